@@ -19,7 +19,7 @@ from ddmq_common.errors import (
     UnsupportedError,
 )
 from ddmq_common.metrics.cells import MetricCell
-from ddmq_common.names import topic_fault
+from ddmq_common.names import find_topic_name_error
 
 TopicAnswer = Completion[TopicInfo]
 QUEUES_MAX = 65_536  # of one topic
@@ -44,7 +44,7 @@ def local_capabilities(engine: str, body_bytes_max: int, properties_bytes_max: i
 
 def check_topic(info: TopicInfo, engine: Capabilities) -> None:
     """Raise CallerError or UnsupportedError when this engine cannot have a topic with these settings."""
-    reason = topic_fault(info.name)
+    reason = find_topic_name_error(info.name)
     if reason is not None:
         raise CallerError(reason)
     if not 1 <= info.queues <= QUEUES_MAX:

@@ -143,7 +143,7 @@ def _copy_record(
 
 PREFIX = "dead-letter-"
 REASON, ERROR, TOPIC = PREFIX + "reason", PREFIX + "error", PREFIX + "topic"
-QUEUE, OFFSET, PLACE = PREFIX + "queue", PREFIX + "offset", PREFIX + "place"
+QUEUE, OFFSET, QUEUE_CHOICE = PREFIX + "queue", PREFIX + "offset", PREFIX + "place"
 ATTEMPTS, TIME, RESENT = PREFIX + "attempts", PREFIX + "time", PREFIX + "resent"
 LEVEL, DUE = PREFIX + "level", PREFIX + "due"
 DELAY, TRANSACTION = PREFIX + "delay", PREFIX + "transaction"
@@ -152,9 +152,9 @@ DELAY, TRANSACTION = PREFIX + "delay", PREFIX + "transaction"
 class DeadLetter(NamedTuple):
     """A parsed dead letter.
 
-    `topic` "": the origin is unknown. `queue_id`, `offset` None: it was in no queue there yet, and `place`
-    selects one. `time_ms`: the time it became a dead letter. `delay` "": without delay. `transaction`: the id
-    of its transaction, "" for none.
+    `topic` "": the origin is unknown. `queue_id`, `offset` None: it was in no queue there yet, and
+    `queue_choice` selects one. `time_ms`: the time it became a dead letter. `delay` "": without delay.
+    `transaction`: the id of its transaction, "" for none.
     """
 
     record: StoredRecord
@@ -167,7 +167,7 @@ class DeadLetter(NamedTuple):
     attempts: int
     time_ms: int
     resent: int
-    place: int
+    queue_choice: int
     delay: str
     transaction: str
 
@@ -216,7 +216,7 @@ def read_dead_letter(record: StoredRecord) -> DeadLetter:
         _parse_number(texts.get(ATTEMPTS, "")),
         _parse_number(texts.get(TIME, "")) or record.stored_ms,
         _parse_number(resent.decode("utf-8", "replace")),
-        _parse_number(texts[PLACE]) if PLACE in texts else record.offset,
+        _parse_number(texts[QUEUE_CHOICE]) if QUEUE_CHOICE in texts else record.offset,
         texts.get(DELAY, ""),
         texts.get(TRANSACTION, ""),
     )
@@ -237,7 +237,7 @@ def resent_record(dead_letter: DeadLetter, queues: int, group: str = "") -> NewR
         properties[RESENT.encode()] = str(dead_letter.resent + 1).encode()
         delivery = encode(key, dead_letter.content.value, tags, properties)
     system = {name: text for name, text in record.system.items() if not name.startswith(PREFIX)}
-    queue_id = (dead_letter.place if dead_letter.queue_id is None else dead_letter.queue_id) % queues
+    queue_id = (dead_letter.queue_choice if dead_letter.queue_id is None else dead_letter.queue_id) % queues
     copy = _copy_record(record, dead_letter.topic, queue_id, delivery, system)
     if group:
         copy.flags |= FLAG_ONE_GROUP

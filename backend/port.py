@@ -188,7 +188,7 @@ class Backend(ABC):
 
     @abstractmethod
     def delete_topic(self, name: str, deadline: float) -> Completion[None]:
-        """Delete a topic. Its queues answer GONE from then on; a new topic of this name is a new
+        """Delete a topic. Its queues answer UNKNOWN_QUEUE from then on; a new topic of this name is a new
         incarnation.
         """
 

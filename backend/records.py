@@ -102,7 +102,7 @@ class ReadStatus(Enum):
     NONE = "none"  # nothing at or after the offset yet
     OUT_OF_RANGE = "out of range"  # below min or above next; bounds are in the batch
     MOVED = "moved"  # this engine's queue is served elsewhere now; look it up again
-    GONE = "gone"  # the topic (this incarnation) was deleted
+    UNKNOWN_QUEUE = "gone"  # the topic (this incarnation) was deleted, or never had the queue
 
 
 class StoredRecord(NamedTuple):

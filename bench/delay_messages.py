@@ -9,7 +9,7 @@ from delay_service.store.port import IdKind, IdState, Pending, StoreChanges
 
 BATCH = 1_000
 TOPIC = "orders"
-FIRST_DUE_MS, SPAN_MS = 1_700_000_000_000, 86_400_000
+FIRST_DUE_MS, DUE_RANGE_MS = 1_700_000_000_000, 86_400_000
 _MARK = "?" * 36
 _ORDER = encode_command(
     DelayCommand("add", _MARK, TOPIC, 2, FIRST_DUE_MS, 1_700_000_000, 1_700_086_400)
@@ -18,16 +18,16 @@ _ORDER = encode_command(
 
 def messages(random: Random, first: int, count: int, body: int, due_ms: int | None = None) -> list[Pending]:
     """Due at any time of a day, or all at once; bodies are half noise, so that compression gains a bit."""
-    made = []
+    pending = []
     noise, rest = random.randbytes(body // 2), bytes(body - body // 2 - 16)
     for offset in range(first, first + count):
         uuid = random.randbytes(16)
-        due = due_ms if due_ms is not None else FIRST_DUE_MS + random.randrange(SPAN_MS)
+        due = due_ms if due_ms is not None else FIRST_DUE_MS + random.randrange(DUE_RANGE_MS)
         text = uuid.hex().join(_ORDER)
-        made.append(
+        pending.append(
             Pending(due, offset, 0, TOPIC, uuid, text, uuid, FIRST_DUE_MS, 0, b"tag", uuid + noise + rest)
         )
-    return made
+    return pending
 
 
 def adding(batch: list[Pending]) -> StoreChanges:

@@ -1,9 +1,9 @@
 """Adds to the delay service by the thousand: straight into the inner topic, as a producer proxy writes them.
 
-    python -m bench.delay_orders DATA_DIR TOPIC FIRST COUNT BODY DUE_MS SPAN_MS
+    python -m bench.delay_orders DATA_DIR TOPIC FIRST COUNT BODY DUE_MS DUE_RANGE_MS
 
 Joins the directory as one more process (it becomes its writer when there is none). Order number n has the
-uuid that `uuid_of(n)` says and is due at DUE_MS plus a share of SPAN_MS, spread without order; its body
+uuid that `uuid_of(n)` says and is due at DUE_MS plus a share of DUE_RANGE_MS, spread without order; its body
 begins with its due time. What follows from here on (taking in, firing, delivering) is the real way.
 """
 
@@ -40,7 +40,7 @@ SHARDS = 4
 BATCH = 1_000
 UNDER_WAY = 4
 WAIT_S = 30.0
-SPREAD = 7_368_787  # prime: number × SPREAD modulo a span visits it without order
+SPREAD = 7_368_787  # prime: number × SPREAD modulo a range visits it without order
 MARK = b"\xfeDUE\xfe"
 STAMP = struct.Struct("d")
 CHRONOS = {b"from_chronos": FROM_CHRONOS.encode()}
@@ -52,9 +52,9 @@ def uuid_of(number: int) -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def due_of(number: int, due_ms: int, span_ms: int) -> int:
+def due_of(number: int, due_ms: int, due_range_ms: int) -> int:
     """When order `number` is due; epoch milliseconds."""
-    return due_ms + (number * SPREAD % span_ms if span_ms > 0 else 0)
+    return due_ms + (number * SPREAD % due_range_ms if due_range_ms > 0 else 0)
 
 
 def delay_id_of(number: int, due_ms: int) -> bytes:
@@ -73,12 +73,12 @@ def stamped(due_ms: float, body: int) -> bytes:
 
 def stamps(payload: bytes) -> list[float]:
     """Due times in an answer; epoch seconds."""
-    found = []
+    dues = []
     at = payload.find(MARK)
     while at >= 0:
-        found.append(STAMP.unpack_from(payload, at + len(MARK))[0])
+        dues.append(STAMP.unpack_from(payload, at + len(MARK))[0])
         at = payload.find(MARK, at + len(MARK) + STAMP.size)
-    return found
+    return dues
 
 
 def record_of(number: int, topic: str, due_ms: int, body: int, now_ms: int) -> NewRecord:
@@ -93,14 +93,14 @@ def record_of(number: int, topic: str, due_ms: int, body: int, now_ms: int) -> N
 
 
 def append(
-    backend: Backend, topic: str, first: int, count: int, body: int, due_ms: int, span_ms: int
+    backend: Backend, topic: str, first: int, count: int, body: int, due_ms: int, due_range_ms: int
 ) -> None:
     """Store them all, some batches under way at a time. Raises AssertionError when one was not stored."""
     clock, under_way = SystemClock(), deque[Completion[list[AppendResult]]]()
     for start in range(first, first + count, BATCH):
         now_ms = clock.wall_ms()
         batch = [
-            record_of(number, topic, due_of(number, due_ms, span_ms), body, now_ms)
+            record_of(number, topic, due_of(number, due_ms, due_range_ms), body, now_ms)
             for number in range(start, min(start + BATCH, first + count))
         ]
         under_way.append(backend.append(batch, clock.monotonic() + WAIT_S))
@@ -117,10 +117,10 @@ def _stored(answer: Completion[list[AppendResult]]) -> None:
 
 
 def add(
-    data_dir: Path, topic: str, first: int, count: int, body: int, due_ms: int, span_ms: int = 0
+    data_dir: Path, topic: str, first: int, count: int, body: int, due_ms: int, due_range_ms: int = 0
 ) -> float:
     """The same in a process of its own; how many a second were stored in the inner topic."""
-    numbers = (first, count, body, due_ms, span_ms)
+    numbers = (first, count, body, due_ms, due_range_ms)
     done = subprocess.run(
         [sys.executable, "-m", "bench.delay_orders", str(data_dir), topic, *map(str, numbers)],
         stdout=subprocess.PIPE,
@@ -132,14 +132,14 @@ def add(
 
 def main() -> None:
     directory, topic = Path(sys.argv[1]), sys.argv[2]
-    first, count, body, due_ms, span_ms = map(int, sys.argv[3:])
+    first, count, body, due_ms, due_range_ms = map(int, sys.argv[3:])
     clock = SystemClock()
     backend = open_shared(directory, clock=clock, metrics=Registry())
     for name in (DELAY_TOPIC, topic):
         if backend.topic(name) is None:
             backend.put_topic(TopicInfo(name, 0, SHARDS), clock.monotonic() + WAIT_S).wait(WAIT_S)
     began = time.perf_counter()
-    append(backend, topic, first, count, body, due_ms, span_ms)
+    append(backend, topic, first, count, body, due_ms, due_range_ms)
     print(count / (time.perf_counter() - began))
     backend.close()
 

@@ -29,9 +29,9 @@ from ddmq_common.delivery import zigzag
 PENDING = int(os.environ.get("DDMQ_BENCH_PENDING", sized(10_000_000, 20_000)))
 PENDING_BODY = 128
 PENDING_TOPIC = "pending"
-SOONEST_MS, SPAN_MS = 20 * 86_400_000, 30 * 86_400_000  # due in 20 to 50 days
+SOONEST_MS, DUE_RANGE_MS = 20 * 86_400_000, 30 * 86_400_000  # due in 20 to 50 days
 USABLE_S = 10 * 86_400  # after that a directory is made anew
-MADE = "made.json"
+STATE_FILE = "made.json"
 PORTION = 10_000_000  # made at a time; the log of those before may go then
 LOG_BYTES_MAX = 10 << 30
 LOG_BYTES_EACH, STORE_BYTES_EACH = 750, 300  # of disk; the store twice while it is put in order
@@ -72,10 +72,10 @@ class Rig:
 
     def numbers(self, count: int) -> int:
         """The first of so many order numbers that nobody has had in this directory."""
-        path = self.data.parent / MADE
-        made = json.loads(path.read_text())
-        first: int = made["numbers"]
-        path.write_text(json.dumps(made | {"numbers": first + count}))
+        path = self.data.parent / STATE_FILE
+        state = json.loads(path.read_text())
+        first: int = state["numbers"]
+        path.write_text(json.dumps(state | {"numbers": first + count}))
         return first
 
 
@@ -92,16 +92,16 @@ def start_service(data: Path, config: Path | None = None) -> Running:
 
 def pending(service: Running) -> int:
     """How many messages wait in its stores."""
-    found: int = groups.admin(service, "GET", "/delay")["pending"]
-    return found
+    count: int = groups.admin(service, "GET", "/delay")["pending"]
+    return count
 
 
-def wait_stored(service: Running, wanted: int, count: int) -> None:
+def wait_stored(service: Running, pending_count: int, count: int) -> None:
     """Until so many are pending; `count`: how many of them are new."""
     give_up = time.monotonic() + STORED_S_MIN + count * STORED_S * 10
-    while (found := pending(service)) != wanted:
+    while (actual := pending(service)) != pending_count:
         if time.monotonic() > give_up:
-            raise AssertionError(f"{wanted} are to be pending, {found} are")
+            raise AssertionError(f"{pending_count} are to be pending, {actual} are")
         time.sleep(0.02)
 
 
@@ -129,18 +129,18 @@ def stored_ahead(
 def rig(count: int = PENDING) -> Iterator[Rig]:
     """Servers over a directory with `count` pending (and what was left there by benchmarks before)."""
     folder = prepared(count)
-    made = json.loads((folder / MADE).read_text())
+    state = json.loads((folder / STATE_FILE).read_text())
     server = start_server(folder / "data")
     try:
         service = start_service(folder / "data")
     except BaseException:
         server.stop()
         raise
-    found = Rig(folder / "data", server, service, made["facts"])
+    servers = Rig(folder / "data", server, service, state["facts"])
     try:
-        yield found
+        yield servers
     finally:
-        found.stop()
+        servers.stop()
 
 
 # --- the directory
@@ -150,42 +150,44 @@ def prepared(count: int = PENDING) -> Path:
     """The folder with so many pending; made when there is none that can be used. Takes minutes then."""
     folder = scratch() / f"pending-{count}"
     try:
-        made = json.loads((folder / MADE).read_text())
+        state = json.loads((folder / STATE_FILE).read_text())
     except (OSError, ValueError):
-        made = {"at": 0.0}
-    if time.time() - made["at"] < USABLE_S:
+        state = {"at": 0.0}
+    if time.time() - state["at"] < USABLE_S:
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     free = shutil.disk_usage(folder.parent).free
-    wanted = 2 * (min(count, PORTION) * LOG_BYTES_EACH + count * STORE_BYTES_EACH)
-    if free < wanted:
+    required_bytes = 2 * (min(count, PORTION) * LOG_BYTES_EACH + count * STORE_BYTES_EACH)
+    if free < required_bytes:
         raise SystemExit(
-            f"{folder.parent}: {free} bytes free; {wanted} are wanted for {count} pending: "
+            f"{folder.parent}: {free} bytes free; {required_bytes} are wanted for {count} pending: "
             "choose another disk (DDMQ_BENCH_DIR), or fewer (--pending)"
         )
     due_ms = int(time.time() * 1_000) + SOONEST_MS
     facts = _make(folder / "data", count, due_ms)
-    made = {"at": time.time(), "numbers": count, "due_ms": due_ms, "span_ms": SPAN_MS, "facts": facts}
-    (folder / MADE).write_text(json.dumps(made))
+    state = {"at": time.time(), "numbers": count, "due_ms": due_ms, "span_ms": DUE_RANGE_MS, "facts": facts}
+    (folder / STATE_FILE).write_text(json.dumps(state))
     print(f"   made {folder.name}: {json.dumps(facts)}", flush=True)
     return folder
 
 
 def _make(data: Path, count: int, due_ms: int) -> dict[str, Any]:
     """Orders into the inner topic, then a delay service that takes them in."""
-    appended_s = taken_s = 0.0
+    appended_s = ingested_s = 0.0
     anonymous = 0
     config = data.parent / "config"
     config.mkdir(parents=True)
     (config / "file_log.yaml").write_text(f"retention:\n  log_bytes_max: {LOG_BYTES_MAX}\n")
     for first in range(0, count, PORTION):
-        part = min(PORTION, count - first)
-        appended_s += part / delay_orders.add(data, PENDING_TOPIC, first, part, PENDING_BODY, due_ms, SPAN_MS)
+        portion = min(PORTION, count - first)
+        appended_s += portion / delay_orders.add(
+            data, PENDING_TOPIC, first, portion, PENDING_BODY, due_ms, DUE_RANGE_MS
+        )
         began = time.perf_counter()
         service = start_service(data, config)
         try:
-            wait_stored(service, first + part, part)
-            taken_s += time.perf_counter() - began
+            wait_stored(service, first + portion, portion)
+            ingested_s += time.perf_counter() - began
             anonymous = max(anonymous, service.anonymous_bytes())
         finally:
             service.stop()
@@ -193,7 +195,7 @@ def _make(data: Path, count: int, due_ms: int) -> dict[str, Any]:
         "pending": count,
         "pending_body": PENDING_BODY,
         "appended_per_s": round(count / appended_s),
-        "taken_in_per_s": round(count / taken_s),
+        "taken_in_per_s": round(count / ingested_s),
         "rss_anon_mib_after": round(anonymous / (1 << 20), 1),
         "log_mib": _mib(data / "commitlog"),
         "store_mib": _mib(data / "delay"),
@@ -240,16 +242,16 @@ class Receiver:
     `dues`, `late`: topic → due time and lateness (seconds) of each message as it came.
     """
 
-    def __init__(self, server: Running, wanted: Mapping[bytes, int], *, gaps: bool = False) -> None:
-        self._wanted = dict(wanted)
+    def __init__(self, server: Running, message_counts: Mapping[bytes, int], *, gaps: bool = False) -> None:
+        self._message_counts = dict(message_counts)
         self._gaps = gaps
-        self.dues: dict[bytes, list[float]] = {topic: [] for topic in wanted}
-        self.late: dict[bytes, list[float]] = {topic: [] for topic in wanted}
+        self.dues: dict[bytes, list[float]] = {topic: [] for topic in message_counts}
+        self.late: dict[bytes, list[float]] = {topic: [] for topic in message_counts}
         self.first_at: dict[bytes, float] = {}
-        self.last_at: dict[bytes, float] = dict.fromkeys(wanted, 0.0)
+        self.last_at: dict[bytes, float] = dict.fromkeys(message_counts, 0.0)
         self._poll = select.epoll()
         self._sockets: dict[int, tuple[socket.socket, bytes, bytearray]] = {}
-        for topic in wanted:
+        for topic in message_counts:
             for one in load.connect(server.addresses["consumer"], CONSUMERS):
                 self._sockets[one.fileno()] = one, topic, bytearray()
                 self._poll.register(one, select.EPOLLIN)
@@ -257,7 +259,7 @@ class Receiver:
 
     @property
     def complete(self) -> bool:
-        return all(len(self.late[topic]) >= wanted for topic, wanted in self._wanted.items())
+        return all(len(self.late[topic]) >= count for topic, count in self._message_counts.items())
 
     def by_due(self, topic: bytes) -> list[tuple[float, float]]:
         """(due, late) of each of its messages."""
@@ -271,9 +273,9 @@ class Receiver:
                 self._receive(fd)
             silent = time.time() - max(until, *self.last_at.values())
             if silent > SILENCE_S:
-                raise AssertionError(f"to come: {self._wanted}, came: {self._came()}, then nothing")
-        if self._came() != self._wanted:
-            raise AssertionError(f"to come: {self._wanted}, came: {self._came()}")
+                raise AssertionError(f"to come: {self._message_counts}, came: {self._came()}, then nothing")
+        if self._came() != self._message_counts:
+            raise AssertionError(f"to come: {self._message_counts}, came: {self._came()}")
         earliest = min(min(late) for late in self.late.values() if late)
         if earliest < 0:
             raise AssertionError(f"a message came {-earliest * 1000:.3f} ms early")
@@ -314,7 +316,7 @@ class Receiver:
 
 def lateness(late: list[float]) -> dict[str, float]:
     """p50, p99, p99.9, the worst, and the histogram: how many per cent were at most so late."""
-    found = percentiles(late) | {"max_ms": max(late) * 1e3}
+    figures = percentiles(late) | {"max_ms": max(late) * 1e3}
     for edge in EDGES_MS:
-        found[f"within_{edge}_ms_%"] = 100 * sum(one * 1e3 <= edge for one in late) / len(late)
-    return found
+        figures[f"within_{edge}_ms_%"] = 100 * sum(one * 1e3 <= edge for one in late) / len(late)
+    return figures

@@ -158,7 +158,7 @@ def offsets(payload: bytes, answer: Pulled) -> range | list[int]:
         length, at = read_varint(payload, at + 1)
         at += length
     at += 3 if payload[at + 2] < 0xF0 else 2 + len(varint(answer.messages)) + 1
-    found = []
+    numbers = []
     for _ in range(answer.messages):
         while payload[at] & 0x0F == 8:
             length, at = read_varint(payload, at + 1)
@@ -168,9 +168,9 @@ def offsets(payload: bytes, answer: Pulled) -> range | list[int]:
         if payload[at : at + 2] != b"\x06\x08":
             raise AssertionError(f"no offset in {payload[at : at + 20]!r}")
         number, at = read_varint(payload, at + 2)
-        found.append(number >> 1)
+        numbers.append(number >> 1)
         at += 1
-    return found
+    return numbers
 
 
 def read_varint(payload: bytes, at: int) -> tuple[int, int]:

@@ -57,14 +57,14 @@ def send_once(server: Running, topic: bytes) -> None:
 
 def stored(server: Running, topic: bytes) -> int:
     """How many messages the topic's queues have taken."""
-    found = admin(server, "GET", f"/topics/{topic.decode()}")
-    return sum(int(queue["next"]) for queue in found["by_queue"])
+    status = admin(server, "GET", f"/topics/{topic.decode()}")
+    return sum(int(queue["next"]) for queue in status["by_queue"])
 
 
 def lag(server: Running, group: bytes) -> int:
     """Messages not yet acknowledged durably."""
-    found = admin(server, "GET", f"/groups/{group.decode()}")
-    return sum(int(each["lag"]) for each in found["subscriptions"])
+    status = admin(server, "GET", f"/groups/{group.decode()}")
+    return sum(int(each["lag"]) for each in status["subscriptions"])
 
 
 def admin(server: Running, method: str, path: str, body: Any = None) -> Any:

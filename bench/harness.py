@@ -52,7 +52,7 @@ class Series:
     def median(self, figure: str | None = None) -> float:
         """Over the rounds; of the main figure when none is named."""
         figure = figure or next(iter(self.rounds[0]))
-        return statistics.median(found[figure] for found in self.rounds)
+        return statistics.median(figures[figure] for figures in self.rounds)
 
 
 def run(name: str, title: str, series: list[Series], rounds: int = ROUNDS, **facts: Any) -> None:
@@ -61,9 +61,9 @@ def run(name: str, title: str, series: list[Series], rounds: int = ROUNDS, **fac
     print(f"   {json.dumps(machine() | facts)}")
     for index in range(rounds):
         for one in series:
-            found = one.measure()
-            one.rounds.append(found)
-            print(f"   round {index + 1} {one.name}: {_figures(found)}", flush=True)
+            figures = one.measure()
+            one.rounds.append(figures)
+            print(f"   round {index + 1} {one.name}: {_figures(figures)}", flush=True)
     for one in series:
         print(summary(one, series))
     if not QUICK:
@@ -72,11 +72,11 @@ def run(name: str, title: str, series: list[Series], rounds: int = ROUNDS, **fac
 
 def summary(one: Series, series: list[Series]) -> str:
     """One line: median, spread, ratio to the floor."""
-    parts = []
+    texts = []
     for key in one.rounds[0]:
-        values = sorted(found[key] for found in one.rounds)
-        parts.append(f"{key} {figure(one.median(key))} ({figure(values[0])}–{figure(values[-1])})")
-    line = f"   {one.name}: " + ", ".join(parts)
+        values = sorted(figures[key] for figures in one.rounds)
+        texts.append(f"{key} {figure(one.median(key))} ({figure(values[0])}–{figure(values[-1])})")
+    line = f"   {one.name}: " + ", ".join(texts)
     floor = next((other for other in series if other.name == one.floor), None)
     if floor is not None and floor.median():
         line += f"  = {one.median() / floor.median():.2f} x {floor.name}"
@@ -86,9 +86,9 @@ def summary(one: Series, series: list[Series]) -> str:
 def keep(name: str, title: str, facts: dict[str, Any], series: list[Series]) -> None:
     """The raw rounds, for the report and whoever wants to compute something else."""
     rows = {one.name: {"floor": one.floor, "reach": one.reach, "rounds": one.rounds} for one in series}
-    found = {"title": title.strip().splitlines()[0], "at": time.strftime("%F %T"), "machine": machine()}
+    header = {"title": title.strip().splitlines()[0], "at": time.strftime("%F %T"), "machine": machine()}
     RESULTS.mkdir(exist_ok=True)
-    text = json.dumps(found | {"facts": facts, "series": rows}, indent=1, ensure_ascii=False)
+    text = json.dumps(header | {"facts": facts, "series": rows}, indent=1, ensure_ascii=False)
     (RESULTS / f"{name}.json").write_text(text + "\n")
 
 
@@ -110,8 +110,8 @@ def _cpu() -> str:
     return platform.machine()
 
 
-def _figures(found: dict[str, float]) -> str:
-    return ", ".join(f"{name} {figure(value)}" for name, value in found.items())
+def _figures(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {figure(value)}" for name, value in figures.items())
 
 
 def figure(value: float) -> str:

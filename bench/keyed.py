@@ -16,7 +16,7 @@ from bench.servers import Running
 
 MARK = b"\xfeKEY\xfe"
 TAIL = struct.Struct(">IId")
-_FOUND = re.compile(MARK + rb"(.{16})\x06\x08([\x80-\xff]*[\x00-\x7f])\x00", re.DOTALL)
+_MESSAGE = re.compile(MARK + rb"(.{16})\x06\x08([\x80-\xff]*[\x00-\x7f])\x00", re.DOTALL)
 BATCH = 100
 
 
@@ -39,10 +39,10 @@ def message(topic: bytes, size: int, key: int, number: int) -> bytes:
     return frames.producer_message(topic, b"k%d" % key, body(size, key, number), key)
 
 
-def found(payload: bytes) -> list[Message]:
+def read_messages(payload: bytes) -> list[Message]:
     """The messages of a pull's answer, in its order."""
     messages = []
-    for tail, offset in _FOUND.findall(payload):
+    for tail, offset in _MESSAGE.findall(payload):
         number, _ = frames.read_varint(offset, 0)
         messages.append(Message(number >> 1, *TAIL.unpack(tail)))
     return messages

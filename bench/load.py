@@ -11,18 +11,18 @@ from bench import frames
 from bench.harness import percentiles
 
 Next = Callable[[int, bytes | None], bytes | None]
-Whole = Callable[[bytes], bytes | None]
+PayloadReader = Callable[[bytes], bytes | None]
 
 
 def connect(address: tuple[str, int], count: int) -> list[socket.socket]:
     """That many connections."""
-    made = []
+    connections = []
     for _ in range(count):
         one = socket.create_connection(address, timeout=10)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         one.setblocking(False)
-        made.append(one)
-    return made
+        connections.append(one)
+    return connections
 
 
 def answered_ok(requests: list[bytes], calls: int, good: Callable[[bytes], bool] = frames.reply_ok) -> Next:
@@ -40,19 +40,19 @@ def answered_ok(requests: list[bytes], calls: int, good: Callable[[bytes], bool]
 
 
 def thrift_payload(data: bytes) -> bytes | None:
-    """The payload of a framed answer, None while it is not whole."""
+    """Return the payload of a framed answer, or None while it is incomplete."""
     if len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
         return None
     return data[4:]
 
 
 def closed_loop(
-    connections: list[socket.socket], next_frame: Next, whole: Whole = thrift_payload
+    connections: list[socket.socket], next_frame: Next, read_payload: PayloadReader = thrift_payload
 ) -> list[float]:
     """Call `next_frame(connection index, last reply's payload)` for each call; None ends that connection.
 
-    `whole` gives an answer's payload from what has come so far, None while it is not whole. Returns every
-    call's latency in seconds. A connection that is closed by the server raises.
+    `read_payload` returns the payload of the bytes received so far, or None while they are incomplete.
+    Returns every call's latency in seconds. A connection that is closed by the server raises.
     """
     poll = select.epoll()
     by_fd = {one.fileno(): index for index, one in enumerate(connections)}
@@ -72,7 +72,7 @@ def closed_loop(
         for fd, _ in poll.poll(10):
             index = by_fd[fd]
             one = connections[index]
-            payload = _receive(one, partial, index, whole)
+            payload = _receive(one, partial, index, read_payload)
             if payload is None:
                 continue
             latencies.append(clock() - started[index])
@@ -91,13 +91,13 @@ def driven(
     next_frame: Next,
     calls: int,
     cpu_us: Callable[[Callable[[], int]], float],
-    whole: Whole = thrift_payload,
+    read_payload: PayloadReader = thrift_payload,
 ) -> dict[str, float]:
     """closed_loop's figures, with the server's `cpu_us`; raises unless all `calls` are answered."""
     latencies: list[float] = []
 
     def act() -> int:
-        latencies.extend(closed_loop(connections, next_frame, whole))
+        latencies.extend(closed_loop(connections, next_frame, read_payload))
         return calls
 
     began = time.perf_counter()
@@ -110,7 +110,9 @@ def driven(
     return {"per_s": calls / seconds} | percentiles(latencies) | {"cpu_us": cost_us}
 
 
-def _receive(one: socket.socket, partial: dict[int, bytearray], index: int, whole: Whole) -> bytes | None:
+def _receive(
+    one: socket.socket, partial: dict[int, bytearray], index: int, read_payload: PayloadReader
+) -> bytes | None:
     data = one.recv(1 << 18)
     if not data:
         raise ConnectionError("the server closed a connection under load")
@@ -118,7 +120,7 @@ def _receive(one: socket.socket, partial: dict[int, bytearray], index: int, whol
     if gathered is not None:
         gathered += data
         data = bytes(gathered)
-    payload = whole(data)
+    payload = read_payload(data)
     if payload is None:
         partial[index] = bytearray(data)
     elif gathered is not None:

@@ -23,8 +23,8 @@ def table(folder: Path = RESULTS) -> str:
 
 def rows_of(path: Path) -> list[str]:
     """Of one benchmark's file."""
-    found = json.loads(path.read_text())
-    series: dict[str, Any] = found["series"]
+    result = json.loads(path.read_text())
+    series: dict[str, Any] = result["series"]
     short = path.stem.partition("_")[0].upper().replace("T0", "T")
     return [_row(short, name, one, series.get(one["floor"] or "")) for name, one in series.items()]
 
@@ -49,8 +49,8 @@ def machine_line(folder: Path = RESULTS) -> str:
     results = [json.loads(path.read_text()) for path in folder.glob("t*.json")]
     if not results:
         return "no results"
-    found = max(results, key=lambda result: str(result["at"]))
-    return f"{found['at']}, " + ", ".join(f"{key} {value}" for key, value in found["machine"].items())
+    newest = max(results, key=lambda result: str(result["at"]))
+    return f"{newest['at']}, " + ", ".join(f"{key} {value}" for key, value in newest["machine"].items())
 
 
 def main() -> None:

@@ -71,28 +71,28 @@ def load(address: tuple[str, int], connections: int, frame: bytes, reply: bytes,
     sockets: dict[int, socket.socket] = {}
     sent_at: dict[int, float] = {}
     for _ in range(connections):
-        made = socket.create_connection(address)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        poll.register(made.fileno(), select.EPOLLIN)
-        sockets[made.fileno()] = made
+        connection = socket.create_connection(address)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        poll.register(connection.fileno(), select.EPOLLIN)
+        sockets[connection.fileno()] = connection
     now = time.perf_counter
     started = now()
     latencies: list[float] = []
-    for descriptor, made in sockets.items():
+    for descriptor, connection in sockets.items():
         sent_at[descriptor] = now()
-        made.send(frame)
+        connection.send(frame)
     while now() - started < seconds:
         for descriptor, _ in poll.poll(1.0):
-            made = sockets[descriptor]
-            if made.recv(4096) != reply:
+            connection = sockets[descriptor]
+            if connection.recv(4096) != reply:
                 raise AssertionError("a reply is not what was expected")
             moment = now()
             latencies.append(moment - sent_at[descriptor])
             sent_at[descriptor] = moment
-            made.send(frame)
+            connection.send(frame)
     took = now() - started
-    for made in sockets.values():
-        made.close()
+    for connection in sockets.values():
+        connection.close()
     latencies.sort()
     quantiles = [round(latencies[int(len(latencies) * q)] * 1e6) for q in (0.5, 0.99)]
     return round(len(latencies) / took), *quantiles
@@ -106,25 +106,29 @@ def main() -> None:
     parser.add_argument("--body", type=int, default=1024)
     parser.add_argument("--wire", choices=("compact", "binary"), default="compact")
     parser.add_argument("--profile", default="", help="file for the server's cProfile data")
-    given = parser.parse_args()
+    options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
-    ours, theirs = multiprocessing.Pipe()
+    pipe, server_pipe = multiprocessing.Pipe()
     core = cores[0] if len(cores) > 1 else None
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, core, given.profile))
+    process = multiprocessing.get_context("spawn").Process(
+        target=serve, args=(server_pipe, core, options.profile)
+    )
     process.start()
-    theirs.close()
-    address = ours.recv()
+    server_pipe.close()
+    address = pipe.recv()
     if len(cores) > 1:
         os.sched_setaffinity(0, set(cores[1:]))
-    wire = Wire[given.wire.upper()]
-    frame, reply = frames(given.body, wire, address)
+    wire = Wire[options.wire.upper()]
+    frame, reply = frames(options.body, wire, address)
     before = cpu_s(process.pid)
-    rounds = [load(address, given.connections, frame, reply, given.seconds) for _ in range(given.rounds)]
+    rounds = [
+        load(address, options.connections, frame, reply, options.seconds) for _ in range(options.rounds)
+    ]
     spent = cpu_s(process.pid) - before
-    ours.close()
+    pipe.close()
     process.join(10)
-    cost_us = spent / sum(one[0] * given.seconds for one in rounds) * 1e6
-    print(json.dumps({"options": vars(given), "rounds": rounds, "server_cpu_us": round(cost_us, 2)}))
+    cost_us = spent / sum(one[0] * options.seconds for one in rounds) * 1e6
+    print(json.dumps({"options": vars(options), "rounds": rounds, "server_cpu_us": round(cost_us, 2)}))
     median = statistics.median(one[0] for one in rounds)
     print(f"{median:,} calls/s (median of {len(rounds)}), {cost_us:.1f} µs of the server's core a call")
 
@@ -141,9 +145,9 @@ def frames(body_bytes: int, wire: Wire, address: tuple[str, int]) -> tuple[bytes
         topic="bench", key="key-1", hashId=1, partitionId=-2, body=bytes(body_bytes), version="java"
     )
     frame = encode_call(producer, SERVICE, "sendSync", wire, 7, message=message, timeout=50)
-    with socket.create_connection(address) as made:
-        made.sendall(frame)
-        reply = made.recv(4096)
+    with socket.create_connection(address) as connection:
+        connection.sendall(frame)
+        reply = connection.recv(4096)
     assert decode_reply(producer, SERVICE, reply).result.success.msg == b"OK"
     return frame, reply
 

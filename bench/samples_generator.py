@@ -6,8 +6,8 @@ lost, come late, come twice; lines are torn, damaged, repeated, of a later versi
 Everything follows from the seed. `arrivals` gives the files one by one as a watching reader meets them;
 `write` lays them into a directory as the writers leave it, hours that ended more than 2 h ago merged.
 
-`Made` tells what a reader has to find. What was never written (a lost file) is in no total; what is written
-twice is counted once.
+`ExpectedSamples` states what a reader must report. What was never written (a lost file) is in no total; what
+is written twice is counted once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.samples_series import (
     delay_series,
     producer_series,
 )
-from ddmq_common.metrics.samples import HOUR_MS, SampleName, folder, part_name
+from ddmq_common.metrics.samples import HOUR_MS, SampleName, folder, interval_name
 
 DAY_MS = 86_400_000
 LATE_FILES = 40  # so many other files arrive before a late one
@@ -77,7 +77,7 @@ class Arrival(NamedTuple):
 
     @property
     def path(self) -> str:
-        return f"{self.folder}/{part_name(self.instance, self.seq)}"
+        return f"{self.folder}/{interval_name(self.instance, self.seq)}"
 
 
 @dataclass
@@ -91,13 +91,13 @@ class Instance:
     last_ms: int = 0  # end of its last one
     missing: int = 0
     unnoticed: int = 0  # lost after the last file that is there
-    ended: str = "running"  # or "last", "vanished"
+    state: str = "running"  # or "last", "vanished"
     down_until_ms: int = 0
 
 
 @dataclass
-class Made:
-    """The truth about one set of files."""
+class ExpectedSamples:
+    """The contents of one set of files, as a reader must report them."""
 
     shape: Shape
     files: int = 0  # different ones: a file that came twice counts once
@@ -125,10 +125,10 @@ class Process:
 
 
 class Generator:
-    """Runs once: `arrivals()`, then `made` is complete."""
+    """Runs once: `arrivals()`, then `expected` is complete."""
 
     def __init__(self, shape: Shape) -> None:
-        self.made = Made(shape)
+        self.expected = ExpectedSamples(shape)
         self._shape = shape
         self._random = Random(shape.seed)
         self._late: list[tuple[int, Arrival]] = []  # (number of the file it comes after, file)
@@ -152,13 +152,13 @@ class Generator:
     def arrivals(self) -> Iterator[Arrival]:
         """Every file in the order a watching reader meets them."""
         at_ms = self._shape.start_ms
-        while self.made.lines < self._shape.samples:
+        while self.expected.lines < self._shape.samples:
             at_ms += self._shape.interval_ms
             for process in self._processes:
                 yield from self._arrive(self._interval(process, at_ms + process.phase_ms))
         for _, late in self._late:
             yield late
-        self.made.end_ms = at_ms + self._shape.interval_ms
+        self.expected.end_ms = at_ms + self._shape.interval_ms
         self._sum_up()
 
     def _arrive(self, files: list[Arrival]) -> Iterator[Arrival]:
@@ -171,15 +171,15 @@ class Generator:
     def _interval(self, process: Process, to_ms: int) -> list[Arrival]:
         """What the process leaves for the interval that ends at `to_ms`."""
         run = process.now
-        if run is None or run.ended != "running":
+        if run is None or run.state != "running":
             if run is not None and to_ms < run.down_until_ms:
                 return []
             run = process.start(to_ms - self._shape.interval_ms)
-            self.made.instances.append(run)
+            self.expected.instances.append(run)
         fault = ""
         if run.seq and self._random.random() < self._shape.faults:
             fault = self._random.choice(FAULTS)
-            self.made.faults[fault] += 1
+            self.expected.faults[fault] += 1
         return self._faulty(process, run, to_ms, fault)
 
     def _faulty(self, process: Process, run: Instance, to_ms: int, fault: str) -> list[Arrival]:
@@ -187,7 +187,7 @@ class Generator:
             return []  # the next file covers this interval too
         if fault in ("lost_file", "crash"):
             if fault == "crash":
-                run.ended = "vanished"
+                run.state = "vanished"
             else:
                 run.seq += 1
                 run.unnoticed += 1
@@ -195,7 +195,7 @@ class Generator:
             run.down_until_ms = to_ms + self._random.randrange(20_000, 90_000)
             return []
         if fault == "restart":
-            run.ended = "last"
+            run.state = "last"
             run.down_until_ms = to_ms + self._random.randrange(20_000, 60_000)
         if fault == "clock_back":
             to_ms = run.last_ms - self._random.randrange(1_000, 5_000)
@@ -209,16 +209,16 @@ class Generator:
         load, draw = self._load(to_ms), self._random.random
         start = '{"v":1,' + head
         lines = [start + tail for one in process.series if (tail := one.tail(load, draw())) is not None]
-        state = {"last": "last"}.get(run.ended, "running" if run.seq else "first")
+        state = {"last": "last"}.get(run.state, "running" if run.seq else "first")
         lines.insert(
             0,
             f'{start}"metric":"ddmq_process","labels":{{"state":"{state}"}},"value":{len(lines) + 1}}}',
         )
         data = ("\n".join(lines) + "\n").encode() + self._spoil(head, lines, fault)
         file = Arrival(folder(to_ms), run.instance, run.seq, data)
-        self.made.files += 1
-        self.made.lines += data.count(b"\n")
-        self.made.samples += len(lines)
+        self.expected.files += 1
+        self.expected.lines += data.count(b"\n")
+        self.expected.samples += len(lines)
         run.seq += 1
         run.last_ms = to_ms
         run.missing, run.unnoticed = run.missing + run.unnoticed, 0
@@ -229,15 +229,15 @@ class Generator:
             self._late.append((self._arrived + LATE_FILES, file._replace(apart=True)))
             return []
         if fault == "repeated_file":  # once more, in the directory of the next hour
-            self.made.repeated += lines
-            self.made.lines += lines
+            self.expected.repeated += lines
+            self.expected.lines += lines
             return [file, file._replace(folder=folder(to_ms + HOUR_MS), apart=True)]
         return [file]
 
     def _spoil(self, head: str, lines: list[str], fault: str) -> bytes:
         """Bad lines for the end of a file."""
         if fault == "repeated_line":
-            self.made.repeated += 1
+            self.expected.repeated += 1
             return self._random.choice(lines).encode() + b"\n"
         bad = {
             "corrupt": self._random.choice(GARBAGE),
@@ -247,7 +247,7 @@ class Generator:
         }.get(fault)
         if bad is None:
             return b""
-        self.made.rejects[fault] += 1
+        self.expected.rejects[fault] += 1
         return bad + b"\n"
 
     def _load(self, to_ms: int) -> float:
@@ -260,27 +260,27 @@ class Generator:
         for process in self._processes:
             for one in process.series:
                 if isinstance(one, Counter):
-                    self.made.totals[one.metric] = self.made.totals.get(one.metric, 0) + one.total
+                    self.expected.totals[one.metric] = self.expected.totals.get(one.metric, 0) + one.total
                 elif isinstance(one, Histogram):
-                    seen = self.made.observed.get(one.metric, 0)
-                    self.made.observed[one.metric] = seen + one.observed
+                    observed = self.expected.observed.get(one.metric, 0)
+                    self.expected.observed[one.metric] = observed + one.observed
 
 
-def write(shape: Shape, directory: Path, merged: bool = True) -> Made:
+def write(shape: Shape, directory: Path, merged: bool = True) -> ExpectedSamples:
     """All files into `directory`. Where `merged`, whole hours are one file per run, except the last three
-    hours and what came late or twice, which stay as the parts they came as."""
+    hours and what came late or twice, which stay one file per interval."""
     generator, hours = Generator(shape), Hours(directory)
     for file in generator.arrivals():
         if merged:
             hours.add(file)
         else:
-            place(directory, file.path, file.data)
+            write_file(directory, file.path, file.data)
     hours.close()
-    return generator.made
+    return generator.expected
 
 
 class Hours:
-    """Keeps three hours of parts back and merges what is older."""
+    """Holds the interval files of three hours back and merges older ones."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -288,7 +288,7 @@ class Hours:
 
     def add(self, file: Arrival) -> None:
         if file.apart:
-            place(self._directory, file.path, file.data)
+            write_file(self._directory, file.path, file.data)
             return
         self._waiting.setdefault(file.folder, []).append(file)
         while len(self._waiting) > 3:
@@ -298,21 +298,25 @@ class Hours:
         runs: dict[str, list[Arrival]] = {}
         for file in files:
             runs.setdefault(file.instance, []).append(file)
-        for instance, parts in runs.items():
-            if len(parts) == 1:
-                place(self._directory, parts[0].path, parts[0].data)
+        for instance, intervals in runs.items():
+            if len(intervals) == 1:
+                write_file(self._directory, intervals[0].path, intervals[0].data)
                 continue
-            parts.sort(key=lambda part: part.seq)
-            name = SampleName(instance, parts[0].seq, parts[-1].seq, merged=True)
-            place(self._directory, f"{parts[0].folder}/{name}", b"".join(part.data for part in parts))
+            intervals.sort(key=lambda interval: interval.seq)
+            name = SampleName(instance, intervals[0].seq, intervals[-1].seq, merged=True)
+            write_file(
+                self._directory,
+                f"{intervals[0].folder}/{name}",
+                b"".join(interval.data for interval in intervals),
+            )
 
     def close(self) -> None:
         for files in self._waiting.values():
             for file in files:
-                place(self._directory, file.path, file.data)
+                write_file(self._directory, file.path, file.data)
 
 
-def place(directory: Path, path: str, data: bytes) -> None:
+def write_file(directory: Path, path: str, data: bytes) -> None:
     """As the writers do: under a name that starts with a dot, then renamed."""
     final = directory / path
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -322,7 +326,8 @@ def place(directory: Path, path: str, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    found = write(Shape(samples=int(sys.argv[2])), Path(sys.argv[1]))
+    expected = write(Shape(samples=int(sys.argv[2])), Path(sys.argv[1]))
     print(
-        f"{found.lines:,} lines, {found.samples:,} samples in {found.files:,} intervals; {dict(found.faults)}"
+        f"{expected.lines:,} lines, {expected.samples:,} samples in {expected.files:,} intervals;"
+        f" {dict(expected.faults)}"
     )

@@ -76,14 +76,14 @@ class Histogram:
 
     @staticmethod
     def _template(random: Random, count: int, middle: int) -> tuple[str, int]:
-        found: dict[int, int] = {}
+        bucket_counts: dict[int, int] = {}
         for _ in range(min(count, 40)):  # as many lines' worth of spread as a real interval shows
             slow = random.random() < 0.04
             index = min(215, max(0, int(random.gauss(middle + (30 if slow else 0), 5))))
-            found[index] = found.get(index, 0) + max(1, count // 40)
-        buckets = sorted(found)
-        counts = [found[index] for index in buckets]
-        total = sum(upper_edge(index) * 0.95 * number for index, number in found.items())
+            bucket_counts[index] = bucket_counts.get(index, 0) + max(1, count // 40)
+        buckets = sorted(bucket_counts)
+        counts = [bucket_counts[index] for index in buckets]
+        total = sum(upper_edge(index) * 0.95 * number for index, number in bucket_counts.items())
         shown = [json.dumps(one, separators=(",", ":")) for one in (buckets, counts)]
         return f'"sum":{round(total, 1)},"buckets":{shown[0]},"counts":{shown[1]}}}', sum(counts)
 
@@ -97,30 +97,30 @@ class Histogram:
 
 def producer_series(random: Random, topics: list[str]) -> list[Series]:
     """What a producer proxy says."""
-    made: list[Series] = []
+    series: list[Series] = []
     for topic in topics:
         of, rate = {"topic": topic}, random.randrange(40, 4_000)
-        made += [
+        series += [
             Counter("ddmq_sends_total", of | {"code": "0"}, rate),
             Counter("ddmq_sends_total", of | {"code": "12"}, 0.05),
             Counter("ddmq_send_bytes_total", of, rate * 1_000),
             Histogram("ddmq_send_latency_us", of, rate, 60, random),
         ]
-    made += [
+    series += [
         Counter("ddmq_send_refused_total", {"reason": "rate"}, 0.2),
         Gauge("ddmq_send_inflight", {}, 200),
         Histogram("ddmq_hub_blocked_us", {}, 900, 40, random),
     ]
-    return made
+    return series
 
 
 def consumer_series(random: Random, topics: list[str], groups: list[str]) -> list[Series]:
     """What a consumer proxy says."""
-    made: list[Series] = [Histogram("ddmq_hub_blocked_us", {}, 900, 40, random)]
+    series: list[Series] = [Histogram("ddmq_hub_blocked_us", {}, 900, 40, random)]
     for topic in topics:
         for group in groups:
-            made += _subscription(random, {"group": group, "topic": topic})
-    return made
+            series += _subscription(random, {"group": group, "topic": topic})
+    return series
 
 
 def _subscription(random: Random, of: dict[str, str]) -> list[Series]:
@@ -147,12 +147,12 @@ def _subscription(random: Random, of: dict[str, str]) -> list[Series]:
 
 def delay_series(random: Random, topics: list[str]) -> list[Series]:
     """What a delay service says."""
-    made: list[Series] = [Counter("ddmq_delay_orders_total", {"outcome": "added"}, 300)]
+    series: list[Series] = [Counter("ddmq_delay_orders_total", {"outcome": "added"}, 300)]
     for topic in topics:
         of = {"topic": topic}
-        made += [
+        series += [
             Counter("ddmq_delay_fired_total", of, 120),
             Gauge("ddmq_delay_pending", of, 80_000),
             Histogram("ddmq_delay_lateness_us", of, 120, 80, random),
         ]
-    return made
+    return series

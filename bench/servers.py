@@ -47,12 +47,12 @@ class Running:
 
     def memory(self) -> dict[str, int]:
         """RssAnon and RssFile in bytes, as the kernel counts them now."""
-        found = {"RssAnon": 0, "RssFile": 0}
+        sizes = {"RssAnon": 0, "RssFile": 0}
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             name, _, value = line.partition(":")
-            if name in found:
-                found[name] = int(value.split()[0]) * 1024
-        return found
+            if name in sizes:
+                sizes[name] = int(value.split()[0]) * 1024
+        return sizes
 
     def __enter__(self) -> Self:
         return self

@@ -36,31 +36,33 @@ def driven(server: Running, requests: load.Next, calls: int) -> dict[str, float]
     return load.driven(connections, requests, calls, server.cpu_us)
 
 
-def measure_ours(server: Running, body_bytes: int) -> dict[str, float]:
-    """The same, and every message is there."""
+def measure_stored(server: Running, body_bytes: int) -> dict[str, float]:
+    """Measure one round, and check that every message is stored."""
     before = groups.stored(server, b"bench")
-    found = measure(server, body_bytes)
+    figures = measure(server, body_bytes)
     after = groups.stored(server, b"bench")
     if after - before != CALLS:
         raise AssertionError(f"{CALLS} answered OK, {after - before} stored")
-    return found
+    return figures
 
 
-def series(ours: Running, noop: Running, body_bytes: int) -> list[Series]:
+def series(server: Running, noop: Running, body_bytes: int) -> list[Series]:
     floor = f"no-op, {body_bytes} B"
     return [
         Series(floor, lambda: measure(noop, body_bytes)),
-        Series(f"sendSync, {body_bytes} B", lambda: measure_ours(ours, body_bytes), floor, REACH[body_bytes]),
+        Series(
+            f"sendSync, {body_bytes} B", lambda: measure_stored(server, body_bytes), floor, REACH[body_bytes]
+        ),
     ]
 
 
 def main() -> None:
     pin(CLIENT_CORE)
     with ExitStack() as stack:
-        ours = stack.enter_context(ddmq())
+        server = stack.enter_context(ddmq())
         noop = stack.enter_context(start(["bench.noop_server"]))
-        measure(ours, 128, sized(2_000, 200))
-        every = [one for body in BODIES for one in series(ours, noop, body)]
+        measure(server, 128, sized(2_000, 200))
+        every = [one for body in BODIES for one in series(server, noop, body)]
         for peer in stack.enter_context(started([RedisStreams])):
             name = "Redis XADD, fsync always, 1024 B"
             every.append(Series(name, partial(peer.sends, CONNECTIONS, 1, CALLS)))

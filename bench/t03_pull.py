@@ -29,31 +29,31 @@ GROUP = b"bench-%d"
 
 
 class Consumers:
-    """Connections that pull until `wanted` messages came and all of them are acknowledged."""
+    """Connections that pull until `message_count` messages came and all of them are acknowledged."""
 
-    def __init__(self, group: bytes, topic: bytes, wanted: int) -> None:
-        self._group, self._topic, self._wanted = group, topic, wanted
+    def __init__(self, group: bytes, topic: bytes, message_count: int) -> None:
+        self._group, self._topic, self._message_count = group, topic, message_count
         self.delivered = 0
-        self.ended = 0.0
+        self.last_at = 0.0
         self.runs: dict[bytes, list[tuple[int, int]]] = {}
 
     def next_frame(self, _: int, reply: bytes | None) -> bytes | None:
         """For load.closed_loop."""
         answer = None if reply is None else frames.pulled(reply)
         if answer is None:
-            if self.delivered >= self._wanted:
+            if self.delivered >= self._message_count:
                 return None
             return frames.pull(self._group, self._topic, BATCH, 20, None)
         self.delivered += answer.messages
-        self.ended = time.perf_counter()
+        self.last_at = time.perf_counter()
         offsets = answer.offsets
         self.runs.setdefault(answer.qid, []).append((offsets.start, offsets.stop))
         return frames.pull(self._group, self._topic, BATCH, 20, (answer.qid, offsets))
 
     def check(self) -> None:
         """Every message exactly once: each queue's runs touch and do not overlap."""
-        if self.delivered != self._wanted:
-            raise AssertionError(f"{self._wanted} stored, {self.delivered} delivered")
+        if self.delivered != self._message_count:
+            raise AssertionError(f"{self._message_count} stored, {self.delivered} delivered")
         for qid, runs in self.runs.items():
             runs.sort()
             for (_, end), (start, _) in pairwise(runs):
@@ -84,14 +84,14 @@ def consume(server: Running, group: bytes, consumers: Consumers) -> dict[str, fl
     left = groups.lag(server, group)
     if left:
         raise AssertionError(f"all {MESSAGES} acknowledged, lag is {left}")
-    return {"per_s": MESSAGES / (consumers.ended - began), "cpu_us": cost_us}
+    return {"per_s": MESSAGES / (consumers.last_at - began), "cpu_us": cost_us}
 
 
 class OrderedConsumers(Consumers):
     """The same, with offsets as they come and the order of each key proven."""
 
-    def __init__(self, group: bytes, topic: bytes, wanted: int, first: int, keys: int) -> None:
-        super().__init__(group, topic, wanted)
+    def __init__(self, group: bytes, topic: bytes, message_count: int, first: int, keys: int) -> None:
+        super().__init__(group, topic, message_count)
         self._keys = keys
         self._next: dict[int, int] = {}
         self._first = first
@@ -100,24 +100,24 @@ class OrderedConsumers(Consumers):
         """For load.closed_loop."""
         answer = None if reply is None else frames.pulled(reply)
         if answer is None or reply is None:
-            if self.delivered >= self._wanted:
+            if self.delivered >= self._message_count:
                 return None
             return frames.pull(self._group, self._topic, BATCH, 20, None)
         offsets = []
         following, first = self._next, self._first
-        for offset, key, number, _due in keyed.found(reply):
+        for offset, key, number, _due in keyed.read_messages(reply):
             if number != following.get(key, first + key):
                 raise AssertionError(f"key {key}: {number} delivered, {following.get(key)} was to come")
             following[key] = number + self._keys
             offsets.append(offset)
         self.delivered += len(offsets)
-        self.ended = time.perf_counter()
+        self.last_at = time.perf_counter()
         return frames.pull(self._group, self._topic, BATCH, 20, (answer.qid, offsets))
 
     def check(self) -> None:
         """Every message exactly once: each key's numbers came one after the other, and all came."""
-        if self.delivered != self._wanted:
-            raise AssertionError(f"{self._wanted} stored, {self.delivered} delivered")
+        if self.delivered != self._message_count:
+            raise AssertionError(f"{self._message_count} stored, {self.delivered} delivered")
 
 
 class Ordered:
@@ -149,8 +149,8 @@ def floor(body_bytes: int) -> dict[str, float]:
     for _ in range(rounds):
         for one in slices:
             google_crc32c.value(one)
-        parts = [part for pair in zip(slices, tails, strict=True) for part in pair]
-        b"".join(parts)
+        chunks = [chunk for pair in zip(slices, tails, strict=True) for chunk in pair]
+        b"".join(chunks)
     seconds, spent = time.perf_counter() - began, time.process_time() - cpu
     pin(CLIENT_CORE)
     return {"per_s": rounds * BATCH / seconds, "cpu_us": spent / rounds / BATCH * 1e6}

@@ -53,10 +53,12 @@ class OpenLoop:
     A benchmark with other messages says what a request, a pull and an answer are.
     """
 
-    def __init__(self, server: Running, total: int, rate: int = RATE, wanted: int | None = None) -> None:
-        """`wanted`: how many of the `total` are to be delivered, when not all."""
+    def __init__(
+        self, server: Running, total: int, rate: int = RATE, delivery_count: int | None = None
+    ) -> None:
+        """`delivery_count`: how many of the `total` are delivered, if not all."""
         self.total, self._rate = total, rate
-        self.wanted = total if wanted is None else wanted
+        self.delivery_count = total if delivery_count is None else delivery_count
         self.senders = load.connect(server.addresses["producer"], SENDERS)
         self.pullers = load.connect(server.addresses["consumer"], PULLERS)
         self.latencies: list[float] = []
@@ -77,7 +79,7 @@ class OpenLoop:
             one.send(self.pull(None))
         began = time.perf_counter() + 0.2
         give_up = began + self.total / self._rate + 15
-        while (len(self.latencies) < self.wanted or self._pulling) and time.perf_counter() < give_up:
+        while (len(self.latencies) < self.delivery_count or self._pulling) and time.perf_counter() < give_up:
             pause = self._send_what_is_due(began)
             select.select([poll], [], [], max(pause, 0.0))  # in µs; epoll itself counts in whole ms
             for fd, _ in poll.poll(0):
@@ -117,7 +119,7 @@ class OpenLoop:
 
     def _delivered(self, puller: socket.socket, payload: bytes) -> None:
         done = self.delivered(puller, payload)
-        if done is None and len(self.latencies) >= self.wanted:
+        if done is None and len(self.latencies) >= self.delivery_count:
             self._pulling.discard(puller.fileno())
             return
         puller.send(self.pull(done))
@@ -163,8 +165,8 @@ def main() -> None:
         OpenLoop(server, 500).run()
         below = Series("fdatasync + 2 round trips", floor)
         reach = "p50 ≤ 1 ms, p99 ≤ 4 ms, p99.9 ≤ 15 ms"
-        ours = Series("send to delivered", lambda: measure(server), below.name, reach)
-        run("t04_latency", __doc__ or "", [below, ours], rate=RATE, body=BODY)
+        latency = Series("send to delivered", lambda: measure(server), below.name, reach)
+        run("t04_latency", __doc__ or "", [below, latency], rate=RATE, body=BODY)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class SetUp:
     def measure(self, server: Running) -> dict[str, float]:
         """One round; raises on any violation of order, and when something is missing or not acknowledged."""
         first, self.first = self.first, self.first + self.per_key
-        numbers = ((key, first + turn) for turn in range(self.per_key) for key in range(self.keys))
+        numbers = ((key, first + index) for index in range(self.per_key) for key in range(self.keys))
         stored = keyed.fill(server, self.topic, BODY, numbers)
         workers = Workers(server, self.topic, self.topic, stored, self.work_s, first)
 
@@ -95,13 +95,13 @@ def set_ups() -> list[SetUp]:
     many = sized(10_000, 500), sized(1.0, 0.1), sized(8, 2)
     thousand = sized(1_000, 200), sized(0.1, 0.02), sized(25, 4)
     ten, per_ten = sized(10, 5), sized(1_000, 20)
-    found = []
+    cases = []
     for batch in (1, 16):
         if batch == 1:
-            found.append(SetUp("1 queue, 10,000 keys × 1 s", 1, *many, batch, "10,000 in hand at once"))
-        found.append(SetUp("8 queues, 1,000 keys × 100 ms", 8, *thousand, batch, "≥ 9,000/s"))
-        found.append(SetUp("3 queues × 10 keys × 10 ms", 3, 3 * ten, 0.01, per_ten, batch, "≥ 2,910/s"))
-    return found
+            cases.append(SetUp("1 queue, 10,000 keys × 1 s", 1, *many, batch, "10,000 in hand at once"))
+        cases.append(SetUp("8 queues, 1,000 keys × 100 ms", 8, *thousand, batch, "≥ 9,000/s"))
+        cases.append(SetUp("3 queues × 10 keys × 10 ms", 3, 3 * ten, 0.01, per_ten, batch, "≥ 2,910/s"))
+    return cases
 
 
 def series(server: Running, all_of_them: list[SetUp]) -> list[Series]:

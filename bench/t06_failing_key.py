@@ -38,7 +38,7 @@ class Keys(OpenLoop):
     def __init__(self, case: Case, total: int, failing_every: int) -> None:
         self._case, self._failing_every = case, failing_every
         of_others = total - (total // failing_every if failing_every else 0)
-        super().__init__(case.server, total, RATE, wanted=of_others)
+        super().__init__(case.server, total, RATE, delivery_count=of_others)
 
     def request(self, index: int, due: float) -> bytes:
         """The failing key's turn comes last in each hundred."""
@@ -61,7 +61,7 @@ class Keys(OpenLoop):
         if answer is None:
             return None
         succeeded, failed = [], []
-        for offset, key, _, due in keyed.found(payload):
+        for offset, key, _, due in keyed.read_messages(payload):
             if key == FAILING:
                 self._case.failed(answer.qid, offset)
                 failed.append(offset)
@@ -111,16 +111,16 @@ class Case:
         before = self.server.cpu_seconds()
         latencies = loop.run()
         spent = self.server.cpu_seconds() - before
-        if len(latencies) != loop.wanted:
-            raise AssertionError(f"{loop.wanted} to come, {len(latencies)} delivered")
+        if len(latencies) != loop.delivery_count:
+            raise AssertionError(f"{loop.delivery_count} to come, {len(latencies)} delivered")
         if self.behind and self._tries < 2:
             raise AssertionError(f"the failing key's first message was tried {self._tries} times")
-        found = percentiles(latencies)
+        figures = percentiles(latencies)
         grown = self.server.anonymous_bytes() - self._before
         return {
-            "p99_ms": found["p99_ms"],
-            "p50_ms": found["p50_ms"],
-            "p99.9_ms": found["p99.9_ms"],
+            "p99_ms": figures["p99_ms"],
+            "p50_ms": figures["p50_ms"],
+            "p99.9_ms": figures["p99.9_ms"],
             "generator_late_ms": loop.late_s * 1e3,
             "cpu_us": spent / total * 1e6,
             "waiting": self.behind,

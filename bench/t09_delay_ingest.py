@@ -41,8 +41,8 @@ class Adds:
 
     def __init__(self) -> None:
         mark = b"?" * 36
-        whole = delay_add(bytes(BODY), int(time.time()) + 3_600, mark)
-        self._head, _, self._tail = whole.partition(mark)
+        frame = delay_add(bytes(BODY), int(time.time()) + 3_600, mark)
+        self._head, _, self._tail = frame.partition(mark)
         self._number = 0
 
     def frame(self) -> bytes:
@@ -66,21 +66,21 @@ def pending(service: Running) -> int:
     """How many messages the delay service holds."""
     connection = http.client.HTTPConnection(*service.addresses["admin"], timeout=10)
     connection.request("GET", "/delay")
-    found: dict[str, int] = json.loads(connection.getresponse().read())
+    status: dict[str, int] = json.loads(connection.getresponse().read())
     connection.close()
-    return found["pending"]
+    return status["pending"]
 
 
 def measure_adds(server: Running, service: Running, adds: Adds, calls: int = CALLS) -> dict[str, float]:
     """One round; `to_store_per_s`: until the store had all; `service_cpu_us`: what each cost there."""
     before, began, spent = pending(service), time.perf_counter(), service.cpu_seconds()
-    found = driven(server, adds.requests(calls), calls)
+    figures = driven(server, adds.requests(calls), calls)
     while pending(service) - before != calls:
         if time.perf_counter() - began > WAIT_S:
             raise AssertionError(f"{calls} answered OK, {pending(service) - before} in the store")
         time.sleep(0.02)
-    found["to_store_per_s"] = calls / (time.perf_counter() - began)
-    return found | {"service_cpu_us": (service.cpu_seconds() - spent) / calls * 1e6}
+    figures["to_store_per_s"] = calls / (time.perf_counter() - began)
+    return figures | {"service_cpu_us": (service.cpu_seconds() - spent) / calls * 1e6}
 
 
 def measure_sends(server: Running) -> dict[str, float]:
@@ -88,9 +88,9 @@ def measure_sends(server: Running) -> dict[str, float]:
     return driven(server, load.answered_ok(requests, CALLS), CALLS)
 
 
-def alone(part: str, data_dir: Path, *flags: str, cores: set[int] | None = None) -> Running:
-    """One part as its own process."""
-    return start(["ddmq", part, "--data-dir", str(data_dir), "--admin", "127.0.0.1:0", *flags], cores)
+def alone(service: str, data_dir: Path, *flags: str, cores: set[int] | None = None) -> Running:
+    """Start one service as its own process."""
+    return start(["ddmq", service, "--data-dir", str(data_dir), "--admin", "127.0.0.1:0", *flags], cores)
 
 
 def main() -> None:

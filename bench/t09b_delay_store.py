@@ -41,7 +41,7 @@ class Bench:
         self.offset = 0
         self.storms = 0
 
-    def made(self, count: int, body: int, due_ms: int | None = None) -> list[StoreChanges]:
+    def make_batches(self, count: int, body: int, due_ms: int | None = None) -> list[StoreChanges]:
         batches = []
         for _ in range(count // BATCH):
             batches.append(adding(messages(self.random, self.offset, BATCH, body, due_ms)))
@@ -51,7 +51,7 @@ class Bench:
         return batches
 
     def ingest(self, body: int) -> dict[str, float]:
-        batches, longest, began = self.made(COUNT, body), 0.0, time.perf_counter()
+        batches, longest, began = self.make_batches(COUNT, body), 0.0, time.perf_counter()
         began = time.perf_counter()
         for number, changes in enumerate(batches):
             at = time.perf_counter()
@@ -65,7 +65,7 @@ class Bench:
         pairs = [
             sorted((layout.due_key(*one.key), encode_pending(one)) for one in changes.added)
             + sorted((layout.ID + uuid, bytes(26)) for uuid in changes.ids)
-            for changes in self.made(COUNT, body)
+            for changes in self.make_batches(COUNT, body)
         ]
         began = time.perf_counter()
         for number, batch_pairs in enumerate(pairs):
@@ -79,18 +79,18 @@ class Bench:
 
     def storm(self, body: int) -> dict[str, float]:
         self.storms += 1
-        due_ms, found = 1_000 + self.storms, 0
-        for changes in self.made(STORM, body, due_ms):
+        due_ms, count = 1_000 + self.storms, 0
+        for changes in self.make_batches(STORM, body, due_ms):
             self.store.write(changes)
         self.store.close()
         self.store = open_store(self.folder / "store", 0, 1)
         began = time.perf_counter()
         while batch := self.store.due(due_ms, BATCH, 1 << 30):
             self.store.write(StoreChanges(removed=batch))
-            found += len(batch)
+            count += len(batch)
         seconds = time.perf_counter() - began
-        if found != STORM:
-            raise AssertionError(f"{found} of {STORM} came")
+        if count != STORM:
+            raise AssertionError(f"{count} of {STORM} came")
         return {"per_s": STORM / seconds}
 
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from bench import frames, load
 from bench.delay_orders import SPREAD, delay_id_of, due_of
-from bench.delay_rig import MADE, PENDING, Rig, pending, rig
+from bench.delay_rig import PENDING, STATE_FILE, Rig, pending, rig
 from bench.harness import CLIENT_CORE, Series, percentiles, pin, run, sized
 from ddmq_common.delivery import zigzag
 
@@ -32,14 +32,14 @@ def cancel(delay_id: bytes, timeout_ms: int = 5_000) -> bytes:
 
 def some(one: Rig, count: int) -> list[bytes]:
     """Ids of so many that are still pending, from all over."""
-    path = one.data.parent / MADE
-    made = json.loads(path.read_text())
-    used, due_ms, span_ms = made.get("cancelled", 0), made["due_ms"], made["span_ms"]
+    path = one.data.parent / STATE_FILE
+    state = json.loads(path.read_text())
+    used, due_ms, due_range_ms = state.get("cancelled", 0), state["due_ms"], state["span_ms"]
     if used + count > PENDING:
         raise SystemExit(f"{used} of {PENDING} pending messages were cancelled: delete {path.parent}")
-    path.write_text(json.dumps(made | {"cancelled": used + count}))
-    numbers = [turn * SPREAD % PENDING for turn in range(used, used + count)]
-    return [delay_id_of(number, due_of(number, due_ms, span_ms)) for number in numbers]
+    path.write_text(json.dumps(state | {"cancelled": used + count}))
+    numbers = [index * SPREAD % PENDING for index in range(used, used + count)]
+    return [delay_id_of(number, due_of(number, due_ms, due_range_ms)) for number in numbers]
 
 
 def cancelled(one: Rig, connections: int, calls: int = CALLS) -> list[float]:
@@ -50,8 +50,8 @@ def cancelled(one: Rig, connections: int, calls: int = CALLS) -> list[float]:
     def next_frame(_: int, reply: bytes | None) -> bytes | None:
         if reply is not None and CANCELLED not in reply:
             raise AssertionError(f"not cancelled: {reply!r}")
-        wanted = next(ids, None)
-        return None if wanted is None else cancel(wanted)
+        delay_id = next(ids, None)
+        return None if delay_id is None else cancel(delay_id)
 
     sockets = load.connect(one.server.addresses["producer"], connections)
     latencies = load.closed_loop(sockets, next_frame)

@@ -30,26 +30,26 @@ BACKLOG = LOG_BYTES // RECORD_BYTES // BATCH * BATCH
 KEYS = 20_000
 FINISHED = sized(1_000_000, 2_000)
 SMALL_BODY = 128
-HELD, OTHERS = 0, 1_000  # keys: the held message's, and how many others
+UNFINISHED_KEY, OTHER_KEYS = 0, 1_000  # keys: the held message's, and how many others
 NEXT_SAMPLE = 100  # answers
 MIB = 1 << 20
 REACH = "≤ 300 MiB anonymous"
-AGAIN_S_MAX = 60.0
+REDELIVERY_S_MAX = 60.0
 ACK_TIMEOUT_MS = 3_600_000  # nothing comes again because of time
 
 
 class Sampled:
-    """The highest RssAnon and RssFile seen; `server` may change."""
+    """The highest RssAnon and RssFile of all samples; `server` may change."""
 
     def __init__(self, server: Running) -> None:
         self.server = server
         self.anonymous = self.file = self._calls = 0
 
-    def look(self) -> None:
+    def take_sample(self) -> None:
         """Take a sample."""
-        found = self.server.memory()
-        self.anonymous = max(self.anonymous, found["RssAnon"])
-        self.file = max(self.file, found["RssFile"])
+        sizes = self.server.memory()
+        self.anonymous = max(self.anonymous, sizes["RssAnon"])
+        self.file = max(self.file, sizes["RssFile"])
 
     def wrap(self, following: load.Next) -> load.Next:
         """`following` for load.closed_loop, with a sample now and then."""
@@ -57,7 +57,7 @@ class Sampled:
         def next_frame(index: int, reply: bytes | None) -> bytes | None:
             self._calls += 1
             if self._calls % NEXT_SAMPLE == 0:
-                self.look()
+                self.take_sample()
             return following(index, reply)
 
         return next_frame
@@ -119,31 +119,31 @@ class Backlog:
 class Everything(Consumers):
     """Consumes a topic whose messages carry no number; in order of offsets or not."""
 
-    def __init__(self, group: bytes, topic: bytes, wanted: int) -> None:
-        super().__init__(group, topic, wanted)
-        self._seen: dict[bytes, bytearray] = {}
+    def __init__(self, group: bytes, topic: bytes, message_count: int) -> None:
+        super().__init__(group, topic, message_count)
+        self._deliveries: dict[bytes, bytearray] = {}
 
     def next_frame(self, _: int, reply: bytes | None) -> bytes | None:
         """For load.closed_loop."""
         answer = None if reply is None else frames.pulled(reply)
         if answer is None or reply is None:
-            if self.delivered >= self._wanted:
+            if self.delivered >= self._message_count:
                 return None
             return frames.pull(self._group, self._topic, BATCH, 20, None)
         offsets = frames.offsets(reply, answer)
-        seen = self._seen.setdefault(answer.qid, bytearray(self._wanted))
+        deliveries = self._deliveries.setdefault(answer.qid, bytearray(self._message_count))
         for offset in offsets:
-            seen[offset] += 1
+            deliveries[offset] += 1
         self.delivered += len(offsets)
         return frames.pull(self._group, self._topic, BATCH, 20, (answer.qid, offsets))
 
     def check(self) -> None:
         """Every offset from 0 on once."""
-        for qid, seen in self._seen.items():
-            if seen.strip(b"\x00").strip(b"\x01"):
+        for qid, deliveries in self._deliveries.items():
+            if deliveries.strip(b"\x00").strip(b"\x01"):
                 raise AssertionError(f"{qid!r}: some messages did not come exactly once")
-        if self.delivered != self._wanted:
-            raise AssertionError(f"{self._wanted} stored, {self.delivered} delivered")
+        if self.delivered != self._message_count:
+            raise AssertionError(f"{self._message_count} stored, {self.delivered} delivered")
 
 
 class AckMap:
@@ -158,11 +158,11 @@ class AckMap:
         server.stop()
 
     def _messages(self) -> Iterator[tuple[int, int]]:
-        yield HELD, 0
+        yield UNFINISHED_KEY, 0
         for n in range(FINISHED):
             if self._waiting_too:
-                yield HELD, n + 1
-            yield 1 + n % OTHERS, n
+                yield UNFINISHED_KEY, n + 1
+            yield 1 + n % OTHER_KEYS, n
 
     def measure(self) -> dict[str, float]:
         """Hold, acknowledge, kill, start, and see what comes."""
@@ -172,14 +172,14 @@ class AckMap:
             settings = {"order_key": "KEY", "order_scope": "queue"} if self._waiting_too else {}
             groups.subscribe(server, self._topic, group, ack_timeout_ms=ACK_TIMEOUT_MS, **settings)
             before = Sampled(server)
-            before.look()
+            before.take_sample()
             sampled = Sampled(server)
             self._acknowledge(server, group, sampled)
             server.kill()
         with start_ddmq(self._data) as server:
             after = Sampled(server)
-            redelivered, seconds = self._again(server, group)
-            after.look()
+            redelivered, seconds = self._pull_redelivered(server, group)
+            after.take_sample()
             groups.admin(server, "DELETE", f"/groups/{group.decode()}")
         if redelivered != [0]:
             raise AssertionError(f"offset 0 was to come again and nothing else, {redelivered[:10]} came")
@@ -194,7 +194,7 @@ class AckMap:
     def _acknowledge(self, server: Running, group: bytes, sampled: Sampled) -> None:
         """All but offset 0, which is held by a connection that stays open."""
         connections = load.connect(server.addresses["consumer"], CONNECTIONS)
-        finished, seen = 0, bytearray(self._stored)
+        finished, deliveries = 0, bytearray(self._stored)
 
         def next_frame(_: int, reply: bytes | None) -> bytes | None:
             nonlocal finished
@@ -202,9 +202,9 @@ class AckMap:
             if answer is None or reply is None:
                 return frames.pull(group, self._topic, BATCH, 20, None) if finished < FINISHED else None
             offsets = []
-            for offset, key, _number, _due in keyed.found(reply):
-                seen[offset] += 1
-                if key == HELD and offset:
+            for offset, key, _number, _due in keyed.read_messages(reply):
+                deliveries[offset] += 1
+                if key == UNFINISHED_KEY and offset:
                     raise AssertionError(f"offset {offset} of the held key was delivered")
                 if offset:
                     offsets.append(offset)
@@ -212,16 +212,16 @@ class AckMap:
             return frames.pull(group, self._topic, BATCH, 20, (answer.qid, offsets))
 
         load.closed_loop(connections, sampled.wrap(next_frame))
-        sampled.look()
+        sampled.take_sample()
         for one in connections:
             one.close()
-        if finished != FINISHED or max(seen) > 1:
+        if finished != FINISHED or max(deliveries) > 1:
             raise AssertionError(
-                f"{FINISHED} to be finished, {finished} were; at most {max(seen)} times each"
+                f"{FINISHED} to be finished, {finished} were; at most {max(deliveries)} times each"
             )
 
-    def _again(self, server: Running, group: bytes) -> tuple[list[int], float]:
-        """What comes, until nothing has come for a second, and after how long the first; none is acked."""
+    def _pull_redelivered(self, server: Running, group: bytes) -> tuple[list[int], float]:
+        """Return the redelivered offsets, and the seconds until the first one; acknowledge none of them."""
         connection = load.connect(server.addresses["consumer"], 1)
         came: list[int] = []
         began, first_s = time.perf_counter(), 0.0
@@ -229,11 +229,11 @@ class AckMap:
         def next_frame(_: int, reply: bytes | None) -> bytes | None:
             nonlocal first_s
             if reply is not None:
-                messages = keyed.found(reply)
+                messages = keyed.read_messages(reply)
                 if not came:
                     first_s = time.perf_counter() - began
                 came.extend(message.offset for message in messages)
-                if not messages and (came or first_s > AGAIN_S_MAX):
+                if not messages and (came or first_s > REDELIVERY_S_MAX):
                     return None
             return frames.pull(group, self._topic, BATCH, 1_000, None)
 

@@ -23,11 +23,11 @@ class Memory:
         self._rig = one
         self.anonymous = self.file = self.server = 0
 
-    def look(self) -> None:
+    def take_sample(self) -> None:
         """Take a sample."""
-        found = self._rig.service.memory()
-        self.anonymous = max(self.anonymous, found["RssAnon"])
-        self.file = max(self.file, found["RssFile"])
+        sizes = self._rig.service.memory()
+        self.anonymous = max(self.anonymous, sizes["RssAnon"])
+        self.file = max(self.file, sizes["RssFile"])
         self.server = max(self.server, self._rig.server.anonymous_bytes())
 
     def figures(self) -> dict[str, float]:
@@ -46,19 +46,19 @@ def started(one: Rig) -> dict[str, float]:
     one.service.kill()
     one.restart_service()
     memory = Memory(one)
-    memory.look()
+    memory.take_sample()
     return memory.figures()
 
 
 def at_work(one: Rig) -> dict[str, float]:
     memory, count = Memory(one), int(RATE * SECONDS)
     topic, due_s = sent(one, "memory", count)
-    memory.look()
+    memory.take_sample()
     receiver = Receiver(one.server, {topic: count})
     receiver.run(due_s + SECONDS)
-    memory.look()
+    memory.take_sample()
     t10_cancel.cancelled(one, 1, sized(200, 20))
-    memory.look()
+    memory.take_sample()
     return memory.figures()
 
 

@@ -32,14 +32,14 @@ class Killed:
         """Start a server, write, kill it in the middle."""
         server = start_ddmq(self.data, CORES)
         connections = load.connect(server.addresses["producer"], CONNECTIONS)
-        request, wanted = batch(0), self.acknowledged + log_bytes // RECORD_BYTES
+        request, message_limit = batch(0), self.acknowledged + log_bytes // RECORD_BYTES
 
         def next_frame(_: int, reply: bytes | None) -> bytes | None:
             if reply is not None:
                 if not frames.reply_ok(reply):
                     raise AssertionError(f"not stored: {reply!r}")
                 self.acknowledged += BATCH
-            if self.acknowledged >= wanted:
+            if self.acknowledged >= message_limit:
                 server.kill()
             self.sent += BATCH
             return request
@@ -66,10 +66,10 @@ class Killed:
         return {"ready_s": seconds}
 
     def _check(self, server: Running) -> None:
-        found = groups.stored(server, b"batch")
-        if not self.acknowledged <= found <= self.sent:
-            raise AssertionError(f"{self.acknowledged} acknowledged of {self.sent} sent, {found} stored")
-        self.acknowledged = found  # what nobody was told about counts from now on
+        stored = groups.stored(server, b"batch")
+        if not self.acknowledged <= stored <= self.sent:
+            raise AssertionError(f"{self.acknowledged} acknowledged of {self.sent} sent, {stored} stored")
+        self.acknowledged = stored  # what nobody was told about counts from now on
 
 
 def empty() -> dict[str, float]:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from random import Random
 
-from bench.delay_messages import BATCH, FIRST_DUE_MS, SPAN_MS, adding, messages
+from bench.delay_messages import BATCH, DUE_RANGE_MS, FIRST_DUE_MS, adding, messages
 from bench.harness import Series, percentiles, run, sized
 from bench.servers import scratch
 from delay_service.store.opening import open_store
@@ -23,7 +23,7 @@ from delay_service.store.rocks_store import RocksStore
 
 COUNT = int(os.environ.get("DDMQ_BENCH_PENDING", sized(10_000_000, 20_000)))
 BODY = 128
-LOOKS = sized(1_000, 50)
+LOOKUPS = sized(1_000, 50)
 
 
 def memory_mib() -> float:
@@ -34,7 +34,7 @@ def memory_mib() -> float:
     return 0.0
 
 
-def fill(folder: Path, told: multiprocessing.SimpleQueue[dict[str, float]]) -> None:
+def fill(folder: Path, results: multiprocessing.SimpleQueue[dict[str, float]]) -> None:
     """In a process of its own, which ends as if it were killed."""
     store, random, spent = open_store(folder, 0, 1), Random(7), 0.0
     longest = 0.0
@@ -47,7 +47,7 @@ def fill(folder: Path, told: multiprocessing.SimpleQueue[dict[str, float]]) -> N
             store.flush()
         spent += time.perf_counter() - began
     store.flush()
-    told.put(
+    results.put(
         {
             "per_s": COUNT / spent,
             "longest_write_ms": longest * 1000,
@@ -59,12 +59,12 @@ def fill(folder: Path, told: multiprocessing.SimpleQueue[dict[str, float]]) -> N
 
 
 def filled(folder: Path) -> dict[str, float]:
-    told: multiprocessing.SimpleQueue[dict[str, float]] = multiprocessing.SimpleQueue()
-    process = multiprocessing.Process(target=fill, args=(folder, told))
+    results: multiprocessing.SimpleQueue[dict[str, float]] = multiprocessing.SimpleQueue()
+    process = multiprocessing.Process(target=fill, args=(folder, results))
     process.start()
-    found = told.get()
+    figures = results.get()
     process.join()
-    return found
+    return figures
 
 
 class Opened:
@@ -84,16 +84,16 @@ class Opened:
         self.store = open_store(self.folder, 0, self.epoch)
         opened = time.perf_counter() - began
         first = self.store.next_due()
-        found = time.perf_counter() - began
+        first_due_s = time.perf_counter() - began
         if first is None or sum(self.store.counts().values()) != COUNT:
             raise AssertionError(f"{dict(self.store.counts())} of {COUNT} are there")
-        return {"opened_ms": opened * 1000, "first_due_ms": found * 1000, "rss_anon_mib": memory_mib()}
+        return {"opened_ms": opened * 1000, "first_due_ms": first_due_s * 1000, "rss_anon_mib": memory_mib()}
 
     def next_due(self) -> dict[str, float]:
         assert self.store is not None
         latencies = []
-        for _ in range(LOOKS):
-            after = DueKey(FIRST_DUE_MS + self.random.randrange(SPAN_MS), 0)
+        for _ in range(LOOKUPS):
+            after = DueKey(FIRST_DUE_MS + self.random.randrange(DUE_RANGE_MS), 0)
             began = time.perf_counter()
             self.store.next_due(after)
             latencies.append(time.perf_counter() - began)
@@ -103,21 +103,21 @@ class Opened:
         """Each put back afterwards, so that the next round finds as many."""
         assert self.store is not None
         latencies = []
-        for _ in range(LOOKS):
-            at = DueKey(FIRST_DUE_MS + self.random.randrange(SPAN_MS), 0)
-            wanted = self.store.due(FIRST_DUE_MS + SPAN_MS, 1, 1 << 20, at)
-            if not wanted:
+        for _ in range(LOOKUPS):
+            at = DueKey(FIRST_DUE_MS + self.random.randrange(DUE_RANGE_MS), 0)
+            due = self.store.due(FIRST_DUE_MS + DUE_RANGE_MS, 1, 1 << 20, at)
+            if not due:
                 continue
             began = time.perf_counter()
-            (state,) = self.store.ids([wanted[0].uuid])
+            (state,) = self.store.ids([due[0].uuid])
             assert state is not None
             message = self.store.get(DueKey(state.at_ms, state.offset))
-            assert message == wanted[0]
-            gone = IdState(IdKind.CANCELLED, state.at_ms, state.offset, FIRST_DUE_MS)
-            self.store.write(StoreChanges(removed=wanted, ids={message.uuid: gone}))
+            assert message == due[0]
+            cancelled = IdState(IdKind.CANCELLED, state.at_ms, state.offset, FIRST_DUE_MS)
+            self.store.write(StoreChanges(removed=due, ids={message.uuid: cancelled}))
             self.store.flush()
             latencies.append(time.perf_counter() - began)
-            self.store.write(adding(wanted))
+            self.store.write(adding(due))
         return percentiles(latencies) | {"rss_anon_mib": memory_mib()}
 
 
@@ -125,9 +125,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-", dir=scratch()) as name:
         folder = Path(name)
         one = Opened(folder)
-        found = filled(folder)
+        figures = filled(folder)
         every = [
-            Series("filled", lambda: found, reach="≤ 300 MiB RssAnon"),
+            Series("filled", lambda: figures, reach="≤ 300 MiB RssAnon"),
             Series("opened", one.open, reach="≤ 1 s"),
             Series("next due behind any moment", one.next_due),
             Series("cancel, durable", one.cancels, reach="p99 ≤ 5 ms"),

@@ -60,14 +60,14 @@ def measure(server: Running, address: Target, request: bytes, pause_s: float) ->
 
 def main() -> None:
     pin(CLIENT_CORE)
-    with ddmq() as ours, start(["bench.noop_server"]) as noop:
-        groups.establish(ours, b"idle", b"idlers")
+    with ddmq() as server, start(["bench.noop_server"]) as noop:
+        groups.establish(server, b"idle", b"idlers")
         pull = frames.pull(b"idlers", b"idle", 8, 50, None)
         send = frames.send_sync(b"idle", b"", b"x", 0)
         floor = Series("no-op", lambda: measure(noop, noop.addresses["producer"], send, 2 * SLEEP_S))
         polling = Series(
             "polling",
-            lambda: measure(ours, ours.addresses["consumer"], pull, SLEEP_S),
+            lambda: measure(server, server.addresses["consumer"], pull, SLEEP_S),
             floor.name,
             "≤ 60 % of one core",
         )

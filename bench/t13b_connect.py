@@ -43,30 +43,30 @@ def exchange(address: Target, request: bytes, *, echo: bool) -> int:
     return answered
 
 
-def measure(server: Running, part: str) -> dict[str, float]:
+def measure(server: Running, service: str) -> dict[str, float]:
     """One round: messages a second, each on a connection of its own."""
     request = frames.send_sync(TOPIC, b"k", bytes(BODY), 7)
     began = time.perf_counter()
-    cost_us = server.cpu_us(lambda: exchange(server.addresses[part], request, echo=part == "echo"))
+    cost_us = server.cpu_us(lambda: exchange(server.addresses[service], request, echo=service == "echo"))
     return {"per_s": CALLS / (time.perf_counter() - began), "cpu_us": cost_us}
 
 
-def measure_ours(server: Running) -> dict[str, float]:
-    """The same, and every message is there."""
+def measure_stored(server: Running) -> dict[str, float]:
+    """Measure one round, and check that every message is stored."""
     before = groups.stored(server, TOPIC)
-    found = measure(server, "producer")
+    figures = measure(server, "producer")
     after = groups.stored(server, TOPIC)
     if after - before != CALLS:
         raise AssertionError(f"{CALLS} answered OK, {after - before} stored")
-    return found
+    return figures
 
 
 def main() -> None:
     pin(CLIENT_CORE)
-    with ddmq() as ours, start(["bench.echo_server"]) as echo:
-        groups.send_once(ours, TOPIC)
+    with ddmq() as server, start(["bench.echo_server"]) as echo:
+        groups.send_once(server, TOPIC)
         floor = Series("connect-echo-close", lambda: measure(echo, "echo"))
-        sends = Series("connect-send-close", lambda: measure_ours(ours), floor.name, "≥ 0.4 of the floor")
+        sends = Series("connect-send-close", lambda: measure_stored(server), floor.name, "≥ 0.4 of the floor")
         run("t13b_connect", __doc__ or "", [floor, sends], together=TOGETHER, calls=CALLS, body=BODY)
 
 

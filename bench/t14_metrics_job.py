@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from bench.harness import Series, run, sized
-from bench.samples_generator import Made, Shape, write
+from bench.samples_generator import ExpectedSamples, Shape, write
 from bench.servers import scratch
 
 COUNT = int(os.environ.get("DDMQ_BENCH_SAMPLES", sized(10_000_000, 20_000)))
@@ -36,7 +36,7 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._samples = folder, folder / "samples"
-        self.made: Made = write(Shape(samples=COUNT), self._samples)
+        self.expected: ExpectedSamples = write(Shape(samples=COUNT), self._samples)
         self._round = 0
 
     def read(self) -> dict[str, float]:
@@ -44,20 +44,20 @@ class Job:
         began, size = time.perf_counter(), 0
         for path in sorted(self._samples.rglob("*.jsonl")):
             with path.open("rb", buffering=0) as file:
-                while piece := file.read(CHUNK):
-                    size += len(piece)
+                while chunk := file.read(CHUNK):
+                    size += len(chunk)
         spent = time.perf_counter() - began
         return {"total_s": spent, "mb": size / 1e6}
 
     def count(self) -> dict[str, float]:
         """Every line, by Spark."""
         began = time.perf_counter()
-        told = self._process([sys.executable, "-m", "bench.t14_metrics_job", "count", str(self._samples)])
+        output = self._process([sys.executable, "-m", "bench.t14_metrics_job", "count", str(self._samples)])
         spent = time.perf_counter() - began
-        found = json.loads(told.splitlines()[-1])
-        if found["lines"] != self.made.lines:
-            raise AssertionError(f"Spark counted {found['lines']} lines of {self.made.lines}")
-        return {"total_s": spent, "start_s": found["start_s"], "count_s": found["count_s"]}
+        figures = json.loads(output.splitlines()[-1])
+        if figures["lines"] != self.expected.lines:
+            raise AssertionError(f"Spark counted {figures['lines']} lines of {self.expected.lines}")
+        return {"total_s": spent, "start_s": figures["start_s"], "count_s": figures["count_s"]}
 
     def report(self) -> dict[str, float]:
         """Parquet and HTML."""
@@ -67,11 +67,11 @@ class Job:
         began = time.perf_counter()
         self._process([*command, "--tables", str(tables), "--out", str(page)])
         spent = time.perf_counter() - began
-        check(tables, self.made)
+        check(tables, self.expected)
         if not page.stat().st_size:
             raise AssertionError("the report is empty")
         size = sum(path.stat().st_size for path in tables.rglob("*.parquet"))
-        return {"total_s": spent, "samples_per_s": self.made.samples / spent, "parquet_mb": size / 1e6}
+        return {"total_s": spent, "samples_per_s": self.expected.samples / spent, "parquet_mb": size / 1e6}
 
     def _process(self, command: list[str]) -> str:
         done = subprocess.run(
@@ -87,29 +87,35 @@ class Job:
         return done.stdout
 
 
-def check(tables: Path, made: Made) -> None:
-    """Raise AssertionError unless the tables have exactly what was made."""
+def check(tables: Path, expected: ExpectedSamples) -> None:
+    """Raise AssertionError unless the tables have exactly the expected sums."""
     from pyarrow import dataset  # of the extra `spark`, like the job
 
     def sums(table: str, column: str) -> dict[str, float]:
-        found = dataset.dataset(tables / table, format="parquet", partitioning="hive").to_table(
+        table_rows = dataset.dataset(tables / table, format="parquet", partitioning="hive").to_table(
             columns=["metric", "process", column]
         )
-        told: dict[str, float] = {}
-        for row in found.to_pylist():
+        totals: dict[str, float] = {}
+        for row in table_rows.to_pylist():
             if table.startswith("counters") or row["process"] == "":
-                told[row["metric"]] = told.get(row["metric"], 0) + row[column]
-        return told
+                totals[row["metric"]] = totals.get(row["metric"], 0) + row[column]
+        return totals
 
     for table, column, truth in (
-        ("counters_hour", "total", made.totals),
-        ("latencies_hour", "count", made.observed),
+        ("counters_hour", "total", expected.totals),
+        ("latencies_hour", "count", expected.observed),
     ):
-        found, wanted = sums(table, column), {name: number for name, number in truth.items() if number}
-        if found != wanted:
-            differ = {name: (found.get(name), wanted.get(name)) for name in found.keys() | wanted.keys()}
+        actual, expected_sums = (
+            sums(table, column),
+            {name: number for name, number in truth.items() if number},
+        )
+        if actual != expected_sums:
+            differ = {
+                name: (actual.get(name), expected_sums.get(name))
+                for name in actual.keys() | expected_sums.keys()
+            }
             raise AssertionError(
-                f"{table}: (found, made) { ({k: v for k, v in differ.items() if v[0] != v[1]}) }"
+                f"{table}: (actual, expected) { ({k: v for k, v in differ.items() if v[0] != v[1]}) }"
             )
 
 
@@ -137,7 +143,11 @@ def main() -> None:
                 "Parquet and report, cold", job.report, floor="lines counted by Spark, cold", reach="≤ 60 s"
             ),
         ]
-        facts = {"samples": job.made.samples, "lines": job.made.lines, "intervals": job.made.files}
+        facts = {
+            "samples": job.expected.samples,
+            "lines": job.expected.lines,
+            "intervals": job.expected.files,
+        }
         run("t14_metrics_job", __doc__ or "", every, ROUNDS, **facts, pyspark=version("pyspark"))
 
 

@@ -36,7 +36,7 @@ def server(mode: str) -> Iterator[Running]:
 
 
 @contextmanager
-def scraped(running: Running, wanted: bool) -> Iterator[list[int]]:
+def scraped(running: Running, enabled: bool) -> Iterator[list[int]]:
     """Ask for /metrics every SCRAPE_S meanwhile, first at once; the sizes of the answers."""
     sizes: list[int] = []
     over = Event()
@@ -50,23 +50,23 @@ def scraped(running: Running, wanted: bool) -> Iterator[list[int]]:
             over.wait(SCRAPE_S)
 
     thread = Thread(target=scrape)
-    if wanted:
+    if enabled:
         thread.start()
     try:
         yield sizes
     finally:
         over.set()
-        if wanted:
+        if enabled:
             thread.join()
 
 
 def measure(running: Running, mode: str, load: Callable[[Running], dict[str, float]]) -> dict[str, float]:
     """One round, processor time first."""
     with scraped(running, mode == "watched") as sizes:
-        found = load(running)
+        figures = load(running)
     if (mode == "watched") != bool(sizes):
         raise AssertionError(f"{mode}: {len(sizes)} answers of /metrics")
-    return {"cpu_us": found.pop("cpu_us")} | found
+    return {"cpu_us": figures.pop("cpu_us")} | figures
 
 
 def send(running: Running) -> dict[str, float]:
@@ -81,12 +81,12 @@ def pull(running: Running) -> dict[str, float]:
 
 def series(servers: dict[str, Running]) -> list[Series]:
     """Of each load: muted, which is the floor, then live and watched."""
-    made = []
+    all_series = []
     for what, load in (("sendSync", send), ("pull and ack", pull)):
         for mode, running in servers.items():
             floor, reach = (None, "") if mode == "muted" else (f"{what}, muted", REACH)
-            made.append(Series(f"{what}, {mode}", _round(running, mode, load), floor, reach))
-    return made
+            all_series.append(Series(f"{what}, {mode}", _round(running, mode, load), floor, reach))
+    return all_series
 
 
 def _round(

@@ -29,15 +29,20 @@ def main() -> None:
     from bench.kafka import delays, latency, pulls, restore, sends  # confluent-kafka is an extra
     from bench.kafka.rig import rig
 
-    usual = {"sends": sends.main, "pulls": pulls.main, "latency": latency.main, "delays": delays.main}
-    parts = {**usual, "restore": restore.main}
-    wanted = ARGUMENTS or list(usual)
-    if unknown := [each for each in wanted if each not in parts]:
-        sys.exit(f"unknown: {', '.join(unknown)}; allowed: {', '.join(parts)}")
+    default_benchmarks = {
+        "sends": sends.main,
+        "pulls": pulls.main,
+        "latency": latency.main,
+        "delays": delays.main,
+    }
+    benchmarks = {**default_benchmarks, "restore": restore.main}
+    names = ARGUMENTS or list(default_benchmarks)
+    if unknown := [each for each in names if each not in benchmarks]:
+        sys.exit(f"unknown: {', '.join(unknown)}; allowed: {', '.join(benchmarks)}")
     with rig() as one:
         pin(CLIENT_CORE)
-        for name in wanted:
-            parts[name](one)
+        for name in names:
+            benchmarks[name](one)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ def name(index: int) -> bytes:
     return b"many-%d" % index
 
 
-def made(server: Running, count: int) -> None:
-    """The topics and the groups, by the admin API."""
+def create_subscriptions(server: Running, count: int) -> None:
+    """Create the topics and the groups through the admin API."""
 
     def one(index: int) -> None:
         groups.admin(server, "POST", f"/topics/{name(index).decode()}", {"queues": 1})
@@ -109,7 +109,7 @@ def main() -> None:
         with rig() as one:
             with one.server() as server:
                 began = time.perf_counter()
-                made(server, count)
+                create_subscriptions(server, count)
                 print(f"   {count} topics and groups made in {time.perf_counter() - began:.1f} s", flush=True)
             yield one
 

@@ -94,27 +94,27 @@ class Sends:
         calls = calls or CALLS[self.method]
         before = groups.stored(server, self.topic)
         connections = load.connect(server.addresses["producer"], CONNECTIONS[self.method])
-        found = load.driven(connections, self.requests(calls), calls, server.cpu_us)
+        figures = load.driven(connections, self.requests(calls), calls, server.cpu_us)
         stored = groups.stored(server, self.topic) - before
         if stored != calls * self.size:
             raise AssertionError(f"{calls} calls of {self.size} messages, {stored} stored")
-        per_message = {"cpu_us": found.pop("cpu_us") / self.size, "per_s": found.pop("per_s") * self.size}
-        return per_message | found
+        per_message = {"cpu_us": figures.pop("cpu_us") / self.size, "per_s": figures.pop("per_s") * self.size}
+        return per_message | figures
 
 
 def series(server: Running, method: str) -> list[Series]:
     floor = f"{method}, neither"
     every = {"neither": nothing, "sequences": sequence, "keys": key}
-    made = []
+    all_series = []
     for name, identity in every.items():
         sends = Sends(method, identity)
         groups.send_once(server, sends.topic)
         sends.measure(server, 4 * CONNECTIONS[method])
         one = Series(f"{method}, {name}", lambda sends=sends: sends.measure(server))  # type: ignore[misc]
-        made.append(one)
+        all_series.append(one)
         if name != "neither":
             one.floor, one.reach = floor, REACH if name == "sequences" else ""
-    return made
+    return all_series
 
 
 def main() -> None:

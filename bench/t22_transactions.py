@@ -62,14 +62,14 @@ def make_ready(server: Running) -> None:
         if reply is None:
             return prepare(transaction_id(0), 0)
         answer = decode_reply(producer, "ProducerService", prefixed(reply)).result.success
-        if index in asked and answer.code != 15:
-            left.discard(asked[index])
+        if index in transactions and answer.code != 15:
+            left.discard(transactions[index])
         if not left or time.monotonic() > deadline:
             return None
-        asked[index] = next(iter(left))
-        return commit(asked[index], -1)
+        transactions[index] = next(iter(left))
+        return commit(transactions[index], -1)
 
-    asked: dict[int, bytes] = {}
+    transactions: dict[int, bytes] = {}
     load.closed_loop(load.connect(server.addresses["producer"], 1), next_frame)
     if left:
         raise AssertionError(f"{len(left)} of 200 transactions have no owner")
@@ -113,12 +113,12 @@ class Calls:
         topic, frames_each = TOPIC[self._kind], 1 if self._kind == "plain" else 2
         before = groups.stored(server, topic)
         connections = load.connect(server.addresses["producer"], CONNECTIONS)
-        found = load.driven(connections, self.requests(calls), calls * frames_each, server.cpu_us)
+        figures = load.driven(connections, self.requests(calls), calls * frames_each, server.cpu_us)
         stored = groups.stored(server, topic) - before
         if stored != calls:
             raise AssertionError(f"{calls} messages, {stored} stored")
-        each = {"cpu_us": found.pop("cpu_us") * frames_each, "per_s": found.pop("per_s") / frames_each}
-        return each | found
+        each = {"cpu_us": figures.pop("cpu_us") * frames_each, "per_s": figures.pop("per_s") / frames_each}
+        return each | figures
 
 
 def main() -> None:

@@ -34,12 +34,12 @@ class TracedSends(Sends):
 
 
 def sends(server: Running, name: str, one_in: int) -> Series:
-    made = TracedSends(server, one_in)
-    made.measure(server, 256)
+    traced = TracedSends(server, one_in)
+    traced.measure(server, 256)
 
     def measure() -> dict[str, float]:
-        found = made.measure(server, CALLS)
-        return {"cpu_us": found.pop("cpu_us")} | found
+        figures = traced.measure(server, CALLS)
+        return {"cpu_us": figures.pop("cpu_us")} | figures
 
     return compared("sendSync", name, Series(f"sendSync, {name}", measure))
 
@@ -50,8 +50,8 @@ def pulls(server: Running, name: str, one_in: int) -> Series:
 
     def measure() -> dict[str, float]:
         fill(server, topic, BODY, MESSAGES // BATCH)
-        found = consume(server, topic, Consumers(topic, topic, MESSAGES))
-        return {"cpu_us": found.pop("cpu_us")} | found
+        figures = consume(server, topic, Consumers(topic, topic, MESSAGES))
+        return {"cpu_us": figures.pop("cpu_us")} | figures
 
     return compared("pull", name, Series(f"pull, {name}", measure))
 

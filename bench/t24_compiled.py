@@ -44,17 +44,20 @@ def server(interpreted: bool) -> Iterator[Running]:
 
 def series(without: Running, compiled: Running) -> list[Series]:
     """Of each load: interpreted, which is the floor, then compiled."""
-    made = []
+    all_series = []
     for what, load in LOADS.items():
         floor = Series(f"{what}, interpreted", _round(without, load))
-        made += [floor, Series(f"{what}, compiled", _round(compiled, load), floor.name, REACH.get(what, ""))]
-    return made
+        all_series += [
+            floor,
+            Series(f"{what}, compiled", _round(compiled, load), floor.name, REACH.get(what, "")),
+        ]
+    return all_series
 
 
 def _round(running: Running, load: Callable[[Running], dict[str, float]]) -> Callable[[], dict[str, float]]:
     def measured() -> dict[str, float]:
-        found = load(running)
-        return {"cpu_us": found.pop("cpu_us")} | found
+        figures = load(running)
+        return {"cpu_us": figures.pop("cpu_us")} | figures
 
     return measured
 

@@ -52,14 +52,14 @@ class Installation:
             addresses |= proxies[0].addresses if proxies else {}
         return Running(self.writer.process, addresses)
 
-    def connections(self, part: str, count: int) -> list[socket.socket]:
-        proxies = (self.producers if part == "producer" else self.consumers) or [self.writer]
-        each = [load.connect(one.addresses[part], count // len(proxies)) for one in proxies]
+    def connections(self, service: str, count: int) -> list[socket.socket]:
+        proxies = (self.producers if service == "producer" else self.consumers) or [self.writer]
+        each = [load.connect(one.addresses[service], count // len(proxies)) for one in proxies]
         return [one for some in each for one in some]
 
-    def measured(self, part: str, count: int, act: Callable[[], object]) -> dict[str, float]:
+    def measured(self, service: str, count: int, act: Callable[[], object]) -> dict[str, float]:
         """Microseconds of processor time a message, of the one that appends and of all proxies together."""
-        proxies = self.producers if part == "producer" else self.consumers
+        proxies = self.producers if service == "producer" else self.consumers
         before = self.writer.cpu_seconds(), sum(one.cpu_seconds() for one in proxies)
         act()
         writer_s = self.writer.cpu_seconds() - before[0]
@@ -76,41 +76,46 @@ def installation(proxies: int) -> Iterator[Installation]:
             Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cores-", dir=scratch()))) / "data"
         )
 
-        def started(part: str, core: int) -> Running:
-            arguments = [part, "--data-dir", data, "--admin", *free, f"--{part}", *free]
+        def started(service: str, core: int) -> Running:
+            arguments = [service, "--data-dir", data, "--admin", *free, f"--{service}", *free]
             return stack.enter_context(start(["ddmq", *arguments], {core}))
 
         if not proxies:
             writer = stack.enter_context(start(["bench.serve_parts", data], {SERVER_CORE}))
-            found = Installation(writer, [], [])
+            servers = Installation(writer, [], [])
         else:
             writer = started("producer", SERVER_CORE)
             producers = [started("producer", CLIENT_CORE) for _ in range(proxies)]
-            found = Installation(
+            servers = Installation(
                 writer, producers, [started("consumer", CLIENT_CORE) for _ in range(proxies)]
             )
-        groups.establish(found.admin, TOPIC, GROUP, QUEUES)
-        shared_out(found)
-        yield found
+        groups.establish(servers.admin, TOPIC, GROUP, QUEUES)
+        shared_out(servers)
+        yield servers
 
 
 def shared_out(one: Installation) -> None:
     """Until each consumer proxy has as many queues as the others: each gets some when it is first asked."""
-    wanted, give_up = len(one.consumers) or 1, time.monotonic() + 60
+    process_count, give_up = len(one.consumers) or 1, time.monotonic() + 60
     opened = one.connections("consumer", PULLERS)
-    while len(holders := _holders(one)) < wanted or min(holders.values()) < QUEUES // wanted:
+    while (
+        len(queue_counts := _count_queues(one)) < process_count
+        or min(queue_counts.values()) < QUEUES // process_count
+    ):
         if time.monotonic() > give_up:
-            raise AssertionError(f"{wanted} consumer proxies, the queues are held so: {dict(holders)}")
-        asked = [frames.pull(GROUP, TOPIC, 1, 20, None)] * PULLERS
-        load.closed_loop(opened, load.answered_ok(asked, PULLERS, bool))
+            raise AssertionError(
+                f"{process_count} consumer proxies, the queues are held so: {dict(queue_counts)}"
+            )
+        requests = [frames.pull(GROUP, TOPIC, 1, 20, None)] * PULLERS
+        load.closed_loop(opened, load.answered_ok(requests, PULLERS, bool))
     for each in opened:
         each.close()
 
 
-def _holders(one: Installation) -> Counter[str]:
+def _count_queues(one: Installation) -> Counter[str]:
     """How many queues each process holds."""
-    found = groups.admin(one.admin, "GET", f"/groups/{GROUP.decode()}")
-    return Counter(queue["holder"] for each in found["subscriptions"] for queue in each["queues"])
+    group = groups.admin(one.admin, "GET", f"/groups/{GROUP.decode()}")
+    return Counter(queue["holder"] for each in group["subscriptions"] for queue in each["queues"])
 
 
 def sends(one: Installation, connections: int, size: int, calls: int) -> dict[str, float]:
@@ -118,14 +123,14 @@ def sends(one: Installation, connections: int, size: int, calls: int) -> dict[st
     before = groups.stored(one.admin, TOPIC)
     opened = one.connections("producer", connections)
     requests = [request(TOPIC, index, size, BODY) for index in range(connections)]
-    found = one.measured(
+    figures = one.measured(
         "producer", calls * size, lambda: load.closed_loop(opened, load.answered_ok(requests, calls))
     )
     for each in opened:
         each.close()
     if (stored := groups.stored(one.admin, TOPIC) - before) != calls * size:
         raise AssertionError(f"{calls * size} answered OK, {stored} stored")
-    return found
+    return figures
 
 
 def pulls(one: Installation) -> dict[str, float]:
@@ -133,13 +138,13 @@ def pulls(one: Installation) -> dict[str, float]:
     count = groups.lag(one.admin, GROUP)
     consumers = Consumers(GROUP, TOPIC, count)
     opened = one.connections("consumer", PULLERS)
-    found = one.measured("consumer", count, lambda: load.closed_loop(opened, consumers.next_frame))
+    figures = one.measured("consumer", count, lambda: load.closed_loop(opened, consumers.next_frame))
     for each in opened:
         each.close()
     consumers.check()
     if left := groups.lag(one.admin, GROUP):
         raise AssertionError(f"all {count} acknowledged, lag is {left}")
-    return found
+    return figures
 
 
 LOADS: dict[str, Callable[[Installation], dict[str, float]]] = {

@@ -38,9 +38,9 @@ class Order:
 
     def delivered(self, answer: int, key: int, number: int) -> None:
         """Raises when it is not the key's next, or another answer's of that key are in hand."""
-        wanted = self._next.get(key, self._first)
-        if number != wanted:
-            raise AssertionError(f"key {key}: {number} delivered, {wanted} was to come")
+        expected = self._next.get(key, self._first)
+        if number != expected:
+            raise AssertionError(f"key {key}: {number} delivered, {expected} was to come")
         self._next[key] = number + 1
         before, count = self._answer.get(key, (answer, 0))
         if before != answer:
@@ -55,12 +55,12 @@ class Order:
 
 
 class Workers:
-    """`run()` consumes `wanted` messages; figures afterwards."""
+    """`run()` consumes `message_count` messages; `figures()` returns the result."""
 
     def __init__(
-        self, server: Running, group: bytes, topic: bytes, wanted: int, work_s: float, first: int = 0
+        self, server: Running, group: bytes, topic: bytes, message_count: int, work_s: float, first: int = 0
     ) -> None:
-        self._group, self._topic, self._wanted, self._work_s = group, topic, wanted, work_s
+        self._group, self._topic, self._message_count, self._work_s = group, topic, message_count, work_s
         address = server.addresses["consumer"]
         self._pullers = load.connect(address, PULLS)
         self._submitters = load.connect(address, SUBMITS)
@@ -72,7 +72,7 @@ class Workers:
         self._order = Order(first)
         self._in_hand: list[tuple[float, int, bytes, int]] = []  # due, key, qid, offset
         self._busy_until: dict[int, float] = {}
-        self._ended: dict[int, float] = {}
+        self._done_at: dict[int, float] = {}
         self._pending: dict[bytes, list[int]] = {}
         self.acknowledged = self.delivered = self.in_hand_max = 0
         self.late_s: list[float] = []
@@ -83,7 +83,7 @@ class Workers:
         """Raises when order was hurt, or when nothing comes any more."""
         began = alive = time.perf_counter()
         every = self._pullers + self._submitters
-        while self.acknowledged < self._wanted:
+        while self.acknowledged < self._message_count:
             self._send()
             pause = self._in_hand[0][0] - time.perf_counter() if self._in_hand else 0.5
             ready = select.select(every, (), (), min(max(pause, 0.0), 0.5))[0]
@@ -93,18 +93,18 @@ class Workers:
             if ready or self._finish(now):
                 alive = now
             elif now - alive > GIVE_UP_S:
-                raise AssertionError(f"{self._wanted} stored, {self.delivered} delivered, then none")
+                raise AssertionError(f"{self._message_count} stored, {self.delivered} delivered, then none")
         self.seconds = time.perf_counter() - began
         for one in every:
             one.close()
-        if self.delivered != self._wanted:
-            raise AssertionError(f"{self._wanted} stored, {self.delivered} delivered")
+        if self.delivered != self._message_count:
+            raise AssertionError(f"{self._message_count} stored, {self.delivered} delivered")
 
     def figures(self) -> dict[str, float]:
         """per_s first; `gap`: from the end of a key's work to the delivery of its next message."""
         gaps, late = percentiles(self.gaps_s or [0.0]), percentiles(self.late_s)
         return {
-            "per_s": self._wanted / self.seconds,
+            "per_s": self._message_count / self.seconds,
             "gap_p50_ms": gaps["p50_ms"],
             "gap_p99_ms": gaps["p99_ms"],
             "in_hand_max": self.in_hand_max,
@@ -115,7 +115,7 @@ class Workers:
     # --- calls
 
     def _send(self) -> None:
-        if self.delivered == self._wanted:
+        if self.delivered == self._message_count:
             self._repeat()
         else:
             while self._free_pullers:
@@ -163,7 +163,7 @@ class Workers:
         answer = frames.pulled(payload)
         if answer is None:
             return
-        messages = keyed.found(payload)
+        messages = keyed.read_messages(payload)
         if len(messages) != answer.messages:
             raise AssertionError(f"{answer.messages} messages in an answer, {len(messages)} are ours")
         now = time.perf_counter()
@@ -171,9 +171,9 @@ class Workers:
         self.delivered += len(messages)
         for offset, key, number, _ in messages:
             self._order.delivered(self._answers, key, number)
-            ended = self._ended.pop(key, None)
-            if ended is not None:
-                self.gaps_s.append(now - ended)
+            done_at = self._done_at.pop(key, None)
+            if done_at is not None:
+                self.gaps_s.append(now - done_at)
             due = max(self._busy_until.get(key, 0.0), now) + self._work_s
             self._busy_until[key] = due
             heapq.heappush(self._in_hand, (due, key, answer.qid, offset))
@@ -186,7 +186,7 @@ class Workers:
             due, key, qid, offset = heapq.heappop(in_hand)
             self._order.done(key)
             self._pending.setdefault(qid, []).append(offset)
-            self._ended[key] = due
+            self._done_at[key] = due
             self.late_s.append(now - due)
             count += 1
         return count > 0

@@ -11,10 +11,9 @@ from ddmq_client.errors import PullError, SubscriptionError
 from ddmq_client.idl.codes import Code
 from ddmq_client.printable import printable
 from ddmq_client.received import LateResult, message_position
-from ddmq_client.wire.producing import ProxyFault
+from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyFault
 
 _log = logging.getLogger("ddmq_client.consumer")
-UNKNOWN_METHOD = 1
 OnLate = Callable[[LateResult], object]
 OnError = Callable[[Exception], object]
 
@@ -86,10 +85,13 @@ class FirstAnswer:
         if self.came or self.failure is None or (trying and not self._is_wrong(self.failure)):
             return
         kind = SubscriptionError if isinstance(self.failure, SubscriptionError) else PullError
-        raise kind(f"no consumer proxy has answered yet: {self._text(self.failure)}")
+        raise kind(f"no consumer proxy has answered yet: {str(self.failure) or repr(self.failure)}")
 
     def check_refusal(self) -> None:
-        """Raise PullError if the first pulls were rejected for good, or no consumer proxy answers."""
+        """Raise PullError if the first pulls were rejected for good, or the server is no consumer proxy.
+
+        A server that cannot be reached raises nothing: it may be restarting.
+        """
         self.check(trying=True)
 
     @staticmethod
@@ -98,12 +100,6 @@ class FirstAnswer:
         if isinstance(error, ProxyFault):
             return error.kind == UNKNOWN_METHOD
         return isinstance(error, PullError) and error.code in _WRONG
-
-    @staticmethod
-    def _text(error: BaseException) -> str:
-        if isinstance(error, ProxyFault) and error.kind == UNKNOWN_METHOD:
-            return f"{error}; is it another service's port? Consumer proxies listen on 9713"
-        return str(error) or repr(error)
 
 
 _WRONG = (Code.ILLEGAL_MESSAGE, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)

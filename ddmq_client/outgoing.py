@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.errors import OptionError, SendError
 from ddmq_client.idl.codes import DELAY_PROPERTY, IDEMPOTENCY_KEY, DurabilityClass
 
@@ -40,6 +41,11 @@ class OutgoingMessage:
     shard_key: ShardKey | None = None
     queue: int | None = None
     idempotency_key: str | None = None
+
+
+OutgoingMessage.__init__ = explain_arguments("docs/client.md#sending")(  # type: ignore[method-assign]
+    OutgoingMessage.__init__
+)
 
 
 def has_key(message: OutgoingMessage) -> bool:

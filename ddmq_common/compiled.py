@@ -72,10 +72,10 @@ def _mismatch_reason(suffix: str, sources: dict[str, str]) -> str:
     """Return why libraries compiled from these sources cannot be used here; "" if they can."""
     if suffix != SUFFIX:
         return f"what is compiled is not for this Python ({SUFFIX})"
-    for file, made_of in sources.items():
+    for file, digest in sources.items():
         try:
             with open(f"{ROOT}/{file}", "rb") as source:
-                same = source_digest(source.read()) == made_of
+                same = source_digest(source.read()) == digest
         except OSError:
             same = False
         if not same:

@@ -31,15 +31,15 @@ _QUOTED = re.compile(r"(?<=['\"])[^'\"]{2,}(?=['\"])")
 _QUERY_VALUE = re.compile(r"([?&][^=&#]*=)[^&#]+")
 
 
-class ConfigPlace(NamedTuple):
+class ConfigLocation(NamedTuple):
     """The location of a configuration value (file, line, key) for error messages."""
 
     source: str
     key: str
     line: int | None = None
 
-    def child(self, key: str, line: int | None) -> ConfigPlace:
-        return ConfigPlace(self.source, f"{self.key}.{key}" if self.key else key, line or self.line)
+    def child(self, key: str, line: int | None) -> ConfigLocation:
+        return ConfigLocation(self.source, f"{self.key}.{key}" if self.key else key, line or self.line)
 
     def error(self, text: str) -> ConfigError:
         where = self.source if self.line is None else f"{self.source}:{self.line}"
@@ -50,32 +50,32 @@ class Overlay(Generic[T]):
     """Checked values for some fields of the configuration class T, to be applied to a base that may change
     later.
 
-    Every field of T has a default, and the values must also be valid together with the defaults. `given`:
-    field → value. `place`: their location for error messages.
+    Every field of T has a default, and the values must also be valid together with the defaults. `values`:
+    field → value. `location`: where they come from, for error messages.
     """
 
-    __slots__ = ("given", "place")
+    __slots__ = ("location", "values")
 
-    def __init__(self, given: Mapping[str, Any], place: ConfigPlace | None = None) -> None:
-        self.given = dict(given)
-        self.place = place or ConfigPlace("settings", "")
+    def __init__(self, values: Mapping[str, Any], location: ConfigLocation | None = None) -> None:
+        self.values = dict(values)
+        self.location = location or ConfigLocation("settings", "")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Overlay) and other.given == self.given
+        return isinstance(other, Overlay) and other.values == self.values
 
     __hash__ = None  # type: ignore[assignment]
 
     def over(self, base: T) -> T:
         """Return `base` with these fields replaced. Raises ConfigError if the result is inconsistent."""
         try:
-            return dataclasses.replace(base, **self.given)  # type: ignore[type-var]
+            return dataclasses.replace(base, **self.values)  # type: ignore[type-var]
         except (ConfigError, ValueError) as error:
             raise self.error(str(error)) from error
 
     def error(self, text: str) -> ConfigError:
         """Return a ConfigError about these fields as a whole, with their location."""
-        place = self.place
-        return place.error(text) if place.key else ConfigError(f"{place.source}: {text}")
+        location = self.location
+        return location.error(text) if location.key else ConfigError(f"{location.source}: {text}")
 
 
 class LocatedMapping(NamedTuple):
@@ -86,10 +86,10 @@ class LocatedMapping(NamedTuple):
 
 
 class SourcedValue(NamedTuple):
-    """A value in a parsed mapping that does not come from the file, and its place."""
+    """A value in a parsed mapping that does not come from the file, and its location."""
 
     value: Any
-    place: ConfigPlace
+    location: ConfigLocation
 
 
 def load(path: Path, cls: type[T]) -> T:
@@ -97,7 +97,7 @@ def load(path: Path, cls: type[T]) -> T:
 
     Raises ConfigError.
     """
-    return build(cls, read(path), ConfigPlace(str(path), ""))
+    return build(cls, read(path), ConfigLocation(str(path), ""))
 
 
 def read(path: Path) -> Any:
@@ -106,71 +106,71 @@ def read(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    tree = parse_text(text, ConfigPlace(str(path), ""))
+    tree = parse_text(text, ConfigLocation(str(path), ""))
     return LocatedMapping({}, {}) if tree is None else tree
 
 
-def parse_text(text: str, place: ConfigPlace) -> Any:
+def parse_text(text: str, location: ConfigLocation) -> Any:
     """Parse YAML to a tree whose mappings know their lines; None for a blank text. Raises ConfigError."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        return None if node is None else _parse_node(node, place)
+        return None if node is None else _parse_node(node, location)
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{place.source}: is not YAML: {_yaml_fault(error)}") from None
+        raise ConfigError(f"{location.source}: is not YAML: {_describe_yaml_error(error)}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{place.source}: is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{location.source}: is not YAML: {' '.join(str(error).split())}") from error
 
 
-def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
+def _describe_yaml_error(error: yaml.MarkedYAMLError) -> str:
     """Describe the error and its position without quoting the file, which may hold a secret."""
-    parts = []
+    texts = []
     for text, mark in ((error.context, error.context_mark), (error.problem, error.problem_mark)):
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
         if text:
-            parts.append(_QUOTED.sub("…", text) + where)
-    return ": ".join(parts)
+            texts.append(_QUOTED.sub("…", text) + where)
+    return ": ".join(texts)
 
 
-def _parse_node(node: Any, place: ConfigPlace) -> Any:
+def _parse_node(node: Any, location: ConfigLocation) -> Any:
     if isinstance(node, yaml.MappingNode):
-        return _parse_mapping(node, place)
+        return _parse_mapping(node, location)
     if isinstance(node, yaml.SequenceNode):
-        return [_parse_node(child, place) for child in node.value]
+        return [_parse_node(child, location) for child in node.value]
     return yaml.SafeLoader("").construct_object(node)
 
 
-def _parse_mapping(node: Any, place: ConfigPlace) -> LocatedMapping:
+def _parse_mapping(node: Any, location: ConfigLocation) -> LocatedMapping:
     located = LocatedMapping({}, {})
     for key_node, value_node in node.value:
         key, line = str(key_node.value), key_node.start_mark.line + 1
         if key in located.values:
             first = located.lines[key]
-            raise place.child(key, line).error(f"stands twice, first at line {first}; keep one")
-        located.values[key] = _parse_node(value_node, place.child(key, line))
+            raise location.child(key, line).error(f"stands twice, first at line {first}; keep one")
+        located.values[key] = _parse_node(value_node, location.child(key, line))
         located.lines[key] = line
     return located
 
 
-def build(cls: type[T], tree: Any, place: ConfigPlace) -> T:
+def build(cls: type[T], tree: Any, location: ConfigLocation) -> T:
     """Convert a parsed tree (or a plain dict) to the dataclass `cls` and check every field.
 
     Raises ConfigError.
     """
-    values = _convert_fields(cls, tree, place)
+    values = _convert_fields(cls, tree, location)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     missing = [field.name for field in fields if field.name not in values and _is_required(field)]
     if missing:
-        raise place.error(f"{missing[0]!r} is missing; it has no default")
+        raise location.error(f"{missing[0]!r} is missing; it has no default")
     try:
         return cls(**values)
     except (ConfigError, ValueError) as error:  # a __post_init__ that checks fields against each other
-        raise place.error(str(error) + name_sources(tree, str(error))) from error
+        raise location.error(str(error) + name_sources(tree, str(error))) from error
 
 
 def name_sources(tree: Any, text: str) -> str:
     """Return, for the end of an error text, the sources of values that it names and that no file contains."""
     sources = dict.fromkeys(
-        value.place.source
+        value.location.source
         for key, value in _sourced_values(tree)
         if re.search(rf"\b{re.escape(key)}\b", text)
     )
@@ -186,23 +186,23 @@ def _sourced_values(tree: Any) -> Iterator[tuple[str, SourcedValue]]:
                 yield from _sourced_values(value)
 
 
-def overlay(cls: type[T], tree: Any, place: ConfigPlace) -> Overlay[T]:
+def overlay(cls: type[T], tree: Any, location: ConfigLocation) -> Overlay[T]:
     """Check values for some fields of `cls`, and return them as an Overlay. Raises ConfigError."""
-    return Overlay(_convert_fields(cls, tree, place), place)
+    return Overlay(_convert_fields(cls, tree, location), location)
 
 
-def _convert_fields(cls: type[Any], tree: Any, place: ConfigPlace) -> dict[str, Any]:
+def _convert_fields(cls: type[Any], tree: Any, location: ConfigLocation) -> dict[str, Any]:
     """Convert and check the fields that the tree contains."""
     if isinstance(tree, Mapping):
         tree = LocatedMapping(dict(tree), {})
     if not isinstance(tree, LocatedMapping):
         actual = repr(tree) if isinstance(tree, int | float | None) else "text or a list"
-        raise place.error(f"is {actual}; a mapping with the keys of {cls.__name__} is wanted")
+        raise location.error(f"is {actual}; a mapping with the keys of {cls.__name__} is wanted")
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
     for key, raw in tree.values.items():
-        here = place.child(key, tree.lines.get(key))
+        here = location.child(key, tree.lines.get(key))
         if isinstance(raw, SourcedValue):
             raw, here = raw
         if key not in fields:
@@ -221,54 +221,56 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _suggest_key(key: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+def _suggest_key(key: str, allowed: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(key, allowed, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; known are: {', '.join(sorted(known))}"
+    return f"; known are: {', '.join(sorted(allowed))}"
 
 
-def _convert_value(raw: Any, hint: Any, place: ConfigPlace) -> Any:
+def _convert_value(raw: Any, hint: Any, location: ConfigLocation) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         if raw is None:
             return None
-        return _convert_value(raw, next(arg for arg in args if arg is not type(None)), place)
+        return _convert_value(raw, next(arg for arg in args if arg is not type(None)), location)
     if dataclasses.is_dataclass(hint):
-        return build(typing.cast(type[Any], hint), raw, place)
+        return build(typing.cast(type[Any], hint), raw, location)
     if origin is Overlay:
-        overlaid = overlay(args[0], raw, place)
+        overlaid = overlay(args[0], raw, location)
         overlaid.over(args[0]())
         return overlaid
     if origin is tuple:
-        return _convert_sequence(raw, args[0], place)
+        return _convert_sequence(raw, args[0], location)
     if origin in (dict, Mapping):
-        return _convert_table(raw, args[1], place)
-    return _convert_scalar(raw, hint, place)
+        return _convert_table(raw, args[1], location)
+    return _convert_scalar(raw, hint, location)
 
 
-def _convert_sequence(raw: Any, hint: Any, place: ConfigPlace) -> tuple[Any, ...]:
+def _convert_sequence(raw: Any, hint: Any, location: ConfigLocation) -> tuple[Any, ...]:
     if not isinstance(raw, list | tuple):
-        raise place.error(f"is {_value_text(raw)}; a list is wanted")
-    return tuple(_convert_value(item, hint, place.child(str(index), None)) for index, item in enumerate(raw))
+        raise location.error(f"is {_value_text(raw)}; a list is wanted")
+    return tuple(
+        _convert_value(item, hint, location.child(str(index), None)) for index, item in enumerate(raw)
+    )
 
 
-def _convert_table(raw: Any, hint: Any, place: ConfigPlace) -> dict[str, Any]:
+def _convert_table(raw: Any, hint: Any, location: ConfigLocation) -> dict[str, Any]:
     if isinstance(raw, Mapping):
         raw = LocatedMapping(dict(raw), {})
     if not isinstance(raw, LocatedMapping):
-        raise place.error(f"is {_value_text(raw)}; a mapping is wanted")
+        raise location.error(f"is {_value_text(raw)}; a mapping is wanted")
     return {
-        key: _convert_value(item, hint, place.child(key, raw.lines.get(key)))
+        key: _convert_value(item, hint, location.child(key, raw.lines.get(key)))
         for key, item in raw.values.items()
     }
 
 
-def _convert_scalar(raw: Any, hint: Any, place: ConfigPlace) -> Any:
+def _convert_scalar(raw: Any, hint: Any, location: ConfigLocation) -> Any:
     if isinstance(raw, str) and hint in (int, float) and (size := _SIZE.match(raw)):
         return int(size[1]) * SIZE_UNITS[size[2]]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return _convert_enum(raw, hint, place)
+        return _convert_enum(raw, hint, location)
     if hint is Path and isinstance(raw, str):
         return Path(raw)
     if hint is float and isinstance(raw, int) and not isinstance(raw, bool):
@@ -276,26 +278,26 @@ def _convert_scalar(raw: Any, hint: Any, place: ConfigPlace) -> Any:
     if hint is Any or (isinstance(raw, hint) and not (hint is not bool and isinstance(raw, bool))):
         return raw
     kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
-    raise place.error(f"is {_value_text(raw)}; {kinds.get(hint, str(hint))} is wanted")
+    raise location.error(f"is {_value_text(raw)}; {kinds.get(hint, str(hint))} is wanted")
 
 
-def _convert_enum(raw: Any, hint: type[enum.Enum], place: ConfigPlace) -> enum.Enum:
+def _convert_enum(raw: Any, hint: type[enum.Enum], location: ConfigLocation) -> enum.Enum:
     by_name = {member.name.lower(): member for member in hint}
     member_value = by_name.get(str(raw).lower())
     if member_value is None:
-        raise place.error(f"is {_value_text(raw)}; allowed: {', '.join(by_name)}")
+        raise location.error(f"is {_value_text(raw)}; allowed: {', '.join(by_name)}")
     return member_value
 
 
-def _check(value: Any, rules: Mapping[str, Any], place: ConfigPlace) -> None:
+def _check(value: Any, rules: Mapping[str, Any], location: ConfigLocation) -> None:
     if value is None:
         return
     low, high, choices = rules.get("min"), rules.get("max"), rules.get("choices")
     for item in value if isinstance(value, tuple) else (value,):
         if (low is not None and item < low) or (high is not None and item > high):
-            raise place.error(f"is {item!r}; allowed: {_range_text(low, high)}")
+            raise location.error(f"is {item!r}; allowed: {_range_text(low, high)}")
         if choices is not None and item not in choices:
-            raise place.error(f"is {item!r}; allowed: {', '.join(map(str, choices))}")
+            raise location.error(f"is {item!r}; allowed: {', '.join(map(str, choices))}")
 
 
 def _range_text(low: Any, high: Any) -> str:

@@ -58,14 +58,14 @@ def encode_properties(properties: Mapping[bytes, bytes]) -> bytes:
     if not properties:
         return b""
     try:
-        parts = [_VARINTS[len(properties)], b"\x88"]
+        chunks = [_VARINTS[len(properties)], b"\x88"]
         for name, value in properties.items():
-            parts += (_VARINTS[len(name)], name, _VARINTS[len(value)], value)
+            chunks += (_VARINTS[len(name)], name, _VARINTS[len(value)], value)
     except IndexError:  # a length past the table
-        parts = [varint(len(properties)), b"\x88"]
+        chunks = [varint(len(properties)), b"\x88"]
         for name, value in properties.items():
-            parts += (varint(len(name)), name, varint(len(value)), value)
-    return b"".join(parts)
+            chunks += (varint(len(name)), name, varint(len(value)), value)
+    return b"".join(chunks)
 
 
 def encode(key: bytes, value: bytes, tag: bytes, properties: Mapping[bytes, bytes] | None) -> bytes:
@@ -188,7 +188,7 @@ def tag_of(delivery: bytes) -> bytes:
         raise _damaged_error(delivery) from error
 
 
-def properties_of(delivery: bytes, wanted: Collection[bytes]) -> dict[bytes, bytes]:
+def properties_of(delivery: bytes, names: Collection[bytes]) -> dict[bytes, bytes]:
     """Return the properties with these names from delivery bytes. Raises DamagedError."""
     try:
         at = _value_range(delivery)[1]
@@ -199,12 +199,12 @@ def properties_of(delivery: bytes, wanted: Collection[bytes]) -> dict[bytes, byt
             return {}
         if delivery[at] not in (_MAP_AFTER_TAG, _MAP_AFTER_VALUE):
             raise _damaged_error(delivery)
-        return _select_properties(delivery, at + 1, wanted)
+        return _select_properties(delivery, at + 1, names)
     except IndexError as error:
         raise _damaged_error(delivery) from error
 
 
-def _select_properties(delivery: bytes, at: int, wanted: Collection[bytes]) -> dict[bytes, bytes]:
+def _select_properties(delivery: bytes, at: int, names: Collection[bytes]) -> dict[bytes, bytes]:
     properties: dict[bytes, bytes] = {}
     count, at = _read_length(delivery, at)
     at += 1  # the types of names and values
@@ -219,9 +219,9 @@ def _select_properties(delivery: bytes, at: int, wanted: Collection[bytes]) -> d
         at += 1
         if size > 127:
             size, at = _read_length(delivery, at - 1)
-        if name in wanted:
+        if name in names:
             properties[name] = delivery[at : at + size]
-            if len(properties) == len(wanted):
+            if len(properties) == len(names):
                 break
         at += size
     return properties

@@ -89,12 +89,11 @@ class NewerFormatError(StorageError):
     """
 
 
-def newer_format(what: str, found: int, known: int) -> NewerFormatError:
-    """Return the error for `what` whose format version `found` is above `known`, the highest supported
-    one."""
+def newer_format(what: str, version: int, supported: int) -> NewerFormatError:
+    """Return the error for `what` whose format `version` is above `supported`, the highest one."""
     return NewerFormatError(
-        f"{what} has format version {found}, this program knows versions up to {known}: start the release"
-        " that wrote it, or a later one; nothing was changed"
+        f"{what} has format version {version}, this program knows versions up to {supported}: start the"
+        " release that wrote it, or a later one; nothing was changed"
     )
 
 

@@ -36,13 +36,13 @@ def java_version(home: Path) -> int | None:
     except OSError:
         match = None
     if match is None or not (home / "bin" / "java").exists():
-        match = re.search(r'version "(\d+)(?:\.(\d+))?', _said_by(home / "bin" / "java"))
+        match = re.search(r'version "(\d+)(?:\.(\d+))?', _read_version_text(home / "bin" / "java"))
     if match is None:
         return None
     return int(match[2]) if match[1] == "1" and match[2] else int(match[1])
 
 
-def _said_by(java: Path) -> str:
+def _read_version_text(java: Path) -> str:
     try:
         return subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30).stderr
     except (OSError, subprocess.SubprocessError):

@@ -31,7 +31,7 @@ TRANSACTION_DEAD_TOPIC = (
 HEARTBEAT_TOPIC = "carrera_heartbeat"
 DELAY_DIALECTS = ("amq", "rabbit", "rocketmq", "ddmq")  # words for delays in properties; docs/delay.md
 QUEUES_DEFAULT = 4
-TURN_GROUP = "%TURN"  # whose progress on a topic says whose turn it is to change something
+CHANGE_LOCK_GROUP = "%TURN"  # whose progress on a topic locks it against concurrent changes
 MOVE_PREFIX = "%MOVE%"  # groups whose progress on a queue says what `ddmq move` has copied into it
 MOVED_PROPERTY = "moved-from"  # of a copy: SOURCE/TOPIC/QUEUE/OFFSET that it was copied from
 LAG_GROUP = "%SPEAKER"  # who holds queue 0 of SCHEDULE_TOPIC in it speaks for what no proxy holds
@@ -41,7 +41,7 @@ DONE_GROUP = "%DONE"  # whose progress on a dead-letter topic says which letters
 
 _OWN_GROUPS = frozenset(
     (
-        LEVELS_GROUP, DELAY_GROUP, FIRED_GROUP, OUTCOME_GROUP, TURN_GROUP, DONE_GROUP, LAG_GROUP,
+        LEVELS_GROUP, DELAY_GROUP, FIRED_GROUP, OUTCOME_GROUP, CHANGE_LOCK_GROUP, DONE_GROUP, LAG_GROUP,
         TRANSACTION_GROUP, TRANSACTION_DEAD_TOPIC,
     )
 )  # fmt: skip
@@ -49,22 +49,22 @@ _NAME = re.compile(r"[A-Za-z0-9_\-%|]+\Z")
 _INTERNAL = (RETRY_PREFIX, DLQ_PREFIX, "%", "RMQ_SYS_", SCHEDULE_TOPIC, TRANSACTION_DEAD_TOPIC)
 
 
-def topic_fault(name: str) -> str | None:
+def find_topic_name_error(name: str) -> str | None:
     """Return why `name` is not a valid topic name, or None.
 
     Valid names have no dot or slash, so none is a path.
     """
-    return _name_fault("topic", name, TOPIC_BYTES_MAX)
+    return _find_name_error("topic", name, TOPIC_BYTES_MAX)
 
 
-def group_fault(name: str) -> str | None:
+def find_group_name_error(name: str) -> str | None:
     """Return why `name` is not a valid consumer group name, or None."""
     if name in _OWN_GROUPS or name.startswith(MOVE_PREFIX):
         return f"group name {name!r} is the system's own; choose another name"
-    return _name_fault("group", name, GROUP_BYTES_MAX)
+    return _find_name_error("group", name, GROUP_BYTES_MAX)
 
 
-def _name_fault(kind: str, name: str, bytes_max: int) -> str | None:
+def _find_name_error(kind: str, name: str, bytes_max: int) -> str | None:
     if not name:
         return f"{kind} name is empty; allowed: 1 to {bytes_max} of letters, digits and _ - % |"
     if len(name) > bytes_max:

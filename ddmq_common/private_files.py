@@ -34,7 +34,7 @@ def make_private(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     finally:
         os.umask(before)
-    if why := folder_fault(folder):
+    if why := find_folder_error(folder):
         raise ConfigError(why)
     mode = stat.S_IMODE(folder.stat().st_mode)
     if mode & UMASK:
@@ -44,7 +44,7 @@ def make_private(folder: Path) -> None:
         )
 
 
-def folder_fault(folder: Path) -> str | None:
+def find_folder_error(folder: Path) -> str | None:
     """Return why an existing folder may not hold confidential data, and the remedy; None if it may."""
     status = folder.stat()
     mode = stat.S_IMODE(status.st_mode)
@@ -96,7 +96,7 @@ def _read_secret(setting: str, folder: str) -> str:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
-            if why := _file_fault(path, os.fstat(descriptor)):
+            if why := _find_file_error(path, os.fstat(descriptor)):
                 raise ConfigError(why)
             text = file.read(SECRET_BYTES_MAX + 1).decode().removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -107,7 +107,7 @@ def _read_secret(setting: str, folder: str) -> str:
     return text
 
 
-def _file_fault(path: Path, status: os.stat_result) -> str | None:
+def _find_file_error(path: Path, status: os.stat_result) -> str | None:
     if not stat.S_ISREG(status.st_mode):
         return f"{path}: is no file"
     if status.st_uid not in (os.geteuid(), 0):

@@ -34,13 +34,13 @@ def choose_queue(partition_id: int, hash_id: int, queues: int, any_queue: int, k
 def murmur2(data: bytes) -> int:
     """Return the unsigned 32-bit hash that Kafka's default partitioner uses."""
     length = len(data)
-    whole = length & ~3
+    words_end = length & ~3
     hashed = _SEED ^ length
-    for (word,) in iter_unpack("<I", data[:whole]):
+    for (word,) in iter_unpack("<I", data[:words_end]):
         word = word * _FACTOR & _U32
         word = (word ^ word >> 24) * _FACTOR & _U32
         hashed = (hashed * _FACTOR & _U32) ^ word
-    if whole < length:
-        hashed = (hashed ^ int.from_bytes(data[whole:], "little")) * _FACTOR & _U32
+    if words_end < length:
+        hashed = (hashed ^ int.from_bytes(data[words_end:], "little")) * _FACTOR & _U32
     hashed = (hashed ^ hashed >> 13) * _FACTOR & _U32
     return hashed ^ hashed >> 15

@@ -27,7 +27,7 @@ class Wire(IntEnum):
     BINARY = 1
 
 
-class Fault(IntEnum):
+class ErrorKind(IntEnum):
     """The Thrift application exceptions that this server sends."""
 
     UNKNOWN_METHOD = 1
@@ -71,7 +71,7 @@ class Call(ABC):
         """Answer with an exception struct that the method declares."""
 
     @abstractmethod
-    def fault(self, kind: Fault, text: str) -> None:
+    def reply_error(self, kind: ErrorKind, text: str) -> None:
         """Answer with a Thrift application exception."""
 
 

@@ -13,8 +13,8 @@ import socket
 from abc import ABC, abstractmethod
 from typing import Any
 
-from ddmq_rpc.api import Call, Fault, Wire
-from ddmq_rpc.codec import ENCODERS, encode_fault, encode_result
+from ddmq_rpc.api import Call, ErrorKind, Wire
+from ddmq_rpc.codec import ENCODERS, encode_error, encode_result
 from ddmq_rpc.envelope import Envelope
 from ddmq_rpc.traffic import OpenMethod, Traffic
 
@@ -112,13 +112,13 @@ class AnswerSender(ABC):
         self.close()
 
 
-_OPEN, _ANSWERED, _GONE = 0, 1, 2
+_OPEN, _ANSWERED, _ABANDONED = 0, 1, 2
 
 
 class OpenCall(Call):
     """A call on a connection, which creates it. The handler answers it at once or later."""
 
-    __slots__ = ("_bytes_held", "_connection", "_method", "_sequence", "_state")
+    __slots__ = ("_bytes_counted", "_connection", "_method", "_sequence", "_state")
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class OpenCall(Call):
         self._method = method
         self._sequence = sequence
         self._state = _OPEN
-        self._bytes_held = True
+        self._bytes_counted = True
         self.wire = wire
         self.args = args
         self.frame_bytes = frame_bytes
@@ -178,7 +178,7 @@ class OpenCall(Call):
         method = self._method.method
         declared = next((entry for entry in method.result[1][1:] if entry), None)
         if declared is None:
-            raise TypeError(f"{method.name} declares no exception; answer with reply or fault")
+            raise TypeError(f"{method.name} declares no exception; answer with reply or reply_error")
         try:
             result = encode_result(method, self.wire, **{declared[2]: exception})
         except Exception:
@@ -186,21 +186,21 @@ class OpenCall(Call):
         else:
             self.reply_encoded(result)
 
-    def fault(self, kind: Fault, text: str) -> None:
+    def reply_error(self, kind: ErrorKind, text: str) -> None:
         if self._state:
             self._reject_late_answer()
             return
         self._state = _ANSWERED
         connection = self._connection
-        connection.traffic.counts.faults[kind].value += 1
-        connection.answer(self, self._method.faults, self._sequence, encode_fault(self.wire, kind, text))
+        connection.traffic.counts.errors[kind].value += 1
+        connection.answer(self, self._method.exceptions, self._sequence, encode_error(self.wire, kind, text))
 
     def mark_abandoned(self) -> None:
         """Mark the open call as abandoned, because its client disconnected.
 
         Called once by the connection.
         """
-        self._state = _GONE
+        self._state = _ABANDONED
         on_abandoned, self.on_abandoned = self.on_abandoned, None
         if on_abandoned is None:
             return
@@ -208,7 +208,7 @@ class OpenCall(Call):
         try:
             on_abandoned(self)
         except Exception:
-            self._connection.traffic.faults.log_exception("on_abandoned of %s failed", self.method_name)
+            self._connection.traffic.error_log.log_exception("on_abandoned of %s failed", self.method_name)
 
     def _reject_late_answer(self) -> None:
         """Count an answer that comes after the client disconnected.
@@ -222,10 +222,10 @@ class OpenCall(Call):
         self._connection.traffic.counts.abandoned.value += 1
 
     def _release(self) -> None:
-        if self._bytes_held:
-            self._bytes_held = False
+        if self._bytes_counted:
+            self._bytes_counted = False
             self._connection.traffic.release(self.frame_bytes)
 
     def _report_unencodable(self) -> None:
-        self._connection.traffic.faults.log_exception("the answer of %s does not encode", self.method_name)
-        self.fault(Fault.INTERNAL_ERROR, f"{self.method_name}: the answer could not be encoded")
+        self._connection.traffic.error_log.log_exception("the answer of %s does not encode", self.method_name)
+        self.reply_error(ErrorKind.INTERNAL_ERROR, f"{self.method_name}: the answer could not be encoded")

@@ -59,8 +59,8 @@ def decode_reply(idl: ModuleType, service: str, frame: bytes) -> DecodedReply:
     header = read_header(frame)
     codec = Codec(max(FRAME_BYTES_MAX, len(frame)), ELEMENTS_MAX, 10.0)
     if header.kind == EXCEPTION:
-        fault = codec.decode(header.wire, frame, header.body_at, APPLICATION_EXCEPTION)
-        raise ReplyError(fault.type, (fault.message or b"").decode("utf-8", "replace"))
+        error = codec.decode(header.wire, frame, header.body_at, APPLICATION_EXCEPTION)
+        raise ReplyError(error.type, (error.message or b"").decode("utf-8", "replace"))
     name = header.name.decode()
     result = codec.decode(header.wire, frame, header.body_at, methods(idl, service)[name].result)
     return DecodedReply(header.wire, name, sequence_number(header.wire, header.sequence), result)

@@ -29,7 +29,7 @@ import msgspec
 from thrift.protocol import fastbinary
 from thriftpy2.thrift import TType
 
-from ddmq_rpc.api import Fault, Wire
+from ddmq_rpc.api import ErrorKind, Wire
 
 TypeArgs = list[Any]
 ENCODERS = (fastbinary.encode_compact, fastbinary.encode_binary)
@@ -192,12 +192,12 @@ class _Feed:
         self._next = 0
         self.cstringio_buf = buffer
 
-    def refill_buffer(self, rest: bytes, wanted: int) -> BytesIO:
-        """Return a buffer that starts with `rest` and has `wanted` bytes. Raises EOFError, DecodeError."""
+    def refill_buffer(self, rest: bytes, required: int) -> BytesIO:
+        """Return a buffer that starts with `rest` and has `required` bytes. Raises EOFError, DecodeError."""
         start = self._next
-        end = start + max(CHUNK_BYTES, wanted - len(rest))
-        if wanted > len(rest) + max(len(self._frame) - start, 0):
-            raise EOFError(f"ends inside a value: {wanted} bytes announced")
+        end = start + max(CHUNK_BYTES, required - len(rest))
+        if required > len(rest) + max(len(self._frame) - start, 0):
+            raise EOFError(f"ends inside a value: {required} bytes announced")
         if self._cpu() > self._deadline:
             raise DecodeError(
                 f"takes more than {self._cpu_s * 1000:g} ms to decode: too many small elements; "
@@ -288,7 +288,7 @@ APPLICATION_EXCEPTION: TypeArgs = [
 ]
 
 
-def encode_fault(wire: Wire, kind: Fault, text: str) -> bytes:
+def encode_error(wire: Wire, kind: ErrorKind, text: str) -> bytes:
     """Encode the struct of a Thrift application exception."""
     struct = _ApplicationException(text.encode("utf-8", "replace"), int(kind))
     encoded: bytes = ENCODERS[wire](struct, APPLICATION_EXCEPTION)

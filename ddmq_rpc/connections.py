@@ -2,9 +2,9 @@
 
 Readable: read once, take the frame, call the handler. Answered: send at once; what the socket does not
 take waits for a write watcher. While a call is open, an answer unsent, or the connection waits for its
-turn, it is `busy`: what arrives is kept (a little of it), which is also how a client that goes away is
-noticed. A connection handles a few frames per wake-up, works on the account of its address (turns.py), and
-one whose request took long rests for a multiple of that time, so that the others get theirs.
+slice, it is `busy`: it still reads a little ahead, and so notices that the client disconnects. A connection
+handles a few frames per wake-up and spends the time slices of its address (time_slices.py). After a request
+that took long it rests for a multiple of that time, so that the others get theirs.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import socket
 from collections.abc import Callable
 
 from ddmq_common.hub_timer import HubTimer
-from ddmq_rpc.api import Fault, Wire
+from ddmq_rpc.api import ErrorKind, Wire
 from ddmq_rpc.calls import UNSENT, AnswerSender, OpenCall
-from ddmq_rpc.codec import CHUNK_BYTES, DecodeError, encode_fault
+from ddmq_rpc.codec import CHUNK_BYTES, DecodeError, encode_error
 from ddmq_rpc.envelope import (
     CALL,
     EXCEPTION,
     ONEWAY,
     Envelope,
-    FrameRefusedError,
+    FrameLengthError,
     Frames,
     Header,
     HeaderError,
     read_header,
 )
+from ddmq_rpc.time_slices import NOT_MEASURED, SLICE_S
 from ddmq_rpc.traffic import Traffic
-from ddmq_rpc.turns import NOT_MEASURED, SLICE_S
 
 RECV_BYTES = 16 << 10  # when the size of what comes is not known
 RECV_BYTES_MAX = 256 << 10
@@ -41,15 +41,28 @@ ONEWAY_OPEN_MAX = 256  # unanswered oneway calls of one connection; then it is n
 
 _READ = 1
 # Why a connection is busy, beside UNSENT; bits.
-_CALL, _RESTING, _ONEWAY, _NO_ROOM, _SLICE, _WAITING = 2, 4, 8, 16, 32, 64
+_CALL, _RESTING, _ONEWAY, _NO_CAPACITY, _SLICE, _WAITING = 2, 4, 8, 16, 32, 64
 
 
 class RpcConnection(AnswerSender):
     """One client connection of the server, on an accepted non-blocking socket. It closes itself."""
 
     __slots__ = (
-        "_asked_at", "_call", "_frames", "_in_partial", "_oneway_open", "_reader", "_recv", "_recv_bytes",
-        "_serving", "_share", "_silent", "_timer", "_waiting_frame", "closed", "idle_since",
+        "_call",
+        "_called_at",
+        "_frames",
+        "_in_partial",
+        "_oneway_open",
+        "_reader",
+        "_recv",
+        "_recv_bytes",
+        "_serving",
+        "_share",
+        "_silent",
+        "_timer",
+        "_waiting_frame",
+        "closed",
+        "idle_since",
     )  # fmt: skip
 
     def __init__(self, traffic: Traffic, accepted: socket.socket, peer: str, address: str) -> None:
@@ -59,14 +72,14 @@ class RpcConnection(AnswerSender):
         self.idle_since = traffic.now()
         self._frames = Frames(traffic.limits.frame_bytes_max)
         self._call: OpenCall | None = None
-        self._asked_at = NOT_MEASURED
+        self._called_at = NOT_MEASURED
         self._oneway_open = 0
         self._in_partial = False
         self._serving = False
         self._recv_bytes = RECV_BYTES
         self._waiting_frame: bytes | None = None
         self._timer: HubTimer | None = None
-        self._share = traffic.turns.join(address, self)
+        self._share = traffic.slices.join(address, self)
         self._silent = True
         self._reader = traffic.loop.io(accepted.fileno(), _READ)
         self._reader.start(self._on_readable)
@@ -76,7 +89,7 @@ class RpcConnection(AnswerSender):
     # --- reading
 
     def _on_readable(self) -> None:
-        if self._share.over and not self.busy:
+        if self._share.exhausted and not self.busy:
             self._await_slice()
         else:
             self._run_on_share(self._read)
@@ -84,9 +97,9 @@ class RpcConnection(AnswerSender):
     def _run_on_share(self, act: Callable[[], None]) -> None:
         """Run `act` and charge its time to the time slice of the client's address."""
         share, traffic = self._share, self.traffic
-        turns, clock = traffic.turns, traffic.stopwatch
+        slices, clock = traffic.slices, traffic.stopwatch
         started = clock()
-        turns.begin_event(share, started)
+        slices.begin_event(share, started)
         cpu = NOT_MEASURED
         if share.suspect:
             share.suspect -= 1
@@ -95,14 +108,14 @@ class RpcConnection(AnswerSender):
         seconds = clock() - started
         share.used += seconds
         if share.used > SLICE_S:
-            turns.end_slice(share, seconds, cpu if cpu == NOT_MEASURED else traffic.cpu() - cpu)
+            slices.end_slice(share, seconds, cpu if cpu == NOT_MEASURED else traffic.cpu() - cpu)
 
     def _await_slice(self) -> None:
         """Wait until the client's address gets its next time slice, because it has used up the current
         one."""
         self.busy |= _WAITING
         self._reader.stop()
-        self.traffic.turns.wait(self._share, self)
+        self.traffic.slices.wait(self._share, self)
 
     def resume_work(self) -> None:
         """Resume the waiting work, because the client's address has a time slice again."""
@@ -114,7 +127,7 @@ class RpcConnection(AnswerSender):
         elif self._in_partial:
             if self.traffic.may_read_more(self):
                 self._read_with_slice()
-        elif not self.busy and not self._frames.held_bytes:
+        elif not self.busy and not self._frames.buffered_bytes:
             self._read_with_slice()
         else:
             self._resume_serving()
@@ -139,7 +152,7 @@ class RpcConnection(AnswerSender):
 
     def _read_ahead(self, data: bytes) -> None:
         self._frames.keep_bytes(data)
-        if self._frames.held_bytes >= READ_AHEAD_BYTES:
+        if self._frames.buffered_bytes >= READ_AHEAD_BYTES:
             self._reader.stop()
 
     def _resume_serving(self) -> None:
@@ -148,14 +161,14 @@ class RpcConnection(AnswerSender):
             return
         if not self._reader.active:
             self._reader.start(self._on_readable)
-        if not self._frames.held_bytes:
+        if not self._frames.buffered_bytes:
             return
-        if self._share.over:
+        if self._share.exhausted:
             self._await_slice()
         else:
-            self._run_on_share(self._serve_held)
+            self._run_on_share(self._serve_buffered)
 
-    def _serve_held(self) -> None:
+    def _serve_buffered(self) -> None:
         try:
             self._serve_frames(self._frames.next_frame())
         except Exception as error:
@@ -166,24 +179,24 @@ class RpcConnection(AnswerSender):
 
         Any other error is a bug and is logged.
         """
-        if isinstance(error, FrameRefusedError):
-            self.traffic.counts.count_refused("frame_length")
+        if isinstance(error, FrameLengthError):
+            self.traffic.counts.count_rejected("frame_length")
         elif not isinstance(error, OSError):
-            self.traffic.faults.log_exception("connection of %s closed by a fault of ours", self.peer)
+            self.traffic.error_log.log_exception("connection of %s closed after an internal error", self.peer)
         self.close()
 
     def _serve_frames(self, frame: bytes | None) -> None:
         """Handle frames until none is complete, the connection is busy, or its time slice is used up."""
         frames = self._frames
-        turns = FRAMES_PER_WAKEUP
+        remaining_frames = FRAMES_PER_WAKEUP
         self._serving = True
         try:
             while frame is not None:
                 self._handle(frame)
-                if self.busy or not frames.held_bytes or self.closed:
+                if self.busy or not frames.buffered_bytes or self.closed:
                     return
-                turns -= 1
-                if not turns:
+                remaining_frames -= 1
+                if not remaining_frames:
                     self.busy |= _SLICE
                     self.traffic.loop.run_callback(self._clear, _SLICE)
                     return
@@ -197,7 +210,7 @@ class RpcConnection(AnswerSender):
         frames, traffic = self._frames, self.traffic
         self._recv_bytes = min(frames.missing_bytes() or RECV_BYTES, RECV_BYTES_MAX)
         self._in_partial = True
-        traffic.partial.put(self, frames.held_bytes, traffic.now())
+        traffic.partial.put(self, frames.buffered_bytes, traffic.now())
         if not traffic.may_read_more(self):
             self._reader.stop()
 
@@ -216,11 +229,11 @@ class RpcConnection(AnswerSender):
     def _handle(self, frame: bytes) -> None:
         traffic = self.traffic
         if traffic.open_bytes >= traffic.open_bytes_max:
-            self._wait_for_room(frame)
+            self._wait_for_capacity(frame)
             return
-        if self._in_partial and self._share.over:  # read on in between, whole now
+        if self._in_partial and self._share.exhausted:  # read on in between, whole now
             self._waiting_frame = frame
-            traffic.partial.put(self, len(frame) + self._frames.held_bytes, traffic.now())
+            traffic.partial.put(self, len(frame) + self._frames.buffered_bytes, traffic.now())
             self._await_slice()
             return
         if self._silent:
@@ -244,24 +257,24 @@ class RpcConnection(AnswerSender):
         traffic = self.traffic
         try:
             header = read_header(frame)
-        except HeaderError as wrong:
-            self._answer_fault(wrong.wire, wrong.sequence, b"", Fault.PROTOCOL_ERROR, str(wrong))
+        except HeaderError as error:
+            self._answer_error(error.wire, error.sequence, b"", ErrorKind.PROTOCOL_ERROR, str(error))
             return
         wire, kind, name, sequence, body_at = header
         method = traffic.methods.get(name)
         if method is None or kind not in (CALL, ONEWAY):
-            self._refuse_message(header)
+            self._reject_message(header)
             return
         try:
             args = traffic.codec.decode(wire, frame, body_at, method.method.args)
         except DecodeError as error:
             if method.method.oneway:
-                self.traffic.counts.faults[Fault.PROTOCOL_ERROR].value += 1
+                self.traffic.counts.errors[ErrorKind.PROTOCOL_ERROR].value += 1
             else:
                 text = f"{method.method.name}: arguments do not decode: {error}"
-                self._answer_fault(wire, sequence, name, Fault.PROTOCOL_ERROR, text)
+                self._answer_error(wire, sequence, name, ErrorKind.PROTOCOL_ERROR, text)
             return
-        traffic.turns.bytes += len(frame)
+        traffic.slices.bytes += len(frame)
         now = self.idle_since = traffic.now()
         call = OpenCall(self, method, wire, sequence, args, len(frame), now)
         traffic.open_calls += 1
@@ -271,42 +284,42 @@ class RpcConnection(AnswerSender):
         else:
             self._call = call
             self.busy |= _CALL
-            self._asked_at = traffic.turns.record_call(self._share, self)
+            self._called_at = traffic.slices.record_call(self._share, self)
         try:
             method.handler(call)
         except Exception:
-            self.traffic.faults.log_exception("handler of %s failed", method.method.name)
+            self.traffic.error_log.log_exception("handler of %s failed", method.method.name)
             if call.open:
-                call.fault(Fault.INTERNAL_ERROR, f"{method.method.name}: internal error")
+                call.reply_error(ErrorKind.INTERNAL_ERROR, f"{method.method.name}: internal error")
 
     def _open_oneway(self) -> None:
         self._oneway_open += 1
         if self._oneway_open >= ONEWAY_OPEN_MAX:
             self.busy |= _ONEWAY
 
-    def _refuse_message(self, header: Header) -> None:
+    def _reject_message(self, header: Header) -> None:
         """Answer a message that is not a call or whose method has no handler."""
         name = header.name.decode("utf-8", "replace")
         if header.kind == ONEWAY:
-            self.traffic.counts.faults[Fault.UNKNOWN_METHOD].value += 1
+            self.traffic.counts.errors[ErrorKind.UNKNOWN_METHOD].value += 1
         elif header.kind != CALL:
             text = f"message type is {header.kind}; allowed: 1 (call) or 4 (oneway)"
-            self._answer_fault(header.wire, header.sequence, header.name, Fault.PROTOCOL_ERROR, text)
+            self._answer_error(header.wire, header.sequence, header.name, ErrorKind.PROTOCOL_ERROR, text)
         else:
             text = f"unknown method {name[:100]!r}"
-            self._answer_fault(header.wire, header.sequence, header.name, Fault.UNKNOWN_METHOD, text)
+            self._answer_error(header.wire, header.sequence, header.name, ErrorKind.UNKNOWN_METHOD, text)
 
-    def _wait_for_room(self, frame: bytes) -> None:
+    def _wait_for_capacity(self, frame: bytes) -> None:
         traffic = self.traffic
         self._waiting_frame = frame
-        self.busy |= _NO_ROOM
+        self.busy |= _NO_CAPACITY
         self._in_partial = True
-        traffic.partial.put(self, len(frame) + self._frames.held_bytes, traffic.now())
+        traffic.partial.put(self, len(frame) + self._frames.buffered_bytes, traffic.now())
         traffic.await_capacity(self)
 
     def resume_call(self) -> None:
         """Handle the waiting frame, because the bytes of open calls are under their bound again."""
-        self.busy &= ~_NO_ROOM
+        self.busy &= ~_NO_CAPACITY
         if not self.closed and self._waiting_frame is not None:
             self._run_on_share(self._serve_waiting)
 
@@ -320,7 +333,7 @@ class RpcConnection(AnswerSender):
             self._resume_serving()
 
     def _start_rest(self, seconds: float) -> None:
-        self.traffic.counts.count_refused("rested")
+        self.traffic.counts.count_rejected("rested")
         self.busy |= _RESTING
         self._timer = HubTimer(loop=self.traffic.loop)
         self._timer.once(seconds, self._on_rest_over)
@@ -338,22 +351,22 @@ class RpcConnection(AnswerSender):
             return
         self._call = None
         self.busy &= ~_CALL
-        if self._asked_at != NOT_MEASURED:
-            self.traffic.turns.record_answer(self._share, self, self._asked_at)
+        if self._called_at != NOT_MEASURED:
+            self.traffic.slices.record_answer(self._share, self, self._called_at)
         if len(result) > JOIN_BYTES_MAX:
             self.write_beside(envelope.build_head(call.wire, sequence, len(result)), result)
         else:
             self.write(envelope.build_frame(call.wire, sequence, result))
-        if not self._serving and self._frames.held_bytes:
+        if not self._serving and self._frames.buffered_bytes:
             self.traffic.loop.run_callback(self._resume_serving)
 
     def sent_at_last(self) -> None:
         self._clear(UNSENT)
 
-    def _answer_fault(self, wire: Wire, sequence: bytes, name: bytes, kind: Fault, text: str) -> None:
+    def _answer_error(self, wire: Wire, sequence: bytes, name: bytes, kind: ErrorKind, text: str) -> None:
         """Answer a request that did not become a call with an application exception."""
-        self.traffic.counts.faults[kind].value += 1
-        self.write(Envelope(name, EXCEPTION).build_frame(wire, sequence, encode_fault(wire, kind, text)))
+        self.traffic.counts.errors[kind].value += 1
+        self.write(Envelope(name, EXCEPTION).build_frame(wire, sequence, encode_error(wire, kind, text)))
 
     def _oneway_done(self) -> None:
         self._oneway_open -= 1
@@ -379,7 +392,7 @@ class RpcConnection(AnswerSender):
         self._writer = self._timer = self._unsent = self._waiting_frame = None
         self._socket.close()
         traffic.connections.discard(self)
-        traffic.turns.leave(self._share, self)
+        traffic.slices.leave(self._share, self)
         traffic.counts.connections.value -= 1
         traffic.partial_done(self)
         traffic.unsent.discard(self)

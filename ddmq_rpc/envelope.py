@@ -24,7 +24,7 @@ _length_of = _LENGTH.unpack_from
 pack_length = _LENGTH.pack
 
 
-class FrameRefusedError(Exception):
+class FrameLengthError(Exception):
     """The frame length is outside its bounds, so the rest of the stream cannot be parsed."""
 
     def __init__(self, length: int, length_max: int) -> None:
@@ -46,12 +46,12 @@ class Frames:
         self._rest: bytes | bytearray = b""
 
     @property
-    def held_bytes(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the number of buffered bytes: a partial frame, or frames not yet returned."""
         return len(self._rest)
 
     def feed_bytes(self, data: bytes) -> bytes | None:
-        """Add received bytes; return the first complete frame, or None. Raises FrameRefusedError."""
+        """Add received bytes; return the first complete frame, or None. Raises FrameLengthError."""
         if self._rest:
             self.keep_bytes(data)
             return self.next_frame()
@@ -72,13 +72,13 @@ class Frames:
         self._rest += data
 
     def next_frame(self) -> bytes | None:
-        """Return the next complete frame, with its prefix, or None. Raises FrameRefusedError."""
+        """Return the next complete frame, with its prefix, or None. Raises FrameLengthError."""
         rest = self._rest
         if len(rest) < PREFIX_BYTES:
             return None
         (length,) = _length_of(rest)
         if not 0 <= length <= self._frame_bytes_max:
-            raise FrameRefusedError(length, self._frame_bytes_max)
+            raise FrameLengthError(length, self._frame_bytes_max)
         end = PREFIX_BYTES + length
         if len(rest) < end:
             return None
@@ -170,7 +170,7 @@ def _read_compact(frame: bytes) -> Header:
         at += 1
     end = at + length
     if length > NAME_BYTES_MAX or end > len(frame):
-        raise HeaderError(_name_fault(length), _COMPACT, sequence)
+        raise HeaderError(_describe_name_error(length), _COMPACT, sequence)
     return _new_header((_COMPACT, kind >> 5, frame[at:end], sequence, end))
 
 
@@ -184,11 +184,11 @@ def _read_binary(frame: bytes) -> Header:
     (length,) = _I32.unpack_from(frame, 8)
     end = 12 + length
     if not 0 <= length <= NAME_BYTES_MAX or end + 4 > len(frame):
-        raise HeaderError(_name_fault(length), _BINARY, bytes(4))
+        raise HeaderError(_describe_name_error(length), _BINARY, bytes(4))
     return _new_header((_BINARY, frame[7], frame[12:end], frame[end : end + 4], end + 4))
 
 
-def _name_fault(length: int) -> str:
+def _describe_name_error(length: int) -> str:
     return f"method name of {length} bytes; allowed: at most {NAME_BYTES_MAX}, and inside the frame"
 
 
@@ -202,7 +202,7 @@ def sequence_bytes(wire: Wire, sequence: int) -> bytes:
 def sequence_number(wire: Wire, raw: bytes) -> int:
     """Decode a 32-bit sequence id from the protocol's format."""
     if wire is _COMPACT:
-        number = sum((byte & 127) << 7 * place for place, byte in enumerate(raw)) & 0xFFFFFFFF
+        number = sum((byte & 127) << 7 * index for index, byte in enumerate(raw)) & 0xFFFFFFFF
         return number - (1 << 32) if number >> 31 else number
     return int(_I32.unpack(raw)[0])
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ddmq_common.errors import BoundReachedError, DrainingError, TryLaterError
 from ddmq_rpc.client_side import ReplyError, decode_reply
-from ddmq_rpc.envelope import FrameRefusedError, Frames
+from ddmq_rpc.envelope import FrameLengthError, Frames
 
 if TYPE_CHECKING:
     from gevent import socket
@@ -24,7 +24,7 @@ LINKS_MAX = 256
 CONNECT_S = 1.0
 IDLE_S = 60.0
 READ_BYTES = 1 << 16
-_FAILURES = (OSError, EOFError, FrameRefusedError, ReplyError, ValueError, TryLaterError)
+_FAILURES = (OSError, EOFError, FrameLengthError, ReplyError, ValueError, TryLaterError)
 
 
 class LinkBounds(NamedTuple):
@@ -60,11 +60,11 @@ class CallLink(ABC, Generic[C]):
     def call(self, connection: socket.socket, batch: list[C]) -> None:
         """Send these calls as one request and store their answers.
 
-        An error that this raises goes to `ended`.
+        An error that this raises goes to `on_calls_done`.
         """
 
     @abstractmethod
-    def ended(self, batch: list[C], error: Exception | None) -> None:
+    def on_calls_done(self, batch: list[C], error: Exception | None) -> None:
         """Report the outcome of the calls to their callers. `error`: None if they were answered."""
 
     def take(self) -> list[C]:
@@ -84,7 +84,7 @@ class CallLink(ABC, Generic[C]):
         bounds = self._bounds
         if len(self.waiting) >= bounds.calls:
             text = f"{bounds.calls} calls wait for {self.address}; that is the bound"
-            self.ended([call], BoundReachedError(text))
+            self.on_calls_done([call], BoundReachedError(text))
             return
         self.waiting.append(call)
         self._arrived.set()
@@ -103,7 +103,7 @@ class CallLink(ABC, Generic[C]):
         gevent.killall(list(workers), block=False)
         unsent, self.waiting = list(self.waiting), deque()
         if unsent:
-            self.ended(unsent, DrainingError("this proxy is shutting down"))
+            self.on_calls_done(unsent, DrainingError("this proxy is shutting down"))
 
     def _run_worker(self) -> None:
         connection: socket.socket | None = None
@@ -121,10 +121,10 @@ class CallLink(ABC, Generic[C]):
                         connection.close()
                         connection = None
                 finished_batch, batch = batch, []
-                self.ended(finished_batch, error)
+                self.on_calls_done(finished_batch, error)
         finally:
             if batch:
-                self.ended(batch, TryLaterError("the connection was ended"))
+                self.on_calls_done(batch, TryLaterError("the connection was closed"))
             if connection is not None:
                 connection.close()
 
@@ -173,7 +173,7 @@ class Links(Generic[K, L]):
             raise DrainingError("this proxy is shutting down; ask another one")
         link = self._links.get(key)
         if link is None:
-            self._links = {name: each for name, each in self._links.items() if not each.is_idle}
+            self._links = {name: link for name, link in self._links.items() if not link.is_idle}
             if len(self._links) >= LINKS_MAX:
                 raise BoundReachedError(f"calls are passed on over {LINKS_MAX} links; that is the bound")
             link = self._links[key] = make()

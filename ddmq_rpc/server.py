@@ -21,8 +21,8 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Service
 from ddmq_rpc.codec import methods
 from ddmq_rpc.connections import RpcConnection
+from ddmq_rpc.time_slices import SLICE_S, Shared
 from ddmq_rpc.traffic import OpenMethod, RpcCounts, RpcLimits, Traffic, log
-from ddmq_rpc.turns import SLICE_S, Shared
 
 __all__ = ["RpcLimits", "RpcServer"]
 
@@ -57,8 +57,8 @@ class RpcServer:
         self._acceptor: Any = None
         self._sweeper = HubTimer()
         self._spare_descriptor = -1
-        self._accept_again = HubTimer()
-        self._refusals_logged = False
+        self._accept_timer = HubTimer()
+        self._failure_logged = False
         self._address: tuple[str, int] | None = None
 
     def start(self) -> None:
@@ -68,7 +68,7 @@ class RpcServer:
         self._address = self._listener.getsockname()[:2]
         self._spare_descriptor = os.open(os.devnull, os.O_RDONLY)
         self._traffic = Traffic(
-            loop, self._limits, self._methods, self._counts, self._clock, shared=_shared_turns(get_hub())
+            loop, self._limits, self._methods, self._counts, self._clock, shared=_get_shared_slices(get_hub())
         )
         self._traffic.on_closed = self._on_closed
         self._acceptor = loop.io(self._listener.fileno(), 1)
@@ -106,7 +106,7 @@ class RpcServer:
         self._acceptor.close()
         self._listener.close()
         self._listener = None
-        self._accept_again.stop()
+        self._accept_timer.stop()
         self._close_spare()
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class RpcServer:
         listener, traffic = self._listener, self._traffic
         if listener is None or traffic is None:
             return
-        turns, clock = traffic.turns, traffic.stopwatch
+        slices, clock = traffic.slices, traffic.stopwatch
         first = started = clock()
         for _ in range(ACCEPTS_PER_WAKEUP):
             try:
@@ -132,13 +132,13 @@ class RpcServer:
                 return
             address = address_of(peer[0])
             if traffic.admit_connection(address):
-                self._refusals_logged = False
+                self._failure_logged = False
                 accepted.setblocking(False)
                 RpcConnection(traffic, accepted, f"{peer[0]}:{peer[1]}", address)
             else:
                 accepted.close()
             now = clock()
-            turns.record_accept(address, started, now)
+            slices.record_accept(address, started, now)
             if now - first > SLICE_S:
                 return  # the others come before the next accepts
             started = now
@@ -146,14 +146,14 @@ class RpcServer:
     def _accept_failed(self, listener: socket.socket, error: OSError) -> None:
         """Handle a failed accept: without free descriptors reject the client with the spare one, else
         pause."""
-        self._counts.count_refused("accept")
+        self._counts.count_rejected("accept")
         if error.errno in _NO_DESCRIPTORS and self._reject_client(listener):
             return
-        if not self._refusals_logged:
-            self._refusals_logged = True
+        if not self._failure_logged:
+            self._failure_logged = True
             log.warning("accept failed", extra={"error": error.strerror or str(error)})
         self._acceptor.stop()
-        self._accept_again.once(ACCEPT_PAUSE_S, lambda: self._acceptor.start(self._on_acceptable))
+        self._accept_timer.once(ACCEPT_PAUSE_S, lambda: self._acceptor.start(self._on_acceptable))
 
     def _reject_client(self, listener: socket.socket) -> bool:
         """Accept one waiting client and close it; return False if that fails, too."""
@@ -171,11 +171,11 @@ class RpcServer:
             self._spare_descriptor = -1
 
 
-def _shared_turns(hub: Any) -> Shared:
+def _get_shared_slices(hub: Any) -> Shared:
     """Return the time-slice state that all servers of this hub share, created in the first call."""
-    shared: Shared | None = getattr(hub, "ddmq_turns", None)
+    shared: Shared | None = getattr(hub, "ddmq_time_slices", None)
     if shared is None:
-        shared = hub.ddmq_turns = Shared()
+        shared = hub.ddmq_time_slices = Shared()
     return shared
 
 

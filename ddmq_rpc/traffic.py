@@ -5,7 +5,7 @@ Three sums, each with its own answer at the bound, so that no one of them can st
 * partial bytes, frames that have not arrived whole or wait for the sum above: nobody reads on except the
   oldest of them, which so can always finish;
 * unsent bytes, answers that clients do not read: the connection that has been at it longest is closed.
-The processor's time is shared by address (turns.py).
+The processor's time is shared by address (time_slices.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ddmq_common.clock import Clock
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.catalogue import RPC_ABANDONED, RPC_CONNECTIONS, RPC_FAULTS, RPC_REFUSED
 from ddmq_common.metrics.registry import Registry
-from ddmq_rpc.api import Fault
+from ddmq_rpc.api import ErrorKind
 from ddmq_rpc.codec import Codec, Method
 from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope
-from ddmq_rpc.turns import Shared, TimeSlices
+from ddmq_rpc.time_slices import Shared, TimeSlices
 
 DECODE_CPU_S = 0.05  # processor time that one request's arguments may take to decode
 _MAY_BE_0 = ("idle_s", "connections_max_per_address")
@@ -62,8 +62,8 @@ class RpcLimits:
 
 
 log = logging.getLogger("ddmq.rpc")
-LOGGED_FAULTS_MAX = 10  # in LOGGED_FAULTS_S; the counts go on
-LOGGED_FAULTS_S = 10.0
+LOGGED_ERRORS_MAX = 10  # in LOGGED_ERRORS_S; the counts continue
+LOGGED_ERRORS_S = 10.0
 
 
 class ErrorLog:
@@ -80,83 +80,83 @@ class ErrorLog:
     def log_exception(self, text: str, *args: object) -> None:
         """Log the exception that is being handled."""
         now = self._now()
-        if now - self._since >= LOGGED_FAULTS_S:
+        if now - self._since >= LOGGED_ERRORS_S:
             self._since, self._logged = now, 0
         self._logged += 1
-        if self._logged <= LOGGED_FAULTS_MAX:
+        if self._logged <= LOGGED_ERRORS_MAX:
             log.exception(text, *args)
 
 
 class RpcCounts:
     """The metric cells of one server."""
 
-    __slots__ = ("_registry", "_service", "abandoned", "connections", "faults")
+    __slots__ = ("_registry", "_service", "abandoned", "connections", "errors")
 
     def __init__(self, registry: Registry, service: str) -> None:
         self._registry = registry
         self._service = service
         self.connections = registry.cell(RPC_CONNECTIONS, service)
         self.abandoned = registry.cell(RPC_ABANDONED, service)
-        self.faults = {kind: registry.cell(RPC_FAULTS, service, kind.name.lower()) for kind in Fault}
+        self.errors = {kind: registry.cell(RPC_FAULTS, service, kind.name.lower()) for kind in ErrorKind}
 
-    def count_refused(self, reason: str) -> None:
+    def count_rejected(self, reason: str) -> None:
         """Count one refused frame or connection. `reason`: one of a fixed set."""
         self._registry.cell(RPC_REFUSED, self._service, reason).value += 1
 
 
-H = TypeVar("H")
+B = TypeVar("B")
 
 
-class Backlog(Generic[H]):
-    """The holders of bytes in order of age; `total` is the sum of their bytes."""
+class Backlog(Generic[B]):
+    """The pending bytes of connections, oldest connection first; `total` is their sum."""
 
     __slots__ = ("_entries", "total")
 
     def __init__(self) -> None:
-        self._entries: dict[H, tuple[float, int]] = {}  # insertion order is age
+        self._entries: dict[B, tuple[float, int]] = {}  # insertion order is age
         self.total = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, holder: H) -> bool:
-        return holder in self._entries
+    def __contains__(self, connection: B) -> bool:
+        return connection in self._entries
 
-    def put(self, holder: H, held_bytes: int, now: float) -> None:
-        """Set the bytes of a holder. Its age counts from its first `put`."""
-        since, before = self._entries.get(holder, (now, 0))
-        self._entries[holder] = (since, held_bytes)
-        self.total += held_bytes - before
+    def put(self, connection: B, pending_bytes: int, now: float) -> None:
+        """Set the pending bytes of a connection. Its age counts from its first `put`."""
+        since, before = self._entries.get(connection, (now, 0))
+        self._entries[connection] = (since, pending_bytes)
+        self.total += pending_bytes - before
 
-    def discard(self, holder: H) -> bool:
-        """Remove a holder and its bytes; return False if it had none."""
-        entry = self._entries.pop(holder, None)
+    def discard(self, connection: B) -> bool:
+        """Remove a connection and its bytes; return False if it had none."""
+        entry = self._entries.pop(connection, None)
         if entry is None:
             return False
         self.total -= entry[1]
         return True
 
-    def oldest_holder(self) -> H | None:
+    def oldest_connection(self) -> B | None:
         return next(iter(self._entries), None)
 
-    def older_than(self, moment: float) -> Iterator[H]:
-        """Yield the holders from before `moment`, oldest first. They may be discarded meanwhile."""
-        for holder, (since, _) in list(self._entries.items()):
+    def older_than(self, moment: float) -> Iterator[B]:
+        """Yield the connections from before `moment`, oldest first. They may be discarded meanwhile."""
+        for connection, (since, _) in list(self._entries.items()):
             if since >= moment:
                 return
-            yield holder
+            yield connection
 
 
 class OpenMethod:
     """A method of the service, with its handler and the envelopes of its answers."""
 
-    __slots__ = ("answers", "faults", "handler", "method")
+    __slots__ = ("answers", "exceptions", "handler", "method")
 
     def __init__(self, method: Method, handler: Any) -> None:
         self.method = method
         self.handler = handler
         self.answers = Envelope(method.name.encode(), REPLY)
-        self.faults = Envelope(method.name.encode(), EXCEPTION)
+        self.exceptions = Envelope(method.name.encode(), EXCEPTION)
 
 
 class Closable(Protocol):
@@ -198,10 +198,10 @@ class Traffic:
         self.on_closed: Callable[[str], None] | None = None  # the service's, with a connection's peer
         self.counts = counts
         self.now = clock.monotonic
-        self.faults = ErrorLog(clock.monotonic)
+        self.error_log = ErrorLog(clock.monotonic)
         self.cpu = cpu
         self.stopwatch = stopwatch
-        self.turns = TimeSlices(stopwatch, self._arm_timer, lambda: counts.count_refused("rested"), shared)
+        self.slices = TimeSlices(stopwatch, self._arm_timer, lambda: counts.count_rejected("rested"), shared)
         self._timer = HubTimer(loop=loop)
         self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, DECODE_CPU_S, cpu)
         self.connections: set[BoundedConnection] = set()
@@ -219,31 +219,31 @@ class Traffic:
 
         At a bound, another one may be closed for it.
         """
-        turns, limits = self.turns, self.limits
-        own = turns.shares.get(address)
-        mine = 0 if own is None else len(own.members)
-        if own is not None and 0 < limits.connections_max_per_address <= mine:
-            reason, closed = "connections_per_address", turns.silent_of(own)
+        slices, limits = self.slices, self.limits
+        own = slices.shares.get(address)
+        connections = 0 if own is None else len(own.members)
+        if own is not None and 0 < limits.connections_max_per_address <= connections:
+            reason, closed = "connections_per_address", slices.silent_of(own)
         elif len(self.connections) < limits.connections_max:
             return True
         else:
-            reason, closed = "connections", turns.least_missed(address)
+            reason, closed = "connections", slices.least_missed(address)
         if closed is None:
-            self.counts.count_refused(reason)
+            self.counts.count_rejected(reason)
             return False
-        self.counts.count_refused("gave_way")
+        self.counts.count_rejected("gave_way")
         closed.close()
         return True
 
     def _arm_timer(self, seconds: float) -> None:
-        self._timer.once(seconds, self.turns.run_round)
+        self._timer.once(seconds, self.slices.run_round)
 
     def close(self) -> None:
         """Close every connection and stop the timers."""
         for connection in list(self.connections):
             connection.close()
         self._timer.stop()
-        self.turns.close()
+        self.slices.close()
 
     def release(self, frame_bytes: int) -> None:
         """Release the bytes of an answered call and resume waiting connections."""
@@ -259,7 +259,10 @@ class Traffic:
 
     def may_read_more(self, connection: BoundedConnection) -> bool:
         """Return whether a connection may read more of its partial frame. If not, it is resumed later."""
-        if self.partial.total <= self.limits.partial_bytes_max or self.partial.oldest_holder() is connection:
+        if (
+            self.partial.total <= self.limits.partial_bytes_max
+            or self.partial.oldest_connection() is connection
+        ):
             return True
         self._paused.append(connection)
         return False
@@ -276,25 +279,25 @@ class Traffic:
         """
         self.unsent.put(connection, unsent_bytes, self.now())
         while self.unsent.total > self.limits.unsent_bytes_max:
-            oldest = self.unsent.oldest_holder()
+            oldest = self.unsent.oldest_connection()
             if oldest is None:
                 return
-            self.counts.count_refused("unread_answers")
+            self.counts.count_rejected("unread_answers")
             oldest.close()
 
     def close_slow_connections(self) -> None:
         """Close the connections that are too slow. Called every half second."""
         limits, now = self.limits, self.now()
         for connection in self.partial.older_than(now - limits.frame_read_s):
-            self.counts.count_refused("slow_frame")
+            self.counts.count_rejected("slow_frame")
             connection.close()
         for reader in self.unsent.older_than(now - limits.answer_write_s):
-            self.counts.count_refused("slow_reader")
+            self.counts.count_rejected("slow_reader")
             reader.close()
         if limits.idle_s:
             for connection in list(self.connections):
                 if connection.idle_since < now - limits.idle_s and not connection.busy:
-                    self.counts.count_refused("idle")
+                    self.counts.count_rejected("idle")
                     connection.close()
 
     def _wake_soon(self) -> None:

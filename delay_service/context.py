@@ -99,35 +99,35 @@ class Generations(NamedTuple):
 class UnrecordedOffsets:
     """Offsets that are finished in the store but not yet in the log.
 
-    Most of them need no note: the next owner reads uncommitted commands again, and the states of the ids say
-    which messages those commands ended. Two kinds are named by no command: the earlier move of a message that
-    a cancel or a later move ended, and a message that was skipped to its end. These offsets are noted in the
-    store, in the same write that ends them, until a commit finishes them. Whoever opens the store finishes
-    the offsets that are still noted. Finishing an offset twice changes nothing.
+    Most of them need no record: the next owner reads uncommitted commands again, and the states of the ids
+    say which messages those commands ended. Two kinds are named by no command: the earlier move of a message
+    that a cancel or a later move ended, and a message that was skipped to its end. These offsets are recorded
+    in the store, in the same write that ends them, until a commit finishes them. Whoever opens the store
+    finishes the offsets that are still recorded. Finishing an offset twice changes nothing.
     """
 
     def __init__(self, store: DelayStore) -> None:
         text = store.meta(UNRECORDED) or b""
         self._offsets = {int(offset) for offset in text.split(b",") if offset.isdigit()}
-        self._noted = bool(text)
+        self._stored = bool(text)
 
     @property
     def offsets(self) -> list[int]:
         """Return the offsets that are finished in the store and perhaps not in the log."""
         return sorted(self._offsets)
 
-    def add_ended(self, offsets: Collection[int], changes: StoreChanges) -> None:
-        """Add to `changes` the note that `offsets` end with them.
+    def add_offsets(self, offsets: Collection[int], changes: StoreChanges) -> None:
+        """Add to `changes` a record of `offsets`, which these changes finish.
 
-        Call it for every write: it also clears an old note.
+        Call it for every write: it also clears an old record.
         """
         self._offsets.update(offsets)
         if offsets:
             changes.meta[UNRECORDED] = b",".join(b"%d" % offset for offset in sorted(self._offsets))
-            self._noted = True
-        elif self._noted and not self._offsets:
+            self._stored = True
+        elif self._stored and not self._offsets:
             changes.meta[UNRECORDED] = None
-            self._noted = False
+            self._stored = False
 
     def on_recorded(self, offsets: Iterable[int]) -> None:
         """Remove offsets that are durably finished in the log."""
@@ -229,10 +229,10 @@ class ShardContext:
         self._on_failed = give_up
         self._closed_until: dict[str, float] = {}
         self.set_aside = SetAsideTopics()
-        self._stalled_since = math.inf  # monotonic; when it was seen without room first, or told so
+        self._stalled_since = math.inf  # monotonic; when it first had no capacity, or last logged that
         config = service.config
         limits = SliceLimits(config.slice_count, config.fire_bytes_max, config.kept_ms, config.catch_up_max)
-        self.due_scans = DueScans(store, acks, self.look_up_topic, limits)
+        self.due_scans = DueScans(store, acks, self.find_target_topic, limits)
         self.unrecorded = UnrecordedOffsets(store)
         lost_position = store.meta(INGESTED) is None
         self.decisions = DecisionContext(
@@ -241,7 +241,7 @@ class ShardContext:
 
     # --- topics
 
-    def look_up_topic(self, topic: str) -> TargetTopic | None:
+    def find_target_topic(self, topic: str) -> TargetTopic | None:
         """Return the target topic, or None if it is unknown.
 
         A topic in `close_topic_for` counts as not writable, and so does one that is set aside.
@@ -301,13 +301,13 @@ class ShardContext:
                 self.queue.queue_id, STALLED_S,
             )  # fmt: skip
 
-    def write(self, changes: StoreChanges, ended: Collection[int] = ()) -> bool:
+    def write(self, changes: StoreChanges, unrecorded_offsets: Collection[int] = ()) -> bool:
         """Apply changes to the store; return False if that failed and the shard was given up.
 
-        `ended`: offsets that end with these changes and are not finished in the log yet.
+        `unrecorded_offsets`: offsets that end with these changes and are not finished in the log yet.
         """
         self.due_scans.on_added(changes.added)
-        self.unrecorded.add_ended(ended, changes)
+        self.unrecorded.add_offsets(unrecorded_offsets, changes)
         return self.run_safely("store", self.store.write, changes)
 
     def run_safely(self, what: str, call: Callable[..., object], *arguments: object) -> bool:

@@ -27,7 +27,7 @@ from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.context import ShardContext
 from delay_service.core.commands import DEAD_TEXT, FireNow, OutcomeReply
 from delay_service.core.fire_command import FireCommand, progress_of
-from delay_service.due.backend import GONE, REFUSED, CommitFailure, classify_failure, commit_due
+from delay_service.due.backend import REFUSED, TOPIC_DELETED, CommitFailure, classify_failure, commit_due
 from delay_service.due.service import Alarm
 from delay_service.store.port import StoreChanges
 from delay_service.waiting.rows import FORGOTTEN, values_after, values_in
@@ -215,8 +215,8 @@ class FireLoop:
             if self._context.has_rows:
                 self._changed_ids.update(plan.changes.ids)
         fires = self._select_available(self._select_committable(plan.fires))
-        tell = bool(self._passed_offsets or self._changed_ids) and not self._commits_in_flight
-        if fires or tell or len(self._passed_offsets) >= PASSED_MAX:
+        reports_progress = bool(self._passed_offsets or self._changed_ids) and not self._commits_in_flight
+        if fires or reports_progress or len(self._passed_offsets) >= PASSED_MAX:
             passed_offsets, self._passed_offsets = self._passed_offsets, []
             self._launch_commit(fires, passed_offsets)
         return bool(plan.fires) or plan.changes is not None
@@ -275,11 +275,11 @@ class FireLoop:
         if self._context.has_rows:
             records += self._changed_rows(commit)
         dead_topic = DELAY_DLQ_TOPIC if any(one.reason for one in fires) else ""
-        ended = partial(self._on_commit_done, commit)
+        on_done = partial(self._on_commit_done, commit)
         try:
-            commit_due(service.backend, dead_topic, records, (progress,), service.deadline(), ended)
+            commit_due(service.backend, dead_topic, records, (progress,), service.deadline(), on_done)
         except Exception as error:  # it could not even be begun
-            ended(error)
+            on_done(error)
 
     def _changed_rows(self, commit: CommitInFlight) -> list[NewRecord]:
         """Return the row records of the fired messages and of ids that changed only in the store."""
@@ -414,9 +414,9 @@ class FireLoop:
             half = frozenset(topics[: len(topics) // 2])
             self._launch_commit([one for one in fires if one.record.topic in half])
             self._launch_commit([one for one in fires if one.record.topic not in half])
-        elif isinstance(error, UnknownTopicError) and self._context.look_up_topic(topics[0]) is None:
+        elif isinstance(error, UnknownTopicError) and self._context.find_target_topic(topics[0]) is None:
             log.warning("topic %s is gone: %d delay messages are dead letters", topics[0], len(fires))
-            self._launch_commit(self._due_scans.make_dead_letters(fires, GONE))
+            self._launch_commit(self._due_scans.make_dead_letters(fires, TOPIC_DELETED))
         elif isinstance(error, BoundReachedError):
             self._begin_pause()
             self._defer_messages(fires)
@@ -430,7 +430,7 @@ class FireLoop:
             self._reject_message(fires[0], error)
 
     def _is_closed(self, topic: str) -> bool:
-        target = self._context.look_up_topic(topic)
+        target = self._context.find_target_topic(topic)
         return target is not None and not target.writable
 
     def _defer_messages(self, fires: list[FireCommand]) -> None:

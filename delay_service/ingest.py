@@ -71,7 +71,7 @@ class UnflushedCommands:
 class Ingest:
     """Ingests the commands of one shard into its store.
 
-    `position`: the offset of the next command. Below `known_to` the store has all commands. `caught_up`: the
+    `position`: the offset of the next command. Below `stored_to` the store has all commands. `caught_up`: the
     position at which `on_caught_up` is called, once.
     """
 
@@ -81,7 +81,7 @@ class Ingest:
         fire: FireLoop,
         alarm: Alarm,
         position: int,
-        known_to: int,
+        stored_to: int,
         caught_up: int,
         on_caught_up: Callable[[], None],
     ) -> None:
@@ -91,7 +91,7 @@ class Ingest:
         self._alarm = alarm
         self._loop: Any = current_loop()
         self.position = position
-        self._known_to = known_to
+        self._stored_to = stored_to
         self._caught_up = caught_up
         self._on_caught_up: Callable[[], None] | None = on_caught_up
         self._commands: list[CommandRecord] = []
@@ -213,14 +213,14 @@ class Ingest:
     # --- deciding
 
     def _decide_run(self) -> None:
-        again = self.position < self._known_to
+        is_replay = self.position < self._stored_to
         run = self._commands[:RUN_MAX]
-        if again:
-            run = [command for command in run if command.offset < self._known_to] or run
-            again = run[0].offset < self._known_to
+        if is_replay:
+            run = [command for command in run if command.offset < self._stored_to] or run
+            is_replay = run[0].offset < self._stored_to
         decisions, now_ms = self._context.decisions, self._service.clock.wall_ms()
         self._apply_decisions(
-            (decider.replay_commands if again else decider.decide_commands)(decisions, run, now_ms)
+            (decider.replay_commands if is_replay else decider.decide_commands)(decisions, run, now_ms)
         )
 
     def _apply_decisions(self, decisions: CommandDecisions) -> None:
@@ -228,10 +228,10 @@ class Ingest:
         end = rest[0].offset if rest else self._end
         if end == self.position:
             return  # the first one waits for a commit; `go` comes when that has ended
-        if end > self._known_to:
+        if end > self._stored_to:
             if end >= self._context.decisions.position_from:
                 decisions.changes.meta[INGESTED] = b"%d" % end
-            if not self._context.write(decisions.changes, decisions.ended):
+            if not self._context.write(decisions.changes, decisions.unrecorded):
                 return
             if decisions.changes.added:
                 self._fire.wake_at(min(message.due_ms for message in decisions.changes.added))
@@ -299,9 +299,9 @@ class Ingest:
         progress = [context.ingest_progress(ready.start, ready.end)]
         if ready.done or context.has_rows:
             progress.append(context.fired_progress(ready.done, []))
-        ended = partial(self._run_last_step, "commit", self._on_committed, ready)
+        on_done = partial(self._run_last_step, "commit", self._on_committed, ready)
         dead_topic = DELAY_DLQ_TOPIC if ready.dead else ""
-        commit_due(service.backend, dead_topic, records, progress, service.deadline(), ended)
+        commit_due(service.backend, dead_topic, records, progress, service.deadline(), on_done)
 
     def _on_committed(self, ready: UnflushedCommands, error: Exception | None) -> None:
         context = self._context
@@ -346,7 +346,9 @@ def trace_ingested(traces: TraceWriter, commands: list[CommandRecord]) -> None:
         if request is None or request.op != ADD or request.topic not in traces.limits:
             continue
         if is_sampled(command.message_id, traces.limits[request.topic]):
-            traces.add(command.message_id, TraceKind.TAKEN, "", {"due_ms": request.at_ms or request.due_ms})
+            traces.add(
+                command.message_id, TraceKind.INGESTED, "", {"due_ms": request.at_ms or request.due_ms}
+            )
 
 
 def ingested_offset(text: bytes | None) -> int | None:

@@ -19,7 +19,7 @@ from ddmq_common.names import DELAY_FULL_PREFIX
 from delay_service.context import DelayServiceContext
 
 log = logging.getLogger("ddmq.delay")
-FREE_AGAIN = 0.9  # of its bound: below, a topic takes messages again
+REOPEN_SHARE = 0.9  # of its bound: below it, a topic accepts messages again
 REPORTED_MAX = 1_000  # topics told of; the fullest
 
 
@@ -49,7 +49,7 @@ class Quota:
         full = [
             topic
             for topic, share_used in use.items()
-            if share_used >= (FREE_AGAIN if topic in reported else 1)
+            if share_used >= (REOPEN_SHARE if topic in reported else 1)
         ]
         full = sorted(sorted(full, key=lambda topic: -use[topic])[:REPORTED_MAX])
         self._service.counts.full.value = len(full)

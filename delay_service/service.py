@@ -95,13 +95,13 @@ class DelayService(DueService[Shard]):
         info = self._backend.topic(DELAY_TOPIC)
         return self._config.shards if info is None else info.queues
 
-    def _on_topic_ready(self, made: Completion[TopicInfo]) -> None:
+    def _on_topic_ready(self, answer: Completion[TopicInfo]) -> None:
         """Create the topic of rows as well, if the engine has one."""
-        if made.error is not None or not self._backend.compacts:
-            super()._on_topic_ready(made)
+        if answer.error is not None or not self._backend.compacts:
+            super()._on_topic_ready(answer)
             return
         deadline = self._clock.monotonic() + self._config.commit_timeout_ms / 1e3
-        ready_topic(self._backend, WAITING_TOPIC, made.value.queues, deadline).then(super()._on_topic_ready)
+        ready_topic(self._backend, WAITING_TOPIC, answer.value.queues, deadline).then(super()._on_topic_ready)
 
     @property
     def standbys(self) -> Mapping[int, Standby]:

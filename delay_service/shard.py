@@ -44,8 +44,9 @@ CALM_S = 60.0  # … as long as the last time was less than this ago
 class Shard:
     """One shard that this process owns, as the QueueWork of backend/ownership.
 
-    `doubt(shard, error)` is called when the claim must be renewed, `opened()` when the shard fires. `closed`
-    settles when the store is closed; `before` is the `closed` of the previous owner in this process.
+    `on_claim_uncertain(shard, error)` is called when the claim must be renewed, `opened()` when the shard
+    fires. `closed` settles when the store is closed; `before` is the `closed` of the previous owner in this
+    process.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Shard:
         epoch: int,
         opener: StoreOpener,
         alarms: Callable[[], Alarm],
-        doubt: Callable[[Shard, Exception], None],
+        on_claim_uncertain: Callable[[Shard, Exception], None],
         opened: Callable[[], None],
         before: Completion[None] | None,
     ) -> None:
@@ -68,7 +69,7 @@ class Shard:
         self._service = service
         self._opener = opener
         self._alarms = alarms
-        self._doubt = doubt
+        self._on_claim_uncertain = on_claim_uncertain
         self._opened = opened
         self._before = before
         self._fire: FireLoop | None = None
@@ -110,13 +111,13 @@ class Shard:
         self._close_store()
         self._reopen_later(error if isinstance(error, CLAIM_ERRORS) else None)
 
-    def _reopen_later(self, doubt: Exception | None) -> None:
-        """Reopen the closed shard after a pause. With `doubt`, report the uncertain claim instead."""
+    def _reopen_later(self, claim_error: Exception | None) -> None:
+        """Reopen the closed shard after a pause. With `claim_error`, report the uncertain claim instead."""
         if self._stopped:
             return
-        if doubt is not None:
+        if claim_error is not None:
             self._stopped = True
-            self._doubt(self, doubt)
+            self._on_claim_uncertain(self, claim_error)
             return
         now = self._service.clock.monotonic()
         if now - self._failed_at >= CALM_S:
@@ -182,7 +183,7 @@ class Shard:
     ) -> None:
         acks = _ack_map(fired_view)
         generations = Generations(ingest_view.generation, fired_view.generation)
-        start, known_to = _start(store, ingest_view, bounds)
+        start, stored_to = _start(store, ingest_view, bounds)
         context = ShardContext(
             self._service,
             self.queue,
@@ -196,7 +197,9 @@ class Shard:
         )
         fire = FireLoop(context, self._alarms())
         self.context, self._fire = context, fire
-        self._ingest = Ingest(context, fire, self._alarms(), start, known_to, bounds.next, self._on_caught_up)
+        self._ingest = Ingest(
+            context, fire, self._alarms(), start, stored_to, bounds.next, self._on_caught_up
+        )
         self.why = "it takes in the commands that came before"
         log.info(
             "delay shard %d is ours (epoch %d): %d messages wait, commands taken in from offset %d, %d to go",
@@ -247,7 +250,7 @@ class Shard:
 
     def _on_work_failed(self, error: Exception) -> None:
         if isinstance(error, CLAIM_ERRORS) or self._stopped:
-            self._doubt(self, error)
+            self._on_claim_uncertain(self, error)
             return
         self.why = str(error) or type(error).__name__
         log.warning("delay shard %d is opened anew: %s", self.queue.queue_id, self.why)
@@ -262,10 +265,10 @@ class Shard:
             spawn(self._close_and_reopen)
 
     def _close_and_reopen(self) -> None:
-        doubt = None if self.context is None else self.context.claim_error
+        claim_error = None if self.context is None else self.context.claim_error
         self._close_store()
         self._opening = False
-        self._reopen_later(doubt)
+        self._reopen_later(claim_error)
         self._close_when_idle()
 
     # --- the end
@@ -323,12 +326,12 @@ class Shard:
             self._mark = None
         if self._mark is None:
             # All commits that were under way have ended by then, and the store has what they came to.
-            ended_at = now + self._service.config.commit_timeout_ms / 1e3 + 1
+            settled_at = now + self._service.config.commit_timeout_ms / 1e3 + 1
 
             def on_bounds(answer: Completion[list[Bounds | None]]) -> None:
                 bounds = None if answer.error is not None else answer.value[0]
                 if bounds is not None and self.context is context:
-                    self._mark = bounds.next, ended_at
+                    self._mark = bounds.next, settled_at
 
             backend.bounds([queue]).then(on_bounds)
 
@@ -377,16 +380,16 @@ def _start(store: DelayStore, ingest_view: ProgressView, bounds: Bounds) -> tupl
     A store behind the group's progress is new or restored from a backup; it ingests what the log still has
     and recognises what it has already. Raises StorageError for a store that is ahead of the log.
     """
-    known_to = ingested_offset(store.meta(INGESTED))
+    stored_to = ingested_offset(store.meta(INGESTED))
     committed = ingest_view.committed or 0
-    if known_to is None:
+    if stored_to is None:
         if bounds.min and committed:
             log.error("a delay store is empty although %d commands were taken in; those that the log still "
                       "has are taken in again", committed)  # fmt: skip
         return bounds.min, 0
-    if known_to > bounds.next:
+    if stored_to > bounds.next:
         raise StorageError(
-            f"the delay store has taken in commands up to {known_to}, the log's next is {bounds.next}: it "
+            f"the delay store has taken in commands up to {stored_to}, the log's next is {bounds.next}: it "
             "belongs to another log; put it away, or the log that it belongs to back"
         )
-    return min(committed, known_to), known_to
+    return min(committed, stored_to), stored_to

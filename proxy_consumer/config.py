@@ -210,7 +210,7 @@ class GroupsFile:
 
     def __post_init__(self) -> None:
         for name, entry in self.groups.items():
-            errors = [names.group_fault(name), *map(names.topic_fault, entry.topics)]
+            errors = [names.find_group_name_error(name), *map(names.find_topic_name_error, entry.topics)]
             error = next((error for error in errors if error is not None), None)
             if error is not None:
                 raise ValueError(f"groups: {name}: {error}")

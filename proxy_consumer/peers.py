@@ -111,7 +111,7 @@ class PeerLink(CallLink[_Waiting | PassedReply]):
             text = (answer.error.message or b"").decode("utf-8", "replace")
             raise TryLaterError(f"the proxy at {self.address} replied: {text}")
 
-    def ended(self, batch: list[_Waiting | PassedReply], error: Exception | None) -> None:
+    def on_calls_done(self, batch: list[_Waiting | PassedReply], error: Exception | None) -> None:
         if isinstance(error, OSError):
             batch = batch + list(self.waiting)
             self.waiting.clear()

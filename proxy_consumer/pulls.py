@@ -99,7 +99,7 @@ class Pulls:
         self._take_messages(pull)
 
     def _on_stored(self, pull: Pull, error: Exception | None) -> None:
-        """Continue a pull after its results were stored, or refuse it if they were not."""
+        """Continue a pull after its results were stored, or reject it if they were not."""
         if error is not None:
             self._throw_error(pull.call, code_of(error), f"the results are not stored: {error}")
         elif pull.call.open:
@@ -151,7 +151,7 @@ class Pulls:
                 waiter.give_up()
 
     def _create(self, pull: Pull, request: Any) -> Subscription | None:
-        """Return the subscription that the pull names, being created; None if the pull was refused."""
+        """Return the subscription that the pull names, being created; None if the pull was rejected."""
         if not self._runtime.config.auto_create_groups:
             self.answer_empty(pull)
             return None

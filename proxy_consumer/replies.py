@@ -83,12 +83,12 @@ class ReplyHandling:
         if earlier is not None and earlier.lease_id == request.lease:
             answer.report_outcome(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, earlier.results)
             return
-        taking = replying.reserve_message(queue, request.offset, request.lease)
-        if taking is ReservationResult.RESERVED:
+        reservation = replying.reserve_message(queue, request.offset, request.lease)
+        if reservation is ReservationResult.RESERVED:
             PendingAck(self, answer, group.subscription_of(queue), queue, ack).begin()
-        elif taking is ReservationResult.BUSY:
+        elif reservation is ReservationResult.BUSY:
             answer.reject_ack(Code.BUSY, f"this acknowledgement is being committed; {MOVES}")
-        elif taking is ReservationResult.OVER:
+        elif reservation is ReservationResult.LEASE_EXPIRED:
             group.subscription_of(queue).buffer.tally.late.value += 1
             text = f"the lease {request.lease} of offset {request.offset} is over; nothing is stored"
             answer.report_outcome(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
@@ -298,7 +298,7 @@ class PendingAck:
         batch = CommitBatch(records=records, progress=(delta,))
         runtime.backend.commit(batch, runtime.commit_deadline(), into=into)
 
-    def refused(self, code: int, text: str) -> None:
+    def rejected(self, code: int, text: str) -> None:
         self._end_reservation()
         self._answer.reject_ack(code, text)
 
@@ -338,9 +338,9 @@ class PendingAck:
             self._release_message()
             self._answer.reject_ack(Code.TIMED_OUT, f"{text}; ask again to learn whether it is stored")
         elif isinstance(error, FencedError):
-            subscription.refence(self._queue, lambda: self.refused(Code.BUSY, f"{error}; {MOVES}"))
+            subscription.refence(self._queue, lambda: self.rejected(Code.BUSY, f"{error}; {MOVES}"))
         else:
-            self.refused(code, text)
+            self.rejected(code, text)
 
     # --- its end
 

@@ -1,7 +1,7 @@
 """Request validation: every check that a send passes before it is accepted, once, in the order of the wire.
 
-TABLE is that order; its columns say which requests a check is for. The first fault is the answer. A batch is
-checked for 20 and its size as a whole, then each member by its own column, then for its bounds as a whole.
+TABLE is that order; its columns say which requests a check is for. The first rejection is the answer. A batch
+is checked for 20 and its size, then each member by its own column, then the batch for its bounds.
 Nothing here changes anything: no topic is created, no token taken. Rate limits come afterwards, when it is
 certain that the topic exists (pending.py).
 
@@ -19,20 +19,20 @@ from ddmq_client.idl.codes import Code
 from ddmq_common.delivery import encode
 from ddmq_common.send_identity import IDENTITY
 from proxy_producer.config import ProducerConfig
-from proxy_producer.core.delay_requests import delay_fault
+from proxy_producer.core.delay_requests import check_delay_request
 from proxy_producer.core.dialects import counts_from_now, dialects, drop_dialects, read_command
 from proxy_producer.core.identity import KEY_PROPERTY, IdentityOf
-from proxy_producer.core.refusals import SendRefusal, illegal, refusal
+from proxy_producer.core.rejections import SendRejection, build_rejection, illegal
 from proxy_producer.core.validation import (
     CHRONOS,
     DELAY,
     HEARTBEAT,
-    batch_fault,
-    content_fault,
+    build_heartbeat_rejection,
+    check_batch_size,
+    check_content,
+    check_no_delay_property,
+    check_topic_name,
     delay_level,
-    heartbeat_only,
-    no_delay_property,
-    topic_name_fault,
 )
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.flow import Flow
@@ -40,11 +40,13 @@ from proxy_producer.pending import SendMember
 from proxy_producer.topics import CachedTopic, TopicTable
 from proxy_producer.wire import RequestKind, SendRequest, flags_of, request_of
 
-DRAINING = refusal(Code.SHUTTING_DOWN, "draining", "this proxy is shutting down", "send to another one")
-NO_DELAY_SERVICE = refusal(
+DRAINING = build_rejection(
+    Code.SHUTTING_DOWN, "draining", "this proxy is shutting down", "send to another one"
+)
+NO_DELAY_SERVICE = build_rejection(
     Code.NO_SERVICE, "no_delay_service", "no delay service is running", "allowed here: sends without a delay"
 )
-DELAY_FULL = refusal(
+DELAY_FULL = build_rejection(
     Code.BUSY,
     "delay_pending",
     "this topic has as many delayed messages waiting as it may",
@@ -55,7 +57,7 @@ _ALONE = "allowed in a batch: messages without a delay; send it alone"
 
 
 class Admission:
-    """Checks every request of one proxy before it is accepted. Each check returns a refusal, or None."""
+    """Checks every request of one proxy before it is accepted. Each check returns a rejection, or None."""
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class Admission:
         self._topics = topics
         self._flow = flow
         self._delay = delay
-        self.known = topics.known
+        self.cached_topics = topics.cached
         self._spoken = delay.dialects.spoken
         self._wall_ms = wall_ms
         self._new_id = new_id
@@ -81,45 +83,45 @@ class Admission:
         """Use the limits of `config` for all later requests."""
         self._config = config
 
-    def find_fault(self, request: SendRequest) -> SendRefusal | None:
-        """Return the refusal of the first failing check in TABLE, or None.
+    def check_request(self, request: SendRequest) -> SendRejection | None:
+        """Return the rejection of the first failing check in TABLE, or None.
 
         Each call runs all checks again.
         """
         for check in _CHECKS[request.kind]:
-            fault = check(self, request)
-            if fault is not None:
-                return fault
+            rejection = check(self, request)
+            if rejection is not None:
+                return rejection
         return None
 
     # --- the rows
 
-    def not_draining(self, _: SendRequest) -> SendRefusal | None:
+    def check_draining(self, _: SendRequest) -> SendRejection | None:
         return DRAINING if self._flow.draining else None
 
-    def legal_name(self, request: SendRequest) -> SendRefusal | None:
-        """Check the topic's name and look the topic up. Return a refusal, or None."""
+    def check_name(self, request: SendRequest) -> SendRejection | None:
+        """Check the topic's name and look the topic up. Return a rejection, or None."""
         name = request.name
-        topic = self.known.get(name)
+        topic = self.cached_topics.get(name)
         if topic is None and (name or request.kind is not RequestKind.CHANGE):
-            fault = topic_name_fault(name)
-            if fault is not None:
-                return fault
+            rejection = check_topic_name(name)
+            if rejection is not None:
+                return rejection
             if name == HEARTBEAT:  # never looked up, so that it cannot get into the cache
-                return heartbeat_only()
+                return build_heartbeat_rejection()
             topic = self._topics.find_topic(name.decode())
         request.topic = topic
         request.topic_name = name.decode() if topic is None else topic.name
         return None
 
-    def legal_content(self, request: SendRequest) -> SendRefusal | None:
+    def check_content(self, request: SendRequest) -> SendRejection | None:
         topic = request.topic
         limits = self._topics.default_limits if topic is None else topic.limits
-        return content_fault(request.key, request.tags, request.body, request.properties, limits)
+        return check_content(request.key, request.tags, request.body, request.properties, limits)
 
-    def legal_properties(self, request: SendRequest) -> SendRefusal | None:
+    def check_properties(self, request: SendRequest) -> SendRejection | None:
         """Check the delay (in a dialect or as a level) and the delay-service flag in the properties, and
-        store them in the request. Return a refusal, or None."""
+        store them in the request. Return a rejection, or None."""
         properties = request.properties
         if not properties:
             return None
@@ -128,7 +130,7 @@ class Admission:
             spoken = dialects(("ddmq", *(() if spoken is None else spoken.spoken)))
         if spoken is not None and not spoken.properties.isdisjoint(properties):
             command = read_command(properties, spoken, request.now_ms, self._delay.limits)
-            if isinstance(command, SendRefusal):
+            if isinstance(command, SendRejection):
                 return command
             request.relative = (
                 request.kind is RequestKind.PREPARED
@@ -144,11 +146,11 @@ class Admission:
         request.delivered_properties = properties
         return None
 
-    def legal_identity(self, request: SendRequest) -> SendRefusal | None:
+    def check_identity(self, request: SendRequest) -> SendRejection | None:
         identity = request.identity
-        return identity if isinstance(identity, SendRefusal) else None
+        return identity if isinstance(identity, SendRejection) else None
 
-    def no_delay(self, request: SendRequest) -> SendRefusal | None:
+    def check_no_delay(self, request: SendRequest) -> SendRejection | None:
         if request.command is not None:
             what = "the batch holds a message whose properties ask for a delay"
             return illegal("delayed_in_batch", what, _ALONE)
@@ -157,47 +159,47 @@ class Admission:
             return illegal("delayed_in_batch", what, _ALONE)
         return None
 
-    def no_delay_property(self, request: SendRequest) -> SendRefusal | None:
-        return no_delay_property(request.properties) if request.properties else None
+    def check_no_delay_property(self, request: SendRequest) -> SendRejection | None:
+        return check_no_delay_property(request.properties) if request.properties else None
 
-    def writable(self, request: SendRequest) -> SendRefusal | None:
+    def check_writable(self, request: SendRequest) -> SendRejection | None:
         topic = request.topic
-        return self._topics.creation_fault(request.topic_name) if topic is None else topic.write_fault()
+        return self._topics.check_creation(request.topic_name) if topic is None else topic.check_writable()
 
-    def mode(self, request: SendRequest) -> SendRefusal | None:
+    def check_mode(self, request: SendRequest) -> SendRejection | None:
         topic = request.topic
         if topic is None:
             return None
         if request.level or request.command is not None or request.delay is not None:
-            return topic.delayed_fault()
-        return topic.plain_fault(request.chronos)
+            return topic.check_delayed_send()
+        return topic.check_plain_send(request.chronos)
 
-    def delay_fields(self, request: SendRequest) -> SendRefusal | None:
+    def check_delay_fields(self, request: SendRequest) -> SendRejection | None:
         if request.delay is None:
             return None
-        return delay_fault(request.delay, self._delay.limits, self._delay.shards, request.now_ms)
+        return check_delay_request(request.delay, self._delay.limits, self._delay.shards, request.now_ms)
 
-    def delay_service(self, request: SendRequest) -> SendRefusal | None:
+    def check_delay_service(self, request: SendRequest) -> SendRejection | None:
         if request.delay is None and request.command is None:
             return None
         return NO_DELAY_SERVICE if self._delay.presence.is_absent() else None
 
-    def delay_room(self, request: SendRequest) -> SendRefusal | None:
+    def check_delay_capacity(self, request: SendRequest) -> SendRejection | None:
         if (request.delay is None and request.command is None) or not request.adds_message:
             return None
         topic = request.topic
         return DELAY_FULL if topic is not None and topic.name in self._delay.full.names else None
 
-    def bounds(self, request: SendRequest) -> SendRefusal | None:
-        return self._flow.bound_fault(request.frame_bytes)
+    def check_bounds(self, request: SendRequest) -> SendRejection | None:
+        return self._flow.check_bounds(request.frame_bytes)
 
     # --- the fast path
 
     # One function: it is the hot path, and each call costs it 0.05 µs.
     def make_record(
         self, message: Any, topic: CachedTopic, born_ms: int | None
-    ) -> NewRecord | SendRefusal | None:
-        """Check a plain message and build its record; return a refusal if its content is wrong.
+    ) -> NewRecord | SendRejection | None:
+        """Check a plain message and build its record; return a rejection if its content is wrong.
 
         Return None for a message that only the table of checks can judge, such as one that asks for a delay.
         `born_ms`: the message's creation time in epoch milliseconds; None means now.
@@ -210,9 +212,9 @@ class Admission:
                 return None
             flags = flags_of(properties)
         key, tags, body = message.key or b"", message.tags or b"", message.body or message.value
-        fault = content_fault(key, tags, body, properties, topic.limits)
-        if fault is not None:
-            return fault
+        rejection = check_content(key, tags, body, properties, topic.limits)
+        if rejection is not None:
+            return rejection
         delivery = encode(key, body, tags, properties)
         if born_ms is None:
             born_ms = self._wall_ms()
@@ -222,20 +224,20 @@ class Admission:
             or (properties and KEY_PROPERTY in properties)
         ):
             identity = self.identity_of(message, properties)
-            if isinstance(identity, SendRefusal):
+            if isinstance(identity, SendRejection):
                 return identity
             system = None if identity is None else {IDENTITY: identity}
         return NewRecord(topic.name, -1, self._new_id(), born_ms, delivery, key, tags, flags, 0, system)
 
     # --- the messages of a call
 
-    def batch_fault(self, messages: list[Any]) -> SendRefusal | None:
-        """Return the refusal of a batch as a whole, or None."""
+    def check_batch(self, messages: list[Any]) -> SendRejection | None:
+        """Return the rejection of a batch as a whole, or None."""
         if self._flow.draining:
             return DRAINING
         body_bytes = sum([len(message.body or message.value or b"") for message in messages])
         config = self._config
-        return batch_fault(len(messages), body_bytes, config.batch_messages_max, config.batch_bytes_max)
+        return check_batch_size(len(messages), body_bytes, config.batch_messages_max, config.batch_bytes_max)
 
     def check_messages(
         self,
@@ -244,17 +246,17 @@ class Admission:
         *,
         partial: bool = False,
         due_times: Container[int] = (),
-    ) -> tuple[list[SendMember], dict[int, SendRefusal]]:
-        """Check the messages one by one; return the accepted ones, and the refusals of the others by index.
+    ) -> tuple[list[SendMember], dict[int, SendRejection]]:
+        """Check the messages one by one; return the accepted ones, and the rejections of the others by index.
 
-        Unless `partial`, stop at the first refusal. `due_times`: indexes of messages that may use the delay
+        Unless `partial`, stop at the first rejection. `due_times`: indexes of messages that may use the delay
         properties of dialect ddmq whatever their topic accepts.
         """
         members: list[SendMember] = []
-        faults: dict[int, SendRefusal] = {}
-        born_ms, topics = self._wall_ms(), self.known
+        rejections: dict[int, SendRejection] = {}
+        born_ms, topics = self._wall_ms(), self.cached_topics
         for index, message in enumerate(messages):
-            record: NewRecord | SendRefusal | None = None
+            record: NewRecord | SendRejection | None = None
             request: SendRequest | None = None
             topic = None if index in due_times else topics.get(message.topic)
             if topic is not None:
@@ -263,10 +265,10 @@ class Admission:
                 identity = self.identity_of(message, message.properties)
                 request = request_of(kind, message, born_ms, 0, identity)
                 request.due_times = index in due_times
-                record = self.find_fault(request) or request.make_record(self._new_id())
+                record = self.check_request(request) or request.make_record(self._new_id())
                 topic = request.topic
-            if isinstance(record, SendRefusal):
-                faults[index] = record
+            if isinstance(record, SendRejection):
+                rejections[index] = record
                 if partial:
                     continue
                 break
@@ -274,7 +276,7 @@ class Admission:
             members.append(
                 SendMember(index, record, len(body), message.partitionId, message.hashId, topic, request)
             )
-        return members, faults
+        return members, rejections
 
 
 class CheckRow(NamedTuple):
@@ -282,25 +284,25 @@ class CheckRow(NamedTuple):
     applies to."""
 
     codes: str
-    check: Callable[[Admission, SendRequest], SendRefusal | None]
+    check: Callable[[Admission, SendRequest], SendRejection | None]
     kinds: Iterable[RequestKind]
 
 
 _S, _M, _D, _C = RequestKind.SINGLE, RequestKind.MEMBER, RequestKind.DELAY, RequestKind.CHANGE
 _P = RequestKind.PREPARED
 TABLE = (
-    CheckRow("20",       Admission.not_draining,      (_S, _M, _D, _C, _P)),
-    CheckRow("11",       Admission.legal_name,        (_S, _M, _D, _C, _P)),
-    CheckRow("11",       Admission.legal_content,     (_S, _M, _D, _P)),
-    CheckRow("11",       Admission.legal_properties,  (_S, _M, _P)),
-    CheckRow("11",       Admission.legal_identity,    (_S, _M, _P)),
-    CheckRow("11",       Admission.no_delay,          (_M,)),
-    CheckRow("11",       Admission.no_delay_property, (_D,)),
-    CheckRow("13 15",    Admission.writable,          (_S, _M, _D, _P)),
-    CheckRow("18 19",    Admission.mode,              (_S, _M, _D, _P)),
-    CheckRow("30-38 11", Admission.delay_fields,      (_D, _C)),
-    CheckRow("21",       Admission.delay_service,     (_S, _D, _C, _P)),
-    CheckRow("15",       Admission.delay_room,        (_S, _D, _P)),
-    CheckRow("15",       Admission.bounds,            (_S, _D, _C)),
+    CheckRow("20",       Admission.check_draining,          (_S, _M, _D, _C, _P)),
+    CheckRow("11",       Admission.check_name,              (_S, _M, _D, _C, _P)),
+    CheckRow("11",       Admission.check_content,           (_S, _M, _D, _P)),
+    CheckRow("11",       Admission.check_properties,        (_S, _M, _P)),
+    CheckRow("11",       Admission.check_identity,          (_S, _M, _P)),
+    CheckRow("11",       Admission.check_no_delay,          (_M,)),
+    CheckRow("11",       Admission.check_no_delay_property, (_D,)),
+    CheckRow("13 15",    Admission.check_writable,          (_S, _M, _D, _P)),
+    CheckRow("18 19",    Admission.check_mode,              (_S, _M, _D, _P)),
+    CheckRow("30-38 11", Admission.check_delay_fields,      (_D, _C)),
+    CheckRow("21",       Admission.check_delay_service,     (_S, _D, _C, _P)),
+    CheckRow("15",       Admission.check_delay_capacity,    (_S, _D, _P)),
+    CheckRow("15",       Admission.check_bounds,            (_S, _D, _C)),
 )  # fmt: skip
 _CHECKS = tuple(tuple(row.check for row in TABLE if kind in row.kinds) for kind in RequestKind)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from ddmq_common.config import rules
 from ddmq_common.delays.schedules import PERIOD_MS_MIN
-from ddmq_common.names import QUEUES_DEFAULT, topic_fault
+from ddmq_common.names import QUEUES_DEFAULT, find_topic_name_error
 from proxy_producer.core.dialects import dialects
 
 
@@ -132,12 +132,12 @@ class ProducerConfig:
                 f" ({self.batch_bytes_max})"
             )
         for name, spoken in self.delay.dialects.items():
-            if fault := topic_fault(name):
-                raise ValueError(f"delay.dialects: {fault}")
+            if error := find_topic_name_error(name):
+                raise ValueError(f"delay.dialects: {error}")
             dialects(spoken)
         for name in self.topic_rates:
-            if fault := topic_fault(name):
-                raise ValueError(f"topic_rates: {fault}")
+            if error := find_topic_name_error(name):
+                raise ValueError(f"topic_rates: {error}")
 
 
 LIVE_KEYS = frozenset(  # those that a reload puts in force; the others wait for the next start

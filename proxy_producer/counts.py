@@ -11,7 +11,7 @@ from __future__ import annotations
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import MetricCell
 from ddmq_common.metrics.registry import Registry
-from proxy_producer.core.refusals import SendRefusal
+from proxy_producer.core.rejections import SendRejection
 
 NO_TOPIC = "-"
 
@@ -38,31 +38,31 @@ class SendCounts:
 
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
-        self._refused: dict[tuple[str, int, str], tuple[MetricCell, MetricCell]] = {}
+        self._rejected: dict[tuple[str, int, str], tuple[MetricCell, MetricCell]] = {}
         self.deferred = metrics.cell(catalogue.SEND_DEFERRED)
         self.inflight = metrics.cell(catalogue.SEND_INFLIGHT)
 
     def make_topic_counts(self, name: str) -> TopicCounts:
         return TopicCounts(self._metrics, name)
 
-    def count_refused(self, topic: str | None, refusal: SendRefusal, messages: int = 1) -> None:
+    def count_rejected(self, topic: str | None, rejection: SendRejection, messages: int = 1) -> None:
         """Count messages that are not stored. `topic`: the topic's name if it exists, else None."""
-        code, reason, _ = refusal
+        code, reason, _ = rejection
         name = NO_TOPIC if topic is None else topic
-        cells = self._refused.get((name, code, reason))
+        cells = self._rejected.get((name, code, reason))
         if cells is None:
             cells = (
                 self._metrics.cell(catalogue.SENDS, name, str(int(code))),
                 self._metrics.cell(catalogue.SEND_REFUSED, reason),
             )
-            self._refused[name, code, reason] = cells
+            self._rejected[name, code, reason] = cells
         by_code, by_reason = cells
         by_code.value += messages
         by_reason.value += messages
 
-    def count_refused_change(self, refusal: SendRefusal) -> None:
-        """Count a refused cancel or other change of a delayed message. No message is lost by it."""
-        self._metrics.cell(catalogue.SEND_REFUSED, refusal[1]).value += 1
+    def count_rejected_change(self, rejection: SendRejection) -> None:
+        """Count a rejected cancel or other change of a delayed message. No message is lost by it."""
+        self._metrics.cell(catalogue.SEND_REFUSED, rejection[1]).value += 1
         self.count_outcome("refused")
 
     def count_late(self, stored: bool) -> None:

@@ -20,7 +20,7 @@ from backend.port import Backend
 from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
 from proxy_producer.config import ProducerConfig
-from proxy_producer.core.refusals import SendRefusal, refusal
+from proxy_producer.core.rejections import SendRejection, build_rejection
 from proxy_producer.counts import SendCounts
 from proxy_producer.delay.context import DelayContext, DelayLevels
 from proxy_producer.topics import RateLimiter, TopicTable
@@ -103,18 +103,18 @@ class Flow:
         """Use the bounds of `config` for all later requests."""
         self._config = config
 
-    def bound_fault(self, frame_bytes: int) -> SendRefusal | None:
+    def check_bounds(self, frame_bytes: int) -> SendRejection | None:
         """Return code 15 if one more request of `frame_bytes` would exceed the in-flight bounds, else
         None."""
         config = self._config
         if self.inflight >= config.inflight_requests_max:
             what = f"{self.inflight} requests are in flight"
             allowed = f"allowed: {config.inflight_requests_max}; send it again"
-            return refusal(Code.BUSY, "inflight_requests", what, allowed)
+            return build_rejection(Code.BUSY, "inflight_requests", what, allowed)
         if self.inflight_bytes + frame_bytes > config.inflight_bytes_max:
             what = f"{self.inflight_bytes} bytes are in flight and this request has {frame_bytes}"
             allowed = f"allowed: {config.inflight_bytes_max} together; send it again"
-            return refusal(Code.BUSY, "inflight_bytes", what, allowed)
+            return build_rejection(Code.BUSY, "inflight_bytes", what, allowed)
         return None
 
     def watch(self, request: Unanswered) -> None:
@@ -126,28 +126,28 @@ class Flow:
             self.start_ticking()
 
     def leave(self, request: Unanswered, frame_bytes: int) -> None:
-        """Remove a request from the in-flight counts after the backend settled it or it was refused."""
+        """Remove a request from the in-flight counts after the backend settled it or it was rejected."""
         self.inflight -= 1
         self.inflight_bytes -= frame_bytes
         self.unanswered.discard(request)
 
-    def rate_fault(
+    def check_rate(
         self, wait_s: float, limiter: RateLimiter | None, deadline: float, now: float
-    ) -> SendRefusal | None:
+    ) -> SendRejection | None:
         """Return code 15 if `wait_s` is too long or too many requests are deferred already, else None."""
         if wait_s <= 0 or limiter is None:
             return None
         patience_s = min(self._config.defer_ms_max / 1_000, (deadline - now) / 2)
         if wait_s > patience_s:
             allowed = f"send it again in {int(wait_s * 1_000) + 1} ms"
-            return refusal(Code.BUSY, "rate", limiter.describe(), allowed)
+            return build_rejection(Code.BUSY, "rate", limiter.describe(), allowed)
         if len(self._deferred) >= self._config.deferred_max:
             what = f"{limiter.describe()} and {len(self._deferred)} requests wait for rate limits"
-            return refusal(Code.BUSY, "deferred_max", what, "send it again (deferred_max)")
+            return build_rejection(Code.BUSY, "deferred_max", what, "send it again (deferred_max)")
         return None
 
     def defer(self, request: Deferrable, wait_s: float) -> None:
-        """Append `request` after `wait_s` seconds. Call rate_fault first."""
+        """Append `request` after `wait_s` seconds. Call check_rate first."""
         self._sequence += 1
         self.counts.deferred.value += 1
         heappush(self._deferred, (self.monotonic() + wait_s, self._sequence, request))
@@ -174,9 +174,10 @@ class Flow:
 
     def _expire_overdue(self, horizon: float) -> None:
         """Answer the requests whose deadline is at or before `horizon`, that is, before the next sweep."""
-        for request in [each for each in self.unanswered if each.deadline <= horizon]:
+        overdue = [request for request in self.unanswered if request.deadline <= horizon]
+        for request in overdue:
             request.expire()
-        self.earliest = min((each.deadline for each in self.unanswered), default=_NEVER)
+        self.earliest = min((request.deadline for request in self.unanswered), default=_NEVER)
 
     def _stop_idle(self) -> None:
         self.earliest = _NEVER
@@ -189,7 +190,7 @@ class Flow:
             self._timer.stop()
 
     def drain(self, deadline: float) -> Completion[None]:
-        """Refuse new requests (code 20).
+        """Reject new requests (code 20).
 
         The result settles when all are answered, at the latest at `deadline`.
         """

@@ -9,7 +9,7 @@ answered.
   the queues and calls `destination.store_messages`.
 
 A send is answered exactly once and leaves the in-flight counts exactly once. `answered` guards the first;
-`settled`, `refuse_unsent` or `_leave_flow` does the second. The module is
+`settled`, `reject_unsent` or `_leave_flow` does the second. The module is
 that one life cycle, in its order.
 """
 
@@ -23,17 +23,17 @@ from mypy_extensions import mypyc_attr
 from backend.completion import Completion
 from backend.internal_topics import schedule_record
 from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord
-from ddmq_rpc.api import Call, Fault
+from ddmq_rpc.api import Call, ErrorKind
 from proxy_producer import wire
 from proxy_producer.core.delay_requests import schedule_id
-from proxy_producer.core.refusals import SendRefusal, failure_of, refusal_of, timed_out
+from proxy_producer.core.rejections import SendRejection, failure_of, timed_out, to_rejection
 from proxy_producer.delay.context import command_record
 from proxy_producer.flow import Flow
 from proxy_producer.topics import CachedTopic, InternalTopic, RateLimiter, longest_wait
 from proxy_producer.wire import RequestKind, SendRequest
 
 _STORED = AppendStatus.STORED
-_NOT_HELD = 0.0, ""
+_NO_RATE_DELAY = 0.0, ""
 
 
 class SendMember:
@@ -63,19 +63,19 @@ class SendMember:
         self.topic = topic
         self.request = request
 
-    def mode_fault(self, topic: CachedTopic) -> SendRefusal | None:
+    def check_mode(self, topic: CachedTopic) -> SendRejection | None:
         """Return code 18 or 19 if the topic's delay mode does not fit this message, else None."""
         request = self.request
         if request is None or not (request.level or request.command is not None):
-            return topic.plain_fault(request is not None and request.chronos)
-        return topic.delayed_fault()
+            return topic.check_plain_send(request is not None and request.chronos)
+        return topic.check_delayed_send()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Destination:
     """The strategy of a send: it stores the records and answers the caller.
 
-    `partial`: messages are refused one by one; else one refusal stops the whole call.
+    `partial`: messages are rejected one by one; else one rejection stops the whole call.
     """
 
     def __init__(self, partial: bool = False) -> None:
@@ -90,15 +90,15 @@ class Destination:
         if send.answered:
             send.flow.counts.count_late(send.is_stored())
         elif send.error is not None:
-            send.refuse_messages(refusal_of(send.error))
+            send.reject_messages(to_rejection(send.error))
         else:
             self.answer_call(send, send.value)
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Answer the caller and count the messages. `results`: one for each member of the send, in order.
 
-        Empty `results` mean that nothing is stored or that the outcome is unknown. `send.faults` has the
-        refusals.
+        Empty `results` mean that nothing is stored or that the outcome is unknown. `send.rejections` has the
+        rejections.
         """
         raise NotImplementedError
 
@@ -106,13 +106,13 @@ class Destination:
 class PendingSend(Completion[list[AppendResult]]):
     """One call that sends messages, from its acceptance to its answer. Creating it counts it as in flight.
 
-    `deadline`: monotonic seconds. `faults`: the refusals by index in the call; `members` are all other
+    `deadline`: monotonic seconds. `rejections`: the rejections by index in the call; `members` are all other
     messages. `records`: the records that were passed to the backend, one for each member.
     """
 
     __slots__ = (
-        "answered", "call", "deadline", "destination", "faults", "flow", "frame_bytes", "held", "members",
-        "missing", "records", "sent", "size", "waits_for",
+        "answered", "call", "deadline", "destination", "flow", "frame_bytes", "members",
+        "missing", "rate_delay", "records", "rejections", "sent", "size", "waits_for",
     )  # fmt: skip
 
     def __init__(
@@ -122,7 +122,7 @@ class PendingSend(Completion[list[AppendResult]]):
         deadline: float,
         members: list[SendMember],
         destination: Destination,
-        faults: dict[int, SendRefusal] | None = None,
+        rejections: dict[int, SendRejection] | None = None,
     ) -> None:
         self.done = False
         self.error = None
@@ -132,15 +132,15 @@ class PendingSend(Completion[list[AppendResult]]):
         self.deadline = deadline
         self.members = members
         self.destination = destination
-        self.faults: dict[int, SendRefusal] = faults or {}
-        self.size = len(members) + len(self.faults)
+        self.rejections: dict[int, SendRejection] = rejections or {}
+        self.size = len(members) + len(self.rejections)
         self.records: Sequence[NewRecord] = ()
         self.frame_bytes = frame_bytes = call.frame_bytes
         self.answered = False
         self.sent = False
         self.missing = 0  # topics that are being created
-        self.waits_for = "a rate limit"  # for the refusal when the time is up
-        self.held = _NOT_HELD  # seconds, and the rate limit that held it
+        self.waits_for = "a rate limit"  # for the rejection when the time is up
+        self.rate_delay = _NO_RATE_DELAY  # seconds, and the rate limit that caused the delay
         flow.inflight += 1
         flow.inflight_bytes += frame_bytes
 
@@ -185,7 +185,7 @@ class PendingSend(Completion[list[AppendResult]]):
         """Remove the send from the in-flight counts and answer its call with an internal error."""
         if not self.done:
             self._leave_flow()
-            self.call.fault(Fault.INTERNAL_ERROR, "the send failed inside the proxy")
+            self.call.reply_error(ErrorKind.INTERNAL_ERROR, "the send failed inside the proxy")
 
     # --- the slow path
 
@@ -206,18 +206,18 @@ class PendingSend(Completion[list[AppendResult]]):
         self.missing = 1  # holds the send until all creations have begun
         for name in names:
             self.missing += 1
-            fault = topics.creation_fault(name)  # the names before may have used up the bound
-            if fault is None:
+            rejection = topics.check_creation(name)  # the names before may have used up the bound
+            if rejection is None:
                 topics.create(name, self)
             else:
-                self.topic_settled(name, fault)
+                self.topic_settled(name, rejection)
         self._count_down_missing()
 
-    def topic_settled(self, name: str, topic: CachedTopic | SendRefusal) -> None:
-        """Continue with a topic that exists now, or refuse its messages because it could not be created."""
+    def topic_settled(self, name: str, topic: CachedTopic | SendRejection) -> None:
+        """Continue with a topic that exists now, or reject its messages because it could not be created."""
         if self.answered:
             return
-        if isinstance(topic, SendRefusal):
+        if isinstance(topic, SendRejection):
             self._drop_topic(name, topic)
         else:
             for member in self.members:
@@ -234,29 +234,29 @@ class PendingSend(Completion[list[AppendResult]]):
     def _check_modes(self) -> None:
         """Check write permission and delay mode of all topics again, because settings may have changed
         meanwhile."""
-        faults: dict[str, SendRefusal] = {}
+        rejections: dict[str, SendRejection] = {}
         for member in self.members:
             topic = member.topic
-            if topic is not None and topic.name not in faults:
-                fault = topic.write_fault() or member.mode_fault(topic)
-                if fault is not None:
-                    faults[topic.name] = fault
-        for name, fault in faults.items():
-            self._drop_topic(name, fault)
+            if topic is not None and topic.name not in rejections:
+                rejection = topic.check_writable() or member.check_mode(topic)
+                if rejection is not None:
+                    rejections[topic.name] = rejection
+        for name, rejection in rejections.items():
+            self._drop_topic(name, rejection)
 
-    def _drop_topic(self, name: str, fault: SendRefusal) -> None:
-        """Refuse all messages of one topic."""
+    def _drop_topic(self, name: str, rejection: SendRejection) -> None:
+        """Reject all messages of one topic."""
         for member in self.members:
             if member.record.topic == name:
-                self.faults[member.index] = fault
+                self.rejections[member.index] = rejection
         if self.destination.partial:
-            self.members = [member for member in self.members if member.index not in self.faults]
+            self.members = [member for member in self.members if member.index not in self.rejections]
 
     def _pass_limits(self) -> None:
-        """Wait for the rate limits of all topics, and refuse messages that would wait too long."""
-        may_go = not self.faults or self.destination.partial
+        """Wait for the rate limits of all topics, and reject messages that would wait too long."""
+        may_go = not self.rejections or self.destination.partial
         wait_s = self._reserve_tokens() if may_go else 0.0
-        if not self.members or (self.faults and not self.destination.partial):
+        if not self.members or (self.rejections and not self.destination.partial):
             self.flow.leave(self, self.frame_bytes)
             self._answer_unstored()
         elif wait_s > 0:
@@ -267,7 +267,7 @@ class PendingSend(Completion[list[AppendResult]]):
     def _reserve_tokens(self) -> float:
         """Take rate-limit tokens for all messages; return the seconds until they may go.
 
-        Refuse topics that are too slow.
+        Reject topics that are too slow.
         """
         tally: dict[CachedTopic, tuple[int, int]] = {}
         for member in self.members:
@@ -281,19 +281,19 @@ class PendingSend(Completion[list[AppendResult]]):
         for topic, (messages, body_bytes) in list(tally.items()):
             now = flow.monotonic()
             wait_s, limiter = longest_wait(topic.limiters, messages, body_bytes, now)
-            fault = flow.rate_fault(wait_s, limiter, self.deadline, now)
-            if fault is not None:
+            rejection = flow.check_rate(wait_s, limiter, self.deadline, now)
+            if rejection is not None:
                 del tally[topic]
-                self._drop_topic(topic.name, fault)
+                self._drop_topic(topic.name, rejection)
             elif wait_s > longest_s:
                 longest_s, slowest = wait_s, limiter
-        if self.faults and not self.destination.partial:
+        if self.rejections and not self.destination.partial:
             return 0.0
         for topic, (messages, body_bytes) in tally.items():
             for limiter in topic.limiters:
                 limiter.take_tokens(messages, body_bytes)
         if slowest is not None:
-            self.held = longest_s, slowest.describe()
+            self.rate_delay = longest_s, slowest.describe()
         return longest_s
 
     def release(self) -> None:
@@ -331,13 +331,13 @@ class PendingSend(Completion[list[AppendResult]]):
                 return self.flow.levels.topic
         return None
 
-    def _on_internal_topic(self, fault: SendRefusal | None) -> None:
+    def _on_internal_topic(self, rejection: SendRejection | None) -> None:
         if self.answered:
             return
-        if fault is None:
+        if rejection is None:
             self.release()
         else:
-            self.refuse_unsent(fault)
+            self.reject_unsent(rejection)
 
     def stored_record(self, member: SendMember) -> NewRecord:
         """Return the record to store: the message itself, or its delay command or delay-level record."""
@@ -347,11 +347,11 @@ class PendingSend(Completion[list[AppendResult]]):
         delay = self.flow.delay
         if request.command is not None:
             if request.delay is None:
-                request.command = delay.place_command(request)
+                request.command = delay.complete_command(request)
         elif request.level:
             return schedule_record(record, request.level, self.flow.levels.table)
         elif request.chronos and request.kind is not RequestKind.PREPARED:
-            request.command = delay.relays.make_command(record, request.place)
+            request.command = delay.relays.make_command(record, request.queue_choice)
         command = request.command
         return record if command is None else command_record(record, command, delay.commands.queues)
 
@@ -371,20 +371,20 @@ class PendingSend(Completion[list[AppendResult]]):
         waited_ms = round((self.deadline - self.call.received_at) * 1_000)
         if self.sent:
             self.flow.unanswered.discard(self)
-            self.refuse_messages(timed_out(waited_ms, "the backend", sent=True))
+            self.reject_messages(timed_out(waited_ms, "the backend", sent=True))
         else:
             waits_for = "the topic's creation" if self.missing else self.waits_for
-            self.refuse_unsent(timed_out(waited_ms, waits_for, sent=False))
+            self.reject_unsent(timed_out(waited_ms, waits_for, sent=False))
 
-    def refuse_unsent(self, fault: SendRefusal) -> None:
-        """Refuse all messages, none of which was passed to the backend, and leave the in-flight counts."""
+    def reject_unsent(self, rejection: SendRejection) -> None:
+        """Reject all messages, none of which was passed to the backend, and leave the in-flight counts."""
         self.flow.leave(self, self.frame_bytes)
-        self.refuse_messages(fault)
+        self.reject_messages(rejection)
 
-    def refuse_messages(self, fault: SendRefusal) -> None:
-        """Refuse all messages with `fault`, which says whether they may be stored."""
+    def reject_messages(self, rejection: SendRejection) -> None:
+        """Reject all messages with `rejection`, which says whether they may be stored."""
         for member in self.members:
-            self.faults[member.index] = fault
+            self.rejections[member.index] = rejection
         self._answer_unstored()
 
     def _answer_unstored(self) -> None:
@@ -396,7 +396,7 @@ class PendingSend(Completion[list[AppendResult]]):
         return self.error is None and all(result.status is _STORED for result in self.value)
 
     def count_stored(self, results: Sequence[AppendResult], *, traced: bool = False) -> int:
-        """Count and return the number of stored messages; add a refusal for each of the others.
+        """Count and return the number of stored messages; add a rejection for each of the others.
 
         It also marks the call as answered. `traced`: the messages are in the trace already.
         """
@@ -406,7 +406,7 @@ class PendingSend(Completion[list[AppendResult]]):
             return self._count_several(results, latency_us, traced)
         member, result = self.members[0], results[0]
         if result.status is not _STORED:
-            self.faults[member.index] = failure_of(result)
+            self.rejections[member.index] = failure_of(result)
             return 0
         topic = member.topic
         if topic is not None:
@@ -424,7 +424,7 @@ class PendingSend(Completion[list[AppendResult]]):
         stored = messages = duplicates = body_bytes = 0
         for member, result in zip(self.members, results, strict=False):
             if result.status is not _STORED:
-                self.faults[member.index] = failure_of(result)
+                self.rejections[member.index] = failure_of(result)
                 continue
             stored += 1
             if member.topic is not topic:  # nearly always for the first message alone
@@ -456,7 +456,7 @@ class PendingSend(Completion[list[AppendResult]]):
             topic = member.topic
             if topic is None or topic.trace is None or result.status is not _STORED:
                 continue
-            topic.trace.add_stored(self.call, record, result, self.flow.monotonic(), self.held)
+            topic.trace.add_stored(self.call, record, result, self.flow.monotonic(), self.rate_delay)
 
 
 class SingleDestination(Destination):
@@ -470,8 +470,8 @@ class SingleDestination(Destination):
         self._extended = extended
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
-        if send.faults or not send.count_stored(results):
-            refuse_send(send.flow, send.call, send.members[0].topic, send.faults[0])
+        if send.rejections or not send.count_stored(results):
+            reject_send(send.flow, send.call, send.members[0].topic, send.rejections[0])
         elif self._extended:
             send.call.reply(result_of(send.members[0], send.records[0], results[0]))
         else:
@@ -482,10 +482,10 @@ PLAIN_SEND = SingleDestination(extended=False)
 EXTENDED_SEND = SingleDestination(extended=True)
 
 
-def refuse_send(flow: Flow, call: Call, topic: CachedTopic | None, fault: SendRefusal) -> None:
-    """Answer a single send with a refusal and count it."""
-    flow.counts.count_refused(None if topic is None else topic.name, fault)
-    call.reply(wire.refused_result(fault))
+def reject_send(flow: Flow, call: Call, topic: CachedTopic | None, rejection: SendRejection) -> None:
+    """Answer a single send with a rejection and count it."""
+    flow.counts.count_rejected(None if topic is None else topic.name, rejection)
+    call.reply(wire.rejected_result(rejection))
 
 
 def result_of(member: SendMember, record: NewRecord, result: AppendResult) -> Any:

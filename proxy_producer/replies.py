@@ -17,10 +17,10 @@ from ddmq_client.idl.codes import Code
 from ddmq_common.errors import DdmqError
 from ddmq_rpc.api import Call
 from proxy_producer.admission import DRAINING, Admission
-from proxy_producer.batches import summarize_faults
+from proxy_producer.batches import summarize_rejections
 from proxy_producer.config import ProducerConfig, TransactionLimits
 from proxy_producer.core.identity import KEY_PROPERTY
-from proxy_producer.core.refusals import SendRefusal, illegal, refusal, refusal_of
+from proxy_producer.core.rejections import SendRejection, build_rejection, illegal, to_rejection
 from proxy_producer.flow import Flow
 from proxy_producer.pending import Destination, PendingSend, SendMember, result_of
 from proxy_producer.wire import RequestKind
@@ -31,13 +31,13 @@ IdOf = Callable[[int], bytes]  # the message id of the reply at an index
 class ReplyKeeper(Protocol):
     """The consumer proxy's side of a reply: it holds the acknowledgement and commits the replies with it.
 
-    `refused`, `stored` or `failed` is called exactly once.
+    `rejected`, `stored` or `failed` is called exactly once.
     """
 
     def commit(self, records: list[NewRecord], into: Completion[list[AppendResult]]) -> None:
         """Commit the replies together with the message's acknowledgement, all or nothing; settle `into`."""
 
-    def refused(self, code: int, text: str) -> None:
+    def rejected(self, code: int, text: str) -> None:
         """Answer that the replies are not stored."""
 
     def late(self, code: int, text: str) -> None:
@@ -67,44 +67,48 @@ class ReplySends:
         self._config = config
 
     def begin(self, call: Call, request: Any, id_of: IdOf, deadline: float, keeper: ReplyKeeper) -> None:
-        """Check the messages of a ReplyRequest and store them through `keeper`, or refuse them."""
+        """Check the messages of a ReplyRequest and store them through `keeper`, or reject them."""
         flow, size = self._flow, len(request.messages)
         members = self._check(request.messages, id_of, call.frame_bytes)
-        if not isinstance(members, SendRefusal):
+        if not isinstance(members, SendRejection):
             PendingSend(flow, call, deadline, members, ReplyDestination(keeper)).start()
             return
-        again = partial(self.begin, call, request, id_of, deadline, keeper)
-        if not flow.delay.presence.will_retry(members, again):
-            flow.counts.count_refused(None, members, size)
-            keeper.refused(members.code, members.text)
+        retry = partial(self.begin, call, request, id_of, deadline, keeper)
+        if not flow.delay.presence.will_retry(members, retry):
+            flow.counts.count_rejected(None, members, size)
+            keeper.rejected(members.code, members.text)
 
     def _check(
         self, messages: Sequence[Any], id_of: IdOf, frame_bytes: int
-    ) -> SendRefusal | list[SendMember]:
+    ) -> SendRejection | list[SendMember]:
         limits, count = self._config.transactions, len(messages)
         if count > limits.messages_max:
-            return _long_fault(f"{count} messages", limits)
-        fault = DRAINING if self._flow.draining else self._flow.bound_fault(frame_bytes)
-        if fault is not None:
-            return fault
+            return _build_long_rejection(f"{count} messages", limits)
+        rejection = DRAINING if self._flow.draining else self._flow.check_bounds(frame_bytes)
+        if rejection is not None:
+            return rejection
         due_times = {index for index, message in enumerate(messages) if message.dueTimes}
         sends = [ReplyMessage(message) for message in messages]
-        faults = {index: fault for index, send in enumerate(sends) if (fault := _key_fault(send.properties))}
+        rejections = {
+            index: rejection for index, send in enumerate(sends) if (rejection := _check_key(send.properties))
+        }
         members: list[SendMember] = []
-        if not faults:
-            members, faults = self._admission.check_messages(RequestKind.PREPARED, sends, due_times=due_times)
-        if faults:
-            return faults[0] if count == 1 else summarize_faults(faults, count, 0)
+        if not rejections:
+            members, rejections = self._admission.check_messages(
+                RequestKind.PREPARED, sends, due_times=due_times
+            )
+        if rejections:
+            return rejections[0] if count == 1 else summarize_rejections(rejections, count, 0)
         size = 0
         for member in members:
             member.record.message_id = id_of(member.index)
             size += len(member.record.delivery)
             if size > limits.bytes_max:
-                return _long_fault(f"messages of {size} bytes and more", limits)
+                return _build_long_rejection(f"messages of {size} bytes and more", limits)
         return members
 
 
-def _long_fault(what: str, limits: TransactionLimits) -> SendRefusal:
+def _build_long_rejection(what: str, limits: TransactionLimits) -> SendRejection:
     allowed = f"{limits.messages_max} messages and {limits.bytes_max} bytes together, as in a transaction"
     return illegal("reply_long", f"the acknowledgement has {what}", f"allowed: at most {allowed}")
 
@@ -122,7 +126,7 @@ class ReplyMessage:
         self.partitionId, self.hashId = message.partitionId, message.hashId
 
 
-def _key_fault(properties: Mapping[bytes, bytes] | None) -> SendRefusal | None:
+def _check_key(properties: Mapping[bytes, bytes] | None) -> SendRejection | None:
     if not properties or KEY_PROPERTY not in properties:
         return None
     what = f"a message that is sent with an acknowledgement has the property {KEY_PROPERTY.decode()}"
@@ -137,10 +141,10 @@ class ReplyDestination(Destination):
         self._keeper = keeper
 
     def store_messages(self, send: PendingSend) -> None:
-        """Let the keeper commit the replies; refuse them when the disk is nearly full."""
+        """Let the keeper commit the replies; reject them when the disk is nearly full."""
         health = send.flow.backend.health()
         if not health.ready:  # a commit would get past a disk that is nearly full
-            send.refuse_unsent(refusal(Code.BUSY, "backend_bound", health.reason, "send it again"))
+            send.reject_unsent(build_rejection(Code.BUSY, "backend_bound", health.reason, "send it again"))
             return
         records = [send.stored_record(member) for member in send.members]
         send.records, send.sent = records, True
@@ -154,10 +158,10 @@ class ReplyDestination(Destination):
         was_answered, send.answered = send.answered, True
         counts = send.flow.counts
         if send.error is not None:
-            fault = refusal_of(send.error)
+            rejection = to_rejection(send.error)
             if not was_answered:
-                counts.count_refused(None, fault, send.size)
-            self._keeper.failed(send.error, fault.code, fault.text)
+                counts.count_rejected(None, rejection, send.size)
+            self._keeper.failed(send.error, rejection.code, rejection.text)
             return
         results = send.value
         if was_answered:
@@ -168,9 +172,11 @@ class ReplyDestination(Destination):
         self._keeper.stored([result_of(member, record, result) for member, record, result in stored])
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
-        """Report to the keeper that the replies were refused, or that the deadline came before the commit's
+        """Report to the keeper that the replies were rejected, or that the deadline came before the commit's
         outcome."""
-        fault = summarize_faults(send.faults, send.size, 0) if send.size > 1 else send.faults[0]
-        send.flow.counts.count_refused(None, fault, send.size)
-        notify = self._keeper.late if send.sent else self._keeper.refused
-        notify(fault.code, fault.text)
+        rejection = (
+            summarize_rejections(send.rejections, send.size, 0) if send.size > 1 else send.rejections[0]
+        )
+        send.flow.counts.count_rejected(None, rejection, send.size)
+        notify = self._keeper.late if send.sent else self._keeper.rejected
+        notify(rejection.code, rejection.text)

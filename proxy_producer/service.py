@@ -24,20 +24,20 @@ from ddmq_common.config import Reloaded, merge_live_values
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.hub_timer import HubTimer, spawn_later
 from ddmq_common.metrics.registry import Registry
-from ddmq_rpc.api import Call, Fault, Service
+from ddmq_rpc.api import Call, ErrorKind, Service
 from proxy_producer import wire
 from proxy_producer.admission import Admission
-from proxy_producer.batches import PARTIAL_BATCH, WHOLE_BATCH, BatchDestination, summarize_faults
+from proxy_producer.batches import COMPLETE_BATCH, PARTIAL_BATCH, BatchDestination, summarize_rejections
 from proxy_producer.config import LIVE_KEYS, ProducerConfig
 from proxy_producer.core.identity import identity_of, no_identity_of
-from proxy_producer.core.refusals import SendRefusal
+from proxy_producer.core.rejections import SendRejection
 from proxy_producer.core.validation import HEARTBEAT
 from proxy_producer.counts import SendCounts
 from proxy_producer.delay.context import DelayContext, DelayLevels
 from proxy_producer.delay.outcomes import Later
-from proxy_producer.delay.sends import DelaySends, refuse_delay
+from proxy_producer.delay.sends import DelaySends, reject_delay
 from proxy_producer.flow import Flow, SweepTimer
-from proxy_producer.pending import EXTENDED_SEND, PLAIN_SEND, PendingSend, SendMember, refuse_send
+from proxy_producer.pending import EXTENDED_SEND, PLAIN_SEND, PendingSend, SendMember, reject_send
 from proxy_producer.replies import ReplySends
 from proxy_producer.topics import TopicTable
 from proxy_producer.transactions.prepared.sends import PreparedSends
@@ -84,7 +84,7 @@ class ProducerService:
         )
         self._make_record = self.admission.make_record
         self._delay_sends = DelaySends(
-            self.delay, config, clock, random, self.flow, self.topics.known, self._new_id
+            self.delay, config, clock, random, self.flow, self.topics.cached, self._new_id
         )
         self.transactions = Transactions(
             config,
@@ -97,7 +97,7 @@ class ProducerService:
         )
         self._prepared = PreparedSends(self.transactions, self.admission, config)
         self.replies = ReplySends(self.flow, self.admission, config)
-        self._known = self.topics.known
+        self._cached_topics = self.topics.cached
         self._config = config
         self._drained: Completion[None] | None = None
         self._use_bounds(config)
@@ -115,8 +115,8 @@ class ProducerService:
         change = merge_live_values(self._config, fresh, LIVE_KEYS)
         self._config = change.config
         self._use_bounds(change.config)
-        for part in (self.topics, self.flow, self.admission, self._delay_sends, self.replies):
-            part.reconfigure(change.config)
+        for component in (self.topics, self.flow, self.admission, self._delay_sends, self.replies):
+            component.reconfigure(change.config)
         return change
 
     def service(self) -> Service:
@@ -135,7 +135,7 @@ class ProducerService:
         return Service(producer, wire.SERVICE, handlers)
 
     def drain(self, deadline: float) -> Completion[None]:
-        """Refuse new calls (code 20) and wait for pending ones, at most until `deadline` (monotonic
+        """Reject new calls (code 20) and wait for pending ones, at most until `deadline` (monotonic
         seconds)."""
         flow = self.flow.drain(deadline)
         if self._drained is None:
@@ -161,7 +161,7 @@ class ProducerService:
         self._send(call, call.args.message, self._deadline_of(call, None))
 
     def send_oneway(self, call: Call) -> None:
-        """Store a message without answering; refusals are only counted. ddmq added this method."""
+        """Store a message without answering; rejections are only counted. ddmq added this method."""
         self._send(OnewayCall(call), call.args.message, self._deadline_of(call, None))
 
     def send_delay_sync(self, call: Call) -> None:
@@ -174,7 +174,7 @@ class ProducerService:
     # One function: it is the hot path, and each call costs it 0.05 µs.
     def _send(self, call: Call, message: Any, deadline: float) -> None:
         """Handle a plain message on the fast path; every other message takes the slow path."""
-        flow, topic, record = self.flow, self._known.get(message.topic), None
+        flow, topic, record = self.flow, self._cached_topics.get(message.topic), None
         if (
             topic is not None
             and flow.inflight < self._inflight_max
@@ -185,8 +185,8 @@ class ProducerService:
         if topic is None or record is None:
             self._send_slowly(call, message, deadline)
             return
-        if isinstance(record, SendRefusal):
-            refuse_send(flow, call, topic, record)
+        if isinstance(record, SendRejection):
+            reject_send(flow, call, topic, record)
             return
         body_bytes, partition_id, hash_id = (
             len(message.body or message.value),
@@ -216,12 +216,14 @@ class ProducerService:
         self._admit_request(call, request, deadline)
 
     def _admit_request(self, call: Call, request: SendRequest, deadline: float) -> None:
-        """Check a request and accept or refuse it."""
-        fault = self.admission.find_fault(request)
-        if fault is None:
+        """Check a request and accept or reject it."""
+        rejection = self.admission.check_request(request)
+        if rejection is None:
             self._accept_request(call, request, deadline)
-        elif not self.delay.presence.will_retry(fault, partial(self._admit_request, call, request, deadline)):
-            self._refuse_request(call, request, fault)
+        elif not self.delay.presence.will_retry(
+            rejection, partial(self._admit_request, call, request, deadline)
+        ):
+            self._reject_request(call, request, rejection)
 
     def _accept_request(self, call: Call, request: SendRequest, deadline: float) -> None:
         if request.delay is not None:
@@ -229,14 +231,16 @@ class ProducerService:
         else:
             record = request.make_record(self._new_id())
             destination = EXTENDED_SEND if request.extended_client else PLAIN_SEND
-        member = SendMember(0, record, len(request.body), *request.place, request.topic, request)
+        member = SendMember(0, record, len(request.body), *request.queue_choice, request.topic, request)
         PendingSend(self.flow, call, deadline, [member], destination).start()
 
-    def _refuse_request(self, call: Call, request: SendRequest, fault: SendRefusal) -> None:
+    def _reject_request(self, call: Call, request: SendRequest, rejection: SendRejection) -> None:
         if request.delay is None:
-            refuse_send(self.flow, call, request.topic, fault)
+            reject_send(self.flow, call, request.topic, rejection)
         else:
-            refuse_delay(self.flow, call, request.topic, fault, request.delay.delay_id, request.adds_message)
+            reject_delay(
+                self.flow, call, request.topic, rejection, request.delay.delay_id, request.adds_message
+            )
 
     def _deadline_of(self, call: Call, timeout_ms: int | None) -> float:
         """Return the call's deadline in monotonic seconds.
@@ -261,7 +265,7 @@ class ProducerService:
 
     def send_batch_sync(self, call: Call) -> None:
         """Store all messages of a batch and answer one Result for the whole batch."""
-        self._send_batch(call, None, WHOLE_BATCH)
+        self._send_batch(call, None, COMPLETE_BATCH)
 
     def send_batch(self, call: Call) -> None:
         """Store each message of a batch on its own and answer one Result for each, in order. ddmq added this
@@ -274,23 +278,25 @@ class ProducerService:
         if not size:
             call.reply([]) if is_partial else call.reply_encoded(wire.OK[call.wire])
             return
-        fault = self.admission.batch_fault(messages)
-        if fault is None:
-            members, faults = self.admission.check_messages(RequestKind.MEMBER, messages, partial=is_partial)
-            if faults and not is_partial:
-                fault = summarize_faults(faults, size, 0)
+        rejection = self.admission.check_batch(messages)
+        if rejection is None:
+            members, rejections = self.admission.check_messages(
+                RequestKind.MEMBER, messages, partial=is_partial
+            )
+            if rejections and not is_partial:
+                rejection = summarize_rejections(rejections, size, 0)
             else:
-                fault = self.flow.bound_fault(call.frame_bytes)
-        if fault is not None:
-            self._refuse_batch(call, fault, size, is_partial)
+                rejection = self.flow.check_bounds(call.frame_bytes)
+        if rejection is not None:
+            self._reject_batch(call, rejection, size, is_partial)
             return
         PendingSend(
-            self.flow, call, self._deadline_of(call, timeout_ms), members, destination, faults
+            self.flow, call, self._deadline_of(call, timeout_ms), members, destination, rejections
         ).start()
 
-    def _refuse_batch(self, call: Call, fault: SendRefusal, size: int, is_partial: bool) -> None:
-        self._counts.count_refused(None, fault, size)
-        answer = wire.refused_result(fault)
+    def _reject_batch(self, call: Call, rejection: SendRejection, size: int, is_partial: bool) -> None:
+        self._counts.count_rejected(None, rejection, size)
+        answer = wire.rejected_result(rejection)
         call.reply([answer] * size if is_partial else answer)
 
 
@@ -341,5 +347,5 @@ class OnewayCall(Call):
     def throw(self, exception: Any) -> None:
         self._call.reply_encoded(b"")
 
-    def fault(self, kind: Fault, text: str) -> None:
+    def reply_error(self, kind: ErrorKind, text: str) -> None:
         self._call.reply_encoded(b"")

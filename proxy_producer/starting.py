@@ -1,4 +1,4 @@
-"""The answers of a producer proxy whose backend is not there yet: each send is refused at once, code 15."""
+"""The answers of a producer proxy whose backend is not there yet: each send is rejected at once, code 15."""
 
 from __future__ import annotations
 
@@ -10,59 +10,59 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Handler, Service
 from ddmq_rpc.codec import structs
 from proxy_producer import wire
-from proxy_producer.core.refusals import SendRefusal, refusal
+from proxy_producer.core.rejections import SendRejection, build_rejection
 from proxy_producer.counts import SendCounts
 
 IDL = structs(producer)
 
 
-def refuse_sends(why: Callable[[], str], metrics: Registry) -> Service:
-    """Return a service that refuses every send while the proxy starts. `why` returns the current reason."""
+def reject_sends(why: Callable[[], str], metrics: Registry) -> Service:
+    """Return a service that rejects every send while the proxy starts. `why` returns the current reason."""
     counts = SendCounts(metrics)
 
-    def count_refused(messages: int) -> SendRefusal:
-        fault = refusal(
+    def count_rejected(messages: int) -> SendRejection:
+        rejection = build_rejection(
             Code.BUSY, "starting", f"the server is starting: {why()}", "send it again, or to another proxy"
         )
-        counts.count_refused(None, fault, messages)
-        return fault
+        counts.count_rejected(None, rejection, messages)
+        return rejection
 
-    def refuse_send(call: Call) -> None:
-        call.reply(wire.refused_result(count_refused(1)))
+    def reject_send(call: Call) -> None:
+        call.reply(wire.rejected_result(count_rejected(1)))
 
-    def refuse_delay(call: Call) -> None:
-        call.reply(wire.refused_delay_result(count_refused(1), b""))
+    def reject_delay(call: Call) -> None:
+        call.reply(wire.rejected_delay_result(count_rejected(1), b""))
 
-    def refuse_whole_batch(call: Call) -> None:
-        call.reply(wire.refused_result(count_refused(len(call.args.messages))))
+    def reject_batch_sync(call: Call) -> None:
+        call.reply(wire.rejected_result(count_rejected(len(call.args.messages))))
 
-    def refuse_batch(call: Call) -> None:
+    def reject_batch(call: Call) -> None:
         size = len(call.args.messages)
-        call.reply([wire.refused_result(count_refused(size))] * size)
+        call.reply([wire.rejected_result(count_rejected(size))] * size)
 
-    def refuse_prepare(call: Call) -> None:
+    def reject_prepare(call: Call) -> None:
         size = len(call.args.request.messages or ())
-        fault = count_refused(max(size, 1))
-        results = [wire.refused_result(fault)] * size
-        call.reply(IDL.PrepareResponse(code=int(fault.code), msg=fault.text, results=results))
+        rejection = count_rejected(max(size, 1))
+        results = [wire.rejected_result(rejection)] * size
+        call.reply(IDL.PrepareResponse(code=int(rejection.code), msg=rejection.text, results=results))
 
-    def refuse_end(call: Call) -> None:
-        fault = count_refused(0)
-        call.reply(IDL.EndTransactionResponse(code=int(fault.code), msg=fault.text))
+    def reject_end(call: Call) -> None:
+        rejection = count_rejected(0)
+        call.reply(IDL.EndTransactionResponse(code=int(rejection.code), msg=rejection.text))
 
-    def refuse_poll(call: Call) -> None:
-        fault = count_refused(0)
-        call.reply(IDL.PollChecksResponse(code=int(fault.code), msg=fault.text, checks=[]))
+    def reject_poll(call: Call) -> None:
+        rejection = count_rejected(0)
+        call.reply(IDL.PollChecksResponse(code=int(rejection.code), msg=rejection.text, checks=[]))
 
     handlers: dict[str, Handler] = {
-        "sendSync": refuse_send,
-        "sendAsync": refuse_send,
-        "sendOneway": refuse_send,
-        "sendBatchSync": refuse_whole_batch,
-        "sendBatch": refuse_batch,
-        "sendDelaySync": refuse_delay,
-        "sendPrepared": refuse_prepare,
-        "endTransaction": refuse_end,
-        "pollTransactionChecks": refuse_poll,
+        "sendSync": reject_send,
+        "sendAsync": reject_send,
+        "sendOneway": reject_send,
+        "sendBatchSync": reject_batch_sync,
+        "sendBatch": reject_batch,
+        "sendDelaySync": reject_delay,
+        "sendPrepared": reject_prepare,
+        "endTransaction": reject_end,
+        "pollTransactionChecks": reject_poll,
     }
     return Service(producer, wire.SERVICE, handlers)

@@ -29,7 +29,7 @@ from ddmq_common.trace.events import TraceKind
 from ddmq_common.trace.sampling import OFF, is_sampled, limit_of
 from ddmq_rpc.api import Call
 from proxy_producer.config import ProducerConfig, RateLimit
-from proxy_producer.core.refusals import SendRefusal, refusal, refusal_of
+from proxy_producer.core.rejections import SendRejection, build_rejection, to_rejection
 from proxy_producer.core.validation import ContentLimits
 from proxy_producer.counts import SendCounts
 
@@ -48,19 +48,19 @@ class TopicTrace:
         self._limit = limit
 
     def add_stored(
-        self, call: Call, record: NewRecord, result: AppendResult, now_s: float, held: tuple[float, str]
+        self, call: Call, record: NewRecord, result: AppendResult, now_s: float, rate_delay: tuple[float, str]
     ) -> None:
         """Trace a message that was stored at `now_s`, if its id is sampled and it is not a duplicate.
 
-        `held`: for how many seconds a rate limit delayed the message, and that limit's description.
+        `rate_delay`: the seconds for which a rate limit delayed the message, and that limit's description.
         """
         if result.first is not None or not is_sampled(record.message_id, self._limit):
             return
         writer, now_ms = self._writer, self._writer.now_ms()
         sent_ms = now_ms - round((now_s - call.received_at) * 1_000)
         facts: Facts = {"topic": self._topic, "client": _client_of(call), "address": call.peer}
-        if held[0]:
-            facts |= {"held_ms": round(held[0] * 1_000), "held_by": held[1]}
+        if rate_delay[0]:
+            facts |= {"held_ms": round(rate_delay[0] * 1_000), "held_by": rate_delay[1]}
         writer.add(record.message_id, TraceKind.SENT, "", facts, sent_ms)
         position: Facts = {"topic": record.topic, "queue": record.queue_id, "offset": result.offset}
         writer.add(record.message_id, TraceKind.STORED, "", position, now_ms)
@@ -114,10 +114,10 @@ class RateLimiter:
             self.body_bytes.take_tokens(body_bytes)
 
     def describe(self) -> str:
-        """Return a description of the limit for the text of a refusal."""
-        parts = [f"{self.messages.rate:g} messages/s"] if self.messages else []
-        parts += [f"{self.body_bytes.rate:g} bytes/s"] if self.body_bytes else []
-        return f"{self.what} is limited to {' and '.join(parts)}"
+        """Return a description of the limit for the text of a rejection."""
+        limits = [f"{self.messages.rate:g} messages/s"] if self.messages else []
+        limits += [f"{self.body_bytes.rate:g} bytes/s"] if self.body_bytes else []
+        return f"{self.what} is limited to {' and '.join(limits)}"
 
 
 def longest_wait(
@@ -139,8 +139,8 @@ _TOPIC_KEY = "topic/"
 class TopicWaiter(Protocol):
     """A request that waits until its topic exists."""
 
-    def topic_settled(self, name: str, topic: CachedTopic | SendRefusal) -> None:
-        """Continue with the topic, which exists now, or with the refusal of its creation."""
+    def topic_settled(self, name: str, topic: CachedTopic | SendRejection) -> None:
+        """Continue with the topic, which exists now, or with the rejection of its creation."""
 
 
 class CachedTopic:
@@ -184,18 +184,18 @@ class CachedTopic:
         """Return the queue for a message. Advance `round_robin` first, once for each call and topic."""
         return choose_queue(partition_id, hash_id, self.queues, self.round_robin, key if self.by_key else b"")
 
-    def write_fault(self) -> SendRefusal | None:
+    def check_writable(self) -> SendRejection | None:
         """Return code 13 if the topic is not writable, else None."""
         if self.writable:
             return None
-        return refusal(
+        return build_rejection(
             Code.TOPIC_REFUSED,
             "not_writable",
             f"topic {self.name!r} is not writable",
             "allowed: topics open to sends",
         )
 
-    def plain_fault(self, from_chronos: bool) -> SendRefusal | None:
+    def check_plain_send(self, from_chronos: bool) -> SendRejection | None:
         """Return code 19 for a plain send to a topic for delayed messages, else None.
 
         Delay services may always send.
@@ -203,16 +203,16 @@ class CachedTopic:
         if self.takes_plain or from_chronos:
             return None
         what = f"topic {self.name!r} takes only delayed messages"
-        return refusal(
+        return build_rejection(
             Code.TAKES_ONLY_DELAY, "only_delay", what, "allowed: sendDelaySync, or a delay property"
         )
 
-    def delayed_fault(self) -> SendRefusal | None:
+    def check_delayed_send(self) -> SendRejection | None:
         """Return code 18 for a delayed send to a topic that accepts no delays, else None."""
         if self.takes_delayed:
             return None
         what = f"topic {self.name!r} takes no delayed messages"
-        return refusal(Code.TAKES_NO_DELAY, "no_delay", what, "allowed: plain sends")
+        return build_rejection(Code.TAKES_NO_DELAY, "no_delay", what, "allowed: plain sends")
 
 
 class _Creation(Completion[TopicInfo]):
@@ -243,7 +243,7 @@ class TopicTable:
         traces: TraceWriter | None = None,
     ) -> None:
         self._traces = traces
-        self.known: dict[bytes, CachedTopic] = {}
+        self.cached: dict[bytes, CachedTopic] = {}
         self._backend = backend
         self._by_key = not backend.capabilities.topic_order
         self._config = config
@@ -265,8 +265,10 @@ class TopicTable:
         if config.rate != before.rate:
             self._proxy_limiter = self._make_limiter("this proxy", config.rate)
         self.default_limits = self._read_limits(None)
-        for topic in self.known.values():
-            rates = [each.topic_rates.get(topic.name, each.topic_rate) for each in (before, config)]
+        for topic in self.cached.values():
+            rates = [
+                settings.topic_rates.get(topic.name, settings.topic_rate) for settings in (before, config)
+            ]
             if config.rate != before.rate or rates[0] != rates[1]:
                 topic.limiters = self._make_limiters(topic.name)
             info = self._backend.topic(topic.name)
@@ -275,7 +277,7 @@ class TopicTable:
 
     def find_topic(self, name: str) -> CachedTopic | None:
         """Return a topic from the cache or from the backend's memory; None if it does not exist."""
-        topic = self.known.get(name.encode())
+        topic = self.cached.get(name.encode())
         if topic is not None:
             return topic
         info = self._backend.topic(name)
@@ -285,15 +287,15 @@ class TopicTable:
         trace = trace_of(self._backend, self._traces, name)
         topic = CachedTopic(info, start, limiters, self._counts, self._by_key, trace)
         topic.update(info, self._read_limits(info))
-        self.known[name.encode()] = topic
+        self.cached[name.encode()] = topic
         return topic
 
-    def creation_fault(self, name: str) -> SendRefusal | None:
+    def check_creation(self, name: str) -> SendRejection | None:
         """Return why a send may not create topic `name` now; None if it may, or if the creation is under
         way."""
         config = self._config
         if not config.auto_create_topics:
-            return refusal(
+            return build_rejection(
                 Code.TOPIC_REFUSED,
                 "topic_unknown",
                 f"topic {name!r} does not exist",
@@ -303,19 +305,21 @@ class TopicTable:
             return None
         if len(self._backend.topics()) >= config.topics_max:
             what = f"topic {name!r} does not exist and there are {config.topics_max} topics"
-            return refusal(Code.BUSY, "topics_max", what, "no more are created by sends (topics_max)")
+            return build_rejection(Code.BUSY, "topics_max", what, "no more are created by sends (topics_max)")
         if len(self._creations) >= config.creations_max:
             what = f"topic {name!r} does not exist and {config.creations_max} topics are being created"
-            return refusal(Code.BUSY, "creations_max", what, "send it again (creations_max)")
+            return build_rejection(Code.BUSY, "creations_max", what, "send it again (creations_max)")
         if self._creation_rate.wait_s(1, self._clock.monotonic()):
             what = f"topic {name!r} does not exist and sends have created many topics just now"
-            return refusal(Code.BUSY, "creations_rate", what, f"send it again; {CREATIONS_PER_S} a second")
+            return build_rejection(
+                Code.BUSY, "creations_rate", what, f"send it again; {CREATIONS_PER_S} a second"
+            )
         return None
 
     def create(self, name: str, waiter: TopicWaiter) -> None:
         """Create a topic and call `waiter.topic_settled` at the end, perhaps at once.
 
-        Call creation_fault first.
+        Call check_creation first.
         """
         creation = self._creations.get(name)
         if creation is not None:
@@ -335,12 +339,12 @@ class TopicTable:
         """Finish a creation and notify its waiters in the order of their requests."""
         name = creation.name
         del self._creations[name]
-        fault = None if creation.error is None else refusal_of(creation.error)
-        self._counts.count_created("failed" if fault else "created")
-        topic = fault or self.find_topic(name)
+        rejection = None if creation.error is None else to_rejection(creation.error)
+        self._counts.count_created("failed" if rejection else "created")
+        topic = rejection or self.find_topic(name)
         if topic is None:
             what = f"topic {name!r} was deleted meanwhile"
-            topic = refusal(Code.NO_SUCH_QUEUE, "topic_missing", what, "send it again")
+            topic = build_rejection(Code.NO_SUCH_QUEUE, "topic_missing", what, "send it again")
         for waiter in creation.waiters:
             waiter.topic_settled(name, topic)
 
@@ -350,17 +354,17 @@ class TopicTable:
         if not key.startswith(_TOPIC_KEY):
             return
         name = key.removeprefix(_TOPIC_KEY)
-        topic = self.known.get(name.encode())
+        topic = self.cached.get(name.encode())
         if topic is None:
             return
         info = self._backend.topic(name)
         if info is None:
-            del self.known[name.encode()]
+            del self.cached[name.encode()]
         else:
             topic.update(info, self._read_limits(info))
 
     def _update_trace(self, name: str) -> None:
-        topic = self.known.get(name.encode())
+        topic = self.cached.get(name.encode())
         if topic is not None:
             topic.trace = trace_of(self._backend, self._traces, name)
 
@@ -381,7 +385,7 @@ class TopicTable:
         return RateLimiter(what, rate.messages_per_s, rate.bytes_per_s, rate.burst_ms / 1_000, now)
 
 
-Ready = Callable[[SendRefusal | None], None]
+Ready = Callable[[SendRejection | None], None]
 
 
 class InternalTopic:
@@ -397,7 +401,8 @@ class InternalTopic:
         self._queues = queues
         self._clock = clock
         self._timeout_s = timeout_s
-        self._waiting: list[Ready] | None = None  # a list: being made; bounded as all in flight
+        # A list while the topic is being created; bounded like all calls in flight.
+        self._waiting: list[Ready] | None = None
         self.queues = queues
         self.ready = False
         self._unwatch: Callable[[], None] = backend.watch_settings(self._on_setting, f"topic/{name}")
@@ -420,7 +425,7 @@ class InternalTopic:
         return self.ready
 
     def when_ready(self, call: Ready) -> None:
-        """Create the topic if necessary, then call `call(None)`, or `call(refusal)` if that fails.
+        """Create the topic if necessary, then call `call(None)`, or `call(rejection)` if that fails.
 
         A ready topic calls at once.
         """
@@ -433,10 +438,10 @@ class InternalTopic:
             deadline = self._clock.monotonic() + self._timeout_s
             ready_topic(self._backend, self._name, self._queues, deadline).then(self._on_created)
 
-    def _on_created(self, made: Completion[TopicInfo]) -> None:
-        if made.error is None:
+    def _on_created(self, creation: Completion[TopicInfo]) -> None:
+        if creation.error is None:
             self.refresh()
-        fault = None if made.error is None else refusal_of(made.error)
+        rejection = None if creation.error is None else to_rejection(creation.error)
         waiting, self._waiting = self._waiting or [], None
         for call in waiting:
-            call(fault)
+            call(rejection)

@@ -21,7 +21,7 @@ from ddmq_common.send_identity import IDENTITY
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result, structs
 from proxy_producer.core.delay_requests import ANY_QUEUE, DelayRequest
-from proxy_producer.core.refusals import SendRefusal
+from proxy_producer.core.rejections import SendRejection
 from proxy_producer.core.validation import PRESSURE
 from proxy_producer.topics import CachedTopic
 
@@ -43,8 +43,8 @@ class RequestKind(IntEnum):
 class SendRequest:
     """A request to send one message or to change a delayed one. Bytes are exactly as received.
 
-    `place`: (partitionId, hashId). `extended_client`: the caller uses fields that ddmq added. `born_ms`:
-    epoch milliseconds. `delay`: the delay fields of a sendDelaySync.
+    `queue_choice`: (partitionId, hashId). `extended_client`: the caller uses fields that ddmq added.
+    `born_ms`: epoch milliseconds. `delay`: the delay fields of a sendDelaySync.
     """
 
     kind: RequestKind
@@ -53,7 +53,7 @@ class SendRequest:
     tags: bytes
     body: bytes
     properties: Mapping[bytes, bytes] | None
-    place: tuple[int, int]
+    queue_choice: tuple[int, int]
     extended_client: bool
     born_ms: int
     frame_bytes: int
@@ -66,7 +66,7 @@ class SendRequest:
     level: int = 0  # the requested delay level, 0 = none
     chronos: bool = False  # a delay service sends it
     command: DelayCommand | None = None  # what it asks of the delay service in the words of a dialect
-    identity: str | SendRefusal | None = None  # by what a second send is recognised, or a fault
+    identity: str | SendRejection | None = None  # by what a second send is recognised, or a rejection
     relative: bool = False  # the due time of `command` counts from now
     due_times: bool = False  # its topic is taken to speak dialect ddmq
 
@@ -97,7 +97,7 @@ def request_of(
     message: Any,
     born_ms: int,
     frame_bytes: int,
-    identity: str | SendRefusal | None = None,
+    identity: str | SendRejection | None = None,
 ) -> SendRequest:
     """Convert a wire Message to a SendRequest without checking it."""
     return SendRequest(
@@ -134,7 +134,7 @@ _EXTENSION_FIELDS = (
     "clientId", "dueMs", "cron", "zone", "delayMs", "periodMs", "repeat", "occurrencesMax", "catchUp", "key",
     "partitionId", "hashId",
 )  # fmt: skip
-_CRON_CHARACTERS_SHOWN = 256  # longer ones are refused by their length, and need not be kept whole
+_CRON_CHARACTERS_SHOWN = 256  # longer ones are rejected by their length, and need not be kept whole
 
 
 def delay_request_of(message: Any, born_ms: int, frame_bytes: int) -> SendRequest:
@@ -197,8 +197,8 @@ def _read_schedule(message: Any) -> Schedule:
     )
 
 
-def _decode_text(given: bytes | None) -> str:
-    return (given or b"")[:_CRON_CHARACTERS_SHOWN].decode("utf-8", "backslashreplace")
+def _decode_text(raw: bytes | None) -> str:
+    return (raw or b"")[:_CRON_CHARACTERS_SHOWN].decode("utf-8", "backslashreplace")
 
 
 # --- answers
@@ -210,14 +210,14 @@ _Result = _structs.Result
 OK = constant_result(producer, SERVICE, "sendSync", success=_Result(code=0, msg=OK_TEXT))
 
 
-def refused_result(refusal: SendRefusal) -> Any:
-    """Return the Result of a message that was refused."""
-    return _Result(code=int(refusal.code), msg=refusal.text)
+def rejected_result(rejection: SendRejection) -> Any:
+    """Return the Result of a message that was rejected."""
+    return _Result(code=int(rejection.code), msg=rejection.text)
 
 
-def refused_delay_result(refusal: SendRefusal, delay_id: bytes) -> Any:
-    """Return the DelayResult of a request that was refused."""
-    return _structs.DelayResult(code=int(refusal.code), msg=refusal.text, uniqDelayMsgId=delay_id)
+def rejected_delay_result(rejection: SendRejection, delay_id: bytes) -> Any:
+    """Return the DelayResult of a request that was rejected."""
+    return _structs.DelayResult(code=int(rejection.code), msg=rejection.text, uniqDelayMsgId=delay_id)
 
 
 _MARK = b"?"

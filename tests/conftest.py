@@ -40,7 +40,7 @@ from tests.support.not_on_kafka import reason as not_on_kafka
 from tests.support.rig import rigs_are_closed  # noqa: F401 - for every test
 
 FRAMES = 12  # of each stack that are shown
-AGAIN_S = 60.0  # a test that goes on after its limit, or hangs in its clean-up, is failed again
+REPEAT_FAILURE_S = 60.0  # a test that goes on after its limit, or hangs in its clean-up, is failed again
 SPARK = "tests/spark/"
 # Those with clusters of their own come before the servers that stay until the end of a run.
 SLOWEST = (
@@ -62,9 +62,9 @@ settings.register_profile("fast", settings.get_profile("suite"), max_examples=20
 settings.load_profile("suite")
 
 
-def _place(file: str) -> int:
-    """Of a file's tests in the run."""
-    return next((place for place, folder in enumerate(SLOWEST) if file.startswith(folder)), len(SLOWEST))
+def _run_order(file: str) -> int:
+    """Return the position of a file's tests in the run."""
+    return next((order for order, folder in enumerate(SLOWEST) if file.startswith(folder)), len(SLOWEST))
 
 
 def _is_fast(config: pytest.Config) -> bool:
@@ -80,8 +80,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-transcripts", action="store_true", help="write what commands print now")
 
 
-def _is_in_part(path: Path, part: str) -> bool:
-    number, count = map(int, part.split("/"))
+def _is_in_share(path: Path, share: str) -> bool:
+    number, count = map(int, share.split("/"))
     return crc32(path.name.encode()) % count == number - 1
 
 
@@ -89,7 +89,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if _is_fast(config) and _lies_in_slow_folder(collection_path):
         return True
     is_file = collection_path.suffix == ".py"
-    return True if is_file and not _is_in_part(collection_path, config.option.part) else None
+    return True if is_file and not _is_in_share(collection_path, config.option.part) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -118,9 +118,9 @@ class NoProcesses:
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in PROCESS_STARTS and self._watching:
             self._started.append(f"{event}{arguments[:2]}")
-            raise PermissionError(self._fault())
+            raise PermissionError(self._describe_start())
 
-    def _fault(self) -> str:
+    def _describe_start(self) -> str:
         return f"a fast test starts a process (mark it slow): {self._started[0]}"
 
     def _watch(self) -> Generator[None, Any, Any]:
@@ -131,7 +131,7 @@ class NoProcesses:
         finally:
             self._watching = False
             if self._started:
-                pytest.fail(self._fault(), pytrace=False)
+                pytest.fail(self._describe_start(), pytrace=False)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self) -> Generator[None, Any, Any]:
@@ -149,9 +149,9 @@ def _skip_on_kafka(item: pytest.Item) -> None:
         and hasattr(item, "callspec")
         and "kafka" in item.callspec.params.values()
     ):
-        found = not_on_kafka(item.path.relative_to(HERE).as_posix(), item.name)
-        if found:
-            item.add_marker(pytest.mark.skip(reason=found.text))
+        reason = not_on_kafka(item.path.relative_to(HERE).as_posix(), item.name)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason.text))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -162,7 +162,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("long") or _lies_in_slow_folder(item.path):
             item.add_marker(pytest.mark.slow)
         _skip_on_kafka(item)
-    items.sort(key=lambda item: _place(item.nodeid))
+    items.sort(key=lambda item: _run_order(item.nodeid))
 
 
 def pytest_collection_finish() -> None:
@@ -215,5 +215,5 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
         signal.signal(signal.SIGALRM, before)
 
     item.cancel_timeout = cancel  # type: ignore[attr-defined]  # what pytest-timeout calls afterwards
-    signal.setitimer(signal.ITIMER_REAL, settings.timeout, AGAIN_S)
+    signal.setitimer(signal.ITIMER_REAL, settings.timeout, REPEAT_FAILURE_S)
     return True

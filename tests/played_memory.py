@@ -16,12 +16,12 @@ class PlayedMemory(MemoryBackend):
 
     def hold(self) -> None:
         """Take writes but let none take effect until `release_held`."""
-        self._writes.held = True
+        self._writes.paused = True
         self._tick_on()
 
     def release_held(self) -> None:
         """Let held writes take effect, in order."""
-        self._writes.end_hold()
+        self._writes.resume()
 
     def fail_next(
         self,

@@ -117,24 +117,24 @@ def page() -> str:
 
 
 def _section(scope: Scope, rows: list[Bound]) -> str:
-    notes: list[str] = []
-    table = "".join(_row(bound, notes) for bound in rows if bound.scope is scope)
-    listed = "".join(_filled(f"{number}. {text}", "   ") for number, text in enumerate(notes, 1))
+    footnotes: list[str] = []
+    table = "".join(_row(bound, footnotes) for bound in rows if bound.scope is scope)
+    listed = "".join(_filled(f"{number}. {text}", "   ") for number, text in enumerate(footnotes, 1))
     head = "| limit | effect at the limit | several proxies combined |\n|---|---|---|\n"
     after = f"\n{listed}" if listed else ""
     return f"\n## {scope.title}\n\n{_filled(scope.words)}\n{head}{table}{after}"
 
 
-def _row(bound: Bound, notes: list[str]) -> str:
+def _row(bound: Bound, footnotes: list[str]) -> str:
     """One row. If it is too wide, its last cell becomes a numbered note below the table."""
     key = f"`{bound.configured}`{bound.key.removeprefix(bound.configured)}" if bound.configured else bound.key
     row = f"| {key} | {bound.at_it} | {bound.together} |\n"
     if len(row) <= WIDTH + 1:
         return row
-    note = f"{bound.together[:1].upper()}{bound.together[1:]}."
-    if note not in notes:
-        notes.append(note)
-    return f"| {key} | {bound.at_it} | ({notes.index(note) + 1}) |\n"
+    footnote = f"{bound.together[:1].upper()}{bound.together[1:]}."
+    if footnote not in footnotes:
+        footnotes.append(footnote)
+    return f"| {key} | {bound.at_it} | ({footnotes.index(footnote) + 1}) |\n"
 
 
 def _filled(text: str, indent: str = "") -> str:

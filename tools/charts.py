@@ -116,8 +116,8 @@ def write_head(name: str, manifests: str) -> str:
     for file in sorted(path for path in CHART.rglob("*") if path.is_file()):
         digest.update(f"{file.relative_to(CHART)}\0".encode() + file.read_bytes() + b"\0")
     digest.update("\0".join((*RELEASES[name], manifests)).encode())
-    made_by = "# Made from conf/helm/ddmq by: python tools/charts.py"
-    return f"{made_by}\n# Chart and manifests: {digest.hexdigest()}\n"
+    origin = "# Made from conf/helm/ddmq by: python tools/charts.py"
+    return f"{origin}\n# Chart and manifests: {digest.hexdigest()}\n"
 
 
 def main() -> int:

@@ -26,11 +26,11 @@ _INSTALL = re.compile(
 _INSTALLED = re.compile(rf"{NAME}(?![\w.-]*\.whl)")
 KINDS = {".py", ".md", ".yaml", ".toml", ".service", ".in", ".sh", ".txt", ".html", ""}
 LEFT_OUT = {"__pycache__", ".git", ".venv", "build", "dist", "data", "_compiled", ".scratch"}
-MADE_UP = ROOT / "tests" / "unit" / "suite"
+INVENTED_NAMES = ROOT / "tests" / "unit" / "suite"
 
 
 def breaches(text: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each piece that names what would have to be published."""
+    """Yield the line and text of each command that installs something unpublished by name."""
     for match in _INDEXED.finditer(text):
         yield text.count("\n", 0, match.start()) + 1, match[0]
     for match in _INSTALL.finditer(text):
@@ -39,20 +39,20 @@ def breaches(text: str) -> Iterator[tuple[int, str]]:
 
 
 def breaches_of(file: Path) -> Iterator[tuple[int, str]]:
-    """Those of a file; of Python also what a string says that is written in several pieces."""
+    """Yield the breaches of a file; in Python, strings are joined before they are checked."""
     yield from breaches(file.read_text(encoding="utf-8", errors="replace"))
     if file.suffix == ".py":
         for node in walked(file):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                for _, found in breaches(node.value):
-                    yield node.lineno, found
+                for _, command in breaches(node.value):
+                    yield node.lineno, command
 
 
 def files(root: Path) -> Iterator[Path]:
     """The texts below a folder."""
     for path in sorted(root.iterdir()):
         if path.is_dir() and not path.is_symlink():
-            if path.name not in LEFT_OUT and path != MADE_UP and not path.name.endswith(".egg-info"):
+            if path.name not in LEFT_OUT and path != INVENTED_NAMES and not path.name.endswith(".egg-info"):
                 yield from files(path)
         elif path.suffix in KINDS and path.is_file():
             yield path
@@ -60,12 +60,12 @@ def files(root: Path) -> Iterator[Path]:
 
 def main() -> int:
     """Print every breach of the tree."""
-    found = {(file, line): text for file in files(ROOT) for line, text in breaches_of(file)}
-    for (file, line), text in found.items():
+    commands = {(file, line): text for file in files(ROOT) for line, text in breaches_of(file)}
+    for (file, line), text in commands.items():
         print(f"{file.relative_to(ROOT)}:{line}: no package index has it: {text}")
-    if not found:
+    if not commands:
         print("installs: nothing is installed by a name that nobody has published")
-    return 1 if found else 0
+    return 1 if commands else 0
 
 
 if __name__ == "__main__":

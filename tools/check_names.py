@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from parsed import PACKAGES, parsed, walked  # noqa: E402
 
 READ = ("tests", "bench", "tools")
-MADE_UP = Path("tests", "unit", "suite")
+INVENTED_NAMES = Path("tests", "unit", "suite")
 TOPS = (*PACKAGES, *READ)
 PAGES = ("README.md", "SECURITY.md", "docs/*.md", "packaging/**/*.md", "tests/**/*.md")
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -35,11 +35,11 @@ _FROM = re.compile(rf"^\s*from ((?:{'|'.join(TOPS)})[\w.]*) import (\w+(?:, \w+)
 _RUN = re.compile(rf"-m ((?:{'|'.join(TOPS)})\.[\w.]*\w)")
 _PYTHON_FILE = re.compile(r"(?<![\w./@-])(?:[a-z0-9_]+/)*[a-z_][a-z0-9_]*\.py\b")
 _FILE = re.compile(rf"(?<![\w./@-])(?:{'|'.join(TOPS)})(?:/[a-z0-9_]+)+\.(?:py|json|thrift)\b")
-Found = Iterator[tuple[int, str]]
+MissingNames = Iterator[tuple[int, str]]
 
 
 class House:
-    """The modules below a root and the names that each has, read when first asked for."""
+    """The modules below a root and the names that each has, read on first use."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -47,7 +47,7 @@ class House:
         self._files = cache(self._find)
         self._beside: defaultdict[str, list[Path]] = defaultdict(list)
         files = [path.relative_to(root).parts for top in TOPS for path in (root / top).rglob("*.py")]
-        self._ends = {"/".join(parts[at:]) for parts in files for at in range(len(parts))}
+        self._ends = {"/".join(components[at:]) for components in files for at in range(len(components))}
         for path in (root / "tests").rglob("*.py"):
             self._beside[path.stem].append(path)
 
@@ -72,9 +72,13 @@ class House:
 
     def reaches(self, path: str) -> bool:
         """Whether `package.module.NAME…` leads to a name; what lies inside of one is not looked at."""
-        parts = path.split(".")
-        depth = next((at for at in range(len(parts), 0, -1) if self.module(".".join(parts[:at]))), 0)
-        return depth == len(parts) or (depth > 0 and self.has(".".join(parts[:depth]), parts[depth]))
+        components = path.split(".")
+        depth = next(
+            (at for at in range(len(components), 0, -1) if self.module(".".join(components[:at]))), 0
+        )
+        return depth == len(components) or (
+            depth > 0 and self.has(".".join(components[:depth]), components[depth])
+        )
 
     def _names(self, module: str) -> frozenset[str]:
         files = [path / "__init__.py" if path.is_dir() else path for path in self._files(module)]
@@ -83,15 +87,15 @@ class House:
             bound |= self.names(name[1:])
         return frozenset(bound) | {"__file__", "__name__", "__doc__", "__path__"}
 
-    def gone_from(self, file: Path) -> Found:
-        """Line and name of whatever a file names that is not there."""
+    def find_missing_names(self, file: Path) -> MissingNames:
+        """Yield the line and name of everything that a file names and that does not exist."""
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".py":
-            yield from self._gone(walked(file))
+            yield from self._find_missing(walked(file))
         else:
             for block in _BLOCK.finditer(text):
                 line = text.count("\n", 0, block.start(1))
-                yield from ((line + at, name) for at, name in self._gone(_nodes(block[1], file)))
+                yield from ((line + at, name) for at, name in self._find_missing(_nodes(block[1], file)))
         for match in _FROM.finditer(text):
             for name in match[2].split(", "):
                 if not self.has(match[1], name):
@@ -99,10 +103,10 @@ class House:
         for match in _RUN.finditer(text):
             if not self.module(match[1]):
                 yield _line(text, match), match[1]
-        yield from self.files_gone_from(text, by_end=file.suffix == ".md")
+        yield from self.find_missing_files(text, by_end=file.suffix == ".md")
 
-    def files_gone_from(self, text: str, by_end: bool) -> Found:
-        """Line and name of files; `by_end`: a name may leave out the first folders."""
+    def find_missing_files(self, text: str, by_end: bool) -> MissingNames:
+        """Yield the line and name of missing files. `by_end`: a name may leave out the first folders."""
         for match in _PYTHON_FILE.finditer(text) if by_end else ():
             if match[0] not in self._ends:
                 yield _line(text, match), match[0]
@@ -110,15 +114,15 @@ class House:
             if not (self._root / match[0]).exists():
                 yield _line(text, match), match[0]
 
-    def _gone(self, nodes: Collection[ast.AST]) -> Found:
+    def _find_missing(self, nodes: Collection[ast.AST]) -> MissingNames:
         modules: dict[str, str] = {}
         for node in nodes:
-            for asked, bound in _imported(node):
-                if self.knows(asked):
-                    if not self.reaches(asked):
-                        yield node.lineno, asked  # type: ignore[attr-defined]
-                    elif self.module(asked):
-                        modules[bound] = asked
+            for imported, bound in _imported(node):
+                if self.knows(imported):
+                    if not self.reaches(imported):
+                        yield node.lineno, imported  # type: ignore[attr-defined]
+                    elif self.module(imported):
+                        modules[bound] = imported
         for name in {
             node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         }:
@@ -191,24 +195,24 @@ def _used(node: ast.AST, modules: dict[str, str]) -> Iterator[str]:
                     yield path
 
 
-def gone(root: Path) -> Iterator[str]:
-    """A line for each name that is not there."""
+def report_missing(root: Path) -> Iterator[str]:
+    """Yield a line for each name that does not exist."""
     house = House(root)
     users = [path for top in READ for path in (root / top).rglob("*.py")]
     pages = [page for pattern in PAGES for page in root.glob(pattern)]
-    for path in sorted(path for path in [*users, *pages] if not path.is_relative_to(root / MADE_UP)):
-        for line, name in sorted(set(house.gone_from(path))):
+    for path in sorted(path for path in [*users, *pages] if not path.is_relative_to(root / INVENTED_NAMES)):
+        for line, name in sorted(set(house.find_missing_names(path))):
             yield f"{path.relative_to(root)}:{line}: there is no {name}"
     for path in sorted(path for top in PACKAGES for path in (root / top).rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        for line, name in sorted(set(house.files_gone_from(text, by_end=True))):
+        for line, name in sorted(set(house.find_missing_files(text, by_end=True))):
             yield f"{path.relative_to(root)}:{line}: there is no {name}"
 
 
 def main() -> int:
-    found = list(gone(ROOT))
-    print("\n".join(found) if found else "names: everything that is named is there")
-    return 1 if found else 0
+    lines = list(report_missing(ROOT))
+    print("\n".join(lines) if lines else "names: everything that is named is there")
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

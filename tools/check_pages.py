@@ -58,11 +58,11 @@ def broken_links(path: Path, text: str) -> Iterator[str]:
 
 def anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
-    found: list[str] = []
+    slugs: list[str] = []
     for title in re.findall(r"^#+ +(.+)$", without_code(text), re.MULTILINE):
         slug = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", title).lower()).strip().replace(" ", "-")
-        found.append(f"{slug}-{found.count(slug)}" if slug in found else slug)
-    return set(found)
+        slugs.append(f"{slug}-{slugs.count(slug)}" if slug in slugs else slug)
+    return set(slugs)
 
 
 def without_code(text: str) -> str:

@@ -68,22 +68,22 @@ def listed() -> list[str]:
 
 
 def file_of(name: str) -> Path | None:
-    """The file of a module or package of ours; None for others."""
-    place = ROOT.joinpath(*name.split("."))
-    found = (place.with_name(place.name + ".py"), place / "__init__.py")
-    return next((file for file in found if file.exists()), None)
+    """Return the file of a module or package of this tree; None for others."""
+    path = ROOT.joinpath(*name.split("."))
+    candidates = (path.with_name(path.name + ".py"), path / "__init__.py")
+    return next((file for file in candidates if file.exists()), None)
 
 
 def sources() -> list[str]:
     """The files of the listed modules and of all of ours that they import, and so on."""
-    todo, seen = listed(), set[Path]()
+    todo, source_files = listed(), set[Path]()
     while todo:
         name = todo.pop()
         file = file_of(name) or file_of(name.rpartition(".")[0] or name)  # a module, or a name in one
-        if file is not None and file not in seen:
-            seen.add(file)
+        if file is not None and file not in source_files:
+            source_files.add(file)
             todo += imports(file)
-    return sorted(str(file.relative_to(ROOT)) for file in seen)
+    return sorted(str(file.relative_to(ROOT)) for file in source_files)
 
 
 def manifest() -> dict[str, Any]:
@@ -113,7 +113,7 @@ def compiler() -> list[str]:
 
 
 def translated(scratch: Path) -> list[Library]:
-    """Translate the modules to C. Raises CompilingFailedError when mypyc rejects one, with what it said."""
+    """Translate the modules to C. Raises CompilingFailedError when mypyc rejects one, with its output."""
     try:
         from mypyc.build import mypycify
     except ImportError as error:
@@ -122,8 +122,8 @@ def translated(scratch: Path) -> list[Library]:
     os.chdir(ROOT)  # mypyc names modules by where they lie below the current folder
     try:
         files = [str(Path(*module.split(".")).with_suffix(".py")) for module in listed()]
-        with open(scratch / "said", "w+") as said, redirect_stdout(said):
-            made = mypycify(
+        with open(scratch / "output", "w+") as output, redirect_stdout(output):
+            extensions = mypycify(
                 [*MYPY, *files], multi_file=True, target_dir=str(scratch), group_name=compiled.GROUP
             )
         return [
@@ -132,11 +132,11 @@ def translated(scratch: Path) -> list[Library]:
                 [Path(source).resolve() for source in extension.sources],
                 [f"-I{Path(folder).resolve()}" for folder in extension.include_dirs],
             )
-            for extension in made
+            for extension in extensions
         ]
     except SystemExit as error:
         raise CompilingFailedError(
-            (scratch / "said").read_text().strip() or "mypyc gave no reason"
+            (scratch / "output").read_text().strip() or "mypyc gave no reason"
         ) from error
     finally:
         os.chdir(before)
@@ -145,7 +145,7 @@ def translated(scratch: Path) -> list[Library]:
 
 def build(folder: Path) -> None:
     """Fill the folder; what was there goes. Raises NotCompiledError."""
-    command, made_of = compiler(), manifest()
+    command, contents = compiler(), manifest()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as workers:
         scratch, ready = Path(name), Path(name, "ready")
         ready.mkdir()
@@ -161,7 +161,7 @@ def build(folder: Path) -> None:
         for library in libraries:
             to = str(ready / (library.module + compiled.SUFFIX))
             _run([*command, "-shared", *_objects(library, scratch), "-o", to])
-        (ready / compiled.MANIFEST).write_text(json.dumps(made_of, indent=1), encoding="utf-8")
+        (ready / compiled.MANIFEST).write_text(json.dumps(contents, indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(ready, folder)
 
@@ -171,9 +171,9 @@ def _objects(library: Library, scratch: Path) -> list[str]:
 
 
 def _run(command: list[str]) -> None:
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    if said.returncode:
-        raise CompilingFailedError(f"{command[0]} failed: {said.stderr[-2000:]}")
+    output = subprocess.run(command, capture_output=True, text=True, check=False)
+    if output.returncode:
+        raise CompilingFailedError(f"{command[0]} failed: {output.stderr[-2000:]}")
 
 
 def fill(folder: Path) -> bool:

@@ -103,8 +103,8 @@ class Trial:
         command = [str(self._python / "bin" / PYTHON), "-m", "venv", "--without-pip", str(home)]
         subprocess.run(command, env=variables, check=True)
         (home / SITE).rmdir()
-        ours = shutil.ignore_patterns("*ddmq_*", "__editable__*")
-        shutil.copytree(site, home / SITE, symlinks=True, ignore=ours, copy_function=link_or_copy)
+        own_packages = shutil.ignore_patterns("*ddmq_*", "__editable__*")
+        shutil.copytree(site, home / SITE, symlinks=True, ignore=own_packages, copy_function=link_or_copy)
 
     def _give_away(self) -> None:
         """Make nobody the owner of all but the linked files, which keep their owner here, too."""
@@ -114,13 +114,13 @@ class Trial:
                     os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
 
     def _variables(self) -> dict[str, str]:
-        kept = {
+        variables = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("PYTHON", "PYTEST", "LC_"))
         }
-        kept.pop("MAKEFLAGS", None)
-        return kept | {
+        variables.pop("MAKEFLAGS", None)
+        return variables | {
             "PATH": f"{self._python / 'bin'}:/usr/local/bin:/usr/bin:/bin",
             "LD_LIBRARY_PATH": str(self._python / "lib"),
             "HOME": str(self._base / "home"),

@@ -38,8 +38,8 @@ def statements(tree: ast.AST, enters: Callable[[ast.AST], bool] = lambda _: True
     left = [tree]
     while left:
         node = left.pop()
-        for part in ("body", "orelse", "handlers", "finalbody", "cases"):
-            for inner in getattr(node, part, ()):
+        for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+            for inner in getattr(node, field, ()):
                 if enters(inner):
                     left.append(inner)
                     if isinstance(inner, ast.stmt):

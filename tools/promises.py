@@ -69,7 +69,7 @@ with tiny limits). These runs are not counted here. The memory engine is a model
 | promise | memory | file log | Kafka |
 |---|---|---|---|
 """
-WHOLE_WORDS: Mapping[str, bool] = {"break_on_hyphens": False, "break_long_words": False}
+UNBROKEN_WORDS: Mapping[str, bool] = {"break_on_hyphens": False, "break_long_words": False}
 LEFT_OUT = """
 For each engine, this list shows the cases that run only on other engines. Names in code font are test
 functions:
@@ -92,8 +92,8 @@ class Case(NamedTuple):
         return self.name.partition("[")[0]
 
 
-class Asked(NamedTuple):
-    """One test that pytest found. `why`: it is skipped there."""
+class CollectedCase(NamedTuple):
+    """A test that pytest collected, with its engine. `why`: the reason if it is skipped there."""
 
     case: Case
     engine: str
@@ -113,56 +113,56 @@ class Collected:
 def collect() -> list[pytest.Item]:
     """All tests behind PROMISES."""
     folders = sorted({f"tests/{name.partition('/test_')[0]}" for name in PROMISES})
-    collected, said = Collected(), io.StringIO()
-    with contextlib.chdir(ROOT), contextlib.redirect_stdout(said):
+    collected, output = Collected(), io.StringIO()
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(output):
         quiet = ("--collect-only", "-q", "-p", "no:xdist", "-p", "no:cacheprovider")
         code = pytest.main([*quiet, *folders], [collected])
     if code:
-        raise SystemExit(said.getvalue())
+        raise SystemExit(output.getvalue())
     return collected.items
 
 
 def promise_of(file: str) -> str:
-    """The key of PROMISES that a file under tests/ belongs to; empty: none."""
+    """Return the key of PROMISES that a file under tests/ belongs to, or ""."""
     stem = file.removesuffix(".py")
-    found = stem if stem in PROMISES else next((name for name in PROMISES if stem.startswith(f"{name}/")), "")
-    if not found and stem.startswith(CONTRACT):
+    promise = stem if stem in PROMISES else next((key for key in PROMISES if stem.startswith(f"{key}/")), "")
+    if not promise and stem.startswith(CONTRACT):
         raise SystemExit(f"promises: tests/{file} stands for no promise in PROMISES of tools/promises.py")
-    return found
+    return promise
 
 
-def asked(item: pytest.Item) -> Asked | None:
-    """Which case a test is, on which engine; None where it is about no promise or names no engine."""
+def find_case(item: pytest.Item) -> CollectedCase | None:
+    """Return the case and engine of a test; None if it is about no promise or names no engine."""
     file = item.path.relative_to(ROOT / "tests").as_posix()
     promise = promise_of(file)
     if not promise:
         return None
-    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    named = [value for value in given if value in (*ENGINES, *VARIANTS)]
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    named = [value for value in parameters if value in (*ENGINES, *VARIANTS)]
     engine = str(named[0]) if named else ALONE.get(promise, "")
     if engine not in ENGINES:
         return None
     name, _, rest = item.name.rstrip("]").partition("[")
-    others = [part for part in rest.split("-") if part != engine] if named else [rest]
+    others = [parameter for parameter in rest.split("-") if parameter != engine] if named else [rest]
     skipped = item.get_closest_marker("skip")
     why = skipped.kwargs["reason"] if skipped is not None else ""
-    return Asked(Case(promise, file, f"{name}[{'-'.join(others)}]"), engine, why)
+    return CollectedCase(Case(promise, file, f"{name}[{'-'.join(others)}]"), engine, why)
 
 
-def left_out(cases: dict[Case, dict[str, str]]) -> Iterator[Asked]:
-    """Whom the contract does not ask without saying so at the test."""
+def left_out(cases: dict[Case, dict[str, str]]) -> Iterator[CollectedCase]:
+    """Yield the cases of the contract that an engine does not run, with the reason."""
     for case, engines in cases.items():
         if case.file.startswith(CONTRACT) and "memory" not in engines:
-            yield Asked(case, "memory", "the engine stores nothing on disk")
+            yield CollectedCase(case, "memory", "the engine stores nothing on disk")
         if "kafka" not in engines:
             why = reason(case.file, case.name)
             if why is None:
                 raise SystemExit(f"promises: {case.file} {case.name} is not asked of Kafka without a reason")
-            yield Asked(case, "kafka", why.text)
+            yield CollectedCase(case, "kafka", why.text)
 
 
-def look(tests: Iterable[Asked]) -> dict[Case, dict[str, str]]:
-    """Each case with the engines that are said something of: why it is not asked, or nothing."""
+def group_cases(tests: Iterable[CollectedCase]) -> dict[Case, dict[str, str]]:
+    """Return for each case its engines, each with the reason why it does not run the case, or ""."""
     cases: dict[Case, dict[str, str]] = defaultdict(dict)
     for case, engine, why in tests:
         cases[case][engine] = why
@@ -183,48 +183,51 @@ def rows(cases: dict[Case, dict[str, str]]) -> Iterator[str]:
 def named(which: Iterable[Case], cases: Iterable[Case]) -> str:
     """Tests by their names; a promise in quotation marks stands for all of its own."""
     sizes, mine = Counter(case.promise for case in cases), list(which)
-    part = Counter(case.promise for case in mine)
-    whole = {promise for promise in part if part[promise] == sizes[promise]}
-    names = (f'"{PROMISES[case.promise]}"' if case.promise in whole else f"`{case.test}`" for case in mine)
+    counts = Counter(case.promise for case in mine)
+    complete = {promise for promise in counts if counts[promise] == sizes[promise]}
+    names = (f'"{PROMISES[case.promise]}"' if case.promise in complete else f"`{case.test}`" for case in mine)
     return ", ".join(dict.fromkeys(names))
 
 
 def reasons(cases: dict[Case, dict[str, str]]) -> Iterator[str]:
     """List the cases that an engine does not run, with the reason of each."""
-    found: dict[tuple[str, str], list[Case]] = defaultdict(list)
+    cases_by_reason: dict[tuple[str, str], list[Case]] = defaultdict(list)
     for case, engines in cases.items():
         for engine, why in engines.items():
             if why:
-                found[engine, why].append(case)
+                cases_by_reason[engine, why].append(case)
     for (engine, why), which in sorted(
-        found.items(), key=lambda row: (list(ENGINES).index(row[0][0]), row[0])
+        cases_by_reason.items(), key=lambda row: (list(ENGINES).index(row[0][0]), row[0])
     ):
         count = f"{len(which)} case{'s' * (len(which) > 1)}"
         text = f"**{ENGINES[engine]}**, {count}: {why}. Tests: {named(which, cases)}."
-        yield textwrap.fill(text, 120, initial_indent="* ", subsequent_indent="  ", **WHOLE_WORDS) + "\n"
+        yield textwrap.fill(text, 120, initial_indent="* ", subsequent_indent="  ", **UNBROKEN_WORDS) + "\n"
 
 
 def alone(cases: dict[Case, dict[str, str]]) -> str:
     """How many cases have one engine, by engine, and which."""
-    found: dict[str, list[Case]] = defaultdict(list)
+    cases_by_engine: dict[str, list[Case]] = defaultdict(list)
     for case, engines in cases.items():
         able = [name for name in ENGINES if engines.get(name) == ""]
         if len(able) == 1 and case.promise != "service/kafka":
-            found[able[0]].append(case)
-    counts = [f"{len(which)} cases of the {ENGINES[engine]}" for engine, which in sorted(found.items())]
+            cases_by_engine[able[0]].append(case)
+    counts = [
+        f"{len(which)} cases of the {ENGINES[engine]}" for engine, which in sorted(cases_by_engine.items())
+    ]
     tests = [
-        f" Tests of the {ENGINES[engine]}: {named(which, cases)}." for engine, which in sorted(found.items())
+        f" Tests of the {ENGINES[engine]}: {named(which, cases)}."
+        for engine, which in sorted(cases_by_engine.items())
     ]
     text = (
         f"{ONE.strip()} {', '.join(counts) or 'none'}, and all cases of the last row, which is about Kafka."
     )
     text += "".join(tests)
-    return "\n" + textwrap.fill(text, 120, **WHOLE_WORDS) + "\n"
+    return "\n" + textwrap.fill(text, 120, **UNBROKEN_WORDS) + "\n"
 
 
 def section() -> str:
-    """The whole section."""
-    cases = look(filter(None, map(asked, collect())))
+    """Return the complete section."""
+    cases = group_cases(filter(None, map(find_case, collect())))
     return TITLE + HEAD + "".join(rows(cases)) + LEFT_OUT + "".join(reasons(cases)) + alone(cases)
 
 

@@ -3,7 +3,7 @@
 A library parses them as Prometheus does, types of arguments included. Here stands what only we know: metrics
 must be in the catalogue, matchers and groupings may only use labels that the metric has, a histogram may only
 be used by its series, a counter only under rate or increase, or to ask whether it has begun
-(`x unless x offset 15m`). `faults(expression)` says what is wrong.
+(`x unless x offset 15m`). `find_errors(expression)` says what is wrong.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SERIES = {"_bucket": ("le",), "_sum": (), "_count": ()}  # of a histogram
 OF_GRAFANA = re.compile(r"\$__\w+")  # a duration that it puts in before Prometheus sees it
 
 
-class Fault(Exception):
-    """An expression is wrong, and says how."""
+class ExpressionError(Exception):
+    """The expression is not valid for this catalogue."""
 
 
 @dataclass
@@ -41,33 +41,33 @@ class Selector:
     begun: bool = False  # only asked whether it has begun
 
 
-def faults(expression: str) -> list[str]:
-    """Return what is wrong, empty when nothing is."""
+def find_errors(expression: str) -> list[str]:
+    """Return the errors in an expression; an empty list if it is valid."""
     try:
         selectors(expression)
-    except Fault as fault:
-        return [f"{fault} in {expression!r}"]
+    except ExpressionError as error:
+        return [f"{error} in {expression!r}"]
     return []
 
 
 def selectors(expression: str) -> list[Selector]:
-    """Every use of a series; Fault when the expression is not one, or uses what is not there."""
+    """Return every use of a series. Raises ExpressionError if one is used wrongly."""
     try:
         tree = promql.parse(OF_GRAFANA.sub("5m", expression))
     except ValueError as error:
-        raise Fault(str(error)) from error
+        raise ExpressionError(str(error)) from error
     if isinstance(tree, promql.MatrixSelector):
-        raise Fault(f"{tree}: a range has no value without a function over time")
-    found = list(_uses(tree, ()))
-    for each in found:
+        raise ExpressionError(f"{tree}: a range has no value without a function over time")
+    uses = list(_uses(tree, ()))
+    for each in uses:
         counts = each.metric is not None and each.metric.kind != "gauge"
         if counts and not each.begun and not each.rated:
-            raise Fault(f"{each.series} only ever grows: take its rate or increase")
-    return found
+            raise ExpressionError(f"{each.series} only ever grows: take its rate or increase")
+    return uses
 
 
 def series_of(name: str, catalogue: Mapping[str, Metric] = CATALOGUE) -> tuple[Metric | None, set[str]]:
-    """The metric behind a series, and its labels; Fault when there is none."""
+    """Return the metric behind a series, and its labels. Raises ExpressionError if there is none."""
     if name in OF_PROMETHEUS:
         return None, ALWAYS
     for suffix, more in SERIES.items():
@@ -76,9 +76,9 @@ def series_of(name: str, catalogue: Mapping[str, Metric] = CATALOGUE) -> tuple[M
             return metric, {*ALWAYS, *metric.labels, *more}
     metric = catalogue.get(name)
     if metric is None:
-        raise Fault(f"metric {name} is not in the catalogue")
+        raise ExpressionError(f"metric {name} is not in the catalogue")
     if metric.kind == "histogram":
-        raise Fault(f"{name} is a histogram: use {name}_bucket, {name}_sum or {name}_count")
+        raise ExpressionError(f"{name} is a histogram: use {name}_bucket, {name}_sum or {name}_count")
     return metric, {*ALWAYS, *metric.labels}
 
 
@@ -89,16 +89,16 @@ def _uses(node: Any, inside: tuple[str, ...]) -> Iterator[Selector]:
     elif isinstance(node, promql.MatrixSelector):
         yield _selector(node.vector_selector, inside)
     elif isinstance(node, promql.Call):
-        found = [use for each in node.args for use in _uses(each, (*inside, node.func.name))]
-        for use in found:
+        uses = [use for each in node.args for use in _uses(each, (*inside, node.func.name))]
+        for use in uses:
             if node.func.name == "histogram_quantile" and not use.series.endswith("_bucket"):
-                raise Fault(f"histogram_quantile needs buckets, not {use.series}")
-        yield from found
+                raise ExpressionError(f"histogram_quantile needs buckets, not {use.series}")
+        yield from uses
     elif isinstance(node, promql.AggregateExpr):
         by = node.modifier if node.modifier and node.modifier.type == promql.AggModifierType.By else None
         for use in _uses(node.expr, inside):
             for label in sorted({*by.labels} - use.labels if by else ()):
-                raise Fault(f"{use.series} has no label {label} to group by")
+                raise ExpressionError(f"{use.series} has no label {label} to group by")
             yield use
         yield from _uses(node.param, inside)
     elif isinstance(node, promql.BinaryExpr):
@@ -121,6 +121,6 @@ def _begun(now: list[Selector], before: list[Selector]) -> None:
 def _selector(node: promql.VectorSelector, inside: tuple[str, ...]) -> Selector:
     metric, labels = series_of(node.name or "")
     for label in sorted({each.name for each in node.matchers.matchers} - labels):
-        raise Fault(f"{node.name} has no label {label}; it has {', '.join(sorted(labels))}")
+        raise ExpressionError(f"{node.name} has no label {label}; it has {', '.join(sorted(labels))}")
     rated = not OF_COUNTERS.isdisjoint(inside)
     return Selector(node.name or "", metric, labels, rated, node.offset is not None)

@@ -55,8 +55,8 @@ DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 KINDS = ("bare_names", "participles", "fragments", "late_hooks")
 
 
-class Place(NamedTuple):
-    """One thing that counts against a measure."""
+class Shortfall(NamedTuple):
+    """A line of the source that counts against a measure."""
 
     file: Path
     line: int
@@ -64,9 +64,9 @@ class Place(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """The places per kind and package, and how many functions, variables and docstrings each package has."""
+    """The shortfalls per kind and package, and the number of things measured in each package."""
 
-    places: dict[str, dict[str, list[Place]]]
+    shortfalls: dict[str, dict[str, list[Shortfall]]]
     totals: dict[str, Counter[str]]
 
 
@@ -83,22 +83,22 @@ def is_fragment(docstring: str) -> bool:
 
 def measure(files: Mapping[str, Path]) -> Measures:
     """Measure the modules `files` (name → file), grouped by their first package."""
-    places: dict[str, dict[str, list[Place]]] = {kind: defaultdict(list) for kind in KINDS}
+    shortfalls: dict[str, dict[str, list[Shortfall]]] = {kind: defaultdict(list) for kind in KINDS}
     totals: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     written = {module: file for module, file in files.items() if not _is_generated(file)}
     overriding = _overriding_methods(written.values())
     for module, file in written.items():
         package = _package(module)
         for node in walked(file):
-            for kind, place in _measured(file, node):
+            for kind, shortfall in _measured(file, node):
                 if kind == "bare_names" and id(node) in overriding:
                     continue
                 totals[kind][package] += 1
-                if place is not None:
-                    places[kind][package].append(place)
-    for module, place in _late_hooks(written):
-        places["late_hooks"][_package(module)].append(place)
-    return Measures(places, totals)
+                if shortfall is not None:
+                    shortfalls[kind][package].append(shortfall)
+    for module, shortfall in _late_hooks(written):
+        shortfalls["late_hooks"][_package(module)].append(shortfall)
+    return Measures(shortfalls, totals)
 
 
 def _overriding_methods(files: Iterable[Path]) -> set[int]:
@@ -109,11 +109,11 @@ def _overriding_methods(files: Iterable[Path]) -> set[int]:
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(node)
 
-    def inherited_names(node: ast.ClassDef, seen: frozenset[str]) -> set[str]:
+    def inherited_names(node: ast.ClassDef, visited: frozenset[str]) -> set[str]:
         names: set[str] = set()
-        for base in _base_names(node) - seen:
+        for base in _base_names(node) - visited:
             for parent in classes.get(base, ()):
-                names |= set(_methods(parent)) | inherited_names(parent, seen | {base})
+                names |= set(_methods(parent)) | inherited_names(parent, visited | {base})
         return names
 
     return {
@@ -139,20 +139,23 @@ def _is_generated(file: Path) -> bool:
     return GENERATED.search(file.read_text(encoding="utf-8")[:400]) is not None
 
 
-def _measured(file: Path, node: ast.AST) -> Iterator[tuple[str, Place | None]]:
-    """Yield each measure that applies to a node, with a place where the node falls short of it."""
+def _measured(file: Path, node: ast.AST) -> Iterator[tuple[str, Shortfall | None]]:
+    """Yield each measure that applies to a node, with the shortfall if the node has one."""
     if isinstance(node, FUNCTIONS) and not (node.name.startswith("__") and node.name.endswith("__")):
-        yield "bare_names", Place(file, node.lineno, node.name) if is_bare_name(node.name) else None
+        yield "bare_names", Shortfall(file, node.lineno, node.name) if is_bare_name(node.name) else None
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         is_participle = node.id.strip("_") in PARTICIPLES
-        yield "participles", Place(file, node.lineno, node.id) if is_participle else None
+        yield "participles", Shortfall(file, node.lineno, node.id) if is_participle else None
     if isinstance(node, DOCUMENTED) and (docstring := ast.get_docstring(node)):
         line = node.body[0].lineno
-        yield "fragments", Place(file, line, docstring.splitlines()[0]) if is_fragment(docstring) else None
+        yield (
+            "fragments",
+            Shortfall(file, line, docstring.splitlines()[0]) if is_fragment(docstring) else None,
+        )
 
 
-def _late_hooks(files: Mapping[str, Path]) -> Iterator[tuple[str, Place]]:
-    """Yield (declaring module, place of the assignment) for each hook set by another module."""
+def _late_hooks(files: Mapping[str, Path]) -> Iterator[tuple[str, Shortfall]]:
+    """Yield (declaring module, shortfall) for each hook that another module assigns."""
     homes: defaultdict[str, set[str]] = defaultdict(set)
     for module, file in files.items():
         for name in _placeholders(file):
@@ -162,7 +165,7 @@ def _late_hooks(files: Mapping[str, Path]) -> Iterator[tuple[str, Place]]:
         for name, line in _outside_assignments(file):
             for home in sorted(homes[name]):
                 if home != module and name not in own and _package(home) == _package(module):
-                    yield home, Place(file, line, f"{home}: {name}")
+                    yield home, Shortfall(file, line, f"{home}: {name}")
 
 
 def _package(module: str) -> str:
@@ -215,9 +218,11 @@ def _is_self(value: ast.expr) -> bool:
 
 
 def counts(files: Mapping[str, Path]) -> dict[str, dict[str, int]]:
-    """Return the number of places per kind and package."""
-    places = measure(files).places
-    return {kind: {package: len(rows) for package, rows in sorted(places[kind].items())} for kind in KINDS}
+    """Return the number of shortfalls per kind and package."""
+    shortfalls = measure(files).shortfalls
+    return {
+        kind: {package: len(rows) for package, rows in sorted(shortfalls[kind].items())} for kind in KINDS
+    }
 
 
 def report(measures: Measures) -> Iterator[str]:
@@ -228,9 +233,9 @@ def report(measures: Measures) -> Iterator[str]:
         shares = []
         for kind in KINDS[:-1]:
             total = sum(measures.totals[kind][name] for name in names)
-            count = sum(len(measures.places[kind].get(name, ())) for name in names)
+            count = sum(len(measures.shortfalls[kind].get(name, ())) for name in names)
             shares.append(f"{kind} {100 * count / max(total, 1):5.1f} %")
-        hooks = sum(len(measures.places["late_hooks"].get(name, ())) for name in names)
+        hooks = sum(len(measures.shortfalls["late_hooks"].get(name, ())) for name in names)
         yield f"{package:16} {'   '.join(shares)}   late_hooks {hooks}"
 
 
@@ -240,8 +245,8 @@ def main(arguments: list[str]) -> int:
     measures = measure(sources(ROOT))
     if len(arguments) == 2:
         package, kind = arguments
-        for place in measures.places.get(kind, {}).get(package, ()):
-            print(f"{place.file.relative_to(ROOT)}:{place.line}: {place.text}")
+        for shortfall in measures.shortfalls.get(kind, {}).get(package, ()):
+            print(f"{shortfall.file.relative_to(ROOT)}:{shortfall.line}: {shortfall.text}")
     elif arguments:
         print(__doc__)
         return 2

@@ -15,12 +15,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 START = "ddmq.in_process.server"
 HOME = "ddmq_client.testing._server"
-ROOMS = ("backend", "ddmq", "ddmq_common", "ddmq_rpc", "delay_service", "proxy_consumer", "proxy_producer")
+SERVER_PACKAGES = (
+    "backend",
+    "ddmq",
+    "ddmq_common",
+    "ddmq_rpc",
+    "delay_service",
+    "proxy_consumer",
+    "proxy_producer",
+)
 LEFT_OUT = (
     "ddmq_common.compiled", "proxy_consumer.push.chain", "proxy_consumer.push.runner",
     "proxy_consumer.push.script_workers", "proxy_consumer.push.sinks",
 )  # fmt: skip
-_IMPORT = re.compile(rf"^(\s*)(from|import) ({'|'.join(ROOMS)})(?=[. ])", re.M)
+_IMPORT = re.compile(rf"^(\s*)(from|import) ({'|'.join(SERVER_PACKAGES)})(?=[. ])", re.M)
 _COMPILED = re.compile(r"^from ddmq_common\.compiled import install\n+install\(\)\n", re.M)
 MARK = '"""The modules of the server that the test broker runs on; tools/server_copy.py has copied them."""\n'
 
@@ -64,7 +72,11 @@ def imports_of(name: str) -> Iterator[str]:
     source = source_of(name)
     assert source is not None
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in ROOMS:
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.partition(".")[0] in SERVER_PACKAGES
+        ):
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 

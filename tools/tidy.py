@@ -36,8 +36,8 @@ PUBLISHED_TESTS = ("backend", "testing")
 ALLOWED = ROOT / "tools" / "tidy.json"
 GLOSSARY = ROOT / "docs" / "glossary.md"
 FILE_LINES_MAX, FUNCTION_LINES_MAX, FOLDER_FILES_MAX = 600, 60, 15
-# Names that are not ours to choose any more: of a metric, of a group on disk, of RocksDB's own call.
-GIVEN = re.compile(r"ddmq_log_gate|%SPEAKER|set_stats_persist_period_sec")
+# Names that can no longer be changed: of a metric, of a group on disk, of RocksDB's own call.
+FIXED_NAMES = re.compile(r"ddmq_log_gate|%SPEAKER|set_stats_persist_period_sec")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 Counts = dict[str, dict[str, int]]
 
@@ -46,8 +46,8 @@ def sources(root: Path) -> dict[str, Path]:
     """Return the product's modules, name → file; without PUBLISHED_TESTS."""
     return {
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
-        for room in PACKAGES
-        for path in sorted((root / room).rglob("*.py"))
+        for package in PACKAGES
+        for path in sorted((root / package).rglob("*.py"))
         if path.relative_to(root).parts[:2] != PUBLISHED_TESTS
     }
 
@@ -57,7 +57,7 @@ def rings(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    components: list[list[str]] = []
 
     def visit(node: str) -> None:
         number[node] = low[node] = len(number)
@@ -71,13 +71,13 @@ def rings(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
         if low[node] == number[node]:
             at = stack.index(node)
             if len(stack) - at > 1:
-                found.append(sorted(stack[at:]))
+                components.append(sorted(stack[at:]))
             del stack[at:]
 
     for node in graph:
         if node not in number:
             visit(node)
-    return found
+    return components
 
 
 def import_graph(files: Mapping[str, Path]) -> dict[str, list[str]]:
@@ -86,15 +86,16 @@ def import_graph(files: Mapping[str, Path]) -> dict[str, list[str]]:
         module: sorted(
             {
                 name
-                for found in imports(path)
-                if (name := found if found in files else found.rpartition(".")[0]) in files and name != module
+                for imported in imports(path)
+                if (name := imported if imported in files else imported.rpartition(".")[0]) in files
+                and name != module
             }
         )
         for module, path in files.items()
     }
 
 
-def words_not_to_say(glossary: str) -> set[str]:
+def forbidden_words(glossary: str) -> set[str]:
     """The single words of the glossary's last column."""
     rows = [line.split("|") for line in glossary.splitlines() if line.startswith("|")]
     header = next((row for row in rows if "do not say" in row[-2]), None)
@@ -111,7 +112,7 @@ def words_not_to_say(glossary: str) -> set[str]:
 
 def words_of(text: str) -> Counter[str]:
     """How often each word stands there, in prose and in names; a plural counts as its singular."""
-    return Counter(word.lower().removesuffix("s") for word in _WORD.findall(GIVEN.sub("", text)))
+    return Counter(word.lower().removesuffix("s") for word in _WORD.findall(FIXED_NAMES.sub("", text)))
 
 
 def functions(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -123,20 +124,20 @@ def functions(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 def set_twice(tree: ast.Module) -> dict[str, int]:
     """The names that a module's own statements set more than once, and how often."""
-    found = Counter(
+    assignments = Counter(
         target.id
         for node in tree.body
         if isinstance(node, ast.Assign | ast.AnnAssign)
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     )
-    return {name: times for name, times in found.items() if times > 1}
+    return {name: times for name, times in assignments.items() if times > 1}
 
 
 def count(root: Path) -> Counts:
     """What stands in the tree: kind → what → how much."""
     files = sources(root)
-    unwanted = words_not_to_say((root / GLOSSARY.relative_to(ROOT)).read_text(encoding="utf-8"))
+    unwanted = forbidden_words((root / GLOSSARY.relative_to(ROOT)).read_text(encoding="utf-8"))
     classes: defaultdict[str, set[str]] = defaultdict(set)
     folders: Counter[str] = Counter()
     words: Counter[str] = Counter()
@@ -150,7 +151,7 @@ def count(root: Path) -> Counts:
         "folders",
         "test_class_names",
     )
-    found: Counts = {kind: {} for kind in kinds}
+    counts: Counts = {kind: {} for kind in kinds}
     for module, path in files.items():
         text = path.read_text(encoding="utf-8")
         shown = str(path.relative_to(root))
@@ -159,40 +160,40 @@ def count(root: Path) -> Counts:
             if isinstance(node, ast.ClassDef):
                 classes[node.name].add(module)
         for name, times in set_twice(tree).items():
-            found["set_twice"][f"{shown}:{name}"] = times
+            counts["set_twice"][f"{shown}:{name}"] = times
         for name, lines in functions(tree):
             if lines > FUNCTION_LINES_MAX:
-                found["functions"][f"{shown}:{name}"] = lines
+                counts["functions"][f"{shown}:{name}"] = lines
         if text.count("\n") > FILE_LINES_MAX:
-            found["files"][shown] = text.count("\n")
+            counts["files"][shown] = text.count("\n")
         if path.name != "__init__.py":
             folders[str(path.parent.relative_to(root))] += 1
         words += words_of(text)
-    found["rings"] = {" ".join(ring): len(ring) for ring in rings(import_graph(files))}
-    found["class_names"] = {name: len(homes) for name, homes in classes.items() if len(homes) > 1}
+    counts["rings"] = {" ".join(ring): len(ring) for ring in rings(import_graph(files))}
+    counts["class_names"] = {name: len(homes) for name, homes in classes.items() if len(homes) > 1}
     test_classes: Counter[str] = Counter()
     for path in sorted((root / "tests").rglob("*.py")):
         test_classes.update(node.name for node in parsed(path).body if isinstance(node, ast.ClassDef))
-    found["test_class_names"] = {name: homes for name, homes in test_classes.items() if homes > 1}
-    found |= readability.counts(files)
-    found["words"] = {word: words[word] for word in sorted(unwanted) if words[word]}
-    found["folders"] = {folder: files for folder, files in folders.items() if files > FOLDER_FILES_MAX}
-    return found
+    counts["test_class_names"] = {name: homes for name, homes in test_classes.items() if homes > 1}
+    counts |= readability.counts(files)
+    counts["words"] = {word: words[word] for word in sorted(unwanted) if words[word]}
+    counts["folders"] = {folder: files for folder, files in folders.items() if files > FOLDER_FILES_MAX}
+    return counts
 
 
-def breaches(found: Counts, allowed: Counts) -> Iterator[str]:
+def breaches(counts: Counts, allowed: Counts) -> Iterator[str]:
     """What is more than allowed, a line each."""
-    for kind, counted in found.items():
+    for kind, counted in counts.items():
         for what, number in sorted(counted.items()):
             most = allowed.get(kind, {}).get(what, 0)
             if number > most:
                 yield f"tidy: {kind}: {what}: {number}, allowed {most} ({ADVICE[kind]})"
 
 
-def lowered(found: Counts, allowed: Counts) -> Counts:
+def lowered(counts: Counts, allowed: Counts) -> Counts:
     """What may stay: of what was allowed so much as is still there."""
     return {
-        kind: {what: min(number, most[what]) for what, number in sorted(found[kind].items()) if what in most}
+        kind: {what: min(number, most[what]) for what, number in sorted(counts[kind].items()) if what in most}
         for kind, most in allowed.items()
     }
 
@@ -214,14 +215,14 @@ ADVICE = {
 
 
 def main(arguments: list[str]) -> int:
-    found = count(ROOT)
+    counts = count(ROOT)
     allowed: Counts = json.loads(ALLOWED.read_text(encoding="utf-8"))
     if arguments == ["--lower"]:
-        ALLOWED.write_text(json.dumps(lowered(found, allowed), indent=1) + "\n", encoding="utf-8")
+        ALLOWED.write_text(json.dumps(lowered(counts, allowed), indent=1) + "\n", encoding="utf-8")
         return 0
-    said = list(breaches(found, allowed))
-    print("\n".join(said) if said else "tidy: nothing grew back")
-    return 1 if said else 0
+    lines = list(breaches(counts, allowed))
+    print("\n".join(lines) if lines else "tidy: nothing grew back")
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

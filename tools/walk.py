@@ -3,9 +3,9 @@
     python tools/walk.py            a table of routes, files and limits; exit code 1 when one is passed
     python tools/walk.py --files    with the files of each route, in the order in which they were entered
 
-The server runs in this process, its clients in another. A profile function notes each file of the product
+The server runs in this process, its clients in another. A profile function records each file of the product
 whose code is entered on the hub or on a native thread while a step runs. Each step is done several times,
-and a file counts when it was entered each time: what happens only the first time (topics made, queues
+and a file counts when it was entered each time: what happens only the first time (topics created, queues
 claimed) and what a timer does meanwhile is no part of a route. Nor is what runs in every turn of the loop,
 whoever asks (a file that is entered in nearly every short moment of rest, too). The sources run, interpreted:
 a profile function is not told of compiled code.
@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ["DDMQ_COMPILED"] = "0"
-ROOMS = ("proxy_producer", "proxy_consumer", "delay_service", "backend", "ddmq", "ddmq_common", "ddmq_rpc")
+PACKAGES = ("proxy_producer", "proxy_consumer", "delay_service", "backend", "ddmq", "ddmq_common", "ddmq_rpc")
 REPEATS, SETTLED_S, REST_S, DEADLINE_S, DUE_MS = 10, 0.25, 0.01, 30.0, 40
 TICK_S = 0.005
 ALWAYS = 0.8  # of the moments of rest
@@ -54,8 +54,8 @@ ROUTES = (
     Route("acknowledgement, until it is durable", "ack", 30, 16),
     Route("retry, until it is delivered again", "retry", 18, 16, ("pull_ack", "ack")),
     Route("delayed message, until it is in its topic", "delay", 58, 24),
-    Route("an operator parks a key", "park", 23, 6, ("look",)),
-    Route("any answer of the admin API", "look", 9, 8),
+    Route("an operator parks a key", "park", 23, 6, ("health",)),
+    Route("any answer of the admin API", "health", 9, 8),
 )
 
 
@@ -64,7 +64,7 @@ class Trace:
 
     def __init__(self) -> None:
         self.on = False
-        self.seen: dict[str, None] = {}
+        self.files: dict[str, None] = {}
         self._shown: dict[str, str] = {}
 
     def install(self) -> None:
@@ -72,42 +72,42 @@ class Trace:
         start = _thread.start_new_thread
 
         def start_traced(function: Callable[..., Any], args: tuple[Any, ...], *more: Any) -> int:
-            def run(*given: Any, **named: Any) -> Any:
-                sys.setprofile(self.note)
-                return function(*given, **named)
+            def run(*arguments: Any, **named: Any) -> Any:
+                sys.setprofile(self.on_profile_event)
+                return function(*arguments, **named)
 
             return start(run, args, *more)
 
         _thread.start_new_thread = start_traced
-        sys.setprofile(self.note)
+        sys.setprofile(self.on_profile_event)
 
-    def note(self, frame: FrameType, event: str, _: Any) -> None:
+    def on_profile_event(self, frame: FrameType, event: str, _: Any) -> None:
         """The profile function."""
         if self.on and event == "call":
             path = frame.f_code.co_filename
             shown = self._shown.get(path)
             if shown is None:
-                shown = self._shown[path] = room_file(path)
+                shown = self._shown[path] = product_file(path)
             if shown:
-                self.seen.setdefault(shown)
+                self.files.setdefault(shown)
 
     @contextlib.contextmanager
     def record(self) -> Iterator[dict[str, None]]:
-        self.seen = {}
+        self.files = {}
         self.on = True
         try:
-            yield self.seen
+            yield self.files
         finally:
             self.on = False
 
 
-def room_file(path: str) -> str:
+def product_file(path: str) -> str:
     """The file's name in the tree when it is the product's, else ""."""
     try:
         shown = Path(path).resolve().relative_to(ROOT)
     except ValueError:
         return ""
-    return str(shown) if shown.parts[0] in ROOMS else ""
+    return str(shown) if shown.parts[0] in PACKAGES else ""
 
 
 def walk() -> dict[str, list[str]]:
@@ -134,10 +134,10 @@ def walk() -> dict[str, list[str]]:
         (conf / "delay_service.yaml").write_text(json.dumps(LEVELS))
         server = ServerProcess(with_flags(load_folder(conf), **flags, admin=any_port), COMPONENTS)
         server.start()
-        gevent.get_hub().loop.run_callback(sys.setprofile, trace.note)
-        ports = [str(server.addresses[part].port) for part in ("producer", "consumer", "admin")]
+        gevent.get_hub().loop.run_callback(sys.setprofile, trace.on_profile_event)
+        ports = [str(server.addresses[service].port) for service in ("producer", "consumer", "admin")]
         command = [sys.executable, str(Path(__file__).resolve()), "client", *ports]
-        found: dict[str, list[str]] = {}
+        files_by_step: dict[str, list[str]] = {}
         with Popen(command, stdin=PIPE, stdout=PIPE, bufsize=0) as client:
 
             def do(step: str) -> None:
@@ -154,9 +154,9 @@ def walk() -> dict[str, list[str]]:
                 with trace.record() as rest:
                     gevent.sleep(REST_S)
                 rests.update(rest.keys())
-                with trace.record() as seen:
+                with trace.record() as files:
                     do(step)
-                found[step] = [file for file in seen if file in found.get(step, seen)]
+                files_by_step[step] = [file for file in files if file in files_by_step.get(step, files)]
             always = {file for file, times in rests.items() if times > ALWAYS * len(steps) * (REPEATS + 1)}
             client.stdin.close()
         server.drain()
@@ -164,8 +164,8 @@ def walk() -> dict[str, list[str]]:
     return {
         route.step: [
             file
-            for file in found[route.step]
-            if file not in always and not any(file in found[step] for step in route.beside)
+            for file in files_by_step[route.step]
+            if file not in always and not any(file in files_by_step[step] for step in route.beside)
         ]
         for route in ROUTES
     }
@@ -187,13 +187,13 @@ class Wire:
         return decode_reply(self._idl, self._service, frame).result.success
 
     def _read(self, count: int) -> bytes:
-        found = b""
-        while len(found) < count:
-            more = self._socket.recv(count - len(found))
+        data = b""
+        while len(data) < count:
+            more = self._socket.recv(count - len(data))
             if not more:
                 raise ConnectionError("the server closed the connection")
-            found += more
-        return found
+            data += more
+        return data
 
 
 class Client:
@@ -207,7 +207,7 @@ class Client:
         self._producer_idl, self._consumer_idl = producer_idl, consumer_idl
         self._produce = Wire(producer, producer_idl, "ProducerService")
         self._consume = Wire(consumer, consumer_idl, "ConsumerService")
-        self._held: Any = None
+        self._answer: Any = None
         plain = {"start": "first", "retry_intervals_ms": [], "retry_steps": 16}
         for topic, more in (
             ("walk", plain),
@@ -220,21 +220,21 @@ class Client:
     def before_pull_ack(self) -> None:
         self.send()
         self.send()
-        self._held = self._pull("walk")
+        self._answer = self._pull("walk")
 
     def pull_ack(self) -> None:
-        self._held = self._pull("walk", self._result("success"))
+        self._answer = self._pull("walk", self._result("success"))
 
     def ack(self) -> None:
         self._consume.call("submit", result=self._result("success"))
 
     def before_retry(self) -> None:
         self._send("walk-retry")
-        self._held = self._pull("walk-retry")
+        self._answer = self._pull("walk-retry")
 
     def retry(self) -> None:
         self._consume.call("submit", result=self._result("fail"))
-        self._held = self._pull("walk-retry")
+        self._answer = self._pull("walk-retry")
         self._consume.call("submit", result=self._result("success"))
 
     def send(self) -> None:
@@ -252,10 +252,10 @@ class Client:
     def park(self) -> None:
         self._admin("POST", "groups/walk-keys/keys", {"action": "park", "key": "k"})
 
-    def before_look(self) -> None:
+    def before_health(self) -> None:
         self._admin("POST", "groups/walk-keys/keys", {"action": "replay", "key": "k"})
 
-    def look(self) -> None:
+    def health(self) -> None:
         self._admin("GET", "health")
 
     def _send(self, topic: str, key: str = "") -> None:
@@ -273,19 +273,19 @@ class Client:
         return answer
 
     def _result(self, outcome: str) -> Any:
-        offsets = {f"{outcome}Offsets": [each.offset for each in self._held.messages]}
+        offsets = {f"{outcome}Offsets": [each.offset for each in self._answer.messages]}
         empty = {"successOffsets": [], "failOffsets": []}
-        return self._consumer_idl.ConsumeResult(context=self._held.context, **(empty | offsets))
+        return self._consumer_idl.ConsumeResult(context=self._answer.context, **(empty | offsets))
 
     def _admin(self, method: str, path: str, body: Any = None) -> Any:
         connection = http.client.HTTPConnection("127.0.0.1", self._admin_port, timeout=DEADLINE_S)
         text = None if body is None else json.dumps(body)
         connection.request(method, "/" + path, text, {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        said = answer.read()
+        content = answer.read()
         if answer.status >= 300:
-            raise RuntimeError(f"{method} {path}: {answer.status} {said!r}")
-        return json.loads(said or b"null")
+            raise RuntimeError(f"{method} {path}: {answer.status} {content!r}")
+        return json.loads(content or b"null")
 
 
 def main(arguments: list[str]) -> int:
@@ -296,13 +296,13 @@ def main(arguments: list[str]) -> int:
             getattr(client, line.strip(), lambda: None)()
             print(line.strip(), flush=True)
         return 0
-    found = walk()
+    files_by_step = walk()
     for route in ROUTES:
-        files = found[route.step]
+        files = files_by_step[route.step]
         print(f"{len(files):4}  (at most {route.files_max}, goal {route.goal})  {route.name}")
         if "--files" in arguments:
             print("\n".join(f"        {file}" for file in files))
-    return 0 if all(len(found[route.step]) <= route.files_max for route in ROUTES) else 1
+    return 0 if all(len(files_by_step[route.step]) <= route.files_max for route in ROUTES) else 1
 
 
 if __name__ == "__main__":

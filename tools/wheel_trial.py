@@ -69,10 +69,10 @@ def trial(wheel: Path, extra: str, folder: Path) -> None:
     version = subprocess.run([ddmq, "--version"], cwd=folder, capture_output=True, text=True, check=True)
     if str(compiled.STATE) not in version.stdout:
         raise subprocess.CalledProcessError(1, [ddmq, f"--version: {version.stdout.strip()}"])
-    said = subprocess.run([ddmq, "demo"], cwd=folder, capture_output=True, text=True, check=False)
-    if said.returncode:
-        print(said.stdout + said.stderr)
-        said.check_returncode()
+    result = subprocess.run([ddmq, "demo"], cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode:
+        print(result.stdout + result.stderr)
+        result.check_returncode()
     demo_s = time.monotonic() - start - installed_s
     kafka_trial(environment, extra, folder)
     print(f"wheel{extra}: installed in {installed_s:.0f} s, its demo ran {demo_s:.0f} s", flush=True)
@@ -86,10 +86,10 @@ def kafka_trial(environment: Path, extra: str, folder: Path) -> None:
         return
     serve = [environment / "bin" / "ddmq", "serve", "--backend", "kafka", "--bootstrap", "127.0.0.1:1"]
     serve += ["--data-dir", folder / "none"]
-    said = subprocess.run(serve, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
-    if said.returncode == 0 or MISSING not in said.stderr or "Traceback" in said.stderr:
-        print(said.stdout + said.stderr)
-        raise subprocess.CalledProcessError(said.returncode, serve)
+    result = subprocess.run(serve, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    if result.returncode == 0 or MISSING not in result.stderr or "Traceback" in result.stderr:
+        print(result.stdout + result.stderr)
+        raise subprocess.CalledProcessError(result.returncode, serve)
 
 
 # --- the short trials of tools/wheels.py

@@ -27,7 +27,7 @@ class LogDamage:
         self._folder = f"{directory}/{names.DAMAGED}"
         self._segments = segments
         self._metrics = metrics
-        self._seen: set[tuple[str, int]] = set()
+        self._reported: set[tuple[str, int]] = set()
         self._bytes = 0
         self._copies = -1  # copies in the folder; -1: not counted yet
         self.ranges = 0
@@ -37,23 +37,23 @@ class LogDamage:
 
         `file` is the kind of file: commitlog, consumequeue, checkpoint, index or sends.
         """
-        if (file, position) in self._seen:
+        if (file, position) in self._reported:
             return
         self.ranges += 1
         self._metrics.cell(catalogue.LOG_DAMAGED, file).value += 1
-        if len(self._seen) >= RANGES_MAX:
+        if len(self._reported) >= RANGES_MAX:
             return
-        self._seen.add((file, position))
+        self._reported.add((file, position))
         log.error("damaged: %s, %d bytes at %d: %s", file, length, position, what)
-        if len(self._seen) == RANGES_MAX:
+        if len(self._reported) == RANGES_MAX:
             log.error("damaged: more than %d ranges; from here on they are only counted", RANGES_MAX)
 
     def report_in_log(self, position: int, length: int, what: str) -> None:
         """Report damage in the commit log, and copy the bytes to `damaged/`."""
-        before = len(self._seen)
+        before = len(self._reported)
         self.report_range("commitlog", position, length, what)
         segment = self._segments.locate(position)
-        if len(self._seen) > before and segment is not None and self._bytes + length <= BYTES_MAX:
+        if len(self._reported) > before and segment is not None and self._bytes + length <= BYTES_MAX:
             self._copy(segment.start, position, segment.salvage(position, min(length, RANGE_BYTES_MAX)))
 
     def copy_tail(self, start: int, position: int, data: bytes) -> None:

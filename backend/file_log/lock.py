@@ -1,4 +1,4 @@
-"""The writer's lock: its holder is the only process that may write this directory.
+"""The writer's lock: its owner is the only process that may write this directory.
 
 Rules:
 * The lock is an flock on DIR/writer.lock. The kernel releases it when the process dies, however it dies. No
@@ -37,8 +37,8 @@ class DirectoryLock:
         self._until_exit = False
 
     @property
-    def is_held(self) -> bool:
-        """Return whether the lock is held."""
+    def is_locked(self) -> bool:
+        """Whether this object owns the lock."""
         return self._fd >= 0
 
     @classmethod
@@ -56,11 +56,11 @@ class DirectoryLock:
             os.fchmod(fd, 0o600)  # an earlier release let every user open, and so lock, the file
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(OSError):  # the text is for people; the disk may be full
-                _write_holder(fd, wall_ms)
+                _write_owner(fd, wall_ms)
         except BlockingIOError:
             os.close(fd)
             raise DirectoryInUseError(
-                f"{directory} is written by another process ({lock_holder(directory)});"
+                f"{directory} is written by another process ({lock_owner(directory)});"
                 " stop that one or give this one a directory of its own"
             ) from None
         except OSError as error:
@@ -98,8 +98,8 @@ class DirectoryLock:
             os.close(fd)
 
 
-def lock_holder(directory: Path) -> str:
-    """Return the last holder of the lock, formatted like `pid 12 on host h`, or "unknown"."""
+def lock_owner(directory: Path) -> str:
+    """Return the last owner of the lock, formatted like `pid 12 on host h`, or "unknown"."""
     try:
         with open(directory / LOCK_FILE, "rb") as file:
             text = file.read(_TEXT_BYTES_MAX).decode("utf-8", "replace").strip()
@@ -108,7 +108,7 @@ def lock_holder(directory: Path) -> str:
     return text.partition(",")[0] or "unknown"
 
 
-def _write_holder(fd: int, wall_ms: int) -> None:
+def _write_owner(fd: int, wall_ms: int) -> None:
     text = f"pid {os.getpid()} on host {socket.gethostname()}, since {wall_ms} ms\n"
     os.ftruncate(fd, 0)
     os.pwrite(fd, text.encode("utf-8"), 0)

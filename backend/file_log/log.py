@@ -97,7 +97,7 @@ class FileLog(Backend):
             self._tick_on,
             options.topics_max,
         )
-        self._holders: list[Callable[[], Iterable[Hold]]] = [
+        self._hold_sources: list[Callable[[], Iterable[Hold]]] = [
             LevelHolds(self),
             LevelHolds(
                 self, DELAY_TOPIC, DELAY_GROUP, "delay commands that the delay service has not stored"
@@ -141,7 +141,7 @@ class FileLog(Backend):
         completion: Completion[Any],
         topics_max: int | None,
     ) -> Completion[Any]:
-        error = self._find_refusal()
+        error = self._find_write_error()
         if error is not None:
             self._later(completion.fail, error)
             return completion
@@ -183,7 +183,7 @@ class FileLog(Backend):
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
         if self._draining or self._retention.admission is not DiskAdmission.OPEN:
-            error = self._find_refusal() or self._find_client_refusal(records)
+            error = self._find_write_error() or self._find_send_error(records)
             if error is not None:
                 self._later(completion.succeed, all_refused(len(records), error))
                 return completion
@@ -199,7 +199,7 @@ class FileLog(Backend):
         request = CommitRequest(
             batch, deadline, completion, self._state, self._watchers.notify_changed, self._options
         )
-        error = self._find_refusal(batch.records)
+        error = self._find_write_error(batch.records)
         if error is not None:
             self._later(completion.fail, error)
             return completion
@@ -208,7 +208,7 @@ class FileLog(Backend):
             self._tick_on()
         return completion
 
-    def _find_refusal(self, records: Sequence[NewRecord] | None = None) -> DdmqError | None:
+    def _find_write_error(self, records: Sequence[NewRecord] | None = None) -> DdmqError | None:
         """Return why a write is refused now, or None.
 
         A commit without records is never refused for lack of space: consumers need progress and settings, and
@@ -216,16 +216,16 @@ class FileLog(Backend):
         """
         if self._draining:
             return DrainingError("the log is draining; it accepts nothing new")
-        return None if records is not None and not records else self._retention.refusal
+        return None if records is not None and not records else self._retention.write_error
 
-    def _find_client_refusal(self, records: Sequence[NewRecord]) -> DdmqError | None:
+    def _find_send_error(self, records: Sequence[NewRecord]) -> DdmqError | None:
         """Return why sends of clients are refused now, or None.
 
         Records that the system writes itself are not refused.
         """
         if all(is_internal(record.topic) and record.topic not in _OF_CLIENTS for record in records):
             return None
-        return self._retention.client_refusal
+        return self._retention.send_error
 
     def _on_published(self, frame: PackedFrame) -> None:
         """Add the entries of a visible frame to the consume queues and the index; request a checkpoint."""
@@ -327,7 +327,7 @@ class FileLog(Backend):
             self._writer.give_up(self._lock_lost)
             raise self._lock_lost
         checkpoint_hold = [Hold(self.retention_floor(), "the older checkpoint")]
-        return checkpoint_hold + [hold for holder in self._holders for hold in holder()]
+        return checkpoint_hold + [hold for list_holds in self._hold_sources for hold in list_holds()]
 
     def retention_floor(self) -> int:
         """Return the log position from which segments must be retained: that of the older checkpoint."""
@@ -337,7 +337,7 @@ class FileLog(Backend):
 
     def health(self) -> Health:
         writer = self._writer
-        error = writer.refusal or self._find_refusal() or self._retention.client_refusal or writer.stuck
+        error = writer.failure or self._find_write_error() or self._retention.send_error or writer.stuck
         if error is not None:
             return Health(False, str(error))
         ranges = self._opened.damage.ranges

@@ -187,7 +187,9 @@ class OpenedDirectory:
 
     def _old_segments(self) -> list[OldSegment]:
         return [
-            OldSegment(segment.start, segment.end, segment.disk_bytes(), segment.last_ms, segment.kept)
+            OldSegment(
+                segment.start, segment.end, segment.disk_bytes(), segment.last_ms, segment.dead_letters_only
+            )
             for segment in self.segments.segments
         ]
 

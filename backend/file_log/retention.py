@@ -26,9 +26,9 @@ from gevent.lock import Semaphore
 from backend.engine import StoreClock
 from backend.file_log.core import names
 from backend.file_log.core.retention import (
+    BlockedSegment,
     Deletion,
     DiskAdmission,
-    HeldSegment,
     Hold,
     LogDisk,
     OldSegment,
@@ -37,8 +37,8 @@ from backend.file_log.core.retention import (
     RetentionOptions,
     SegmentHold,
     decide_admission,
+    describe_disk_shortage,
     plan_deletions,
-    refusal_text,
     show_bytes,
 )
 from backend.file_log.storage import Storage
@@ -103,9 +103,9 @@ class Retention:
     ) -> None:
         self.options = options
         self.admission = DiskAdmission.OPEN
-        self.client_refusal: DiskFullError | None = None  # the error for a client's send
-        self.refusal: DiskFullError | None = None  # the error for everything else
-        self.held: HeldSegment | None = None
+        self.send_error: DiskFullError | None = None  # the error for a client's send
+        self.write_error: DiskFullError | None = None  # the error for everything else
+        self.blocked: BlockedSegment | None = None
         self._storage = storage
         self._folder = folder
         self._segments = segments
@@ -167,7 +167,7 @@ class Retention:
             return []
         self._store_clock.update_gauge(self._registry.cell(LOG_CLOCK_AHEAD))
         self._registry.cell(LOG_BYTES).value = sum(segment.bytes_on_disk for segment in segments)
-        self._set_held(blocked)
+        self._set_blocked(blocked)
         self._set_admission(disk)
         deleted: list[Deletion] = []
         for deletion in plan:
@@ -214,8 +214,8 @@ class Retention:
             self._deleted(segment, reason)
         return True
 
-    def _set_held(self, blocked: HeldSegment | None) -> None:
-        if blocked is not None and (self.held is None or blocked.hold.reason != self.held.hold.reason):
+    def _set_blocked(self, blocked: BlockedSegment | None) -> None:
+        if blocked is not None and (self.blocked is None or blocked.hold.reason != self.blocked.hold.reason):
             log.warning(
                 "segment %d is due for deletion (%s) but held from log position %d on: %s",
                 blocked.segment.start,
@@ -223,7 +223,7 @@ class Retention:
                 blocked.hold.position,
                 blocked.hold.reason,
             )
-        self.held = blocked
+        self.blocked = blocked
         self._registry.cell(LOG_SEGMENTS_HELD).value = int(blocked is not None)
 
     def _set_admission(self, disk: LogDisk) -> None:
@@ -232,9 +232,11 @@ class Retention:
         self._registry.cell(LOG_DISK).value = self.admission
         error = None
         if self.admission is not DiskAdmission.OPEN:
-            error = DiskFullError(refusal_text(self.admission, disk, self.options, self._folder, self.held))
-        self.client_refusal = error
-        self.refusal = error if self.admission is DiskAdmission.ALL_REFUSED else None
+            error = DiskFullError(
+                describe_disk_shortage(self.admission, disk, self.options, self._folder, self.blocked)
+            )
+        self.send_error = error
+        self.write_error = error if self.admission is DiskAdmission.ALL_REFUSED else None
         if self.admission is not before:
             log.warning("%s", error or f"the disk of {self._folder} accepts sends again")
 

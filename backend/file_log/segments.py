@@ -31,7 +31,7 @@ SPARE_BYTES_MAX = 1 << 20  # a file system's own rounding; more after a segment'
 class Segment:
     """One segment: a file of the commit log, mapped for reading."""
 
-    __slots__ = ("_map", "end", "file", "kept", "last_ms", "path", "salt", "start")
+    __slots__ = ("_map", "dead_letters_only", "end", "file", "last_ms", "path", "salt", "start")
 
     def __init__(self, start: int, end: int, path: str, file: File, salt: int = 0) -> None:
         self.start = start
@@ -39,7 +39,7 @@ class Segment:
         self.path = path
         self.file = file
         self.salt = salt  # the start value of all its CRCs; 0: none
-        self.kept = False  # retained for its dead letters alone
+        self.dead_letters_only = False  # retained for its dead letters alone
         self.last_ms = 0  # store time of its newest record, or a little later
         self._map: mmap.mmap | None = None
 
@@ -94,7 +94,7 @@ class Segment:
 class SegmentSet:
     """The segments of one log, ascending.
 
-    A *kept* segment has expired and stays only for its dead letters; it is no longer part of the log.
+    A *dead-letter segment* has expired and stays only for its dead letters; it is no longer part of the log.
     """
 
     def __init__(self, storage: Storage, directory: str) -> None:
@@ -103,7 +103,9 @@ class SegmentSet:
         self.salting = UNSALTED  # set before segments are opened or created
         self.starts: list[int] = []
         self.segments: list[Segment] = []
-        self._kept = 0  # the number of kept segments, the first ones
+        self._first_index = (
+            0  # of the first segment that belongs to the log; dead-letter segments come before it
+        )
 
     def load(self) -> None:
         """Open the existing files, and close deleted ones. Members call it repeatedly."""
@@ -122,18 +124,22 @@ class SegmentSet:
             segment.last_ms = segment.last_ms or self._first_ms(after)
         retained = list(takewhile(lambda segment: segment.start in ends, segments))
         for segment in retained:
-            segment.path, segment.end, segment.kept = paths[segment.start], ends[segment.start], True
-        self.starts, self.segments, self._kept = starts, segments, len(retained)
+            segment.path, segment.end, segment.dead_letters_only = (
+                paths[segment.start],
+                ends[segment.start],
+                True,
+            )
+        self.starts, self.segments, self._first_index = starts, segments, len(retained)
 
     def _list_files(self) -> tuple[dict[int, str], dict[int, int]]:
         """Scan the directory.
 
-        Return the path of each segment by its start, and the end of each kept segment by its start.
+        Return the path of each segment by its start, and the end of each dead-letter segment by its start.
         """
         paths: dict[int, str] = {}
         ends: dict[int, int] = {}
         for name in self.storage.list(self.folder):
-            start, range_ = names.parse_segment(name), names.parse_kept(name)
+            start, range_ = names.parse_segment(name), names.parse_dead_letter_segment(name)
             if range_ is not None:
                 start, ends[range_[0]] = range_
             if start is not None:
@@ -171,25 +177,25 @@ class SegmentSet:
 
     @property
     def first_position(self) -> int:
-        """The log position where the log starts: the first segment that is not kept only for dead letters.
+        """The log position where the log starts: the first segment that is not a dead-letter segment.
 
         0 if empty.
         """
-        if self._kept < len(self.starts):
-            return self.starts[self._kept]
+        if self._first_index < len(self.starts):
+            return self.starts[self._first_index]
         return self.segments[-1].end if self.segments else 0
 
     def first_of(self, topic: str) -> int:
         """Return the log position from which a topic is readable.
 
-        Dead letters may also be in kept segments.
+        Dead letters may also be in dead-letter segments.
         """
-        return self.starts[0] if self._kept and is_dead_letters(topic) else self.first_position
+        return self.starts[0] if self._first_index and is_dead_letters(topic) else self.first_position
 
     @property
     def is_empty(self) -> bool:
-        """Whether the log has no segment, apart from those kept only for dead letters."""
-        return self._kept == len(self.segments)
+        """Whether the log has no segment, apart from dead-letter segments."""
+        return self._first_index == len(self.segments)
 
     def locate(self, position: int) -> Segment | None:
         """Return the segment that holds a log position, or None if it was deleted or does not exist yet."""
@@ -201,11 +207,11 @@ class SegmentSet:
     def missing_ranges(self, end: int) -> list[tuple[int, int]]:
         """Return the ranges of the log below `end` that no file holds.
 
-        Gaps between kept segments, where deleted segments were, do not count.
+        Gaps between dead-letter segments, where deleted segments were, do not count.
         """
         ranges, at = [], self.first_position
         for segment in self.segments:
-            if not segment.kept:
+            if not segment.dead_letters_only:
                 ranges.append((at, min(segment.start, end)))
                 at = segment.end
         return [hole for hole in (*ranges, (at, end)) if hole[0] < hole[1]]
@@ -282,14 +288,14 @@ class SegmentSet:
         self.segments.append(segment)
 
     def remove(self, start: int) -> Segment:
-        """Remove a kept segment, or the oldest of the others, from the set; its file stays on disk.
+        """Remove a dead-letter segment, or the oldest of the others, from the set; its file stays on disk.
 
         Raises StorageError for any other segment, and for the last.
         """
         index = self._check_oldest(start)
         self.starts.pop(index)
         segment = self.segments.pop(index)
-        self._kept -= segment.kept
+        self._first_index -= segment.dead_letters_only
         return segment
 
     def keep_for_dead_letters(self, start: int) -> Callable[[], Callable[[], None]]:
@@ -298,26 +304,30 @@ class SegmentSet:
 
         Returns the next step: a function for a native thread, which renames the segment's file durably and
         blocks meanwhile. That function returns the last step: a function for the hub, which marks the segment
-        as kept.
+        as a dead-letter segment.
         """
         segment = self.segments[self._check_oldest(start)]
-        path = f"{self.folder}/{names.kept_name(segment.start, segment.end)}"
+        path = f"{self.folder}/{names.dead_letter_segment_name(segment.start, segment.end)}"
 
         def rename() -> Callable[[], None]:
             self.storage.rename(segment.path, path)
             segment.path = path
             self.storage.sync_folder(self.folder)
-            return mark_kept
+            return mark_dead_letters_only
 
-        def mark_kept() -> None:
-            segment.kept = True
-            self._kept += 1
+        def mark_dead_letters_only() -> None:
+            segment.dead_letters_only = True
+            self._first_index += 1
 
         return rename
 
     def _check_oldest(self, start: int) -> int:
         index = bisect_right(self.starts, start) - 1
-        if not 0 <= index <= self._kept or self.starts[index] != start or index == len(self.starts) - 1:
+        if (
+            not 0 <= index <= self._first_index
+            or self.starts[index] != start
+            or index == len(self.starts) - 1
+        ):
             raise StorageError(f"segment {start} is not the oldest of several; it stays")
         return index
 
@@ -325,4 +335,4 @@ class SegmentSet:
         """Close all files and empty the set."""
         for segment in self.segments:
             segment.close()
-        self.starts, self.segments, self._kept = [], [], 0
+        self.starts, self.segments, self._first_index = [], [], 0

@@ -30,14 +30,14 @@ class Kind(Enum):
     COORDINATION = "coordination topic"
     DELAYED = "topic of delayed messages"
     INNER = "other inner topic"
-    MADE = "topic that was made here"
+    CREATED = "topic that was made here"
     OTHERS = "topic of others that is let in"
     TRANSACTIONS = "Kafka's topic of transactions"
     BROKER = "broker"
 
 
-DDMQ_KINDS = frozenset((Kind.STATE, Kind.COORDINATION, Kind.DELAYED, Kind.INNER, Kind.MADE))
-MESSAGES = frozenset((Kind.DELAYED, Kind.INNER, Kind.MADE))
+DDMQ_KINDS = frozenset((Kind.STATE, Kind.COORDINATION, Kind.DELAYED, Kind.INNER, Kind.CREATED))
+MESSAGES = frozenset((Kind.DELAYED, Kind.INNER, Kind.CREATED))
 
 
 class CheckedResource(NamedTuple):
@@ -93,7 +93,7 @@ class ClusterRule(NamedTuple):
     value: str
     breaks: str
     loses: bool = False
-    remedy: str = ""  # instead of the command that sets `wanted`
+    remedy: str = ""  # instead of the command that sets the required value
 
 
 def _to_number(value: str) -> int:
@@ -223,7 +223,7 @@ def _retention_rules() -> tuple[ClusterRule, ...]:
             "who holds which queue is forgotten, and queues change hands without a cause",
         ),
         ClusterRule(
-            frozenset((Kind.INNER, Kind.MADE)),
+            frozenset((Kind.INNER, Kind.CREATED)),
             "cleanup.policy",
             lambda value, _, __: "compact" in value,
             "delete",
@@ -280,11 +280,13 @@ def _message_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
 def _broker_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
     broker = frozenset((Kind.BROKER,))
 
-    def set_it(setting: str, wanted: object) -> str:
-        return f"set {setting}={wanted} in every broker's server.properties and start them again one by one"
+    def set_it(setting: str, required: object) -> str:
+        return f"set {setting}={required} in every broker's server.properties and start them again one by one"
 
-    def broker_rule(setting: str, wrong: IsViolated, wanted: object, breaks: str) -> ClusterRule:
-        return ClusterRule(broker, setting, wrong, str(wanted), breaks, remedy=set_it(setting, wanted))
+    def broker_rule(setting: str, is_violated: IsViolated, required: object, breaks: str) -> ClusterRule:
+        return ClusterRule(
+            broker, setting, is_violated, str(required), breaks, remedy=set_it(setting, required)
+        )
 
     def is_alone(value: str, _: Mapping[str, str], brokers: int) -> bool:
         return brokers >= COPIES and _to_number(value) < IN_SYNC
@@ -354,14 +356,14 @@ def find_violations(facts: ClusterFacts, options: KafkaOptions) -> list[ClusterF
 
 
 def _check_rule(rule: ClusterRule, facts: ClusterFacts, options: KafkaOptions) -> list[ClusterFinding]:
-    wrong: dict[str, list[CheckedResource]] = {}
+    violating: dict[str, list[CheckedResource]] = {}
     for resource in facts.resources:
         value = (resource.settings or {}).get(rule.setting)
         if value is None or resource.kind not in rule.kinds:
             continue
         assert resource.settings is not None
         if rule.is_violated(value, resource.settings, facts.brokers):
-            wrong.setdefault(value, []).append(resource)
+            violating.setdefault(value, []).append(resource)
     return [
         ClusterFinding(
             tuple(map(_name_resource, resources)),
@@ -370,7 +372,7 @@ def _check_rule(rule: ClusterRule, facts: ClusterFacts, options: KafkaOptions) -
             rule.remedy or _remedy_command(rule, resources, options),
             rule.loses,
         )
-        for value, resources in sorted(wrong.items())
+        for value, resources in sorted(violating.items())
     ]
 
 

@@ -21,7 +21,7 @@ from ddmq_common.errors import (
 )
 
 _MOMENT = re.compile(r" \(after \d+ms in state \w+.*\)\Z")  # when it happened, which is another each time
-_GONE = frozenset(
+_UNKNOWN_TOPIC_CODES = frozenset(
     (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
      KafkaError.UNKNOWN_TOPIC_ID)
 )  # fmt: skip
@@ -45,7 +45,7 @@ _PASSING = _SILENT | {
 }  # fmt: skip
 TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 # What is foreseen once the topic was looked at again: its settings, or who may write to it, were changed.
-SEEN_IN_TOPIC = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+REFRESH_TOPIC_CODES = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 _LATER = frozenset(
     (KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._QUEUE_FULL, KafkaError.THROTTLING_QUOTA_EXCEEDED,
      KafkaError._INVALID_DIFFERENT_RECORD)  # another one of its batch is wrong: nothing of that is stored
@@ -53,7 +53,7 @@ _LATER = frozenset(
 RAISED = (KafkaException, SystemError)  # by a call that serves reports: see `cause_of`
 
 
-def producer_ended() -> KafkaException:
+def closed_producer_error() -> KafkaException:
     """Return the error of a call to a producer that was ended here."""
     return KafkaException(KafkaError(KafkaError._PURGE_QUEUE))
 
@@ -89,7 +89,7 @@ def to_ddmq_error(error: BaseException | KafkaError, what: str) -> Exception:
     if cause is None:
         return error if isinstance(error, Exception) else RemoteError(f"{what}: {error}")
     code, text = cause.code(), f"{what}: Kafka says {cause.str()}"
-    if code in _GONE:
+    if code in _UNKNOWN_TOPIC_CODES:
         return UnknownTopicError(text)
     if code in REJECTED_CODES:
         return CallerError(text)
@@ -150,10 +150,10 @@ class LastError:
         return self._options.mask_secrets(str(error) if cause is None else cause.str())
 
 
-def is_gone(error: BaseException | KafkaError) -> bool:
+def is_unknown_topic(error: BaseException | KafkaError) -> bool:
     """Return whether the error means that the topic or partition does not exist."""
     cause = kafka_error(error)
-    return cause is not None and cause.code() in _GONE
+    return cause is not None and cause.code() in _UNKNOWN_TOPIC_CODES
 
 
 def is_temporary(error: BaseException | KafkaError) -> bool:
@@ -188,7 +188,7 @@ def to_undelivered_result(error: KafkaError, topic: str, size: int, size_max: in
         text = f"topic {topic}: it was on its way when its producer ended; it may be stored or not"
         return to_failed_result(RemoteError(text), AppendStatus.UNKNOWN)
     translated = to_ddmq_error(error, f"topic {topic}")
-    if code in _GONE or code in REJECTED_CODES:
+    if code in _UNKNOWN_TOPIC_CODES or code in REJECTED_CODES:
         return to_failed_result(translated)
     if code in _LATER or code in _OPERATOR:
         return to_failed_result(translated, AppendStatus.NOT_STORED)

@@ -35,7 +35,7 @@ from backend.kafka.cluster_rules import (
     find_violations,
 )
 from backend.kafka.engine.backend import KafkaBackend
-from backend.kafka.errors import LastError, client_settings, has_code, is_gone
+from backend.kafka.errors import LastError, client_settings, has_code, is_unknown_topic
 from backend.kafka.options import KafkaOptions
 from backend.kafka.state.tables import SettingsState
 from backend.kafka.tokens import TokenProvider
@@ -74,11 +74,11 @@ def open_kafka(
         check_directory(data_dir, cluster_id, options.bootstrap)
     backend = KafkaBackend(options, clock, metrics)
     try:
-        say_at = clock.monotonic() + LOG_INTERVAL_S
+        next_log_at = clock.monotonic() + LOG_INTERVAL_S
         while not (health := backend.health()).ready:
             on_waiting(health.reason)
-            if clock.monotonic() >= say_at:
-                say_at += LOG_INTERVAL_S
+            if clock.monotonic() >= next_log_at:
+                next_log_at += LOG_INTERVAL_S
                 _log_waiting(options, health.reason)
             gevent.sleep(POLL_INTERVAL_S)
         topic = SystemTopics.named_by(options).settings
@@ -93,7 +93,7 @@ def open_kafka(
 
 def _await_cluster(options: KafkaOptions, clock: Clock, on_waiting: Callable[[str], object]) -> str:
     """Wait until the cluster answers, and return its id."""
-    say_at = clock.monotonic()
+    next_log_at = clock.monotonic()
     check: ClusterCheck | None = None
     while True:
         try:
@@ -102,8 +102,8 @@ def _await_cluster(options: KafkaOptions, clock: Clock, on_waiting: Callable[[st
         except RemoteError as error:
             reason = str(error)
         on_waiting(reason)
-        if clock.monotonic() >= say_at:
-            say_at = clock.monotonic() + LOG_INTERVAL_S
+        if clock.monotonic() >= next_log_at:
+            next_log_at = clock.monotonic() + LOG_INTERVAL_S
             _log_waiting(options, reason)
         gevent.sleep(PAUSE_S)
 
@@ -144,20 +144,20 @@ class ClusterCheck:
         except RemoteError as error:
             raise RemoteError(f"Kafka at {self._options.bootstrap} is not asked: {error}") from error
 
-    def read_facts(self, made: Iterable[str] | None = None) -> ClusterFacts:
+    def read_facts(self, created: Iterable[str] | None = None) -> ClusterFacts:
         """Read the settings that the cluster rules check.
 
-        `made`: the topics that this installation created; None reads them from the settings topic.
+        `created`: the topics that this installation created; None reads them from the settings topic.
         """
-        return self._ask_cluster(lambda: self._read_facts(None if made is None else frozenset(made)))
+        return self._call_cluster(lambda: self._read_facts(None if created is None else frozenset(created)))
 
     def read_cluster_id(self) -> str:
         """Return the cluster's id, asking the cluster each time."""
-        return self._ask_cluster(lambda: str(self._admin.list_topics(timeout=ANSWER_S).cluster_id or ""))
+        return self._call_cluster(lambda: str(self._admin.list_topics(timeout=ANSWER_S).cluster_id or ""))
 
-    def _ask_cluster(self, ask: Callable[[], T]) -> T:
+    def _call_cluster(self, request: Callable[[], T]) -> T:
         try:
-            return ask()
+            return request()
         except KafkaException as error:
             self._admin.poll(0)  # tells its `error_cb`
             why = self._last_error.reason_for(
@@ -185,13 +185,15 @@ class ClusterCheck:
             for name in listed.topics
             if (kind := self._kind_of(name, names.get(name), system, facts)) is not None
         }
-        topics = [place for some in _in_parts(list(kinds)) for place in self._read_topics(some, kinds)]
+        topics = [
+            resource for batch in _in_batches(list(kinds)) for resource in self._read_topics(batch, kinds)
+        ]
         brokers = [self._read_broker(number) for number in sorted(listed.brokers)[:BROKERS_MAX]]
         twins = tuple(admission.find_twins())
         return ClusterFacts(listed.cluster_id or "", len(listed.brokers), (*brokers, *topics), twins)
 
     def _kind_of(
-        self, name: str, topic: str | None, system: SystemTopics, made: frozenset[str]
+        self, name: str, topic: str | None, system: SystemTopics, created: frozenset[str]
     ) -> Kind | None:
         if name in system:
             return Kind.COORDINATION if name == system.coordination else Kind.STATE
@@ -205,7 +207,7 @@ class ClusterCheck:
             return Kind.DELAYED
         if is_internal(topic):
             return Kind.INNER
-        return Kind.MADE if topic in made else Kind.OTHERS
+        return Kind.CREATED if topic in created else Kind.OTHERS
 
     def _read_topic_names(self, topic: str) -> frozenset[str]:
         """Return the topics that have stored settings, read from the settings topic `topic`."""
@@ -237,20 +239,20 @@ class ClusterCheck:
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
         answers = self._admin.describe_configs(resources, request_timeout=self._remaining_s())
         settings = {resource.name: self._to_settings(answer) for resource, answer in answers.items()}
-        places = []
+        checked = []
         for name, answer in descriptions.items():
             try:
                 topic = answer.result(self._remaining_s())
             except KafkaException as error:
-                if is_gone(error):
+                if is_unknown_topic(error):
                     continue
                 if not has_code(error, KafkaError.TOPIC_AUTHORIZATION_FAILED):
                     raise
-                places.append(CheckedResource(name, kinds[name], None))
+                checked.append(CheckedResource(name, kinds[name], None))
                 continue
-            copies = min((len(part.replicas) for part in topic.partitions), default=1)
+            copies = min((len(partition.replicas) for partition in topic.partitions), default=1)
             topic_settings = settings[name]
-            places.append(
+            checked.append(
                 CheckedResource(
                     name,
                     kinds[name],
@@ -258,7 +260,7 @@ class ClusterCheck:
                     _find_missing_rights(topic.authorized_operations),
                 )
             )
-        return places
+        return checked
 
     def _read_broker(self, number: int) -> CheckedResource:
         resource = ConfigResource(ConfigResource.Type.BROKER, str(number))
@@ -275,7 +277,7 @@ class ClusterCheck:
                 name: entry.value for name, entry in answer.result(self._remaining_s()).items() if entry.value
             }
         except KafkaException as error:
-            if is_gone(error):
+            if is_unknown_topic(error):
                 return {}
             if any(has_code(error, code) for code in _HIDDEN):
                 return None
@@ -290,21 +292,21 @@ def _find_missing_rights(allowed: Sequence[AclOperation] | None) -> frozenset[st
     return frozenset(right for right in NEEDED_RIGHTS if right.lower() not in names)
 
 
-def _in_parts(names: list[str]) -> Iterable[list[str]]:
+def _in_batches(names: list[str]) -> Iterable[list[str]]:
     return (names[start : start + TOPICS_AT_ONCE] for start in range(0, len(names), TOPICS_AT_ONCE))
 
 
-def start_cluster_check(options: KafkaOptions, made: Iterable[str]) -> threading.Thread:
+def start_cluster_check(options: KafkaOptions, created: Iterable[str]) -> threading.Thread:
     """Check the cluster's settings in a new thread, which logs a warning for each broken promise and ends."""
-    topics = frozenset(made)
+    topics = frozenset(created)
     thread = threading.Thread(target=_log_violations, args=(options, topics), name="kafka-check", daemon=True)
     thread.start()
     return thread
 
 
-def _log_violations(options: KafkaOptions, made: frozenset[str]) -> None:
+def _log_violations(options: KafkaOptions, created: frozenset[str]) -> None:
     try:
-        facts = ClusterCheck(options).read_facts(made)
+        facts = ClusterCheck(options).read_facts(created)
         violations: list[ClusterFinding] = [*find_denied(facts), *find_violations(facts, options)]
     except Exception as error:  # nothing waits for it
         log.warning("the cluster's settings were not checked: %s", options.mask_secrets(str(error)))

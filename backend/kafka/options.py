@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 from backend.kafka.tokens import TokenProvider, load_provider
 from backend.records import Capabilities, Durability
 from ddmq_common.errors import CallerError, ConfigError
-from ddmq_common.names import topic_fault
+from ddmq_common.names import find_topic_name_error
 
 KAFKA_NAME_MAX = 249
 _LEGAL = re.compile(r"[A-Za-z0-9._\-]+\Z")
@@ -40,13 +40,13 @@ class Names(NamedTuple):
     prefix: str = ""
     patterns: tuple[str, ...] = ("*",)
 
-    def system_topic(self, part: str) -> str:
-        """Return Kafka's name of the system topic `part`, such as `settings`."""
-        return f"{self.prefix}{self.namespace}.{part}"
+    def system_topic(self, suffix: str) -> str:
+        """Return Kafka's name of the system topic with this `suffix`, such as `settings`."""
+        return f"{self.prefix}{self.namespace}.{suffix}"
 
-    def system_group(self, part: str) -> str:
-        """Return the Kafka group id of the engine's own consumers for `part`, such as `reader`."""
-        return self.system_topic(part)
+    def system_group(self, suffix: str) -> str:
+        """Return the Kafka group id of the engine's own consumers with this `suffix`, such as `reader`."""
+        return self.system_topic(suffix)
 
     def to_kafka_group(self, group: str) -> str:
         """Return the Kafka group to which the committed offsets of our `group` are mirrored."""
@@ -56,7 +56,7 @@ class Names(NamedTuple):
         """Return Kafka's name of our topic `name`. Raises CallerError if that would be too long."""
         plain = name.replace("%2E", ".")
         if not self._is_plain(plain):
-            plain = f"{self.namespace}.x." + _FORBIDDEN.sub(lambda found: f"-{ord(found[0]):02X}", name)
+            plain = f"{self.namespace}.x." + _FORBIDDEN.sub(lambda match: f"-{ord(match[0]):02X}", name)
         kafka_name = self.prefix + plain
         if len(kafka_name) > KAFKA_NAME_MAX:
             raise CallerError(
@@ -84,7 +84,7 @@ class Names(NamedTuple):
                 return None
         else:
             return None
-        if topic_fault(name) is not None:
+        if find_topic_name_error(name) is not None:
             return None
         return name if self._is_same(name, kafka_name) else None
 
@@ -92,12 +92,12 @@ class Names(NamedTuple):
         """Return whether the patterns admit another program's topic. `plain`: its name without prefix."""
         return any(fnmatchcase(plain, pattern) for pattern in self.patterns)
 
-    def _is_plain(self, found: str) -> bool:
+    def _is_plain(self, name: str) -> bool:
         """Return whether our topic name may be used in Kafka without the coded form."""
         return (
-            _LEGAL.match(found) is not None
-            and found not in (".", "..")
-            and not found.startswith(("_", f"{self.namespace}."))
+            _LEGAL.match(name) is not None
+            and name not in (".", "..")
+            and not name.startswith(("_", f"{self.namespace}."))
         )
 
     def _is_same(self, name: str, kafka_name: str) -> bool:
@@ -188,9 +188,9 @@ class KafkaOptions:
     sweep_ms: ClassVar[int] = 5  # how exact deadlines are
 
     def __post_init__(self) -> None:
-        addresses = [part.strip() for part in self.bootstrap.split(",")]
-        for part in addresses:
-            if not _ADDRESS.fullmatch(part):
+        addresses = [address.strip() for address in self.bootstrap.split(",")]
+        for address in addresses:
+            if not _ADDRESS.fullmatch(address):
                 _reject("bootstrap", self.bootstrap, "HOST:PORT, or several with commas between")
         if not _NAMESPACE.match(self.namespace):
             _reject("namespace", self.namespace, "1 to 40 letters, digits and -, not - first")

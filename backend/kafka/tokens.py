@@ -67,14 +67,14 @@ class TokenProvider:
                 raise RemoteError(f"the token provider {self.failure}")
 
     def _accept(self, answer: Any) -> None:
-        fault = self._find_fault(answer)
-        self.failure = f"{self._name}: {fault}" if fault else ""
-        if not fault:
+        error = self._find_error(answer)
+        self.failure = f"{self._name}: {error}" if error else ""
+        if not error:
             now = self._wall_clock()
             self._answer = (answer[0], float(answer[1]), *answer[2:])
             self._renew_at = answer[1] - RENEW_BELOW * (answer[1] - now)
 
-    def _find_fault(self, answer: Any) -> str:
+    def _find_error(self, answer: Any) -> str:
         """Return what is wrong with the function's result, without stating any of its content."""
         if not isinstance(answer, tuple) or not 2 <= len(answer) <= 4:
             return f"it returned {type(answer).__name__}; allowed: (token, expiry in seconds since 1970)"
@@ -113,8 +113,8 @@ def load_provider(name: str) -> TokenProvider:
     except Exception as error:  # the module may raise anything
         reason = f"{type(error).__name__}: {error}"
         _reject_provider(name, f"a module that Python finds and loads here ({reason}); see PYTHONPATH")
-    for part in attribute.split("."):
-        target = getattr(target, part, None)
+    for attribute_name in attribute.split("."):
+        target = getattr(target, attribute_name, None)
     if not callable(target):
         _reject_provider(name, f"a function; {module_name} has none of that name")
     return TokenProvider(name, target)

@@ -204,7 +204,7 @@ class MemoryBackend(Backend):
 
     def _enqueue_write(self, write: Write) -> None:
         self._writes.enqueue_write(write)
-        if self._writes.held:
+        if self._writes.paused:
             self._tick_on()
 
     # --- reading
@@ -342,7 +342,7 @@ class WriteQueue:
         self._writes: deque[Write] = deque()
         self._failures: deque[_Failure] = deque()
         self._scheduled = False
-        self.held = False
+        self.paused = False
 
     def __len__(self) -> int:
         return len(self._writes)
@@ -352,9 +352,9 @@ class WriteQueue:
         self._writes.append(write)
         self._schedule()
 
-    def end_hold(self) -> None:
-        """End the hold, and perform the queued writes."""
-        self.held = False
+    def resume(self) -> None:
+        """Resume writing, and perform the queued writes."""
+        self.paused = False
         self._schedule()
 
     def fail_next(self, error: DdmqError, status: AppendStatus, times: int, stored: bool) -> None:
@@ -376,7 +376,7 @@ class WriteQueue:
                 write.completion.fail(error)
 
     def _schedule(self) -> None:
-        if not self._scheduled and not self.held and self._writes:
+        if not self._scheduled and not self.paused and self._writes:
             self._scheduled = True
             self._run_callback(self._run)
 
@@ -385,7 +385,7 @@ class WriteQueue:
         self._scheduled = False
         try:
             for _ in range(len(self._writes)):
-                if self.held or not self._writes:
+                if self.paused or not self._writes:
                     break
                 self._perform_write(self._writes.popleft())
         finally:
@@ -401,7 +401,7 @@ class WriteQueue:
                 if not write.completion.done:
                     write.completion.fail(error)
                 return
-        if write.completion.done:  # its deadline passed while it was held
+        if write.completion.done:  # its deadline passed while writing was paused
             return
         if failure is None:
             write.completion.succeed(value)

@@ -228,13 +228,13 @@ class MemoryStore:
         results = []
         sends_ms = self.sends.stamp(wall_ms, now_s)
         for record in records:
-            error = self._find_refusal(record, 0)
+            error = self._find_write_error(record, 0)
             if error is None:
                 try:
                     results.append(self._store_once(record, wall_ms, sends_ms))
                     continue
-                except DdmqError as refusal:
-                    error = add_topic_name(record.topic, refusal)
+                except DdmqError as rejection:
+                    error = add_topic_name(record.topic, rejection)
             results.append(AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error))
         return results
 
@@ -260,7 +260,7 @@ class MemoryStore:
         self.progress.check(batch.progress, entries_max=self._entries_max)
         size = 0
         for record in batch.records:
-            error = self._find_refusal(record, size)
+            error = self._find_write_error(record, size)
             if error is not None:
                 raise error
             size += len(record.delivery)
@@ -276,7 +276,7 @@ class MemoryStore:
     def _count_settings(self, folder: str) -> int:
         return sum(key.startswith(folder) for key in self.settings)
 
-    def _find_refusal(self, record: NewRecord, size_before: int) -> Exception | None:
+    def _find_write_error(self, record: NewRecord, size_before: int) -> Exception | None:
         topic = self.topics.get(record.topic)
         if topic is None:
             return UnknownTopicError(f"topic {record.topic} does not exist")
@@ -320,7 +320,7 @@ class MemoryStore:
         """Read records; see Backend.read. Raises CallerError if the topic is not readable."""
         queue = self.queue(call.queue)
         if queue is None:
-            return MemoryBatch(ReadStatus.GONE, [], call.offset)
+            return MemoryBatch(ReadStatus.UNKNOWN_QUEUE, [], call.offset)
         if not self.topics[call.queue.topic].info.readable:
             raise CallerError(f"topic {call.queue.topic} is not readable")
         return queue.read(call)

@@ -1,19 +1,19 @@
 """QueueClaims: how a process owns queues of a topic in a group, from joining to the last release.
 
-    join ──▶ assigned ──▶ loading ──▶ loaded ──▶ held ──▶ revoked ──▶ release
+    join ──▶ assigned ──▶ loading ──▶ loaded ──▶ owned ─▶ revoked ──▶ release
      ▲ refused, again       ▲ failed, again        │         └ the owner flushes first, then calls `release`
      └ after RETRY_S        └ after RETRY_S        └▶ lost: someone else's, or the writer was replaced
 
 What is done with a queue is its owner's affair (ClaimOwner). These rules are kept here, for everybody:
 * A queue is handed to its owner once, under the newest epoch; a raised epoch is reported.
-* Progress and bounds that were asked for before a queue was lost, revoked or left are not used for it later.
+* Progress and bounds that were requested before a queue was lost, revoked or left are not used for it later.
 * A revoked queue is released at the membership that revoked it, and at no other, unless it was granted again.
-* After a refusal nothing is tried again before `retry_at`: the owner arms its timer in `trouble` and calls
-  `join` when it rings. Calling `join` more often is harmless.
+* After a failed call nothing is retried before `retry_at`: the owner starts its timer in `failed` and calls
+  `join` when it fires. Calling `join` more often is harmless.
 
-It knows no clock, timer or hub of its own. An owner adopts it in place of a membership listener: it makes one
-QueueClaims for each topic, calls `join` with what it wants and `leave` at its end, and asks `held`, `loading`
-and `complete` instead of keeping the same.
+It knows no clock, timer or hub of its own. An owner uses it in place of a membership listener: it creates one
+QueueClaims for each topic, calls `join` when it starts and `leave` at its end, and reads `owned`, `loading`
+and `complete` instead of recording the same.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class ClaimOwner:
     def recorded(self, queue: QueueRef, view: ProgressView, bounds: Bounds | None) -> None:
         """Handle an answer to QueueClaims.reread.
 
-        A queue that was deleted, or that others own, is no longer in `held`.
+        A queue that was deleted, or that others own, is no longer in `owned`.
         """
 
-    def trouble(self, doing: str, error: Exception) -> None:
+    def failed(self, doing: str, error: Exception) -> None:
         """Called when joining ("join") or loading ("load") failed; call `join` again at `retry_at`."""
 
 
@@ -98,7 +98,7 @@ class QueueClaims:
         self._group = ""
         self._membership: Membership | None = None
         self.joined = False
-        self._held: dict[QueueRef, int] = {}
+        self._owned: dict[QueueRef, int] = {}
         self._loading: dict[QueueRef, int] = {}
         self._pending_loads: dict[QueueRef, int] = {}  # which load asked for it last
         self._loads = 0
@@ -107,9 +107,9 @@ class QueueClaims:
         self.retry_at: float | None = None  # monotonic seconds
 
     @property
-    def held(self) -> Mapping[QueueRef, int]:
+    def owned(self) -> Mapping[QueueRef, int]:
         """The owned queues that were handed to the owner, with the epoch of each."""
-        return self._held
+        return self._owned
 
     @property
     def loading(self) -> Mapping[QueueRef, int]:
@@ -148,7 +148,7 @@ class QueueClaims:
 
     def leave(self) -> None:
         """Leave the group and all queues, which the owner has already stopped using. May be called twice."""
-        for table in (self._held, self._loading, self._pending_loads):
+        for table in (self._owned, self._loading, self._pending_loads):
             table.clear()
         self._granted = False
         self.retry_at = None
@@ -158,21 +158,21 @@ class QueueClaims:
             membership.leave()
 
     def reload(self, queue: QueueRef) -> None:
-        """Load a held queue again under its epoch; `loaded` follows.
+        """Load an owned queue again under its epoch; `loaded` follows.
 
         The owner has stopped using the queue.
         """
-        epoch = self._held.pop(queue, None)
+        epoch = self._owned.pop(queue, None)
         if epoch is not None:
             self._loading[queue] = epoch
             self._load_granted()
 
     def reread(self, queues: Iterable[QueueRef], then: Callable[[], None] | None = None) -> None:
-        """Read the recorded progress of held queues, after a reset or a fenced commit.
+        """Read the recorded progress of owned queues, after a reset or a fenced commit.
 
         `then` is always called afterwards, after `ClaimOwner.recorded`.
         """
-        epochs = {queue: self._held[queue] for queue in queues if queue in self._held}
+        epochs = {queue: self._owned[queue] for queue in queues if queue in self._owned}
         membership = self._membership
         if not epochs:
             if then is not None:
@@ -182,13 +182,13 @@ class QueueClaims:
         def on_answers(views: Sequence[ProgressView], bounds: Sequence[Bounds | None]) -> None:
             retried, used = [], False
             for (queue, epoch), view, limits in zip(epochs.items(), views, bounds, strict=True):
-                if membership is not self._membership or queue not in self._held:
+                if membership is not self._membership or queue not in self._owned:
                     continue
-                if self._held[queue] != epoch:
+                if self._owned[queue] != epoch:
                     retried.append(queue)  # raised, or lost and had back: the answer may be older than that
                     continue
                 if limits is None or view.epoch > epoch:
-                    del self._held[queue]
+                    del self._owned[queue]
                 self._owner.recorded(queue, view, limits)
                 used = True
             if used:
@@ -210,14 +210,14 @@ class QueueClaims:
         epoch = assignment.epoch
         notices: list[Callable[[QueueRef, int], None]] = []
         for queue in assignment.queues:
-            notices.append(self._owner.raised if queue in self._held else self._owner.granted)
-            if queue in self._held or not self._load:
-                self._held[queue] = epoch
+            notices.append(self._owner.raised if queue in self._owned else self._owner.granted)
+            if queue in self._owned or not self._load:
+                self._owned[queue] = epoch
             else:
                 self._loading[queue] = epoch
         self._owner.assigned(assignment)
         for queue, notify in zip(assignment.queues, notices, strict=True):
-            if self._held.get(queue) == epoch:
+            if self._owned.get(queue) == epoch:
                 self._lost_until.pop(queue, None)
                 notify(queue, epoch)
         self._load_granted()
@@ -226,10 +226,10 @@ class QueueClaims:
         """Handle a revocation: the owner finishes its work on the queues, then releases them."""
         membership = self._membership
 
-        def release(given: Sequence[QueueRef]) -> None:
+        def release(released: Sequence[QueueRef]) -> None:
             if membership is not None and membership is self._membership:
-                claimed = self._held.keys() | self._loading.keys()  # these were granted anew meanwhile
-                membership.release([queue for queue in given if queue not in claimed])
+                claimed = self._owned.keys() | self._loading.keys()  # these were granted again meanwhile
+                membership.release([queue for queue in released if queue not in claimed])
 
         self._forget_queues(queues)
         self._owner.revoked(queues, deadline, release)
@@ -240,12 +240,12 @@ class QueueClaims:
         self._lost_until = {queue: until for queue, until in self._lost_until.items() if until > now}
         self._lost_until.update(dict.fromkeys(queues, now + LOST_S))
         self._forget_queues(queues)
-        self._granted = bool(self._held or self._loading)
+        self._granted = bool(self._owned or self._loading)
         self._owner.lost(queues)
 
     def _forget_queues(self, queues: Sequence[QueueRef]) -> None:
         for queue in queues:
-            for table in (self._held, self._loading, self._pending_loads):
+            for table in (self._owned, self._loading, self._pending_loads):
                 table.pop(queue, None)
 
     # --- loading
@@ -273,7 +273,7 @@ class QueueClaims:
                     epoch = self._loading.pop(queue)
                     used = True
                     if limits is not None:
-                        self._held[queue] = epoch
+                        self._owned[queue] = epoch
                         self._lost_until.pop(queue, None)
                         self._owner.loaded(queue, epoch, view, limits)
             if used:
@@ -308,4 +308,4 @@ class QueueClaims:
 
     def _report_failure(self, doing: str, error: Exception) -> None:
         self.retry_at = self._now() + RETRY_S
-        self._owner.trouble(doing, error)
+        self._owner.failed(doing, error)

@@ -1,7 +1,7 @@
-"""One group: who takes part, how its queues are shared out, who should hold what. Pure.
+"""One group: its members, how its queues are shared among them, and who should own each queue. Pure.
 
-A TopicLine is the group on one topic: its members, the state of each queue, and `aim`, which says who
-should hold each queue:
+An AssignmentRow is the group on one topic: its members, the state of each queue, and `aim`, the member that
+should own each queue:
 * spread (averagely, by circle, consistent hash): queues that the same members can take are shared out
   among those by the strategy; members sorted by name, queues by number;
 * whole topic: each queue to the oldest member that can take it, so without `queues` all go to one;
@@ -12,9 +12,9 @@ The strategies are those that RocketMQ calls AllocateMessageQueueAveragely, -Ave
 same names. Each answers with one member's index per queue. Hashes are SHA-1 of names, so they are the same in
 every process and at every start.
 
-What happens to a queue when its aim changes stands in table.py. What it decides is carried out in its order:
-a Grant is made durable first (every queue's epoch raised in the group's progress); when that is answered the
-table is told, and only then decides to Assign.
+table.py describes what happens to a queue when its aim changes. Its decisions are carried out in order: a
+Grant is made durable first (every queue's epoch is raised in the group's progress); once that is answered,
+the table is notified, and only then decides to Assign.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class AssignmentState(Enum):
 
     FREE = "free"
     GRANTING = "granting"  # its epoch is being raised; the member knows nothing yet
-    HELD = "held"
-    LEAVING = "leaving"  # asked back, at the latest at `QueueAssignment.deadline`
+    OWNED = "held"
+    LEAVING = "leaving"  # revoked, and released at the latest at `QueueAssignment.deadline`
 
 
 class QueueAssignment:
@@ -191,7 +191,7 @@ class QueueAssignment:
         return self.member is member and self.state is not AssignmentState.GRANTING
 
 
-class TopicLine:
+class AssignmentRow:
     """The members and queue assignments of one group on one topic."""
 
     def __init__(self, group: str, topic: str) -> None:
@@ -204,7 +204,7 @@ class TopicLine:
         self.sharing = Sharing.AVERAGELY
 
     def __bool__(self) -> bool:
-        """Return whether this line must be kept: it has a member or a grant under way."""
+        """Return whether this row is still needed: it has a member or a grant under way."""
         return bool(self.members) or any(
             cell.state is AssignmentState.GRANTING for cell in self.cells.values()
         )
@@ -239,7 +239,7 @@ class TopicLine:
         existing = set(living)
         deleted = [(queue, cell) for queue, cell in self.cells.items() if queue not in existing]
         self.cells = {queue: self.cells.get(queue) or QueueAssignment() for queue in living}
-        return by_member((queue, cell.member) for queue, cell in deleted if _is_told(cell))
+        return by_member((queue, cell.member) for queue, cell in deleted if _is_notified(cell))
 
     def choose_members(self, holder: str | None) -> None:
         """Decide which member should own each queue; `holder` is the process that holds the group."""
@@ -298,25 +298,25 @@ def by_member(pairs: Iterable[tuple[QueueRef, GroupMember | None]]) -> Grouped:
     return grouped
 
 
-def _is_told(cell: QueueAssignment) -> bool:
-    return cell.state in (AssignmentState.HELD, AssignmentState.LEAVING)
+def _is_notified(cell: QueueAssignment) -> bool:
+    return cell.state in (AssignmentState.OWNED, AssignmentState.LEAVING)
 
 
 class AssignedGroup:
-    """The lines of one group, by topic.
+    """The rows of one group, by topic.
 
     `holder`: the process that holds the topics shared as a whole group. `withheld`: queues were not granted
     to the holder because other processes still owned some.
     """
 
     def __init__(self) -> None:
-        self.lines: dict[str, TopicLine] = {}
+        self.rows: dict[str, AssignmentRow] = {}
         self.holder: str | None = None
         self.withheld = False
 
-    def whole(self) -> list[TopicLine]:
-        """Return the lines whose queues all go to one member of the group together."""
-        return [line for line in self.lines.values() if line.sharing is Sharing.WHOLE_GROUP]
+    def undivided_rows(self) -> list[AssignmentRow]:
+        """Return the rows whose queues all go to one member of the group together."""
+        return [row for row in self.rows.values() if row.sharing is Sharing.WHOLE_GROUP]
 
     def choose(self) -> bool:
         """Choose the process that holds the group; return whether it has changed.
@@ -325,10 +325,10 @@ class AssignedGroup:
         """
         joined: dict[str, int] = {}
         oldest: dict[str, int] = {}
-        for line in self.whole():
-            for process in dict.fromkeys(member.process for member in line.members):
-                joined[process] = joined.get(process, 0) + bool(line.cells)
-            for member in line.members:
+        for row in self.undivided_rows():
+            for process in dict.fromkeys(member.process for member in row.members):
+                joined[process] = joined.get(process, 0) + bool(row.cells)
+            for member in row.members:
                 oldest[member.process] = min(member.serial, oldest.get(member.process, member.serial))
         present = self.holder
         self.holder = max(
@@ -340,6 +340,6 @@ class AssignedGroup:
         """Return whether another process than the holder still owns any whole-group queue."""
         return any(
             cell.member is not None and cell.member.process != self.holder
-            for line in self.whole()
-            for cell in line.cells.values()
+            for row in self.undivided_rows()
+            for cell in row.cells.values()
         )

@@ -51,7 +51,7 @@ class TableMembership:
 
 
 class Memberships:
-    """Carries out the table's decisions for all members, in at most `lines_max` pairs of group and topic.
+    """Carries out the table's decisions for all members, in at most `rows_max` pairs of group and topic.
 
     Belongs to one hub. `now`: monotonic seconds. `raise_epochs` records a grant's epochs and calls back, at
     once or later, with the error, if any; `retry_later` is then called with a function that retries. `watch`
@@ -67,9 +67,9 @@ class Memberships:
         retry_later: Callable[[Callable[[], None]], object],
         now: Callable[[], float],
         watch: Callable[[], object],
-        lines_max: int,
+        rows_max: int,
     ) -> None:
-        self._table = AssignmentTable(living, recorded, lines_max)
+        self._table = AssignmentTable(living, recorded, rows_max)
         self._raise_epochs = raise_epochs
         self._later = later
         self._retry_later = retry_later

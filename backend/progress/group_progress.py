@@ -37,22 +37,22 @@ def check_delta(delta: ProgressDelta) -> None:
     """Raise ValueError if `delta` is invalid for every recorded progress."""
     if delta.epoch < 0 or delta.generation < 0:
         raise ValueError(
-            _refusal_text(delta, f"epoch {delta.epoch} or generation {delta.generation} is negative")
+            _describe_rejection(delta, f"epoch {delta.epoch} or generation {delta.generation} is negative")
         )
     reset = delta.reset_to
     if reset is not None and (delta.finished or delta.attempts or not 0 <= reset < OFFSET_END):
         raise ValueError(
-            _refusal_text(delta, f"a reset goes to an offset from 0, alone; this one goes to {reset}")
+            _describe_rejection(delta, f"a reset goes to an offset from 0, alone; this one goes to {reset}")
         )
     for start, end in delta.finished:
         if not 0 <= start < end <= OFFSET_END:
             raise ValueError(
-                _refusal_text(delta, f"range [{start}, {end}); allowed are 0 <= start < end < 2**63")
+                _describe_rejection(delta, f"range [{start}, {end}); allowed are 0 <= start < end < 2**63")
             )
     for offset, attempts in delta.attempts:
         if not 0 <= offset < OFFSET_END or not 0 < attempts <= OFFSET_END:
             raise ValueError(
-                _refusal_text(delta, f"{attempts} attempts of offset {offset}; allowed are 1 or more")
+                _describe_rejection(delta, f"{attempts} attempts of offset {offset}; allowed are 1 or more")
             )
 
 
@@ -61,22 +61,22 @@ def check_fence(fence: Fence, delta: ProgressDelta) -> Fence:
     epoch, generation = fence
     if delta.epoch < epoch:
         raise FencedError(
-            _refusal_text(delta, f"epoch {delta.epoch} is over, the queue is held under {epoch}")
+            _describe_rejection(delta, f"epoch {delta.epoch} is over, the queue is held under {epoch}")
         )
     if delta.reset_to is None:
         if delta.generation != generation:
             raise FencedError(
-                _refusal_text(delta, f"generation {delta.generation} is not the current {generation}")
+                _describe_rejection(delta, f"generation {delta.generation} is not the current {generation}")
             )
         return fence if delta.epoch == epoch else Fence(delta.epoch, generation)
     if delta.generation <= generation:
         raise FencedError(
-            _refusal_text(delta, f"a reset to generation {delta.generation}; current is {generation}")
+            _describe_rejection(delta, f"a reset to generation {delta.generation}; current is {generation}")
         )
     return Fence(delta.epoch, delta.generation)
 
 
-def _refusal_text(delta: ProgressDelta, reason: str) -> str:
+def _describe_rejection(delta: ProgressDelta, reason: str) -> str:
     queue = delta.queue
     return f"progress of group {delta.group} on {queue.topic} queue {queue.queue_id} refused: {reason}"
 

@@ -9,7 +9,7 @@ from backend.testing.kit import Engine, Kit
 
 @pytest.fixture
 def kit(request: pytest.FixtureRequest, backend_engine: Engine) -> Kit:
-    """Return the engine under test; skip the tests of promises that the engine does not make (`not_kept`)."""
+    """Return the engine under test; skip the tests in its `skipped_tests`."""
     return _kit_of(request, backend_engine)
 
 
@@ -23,7 +23,7 @@ def lasting(request: pytest.FixtureRequest, backend_engine: Engine) -> Kit:
 
 
 def _kit_of(request: pytest.FixtureRequest, engine: Engine) -> Kit:
-    reason = engine.not_kept.get(request.node.originalname)
+    reason = engine.skipped_tests.get(request.node.originalname)
     if reason is not None:
         pytest.skip(reason)
     return Kit(engine)

@@ -43,17 +43,17 @@ class KitClock:
 class Engine(ABC):
     """One engine under test. `persists`: what it stored is there again after `reopen`.
 
-    `batches_whole`: a batch ends only where the caller's limits or the queue do. The port does not promise
+    `fills_batches`: a batch ends only where the caller's limits or the queue do. The port does not promise
     that: who reads files that another process writes answers with what they hold, and then goes on.
     `stamps`: the store's clock is the one given. `gapless`: offsets are counted, which is no promise.
-    `not_kept`: tests of the contract that it cannot keep, say for lack of a capability, with the reasons.
+    `skipped_tests`: tests of promises that it does not make, say for lack of a capability, with the reasons.
     """
 
     persists: ClassVar[bool]
-    batches_whole: ClassVar[bool] = True
+    fills_batches: ClassVar[bool] = True
     stamps: ClassVar[bool] = True
     gapless: ClassVar[bool] = True
-    not_kept: ClassVar[Mapping[str, str]] = {}
+    skipped_tests: ClassVar[Mapping[str, str]] = {}
     backend: Backend
 
     def __init__(self, directory: Path) -> None:
@@ -150,7 +150,7 @@ class Kit:
         while count_max > 0 and (batch := self.read(queue, offset, count_max)).status is ReadStatus.DATA:
             batches.append(batch)
             offset, count_max = batch.next_offset, count_max - len(batch.offsets)
-            if self.engine.batches_whole:
+            if self.engine.fills_batches:
                 break
         return batches
 
@@ -172,40 +172,40 @@ class Kit:
 
 
 class Member:
-    """A listener that keeps what it hears; releases what is revoked at once, or not (`lazy`)."""
+    """A listener that records its calls; it releases revoked queues at once, unless `lazy`."""
 
     def __init__(self, kit: Kit, group: str, topic: str, lazy: bool = False, **terms: Any) -> None:
         """Join `group` for `topic`. `terms`: further fields of the Join."""
-        self.held: dict[QueueRef, int] = {}
+        self.owned: dict[QueueRef, int] = {}
         self.granted: list[Assignment] = []
-        self.asked: list[QueueRef] = []  # revoked so far
-        self.taken: list[QueueRef] = []  # lost so far
+        self.revoked_queues: list[QueueRef] = []  # so far
+        self.lost_queues: list[QueueRef] = []  # so far
         self._lazy = lazy
         self.membership = kit.backend.join(Join(group, topic, **terms), self)
 
     @property
     def numbers(self) -> list[int]:
-        """Of the queues held."""
-        return sorted(queue.queue_id for queue in self.held)
+        """The numbers of the owned queues."""
+        return sorted(queue.queue_id for queue in self.owned)
 
     def assigned(self, assignment: Assignment) -> None:
         self.granted.append(assignment)
-        self.held.update(dict.fromkeys(assignment.queues, assignment.epoch))
+        self.owned.update(dict.fromkeys(assignment.queues, assignment.epoch))
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        self.asked += queues
+        self.revoked_queues += queues
         if not self._lazy:
             self._drop(queues)
             self.membership.release(queues)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        self.taken += queues
+        self.lost_queues += queues
         self._drop(queues)
 
     def leave(self) -> None:
-        self.held.clear()
+        self.owned.clear()
         self.membership.leave()
 
     def _drop(self, queues: Sequence[QueueRef]) -> None:
         for queue in queues:
-            self.held.pop(queue, None)
+            self.owned.pop(queue, None)

@@ -13,8 +13,8 @@ from backend.completion import Completion
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
-TURNS_S = 0.01  # so long the condition is looked at after each turn of the hub
-PAUSE_S_MAX = 0.01  # between two looks after that
+BUSY_CHECK_S = 0.01  # for so long the condition is checked after every iteration of the hub
+PAUSE_S_MAX = 0.01  # between two later checks
 
 
 def soon() -> float:
@@ -39,7 +39,7 @@ def until(
     while not (result := condition()):
         waited = time.monotonic() - start
         assert waited < seconds, f"in {seconds:g} s not seen: {describe(condition, what)}"
-        gevent.sleep(0 if waited < TURNS_S else min(waited / 10, PAUSE_S_MAX))
+        gevent.sleep(0 if waited < BUSY_CHECK_S else min(waited / 10, PAUSE_S_MAX))
     return result
 
 

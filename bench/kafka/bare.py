@@ -31,8 +31,8 @@ def main() -> None:
     WHAT[what](bootstrap, *arguments)
 
 
-def say(found: dict[str, float]) -> None:
-    print(json.dumps(found), flush=True)
+def print_figures(figures: dict[str, float]) -> None:
+    print(json.dumps(figures), flush=True)
 
 
 def ready() -> None:
@@ -51,7 +51,9 @@ def produce(bootstrap: str, topic: str, queues: str, lanes: str, batch: str, bod
     began, cpu = time.perf_counter(), time.process_time()
     latencies = load.run(int(count))
     seconds, spent = time.perf_counter() - began, time.process_time() - cpu
-    say({"per_s": int(count) / seconds} | percentiles(latencies) | {"cpu_us": spent / int(count) * 1e6})
+    print_figures(
+        {"per_s": int(count) / seconds} | percentiles(latencies) | {"cpu_us": spent / int(count) * 1e6}
+    )
 
 
 class ProducerLoad:
@@ -116,27 +118,27 @@ def consume(bootstrap: str, topic: str, queues: str, group: str, first: str, cou
          "isolation.level": "read_committed", "auto.offset.reset": "error"}
     )  # fmt: skip
     begins = [int(each) for each in first.split(",")]
-    places = [TopicPartition(topic, number, begins[number]) for number in range(int(queues))]
-    _commit_first(consumer, places)
+    partitions = [TopicPartition(topic, number, begins[number]) for number in range(int(queues))]
+    _commit_first(consumer, partitions)
     ready()
     began, cpu = time.perf_counter(), time.process_time()
-    consumer.assign(places)
+    consumer.assign(partitions)
     following, came = dict(enumerate(begins)), 0
     while came < int(count):
         messages = consumer.consume(100, 1.0)
         for message in messages:
             came += _next_is(following, message)
         if messages:
-            places = [TopicPartition(topic, number, offset) for number, offset in following.items()]
-            consumer.commit(offsets=places, asynchronous=how == "async")  # type: ignore[call-overload]
+            partitions = [TopicPartition(topic, number, offset) for number, offset in following.items()]
+            consumer.commit(offsets=partitions, asynchronous=how == "async")  # type: ignore[call-overload]
         elif time.perf_counter() - began > GIVE_UP_S:
             raise AssertionError(f"{count} stored, {came} came")
     seconds, spent = time.perf_counter() - began, time.process_time() - cpu
     consumer.close()
-    say({"per_s": int(count) / seconds, "cpu_us": spent / int(count) * 1e6})
+    print_figures({"per_s": int(count) / seconds, "cpu_us": spent / int(count) * 1e6})
 
 
-def _commit_first(consumer: Consumer, places: list[TopicPartition]) -> None:
+def _commit_first(consumer: Consumer, partitions: list[TopicPartition]) -> None:
     """Brokers that have just started say for a while that nobody keeps the group, or somebody else.
 
     Nothing marks such a refusal as one that passes (`retriable()` is False), so each is taken for one.
@@ -144,7 +146,7 @@ def _commit_first(consumer: Consumer, places: list[TopicPartition]) -> None:
     give_up = time.monotonic() + GIVE_UP_S
     while True:
         try:
-            consumer.commit(offsets=places, asynchronous=False)
+            consumer.commit(offsets=partitions, asynchronous=False)
             return
         except KafkaException:
             if time.monotonic() > give_up:
@@ -163,11 +165,11 @@ def _next_is(following: dict[int, int], message: Message) -> int:
 def latency(bootstrap: str, topic: str, queues: str, count: str) -> None:
     """From the moment in each body until `poll` has given it here."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bare", "auto.offset.reset": "error"})
-    places = [TopicPartition(topic, number) for number in range(int(queues))]
-    ends = [consumer.get_watermark_offsets(place, timeout=10) for place in places]
-    for place, end in zip(places, ends, strict=True):
-        place.offset = end[1]
-    consumer.assign(places)
+    partitions = [TopicPartition(topic, number) for number in range(int(queues))]
+    ends = [consumer.get_watermark_offsets(partition, timeout=10) for partition in partitions]
+    for partition, end in zip(partitions, ends, strict=True):
+        partition.offset = end[1]
+    consumer.assign(partitions)
     consumer.poll(0.5)
     ready()
     cpu, latencies = time.process_time(), list[float]()
@@ -181,7 +183,7 @@ def latency(bootstrap: str, topic: str, queues: str, count: str) -> None:
         elif now - silent > GIVE_UP_S:
             raise AssertionError(f"{count} sent, {len(latencies)} came")
     spent = time.process_time() - cpu
-    say(percentiles(latencies) | {"cpu_us": spent / int(count) * 1e6})
+    print_figures(percentiles(latencies) | {"cpu_us": spent / int(count) * 1e6})
 
 
 def member(bootstrap: str, topic: str, group: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bench import frames, groups, load
-from bench.delay_rig import MADE, Receiver, lateness, send, stored_ahead
+from bench.delay_rig import STATE_FILE, Receiver, lateness, send, stored_ahead
 from bench.delay_rig import Rig as DelayRig
 from bench.harness import SERVER_CORE, Series, sized
 from bench.kafka.latency import floor as produce_to_poll
@@ -37,14 +37,14 @@ def delays(rig: Rig) -> Iterator[DelayRig]:
     """Servers with a delay service."""
     data = rig.folder / rig.name("delays") / "data"
     data.mkdir(parents=True)
-    (data.parent / MADE).write_text(json.dumps({"numbers": 0}))
+    (data.parent / STATE_FILE).write_text(json.dumps({"numbers": 0}))
     with rig.server() as server, rig.delay_service() as service:
         one = DelayRig(data, server, service, {})
-        wait_taken(one)
+        wait_ready(one)
         yield one
 
 
-def wait_taken(one: DelayRig) -> None:
+def wait_ready(one: DelayRig) -> None:
     """Until the proxy has heard of the delay service."""
     topic, give_up = one.topic("first"), time.monotonic() + SETTLED_S
     while True:
@@ -73,8 +73,8 @@ def delivered(one: DelayRig, count: int, rate: float) -> tuple[dict[str, float],
     receiver.run(due_s + count / rate)
     spent = one.service.cpu_seconds() - spent
     settle(one.server, topic)
-    found = lateness(receiver.late[topic]) | {"service_cpu_us": spent / count * 1e6}
-    return found, receiver.last_at[topic] - due_s
+    figures = lateness(receiver.late[topic]) | {"service_cpu_us": spent / count * 1e6}
+    return figures, receiver.last_at[topic] - due_s
 
 
 def settle(server: Running, topic: bytes) -> None:
@@ -96,13 +96,13 @@ def settle(server: Running, topic: bytes) -> None:
 
 
 def storm(one: DelayRig) -> dict[str, float]:
-    found, seconds = delivered(one, STORM, math.inf)
-    return {"seconds": seconds, "per_s": STORM / seconds} | found
+    figures, seconds = delivered(one, STORM, math.inf)
+    return {"seconds": seconds, "per_s": STORM / seconds} | figures
 
 
 def produced(rig: Rig, topic: str) -> dict[str, float]:
-    found = rig.bare("produce", topic, QUEUES, 8, 100, BODY, STORM, core=SERVER_CORE)
-    return {"seconds": STORM / found["per_s"]} | found
+    figures = rig.bare("produce", topic, QUEUES, 8, 100, BODY, STORM, core=SERVER_CORE)
+    return {"seconds": STORM / figures["per_s"]} | figures
 
 
 def main(rig: Rig) -> None:

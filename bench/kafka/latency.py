@@ -78,5 +78,5 @@ def main(rig: Rig) -> None:
         rig.make_topic(bare)
         measure(server, topic, sized(500, 100))
         below = Series("bare produce to poll", lambda: floor(rig, bare))
-        ours = Series("send to delivered", lambda: measure(server, topic), below.name, REACH)
-        rig.run("t20c_kafka_latency", __doc__ or "", [below, ours], rate=RATE, body=BODY)
+        delivery = Series("send to delivered", lambda: measure(server, topic), below.name, REACH)
+        rig.run("t20c_kafka_latency", __doc__ or "", [below, delivery], rate=RATE, body=BODY)

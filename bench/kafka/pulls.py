@@ -36,11 +36,11 @@ class Pulls:
         """What is not counted."""
         for _ in range(UNCOUNTED):
             fill(self._server, self._topic.encode(), BODY, MESSAGES // BATCH)
-            self.ours()
+            self.measure_pulls()
 
     def _begins(self) -> str:
-        found = groups.admin(self._server, "GET", f"/topics/{self._topic}")
-        nexts = {int(queue["queue"]): int(queue["next"]) for queue in found["by_queue"]}
+        status = groups.admin(self._server, "GET", f"/topics/{self._topic}")
+        nexts = {int(queue["queue"]): int(queue["next"]) for queue in status["by_queue"]}
         return ",".join(str(nexts[number]) for number in range(QUEUES))
 
     def bare(self, how: str) -> dict[str, float]:
@@ -52,7 +52,7 @@ class Pulls:
             "consume", self._topic, QUEUES, f"bare-{how}", self._first, MESSAGES, how, core=SERVER_CORE
         )
 
-    def ours(self) -> dict[str, float]:
+    def measure_pulls(self) -> dict[str, float]:
         """Raises unless every message came once and is acknowledged."""
         topic = self._topic.encode()
         consumers = Consumers(topic, topic, MESSAGES)
@@ -68,7 +68,7 @@ class Pulls:
             one.close()
         consumers.check()
         settled(self._server, self._topic)
-        return {"per_s": MESSAGES / (consumers.ended - began), "cpu_us": cost_us}
+        return {"per_s": MESSAGES / (consumers.last_at - began), "cpu_us": cost_us}
 
 
 def main(rig: Rig) -> None:
@@ -79,6 +79,6 @@ def main(rig: Rig) -> None:
         every = [
             Series(below, lambda: pulls.bare("sync")),
             Series("bare consume, commit not waited for", lambda: pulls.bare("async")),
-            Series("pull and ack", pulls.ours, below, REACH),
+            Series("pull and ack", pulls.measure_pulls, below, REACH),
         ]
         rig.run("t20b_kafka_pulls", __doc__ or "", every, messages=MESSAGES, batch=BATCH, body=BODY)

@@ -69,8 +69,8 @@ def wait(what: str, condition: Any) -> float:
 
 
 def service(rig: Rig, folder: Path, core: int) -> Running:
-    given = ["--backend", "kafka", "--bootstrap", rig.bootstrap, "--admin", "127.0.0.1:0"]
-    return start(["ddmq", "delay-service", "--data-dir", str(folder), *given], {core})
+    arguments = ["--backend", "kafka", "--bootstrap", rig.bootstrap, "--admin", "127.0.0.1:0"]
+    return start(["ddmq", "delay-service", "--data-dir", str(folder), *arguments], {core})
 
 
 def measure(rig: Rig, count: int) -> dict[str, float]:
@@ -84,20 +84,20 @@ def measure(rig: Rig, count: int) -> dict[str, float]:
         ]
 
         def restored() -> bool:
-            found = [state(one) for one in pair]
-            warm = sum(standby["warm"] for each in found for standby in each["standbys"])
-            return sum(each["pending"] for each in found) == count and warm == SHARDS
+            statuses = [state(one) for one in pair]
+            warm = sum(standby["warm"] for each in statuses for standby in each["standbys"])
+            return sum(each["pending"] for each in statuses) == count and warm == SHARDS
 
         wait("all shards are restored, as owner and as standby", restored)
         seconds = time.perf_counter() - began
         pair[0].kill()
         handed_over = wait("the other one fires in all shards", lambda: state(pair[1])["pending"] == count)
         store = sum(path.stat().st_blocks * 512 for path in folders[1].rglob("*") if path.is_file()) >> 20
-        found = {"per_s": 2 * count / seconds, "seconds": seconds, "hand_over_s": handed_over}
-        found |= {"store_mib": store, "rss_anon_mib": pair[1].memory()["RssAnon"] / (1 << 20)}
+        figures = {"per_s": 2 * count / seconds, "seconds": seconds, "hand_over_s": handed_over}
+        figures |= {"store_mib": store, "rss_anon_mib": pair[1].memory()["RssAnon"] / (1 << 20)}
     for folder in folders:
         shutil.rmtree(folder)
-    return found
+    return figures
 
 
 def main(rig: Rig) -> None:

@@ -58,15 +58,15 @@ class Rig:
     def delay_service(self) -> Running:
         """The delay service, on the load generator's core."""
         data = str(self.folder / self.name("delay"))
-        given = ["--backend", "kafka", "--bootstrap", self.bootstrap, "--admin", "127.0.0.1:0"]
-        return start(["ddmq", "delay-service", "--data-dir", data, *given], {CLIENT_CORE})
+        arguments = ["--backend", "kafka", "--bootstrap", self.bootstrap, "--admin", "127.0.0.1:0"]
+        return start(["ddmq", "delay-service", "--data-dir", data, *arguments], {CLIENT_CORE})
 
     def make_topic(self, topic: str, queues: int = QUEUES) -> None:
         """As a program of others makes one; like those of ours, so far as time stamps go."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         stamps = {"message.timestamp.type": "LogAppendTime"}
-        made = admin.create_topics([NewTopic(topic, queues, min(BROKERS, 3), config=stamps)])
-        made[topic].result()
+        creations = admin.create_topics([NewTopic(topic, queues, min(BROKERS, 3), config=stamps)])
+        creations[topic].result()
 
     def bare(self, what: str, *arguments: object, core: int) -> dict[str, float]:
         """Run a bare client to its end; its figures."""
@@ -102,8 +102,8 @@ class Rig:
             "confluent-kafka": importlib.metadata.version("confluent-kafka"),
             "load": [round(each, 1) for each in os.getloadavg()],
         }
-        kept = name + (f"_{BROKERS}" if BROKERS > 1 else "") + ("_fsync" if FSYNC else "")
-        run(kept, title, series, rounds, **kafka, **facts)
+        result_name = name + (f"_{BROKERS}" if BROKERS > 1 else "") + ("_fsync" if FSYNC else "")
+        run(result_name, title, series, rounds, **kafka, **facts)
 
 
 def figures(process: subprocess.Popen[str]) -> dict[str, float]:
@@ -112,8 +112,8 @@ def figures(process: subprocess.Popen[str]) -> dict[str, float]:
     line = process.stdout.readline()
     if not line:
         raise RuntimeError(f"a bare client has ended without figures: {process.args!r}")
-    found: dict[str, float] = json.loads(line)
-    return found
+    values: dict[str, float] = json.loads(line)
+    return values
 
 
 @contextmanager

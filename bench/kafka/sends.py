@@ -23,13 +23,13 @@ def measure(server: Running, topic: bytes, connections: int, batch: int, count: 
     before = groups.stored(server, topic)
     requests = [request(topic, index, batch, BODY) for index in range(connections)]
     next_frame = load.answered_ok(requests, count // batch)
-    found = load.driven(
+    figures = load.driven(
         load.connect(server.addresses["producer"], connections), next_frame, count // batch, server.cpu_us
     )
     stored = groups.stored(server, topic) - before
     if stored != count:
         raise AssertionError(f"{count} answered OK, {stored} stored")
-    return found | {"per_s": found["per_s"] * batch, "cpu_us": found["cpu_us"] / batch}
+    return figures | {"per_s": figures["per_s"] * batch, "cpu_us": figures["cpu_us"] / batch}
 
 
 def series(rig: Rig, server: Running, shape: tuple[int, int], reach: str) -> list[Series]:

@@ -7,7 +7,7 @@ writes bench/results/peers.svg; with `queues` or `delays`, only these.
 from __future__ import annotations
 
 from bench.harness import ARGUMENTS, QUICK, RESULTS
-from bench.peers import delays, queues, told
+from bench.peers import delays, queues, summary
 
 WORKS = {"queues": queues.main, "delays": delays.main}
 
@@ -16,9 +16,9 @@ def main() -> None:
     for name in ARGUMENTS or WORKS:
         WORKS[name]()
     if not QUICK:
-        found = told.medians()
-        print(told.tables(found))
-        (RESULTS / told.PICTURE).write_text(told.picture(found))
+        by_series = summary.medians()
+        print(summary.tables(by_series))
+        (RESULTS / summary.PICTURE).write_text(summary.picture(by_series))
 
 
 if __name__ == "__main__":

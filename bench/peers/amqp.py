@@ -98,8 +98,8 @@ class Channel:
 
     def waiting(self, queue: str) -> int:
         """How many messages of a queue nobody has taken."""
-        found = self._call((50, 10), b"\0\0" + short(queue) + PASSIVE + table({}), DECLARED)
-        count: int = struct.unpack_from(">I", found, 1 + found[0])[0]
+        payload = self._call((50, 10), b"\0\0" + short(queue) + PASSIVE + table({}), DECLARED)
+        count: int = struct.unpack_from(">I", payload, 1 + payload[0])[0]
         return count
 
     def confirms(self) -> None:
@@ -108,9 +108,9 @@ class Channel:
 
     def publish(self, queue: str, messages: Iterable[tuple[int, bytes]]) -> None:
         """(milliseconds to live, body) each; comes back when all are confirmed."""
-        parts = [message(queue, body, wait_ms) for wait_ms, body in messages]
-        self._published += len(parts)
-        self.socket.sendall(b"".join(parts))
+        publishes = [message(queue, body, wait_ms) for wait_ms, body in messages]
+        self._published += len(publishes)
+        self.socket.sendall(b"".join(publishes))
         while self._confirmed < self._published:
             tag, multiple = CONFIRM.unpack_from(self._wait(ACK))
             self._confirmed = tag if multiple & 1 else self._confirmed + 1
@@ -125,7 +125,7 @@ class Channel:
         bodies: list[bytes] = []
         tag = 0
         while not bodies or len(self._buffer) >= FRAME.size:
-            if bodies and not self._whole():
+            if bodies and not self._has_frame():
                 break
             kind, payload = self._read()
             if kind == METHOD and WHICH.unpack_from(payload) == DELIVER:
@@ -145,20 +145,20 @@ class Channel:
     def _method(self, which: tuple[int, int], arguments: bytes, channel: int = 1) -> None:
         self.socket.sendall(frame(METHOD, WHICH.pack(*which) + arguments, channel))
 
-    def _wait(self, wanted: tuple[int, int]) -> bytes:
-        """The arguments of the next method, which must be the wanted one."""
+    def _wait(self, expected: tuple[int, int]) -> bytes:
+        """Return the arguments of the next method, which must be `expected`."""
         kind, payload = self._read()
-        if kind != METHOD or WHICH.unpack_from(payload) != wanted:
-            raise AssertionError(f"{wanted} was to come, {kind} {payload[:200]!r} came")
+        if kind != METHOD or WHICH.unpack_from(payload) != expected:
+            raise AssertionError(f"{expected} was to come, {kind} {payload[:200]!r} came")
         return payload[WHICH.size :]
 
-    def _whole(self) -> bool:
+    def _has_frame(self) -> bool:
         size: int = FRAME.unpack_from(self._buffer)[2]
         return len(self._buffer) >= FRAME.size + size + 1
 
     def _read(self) -> tuple[int, bytes]:
         buffer = self._buffer
-        while len(buffer) < FRAME.size or not self._whole():
+        while len(buffer) < FRAME.size or not self._has_frame():
             data = self.socket.recv(1 << 18)
             if not data:
                 raise ConnectionError("the server closed the connection")

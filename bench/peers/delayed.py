@@ -50,7 +50,7 @@ class Delays(System):
         """What a waiting client gets next, acknowledged; [] after a second without any."""
 
 
-class Ours(Delays):
+class DdmqDelays(Delays):
     name = "ours"
 
     def __init__(self, folder: Path) -> None:
@@ -115,8 +115,8 @@ class RedisSortedSet(RedisServer, Delays):
             pipeline.execute()
 
     def receive(self) -> list[bytes]:
-        found = self._redis.blmpop(RECEIVE_S, 1, READY, direction="LEFT", count=BATCH)
-        return [] if found is None else list(found[1])
+        popped = self._redis.blmpop(RECEIVE_S, 1, READY, direction="LEFT", count=BATCH)
+        return [] if popped is None else list(popped[1])
 
 
 class RabbitTtl(RabbitServer, Delays):
@@ -165,16 +165,18 @@ class Beanstalkd(BeanstalkServer, Delays):
 
     def send(self, dues: list[float], body: int) -> None:
         for start in range(0, len(dues), BATCH):
-            parts = []
+            commands = []
             now = time.time()
             for due in dues[start : start + BATCH]:
                 delay = max(round(due - now), 1)
-                parts.append(b"put 0 %d 600 %d\r\n%b\r\n" % (delay, body, stamped_exactly(now + delay, body)))
-            self._sender.sendall(b"".join(parts))
+                commands.append(
+                    b"put 0 %d 600 %d\r\n%b\r\n" % (delay, body, stamped_exactly(now + delay, body))
+                )
+            self._sender.sendall(b"".join(commands))
             answers = b""
-            while answers.count(b"\r\n") < len(parts):
+            while answers.count(b"\r\n") < len(commands):
                 answers += self._sender.recv(1 << 16)
-            if answers.count(b"INSERTED") != len(parts):
+            if answers.count(b"INSERTED") != len(commands):
                 raise AssertionError(f"beanstalkd answered {answers[:80]!r}")
 
     def receive(self) -> list[bytes]:
@@ -198,7 +200,7 @@ class Beanstalkd(BeanstalkServer, Delays):
         super().stop()
 
 
-ALL: tuple[type[Delays], ...] = (Ours, RedisSortedSet, RabbitTtl, Beanstalkd)
+ALL: tuple[type[Delays], ...] = (DdmqDelays, RedisSortedSet, RabbitTtl, Beanstalkd)
 
 
 def stamped_exactly(due_s: float, body: int) -> bytes:

@@ -24,16 +24,16 @@ from bench.peers.delayed import Delays
 from bench.peers.system import started
 
 COUNT = sized(20_000, 400)
-SPAN_S = sized(20.0, 1.0)
+DUE_RANGE_S = sized(20.0, 1.0)
 BODY = 1024
 LEAD_S = 2.0
 EARLY_S = 0.001  # what a clock read in another process may be off
 
 
-def measure(peer: Delays, span_s: float) -> dict[str, float]:
-    """One load; a `span_s` of 0 is a storm."""
+def measure(peer: Delays, due_range_s: float) -> dict[str, float]:
+    """One load; a `due_range_s` of 0 is a storm."""
     due_s = float(int(time.time() + LEAD_S + COUNT / peer.sends_per_s) + 1)
-    dues = [due_s + span_s * index / COUNT for index in range(COUNT)]
+    dues = [due_s + due_range_s * index / COUNT for index in range(COUNT)]
     began = time.time()
     peer.send(dues, BODY)
     sent_s = time.time() - began
@@ -42,26 +42,26 @@ def measure(peer: Delays, span_s: float) -> dict[str, float]:
         print(f"   {peer.name}: the first were due before all were sent: repeat it where nothing else runs")
     late: list[float] = []
     first = last = 0.0
-    give_up = due_s + span_s + 60
+    give_up = due_s + due_range_s + 60
     while len(late) < COUNT and time.time() < give_up:
         for body in peer.receive():
             last = time.time()
-            found = stamps(body)
-            late += [last - due for due in found]
-            first = first or found[0]
+            due_times = stamps(body)
+            late += [last - due for due in due_times]
+            first = first or due_times[0]
     if len(late) != COUNT:
         raise AssertionError(f"{peer.name}: {COUNT} sent, {len(late)} came")
     if min(late) < -EARLY_S:
         raise AssertionError(f"{peer.name}: a message came {-min(late) * 1e3:.3f} ms early")
-    found_figures = percentiles(late) | {
+    figures = percentiles(late) | {
         "max_ms": max(late) * 1e3,
         "sent_per_s": COUNT / sent_s,
         "spare_s": spare_s,
     }
     return (
-        found_figures
+        figures
         | {"earliest_ms": min(late) * 1e3}
-        | ({} if span_s else {"per_s": COUNT / (last - first)})
+        | ({} if due_range_s else {"per_s": COUNT / (last - first)})
     )
 
 
@@ -70,7 +70,9 @@ def main() -> None:
     every: list[Series] = []
     with started(delayed.ALL) as systems:
         for system in systems:
-            for what, span_s in (("evenly", SPAN_S), ("storm", 0.0)):
-                every.append(Series(f"{system.name}, {what}", partial(measure, system, span_s)))
+            for what, due_range_s in (("evenly", DUE_RANGE_S), ("storm", 0.0)):
+                every.append(Series(f"{system.name}, {what}", partial(measure, system, due_range_s)))
         versions = {system.name: system.version() for system in systems}
-        run("delay_peers", __doc__ or "", every, versions=versions, count=COUNT, span_s=SPAN_S, body=BODY)
+        run(
+            "delay_peers", __doc__ or "", every, versions=versions, count=COUNT, span_s=DUE_RANGE_S, body=BODY
+        )

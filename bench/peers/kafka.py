@@ -27,7 +27,7 @@ class Kafka(Queued):
         pin(CLIENT_CORE)
         self._topic = self._rig.name("peers")
         self._rig.make_topic(self._topic)
-        self._taken = [0] * QUEUES
+        self._consumed = [0] * QUEUES
 
     @classmethod
     def missing(cls) -> str:
@@ -47,29 +47,29 @@ class Kafka(Queued):
         return {pid for number in cluster.brokers if (pid := cluster.pid(number)) is not None}
 
     def sends(self, connections: int, batch: int, calls: int) -> dict[str, float]:
-        given = (self._topic, QUEUES, connections, batch, len(BODY), calls * batch)
-        return self._measured("produce", *given, count=calls * batch)
+        arguments = (self._topic, QUEUES, connections, batch, len(BODY), calls * batch)
+        return self._measured("produce", *arguments, count=calls * batch)
 
     def pulls(self, count: int) -> dict[str, float]:
-        first = ",".join(map(str, self._taken))
-        found = self._measured("consume", self._topic, QUEUES, GROUP, first, count, "sync", count=count)
-        self._taken = self._ends()
-        return found
+        first = ",".join(map(str, self._consumed))
+        figures = self._measured("consume", self._topic, QUEUES, GROUP, first, count, "sync", count=count)
+        self._consumed = self._ends()
+        return figures
 
     def _measured(self, *arguments: object, count: int) -> dict[str, float]:
         """With the brokers' processor time instead of the client's; that of its start is in it."""
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
 
         def act() -> int:
-            found.update(self._rig.bare(str(arguments[0]), *arguments[1:], core=CLIENT_CORE))
+            figures.update(self._rig.bare(str(arguments[0]), *arguments[1:], core=CLIENT_CORE))
             return count
 
-        return found | {"cpu_us": self.cpu_us(act)}
+        return figures | {"cpu_us": self.cpu_us(act)}
 
     def _ends(self) -> list[int]:
         consumer = Consumer({"bootstrap.servers": self._rig.bootstrap, "group.id": "ends"})
-        places = [TopicPartition(self._topic, number) for number in range(QUEUES)]
-        ends = [consumer.get_watermark_offsets(place, timeout=10)[1] for place in places]
+        partitions = [TopicPartition(self._topic, number) for number in range(QUEUES)]
+        ends = [consumer.get_watermark_offsets(partition, timeout=10)[1] for partition in partitions]
         consumer.close()
         return ends
 

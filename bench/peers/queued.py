@@ -17,7 +17,7 @@ from pathlib import Path
 from bench import frames, groups, load
 from bench.peers.system import System
 from bench.servers import start_ddmq
-from bench.t02_batch import request as ours_request
+from bench.t02_batch import request as ddmq_request
 
 BODY = bytes(1024)
 QUEUE, GROUP = "bench", "group"
@@ -51,7 +51,7 @@ class Taker(ABC):
 
     @abstractmethod
     def read(self) -> int:
-        """Of the buffer, what is whole."""
+        """Read the complete answers in the buffer; return how many messages they hold."""
 
 
 class Queued(System):
@@ -73,21 +73,21 @@ class Wired(Queued):
 
     def sends(self, connections: int, batch: int, calls: int) -> dict[str, float]:
         requests = [self.request(index, batch) for index in range(connections)]
-        found = load.driven(
+        figures = load.driven(
             self.senders(connections),
             load.answered_ok(requests, calls, bool),
             calls,
             self.cpu_us,
             partial(self.answer, batch),
         )
-        return found | {"per_s": found["per_s"] * batch, "cpu_us": found["cpu_us"] / batch}
+        return figures | {"per_s": figures["per_s"] * batch, "cpu_us": figures["cpu_us"] / batch}
 
     def pulls(self, count: int) -> dict[str, float]:
         takers = [self.taker(index) for index in range(TAKERS)]
-        began, ended = time.perf_counter(), 0.0
+        began, last_at = time.perf_counter(), 0.0
 
         def act() -> int:
-            nonlocal ended
+            nonlocal last_at
             came = 0
             for one in takers:
                 one.begin()
@@ -99,13 +99,13 @@ class Wired(Queued):
             if came > count:
                 raise AssertionError(f"{self.name}: {count} stored, {came} came")
             self._settle()
-            ended = time.perf_counter()
+            last_at = time.perf_counter()
             return count
 
         cost_us = self.cpu_us(act)
         for one in takers:
             one.socket.close()
-        return {"per_s": count / (ended - began), "cpu_us": cost_us}
+        return {"per_s": count / (last_at - began), "cpu_us": cost_us}
 
     def _settle(self) -> None:
         give_up = time.monotonic() + SETTLED_S
@@ -135,17 +135,17 @@ class Wired(Queued):
         """Messages not taken, or not acknowledged durably."""
 
 
-def stored(whole: bool, good: bool, data: bytes) -> bytes | None:
+def stored(complete: bool, good: bool, data: bytes) -> bytes | None:
     """For `Wired.answer`."""
     if not good:
         raise AssertionError(f"not stored: {data[:200]!r}")
-    return data if whole else None
+    return data if complete else None
 
 
 # --- ours
 
 
-class Ours(Wired):
+class DdmqQueue(Wired):
     name = "ours"
 
     def __init__(self, folder: Path) -> None:
@@ -155,14 +155,14 @@ class Ours(Wired):
         groups.establish(self._server, QUEUE.encode(), GROUP.encode())
 
     def request(self, index: int, batch: int) -> bytes:
-        return ours_request(QUEUE.encode(), index, batch, len(BODY))
+        return ddmq_request(QUEUE.encode(), index, batch, len(BODY))
 
     def answer(self, batch: int, data: bytes) -> bytes | None:
         payload = load.thrift_payload(data)
         return None if payload is None else stored(True, frames.reply_ok(payload), payload)
 
     def taker(self, index: int) -> Taker:
-        return OursTaker(load.connect(self._server.addresses["consumer"], 1)[0])
+        return DdmqTaker(load.connect(self._server.addresses["consumer"], 1)[0])
 
     def left(self) -> int:
         return groups.lag(self._server, GROUP.encode())
@@ -174,7 +174,7 @@ class Ours(Wired):
         self._server.stop()
 
 
-class OursTaker(Taker):
+class DdmqTaker(Taker):
     def begin(self) -> None:
         self._pull(None)
 

@@ -19,11 +19,11 @@ from functools import partial
 
 from bench.harness import CLIENT_CORE, Series, pin, run, sized
 from bench.peers.kafka import Kafka
-from bench.peers.queued import Ours, Queued
+from bench.peers.queued import DdmqQueue, Queued
 from bench.peers.queues_of_others import BeanstalkTube, NatsJetStream, RabbitQuorum, RedisStreams
 from bench.peers.system import started
 
-ALL: tuple[type[Queued], ...] = (Ours, RedisStreams, RabbitQuorum, NatsJetStream, Kafka, BeanstalkTube)
+ALL: tuple[type[Queued], ...] = (DdmqQueue, RedisStreams, RabbitQuorum, NatsJetStream, Kafka, BeanstalkTube)
 SINGLE, BATCHED = (64, 1, sized(10_000, 200)), (8, 100, sized(400, 8))  # connections, messages a call, calls
 STORED = SINGLE[1] * SINGLE[2] + BATCHED[1] * BATCHED[2]
 SENDS, BATCHES, PULLS = "one a call", "100 a call", "pull and ack"
@@ -35,11 +35,17 @@ def main() -> None:
     with started(ALL) as systems:
         for system in systems:
             every += [
-                Series(f"{system.name}, {SENDS}", partial(system.sends, *SINGLE), f"{Ours.name}, {SENDS}"),
                 Series(
-                    f"{system.name}, {BATCHES}", partial(system.sends, *BATCHED), f"{Ours.name}, {BATCHES}"
+                    f"{system.name}, {SENDS}", partial(system.sends, *SINGLE), f"{DdmqQueue.name}, {SENDS}"
                 ),
-                Series(f"{system.name}, {PULLS}", partial(system.pulls, STORED), f"{Ours.name}, {PULLS}"),
+                Series(
+                    f"{system.name}, {BATCHES}",
+                    partial(system.sends, *BATCHED),
+                    f"{DdmqQueue.name}, {BATCHES}",
+                ),
+                Series(
+                    f"{system.name}, {PULLS}", partial(system.pulls, STORED), f"{DdmqQueue.name}, {PULLS}"
+                ),
             ]
         versions = {system.name: system.version() for system in systems}
         run("queue_peers", __doc__ or "", every, versions=versions, single=SINGLE, batched=BATCHED)

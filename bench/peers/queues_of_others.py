@@ -39,9 +39,9 @@ class RedisStreams(RedisServer, Wired):
         return int(group["pending"]) + int(group["lag"])
 
 
-def command(*parts: bytes) -> bytes:
+def command(*words: bytes) -> bytes:
     """As Redis reads one."""
-    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
 class RedisTaker(Taker):
@@ -62,11 +62,11 @@ class RedisTaker(Taker):
     def read(self) -> int:
         if not self.buffer.endswith(self.END):
             return 0
-        found = self.ID.findall(self.buffer)
+        ids = self.ID.findall(self.buffer)
         self.buffer.clear()
-        if found:
-            self.socket.sendall(command(b"XACK", QUEUE.encode(), GROUP.encode(), *found) + self._read)
-        return len(found)
+        if ids:
+            self.socket.sendall(command(b"XACK", QUEUE.encode(), GROUP.encode(), *ids) + self._read)
+        return len(ids)
 
 
 # --- RabbitMQ
@@ -91,12 +91,12 @@ class RabbitQuorum(RabbitServer, Wired):
         return amqp.message(QUEUE, BODY) * batch
 
     def answer(self, batch: int, data: bytes) -> bytes | None:
-        found = list(amqp.confirms(data))
-        if not found:
+        confirms = list(amqp.confirms(data))
+        if not confirms:
             return None
-        before = (found[0].tag - 1) // batch * batch
-        upto = max((one.tag for one in found if one.multiple), default=before)
-        singly = sum(one.tag > upto for one in found)
+        before = (confirms[0].tag - 1) // batch * batch
+        upto = max((one.tag for one in confirms if one.multiple), default=before)
+        singly = sum(one.tag > upto for one in confirms)
         return stored(upto + singly == before + batch, True, data)
 
     def taker(self, index: int) -> Taker:
@@ -129,42 +129,42 @@ class NatsJetStream(NatsServer, Wired):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._asks = self._connected(b"_A")
+        self._requests = self._connected(b"_A")
         stream = b'{"name":"bench","subjects":["bench"],"storage":"file","retention":"workqueue"}'
         consumer = (
             b'{"stream_name":"bench","config":{"durable_name":"group","ack_policy":"explicit",'
             b'"max_ack_pending":-1,"ack_wait":600000000000}}'
         )
-        self._ask(b"STREAM.CREATE.bench", stream)
-        self._ask(b"CONSUMER.DURABLE.CREATE.bench.group", consumer)
+        self._request(b"STREAM.CREATE.bench", stream)
+        self._request(b"CONSUMER.DURABLE.CREATE.bench.group", consumer)
 
     def _connected(self, inbox: bytes) -> socket.socket:
         """A connection that gets what is sent to `inbox`."""
-        made = socket.create_connection(self.address, timeout=30)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        made.sendall(
+        connection = socket.create_connection(self.address, timeout=30)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(
             b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\nSUB %b 1\r\nPING\r\n' % inbox
         )
         came = b""
         while b"PONG\r\n" not in came:
-            came += made.recv(1 << 16)
-        return made
+            came += connection.recv(1 << 16)
+        return connection
 
-    def _ask(self, what: bytes, payload: bytes = b"") -> bytes:
-        self._asks.sendall(nats_pub(b"$JS.API." + what, b"_A", payload))
+    def _request(self, what: bytes, payload: bytes = b"") -> bytes:
+        self._requests.sendall(nats_pub(b"$JS.API." + what, b"_A", payload))
         came = b""
         while not came.endswith(b"}\r\n"):
-            came += self._asks.recv(1 << 16)
+            came += self._requests.recv(1 << 16)
             came = came.replace(b"PING\r\n", b"")
         if b'"error"' in came:
             raise AssertionError(f"{what!r}: {came!r}")
         return came
 
     def senders(self, count: int) -> list[socket.socket]:
-        made = [self._connected(b"_R.%d" % index) for index in range(count)]
-        for one in made:
+        connections = [self._connected(b"_R.%d" % index) for index in range(count)]
+        for one in connections:
             one.setblocking(False)
-        return made
+        return connections
 
     def request(self, index: int, batch: int) -> bytes:
         return nats_pub(QUEUE.encode(), b"_R.%d" % index, BODY) * batch
@@ -177,8 +177,8 @@ class NatsJetStream(NatsServer, Wired):
         return NatsTaker(self._connected(inbox), inbox)
 
     def left(self) -> int:
-        said = self._ask(b"CONSUMER.INFO.bench.group")
-        return sum(int(number) for number in re.findall(rb'"num_(?:ack_)?pending":(\d+)', said))
+        reply = self._request(b"CONSUMER.INFO.bench.group")
+        return sum(int(number) for number in re.findall(rb'"num_(?:ack_)?pending":(\d+)', reply))
 
 
 def nats_pub(subject: bytes, reply: bytes, payload: bytes) -> bytes:
@@ -197,7 +197,7 @@ class NatsTaker(Taker):
         self.socket.sendall(self._next)
 
     def read(self) -> int:
-        buffer, at, ended = self.buffer, 0, False
+        buffer, at, is_expired = self.buffer, 0, False
         answers = []
         while (end := buffer.find(b"\r\n", at)) >= 0:
             words = bytes(buffer[at:end]).split()
@@ -209,12 +209,12 @@ class NatsTaker(Taker):
                 if words[0] == b"MSG":
                     answers.append(b"PUB %b 4\r\n+ACK\r\n" % words[3])
                 else:
-                    ended = True  # a status: no more of these 100 come
+                    is_expired = True  # a status: no more of these 100 come
             at = behind
         del buffer[:at]
         came = len(answers)
         self._due -= came
-        if ended or not self._due:
+        if is_expired or not self._due:
             self._due = TAKE
             answers.append(self._next)
         if answers:
@@ -230,7 +230,7 @@ class BeanstalkTube(BeanstalkServer, Wired):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._asks = socket.create_connection(self.address, timeout=30)
+        self._requests = socket.create_connection(self.address, timeout=30)
 
     def request(self, index: int, batch: int) -> bytes:
         return b"put 0 0 600 %d\r\n%b\r\n" % (len(BODY), BODY) * batch
@@ -243,23 +243,23 @@ class BeanstalkTube(BeanstalkServer, Wired):
         return BeanstalkTaker(load.connect(self.address, 1)[0])
 
     def left(self) -> int:
-        self._asks.sendall(b"stats-tube default\r\n")
-        said = self._asks.recv(1 << 16)
-        return sum(int(number) for number in re.findall(rb"current-jobs-(?:ready|reserved): (\d+)", said))
+        self._requests.sendall(b"stats-tube default\r\n")
+        reply = self._requests.recv(1 << 16)
+        return sum(int(number) for number in re.findall(rb"current-jobs-(?:ready|reserved): (\d+)", reply))
 
 
 class BeanstalkTaker(Taker):
     """A reserve gives one job, so 100 of them are asked for in a row."""
 
-    ASK = b"reserve-with-timeout 0\r\n" * TAKE
+    RESERVE = b"reserve-with-timeout 0\r\n" * TAKE
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
         self._due = TAKE
-        self._given = 0  # of the last ones that were asked for
+        self._reserved = 0  # of the last ones that were asked for
 
     def begin(self) -> None:
-        self.socket.sendall(self.ASK)
+        self.socket.sendall(self.RESERVE)
 
     def read(self) -> int:
         buffer, at = self.buffer, 0
@@ -278,10 +278,10 @@ class BeanstalkTaker(Taker):
             at = behind
         del buffer[:at]
         came = len(done)
-        self._given += came
-        if not self._due and self._given:
-            self._due, self._given = TAKE, 0
-            done.append(self.ASK)
+        self._reserved += came
+        if not self._due and self._reserved:
+            self._due, self._reserved = TAKE, 0
+            done.append(self.RESERVE)
         if done:
             self.socket.sendall(b"".join(done))
         return came

@@ -81,9 +81,9 @@ class System(ABC):
         """As the program itself says it."""
         if not cls.asks_version:
             return ""
-        found = shutil.which(cls.asks_version[0], path=PATH) or cls.asks_version[0]
-        said = subprocess.run([found, *cls.asks_version[1:]], capture_output=True, text=True, check=False)
-        return (said.stdout.strip() or said.stderr.strip()).partition("\n")[0]
+        program = shutil.which(cls.asks_version[0], path=PATH) or cls.asks_version[0]
+        result = subprocess.run([program, *cls.asks_version[1:]], capture_output=True, text=True, check=False)
+        return (result.stdout.strip() or result.stderr.strip()).partition("\n")[0]
 
     def sessions(self) -> set[int]:
         """Of the processes whose time counts."""

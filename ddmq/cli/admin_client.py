@@ -82,7 +82,7 @@ class AdminClient:
     def _decode(self, payload: bytes, status: int) -> Any:
         try:
             return msgspec.json.decode(payload)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise self._foreign_port_error(f"status {status}, {payload[:40]!r}") from error
 
     def _foreign_port_error(self, why: str) -> click.ClickException:

@@ -26,7 +26,7 @@ from ddmq.cli.values import Folder
 from ddmq_command import INSTALL_AGAIN, UNINSTALLED
 from ddmq_common import compiled
 from ddmq_common.errors import ConfigError, DdmqError
-from ddmq_common.private_files import folder_fault
+from ddmq_common.private_files import find_folder_error
 
 if TYPE_CHECKING:
     from ddmq.server.config import Configuration
@@ -259,7 +259,7 @@ def check_data_dir(data_dir: Path) -> CheckResult:
         return CheckResult("directory", FAILED, f"{target} is not a folder", "choose another --data-dir")
     if not os.access(target, os.W_OK | os.X_OK):
         return CheckResult("directory", FAILED, f"{target} is not writable", "change its owner or mode")
-    if data_dir.exists() and (error := folder_fault(data_dir)):
+    if data_dir.exists() and (error := find_folder_error(data_dir)):
         return CheckResult("directory", FAILED, error.partition(";")[0], error.rpartition("; ")[2])
     return CheckResult("directory", OK, str(data_dir) if data_dir.exists() else f"{data_dir} (will be made)")
 

@@ -282,6 +282,11 @@ def cell(value: Any) -> str:
     return plain(str(value))
 
 
+def count_queues(count: int) -> str:
+    """Return a number of queues in words: 1 queue, 8 queues."""
+    return "1 queue" if count == 1 else f"{count} queues"
+
+
 def show_body(body: bytes, size: int | None = None) -> str:
     """Format a body for people as one line without control characters, cut if it is long; of a binary body
     show the first bytes. `size`: the size of the whole body if `body` is only its beginning."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ddmq_common.clock import Clock
-from ddmq_rpc.api import Call, Fault, Service
-from ddmq_rpc.codec import Codec, DecodeError, Method, encode_fault, encode_result, methods
+from ddmq_rpc.api import Call, ErrorKind, Service
+from ddmq_rpc.codec import Codec, DecodeError, Method, encode_error, encode_result, methods
 from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope, Header, HeaderError, read_header
 
 Answered = Callable[[bytes], object]
@@ -74,8 +74,8 @@ class InProcessCall(Call):
     def reply_encoded(self, result: bytes) -> None:
         self._send_answer(REPLY, result)
 
-    def fault(self, kind: Fault, text: str) -> None:
-        self._send_answer(EXCEPTION, encode_fault(self.wire, kind, text))
+    def reply_error(self, kind: ErrorKind, text: str) -> None:
+        self._send_answer(EXCEPTION, encode_error(self.wire, kind, text))
 
     def _send_answer(self, kind: int, body: bytes) -> None:
         if self.is_answered:
@@ -111,20 +111,20 @@ class InProcessService:
         try:
             header = read_header(frame)
         except HeaderError as error:
-            body = encode_fault(error.wire, Fault.PROTOCOL_ERROR, str(error))
+            body = encode_error(error.wire, ErrorKind.PROTOCOL_ERROR, str(error))
             on_answer(Envelope(b"", EXCEPTION).build_frame(error.wire, error.sequence, body))
             return None
         method = self._methods.get(header.name.decode("utf-8", "replace"))
         handler = None if method is None else self._handlers.get(method.name)
         if method is None or handler is None:
             text = f"unknown method {header.name.decode('utf-8', 'replace')[:100]}"
-            _answer_error(header, Fault.UNKNOWN_METHOD, text, on_answer)
+            _answer_error(header, ErrorKind.UNKNOWN_METHOD, text, on_answer)
             return None
         try:
             args = self._codec.decode(header.wire, frame, header.body_at, method.args)
         except DecodeError as error:
             text = f"{method.name}: arguments do not decode: {error}"
-            _answer_error(header, Fault.PROTOCOL_ERROR, text, on_answer)
+            _answer_error(header, ErrorKind.PROTOCOL_ERROR, text, on_answer)
             return None
         now = self._clock.monotonic()
         call = InProcessCall(method, header, args, len(frame), peer, now, on_answer)
@@ -150,6 +150,6 @@ def _stretch_wait(args: Any) -> int:
     return 0
 
 
-def _answer_error(header: Header, kind: Fault, text: str, on_answer: Answered) -> None:
-    body = encode_fault(header.wire, kind, text)
+def _answer_error(header: Header, kind: ErrorKind, text: str, on_answer: Answered) -> None:
+    body = encode_error(header.wire, kind, text)
     on_answer(Envelope(header.name, EXCEPTION).build_frame(header.wire, header.sequence, body))

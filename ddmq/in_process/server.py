@@ -27,7 +27,7 @@ from ddmq_common.errors import DdmqError
 from ddmq_common.event_loop import use_loop
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import QUEUES_DEFAULT
-from ddmq_rpc.envelope import FrameRefusedError, Frames
+from ddmq_rpc.envelope import FrameLengthError, Frames
 from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
@@ -101,7 +101,7 @@ class InProcessServer:
         }
 
     def _is_started(self) -> bool:
-        return self.levels.held == len(DelayConfig().levels) and self.delays.health().ready
+        return self.levels.owned_count == len(DelayConfig().levels) and self.delays.health().ready
 
     def close(self) -> None:
         """Stop every service and close all connections."""
@@ -180,7 +180,7 @@ class InProcessServer:
         with self.enter_loop():
             if call.open:
                 self.consumer.end_wait(call)
-                self.producer.transactions.polls.held.end_wait(call)
+                self.producer.transactions.polls.waiting.end_wait(call)
 
     def _run_until(self, condition: Callable[[], bool]) -> None:
         """Run the loop until the condition is true. If nothing else is ready, move the time to the next
@@ -289,7 +289,7 @@ class InProcessServer:
         """Return a text if a producer is answering a check of a transaction, else "". A client that has
         answered a check polls again, so a client that does not poll is still answering."""
         answering = any(each.pulls is None and not (each.closed or each.is_polling) for each in self._holding)
-        undecided = any(owned.held.core.open for owned in self.producer.transactions.ready())
+        undecided = any(owned.shard.core.open for owned in self.producer.transactions.ready())
         return "a producer's check is asked about a transaction" if answering and undecided else ""
 
     def waiting_for_retry(self, topic: str) -> str:
@@ -361,7 +361,7 @@ class InProcessConnection:
             while frame is not None and not self.closed:
                 self._server.serve_frame(self, self._service, frame, on_answer)
                 frame = self._frames.next_frame()
-        except FrameRefusedError:
+        except FrameLengthError:
             self.close()
 
     def end_wait(self) -> None:

@@ -126,7 +126,7 @@ def read_run(context: MoveContext, backend: Backend, queue: QueueRef, offset: in
     batch = request_until_answered(
         context, lambda: backend.read(queue, offset, count or READ_COUNT, READ_BYTES)
     )
-    if batch.status is ReadStatus.GONE:
+    if batch.status is ReadStatus.UNKNOWN_QUEUE:
         return RunRead([], offset, at_end=True, deleted=True)
     read = interpret_batch(queue, offset, batch, backend.gapless)
     if read.error is not None:

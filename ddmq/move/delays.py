@@ -3,7 +3,7 @@
 This process owns the source's shards meanwhile, with a delay service that fires nothing. Its stores are
 brought up to date from the log (on Kafka, they begin in an empty folder). Each pending message becomes an add
 in the same shard of the target's %DELAY, with its own uuid, occurrence and due time, so that a cancel by any
-of its ids finds it. Ids that fired or were cancelled follow as KNOWN commands.
+of its ids finds it. Ids that fired or were cancelled follow as ID_OUTCOMES commands.
 
 Every page is one commit, together with the position that was reached in the shard, so nothing is sent twice.
 This requires that nothing changes at the source any more: from now on, delays belong to the target.
@@ -31,7 +31,7 @@ from ddmq.move.context import (
 from ddmq.move.core.copies import CopyOrigin
 from ddmq.move.progress import MoveProgress
 from ddmq.server.delays.restore import FOREVER_MS, PAGE, PAGE_BYTES, command_record
-from ddmq_common.delays.command import COMMAND_PROPERTY, KNOWN, DelayCommand, encode_command
+from ddmq_common.delays.command import COMMAND_PROPERTY, ID_OUTCOMES, DelayCommand, encode_command
 from ddmq_common.delivery import encode
 from ddmq_common.errors import DamagedError, FencedError
 from ddmq_common.metrics.registry import Registry
@@ -40,7 +40,7 @@ from ddmq_common.native_threads import in_thread
 from delay_service.config import DelayConfig
 from delay_service.context import ShardContext
 from delay_service.core.fire_command import still_waiting
-from delay_service.core.known import IdOutcome, encode_id_outcomes
+from delay_service.core.id_outcomes import IdOutcome, encode_id_outcomes
 from delay_service.service import DelayService
 from delay_service.store.port import DueKey, IdKind, IdState, Pending, Scan, StoreOpener
 
@@ -143,7 +143,7 @@ class DelayMove:
             )  # fmt: skip
             self._store_records(target, records, shard_progress)
             self._context.tally.copied += moved
-        while ids := in_thread(shard.store.known, bytes.fromhex(shard_progress.last_id), IDS_PAGE):
+        while ids := in_thread(shard.store.list_id_states, bytes.fromhex(shard_progress.last_id), IDS_PAGE):
             shard_progress = msgspec.structs.replace(shard_progress, last_id=ids[-1][0].hex())
             outcomes = [IdOutcome(*each) for each in ids if each[1].kind is not IdKind.PENDING]
             self._store_records(target, self._outcome_records(outcomes, target), shard_progress)
@@ -190,7 +190,7 @@ class DelayMove:
     def _outcome_records(self, outcomes: list[IdOutcome], target: QueueRef) -> list[NewRecord]:
         if not outcomes:
             return []
-        command = encode_command(DelayCommand(KNOWN, ""))
+        command = encode_command(DelayCommand(ID_OUTCOMES, ""))
         body = encode(b"", encode_id_outcomes(outcomes), b"", None)
         message_id = blake2b(body, digest_size=16).digest()
         now_ms = self._context.clock.wall_ms()

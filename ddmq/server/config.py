@@ -23,7 +23,7 @@ from ddmq.address import ADMIN, CONSUMER, LOOPBACK, PRODUCER, HostPort, is_loopb
 from ddmq.server.retired_keys import RetiredKey, remove_retired
 from ddmq.server.setting_keys import SettingKey, find_source, find_variables, is_variable, list_keys, put_over
 from ddmq_common import names
-from ddmq_common.config import ConfigPlace, LocatedMapping, build, name_sources, read, resolved, rules
+from ddmq_common.config import ConfigLocation, LocatedMapping, build, name_sources, read, resolved, rules
 from ddmq_common.delays.levels import wait_text as shown_wait
 from ddmq_common.errors import ConfigError
 from ddmq_rpc.server import RpcLimits
@@ -145,7 +145,7 @@ class TopicsConfig:
 
     def __post_init__(self) -> None:
         for name in self.topics:
-            error = names.topic_fault(name)
+            error = names.find_topic_name_error(name)
             if error is None and names.is_internal(name):
                 error = f"topic {name!r} belongs to the system, which makes it when it is needed"
             if name == names.HEARTBEAT_TOPIC:
@@ -236,8 +236,8 @@ def load_folder(folder: Path | None, environment: Mapping[str, str] = os.environ
     return config
 
 
-def _section_location(section: str, path: Path) -> ConfigPlace:
-    return ConfigPlace(str(path), FILES[section][0].removesuffix(".yaml") if path is ENVIRONMENT else "")
+def _section_location(section: str, path: Path) -> ConfigLocation:
+    return ConfigLocation(str(path), FILES[section][0].removesuffix(".yaml") if path is ENVIRONMENT else "")
 
 
 def _read_trees(folder: Path) -> dict[str, tuple[Path, Any]]:

@@ -64,7 +64,7 @@ def _format_size(size: int) -> str:
 def _to_plain(value: Any) -> Any:
     """Convert the value to text, numbers, lists and mappings, with secrets masked."""
     if isinstance(value, Overlay):
-        return _to_plain(value.given)
+        return _to_plain(value.values)
     if dataclasses.is_dataclass(value):
         return _to_plain(value.shown() if hasattr(value, "shown") else resolved(value))
     if isinstance(value, Mapping):

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddmq_common.config import ConfigPlace, LocatedMapping, SourcedValue, parse_text
+from ddmq_common.config import ConfigLocation, LocatedMapping, SourcedValue, parse_text
 from ddmq_common.errors import ConfigError
 
 PREFIX = "DDMQ_"
@@ -112,7 +112,7 @@ def _join_words(variable: str) -> str:
 
 def put_over(tree: Any, key: SettingKey, text: str) -> None:
     """Set the key in the tree of its file to the value of a variable, replacing the file's own value."""
-    location = ConfigPlace(f"{VARIABLE}{key.variable}", key.name)
+    location = ConfigLocation(f"{VARIABLE}{key.variable}", key.name)
     *parents, last = key.path
     for name in parents:
         tree = (
@@ -122,11 +122,15 @@ def put_over(tree: Any, key: SettingKey, text: str) -> None:
         tree.values[last] = SourcedValue(_parse_value(text, key.hint, location), location)
 
 
-def _parse_value(text: str, hint: Any, location: ConfigPlace) -> Any:
+def _parse_value(text: str, hint: Any, location: ConfigLocation) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if str not in kinds and Path not in kinds:
         return parse_text(text, location)
-    return None if type(None) in kinds and text in ("", "null") else text
+    if type(None) in kinds and text in ("", "null"):
+        return None
+    if Path in kinds and not text:  # often an unset shell variable; Path("") would be the current directory
+        raise location.error("is ''; a path is wanted, . for the current directory")
+    return text
 
 
 def is_variable(source: str) -> bool:
@@ -142,4 +146,4 @@ def find_source(tree: Any, key: SettingKey, path: Path) -> str | None:
         if not isinstance(tree, LocatedMapping) or name not in tree.values:
             return None
         line, tree = tree.lines.get(name), tree.values[name]
-    return tree.place.source if isinstance(tree, SourcedValue) else f"{path}:{line}"
+    return tree.location.source if isinstance(tree, SourcedValue) else f"{path}:{line}"

@@ -2,7 +2,6 @@
 
 from ddmq_client.admin.records import (
     ClientDescription,
-    DeadLetterChoice,
     DeadLetterCount,
     DeadLetterDescription,
     DeadLettersResent,
@@ -10,7 +9,6 @@ from ddmq_client.admin.records import (
     DelayedMessage,
     DelayState,
     GroupDescription,
-    GroupSettings,
     KeyChange,
     KeyDescription,
     OffsetReset,
@@ -22,8 +20,8 @@ from ddmq_client.admin.records import (
     SettingsChange,
     SubscriptionDescription,
     TopicDescription,
-    TopicSettings,
 )
+from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSettings
 
 __all__ = [
     "ClientDescription",

@@ -1,4 +1,4 @@
-"""The records that admin clients return, frozen, and the settings that they take.
+"""The records that admin clients return, frozen; the settings that they take, as a request body.
 
 Times are datetimes in UTC; the number of a queue is its `queue_id`. A field is None, or empty, where the
 server does not state it: listings state less than the answer about one topic or group. Fields that a newer
@@ -8,78 +8,18 @@ server adds are skipped.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
 from datetime import datetime
 from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from ddmq_client.application.order_keys import unambiguous_order_keys
 from ddmq_client.delays import epoch_ms, to_datetime
-from ddmq_client.errors import AdminError
+from ddmq_client.errors import AdminError, OptionError
 
 R = TypeVar("R")
-
-
-class TopicSettings(TypedDict, total=False):
-    """The settings of a topic.
-
-    On creation, absent ones are the server's defaults; on a change, they stay unchanged.
-    """
-
-    queues: int
-    durability: Literal["sync", "written", "replicated"]
-    readable: bool
-    writable: bool
-    delay: Literal["both", "none", "only"]
-    delay_dialects: Sequence[str]
-    body_bytes_max: int
-    trace_one_in: int
-    replication_factor: int  # this and the next two on Kafka alone
-    min_insync: int
-    retention_ms: int
-
-
-class GroupSettings(TypedDict, total=False):
-    """The settings of a subscription; conf/proxy_consumer.yaml explains them.
-
-    On creation, absent ones are the server's defaults; on a change, they stay unchanged.
-    """
-
-    ack_timeout_ms: int
-    concurrency: int
-    retrying_max: int
-    in_flight_bytes_max: int
-    batch_max: int
-    ack_span_max: int
-    rate_max: int
-    retry_intervals_ms: Sequence[int]
-    max_timeout_redeliveries: int
-    retry_steps: int
-    order_key: str
-    order_scope: Literal["", "group", "topic", "queue"]
-    chain_batch: int
-    ordered_interval_ms: int
-    ordered_deliveries_max: int
-    on_dead_letter: Literal["dead_letter", "park"]
-    tags: str
-    sql: str
-    pressure_traffic: bool
-    start: Literal["first", "last"] | datetime
-    model: Literal["clustering", "broadcasting"]
-    assignment: Literal["averagely", "by-circle", "consistent-hash"]
-    handover_wait_ms: int
-    trace_one_in: int
-    actions: Sequence[str]
-    push: Mapping[str, Any]
-
-
-class DeadLetterChoice(TypedDict, total=False):
-    """Selects dead letters: those that match all stated fields."""
-
-    reason: str
-    topic: str
-    since: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,7 +395,7 @@ def read_row(kind: type[R], row: Any) -> R:
     """Convert a row of an answer into a record of type `kind`. Raises AdminError if a field is missing."""
     record: Any = kind
     if not isinstance(row, Mapping):
-        raise AdminError(f"the answer has {str(row)[:80]!r} in place of a {kind.__name__}")
+        raise AdminError(f"the answer has {_cut_text(row)!r} in place of a {kind.__name__}")
     values = {}
     for each in _fields_of(record):
         value = row.get(each.key)
@@ -472,12 +412,25 @@ def read_row(kind: type[R], row: Any) -> R:
 def read_rows(kind: type[R], rows: Any) -> tuple[R, ...]:
     """Convert the rows of an answer into records of type `kind`. Raises AdminError."""
     if not isinstance(rows, list):
-        raise AdminError(f"the answer has {str(rows)[:80]!r} in place of a list")
+        raise AdminError(f"the answer has {_cut_text(rows)!r} in place of a list")
     return tuple(read_row(kind, row) for row in rows)
 
 
+def _cut_text(value: Any) -> str:
+    try:
+        return str(value)[:80]
+    except RecursionError:  # it is nested as deeply as can be decoded
+        return type(value).__name__
+
+
 def settings_body(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings into a request body; a datetime becomes epoch milliseconds as text."""
+    """Convert settings into a request body; a datetime becomes epoch milliseconds as text.
+
+    Raises OptionError for a datetime without a time zone, and for KEY or QID in another case.
+    """
+    order_key = settings.get("order_key")
+    if allowed := unambiguous_order_keys(order_key):
+        raise OptionError(f"order_key={order_key!r}; {allowed}")
     return {
         name: str(epoch_ms(name, value)) if isinstance(value, datetime) else _as_json(value)
         for name, value in settings.items()

@@ -17,10 +17,9 @@ from ddmq_client.core.replying import ReplyJob, ReplyTo
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.core.verdicts import CallFailed, CallVerdict, of_fault
 from ddmq_client.errors import ClientError, ClosedError, LeaseOverError
-from ddmq_client.notifications import UNKNOWN_METHOD
 from ddmq_client.outgoing import SendResult
 from ddmq_client.received import Message
-from ddmq_client.wire.producing import ProxyFault
+from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyFault
 from ddmq_client.wire.replying import read_reply, reply_request
 
 IDLE_MAX = 16  # connections kept for one proxy

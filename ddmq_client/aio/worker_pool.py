@@ -23,7 +23,6 @@ from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Pace, ProxyAddress, is_literal
 from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
 from ddmq_client.errors import PullError
-from ddmq_client.notifications import UNKNOWN_METHOD
 from ddmq_client.wire.consuming import (
     FAILURES,
     Pulled,
@@ -35,7 +34,7 @@ from ddmq_client.wire.consuming import (
     settle_frame,
     submit_frame,
 )
-from ddmq_client.wire.producing import ProxyFault
+from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyFault
 
 ABORT_S = 0.5  # for a flusher whose connection was closed to end
 _log = logging.getLogger("ddmq_client.consumer")

@@ -130,11 +130,10 @@ def _explain_error(
         return TypeError(f"{error}; {missing} ({page})") if missing and " missing " in str(error) else error
     positional = [name for name in by_position if name != "self"]
     count = len(args) - len(by_position) + len(positional)
-    example = next(name for name in names if name not in positional)
-    return TypeError(
-        f"{call}() takes {', '.join(positional)} by position, and got {count} arguments;"
-        f" allowed: all others by name, as in {example}=... ({page})"
-    )
+    takes = f"{call}() takes {', '.join(positional)} by position, and got {count} arguments"
+    by_name = [name for name in names if name not in positional]
+    others = f"all others by name, as in {by_name[0]}=..." if by_name else f"at most {len(positional)}"
+    return TypeError(f"{takes}; allowed: {others} ({page})")
 
 
 def _suggest_name(name: str, names: Sequence[str], page: str) -> str:
@@ -164,6 +163,6 @@ def _format_question(names: Sequence[str], page: str) -> str:
 
 
 def _group_settings() -> list[str]:
-    from ddmq_client.admin.records import GroupSettings  # only now: an application may need no Admin
+    from ddmq_client.admin.settings import GroupSettings  # only now: an application may need no Admin
 
     return list(GroupSettings.__annotations__)

@@ -213,6 +213,8 @@ class FrameBuffer:
             return None
         size = int.from_bytes(buffer[:4], "big")
         if size > self._frame_bytes_max:
+            if buffer.startswith(b"HTTP"):
+                raise FrameError("an HTTP server answers; is this an admin port? Check the address")
             raise FrameError(f"answer announces {size} bytes; at most {self._frame_bytes_max} are accepted")
         if len(buffer) < 4 + size:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ddmq_client.application.order_keys import unambiguous_order_keys
 from ddmq_client.callables import ASYNC_CONSUMER, check_function
 from ddmq_client.core.pipeline import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from ddmq_client.core.selectors import Selector
@@ -17,7 +18,6 @@ EXTEND_MS_MAX = 7 * 24 * 3600 * 1000
 TEXT_MAX = 255
 WORKERS_MAX = 1_024
 BROADCASTING = "broadcasting"
-ORDER_KEYS = ("KEY", "QID")  # beside JSONPaths
 MODELS = ("clustering", BROADCASTING)
 
 
@@ -37,11 +37,12 @@ def check_text(name: str, value: str) -> None:
 
 def check_order_key(order_key: str) -> None:
     """Raise OptionError unless `order_key` has the form of an order key; the proxy checks a JSONPath."""
-    word = order_key.upper() if is_text(order_key) else ""
-    if not word or (word in ORDER_KEYS and word != order_key):
+    if not order_key or not is_text(order_key):
         raise OptionError(
             f"order_key={order_key!r}; allowed: 'KEY', 'QID', a JSONPath such as '$.order.id', or None"
         )
+    if allowed := unambiguous_order_keys(order_key):
+        raise OptionError(f"order_key={order_key!r}; {allowed}")
 
 
 def check_handlers(awaits: bool, handler: object, batch_handler: object, workers: int) -> None:

@@ -92,9 +92,13 @@ class DdmqBroker(dramatiq.Broker):
     # --- declaring
 
     def declare_queue(self, queue_name: str) -> None:
-        """Declare the queue, once. There is no delay queue: the server keeps delayed messages."""
+        """Declare the queue, once. There is no delay queue: the server keeps delayed messages.
+
+        Raises OptionError if the server cannot have a topic and group for this name.
+        """
         name = q_name(queue_name)
         if name not in self.queues:
+            topic_name(self.namespace, name)  # raises for a name that no worker could consume
             self.emit_before("declare_queue", name)
             self.queues.add(name)
             self.emit_after("declare_queue", name)
@@ -112,7 +116,8 @@ class DdmqBroker(dramatiq.Broker):
 
         When it returns, the message is stored. Messages that middleware enqueues after an actor are stored
         with its acknowledgement instead. Raises ConnectionFailed if the message is not stored,
-        ConnectionClosed if that is not known, and the errors of `Producer.send` if the message is wrong.
+        ConnectionClosed if that is not known, and the errors of `Producer.send` if the message is wrong, or
+        OptionError if its queue's name is.
         """
         ended: DeliveredMessage | None = getattr(self._state, "ended", None)
         eta = {} if delay is None else {ETA_OPTION: current_millis() + delay}

@@ -9,6 +9,7 @@ from typing import Any
 
 import dramatiq
 
+from ddmq_client.application.names import GROUP_BYTES_MAX, NAME_ALLOWED, find_name_error
 from ddmq_client.core.settings import TEXT_MAX
 from ddmq_client.errors import OptionError
 from ddmq_client.outgoing import SendResult
@@ -23,8 +24,18 @@ KeyOption = str | int | Callable[..., "str | int | None"] | None
 
 
 def topic_name(namespace: str, queue_name: str) -> str:
-    """Return the topic, and the group, of a Dramatiq queue; a topic's name has no dot, so it is escaped."""
-    return f"{namespace}-{queue_name.replace('.', '%2E')}"
+    """Return the topic, and the group, of a Dramatiq queue; a topic's name has no dot, so it is escaped.
+
+    Raises OptionError if no topic and group can have this name.
+    """
+    name = f"{namespace}-{queue_name.replace('.', '%2E')}"
+    if find_name_error(name, GROUP_BYTES_MAX):
+        raise OptionError(
+            f"queue_name={queue_name!r:.160} makes the topic and group {name!r:.160} of"
+            f" {len(name.encode(errors='replace'))} bytes; allowed: 1 to {GROUP_BYTES_MAX} {NAME_ALLOWED},"
+            " in which a dot of the queue's name becomes %2E"
+        )
+    return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,8 +299,9 @@ class Consumer:
         """Handle messages until SIGTERM or Ctrl-C, or until `stop` is called; then stop, as `stop` does.
 
         Starts the consumer if necessary. Raises PullError if the first pulls are rejected for good (no such
-        group, another filter), or the server is no consumer proxy, so that a wrong configuration shows at the
-        start. Signals are handled on the main thread only; a second signal has its former effect.
+        group, another filter) or go to a producer port, so that a wrong configuration shows at the start. A
+        server that cannot be reached, or does not answer, causes a warning in the log; `run` waits for it.
+        Signals are handled on the main thread only; a second signal has its former effect.
         """
         check("stop_timeout_ms", stop_timeout_ms, 0, TIMEOUT_MS_MAX)
         if not (self._handler or self._batch_handler):

@@ -24,7 +24,6 @@ from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection, resolve_addresses
 from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.sync import Activity, Condition, Handle, Lock, get_clock, wait_ended
-from ddmq_client.notifications import UNKNOWN_METHOD
 from ddmq_client.wire.consuming import (
     FAILURES,
     Pulled,
@@ -36,7 +35,7 @@ from ddmq_client.wire.consuming import (
     settle_frame,
     submit_frame,
 )
-from ddmq_client.wire.producing import ProxyFault
+from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyFault
 
 ABORT_S = 0.5  # for a flusher whose connection was closed to end
 _log = logging.getLogger("ddmq_client.consumer")

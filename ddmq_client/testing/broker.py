@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from ddmq_client.aio.consumer import AsyncConsumer
 from ddmq_client.aio.producer import AsyncProducer
+from ddmq_client.application.order_keys import unambiguous_order_keys
 from ddmq_client.callables import function_kind
 from ddmq_client.core.settings import topic_names
 from ddmq_client.delays import duration_ms, to_datetime
@@ -43,6 +44,7 @@ LAST_MS = 0.001  # a delay counts from the end of the millisecond in which it wa
 JOIN_MAX = timedelta(days=30)
 PARKED_SHOWN_MAX = 3  # keys in an error text
 _ports = itertools.count(1)
+_current_call: ContextVar[object] = ContextVar("current_call", default=None)  # of a handler, where one runs
 
 
 class BusyBrokerError(ClientError, TimeoutError):
@@ -64,7 +66,10 @@ class BrokerClock:
 
         Handlers run at each stop as in `run_until_idle`, so their effects happen at that time. A delay that
         ends less than 1 ms after the new time fires too, because proxies count in whole milliseconds.
+
+        Raises ClientError in a handler, because it would wait for that handler to return.
         """
+        self._broker.running.check_outside("clock.advance")
         for _ in self._broker.pass_time(by):
             self._broker.run_until_idle(timeout_s)
 
@@ -214,6 +219,8 @@ class TestBroker(BrokerClients):
             raise OptionError(
                 f"actions={settings['actions']!r}; allowed: none, the test broker pushes nothing"
             )
+        if allowed := unambiguous_order_keys(settings.get("order_key")):
+            raise OptionError(f"order_key={settings['order_key']!r}; {allowed}")
         with self._translate_rejections():
             self.server.set_group(group, topic, {"start": "first", **settings})
 
@@ -247,8 +254,10 @@ class TestBroker(BrokerClients):
         """Wait until no handler runs and every consumer has pulled what it can have now. Time stands still.
 
         What waits for its time, a delay or a retry, is not waited for: see `clock.advance` and `join`. A
-        consumer without a handler is not either. BusyBrokerError when the time is up first.
+        consumer without a handler is not either. BusyBrokerError when the time is up first; ClientError in a
+        handler, because it would wait for that handler to return.
         """
+        self.running.check_outside("run_until_idle")
         self._flush(timeout_s)
         self.check_subscriptions()
         self._wait(self.busy_reason, timeout_s)
@@ -257,8 +266,9 @@ class TestBroker(BrokerClients):
         """Let time pass until every message of the topic is finished, or a dead letter.
 
         That is in each group that has a consumer. Delayed messages are not waited for. BusyBrokerError where
-        it takes more than 30 days, for example because a key is parked.
+        it takes more than 30 days, for example because a key is parked; ClientError in a handler.
         """
+        self.running.check_outside("join")
         for _ in self.join_steps(topic):
             self.run_until_idle(timeout_s)
 
@@ -405,16 +415,19 @@ class AsyncBroker(BrokerClients):
 
     async def run_until_idle(self, timeout_s: float = TIMEOUT_S) -> None:
         """Wait as TestBroker.run_until_idle does."""
+        self._broker.running.check_outside("run_until_idle")
         self._broker.check_subscriptions()
         await self._wait(self._broker.busy_reason, timeout_s)
 
     async def advance(self, by: timedelta, *, timeout_s: float = TIMEOUT_S) -> None:
         """Let time pass as BrokerClock.advance does."""
+        self._broker.running.check_outside("advance")
         for _ in self._broker.pass_time(by):
             await self.run_until_idle(timeout_s)
 
     async def join(self, topic: str, timeout_s: float = TIMEOUT_S) -> None:
         """Let time pass as TestBroker.join does."""
+        self._broker.running.check_outside("join")
         for _ in self._broker.join_steps(topic):
             await self.run_until_idle(timeout_s)
 
@@ -439,15 +452,14 @@ class AsyncBroker(BrokerClients):
 
 
 class RunningHandlers:
-    """The handlers of a broker's consumers: how many calls of them have not returned.
+    """The handlers of a broker's consumers: which calls of them have not returned.
 
     A handler may go on after it has acknowledged its messages, for example behind a block of replies.
     """
 
     def __init__(self, broker: TestBroker) -> None:
-        self.calls = 0
+        self.calls: set[object] = set()
         self._broker = broker
-        self._lock = threading.Lock()
 
     def count_calls(
         self, handler: Callable[..., object] | None, options: dict[str, Any]
@@ -476,15 +488,22 @@ class RunningHandlers:
 
         return handle
 
+    def check_outside(self, method: str) -> None:
+        """Raise ClientError if a handler of this broker calls `method`, which would wait for its return."""
+        if _current_call.get() in self.calls:
+            raise ClientError(
+                f"{method} is called in a handler, and would wait until that handler returns; allowed: in the"
+                " test itself, outside of handlers"
+            )
+
     @contextmanager
     def _count_call(self) -> Iterator[None]:
-        self._add(1)
+        call = object()
+        outer = _current_call.set(call)
+        self.calls.add(call)
         try:
             yield
         finally:
-            self._add(-1)
+            _current_call.reset(outer)
+            self.calls.remove(call)
             self._broker.server.report_change()
-
-    def _add(self, count: int) -> None:
-        with self._lock:
-            self.calls += count

@@ -13,13 +13,15 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import count
 from types import MappingProxyType
 from typing import Any
 
 from ddmq_client.application.arguments import explain_arguments
-from ddmq_client.delays import duration_ms
+from ddmq_client.application.names import GROUP_BYTES_MAX, TOPIC_BYTES_MAX, find_name_error
+from ddmq_client.core.settings import TEXT_MAX, check, check_text
+from ddmq_client.delays import duration_ms, epoch_ms
 from ddmq_client.errors import ClientError, OptionError
 from ddmq_client.idl import consumer as idl
 from ddmq_client.idl.codes import OK_TEXT, Code
@@ -29,6 +31,8 @@ from ddmq_client.serializers import Serializer, check_serializer
 from ddmq_client.wire.codec import Specs, decode
 from ddmq_client.wire.producing import text_fault
 
+ATTEMPTS_MAX = 2**31 - 1
+OFFSET_MAX = 2**63 - 2  # the next offset is a number of the wire, too
 _offsets = count()
 _REPLY = Specs().register_struct(idl.ReplyMessage)
 
@@ -112,7 +116,8 @@ def make_message(
 ) -> Message:
     """Return a message as a consumer would hand it to a handler.
 
-    body      bytes, or a text that is encoded as UTF-8; with a serializer, bytes or any value that it takes
+    body      bytes, or a text that is encoded as UTF-8; with a serializer, bytes or any value that it takes.
+              It may be empty, although no producer can send an empty body
     offset    each message has the next one when it is absent
     attempt   1 for the first delivery
     sent_at   when a proxy accepted and stored it, with a time zone; now when absent
@@ -123,7 +128,13 @@ def make_message(
 
     Raises OptionError for values that no message can have.
     """
-    _check_texts(topic=topic, key=key, tags=tags, group=group, properties=properties)
+    _check_names(topic, group, queue, message_id)
+    _check_texts(properties, key=key, tags=tags)
+    check("attempt", attempt, 1, ATTEMPTS_MAX)
+    if offset is not None:
+        check("offset", offset, 0, OFFSET_MAX)
+    if not isinstance(inline, bool):
+        raise OptionError(f"inline={inline!r}; allowed: True, or False for a handler of an asyncio consumer")
     message = Message()
     message.body = _encode_body(body, serializer)
     if serializer is not None:
@@ -134,7 +145,7 @@ def make_message(
     message.offset = number if offset is None else offset
     message.next_offset = message.offset + 1
     message.message_id = message_id or f"{number:032x}"
-    message.born_ms = message.stored_ms = int((sent_at or datetime.now(UTC)).timestamp() * 1000)
+    message.born_ms = message.stored_ms = _sent_ms(sent_at)
     lease_s = math.inf if lease is None else duration_ms("lease", lease, 1) / 1_000
     settling, now = RecordedSettling(inline=inline), time.monotonic()
     message.delivery = DeliveryContext(Origin(group, topic, queue), now, None, settling, lease_s, True)
@@ -149,13 +160,47 @@ def read_outcome(message: Message) -> RecordedOutcome:
     return settling.recorded
 
 
+def _check_names(topic: str, group: str, queue: str, message_id: str | None) -> None:
+    """Raise OptionError for names that no server has."""
+    for name, value, bytes_max in (("topic", topic, TOPIC_BYTES_MAX), ("group", group, GROUP_BYTES_MAX)):
+        if error := find_name_error(value, bytes_max):
+            raise OptionError(f"{name} {error}")
+    check_text("queue", queue)
+    if message_id is not None:
+        check_text("message_id", message_id)
+
+
 def _check_texts(properties: Mapping[str, str] | None, **texts: str | None) -> None:
     """Raise OptionError for a value that a producer would reject, or that no consumer could deliver."""
+    if properties is not None and not isinstance(properties, Mapping):
+        raise OptionError(f"properties={properties!r:.100}; allowed: a mapping of text to text, or None")
     for name, value in (properties or {}).items():
-        texts[f"property {name!r}"] = value
+        if (error := text_fault(name)) or (error := _find_blank_error(name)):
+            raise OptionError(f"the name of a property {error}")
+        if (error := text_fault(value)) or (error := _find_blank_error(value)):
+            raise OptionError(f"property {name!r} {error}")
     for name, text in texts.items():
-        if text is not None and (fault := text_fault(text)):
+        if text is None:
+            continue
+        if fault := text_fault(text):
             raise OptionError(f"{name} {fault}")
+        if len(text) > TEXT_MAX:
+            raise OptionError(f"{name} has {len(text)} characters; allowed: at most {TEXT_MAX}")
+
+
+def _find_blank_error(text: str) -> str:
+    """Return why a text of a property cannot be sent; "" if it can."""
+    return "" if text.strip() else f"is {text!r}; allowed: text that is not blank"
+
+
+def _sent_ms(sent_at: datetime | None) -> int:
+    """Convert the time of a message into epoch milliseconds. Raises OptionError."""
+    if sent_at is None:
+        return int(time.time() * 1000)
+    sent_ms = epoch_ms("sent_at", sent_at)
+    if sent_ms < 0:
+        raise OptionError(f"sent_at={sent_at.isoformat()}; allowed: a time since 1970, or None for now")
+    return sent_ms
 
 
 def _encode_body(body: object, serializer: Serializer | None) -> bytes:
@@ -165,6 +210,8 @@ def _encode_body(body: object, serializer: Serializer | None) -> bytes:
     if serializer is not None:
         return serializer.serialize(body)
     if isinstance(body, str):
+        if fault := text_fault(body):
+            raise OptionError(f"body {fault}")
         return body.encode()
     raise OptionError(f"body is {type(body).__name__}; allowed: bytes or str, or with serializer= any value")
 

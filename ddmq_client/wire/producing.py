@@ -17,8 +17,10 @@ from ddmq_client.idl.codes import FRAME_BYTES_MAX, OK_TEXT, Code, DelayAction, D
 from ddmq_client.outgoing import BODY_ALLOWED, OutgoingMessage, SendResult
 from ddmq_client.printable import printable
 from ddmq_client.wire.codec import Specs, StructArgs, decode, encode
+from ddmq_client.wire.wording import explain_unknown_method
 
 HEARTBEAT_TOPIC = "carrera_heartbeat"
+UNKNOWN_METHOD = 1  # the `kind` of a fault
 
 
 class ProxyFault(Exception):
@@ -169,7 +171,8 @@ def answer_at(payload: bytes, method: bytes, sequence_id: int) -> int:
         raise FrameError(f"answer to request {head.sequence_id}, expected {sequence_id}")
     if head.kind == frames.EXCEPTION:
         fault = decode(payload, head.body_at, _FAULT)
-        raise ProxyFault(fault.type or 0, fault.message or "")
+        hint = explain_unknown_method(method) if fault.type == UNKNOWN_METHOD else ""
+        raise ProxyFault(fault.type or 0, (fault.message or "") + hint)
     return head.body_at
 
 

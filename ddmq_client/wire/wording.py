@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ddmq_client.idl.codes import FAILED_PREFIX
+from ddmq_client.idl.codes import CONSUMER_PORT, FAILED_PREFIX, PRODUCER_PORT
 
 _Rewrite = str | Callable[[re.Match[str]], str]
 _WORDS: tuple[tuple[re.Pattern[str], _Rewrite], ...] = tuple(
@@ -38,3 +38,25 @@ def in_arguments(text: str) -> str:
     for pattern, words in _WORDS:
         text = pattern.sub(words, text, count=1)
     return text
+
+
+_PRODUCER_METHODS = (b"sendSync", b"sendBatch", b"sendDelaySync")
+_CONSUMER_METHODS = (b"pull", b"submit", b"fetch", b"ack", b"getConsumeStats")
+
+
+def explain_unknown_method(method: bytes) -> str:
+    """Return the probable cause of an answer that says that a server does not know `method`: a wrong port.
+
+    Return "" for a method that proxies of the first release do not know either.
+    """
+    if method in _PRODUCER_METHODS:
+        return (
+            "; this seems to be a consumer port: check the address,"
+            f" producer proxies listen on {PRODUCER_PORT} by default"
+        )
+    if method in _CONSUMER_METHODS:
+        return (
+            "; this seems to be a producer port: check the address,"
+            f" consumer proxies listen on {CONSUMER_PORT} by default"
+        )
+    return ""

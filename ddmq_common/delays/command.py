@@ -31,7 +31,7 @@ from ddmq_common.errors import DamagedError
 COMMAND_PROPERTY = "delay-order"
 
 ADD, CANCEL, RESCHEDULE, FIRE = "add", "cancel", "reschedule", "fire"
-KNOWN = "known"  # outcomes that another installation knew: its body says which (delay_service/core/known.py)
+ID_OUTCOMES = "known"  # outcomes from another installation, listed in the body (core/id_outcomes.py)
 ONCE, LOOP, EXPONENTIAL, SCHEDULE = 2, 3, 4, 5  # the first three are the wire's dmsgtype
 
 

@@ -115,12 +115,12 @@ class _Walk(CronSim):
 class Cron:
     """A cron expression in a time zone. Objects from `Cron.from_expression` are cached."""
 
-    __slots__ = ("_known", "_walk", "expression", "gap_ms_min", "zone")
+    __slots__ = ("_cached_answer", "_walk", "expression", "gap_ms_min", "zone")
 
     def __init__(self, expression: str, zone: str = "UTC") -> None:
-        """Parse the expression. Raises CronError. Use `cron_fault` to check whether it ever comes true."""
+        """Parse the expression. Raises CronError. `find_cron_error` checks whether it ever comes true."""
         self.expression = expression
-        self._known = (0, 0, 0)
+        self._cached_answer = (0, 0, 0)
         self.zone = _load_zone(zone)
         fields = expression.split()
         if len(expression) > EXPRESSION_CHARACTERS_MAX:
@@ -147,11 +147,11 @@ class Cron:
 
         A search may take milliseconds, so the answer None is cached for a day.
         """
-        first, end, answer_ms = self._known
+        first, end, answer_ms = self._cached_answer
         if not first <= after_ms < end:
             time_ms = self._search_next(after_ms)
             end, answer_ms = (after_ms + REFUSED_MS, NEVER_MS) if time_ms is None else (time_ms, time_ms)
-            self._known = (after_ms, end, answer_ms)
+            self._cached_answer = (after_ms, end, answer_ms)
         return None if answer_ms == NEVER_MS else answer_ms
 
     def _search_next(self, after_ms: int) -> int | None:
@@ -185,7 +185,7 @@ class Cron:
         return walk
 
 
-def cron_fault(expression: str, zone: str, now_ms: int) -> str | None:
+def find_cron_error(expression: str, zone: str, now_ms: int) -> str | None:
     """Return why this expression cannot be used in this zone from now on, or None."""
     try:
         cron = Cron.from_expression(expression, zone)

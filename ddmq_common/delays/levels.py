@@ -12,19 +12,19 @@ from collections.abc import Iterable
 LEVELS_MAX = 64
 LEVEL_MS_MAX = 366 * 86_400_000
 UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_WHOLE = re.compile(r"([0-9]+(ms|s|m|h|d))+\Z")
+_DURATION = re.compile(r"([0-9]+(ms|s|m|h|d))+\Z")
 _WAIT = re.compile(r"([1-9][0-9]{0,8})(ms|s|m|h|d)\Z")
-_PART = re.compile(r"([0-9]+)(ms|s|m|h|d)")
+_AMOUNT = re.compile(r"([0-9]+)(ms|s|m|h|d)")
 
 
 def parse_duration(text: str, digits_max: int) -> int | None:
     """Parse `90s`, `1h30m`, `2d`, `250ms` to milliseconds; None if the text is not a duration or a number in
     it has more than `digits_max` digits.
     """
-    if not _WHOLE.match(text):
+    if not _DURATION.match(text):
         return None
     total_ms = 0
-    for amount, unit in _PART.findall(text):
+    for amount, unit in _AMOUNT.findall(text):
         if len(amount) > digits_max:
             return None
         total_ms += int(amount) * UNIT_MS[unit]
@@ -33,12 +33,12 @@ def parse_duration(text: str, digits_max: int) -> int | None:
 
 def duration_text(ms: int) -> str:
     """Format milliseconds for `parse_duration`: 5,400,000 → `1h30m`, 0 → `0s`, -5 → `-5ms`."""
-    parts, rest = [], abs(ms)
+    amounts, rest = [], abs(ms)
     for unit in ("d", "h", "m", "s", "ms"):
         amount, rest = divmod(rest, UNIT_MS[unit])
         if amount:
-            parts.append(f"{amount}{unit}")
-    return ("-" if ms < 0 else "") + ("".join(parts) or "0s")
+            amounts.append(f"{amount}{unit}")
+    return ("-" if ms < 0 else "") + ("".join(amounts) or "0s")
 
 
 class Levels:

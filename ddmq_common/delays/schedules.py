@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ddmq_common.delays.command import Schedule
-from ddmq_common.delays.cron import Cron, cron_fault
+from ddmq_common.delays.cron import Cron, find_cron_error
 from ddmq_common.delays.levels import duration_text
 
 CATCH_UPS = ("fire_once", "all", "skip")
@@ -36,12 +36,12 @@ class ScheduleLimits(NamedTuple):
     period_ms_min: int = PERIOD_MS_MIN
 
 
-def schedule_fault(schedule: Schedule, limits: ScheduleLimits, now_ms: int) -> str | None:
+def find_schedule_error(schedule: Schedule, limits: ScheduleLimits, now_ms: int) -> str | None:
     """Return why this schedule is invalid, with the value and what is allowed; or None."""
     return (
-        _numbers_fault(schedule, limits)
-        or _catch_up_fault(schedule)
-        or (_cron_fault(schedule, now_ms) if schedule.cron else None)
+        _find_number_error(schedule, limits)
+        or _find_catch_up_error(schedule)
+        or (_find_cron_error(schedule, now_ms) if schedule.cron else None)
     )
 
 
@@ -75,7 +75,7 @@ def cron_delivery_after(schedule: Schedule, first_due: int, after_ms: int) -> in
     return best
 
 
-def _numbers_fault(schedule: Schedule, limits: ScheduleLimits) -> str | None:
+def _find_number_error(schedule: Schedule, limits: ScheduleLimits) -> str | None:
     if not 0 <= schedule.delay_ms <= limits.delay_ms_max:
         longest = duration_text(limits.delay_ms_max)
         return f"the delay is {duration_text(schedule.delay_ms)}; allowed: 0 to {longest}"
@@ -94,15 +94,15 @@ def _numbers_fault(schedule: Schedule, limits: ScheduleLimits) -> str | None:
     return None
 
 
-def _catch_up_fault(schedule: Schedule) -> str | None:
+def _find_catch_up_error(schedule: Schedule) -> str | None:
     if schedule.catch_up in CATCH_UPS:
         return None
     return f"catch-up is {schedule.catch_up[:40]!r}; allowed: {', '.join(CATCH_UPS)}"
 
 
-def _cron_fault(schedule: Schedule, now_ms: int) -> str | None:
-    if fault := cron_fault(schedule.cron, schedule.zone, now_ms):
-        return fault
+def _find_cron_error(schedule: Schedule, now_ms: int) -> str | None:
+    if error := find_cron_error(schedule.cron, schedule.zone, now_ms):
+        return error
     if schedule.repeat < 0:
         return "repeat is -1 beside a cron; allowed: 0 or more, since the series starts again by itself"
     longest = OVERLAP_MAX * Cron.from_expression(schedule.cron, schedule.zone).gap_ms_min

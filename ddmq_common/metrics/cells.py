@@ -19,11 +19,11 @@ TOP = float(1 << 42)
 
 def bucket_index(value: float) -> int:
     """Return the index (0 to BUCKETS - 1) of the bucket for `value`. Negative values belong to the first."""
-    whole = int(value)
-    if whole < SUB_BUCKETS:
-        return max(whole, 0)
-    shift = whole.bit_length() - 4
-    return min((shift + 1) * SUB_BUCKETS + (whole >> shift) - SUB_BUCKETS, OVERFLOW)
+    integer = int(value)
+    if integer < SUB_BUCKETS:
+        return max(integer, 0)
+    shift = integer.bit_length() - 4
+    return min((shift + 1) * SUB_BUCKETS + (integer >> shift) - SUB_BUCKETS, OVERFLOW)
 
 
 def upper_edge(index: int) -> float:

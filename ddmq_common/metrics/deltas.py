@@ -29,7 +29,7 @@ from ddmq_common.metrics.samples import (
     SampleName,
     encode,
     folder,
-    part_name,
+    interval_name,
 )
 
 CELLS_A_STEP = 64
@@ -99,7 +99,7 @@ class Sample:
     @property
     def name(self) -> SampleName:
         """Return the name of the file."""
-        return part_name(self._deltas.instance, self.seq)
+        return interval_name(self._deltas.instance, self.seq)
 
     def payload(self) -> bytes:
         """Return the file's contents. `encode_steps` must have finished."""

@@ -5,7 +5,7 @@ are bounded: past LABEL_SETS_MAX, or HISTOGRAM_LABEL_SETS_MAX of a histogram, ne
 labelled "other", so that no client can grow memory by inventing names. What has to be computed is filled in
 by collectors, just before somebody looks.
 
-Prometheus' text format is made in pieces, so that a page of many label sets does not hold the event loop.
+Prometheus' text format is written in chunks, so that a page of many label sets does not hold the event loop.
 The text is what prometheus_client makes of the same cells, byte for byte (a test compares them), at a
 fraction of the time. A histogram that has seen nothing yet is left out: its 41 lines would say nothing.
 """
@@ -82,7 +82,7 @@ class Registry:
     def run_collectors(self) -> None:
         """Call all collectors.
 
-        Call this before `numbers`, `histograms` or `exposition_pieces`, then wait for ANSWERS_S if possible,
+        Call this before `numbers`, `histograms` or `exposition_chunks`, then wait for ANSWERS_S if possible,
         because some collectors request their values.
         """
         for collector in self._collectors:
@@ -126,11 +126,11 @@ class Registry:
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         self.run_collectors()
-        return b"".join(self.exposition_pieces())
+        return b"".join(self.exposition_chunks())
 
-    def exposition_pieces(self) -> Iterator[bytes]:
+    def exposition_chunks(self) -> Iterator[bytes]:
         """Yield the exposition in chunks. A caller may let other greenlets run between two of them."""
-        yield from build_pieces(self.numbers(), self.histograms())
+        yield from build_exposition(self.numbers(), self.histograms())
 
 
 def _check(metric: Metric, labels: tuple[str, ...]) -> None:
@@ -138,8 +138,8 @@ def _check(metric: Metric, labels: tuple[str, ...]) -> None:
         raise ValueError(f"metric {metric.name} takes labels {metric.labels}, got {labels}")
 
 
-NUMBERS_PER_PIECE = 1_000
-HISTOGRAMS_PER_PIECE = 28
+NUMBERS_PER_CHUNK = 1_000
+HISTOGRAMS_PER_CHUNK = 28
 EDGES = [
     (first, first + SUB_BUCKETS, str(upper_edge(first + SUB_BUCKETS - 1)))
     for first in range(0, OVERFLOW, SUB_BUCKETS)
@@ -148,7 +148,7 @@ _number: Callable[[float], str] = utils.floatToGoString
 Labels = tuple[str, ...]
 
 
-def build_pieces(
+def build_exposition(
     numbers: Iterable[tuple[Metric, Mapping[Labels, MetricCell]]],
     histograms: Iterable[tuple[Metric, Mapping[Labels, Histogram]]],
 ) -> Iterator[bytes]:
@@ -159,7 +159,7 @@ def build_pieces(
     for metric, cells in numbers:
         name = metric.name.removesuffix("_total") + "_total" if metric.kind == "counter" else metric.name
         yield _family_head(metric, name)
-        for some in _split_batches(cells, NUMBERS_PER_PIECE):
+        for some in _split_batches(cells, NUMBERS_PER_CHUNK):
             lines = [
                 f"{name}{_labels_text(_label_pairs(metric, labels))} {_number(cell.value)}\n"
                 for labels, cell in some
@@ -167,11 +167,11 @@ def build_pieces(
             yield "".join(lines).encode()
     for metric, family in histograms:
         yield _family_head(metric, metric.name)
-        for part in _split_batches(family, HISTOGRAMS_PER_PIECE):
+        for batch in _split_batches(family, HISTOGRAMS_PER_CHUNK):
             yield "".join(
                 [
                     _histogram_lines(metric, labels, histogram)
-                    for labels, histogram in part
+                    for labels, histogram in batch
                     if any(histogram.counts)
                 ]
             ).encode()

@@ -32,7 +32,7 @@ HOUR_MS = 3_600_000
 FIRST_YEAR, LAST_YEAR = 1970, 9998  # of days that have one before and one after in epoch milliseconds
 EARLIEST_MS, LATEST_MS = 0, int(datetime(LAST_YEAR, 12, 31, tzinfo=UTC).timestamp()) * 1000
 _SEQ = r"(\d{8,18})"
-_PART = re.compile(rf"samples-([0-9a-f]{{16}})-{_SEQ}\.jsonl")
+_INTERVAL = re.compile(rf"samples-([0-9a-f]{{16}})-{_SEQ}\.jsonl")
 _HOUR = re.compile(rf"hour-([0-9a-f]{{16}})-{_SEQ}-{_SEQ}\.jsonl")
 _DATE_FOLDER = re.compile(r"date=(\d{4}-\d\d-\d\d)")
 _HOUR_FOLDER = re.compile(r"hour=(\d\d)")
@@ -66,15 +66,15 @@ class SampleName(NamedTuple):
         )
 
 
-def part_name(instance: str, seq: int) -> SampleName:
+def interval_name(instance: str, seq: int) -> SampleName:
     """Return the name of the file with one interval."""
     return SampleName(instance, seq, seq, False)
 
 
 def parse(name: str) -> SampleName | None:
     """Parse a file name; None if it is not a sample file or is still being written."""
-    if match := _PART.fullmatch(name):
-        return part_name(match[1], int(match[2]))
+    if match := _INTERVAL.fullmatch(name):
+        return interval_name(match[1], int(match[2]))
     if match := _HOUR.fullmatch(name):
         return SampleName(match[1], int(match[2]), int(match[3]), True)
     return None
@@ -128,8 +128,8 @@ CORRUPT, UNKNOWN_VERSION, UNKNOWN_METRIC, BAD_VALUE = (
 class LineError(Exception):
     """The line is not a valid sample. `reason`: CORRUPT, UNKNOWN_VERSION, UNKNOWN_METRIC or BAD_VALUE."""
 
-    def __init__(self, reason: str, said: str) -> None:
-        super().__init__(f"{reason}: {said}")
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
         self.reason = reason
 
 

@@ -6,7 +6,7 @@ one. RocksDB replays both: changes are then there without those before them that
 synced has no gap, for a sync takes the files in their order. So whoever opens a database looks first, and
 puts away what comes after a gap.
 
-Just enough of the log's format is read for that. A file is blocks of 32 KiB. A record is in one piece or in
+Just enough of the log's format is read for that. A file is blocks of 32 KiB. A record is one fragment or
 several: each has a checksum (4 bytes), its length (2, little-endian), its type (1), and with the types that
 say so the number of its file (4). A record holds a batch: its first sequence number (8 bytes, little-endian)
 and how many it uses (4). Numbers go on from file to file. Checksums are left to RocksDB: what does not parse
@@ -92,9 +92,9 @@ def read_sequence_range(path: Path) -> tuple[int, int] | None:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         at = 0
-        head = b""  # of the batch whose pieces are being read
-        while (piece := _read_piece(file, at, size)) is not None:
-            kind, start, at = piece
+        head = b""  # of the batch whose fragments are being read
+        while (fragment := _read_fragment(file, at, size)) is not None:
+            kind, start, at = fragment
             if kind in (_FULL, _FIRST):
                 head = b""
             if kind and len(head) < _BATCH.size:
@@ -107,8 +107,8 @@ def read_sequence_range(path: Path) -> tuple[int, int] | None:
     return None if first < 0 else (first, following)
 
 
-def _read_piece(file: BinaryIO, at: int, size: int) -> tuple[int, int, int] | None:
-    """Read the chunk at `at`; return (kind or 0, start and end of its content), or None at the file's
+def _read_fragment(file: BinaryIO, at: int, size: int) -> tuple[int, int, int] | None:
+    """Read the fragment at `at`; return (kind or 0, start and end of its content), or None at the file's
     end."""
     remaining = _BLOCK - at % _BLOCK
     if remaining < _HEADER.size:
@@ -120,7 +120,7 @@ def _read_piece(file: BinaryIO, at: int, size: int) -> tuple[int, int, int] | No
         return None
     _, length, kind = _HEADER.unpack(header)
     header_bytes = _OTHER.get(kind, 11 if kind in _NUMBERED else _HEADER.size)
-    is_known = 0 < kind <= max(_NUMBERED) or kind in _OTHER
-    if not is_known or header_bytes + length > remaining or at + header_bytes + length > size:
+    is_valid_kind = 0 < kind <= max(_NUMBERED) or kind in _OTHER
+    if not is_valid_kind or header_bytes + length > remaining or at + header_bytes + length > size:
         return None
     return (0 if kind in _OTHER else _NUMBERED.get(kind, kind)), at + header_bytes, at + header_bytes + length

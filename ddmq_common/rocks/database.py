@@ -41,7 +41,7 @@ import rocksdict
 
 from ddmq_common.errors import DamagedError, StorageError
 from ddmq_common.rocks.damage import check_files, find_damage_end
-from ddmq_common.rocks.room import WriteCapacity
+from ddmq_common.rocks.write_capacity import WriteCapacity
 
 Pair = tuple[bytes, bytes]
 _NEVER = 1 << 30
@@ -53,14 +53,14 @@ _key_of = itemgetter(0)
 class WalRecovery(Enum):
     """How opening handles damage in the write-ahead log, which consists of several files.
 
-    WHOLE: bytes that cannot be parsed, also at an end, raise DamagedError. PREFIX: everything before such
-    bytes is used, the rest is ignored. TORN: as WHOLE, but each file may lack an end that was never written.
-    Use TORN only for a check, because later files may depend on the missing bytes.
+    COMPLETE: bytes that cannot be parsed, also at an end, raise DamagedError. PREFIX: everything before such
+    bytes is used, the rest is ignored. MISSING_ENDS: as COMPLETE, but each file may lack an end that was
+    never written. Use it only for a check, because later files may depend on the missing bytes.
     """
 
-    WHOLE = 1
+    COMPLETE = 1
     PREFIX = 2
-    TORN = 3
+    MISSING_ENDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Rocks:
     """An open database. Several threads may use it; `close` closes it for all of them."""
 
     def __init__(
-        self, folder: Path, options: RocksOptions | None = None, recovery: WalRecovery = WalRecovery.WHOLE
+        self, folder: Path, options: RocksOptions | None = None, recovery: WalRecovery = WalRecovery.COMPLETE
     ) -> None:
         """Open the database.
 
@@ -117,7 +117,7 @@ class Rocks:
         self._busy = 0
         self._compacting = False
         options = options or RocksOptions()
-        self._room = WriteCapacity(
+        self._write_capacity = WriteCapacity(
             lambda name: self.read_property(name), folder, max(1, options.write_buffers - 1)
         )
         check_files(folder)
@@ -130,21 +130,21 @@ class Rocks:
     def write(self, batch: WriteBatch) -> None:
         """Apply a batch atomically. It is visible at once, but not durable yet.
 
-        Call `has_room` first: a write without capacity waits here (room.py). Raises StorageError, also when
-        tables cannot be written and RocksDB would wait for ever.
+        Call `has_capacity` first: a write without capacity waits here (write_capacity.py). Raises
+        StorageError, also when tables cannot be written and RocksDB would wait for ever.
         """
-        self._room.wait_until_available()
+        self._write_capacity.wait_until_available()
         with translate_errors(f"cannot write to {self.folder}"):
             self._db.write(batch.raw)
 
-    def has_room(self, growing: bool) -> bool:
+    def has_capacity(self, growing: bool) -> bool:
         """Return whether a write would go through without waiting. Raises StorageError if tables cannot be
         written.
 
         `growing`: the write makes the database larger. It leaves a buffer for other writes, and waits while
         tables come faster than they are merged.
         """
-        return self._room.is_available(growing)
+        return self._write_capacity.is_available(growing)
 
     def sync(self) -> None:
         """Make all earlier writes durable. Blocks: native thread."""
@@ -291,12 +291,12 @@ class Rocks:
                 self._idle.notify_all()
 
 
-def only_torn(folder: Path, options: RocksOptions) -> bool:
+def lacks_only_log_ends(folder: Path, options: RocksOptions) -> bool:
     """Return whether a folder fails to open only because ends of its log were never written.
 
     Changes nothing.
     """
-    raw = _raw_options(options, WalRecovery.TORN)
+    raw = _raw_options(options, WalRecovery.MISSING_ENDS)
     try:
         rocksdict.Rdict(str(folder), raw, {"default": raw}, rocksdict.AccessType.read_only()).close()
     except Exception:  # rocksdict raises nothing narrower
@@ -315,9 +315,9 @@ def _raw_options(options: RocksOptions, recovery: WalRecovery) -> Any:
     raw.create_if_missing(options.create)
     modes = rocksdict.DBRecoveryMode
     mode = {
-        WalRecovery.WHOLE: modes.absolute_consistency,
+        WalRecovery.COMPLETE: modes.absolute_consistency,
         WalRecovery.PREFIX: modes.point_in_time,
-        WalRecovery.TORN: modes.tolerate_corrupted_tail_records,
+        WalRecovery.MISSING_ENDS: modes.tolerate_corrupted_tail_records,
     }
     raw.set_wal_recovery_mode(mode[recovery]())
     _set_memory(raw, options)
@@ -325,7 +325,7 @@ def _raw_options(options: RocksOptions, recovery: WalRecovery) -> Any:
     raw.set_compression_per_level([rocksdict.DBCompressionType.none()] * 2 + _compressed_levels(5))
     raw.set_allow_concurrent_memtable_write(False)  # there is one writer
     raw.set_level_zero_file_num_compaction_trigger(8)
-    # A write that RocksDB stops or slows down sleeps in there with the interpreter: see `has_room`.
+    # A write that RocksDB stops or slows down sleeps in there with the interpreter: see `has_capacity`.
     raw.set_level_zero_slowdown_writes_trigger(_NEVER)
     raw.set_level_zero_stop_writes_trigger(_NEVER)
     raw.set_soft_pending_compaction_bytes_limit(0)

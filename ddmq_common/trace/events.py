@@ -21,7 +21,7 @@ class TraceKind(IntEnum):
 
     SENT = 1
     STORED = 2
-    TAKEN = 3
+    INGESTED = 3
     READ = 4
     RELEASED = 5
     HANDED_OUT = 6

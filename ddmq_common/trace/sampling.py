@@ -10,13 +10,13 @@ from zlib import crc32
 
 ONE_IN_MAX = 1_000_000
 OFF = 0  # a limit that no message is under
-_WHOLE = 1 << 32
+_HASH_COUNT = 1 << 32
 
 
 def limit_of(one_in: int) -> int:
     """Return the limit below which the hash of a message id must be for the message to be traced, so that one
     in `one_in` messages is; OFF if `one_in` is 0."""
-    return -(-_WHOLE // one_in) if one_in > 0 else OFF
+    return -(-_HASH_COUNT // one_in) if one_in > 0 else OFF
 
 
 def sampled_indexes(message_ids: Sequence[bytes], limit: int) -> list[int]:

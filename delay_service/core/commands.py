@@ -20,7 +20,7 @@ from ddmq_common.delays.command import (
     CANCEL,
     CANCELLED,
     FIRE,
-    KNOWN,
+    ID_OUTCOMES,
     RESCHEDULE,
     UNKNOWN,
     CommandOutcome,
@@ -35,7 +35,7 @@ from delay_service.core.fire_command import UNFIT
 from delay_service.core.occurrences import CATCH_UP_MAX, next_after
 from delay_service.store.port import DelayStore, IdKind, IdState, Pending, StoreChanges
 
-OPS = frozenset((ADD, CANCEL, RESCHEDULE, FIRE, KNOWN))
+OPS = frozenset((ADD, CANCEL, RESCHEDULE, FIRE, ID_OUTCOMES))
 FIRED_KINDS = (IdKind.FIRED, IdKind.DEAD)
 DEAD_TEXT = f"it could not be delivered and is a dead letter in {DELAY_DLQ_TOPIC}"
 
@@ -118,15 +118,15 @@ class FireNow(NamedTuple):
 class CommandDecisions:
     """The decisions about the first `commands` commands of a run.
 
-    `done`: offsets whose messages no longer wait. `ended`: those of them that neither a command nor an id's
-    state names (see UnrecordedOffsets in context.py).
+    `done`: offsets whose messages no longer wait. `unrecorded`: those of them that neither a command nor
+    an id's state names (see UnrecordedOffsets in context.py).
     """
 
     commands: int = 0
     changes: StoreChanges = field(default_factory=StoreChanges)
     replies: list[OutcomeReply] = field(default_factory=list)
     done: list[int] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
+    unrecorded: list[int] = field(default_factory=list)
     dead: list[CommandRecord] = field(default_factory=list)
     awaited_fires: list[FireNow] = field(default_factory=list)
     tally: dict[str, int] = field(default_factory=dict)  # outcome → how many
@@ -185,7 +185,7 @@ def reply_to(request: DelayCommand, code: int, state: IdState | None) -> Outcome
 class DecisionContext:
     """The facts about one shard that decisions use.
 
-    `busy`: offsets of messages whose commit is in flight. `kept_ms`: how long the outcome of an id is
+    `busy`: offsets of messages whose commit is in flight. `id_retention_ms`: how long the outcome of an id is
     retained. `reread_to`: commands below this offset were ingested before, by this or an earlier owner.
     `lost_position`: the store does not know which of them it has.
     """
@@ -193,7 +193,7 @@ class DecisionContext:
     store: DelayStore
     acks: AckMap
     busy: Container[int]
-    kept_ms: int
+    id_retention_ms: int
     reread_to: int = 0
     lost_position: bool = False
     catch_up_max: int = CATCH_UP_MAX

@@ -30,7 +30,7 @@ from ddmq_common.delays.command import (
     CANCEL,
     CANCELLED,
     FIRE,
-    KNOWN,
+    ID_OUTCOMES,
     PENDING,
     TOO_OLD,
     UNKNOWN,
@@ -57,7 +57,7 @@ from delay_service.core.commands import (
     reply_to,
 )
 from delay_service.core.fire_command import moved_at, moved_by, waiting_delivery
-from delay_service.core.known import decode_id_outcomes, select_new_ids
+from delay_service.core.id_outcomes import decode_id_outcomes, select_new_ids
 from delay_service.core.occurrences import last_due_ms
 from delay_service.store.port import DueKey, IdKind, IdState, Pending
 
@@ -79,7 +79,7 @@ class CommandRun:
         self._count = 0
         self._decisions = CommandDecisions()
         self._changes = self._decisions.changes
-        self._finished, self._unrecorded = self._decisions.done, self._decisions.ended
+        self._finished, self._unrecorded = self._decisions.done, self._decisions.unrecorded
 
     def _read_states(self, commands: Sequence[CommandRecord]) -> dict[bytes, IdState | None]:
         requests = [(command.uuid, command.request) for command in commands if command.request is not None]
@@ -120,7 +120,7 @@ class CommandRun:
             self._add(command, request)
         elif request.op == CANCEL:
             self._cancel(command, request)
-        elif request.op == KNOWN:
+        elif request.op == ID_OUTCOMES:
             self._learn_ids(command)
         else:
             self._move_message(command, request)
@@ -193,7 +193,7 @@ class CommandRun:
     def _assume_fired(self, uuid: bytes, offset: int, last_ms: int, assumed: AssumedMessage) -> IdState:
         """Record an id as fired at the time that the assumed message suggests, at most `last_ms`."""
         fired_ms = min(last_ms, self._now)
-        state = IdState(IdKind.FIRED, fired_ms, offset, self._now + self._context.kept_ms)
+        state = IdState(IdKind.FIRED, fired_ms, offset, self._now + self._context.id_retention_ms)
         self._put_id(uuid, state)
         if len(self._context.assumed) < ASSUMED_MAX:
             self._context.assumed[uuid] = assumed
@@ -257,7 +257,7 @@ class CommandRun:
         self, command: CommandRecord, request: DelayCommand, state: IdState, at_ms: int
     ) -> None:
         forget = max(
-            self._now + self._context.kept_ms, state.at_ms + RESEND_MS, latest_ms(request) + RESEND_MS
+            self._now + self._context.id_retention_ms, state.at_ms + RESEND_MS, latest_ms(request) + RESEND_MS
         )
         self._put_id(command.uuid, IdState(IdKind.CANCELLED, at_ms, state.offset, forget))
         self._answer_command(request, CANCELLED, "cancelled", None)
@@ -269,7 +269,7 @@ class CommandRun:
 
     def _answer_unknown(self, request: DelayCommand, due_ms: int) -> None:
         """Answer a command whose id is unknown or, if it was due long ago, already forgotten."""
-        if 0 < due_ms < self._now - self._context.kept_ms:
+        if 0 < due_ms < self._now - self._context.id_retention_ms:
             self._answer_command(request, TOO_OLD, "too old", None)
         else:
             self._answer_command(request, UNKNOWN, "unknown", None)

@@ -37,7 +37,7 @@ from delay_service.core.fire_command import (
 )
 from delay_service.core.occurrences import CATCH_UP_MAX
 from delay_service.core.schedules import delivered_before
-from delay_service.due.backend import GONE, UNREADABLE, TargetTopic
+from delay_service.due.backend import TOPIC_DELETED, UNREADABLE, TargetTopic
 from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Pending, StoreChanges
 
 JUMP_MS_MAX = 64
@@ -49,13 +49,13 @@ CROWD = 4  # a topic with a CROWDth of the head slice is left out of the second 
 class SliceLimits(NamedTuple):
     """The limits of one slice of the main scan; all other scans use a quarter.
 
-    `kept_ms`: how long the id of a fired message is retained. `catch_up_max`: how many missed deliveries of
-    one message still fire.
+    `id_retention_ms`: how long the id of a fired message is retained. `catch_up_max`: how many missed
+    deliveries of one message still fire.
     """
 
     count_max: int
     bytes_max: int
-    kept_ms: int
+    id_retention_ms: int
     catch_up_max: int = CATCH_UP_MAX
 
 
@@ -71,21 +71,21 @@ class FirePlan(NamedTuple):
 class DueScans:
     """Plans the fires of one shard.
 
-    `look_up_topic` returns None for an unknown topic. `busy`: the messages in flight, by offset; only this
-    class changes it.
+    `find_target_topic` returns None for an unknown topic. `busy`: the messages in flight, by offset; only
+    this class changes it.
     """
 
     def __init__(
         self,
         store: DelayStore,
         acks: AckMap,
-        look_up_topic: Callable[[str], TargetTopic | None],
+        find_target_topic: Callable[[str], TargetTopic | None],
         limits: SliceLimits,
     ) -> None:
         self.busy: dict[int, Pending] = {}
         self._store = store
         self._acks = acks
-        self._look_up_topic = look_up_topic
+        self._find_target_topic = find_target_topic
         self._limits = limits
         self._after: DueKey | None = None
         self._ahead: DueKey | None = None
@@ -95,7 +95,7 @@ class DueScans:
         self._coming_back: set[str] = set()  # with messages from aside in flight
         self._recent = RecentKeys(RECENT_KEYS_MAX)
         self._trimmed_ms = 0
-        self._turns: dict[str, int] = {}
+        self._round_robin_counts: dict[str, int] = {}
         self._now = 0
         self._changes: StoreChanges | None = None
         self._stale = 0
@@ -147,7 +147,7 @@ class DueScans:
         for one in fires:
             message = one.message
             (changes.removed_deferred if one.is_deferred else changes.removed).append(message)
-            changes.ids[message.uuid] = state_after(one, fired_ms, self._limits.kept_ms)
+            changes.ids[message.uuid] = state_after(one, fired_ms, self._limits.id_retention_ms)
             if one.following is not None:
                 changes.added.append(one.following)
         return changes
@@ -234,7 +234,7 @@ class DueScans:
 
     def _scan_deferred(self) -> list[FireCommand]:
         for topic in self._deferred_topics - self._coming_back:
-            target = self._look_up_topic(topic)
+            target = self._find_target_topic(topic)
             if target is not None and not target.writable:
                 continue
             deferred = self._store.read_deferred(topic, max(self._limits.count_max // 4, 1))
@@ -267,7 +267,7 @@ class DueScans:
             else:
                 topic = message.topic
                 if topic not in targets:
-                    targets[topic] = self._look_up_topic(topic)
+                    targets[topic] = self._find_target_topic(topic)
                 self._plan_message(message, targets[topic], is_deferred, fires)
         return fires
 
@@ -297,8 +297,8 @@ class DueScans:
             fires.append(outcome)
 
     def _next_queue(self, topic: str) -> int:
-        turn = self._turns[topic] = self._turns.get(topic, 0) + 1
-        return turn
+        count = self._round_robin_counts[topic] = self._round_robin_counts.get(topic, 0) + 1
+        return count
 
     def _plan_changes(self) -> StoreChanges:
         if self._changes is None:
@@ -332,11 +332,13 @@ class DueScans:
             changes.ids[message.uuid] = IdState(IdKind.PENDING, following.due_ms, message.offset)
             self.on_added((following,))
         else:
-            forget_ms = self._now + self._limits.kept_ms
+            forget_ms = self._now + self._limits.id_retention_ms
             kind, at_ms = (IdKind.FIRED, message.due_ms) if delivered else (IdKind.CANCELLED, self._now)
             changes.ids[message.uuid] = IdState(kind, at_ms, message.offset, forget_ms)
 
-    def make_dead_letters(self, fires: Iterable[FireCommand], reason: str = GONE) -> list[FireCommand]:
+    def make_dead_letters(
+        self, fires: Iterable[FireCommand], reason: str = TOPIC_DELETED
+    ) -> list[FireCommand]:
         """Return fires that move the same messages to the dead letters."""
         return [dead_fire(one.message, reason, self._now, one.is_deferred) for one in fires]
 

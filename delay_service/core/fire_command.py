@@ -54,7 +54,7 @@ class SkippedMessage(NamedTuple):
 def fire_command(
     message: Pending,
     queues: int,
-    turn: Callable[[str], int],
+    round_robin: Callable[[str], int],
     now_ms: int,
     is_deferred: bool,
     catch_up_max: int = CATCH_UP_MAX,
@@ -62,7 +62,7 @@ def fire_command(
 ) -> FireCommand | SkippedMessage:
     """Return the fire of `message` into a topic with so many queues, or a SkippedMessage.
 
-    `turn` is the round-robin counter of a topic. `by_key`: the key chooses the queue of a message that names
+    `round_robin` counts up per topic. `by_key`: the key chooses the queue of a message that names
     none. Raises DamagedError if the command cannot be parsed or its schedule cannot be computed here.
     """
     command = decode_command(message.command)
@@ -72,7 +72,9 @@ def fire_command(
             return SkippedMessage(message, None if upcoming is None else with_occurrence(message, *upcoming))
     record = record_of(message, command)
     key = record.key if by_key else b""
-    record.queue_id = choose_queue(command.partition, command.hash_id, queues, turn(message.topic), key)
+    record.queue_id = choose_queue(
+        command.partition, command.hash_id, queues, round_robin(message.topic), key
+    )
     next_message = following(message, command, now_ms, catch_up_max)
     return FireCommand(message, record, next_message, is_deferred, named_ms=command.due_ms)
 
@@ -234,7 +236,7 @@ def dead_fire(message: Pending, reason: str, now_ms: int, is_deferred: bool) -> 
         key = key_of(delivery)
         if command.partition >= BY_HASH or key:
             queue_hint = {
-                dead.PLACE: str(choose_queue(command.partition, command.hash_id, _HASH_END, 0, key))
+                dead.QUEUE_CHOICE: str(choose_queue(command.partition, command.hash_id, _HASH_END, 0, key))
             }
         if command.kind != SCHEDULE:
             delivery = with_key(delivery, occurrence_id(command, message.occurrence).encode())
@@ -254,10 +256,13 @@ def dead_fire(message: Pending, reason: str, now_ms: int, is_deferred: bool) -> 
 # --- what is known of the id
 
 
-def state_after(one: FireCommand, fired_ms: int, kept_ms: int) -> IdState:
-    """Return the id's state after the fire. It is retained until `kept_ms` after the due time or the fire."""
+def state_after(one: FireCommand, fired_ms: int, id_retention_ms: int) -> IdState:
+    """Return the id's state after the fire.
+
+    It is retained until `id_retention_ms` after the due time or the fire, whichever is later.
+    """
     message = one.message
     if one.following is not None:
         return IdState(IdKind.PENDING, one.following.due_ms, message.offset)
     kind = IdKind.DEAD if one.reason else IdKind.FIRED
-    return IdState(kind, fired_ms, message.offset, max(fired_ms, one.named_ms) + kept_ms)
+    return IdState(kind, fired_ms, message.offset, max(fired_ms, one.named_ms) + id_retention_ms)

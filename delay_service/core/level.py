@@ -1,11 +1,11 @@
 """One level's clockwork: what to do next with its queue.
 
-A level reads its queue in order, holds a bounded piece of it, and fires the head as soon as it is due; what
+A level reads its queue in order, buffers a bounded part of it, and fires the head as soon as it is due; what
 stands behind a head that is not due waits for it, whatever its own due time. Then it commits, and only then
 goes on. One thing is under way at a time: a read, a wait for data, a fire.
 
-    READ → reading → HELD → firing → HELD … → READ → reading → END → waiting for data → READ
-                              ↳ failed: PAUSED until a later time, then HELD again
+    READ → reading → BUFFERED → firing → BUFFERED … → READ → reading → END → waiting for data → READ
+                                  ↳ failed: PAUSED until a later time, then BUFFERED again
 
 `step` says what to do now and marks it begun; the events at the bottom say what came of it. Due times are
 milliseconds on the store's clock, pauses are monotonic seconds.
@@ -73,7 +73,7 @@ class LevelState(Enum):
     READING = "reading"
     END = "end"
     WAITING = "waiting"
-    HELD = "held"
+    BUFFERED = "buffered"
     FIRING = "firing"
 
 
@@ -104,7 +104,7 @@ class Level:
         self._limits = limits
         self._targets = targets
         self._read_at = position
-        self._held: deque[_BufferedRecord] = deque()
+        self._buffer: deque[_BufferedRecord] = deque()
         self._pause_s = limits.pause_s_min
         self._paused_until = float("-inf")
         self._one_by_one = 0  # so many records are fired one by one: somewhere in them is one that is refused
@@ -112,17 +112,17 @@ class Level:
     @property
     def record_count(self) -> int:
         """Return the number of records in memory."""
-        return len(self._held)
+        return len(self._buffer)
 
     @property
     def knows_head(self) -> bool:
         """Return whether `first_due_ms` is reliable. It is not before the queue has been read."""
-        return bool(self._held) or self.state in (LevelState.END, LevelState.WAITING)
+        return bool(self._buffer) or self.state in (LevelState.END, LevelState.WAITING)
 
     @property
     def first_due_ms(self) -> int | None:
         """Return when the first record in memory is or was due; None if there is none."""
-        return self._held[0].due_ms if self._held else None
+        return self._buffer[0].due_ms if self._buffer else None
 
     def step(self, clock_ms: int, now_s: float) -> LevelStep:
         """Return the next step. A read, a wait or a fire counts as started with this call.
@@ -136,17 +136,17 @@ class Level:
         if self.state is LevelState.END:
             self.state = LevelState.WAITING
             return WaitForData(self._read_at)
-        if not self._held:
+        if not self._buffer:
             self.state = LevelState.READING
             return Read(self._read_at)
-        if self._held[0].due_ms > clock_ms:
-            return SleepUntil(self._held[0].due_ms)
+        if self._buffer[0].due_ms > clock_ms:
+            return SleepUntil(self._buffer[0].due_ms)
         return self._fire(clock_ms, now_s)
 
     def _fire(self, clock_ms: int, now_s: float) -> FireRun:
         fires = self._targets.plan(self._due_records(clock_ms), now_s)
         end = fires[-1].record.offset + 1
-        if len(fires) == len(self._held):
+        if len(fires) == len(self._buffer):
             end = self._read_at  # gaps behind the last one
         self.state = LevelState.FIRING
         return FireRun(tuple(fires), end)
@@ -156,7 +156,7 @@ class Level:
         count_max = 1 if self._one_by_one else self._limits.count_max
         records: list[StoredRecord] = []
         size = 0
-        for due_ms, record in self._held:
+        for due_ms, record in self._buffer:
             size += len(record.delivery)
             if due_ms > clock_ms or len(records) >= count_max:
                 break
@@ -177,8 +177,8 @@ class Level:
         self._read_at = next_offset
         for record in records:
             wait_ms = record.due_ms - record.stored_ms
-            self._held.append(_BufferedRecord(min(record.due_ms, clock_ms + wait_ms), record))
-        self.state = LevelState.HELD if self._held else LevelState.READ
+            self._buffer.append(_BufferedRecord(min(record.due_ms, clock_ms + wait_ms), record))
+        self.state = LevelState.BUFFERED if self._buffer else LevelState.READ
 
     def on_queue_end(self, next_offset: int) -> None:
         """Record that the queue has no record at or after `next_offset` yet, and only gaps below it."""
@@ -202,28 +202,28 @@ class Level:
         self._reset_pause()
         self.position = fire.end
         for _ in fire.fires:
-            self._held.popleft()
+            self._buffer.popleft()
         self._one_by_one = max(0, self._one_by_one - len(fire.fires))
         self._targets.on_appended(fire.fires)
-        self.state = LevelState.HELD
+        self.state = LevelState.BUFFERED
 
-    def on_rejected(self, fire: FireRun, *, topic_gone: bool, now_s: float) -> None:
+    def on_rejected(self, fire: FireRun, *, topic_unknown: bool, now_s: float) -> None:
         """Handle a fire that the engine will never accept: fire its records one by one, or pause a single
         one.
         """
-        self.state = LevelState.HELD
+        self.state = LevelState.BUFFERED
         if len(fire.fires) > 1:
             self._one_by_one = max(self._one_by_one, len(fire.fires))
             return
         alone = fire.fires[0]
-        if topic_gone and not alone.reason and self._targets.confirm_gone(alone):
+        if topic_unknown and not alone.reason and self._targets.confirm_unknown_topic(alone):
             return
         self._targets.on_rejected(alone, now_s)
         self._begin_pause(now_s)
 
     def on_failed(self, now_s: float) -> None:
         """Pause after a read, a wait or a fire failed for a temporary reason."""
-        self.state = LevelState.HELD if self._held else LevelState.READ
+        self.state = LevelState.BUFFERED if self._buffer else LevelState.READ
         self._begin_pause(now_s)
 
     def _begin_pause(self, now_s: float) -> None:

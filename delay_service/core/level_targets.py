@@ -18,7 +18,7 @@ from backend.internal_topics import REAL_QUEUE, REAL_TOPIC, real_record, schedul
 from backend.records import NewRecord, StoredRecord
 from ddmq_common.delays.levels import Levels
 from ddmq_common.names import LEVELS_GROUP, dlq_topic
-from delay_service.due.backend import GONE, REFUSED, UNREADABLE, TargetTopic
+from delay_service.due.backend import REFUSED, TOPIC_DELETED, UNREADABLE, TargetTopic
 
 PUT_OFF_S_MAX = 60.0
 PUT_OFF_S_MIN = 5.0
@@ -49,13 +49,13 @@ class Targets:
     """Chooses the destinations of due records, from the topics and records that the engine has rejected
     lately.
 
-    `look_up_topic` returns a topic, or None for an unknown one.
+    `find_target_topic` returns a topic, or None for an unknown one.
     """
 
-    def __init__(self, look_up_topic: Callable[[str], TargetTopic | None], patience_s: float) -> None:
-        self._look_up_topic = look_up_topic
+    def __init__(self, find_target_topic: Callable[[str], TargetTopic | None], patience_s: float) -> None:
+        self._find_target_topic = find_target_topic
         self._patience_s = patience_s
-        self._gone: set[str] = set()
+        self._deleted_topics: set[str] = set()
         self._unavailable_since: dict[str, float] = {}
         self._rejected_since: dict[
             str | tuple[int, int], float
@@ -81,12 +81,12 @@ class Targets:
         if not topic or not (queue.isascii() and queue.isdigit()):
             return _View(LevelFire(record, topic, -1, UNREADABLE), False)
         fire = LevelFire(record, topic, int(queue))
-        target = self._look_up_topic(topic)
+        target = self._find_target_topic(topic)
         if target is None:
-            if topic in self._gone:
-                return _View(fire._replace(reason=GONE), False)
+            if topic in self._deleted_topics:
+                return _View(fire._replace(reason=TOPIC_DELETED), False)
             return _View(fire, True)
-        self._gone.discard(topic)
+        self._deleted_topics.discard(topic)
         fire = fire._replace(queue_id=fire.queue_id % target.queues)  # it was made anew with fewer
         if target.unavailable:  # it may last: no message is a dead letter because of it
             return _View(fire._replace(put_off_ms=self._put_off_unavailable_ms(topic, now_s)), False)
@@ -114,18 +114,18 @@ class Targets:
 
     # --- what the engine said
 
-    def confirm_gone(self, fire: LevelFire) -> bool:
+    def confirm_unknown_topic(self, fire: LevelFire) -> bool:
         """Record that the engine does not know a topic; return whether this process does not know it
         either."""
-        if self._look_up_topic(fire.topic) is not None:
+        if self._find_target_topic(fire.topic) is not None:
             return False
-        self._clear_when_full(self._gone)
-        self._gone.add(fire.topic)
+        self._clear_when_full(self._deleted_topics)
+        self._deleted_topics.add(fire.topic)
         return True
 
     def on_rejected(self, fire: LevelFire, now_s: float) -> None:
         """Record that the engine rejected this fire, at least for now."""
-        target = self._look_up_topic(fire.topic)
+        target = self._find_target_topic(fire.topic)
         closed = target is not None and not target.writable
         self._clear_when_full(self._rejected_since)
         self._rejected_since.setdefault(fire.topic if closed else _record_id(fire.record), now_s)

@@ -68,14 +68,14 @@ def _floor_ms(schedule: Schedule, now_ms: int) -> int:
 
 def _series_after(command: DelayCommand, schedule: Schedule, due: int, now_ms: int, cap: int) -> int | None:
     period = max(schedule.period_ms, 1)
-    place = (due - command.due_ms) // period
+    index = (due - command.due_ms) // period
     if schedule.catch_up == "all":
         missed_to = (now_ms - command.due_ms) // period
         if schedule.repeat >= 0:
             missed_to = min(missed_to, schedule.repeat)
-        following = max(place + 1, missed_to - cap + 1)
+        following = max(index + 1, missed_to - cap + 1)
     else:
-        following = max(place + 1, (_floor_ms(schedule, now_ms) - command.due_ms) // period + 1)
+        following = max(index + 1, (_floor_ms(schedule, now_ms) - command.due_ms) // period + 1)
     if 0 <= schedule.repeat < following:
         return None
     return command.due_ms + following * period
@@ -123,10 +123,10 @@ def _deliveries_between(
     while start is not None and start + delay <= until_ms and series_max > 0:
         series_max -= 1
         first = start + delay
-        places = range(
+        indexes = range(
             max((after_ms - first) // period + 1, 0), min((until_ms - first) // period, schedule.repeat) + 1
         )
-        due_times.update(first + place * period for place in places[of_each])
+        due_times.update(first + index * period for index in indexes[of_each])
         start = cron.next_ms(start)
     return sorted(due_times)
 

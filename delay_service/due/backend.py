@@ -25,7 +25,7 @@ from backend.records import (
 )
 from ddmq_common.errors import FencedError, RemoteError
 
-GONE = "topic gone"  # why a message becomes a dead letter
+TOPIC_DELETED = "topic gone"  # why a message becomes a dead letter
 REFUSED = "refused"
 UNREADABLE = "unreadable"
 OnCommitDone = Callable[[Exception | None], None]
@@ -101,9 +101,9 @@ def commit_due(
     """
     store = _commit if not records or backend.capabilities.atomic else _append
 
-    def on_topic_ready(made: Completion[TopicInfo]) -> None:
-        if made.error is not None:
-            on_done(made.error)
+    def on_topic_ready(answer: Completion[TopicInfo]) -> None:
+        if answer.error is not None:
+            on_done(answer.error)
         else:
             store(backend, records, progress, deadline, on_done)
 

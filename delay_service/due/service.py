@@ -99,18 +99,18 @@ class DueService(QueueOwner[W]):
         except Exception as error:
             self._on_start_failed(error)
 
-    def _on_topic_ready(self, made: Completion[TopicInfo]) -> None:
+    def _on_topic_ready(self, answer: Completion[TopicInfo]) -> None:
         if self._stopping:
             return
-        if made.error is not None:
-            self._on_start_failed(made.error)
+        if answer.error is not None:
+            self._on_start_failed(answer.error)
         else:
             self.acquire()
 
     def _join_request(self) -> Join:
         return self._join_as
 
-    def trouble(self, doing: str, error: Exception) -> None:
+    def failed(self, doing: str, error: Exception) -> None:
         """Retry the start after a pause, because joining failed."""
         self._on_start_failed(error)
 

@@ -44,7 +44,7 @@ class LevelCounts(DueCounts):
         super().__init__(metrics)
         self._lateness = metrics.histogram(catalogue.LEVELS_LATENESS)
         self._fired = LabelledCells(metrics, catalogue.LEVELS_FIRED)
-        self.held: MetricCell = metrics.cell(catalogue.LEVELS_HELD)
+        self.owned: MetricCell = metrics.cell(catalogue.LEVELS_HELD)
         self.pending = LabelledCells(metrics, catalogue.LEVELS_PENDING)
 
     def count_fired(self, level: int, fires: Sequence[LevelFire], clock_ms: int) -> None:
@@ -233,4 +233,4 @@ class LevelRunner:
                 log.warning("a delay level's claim is renewed", extra=facts)
                 context.reacquire()
             else:
-                self.level.on_rejected(fire, topic_gone=isinstance(error, UnknownTopicError), now_s=now)
+                self.level.on_rejected(fire, topic_unknown=isinstance(error, UnknownTopicError), now_s=now)

@@ -67,7 +67,7 @@ class LevelService(DueService[LevelRunner]):
     # --- start and end
 
     @property
-    def held(self) -> int:
+    def owned_count(self) -> int:
         """Return how many levels this process owns."""
         return len(self._owned)
 
@@ -88,7 +88,7 @@ class LevelService(DueService[LevelRunner]):
         if self._claims.joined and not self.started.done:
             self.started.succeed(None)
 
-    def trouble(self, doing: str, error: Exception) -> None:
+    def failed(self, doing: str, error: Exception) -> None:
         if doing == "join":
             self._on_start_failed(error)
             return
@@ -108,7 +108,7 @@ class LevelService(DueService[LevelRunner]):
         runner.run_steps()
 
     def _on_owned_changed(self, queue: QueueRef) -> None:
-        self._counts.held.value = len(self._owned)
+        self._counts.owned.value = len(self._owned)
         if queue not in self._owned:
             self._counts.pending[queue.queue_id + 1].value = 0
 

@@ -25,7 +25,7 @@ from ddmq_common.errors import StorageError
 
 LOCK_FILE = "copy.lock"
 MARK_FILE = "DAMAGED"  # in a copy that is not to be trusted
-MAKING, GONE, DAMAGED = ".making", ".gone", ".damaged"
+MAKING, REMOVED, DAMAGED = ".making", ".gone", ".damaged"
 _NAME = re.compile(r"(\d+)-(\d{12,})-(\d{3})")  # epochs of Kafka have 16 digits
 _LEFT_OUT = re.compile(r"LOCK|LOG(\.old.*)?|.*\.dbtmp|copy\.lock")
 _TRIES = 20
@@ -120,7 +120,7 @@ def _remove(path: Path) -> None:
 
     Because of the name, a half-deleted folder is never taken for a copy.
     """
-    removed_path = path if path.name.endswith(GONE) else path.with_name(path.name + GONE)
+    removed_path = path if path.name.endswith(REMOVED) else path.with_name(path.name + REMOVED)
     if removed_path != path:
         shutil.rmtree(removed_path, ignore_errors=True)
         path.rename(removed_path)

@@ -122,7 +122,7 @@ class MemoryDelayStore(DelayStore):
         self._check()
         return [self._ids.get(uuid) for uuid in uuids]
 
-    def known(self, after: bytes, limit: int) -> list[tuple[bytes, IdState]]:
+    def list_id_states(self, after: bytes, limit: int) -> list[tuple[bytes, IdState]]:
         self._check()
         return sorted((uuid, state) for uuid, state in self._ids.items() if uuid > after)[:limit]
 
@@ -180,9 +180,9 @@ class MemoryDelayStore(DelayStore):
             raise StorageError("the delay store is closed")
 
 
-def _overwrite(held: dict[_Key, _Value], changes: Mapping[_Key, _Value | None]) -> None:
+def _overwrite(values: dict[_Key, _Value], changes: Mapping[_Key, _Value | None]) -> None:
     for key, value in changes.items():
         if value is None:
-            held.pop(key, None)
+            values.pop(key, None)
         else:
-            held[key] = value
+            values[key] = value

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from backend.records import QueueRef
 from ddmq_common.errors import CallerError, ConfigError, DamagedError, FencedError, StorageError
-from ddmq_common.rocks.database import Rocks, RocksOptions, WalRecovery, WriteBatch, only_torn
+from ddmq_common.rocks.database import Rocks, RocksOptions, WalRecovery, WriteBatch, lacks_only_log_ends
 from delay_service.store.copies import (
     DAMAGED,
     Copy,
@@ -89,32 +89,36 @@ def standby_stores_in(folder: Path, shards: int) -> Callable[[QueueRef], DelaySt
     return open_standby
 
 
-def check_store_folder(folder: Path, usual: Path, note: Path) -> None:
-    """Check that the stores of this log are in `folder`, and record the folder in the file `note`.
+def check_store_folder(folder: Path, default_folder: Path, record_file: Path) -> None:
+    """Check that the stores of this log are in `folder`, and record the folder in `record_file`.
 
-    `usual`: the default folder, used if there is no `note`. Raises ConfigError if `folder` has no stores and
+    `default_folder`: used if there is no `record_file`. Raises ConfigError if `folder` has no stores and
     the recorded folder has some, because messages wait there that the log may not have any more. If both have
     stores, `folder` is used and a warning is logged. Raises OSError when the disk fails.
     """
-    known_folder = Path(note.read_text(encoding="utf-8")) if note.exists() else usual
-    if has_copies(known_folder) and not (folder.is_dir() and known_folder.samefile(folder)):
+    recorded_folder = (
+        Path(record_file.read_text(encoding="utf-8")) if record_file.exists() else default_folder
+    )
+    if has_copies(recorded_folder) and not (folder.is_dir() and recorded_folder.samefile(folder)):
         if not has_copies(folder):
-            copied = f"; if this is a copy of another's log, delete {note}" if note.exists() else ""
+            copied = (
+                f"; if this is a copy of another's log, delete {record_file}" if record_file.exists() else ""
+            )
             raise ConfigError(
-                f"the delay stores of this log are in {known_folder.absolute()},"
+                f"the delay stores of this log are in {recorded_folder.absolute()},"
                 f" and {folder.absolute()} has none:"
                 " set dir in delay_service.yaml to where they are, or move them, there or away, while no"
                 f" service runs{copied}"
             )
-        log.warning("delay stores in two folders", extra={"taken": str(folder), "left": str(known_folder)})
-    if folder.absolute() == usual.absolute():
-        note.unlink(missing_ok=True)
+        log.warning("delay stores in two folders", extra={"taken": str(folder), "left": str(recorded_folder)})
+    if folder.absolute() == default_folder.absolute():
+        record_file.unlink(missing_ok=True)
         return
-    making = note.with_name(f"{note.name}.{os.getpid()}.making")
+    making = record_file.with_name(f"{record_file.name}.{os.getpid()}.making")
     making.write_text(str(folder.absolute()), encoding="utf-8")
     sync_path(making)
-    making.rename(note)
-    sync_path(note.parent)
+    making.rename(record_file)
+    sync_path(record_file.parent)
 
 
 def open_store(folder: Path, shard: int, epoch: int, options: RocksOptions | None = None) -> RocksStore:
@@ -233,7 +237,7 @@ def _open(folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOp
             return _open_database(folder, shard, copy, lock, options, None)
         except DamagedError as error:
             reason = str(error)
-        damage = None if only_torn(copy.path, options) else back_up_log(copy.path, reason)
+        damage = None if lacks_only_log_ends(copy.path, options) else back_up_log(copy.path, reason)
         try:
             return _open_database(folder, shard, copy, lock, options, damage, WalRecovery.PREFIX)
         except DamagedError:
@@ -265,7 +269,7 @@ def _open_database(
     lock: CopyLock,
     options: RocksOptions,
     damage: StoreDamage | None,
-    recovery: WalRecovery = WalRecovery.WHOLE,
+    recovery: WalRecovery = WalRecovery.COMPLETE,
 ) -> RocksStore:
     database = Rocks(copy.path, options, recovery)
     try:

@@ -174,7 +174,7 @@ class DelayStore(ABC):
         """Return ids whose `forget_ms` has passed, the oldest first."""
 
     @abstractmethod
-    def known(self, after: bytes, limit: int) -> list[tuple[bytes, IdState]]:
+    def list_id_states(self, after: bytes, limit: int) -> list[tuple[bytes, IdState]]:
         """Return ids and their states in order of ids, starting after `after` (b"": from the first).
 
         An empty list means that there are no more.

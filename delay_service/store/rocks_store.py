@@ -85,7 +85,7 @@ class RocksStore(DelayStore):
 
     def has_capacity(self, growing: bool) -> bool:
         with self._guarded_calls(writing=True):
-            return self._db.has_room(growing)
+            return self._db.has_capacity(growing)
 
     def flush(self) -> None:
         with self._guarded_calls(writing=True):
@@ -162,7 +162,7 @@ class RocksStore(DelayStore):
             values = self._db.get_many([layout.ID + uuid for uuid in uuids])
             return [None if value is None else decode_state(value) for value in values]
 
-    def known(self, after: bytes, limit: int) -> list[tuple[bytes, IdState]]:
+    def list_id_states(self, after: bytes, limit: int) -> list[tuple[bytes, IdState]]:
         start = layout.ID + after + (b"\0" if after else b"")
         with self._guarded_calls():
             for chunk in self._db.read_chunks(start, layout.ID_END, limit):
@@ -258,15 +258,15 @@ class RocksStore(DelayStore):
 
     def tidy(self) -> None:
         removed_bytes = self._removed_bytes
-        whole = not self._counts.pending or (
+        compact_all = not self._counts.pending or (
             removed_bytes >= TIDY_BYTES and removed_bytes >= self.disk_bytes // 2
         )
-        if self._removed >= TIDY_AT or (self._removed and whole):
+        if self._removed >= TIDY_AT or (self._removed and compact_all):
             self._removed = 0
-            if whole:
+            if compact_all:
                 self._removed_bytes = 0
             with self._guarded_calls():
-                self._db.compact(layout.DUE, layout.DUE_END if whole else self._fronts.due.start)
+                self._db.compact(layout.DUE, layout.DUE_END if compact_all else self._fronts.due.start)
         self._swept()
 
     def checkpoint(self, folder: Path) -> None:
@@ -307,20 +307,20 @@ def _front_messages(
     front: Front, start: bytes, chunks: Iterable[list[Pair]], bytes_max: int
 ) -> list[Pending]:
     """Decode the messages at the beginning of a range up to `bytes_max`, at least one if there is any."""
-    messages_found: list[Pending] = []
+    front_messages: list[Pending] = []
     names: list[bytes] = []
     bytes_left = bytes_max
     for chunk in chunks:
         messages = decode_all(chunk)
         sizes = [len(message.delivery) for message in messages]
-        fit = _count_fitting(sizes, bytes_left, not messages_found)
-        messages_found += messages[:fit]
+        fit = _count_fitting(sizes, bytes_left, not front_messages)
+        front_messages += messages[:fit]
         names += [key for key, _ in chunk[:fit]]
         bytes_left -= sum(sizes)
         if fit < len(messages):
             break
     front.add_scanned(start, names)
-    return messages_found
+    return front_messages
 
 
 def _due_order(message: Pending) -> tuple[int, int]:

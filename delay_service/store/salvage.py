@@ -41,17 +41,17 @@ _BATCH = 1_000
 class StoreDamage:
     """The damage that opening a store found.
 
-    `lost`: the number of messages that `lost_file` lists. `log_cut`: only the end of the write-ahead log was
-    damaged; it is kept in the folder `lost_file`.
+    `lost`: the number of messages that `lost_file` lists. `log_truncated`: only the end of the write-ahead
+    log was damaged; it is kept in the folder `lost_file`.
     """
 
     reason: str
     lost: int
     lost_file: Path
-    log_cut: bool = False
+    log_truncated: bool = False
 
     def __str__(self) -> str:
-        if self.log_cut:
+        if self.log_truncated:
             return (
                 f"{self.reason}; the end of its write-ahead log is left out ({self.lost_file} keeps it), and"
                 " commands that were in it are taken in again"
@@ -63,7 +63,7 @@ class StoreDamage:
 
     def moved_to(self, folder: Path) -> StoreDamage:
         """Return the same damage for a copy that was moved to `folder`."""
-        return StoreDamage(self.reason, self.lost, folder / self.lost_file.name, self.log_cut)
+        return StoreDamage(self.reason, self.lost, folder / self.lost_file.name, self.log_truncated)
 
 
 def mark_damaged(folder: Path, reason: str) -> None:
@@ -119,7 +119,7 @@ def back_up_log(copy: Path, reason: str) -> StoreDamage:
     log_files = _log_files(copy)
     for log_folder in copy.glob("damaged-log-*"):
         if _log_files(log_folder) == log_files:
-            return StoreDamage(reason, 0, log_folder, log_cut=True)
+            return StoreDamage(reason, 0, log_folder, log_truncated=True)
     log_folder = _new_log_folder(copy)
     try:
         for name in log_files:
@@ -127,7 +127,7 @@ def back_up_log(copy: Path, reason: str) -> StoreDamage:
     except OSError:
         shutil.rmtree(log_folder, ignore_errors=True)  # it will be tried again
         raise
-    return StoreDamage(reason, 0, log_folder, log_cut=True)
+    return StoreDamage(reason, 0, log_folder, log_truncated=True)
 
 
 def salvage_store(source: Path, target: Path, reason: str, options: RocksOptions) -> StoreDamage:

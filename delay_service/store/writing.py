@@ -20,9 +20,9 @@ from delay_service.store.port import IdState, Pending, StoreChanges, weigh_messa
 
 OWN = "."  # names that start with it are the store's own
 FRONT = ".front"
-KNOWN_MAX = 65_536
+CACHED_KEYS_MAX = 65_536
 RANGE_MIN = 64
-FEW = 16  # keys that are put into their places one by one
+FEW = 16  # keys that are inserted one by one
 _COMPACT_AT = 4_096
 
 
@@ -45,50 +45,49 @@ class Removal(NamedTuple):
 
 
 class Front:
-    """The known beginning of a sorted range of keys, so that it is never searched twice.
+    """Caches the beginning of a sorted range of keys, so that it is never searched twice.
 
-    Messages leave the due order at its beginning, in storms. A search that starts where they stood walks over
-    what they left behind (a tenth of a second for some 100,000), so the store remembers where the first live
-    key is, and removes whole ranges instead of keys. Rules:
+    Messages leave the due order at its beginning, in storms. A search that starts at its old beginning walks
+    over their remains (a tenth of a second for some 100,000). So the store remembers the first live key, and
+    removes ranges instead of keys. Rules:
     * `start`: every live key is at or behind it.
-    * Known keys: the live ones in [start, horizon), in order, as scans found them; those removed out of their
-      turn are remembered as dead until everything before them is gone too.
-    * A removal of the first so and so many keys is one range up to the next live key, when that is worth a
-      range (RocksDB looks at every range whenever it reads, so they must be few).
-    * At most `KNOWN_MAX` keys are known; behind them keys are removed one by one. Knowing less is never
-      wrong.
+    * Cached keys: the live ones in [start, horizon), in order, as scans returned them. Keys that are removed
+      out of order are remembered as dead until all keys before them are removed too.
+    * A removal of the first keys is one range up to the next live key, if they are enough for a range
+      (RocksDB checks every range whenever it reads, so they must be few).
+    * At most `CACHED_KEYS_MAX` keys are cached; behind them keys are removed one by one. Fewer cached keys
+      are never wrong.
     """
 
-    __slots__ = ("_dead", "_head", "_horizon", "_known", "start")
+    __slots__ = ("_cached_keys", "_dead", "_head", "_horizon", "start")
 
     def __init__(self, start: bytes) -> None:
         self.start = start
         self._horizon = start
-        self._known: list[bytes] = []
+        self._cached_keys: list[bytes] = []
         self._head = 0
         self._dead: set[bytes] = set()
 
     @property
     def first_key(self) -> bytes | None:
-        """Return the first live key; None if it is not known."""
-        return self._known[self._head] if self._head < len(self._known) else None
+        """Return the first live key; None if it is not cached."""
+        return self._cached_keys[self._head] if self._head < len(self._cached_keys) else None
 
     @property
     def key_count(self) -> int:
-        """Return the number of known live keys."""
-        return len(self._known) - self._head
+        """Return the number of cached live keys."""
+        return len(self._cached_keys) - self._head
 
     def add_scanned(self, begin: bytes, keys: list[bytes]) -> None:
         """Add the result of a scan: these are the first live keys from `begin` on, in order."""
         if begin > self._horizon or not keys or keys[-1] < self._horizon:
             return
         fresh = keys[bisect_left(keys, self._horizon) :] if keys[0] < self._horizon else keys
-        room = KNOWN_MAX - self.key_count
-        fresh = fresh[:room]
+        fresh = fresh[: CACHED_KEYS_MAX - self.key_count]
         if fresh:
-            if self._head == len(self._known):
+            if self._head == len(self._cached_keys):
                 self.start = fresh[0]
-            self._known += fresh
+            self._cached_keys += fresh
             self._horizon = fresh[-1] + b"\0"
 
     def add(self, keys: list[bytes]) -> None:
@@ -97,28 +96,28 @@ class Front:
             return
         fresh = sorted(key for key in keys if key < self._horizon)
         self._dead.difference_update(fresh)
-        place = bisect_left(self._known, fresh[0], self._head)
-        if place == bisect_right(self._known, fresh[-1], place):
-            self._known[place:place] = fresh  # side by side, as a storm comes in
+        index = bisect_left(self._cached_keys, fresh[0], self._head)
+        if index == bisect_right(self._cached_keys, fresh[-1], index):
+            self._cached_keys[index:index] = fresh  # side by side, as a storm comes in
         elif len(fresh) < FEW:
             for key in fresh:
                 self._insert_key(key)
         else:
-            self._known = sorted({*self._known[self._head :], *fresh})
+            self._cached_keys = sorted({*self._cached_keys[self._head :], *fresh})
             self._head = 0
-        self.start = min(self.start, self._known[self._head])
-        if self.key_count > KNOWN_MAX:
+        self.start = min(self.start, self._cached_keys[self._head])
+        if self.key_count > CACHED_KEYS_MAX:
             self.forget()
 
     def _insert_key(self, key: bytes) -> None:
-        place = bisect_left(self._known, key, self._head)
-        if place == len(self._known) or self._known[place] != key:
-            self._known.insert(place, key)
+        index = bisect_left(self._cached_keys, key, self._head)
+        if index == len(self._cached_keys) or self._cached_keys[index] != key:
+            self._cached_keys.insert(index, key)
 
     def forget(self) -> None:
-        """Drop all known keys. The start remains, because it is always right."""
+        """Drop all cached keys. The start remains, because it is always right."""
         self._horizon = self.start
-        self._known, self._head, self._dead = [], 0, set()
+        self._cached_keys, self._head, self._dead = [], 0, set()
 
     def remove(self, keys: list[bytes]) -> Removal:
         """Mark live keys as deleted; return how to delete them from the database."""
@@ -130,29 +129,29 @@ class Front:
 
     def _mark_removed(self, keys: list[bytes]) -> int:
         """Mark keys as dead and skip the dead ones at the beginning; return how many were skipped."""
-        known_keys, head = self._known, self._head
-        if known_keys[head : head + len(keys)] == keys and not self._dead:
+        cached_keys, head = self._cached_keys, self._head
+        if cached_keys[head : head + len(keys)] == keys and not self._dead:
             self._head += len(keys)
             stepped = len(keys)
         else:
             self._dead.update(key for key in keys if key < self._horizon)
             stepped = self._step_over_dead()
         if stepped:
-            self.start = known_keys[self._head] if self._head < len(known_keys) else self._horizon
-            self._shrink_known()
+            self.start = cached_keys[self._head] if self._head < len(cached_keys) else self._horizon
+            self._compact_cache()
         return stepped
 
     def _step_over_dead(self) -> int:
-        known_keys, dead, place = self._known, self._dead, self._head
-        while place < len(known_keys) and known_keys[place] in dead:
-            dead.discard(known_keys[place])
-            place += 1
-        stepped, self._head = place - self._head, place
+        cached_keys, dead, index = self._cached_keys, self._dead, self._head
+        while index < len(cached_keys) and cached_keys[index] in dead:
+            dead.discard(cached_keys[index])
+            index += 1
+        stepped, self._head = index - self._head, index
         return stepped
 
-    def _shrink_known(self) -> None:
-        if self._head >= _COMPACT_AT and 2 * self._head >= len(self._known):
-            del self._known[: self._head]
+    def _compact_cache(self) -> None:
+        if self._head >= _COMPACT_AT and 2 * self._head >= len(self._cached_keys):
+            del self._cached_keys[: self._head]
             self._head = 0
 
 

@@ -63,8 +63,8 @@ class Follower:
         self._store = store
         self._end = end
         text = (store.meta(FOLLOWED) or b"").split()
-        is_note = len(text) == 2 and all(part.isdigit() for part in text)
-        same = is_note and int(text[0]) == self.queue.incarnation
+        is_valid = len(text) == 2 and all(number.isdigit() for number in text)
+        same = is_valid and int(text[0]) == self.queue.incarnation
         self.position = int(text[1]) if same else 0
         self._report_at = clock.monotonic() + REPORT_INTERVAL_S
 
@@ -114,8 +114,8 @@ class Follower:
 
     def _apply_batch(self, batch: ReadBatch) -> None:
         rows = []
-        for place, delivery in enumerate(batch.deliveries):
-            row = self._read_row(batch.offsets[place], bytes(delivery))
+        for index, delivery in enumerate(batch.deliveries):
+            row = self._read_row(batch.offsets[index], bytes(delivery))
             if row is not None:
                 rows.append(row)
         changes = changes_of(rows, self._store) if rows else StoreChanges()

@@ -1,7 +1,7 @@
 """Sorts the messages that reads return: which are delivered, and which are finished undelivered, and why.
 
 New messages come in order. Finished messages, dead letters that were resent to another group, pressure
-traffic that the subscription refuses, messages that the filter rejects, and gaps are not delivered. Messages
+traffic that the subscription rejects, messages that the filter rejects, and gaps are not delivered. Messages
 that are read again (retries, and jobs released from their chains) are seldom neighbours: they are read in
 short windows and collected by offset until there are enough for one reply, then delivered together. The
 filter is applied to them again: it may have changed, and a message on which it failed fails on it again.

@@ -309,7 +309,7 @@ class PullBuffer:
     def on_loaded(self, request: ReadRequest, batch: ReadBatch, now: float) -> Loaded:
         """Accept the result of a read."""
         queue = request.queue
-        if queue.feed.state is FeedState.CLOSED or batch.status is ReadStatus.GONE:
+        if queue.feed.state is FeedState.CLOSED or batch.status is ReadStatus.UNKNOWN_QUEUE:
             return Loaded.DELETED
         if request.purpose is Purpose.NEW:
             loaded = self._arrivals.take_new(queue, batch, self._filter, not self.config.pressure_traffic)

@@ -31,7 +31,7 @@ class ReservationResult(Enum):
 
     RESERVED = "its lease is current; it may be committed"
     BUSY = "it is reserved already"
-    OVER = "its lease has expired, and the message is not finished"
+    LEASE_EXPIRED = "its lease has expired, and the message is not finished"
     FINISHED = "the message is finished"
 
 
@@ -45,7 +45,7 @@ def reserve_message(queue: SubscribedQueue, offset: int, lease_id: int) -> Reser
     return (
         ReservationResult.RESERVED
         if queue.leases.reserve_message(offset, lease_id)
-        else ReservationResult.OVER
+        else ReservationResult.LEASE_EXPIRED
     )
 
 

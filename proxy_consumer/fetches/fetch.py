@@ -103,7 +103,7 @@ class FetchGathering:
             return not target.stated
         if batch.status is ReadStatus.NONE:
             target.next_offset = max(target.next_offset, batch.next_offset)  # past excluded messages
-        target.deleted = batch.status is ReadStatus.GONE
+        target.deleted = batch.status is ReadStatus.UNKNOWN_QUEUE
         return False
 
     def _take_messages(self, target: Target, batch: ReadBatch) -> None:

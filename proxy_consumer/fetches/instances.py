@@ -19,7 +19,7 @@ from typing import Any
 from backend.records import QueueRef
 from ddmq_client.idl.codes import Code
 from ddmq_common.metrics.catalogue import ACKED, BROADCAST_DROPPED, FAILED, FETCHED, INSTANCES
-from ddmq_common.names import group_fault
+from ddmq_common.names import find_group_name_error
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
 from proxy_consumer.core.held_pulls import LingerWheel
@@ -192,7 +192,7 @@ class Instances:
         now = self._runtime.now()
         served = self._served.get(request.groupId)
         if served is None or served.group is not group:
-            error = group_fault(request.groupId.decode("utf-8", "replace"))
+            error = find_group_name_error(request.groupId.decode("utf-8", "replace"))
             if error is not None:
                 answers.throw_pull_error(call, Code.ILLEGAL_MESSAGE, error)
                 return True

@@ -69,7 +69,7 @@ class Fetches:
         return {} if topic_positions is None else topic_positions.committed_offsets()
 
     def drain(self) -> None:
-        """Answer the waiting fetches, release every queue, and refuse new fetches."""
+        """Answer the waiting fetches, release every queue, and reject new fetches."""
         self._draining = True
         if self._stop_watching is not None:
             self._stop_watching()
@@ -177,7 +177,7 @@ class Fetches:
         self._begin(call, group)
 
     def _find_group(self, call: Call, request: Any) -> Group | None:
-        """Return the group to fetch from; None if the call was refused."""
+        """Return the group to fetch from; None if the call was rejected."""
         group = self._directory.groups.get(request.groupId)
         if request.topics and (group is None or self._answer_missing(group, request)):
             group = self._create(call, request)
@@ -196,7 +196,7 @@ class Fetches:
 
     def _create(self, call: Call, request: Any) -> Group | None:
         """Create the subscriptions that a request names; return their group, or None if the call was
-        refused."""
+        rejected."""
         config = self._runtime.config
         if not config.auto_create_groups:
             self._reject_fetch(

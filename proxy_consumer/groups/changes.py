@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from backend.completion import Completion, all_of, followed, succeeded
 from backend.records import CommitBatch
-from ddmq_common.config import ConfigPlace, Overlay, overlay
+from ddmq_common.config import ConfigLocation, Overlay, overlay
 from ddmq_common.errors import CallerError, ConfigError, TryLaterError
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
 from proxy_consumer.groups.directory import Directory, check_stated
@@ -43,9 +43,9 @@ class SubscriptionChange(NamedTuple):
     overrides: Mapping[str, Any]
 
 
-def subscription_location(group: str, topic: str) -> ConfigPlace:
+def subscription_location(group: str, topic: str) -> ConfigLocation:
     """Return the name of a subscription for error texts."""
-    return ConfigPlace(f"group {group}, topic {topic}", "")
+    return ConfigLocation(f"group {group}, topic {topic}", "")
 
 
 class Changes:
@@ -67,7 +67,7 @@ class Changes:
         stored = self.stored_settings(group, topic)
         if stored is None:
             changed = overlay(SubscriptionDefaults, settings, subscription_location(group, topic))
-            _check_size(group, topic, changed.given)
+            _check_size(group, topic, changed.values)
             return self._make(
                 group, topic, changed, lambda: self.change_settings(group, topic, settings, unset)
             )
@@ -78,11 +78,11 @@ class Changes:
         changed = overlay(
             SubscriptionDefaults, retained | dict(settings), subscription_location(group, topic)
         )
-        _check_size(group, topic, changed.given)
+        _check_size(group, topic, changed.values)
         after = changed.over(self._runtime.config.defaults)
         check_stated(after, before)
-        stored_change = self._store_alone(group, topic, stored._replace(overrides=changed.given))
-        return followed(stored_change, lambda: succeeded(SubscriptionChange(before, after, changed.given)))
+        stored_change = self._store_alone(group, topic, stored._replace(overrides=changed.values))
+        return followed(stored_change, lambda: succeeded(SubscriptionChange(before, after, changed.values)))
 
     def _make(
         self,
@@ -97,19 +97,21 @@ class Changes:
 
         def on_created() -> Completion[SubscriptionChange]:
             stored = self.stored_settings(group, topic)
-            if stored is None or stored.overrides == _as_stored(changed.given):
-                return succeeded(SubscriptionChange(None, config, changed.given))
+            if stored is None or stored.overrides == _as_stored(changed.values):
+                return succeeded(SubscriptionChange(None, config, changed.values))
             return change()
 
         return followed(
-            self._directory.subscribe(group, topic, config, overrides=changed.given)[1], on_created
+            self._directory.subscribe(group, topic, config, overrides=changed.values)[1], on_created
         )
 
     def _settings_before(self, stored: StoredSubscription) -> SubscriptionDefaults:
         """Return the settings in force; the defaults if the stored ones contradict the present defaults."""
         defaults = self._runtime.config.defaults
         try:
-            return overlay(SubscriptionDefaults, stored.overrides, ConfigPlace("stored", "")).over(defaults)
+            return overlay(SubscriptionDefaults, stored.overrides, ConfigLocation("stored", "")).over(
+                defaults
+            )
         except ConfigError:
             return defaults
 
@@ -160,17 +162,17 @@ class Changes:
         config = declared.over(self._runtime.config.defaults)
         stored = self.stored_settings(group, topic)
         if stored is None:
-            creation = self._directory.subscribe(group, topic, config, source, declared.given)[1]
-            return followed(creation, lambda: self._redeclare(group, topic, declared, source))
+            creation = self._directory.subscribe(group, topic, config, source, declared.values)[1]
+            return followed(creation, lambda: self._declare_after_race(group, topic, declared, source))
         was = overlay(SubscriptionDefaults, stored.overrides, subscription_location(group, topic))
         if was == declared and stored.source == source:
             return succeeded(None)
         check_stated(config, was.over(self._runtime.config.defaults))
         return self._store_settings(
-            group, topic, StoredSubscription(declared.given, stored.created_ms, source)
+            group, topic, StoredSubscription(declared.values, stored.created_ms, source)
         )
 
-    def _redeclare(
+    def _declare_after_race(
         self, group: str, topic: str, declared: Overlay[SubscriptionDefaults], source: str
     ) -> Completion[Any]:
         """Declare the subscription again, so that these settings win: a client's pull may have created it at

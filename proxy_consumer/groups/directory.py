@@ -15,7 +15,7 @@ from backend.completion import Completion, all_of, failed, followed, gather_resu
 from backend.port import Backend
 from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, QueueRef, SettingsLimit
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError, TryLaterError
-from ddmq_common.names import group_fault, is_dead_letters, is_internal, topic_fault
+from ddmq_common.names import find_group_name_error, find_topic_name_error, is_dead_letters, is_internal
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations_bucket
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.filters.message_filters import check_stated as check_sql
@@ -215,7 +215,7 @@ class Directory:
 
     def check_creation(self, name: str, topic: str) -> None:
         """Raise CallerError or BoundReachedError if the subscription may not be created."""
-        error = group_fault(name) or topic_fault(topic)
+        error = find_group_name_error(name) or find_topic_name_error(topic)
         if error is not None:
             raise CallerError(error)
         if is_internal(topic) and not is_dead_letters(topic):

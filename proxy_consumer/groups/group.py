@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ddmq_common.config import ConfigPlace, build
+from ddmq_common.config import ConfigLocation, build
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import SubscriptionDefaults
 
@@ -67,7 +67,7 @@ class StoredSubscription(NamedTuple):
         """Return the settings in force over these defaults. Raises ConfigError that names the key and the
         value."""
         settings = dataclasses.asdict(defaults) | dict(self.overrides)
-        return build(SubscriptionDefaults, settings, ConfigPlace(f"setting {key}", ""))
+        return build(SubscriptionDefaults, settings, ConfigLocation(f"setting {key}", ""))
 
 
 def stored_subscription(key: str, value: bytes) -> StoredSubscription:

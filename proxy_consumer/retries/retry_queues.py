@@ -20,14 +20,13 @@ from backend.internal_topics import ready_topic
 from backend.port import Backend
 from backend.records import CommitBatch, ProgressDelta, ProgressView, QueueRef, TopicInfo
 from ddmq_common.errors import DdmqError, FencedError, StorageError
-from ddmq_common.names import RETRY_PREFIX, TURN_GROUP, retry_topic
+from ddmq_common.names import CHANGE_LOCK_GROUP, RETRY_PREFIX, retry_topic
 from proxy_consumer.runtime import Runtime
 
 
 def next_generation(queue: QueueRef, view: ProgressView) -> ProgressDelta:
-    """Return the lock for the commit; `view`: the progress of TURN_GROUP in `queue`, read before everything
-    else."""
-    return ProgressDelta(TURN_GROUP, queue, view.epoch, view.generation + 1, reset_to=0)
+    """Return the lock for the commit; `view`: the progress of CHANGE_LOCK_GROUP in `queue`, read first."""
+    return ProgressDelta(CHANGE_LOCK_GROUP, queue, view.epoch, view.generation + 1, reset_to=0)
 
 
 SETTING_PREFIX = "retry/"
@@ -122,7 +121,7 @@ class RetryQueueGrant(Completion[QueueRef]):
             self._ready_topic(number + 1).then(self._on_grown)
 
     def _read_generation(self, first: QueueRef) -> None:
-        view = self._runtime.backend.progress(TURN_GROUP, (first,))
+        view = self._runtime.backend.progress(CHANGE_LOCK_GROUP, (first,))
         view.then(lambda views: self._take_number(first, views))
 
     def _take_number(self, first: QueueRef, views: Completion[list[ProgressView]]) -> None:

@@ -154,7 +154,7 @@ class SubscriptionMembership(ClaimOwner):
             0.0  # after the loss of the writer: wait this long for the settings of other proxies
         )
         self._pause_s = RETRY_S
-        self._retry_at = 0.0  # monotonic seconds; after a refusal
+        self._retry_at = 0.0  # monotonic seconds; after a rejection
 
     def join(self, sharing: Sharing, queues: frozenset[int] | None = None) -> None:
         """Join the group for the topic, unless joined; after a rejection, a little later."""
@@ -273,7 +273,7 @@ class SubscriptionMembership(ClaimOwner):
             self._owner.suspend(queue)
             self.claims.reload(queue)
 
-    def trouble(self, doing: str, error: Exception) -> None:
+    def failed(self, doing: str, error: Exception) -> None:
         text = "cannot join" if doing == "join" else "progress not read"
         facts = {"group": self._owner.group_name, "topic": self.topic, "error": str(error)}
         log.warning(text, extra=facts)

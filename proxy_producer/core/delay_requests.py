@@ -30,8 +30,8 @@ from ddmq_common.delays.command import (
     shard_of,
 )
 from ddmq_common.delays.levels import duration_text
-from ddmq_common.delays.schedules import ScheduleLimits, schedule_fault
-from proxy_producer.core.refusals import SendRefusal, illegal, refusal, shown
+from ddmq_common.delays.schedules import ScheduleLimits, find_schedule_error
+from proxy_producer.core.rejections import SendRejection, build_rejection, illegal, shown
 
 TIMESTAMP_S_MIN = 1_000_000_000
 INTERVAL_S_MIN = 3
@@ -68,22 +68,22 @@ class DelayRequest(NamedTuple):
     fresh: bool = False
 
 
-def delay_fault(
+def check_delay_request(
     request: DelayRequest, limits: ScheduleLimits, shards: int, now_ms: int
-) -> SendRefusal | None:
-    """Return the refusal of the first invalid field, or None. `shards`: the number of delay shards."""
+) -> SendRejection | None:
+    """Return the rejection of the first invalid field, or None. `shards`: the number of delay shards."""
     if request.action == DelayAction.ADD:
         if request.schedule is not None:
-            return _schedule_fault(request, request.schedule, limits, now_ms)
-        return _add_fault(request, limits, now_ms)
+            return _check_schedule(request, request.schedule, limits, now_ms)
+        return _check_add(request, limits, now_ms)
     if request.action == DelayAction.CANCEL:
-        return id_fault(request.delay_id, shards, extended_client=request.extended_client)
+        return check_delay_id(request.delay_id, shards, extended_client=request.extended_client)
     if request.extended_client and request.action in (DelayAction.RESCHEDULE, DelayAction.FIRE):
-        fault = id_fault(request.delay_id, shards, extended_client=True)
-        if fault is None and request.action == DelayAction.RESCHEDULE:
-            fault = timestamp_fault(request, limits, now_ms)
-        return fault
-    return refusal(
+        rejection = check_delay_id(request.delay_id, shards, extended_client=True)
+        if rejection is None and request.action == DelayAction.RESCHEDULE:
+            rejection = check_timestamp(request, limits, now_ms)
+        return rejection
+    return build_rejection(
         Code.DELAY_ACTION_UNKNOWN,
         "delay_action",
         f"action is {_show_number(request.action)}",
@@ -92,27 +92,27 @@ def delay_fault(
 
 
 def echoed_id(code: Code, delay_id: bytes) -> bytes:
-    """Return field 3 of a refusal: the id for codes 30, 31 and 34, else empty."""
+    """Return field 3 of a rejection: the id for codes 30, 31 and 34, else empty."""
     return delay_id if code in (Code.DELAY_ID_MALFORMED, Code.DELAY_TYPE_UNKNOWN, Code.DELAY_SHARD) else b""
 
 
-def _add_fault(request: DelayRequest, limits: ScheduleLimits, now_ms: int) -> SendRefusal | None:
-    fault = timestamp_fault(request, limits, now_ms)
-    if fault is None and request.kind not in OLD_KINDS:
-        fault = _kind_fault(f"dmsgtype is {_show_number(request.kind)}")
-    return fault or _times_fault(request, limits) or _loop_fault(request) or uuid_fault(request.uuid)
+def _check_add(request: DelayRequest, limits: ScheduleLimits, now_ms: int) -> SendRejection | None:
+    rejection = check_timestamp(request, limits, now_ms)
+    if rejection is None and request.kind not in OLD_KINDS:
+        rejection = _build_kind_rejection(f"dmsgtype is {_show_number(request.kind)}")
+    return rejection or _check_times(request, limits) or _check_loop(request) or check_uuid(request.uuid)
 
 
-def _schedule_fault(
+def _check_schedule(
     request: DelayRequest, schedule: Schedule, limits: ScheduleLimits, now_ms: int
-) -> SendRefusal | None:
-    fault = None if request.due_ms is None else timestamp_fault(request, limits, now_ms)
-    if fault is None:
-        wrong = schedule_fault(schedule, limits, now_ms)
-        if wrong is not None:
-            what, _, allowed = wrong.partition("; ")
-            fault = illegal("delay_schedule", what, allowed)
-    return fault or uuid_fault(request.uuid)
+) -> SendRejection | None:
+    rejection = None if request.due_ms is None else check_timestamp(request, limits, now_ms)
+    if rejection is None:
+        error = find_schedule_error(schedule, limits, now_ms)
+        if error is not None:
+            what, _, allowed = error.partition("; ")
+            rejection = illegal("delay_schedule", what, allowed)
+    return rejection or check_uuid(request.uuid)
 
 
 def due_s(request: DelayRequest) -> int | None:
@@ -123,7 +123,7 @@ def due_s(request: DelayRequest) -> int | None:
     return request.timestamp if request.due_ms is None else request.due_ms // 1_000
 
 
-def timestamp_fault(request: DelayRequest, limits: ScheduleLimits, now_ms: int) -> SendRefusal | None:
+def check_timestamp(request: DelayRequest, limits: ScheduleLimits, now_ms: int) -> SendRejection | None:
     """Return code 33 for a due time outside the limits, else None."""
     due = due_s(request)
     delay_s_max = limits.delay_ms_max // 1_000
@@ -134,8 +134,8 @@ def timestamp_fault(request: DelayRequest, limits: ScheduleLimits, now_ms: int) 
         allowed = f"allowed: {_show_time(TIMESTAMP_S_MIN * 1_000)} to {_show_time(latest * 1_000)}"
         what = f"the due time is {_show_time(request.due_ms)}"
         allowed += f", which is {duration_text(delay_s_max * 1_000)} from now"
-        return refusal(Code.DELAY_TIMESTAMP, "delay_timestamp", what, allowed)
-    return refusal(
+        return build_rejection(Code.DELAY_TIMESTAMP, "delay_timestamp", what, allowed)
+    return build_rejection(
         Code.DELAY_TIMESTAMP,
         "delay_timestamp",
         f"timestamp is {_show_number(request.timestamp)}",
@@ -153,13 +153,13 @@ def _show_time(wall_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds" if wall_ms % 1_000 else "seconds").replace("+00:00", "Z")
 
 
-def _kind_fault(what: str) -> SendRefusal:
-    return refusal(
+def _build_kind_rejection(what: str) -> SendRejection:
+    return build_rejection(
         Code.DELAY_TYPE_UNKNOWN, "delay_type", what, "allowed: 2 (once), 3 (loop), 4 (exponential loop)"
     )
 
 
-def _times_fault(request: DelayRequest, limits: ScheduleLimits) -> SendRefusal | None:
+def _check_times(request: DelayRequest, limits: ScheduleLimits) -> SendRejection | None:
     times = request.times or 0
     if request.kind == DelayType.DELAY:
         if times == 0:
@@ -169,29 +169,31 @@ def _times_fault(request: DelayRequest, limits: ScheduleLimits) -> SendRefusal |
         return None
     else:
         allowed = f"allowed: 1 to {limits.occurrences_max} for types 3 and 4"
-    return refusal(Code.DELAY_TIMES, "delay_times", f"times is {_show_number(request.times)}", allowed)
+    return build_rejection(
+        Code.DELAY_TIMES, "delay_times", f"times is {_show_number(request.times)}", allowed
+    )
 
 
-def _loop_fault(request: DelayRequest) -> SendRefusal | None:
+def _check_loop(request: DelayRequest) -> SendRejection | None:
     if request.kind == DelayType.DELAY:
         return None
     due, interval = due_s(request) or 0, request.interval or 0
     if (request.expire or 0) <= due:
-        return refusal(
+        return build_rejection(
             Code.DELAY_EXPIRE,
             "delay_expire",
             f"expire is {_show_number(request.expire)}",
             f"allowed for types 3 and 4: after the timestamp, which is {due}",
         )
     if request.kind == DelayType.LOOP and interval < INTERVAL_S_MIN:
-        return refusal(
+        return build_rejection(
             Code.DELAY_INTERVAL,
             "delay_interval",
             f"interval is {_show_number(request.interval)}",
             f"allowed for type 3: {INTERVAL_S_MIN} s or more",
         )
     if request.kind == DelayType.EXPONENTIAL_LOOP and interval < BASE_MIN:
-        return refusal(
+        return build_rejection(
             Code.DELAY_BASE,
             "delay_base",
             f"interval (the base) is {_show_number(request.interval)}",
@@ -200,11 +202,11 @@ def _loop_fault(request: DelayRequest) -> SendRefusal | None:
     return None
 
 
-def uuid_fault(uuid: bytes) -> SendRefusal | None:
-    """Return a refusal with code 30 if the uuid of an add request is malformed, else None."""
+def check_uuid(uuid: bytes) -> SendRejection | None:
+    """Return a rejection with code 30 if the uuid of an add request is malformed, else None."""
     if not uuid or is_uuid(uuid):
         return None
-    return refusal(
+    return build_rejection(
         Code.DELAY_ID_MALFORMED,
         "delay_id",
         f"uuid is {shown(uuid)}",
@@ -212,8 +214,8 @@ def uuid_fault(uuid: bytes) -> SendRefusal | None:
     )
 
 
-def id_fault(delay_id: bytes, shards: int, *, extended_client: bool) -> SendRefusal | None:
-    """Return a refusal with code 30, 31 or 34 if the id cannot name a message, else None.
+def check_delay_id(delay_id: bytes, shards: int, *, extended_client: bool) -> SendRejection | None:
+    """Return a rejection with code 30, 31 or 34 if the id cannot name a message, else None.
 
     With `extended_client`, ids of schedules and plain uuids are valid, too.
     """
@@ -223,11 +225,11 @@ def id_fault(delay_id: bytes, shards: int, *, extended_client: bool) -> SendRefu
     parsed_id = parse_delay_id(delay_id)
     if parsed_id is None:
         what = f"{name} is {shown(delay_id, 120)}"
-        return refusal(Code.DELAY_ID_MALFORMED, "delay_id", what, _ID_ALLOWED)
+        return build_rejection(Code.DELAY_ID_MALFORMED, "delay_id", what, _ID_ALLOWED)
     if parsed_id.kind not in (ALL_KINDS if extended_client else OLD_KINDS):
-        return _kind_fault(f"the type in {name} is {parsed_id.kind}")
+        return _build_kind_rejection(f"the type in {name} is {parsed_id.kind}")
     if not 0 <= parsed_id.shard < shards:
-        return refusal(
+        return build_rejection(
             Code.DELAY_SHARD,
             "delay_shard",
             f"the shard in {name} is {parsed_id.shard}",
@@ -245,7 +247,7 @@ EXPIRE_S_MAX = 9_999_999_999  # ten digits, as an id has; what lies beyond (the 
 _OPS = {DelayAction.CANCEL: CANCEL, DelayAction.RESCHEDULE: RESCHEDULE, DelayAction.FIRE: FIRE}
 
 
-class PlacedCommand(NamedTuple):
+class CommandWithId(NamedTuple):
     """A delay command and the id for its caller: that of the first occurrence, or the id that the caller
     named."""
 
@@ -253,7 +255,7 @@ class PlacedCommand(NamedTuple):
     delay_id: bytes
 
 
-def add_command(request: DelayRequest, topic: str, uuid: str, shards: int) -> PlacedCommand:
+def add_command(request: DelayRequest, topic: str, uuid: str, shards: int) -> CommandWithId:
     """Build the command of an add of kind 2, 3 or 4. `uuid`: from the caller, or generated for it."""
     second = due_s(request) or 0
     due_ms = second * 1_000 if request.due_ms is None else request.due_ms
@@ -264,18 +266,21 @@ def add_command(request: DelayRequest, topic: str, uuid: str, shards: int) -> Pl
         expire = min(request.expire or 0, EXPIRE_S_MAX)
         interval, times = request.interval or 0, request.times or 0
     command = DelayCommand(ADD, uuid, topic, kind, due_ms, second, expire, interval, times, shard)
-    return PlacedCommand(
+    return CommandWithId(
         command, DelayId(second, kind, expire, times, 0, interval, shard, uuid).text().encode()
     )
 
 
 def schedule_command(
-    schedule: Schedule, due_ms: int, topic: str, uuid: str, shards: int, place: tuple[int, int]
+    schedule: Schedule, due_ms: int, topic: str, uuid: str, shards: int, queue_choice: tuple[int, int]
 ) -> DelayCommand:
-    """Build the command of a schedule that is first due at `due_ms`. `place`: (partitionId, hashId)."""
+    """Build the command of a schedule that is first due at `due_ms`.
+
+    `queue_choice`: (partitionId, hashId).
+    """
     return DelayCommand(
         ADD, uuid, topic, SCHEDULE, due_ms, due_ms // 1_000, shard=shard_of(uuid, shards),
-        partition=place[0], hash_id=place[1], schedule=schedule,
+        partition=queue_choice[0], hash_id=queue_choice[1], schedule=schedule,
     )  # fmt: skip
 
 
@@ -285,7 +290,7 @@ def schedule_id(command: DelayCommand) -> bytes:
     return delay_id.text().encode()
 
 
-def changing_command(request: DelayRequest, topic: str, latest_s: int, shards: int) -> PlacedCommand:
+def changing_command(request: DelayRequest, topic: str, latest_s: int, shards: int) -> CommandWithId:
     """Build the command of a cancel, a reschedule or a fire-now, whose id has been checked.
 
     The id names the shard; for an id that is only a uuid the shard follows from the uuid. Times in the id
@@ -307,10 +312,12 @@ def changing_command(request: DelayRequest, topic: str, latest_s: int, shards: i
         op, parsed_id.uuid, topic, parsed_id.kind, due_ms, timestamp_s, expire_s, parsed_id.interval_s,
         parsed_id.times, parsed_id.shard,
     )  # fmt: skip
-    return PlacedCommand(command, request.delay_id)
+    return CommandWithId(command, request.delay_id)
 
 
-def relay_command(key: DelayId, topic: str, uuid: str, now_ms: int, place: tuple[int, int]) -> DelayCommand:
+def relay_command(
+    key: DelayId, topic: str, uuid: str, now_ms: int, queue_choice: tuple[int, int]
+) -> DelayCommand:
     """Build the command that delivers a message of an old delay server now, unless it was cancelled.
 
     `key`: the occurrence's id, under which the server sends it. `uuid`: a new one, so that each occurrence is
@@ -318,7 +325,7 @@ def relay_command(key: DelayId, topic: str, uuid: str, now_ms: int, place: tuple
     """
     return DelayCommand(
         ADD, uuid, topic, SCHEDULE, now_ms, now_ms // 1_000, shard=key.shard,
-        partition=place[0], hash_id=place[1], schedule=Schedule(), unless_cancelled=key.uuid,
+        partition=queue_choice[0], hash_id=queue_choice[1], schedule=Schedule(), unless_cancelled=key.uuid,
     )  # fmt: skip
 
 

@@ -10,8 +10,8 @@
 A topic speaks those it is set to, none by default; the names of the others are ordinary properties there.
 Where a dialect is spoken its names are never delivered, whether or not they asked for a delay: a consumer
 that sends a message on with its properties must not delay it again. Two dialects on one message, or one and
-a delay level, are refused: nobody could say which was meant. All refusals are code 11, for old clients leave
-a server that answers a plain send otherwise.
+a delay level, are rejected, because the intended delay is unclear. All rejections are code 11: old clients
+leave a server that answers a plain send otherwise.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import NamedTuple
 
 from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.delays.levels import duration_text, parse_duration
-from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, schedule_fault
+from ddmq_common.delays.schedules import ScheduleLimits, find_schedule_error, first_due_ms
 from ddmq_common.names import DELAY_DIALECTS
 from proxy_producer.core.delay_requests import TIMESTAMP_S_MIN
-from proxy_producer.core.refusals import SendRefusal, illegal, shown
+from proxy_producer.core.rejections import SendRejection, illegal, shown
 from proxy_producer.core.validation import delay_level
 
 Properties = Mapping[bytes, bytes]
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}\Z")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}\Z")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?\Z")
 _EPOCH = "1970-01-01T00:00:00+00:00"
 _SECONDS_BELOW = 100_000_000_000
@@ -50,7 +50,7 @@ class ParsedSchedule(NamedTuple):
     relative: bool = False
 
 
-class WrongValueError(Exception):
+class PropertyValueError(Exception):
     """A delay property has an invalid value."""
 
     def __init__(self, what: str, allowed: str) -> None:
@@ -62,7 +62,7 @@ class WrongValueError(Exception):
 class Dialect(NamedTuple):
     """One delay dialect: the names of its properties, and the function that reads them.
 
-    `read` returns None if the message asks for no delay, and raises WrongValueError.
+    `read` returns None if the message asks for no delay, and raises PropertyValueError.
     """
 
     properties: frozenset[bytes]
@@ -87,8 +87,8 @@ def dialects(names: Iterable[str]) -> Dialects:
 
 def read_command(
     properties: Properties, enabled: Dialects, now_ms: int, limits: ScheduleLimits
-) -> DelayCommand | SendRefusal | None:
-    """Return the delay command that the (checked) properties ask for, a refusal, or None for no delay.
+) -> DelayCommand | SendRejection | None:
+    """Return the delay command that the (checked) properties ask for, a rejection, or None for no delay.
 
     The command is always a schedule, so that the message keeps its key; the caller adds uuid, topic, shard
     and queue. A due time in the past is no delay. `now_ms`: the end of this millisecond, so that no relative
@@ -99,10 +99,10 @@ def read_command(
         return None
     level = delay_level(properties)
     if len(names) > 1 or level:
-        return _mixed_fault(level, properties, enabled)
+        return _build_mixed_rejection(level, properties, enabled)
     try:
         parsed = _DIALECTS[names[0]].read(properties, now_ms)
-    except WrongValueError as error:
+    except PropertyValueError as error:
         return illegal("delay_dialect", error.what, error.allowed)
     return None if parsed is None else _make_command(parsed, now_ms, limits)
 
@@ -121,15 +121,15 @@ def drop_dialects(properties: Properties, enabled: Dialects) -> Properties:
 
 def _make_command(
     parsed: ParsedSchedule, now_ms: int, limits: ScheduleLimits
-) -> DelayCommand | SendRefusal | None:
+) -> DelayCommand | SendRejection | None:
     schedule = parsed.schedule
-    fault = schedule_fault(schedule, limits, now_ms)
-    due = first_due_ms(schedule, now_ms) if fault is None and parsed.due_ms is None else parsed.due_ms
-    if fault is None and due is not None and not schedule.cron and due - now_ms > limits.delay_ms_max:
+    error = find_schedule_error(schedule, limits, now_ms)
+    due = first_due_ms(schedule, now_ms) if error is None and parsed.due_ms is None else parsed.due_ms
+    if error is None and due is not None and not schedule.cron and due - now_ms > limits.delay_ms_max:
         longest = duration_text(limits.delay_ms_max)
-        fault = f"the due time is {duration_text(due - now_ms)} from now; allowed: at most {longest}"
-    if fault is not None or due is None:
-        what, _, allowed = (fault or "the cron has no time to come; allowed: one that has").partition("; ")
+        error = f"the due time is {duration_text(due - now_ms)} from now; allowed: at most {longest}"
+    if error is not None or due is None:
+        what, _, allowed = (error or "the cron has no time to come; allowed: one that has").partition("; ")
         return illegal("delay_dialect", what, allowed)
     relative = parsed.relative or parsed.due_ms is None
     if (due <= now_ms if relative else due < now_ms) and not schedule.repeat and not schedule.cron:
@@ -137,7 +137,7 @@ def _make_command(
     return DelayCommand(ADD, "", kind=SCHEDULE, due_ms=due, timestamp_s=due // 1_000, schedule=schedule)
 
 
-def _mixed_fault(level: int, properties: Properties, enabled: Dialects) -> SendRefusal:
+def _build_mixed_rejection(level: int, properties: Properties, enabled: Dialects) -> SendRejection:
     names = sorted(name.decode() for name in properties if name in enabled.properties)
     if level:
         names.append(f"DELAY={level}")
@@ -166,10 +166,12 @@ def _read_amq(properties: Properties, now_ms: int) -> ParsedSchedule | None:
     follow, _PERIOD apart; −1 without end. With a cron that series starts at each of its times. ActiveMQ reads
     crons in the broker's own time zone; here it is UTC unless _ZONE says otherwise.
     """
-    delay, period, repeat = (_read_whole(properties, name) for name in _AMQ[:3])
+    delay, period, repeat = (_read_integer(properties, name) for name in _AMQ[:3])
     cron, zone = (_read_text(properties, name) for name in _AMQ[3:])
     if zone and not cron:
-        raise WrongValueError("AMQ_SCHEDULED_ZONE stands without a cron", "allowed: with AMQ_SCHEDULED_CRON")
+        raise PropertyValueError(
+            "AMQ_SCHEDULED_ZONE stands without a cron", "allowed: with AMQ_SCHEDULED_CRON"
+        )
     if _AMQ_DELIVERED_BEFORE in properties or (delay is None and period is None and not cron):
         return None
     first = delay if delay is not None and delay > 0 else period or 0
@@ -184,7 +186,7 @@ def _read_rabbit(properties: Properties, now_ms: int) -> ParsedSchedule | None:
 
     As that plugin does it, a delay holds from 1 to 2³²−1 ms (49.7 days); anything outside is no delay, and so
     a message that the plugin delayed before, which carries its delay negated, goes out at once. A fraction is
-    cut. What is no number the plugin cannot read either; here it is refused.
+    cut. What is no number the plugin cannot read either; here it is rejected.
     """
     delay = _read_number(properties, _RABBIT_DELAY)
     if delay is None or not 0 < delay <= _RABBIT_MS_MAX:
@@ -201,9 +203,9 @@ def _read_rocketmq(properties: Properties, now_ms: int) -> ParsedSchedule | None
     If several are set, the first in this order wins. A time in the past means no delay. (RocketMQ rounds down
     to the precision of its timer and may deliver up to a second early; this keeps the millisecond.)
     """
-    seconds = _read_whole(properties, _DELAY_SEC)
-    delay = _read_whole(properties, _DELAY_MS)
-    moment = _read_whole(properties, _DELIVER_MS)
+    seconds = _read_integer(properties, _DELAY_SEC)
+    delay = _read_integer(properties, _DELAY_MS)
+    moment = _read_integer(properties, _DELIVER_MS)
     if seconds is not None:
         return ParsedSchedule(Schedule(), now_ms + seconds * 1_000, relative=True)
     if delay is not None:
@@ -226,24 +228,24 @@ def _read_ddmq(properties: Properties, now_ms: int) -> ParsedSchedule | None:
     (-1: without end). `deliver-occurrences`: deliveries in all. `deliver-catch-up`: fire_once, all or skip.
     """
     at, after = _read_time_ms(properties, _AT), _read_duration_ms(properties, _AFTER)
-    repeat = _read_whole(properties, _REPEAT) or 0
+    repeat = _read_integer(properties, _REPEAT) or 0
     if at is not None and at < (TIMESTAMP_S_MIN * 1_000 if repeat else 0):
         allowed = f"from 1970 on; with deliver-repeat from second {TIMESTAMP_S_MIN} (2001) on"
-        raise _wrong_value(properties, _AT, allowed)
+        raise _build_value_error(properties, _AT, allowed)
     cron, zone = _read_text(properties, _CRON), _read_text(properties, _ZONE)
     if at is not None and (after is not None or cron):
-        raise WrongValueError(
+        raise PropertyValueError(
             "deliver-at stands beside deliver-after or deliver-cron", "allowed: one first delivery"
         )
     if zone and not cron:
-        raise WrongValueError("deliver-zone stands without deliver-cron", "allowed: both or none")
+        raise PropertyValueError("deliver-zone stands without deliver-cron", "allowed: both or none")
     schedule = Schedule(
         after or 0,
         _read_duration_ms(properties, _PERIOD) or 0,
         repeat,
         cron,
         zone or "UTC",
-        _read_whole(properties, _OCCURRENCES) or 0,
+        _read_integer(properties, _OCCURRENCES) or 0,
         _read_text(properties, _CATCH_UP) or "fire_once",
     )
     return ParsedSchedule(schedule, at)
@@ -268,39 +270,39 @@ def _read_text(properties: Properties, name: bytes) -> str:
     return "" if value is None else value.decode("utf-8", "replace").strip()
 
 
-def _read_whole(properties: Properties, name: bytes) -> int | None:
-    """Parse an integer property; None if it is absent. Raises WrongValueError."""
+def _read_integer(properties: Properties, name: bytes) -> int | None:
+    """Parse an integer property; None if it is absent. Raises PropertyValueError."""
     if name not in properties:
         return None
     text = _read_text(properties, name)
-    if not _WHOLE.match(text):
-        raise _wrong_value(properties, name, "a whole number of at most 18 digits")
+    if not _INTEGER.match(text):
+        raise _build_value_error(properties, name, "a whole number of at most 18 digits")
     return int(text)
 
 
 def _read_number(properties: Properties, name: bytes) -> int | None:
     """Parse a numeric property and truncate it to an integer; None if it is absent.
 
-    Raises WrongValueError.
+    Raises PropertyValueError.
     """
     if name not in properties:
         return None
     text = _read_text(properties, name)
     if not _NUMBER.match(text):
-        raise _wrong_value(properties, name, "a number of milliseconds")
+        raise _build_value_error(properties, name, "a number of milliseconds")
     return int(Decimal(text))
 
 
 def _read_duration_ms(properties: Properties, name: bytes) -> int | None:
-    """Parse `1h30m`, `250ms` or a number of milliseconds; None if absent. Raises WrongValueError."""
+    """Parse `1h30m`, `250ms` or a number of milliseconds; None if absent. Raises PropertyValueError."""
     if name not in properties:
         return None
     text = _read_text(properties, name)
-    if _WHOLE.match(text) and not text.startswith("-"):
+    if _INTEGER.match(text) and not text.startswith("-"):
         return int(text)
     duration_ms = parse_duration(text, digits_max=12) if len(text) <= 64 else None
     if duration_ms is None:
-        raise _wrong_value(
+        raise _build_value_error(
             properties, name, "a number of milliseconds, or parts in ms, s, m, h, d, as in 1h30m"
         )
     return duration_ms
@@ -310,7 +312,7 @@ def _read_time_ms(properties: Properties, name: bytes) -> int | None:
     """Parse epoch seconds (also fractional), epoch milliseconds, or ISO 8601 with a UTC offset.
 
     Fractions of a millisecond are rounded up, so that no message is early. Returns None if the property is
-    absent. Raises WrongValueError.
+    absent. Raises PropertyValueError.
     """
     if name not in properties:
         return None
@@ -324,7 +326,7 @@ def _read_time_ms(properties: Properties, name: bytes) -> int | None:
             return -((datetime.fromisoformat(_EPOCH) - at) // timedelta(milliseconds=1))
     except (ValueError, OverflowError):
         pass
-    raise _wrong_value(
+    raise _build_value_error(
         properties, name, "epoch seconds or milliseconds, or a time as in 2026-12-24T18:00:00+01:00"
     )
 
@@ -334,8 +336,8 @@ def _round_up(value: Decimal) -> int:
     return down if down == value else down + 1
 
 
-def _wrong_value(properties: Properties, name: bytes, allowed: str) -> WrongValueError:
-    """Return the WrongValueError for a property. `allowed`: a description of valid values."""
-    return WrongValueError(
+def _build_value_error(properties: Properties, name: bytes, allowed: str) -> PropertyValueError:
+    """Return the PropertyValueError for a property. `allowed`: a description of valid values."""
+    return PropertyValueError(
         f"property {name.decode()} has the value {shown(properties[name])}", f"allowed: {allowed}"
     )

@@ -1,7 +1,7 @@
 """The identity of a message, by which a second send of it is recognised: read and checked. Pure.
 
 A key, field idempotencyKey or property idempotency-key, goes before a sequence. On an engine that cannot
-recognise messages a key is refused, for an application relies on it; a sequence is ignored, for client
+recognise messages a key is rejected, for an application relies on it; a sequence is ignored, for client
 libraries send it by themselves.
 """
 
@@ -22,18 +22,18 @@ from ddmq_common.send_identity import (
     sequence_identity,
     sequence_name,
 )
-from proxy_producer.core.refusals import SendRefusal, illegal, shown
+from proxy_producer.core.rejections import SendRejection, illegal, shown
 from proxy_producer.core.validation import CHRONOS, DELAY
 
 KEY_PROPERTY = IDEMPOTENCY_KEY.encode()
 _KEY_ALLOWED = f"allowed: 1 to {KEY_CHARACTERS_MAX} characters of UTF-8 that are not all blank"
-IdentityOf = Callable[[Any, Mapping[bytes, bytes] | None], str | SendRefusal | None]
+IdentityOf = Callable[[Any, Mapping[bytes, bytes] | None], str | SendRejection | None]
 
 
-def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRefusal | None:
-    """Return the identity of a wire Message for duplicate detection, a refusal, or None if it has none.
+def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRejection | None:
+    """Return the identity of a wire Message for duplicate detection, a rejection, or None if it has none.
 
-    The body may be None here; a later check refuses such a message.
+    The body may be None here; a later check rejects such a message.
     """
     key = _key_of(message, properties)
     if key is not None:
@@ -44,9 +44,8 @@ def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str |
     return _sequence_identity(message.producerId or b"", sequence, message.answeredBelow, message.underWayMs)
 
 
-def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRefusal | None:
-    """Return a refusal for a message with an idempotency key, because this engine detects no duplicates; else
-    None."""
+def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRejection | None:
+    """Return a rejection of an idempotency key, because this engine detects no duplicates; else None."""
     key = _key_of(message, properties)
     if key is None:
         return None
@@ -70,7 +69,7 @@ def _key_of(message: Any, properties: Mapping[bytes, bytes] | None) -> bytes | N
     return key
 
 
-def _key_identity(message: Any, key: bytes, *, leveled: bool) -> str | SendRefusal:
+def _key_identity(message: Any, key: bytes, *, leveled: bool) -> str | SendRejection:
     """Return the identity by key. A message with a delay level and one without never count as duplicates."""
     try:
         text = key.decode()
@@ -85,7 +84,7 @@ def _key_identity(message: Any, key: bytes, *, leveled: bool) -> str | SendRefus
 
 def _sequence_identity(
     producer: bytes, sequence: int, below: int | None, under_way_ms: int | None
-) -> str | SendRefusal:
+) -> str | SendRejection:
     below = below or 0
     if not 1 <= len(producer) <= PRODUCER_BYTES_MAX:
         what = f"sequence {sequence} comes with a producerId of {len(producer)} bytes"

@@ -1,8 +1,8 @@
 """Is a message legal? Pure checks on the bytes that arrived; all of them answer code 11.
 
 Rules: lengths count characters, not bytes; strings must be UTF-8; the body is bytes and is never looked
-into. The order is topic name, key, tags, properties, body, and the first fault found is the answer. A plain
-message costs one call and a handful of comparisons (`content_fault` returns before any loop).
+into. The order is topic name, key, tags, properties, body, and the first rejection is the answer. A plain
+message costs one call and a handful of comparisons (`check_content` returns before any loop).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ddmq_client.idl.codes import (
     PRESSURE_TRAFFIC,
     RESERVED_PROPERTIES,
 )
-from ddmq_common.names import HEARTBEAT_TOPIC, is_internal, topic_fault
-from proxy_producer.core.refusals import SendRefusal, illegal, shown
+from ddmq_common.names import HEARTBEAT_TOPIC, find_topic_name_error, is_internal
+from proxy_producer.core.rejections import SendRejection, illegal, shown
 
 KEY_CHARACTERS_MAX = 255
 DELAY = DELAY_PROPERTY.encode()
@@ -38,13 +38,13 @@ class ContentLimits(NamedTuple):
     forbidden: bytes = b""
 
 
-def topic_name_fault(name: bytes | None) -> SendRefusal | None:
+def check_topic_name(name: bytes | None) -> SendRejection | None:
     """Return why a client may not use this topic name (malformed or reserved), or None."""
     if not name:
         return illegal("topic_name", "the topic is empty", "allowed: a name of letters, digits and _ - % |")
     text = name.decode("utf-8", "backslashreplace")
-    if fault := topic_fault(text):
-        what, _, allowed = fault.partition("; ")
+    if error := find_topic_name_error(text):
+        what, _, allowed = error.partition("; ")
         return illegal("topic_name", what, allowed or "allowed: 1 to 127 of letters, digits and _ - % |")
     if is_internal(text):
         return illegal(
@@ -53,14 +53,14 @@ def topic_name_fault(name: bytes | None) -> SendRefusal | None:
     return None
 
 
-def content_fault(
+def check_content(
     key: bytes,
     tags: bytes,
     body: bytes | None,
     properties: Mapping[bytes, bytes] | None,
     limits: ContentLimits,
-) -> SendRefusal | None:
-    """Return the refusal of a message's invalid content, or None.
+) -> SendRejection | None:
+    """Return the rejection of a message's invalid content, or None.
 
     `body`: field 7 of the message, else field 3.
     """
@@ -76,36 +76,36 @@ def content_fault(
     ):
         return None
     return (
-        _text_fault("key", key, limits.forbidden)
-        or _text_fault("tags", tags, limits.forbidden)
-        or (properties_fault(properties, limits) if properties else None)
-        or _body_fault(body, limits)
+        _check_text("key", key, limits.forbidden)
+        or _check_text("tags", tags, limits.forbidden)
+        or (check_properties(properties, limits) if properties else None)
+        or _check_body(body, limits)
     )
 
 
-def _text_fault(what: str, text: bytes, forbidden: bytes) -> SendRefusal | None:
+def _check_text(what: str, text: bytes, forbidden: bytes) -> SendRejection | None:
     if len(text) > KEY_CHARACTERS_MAX or not text.isascii():
         try:
             characters = len(text.decode("utf-8"))
         except UnicodeDecodeError as error:
-            return _utf8_fault(what, text, error)
+            return _build_utf8_rejection(what, text, error)
         if characters > KEY_CHARACTERS_MAX:
             return illegal(f"{what}_long", f"{what} {shown(text)} has {characters} characters", _TEXT_ALLOWED)
     if forbidden and len(text.translate(None, forbidden)) != len(text):
-        return _forbidden_fault(what, text, forbidden)
+        return _build_forbidden_rejection(what, text, forbidden)
     return None
 
 
-def properties_fault(properties: Mapping[Any, Any], limits: ContentLimits) -> SendRefusal | None:
-    """Return the refusal of invalid properties, or None. Names and values may be None, as received."""
+def check_properties(properties: Mapping[Any, Any], limits: ContentLimits) -> SendRejection | None:
+    """Return the rejection of invalid properties, or None. Names and values may be None, as received."""
     size = 0
     for name, value in properties.items():
         if not name or not value or name[0] <= _SPACE or value[0] <= _SPACE or name in RESERVED:
-            fault = _property_name_fault(name or b"", value or b"")
-            if fault:
-                return fault
-        if not (name.isascii() and value.isascii()) and (fault := _property_text_fault(name, value)):
-            return fault
+            rejection = _check_property_name(name or b"", value or b"")
+            if rejection:
+                return rejection
+        if not (name.isascii() and value.isascii()) and (rejection := _check_property_text(name, value)):
+            return rejection
         size += len(name) + len(value)
     if size > limits.properties_bytes_max:
         return illegal(
@@ -113,11 +113,11 @@ def properties_fault(properties: Mapping[Any, Any], limits: ContentLimits) -> Se
             f"the properties have {size} bytes",
             f"allowed: names and values of at most {limits.properties_bytes_max} bytes together",
         )
-    return _forbidden_property(properties, limits.forbidden) if limits.forbidden else None
+    return _check_forbidden_bytes(properties, limits.forbidden) if limits.forbidden else None
 
 
-def _property_name_fault(name: bytes, value: bytes) -> SendRefusal | None:
-    """Return the refusal of a property name that is empty, starts with white space or is reserved, or
+def _check_property_name(name: bytes, value: bytes) -> SendRejection | None:
+    """Return the rejection of a property name that is empty, starts with white space or is reserved, or
     None."""
     if name == DELAY and value.isdigit():
         return None
@@ -140,19 +140,19 @@ def _property_name_fault(name: bytes, value: bytes) -> SendRefusal | None:
     return illegal("property_blank", f"property {shown(name)} has the value {shown(value)}", _BLANK_ALLOWED)
 
 
-def _property_text_fault(name: bytes, value: bytes) -> SendRefusal | None:
-    """Return the refusal of non-ASCII text that is not UTF-8 or is blank in Unicode's sense, or None."""
+def _check_property_text(name: bytes, value: bytes) -> SendRejection | None:
+    """Return the rejection of non-ASCII text that is not UTF-8 or is blank in Unicode's sense, or None."""
     for what, text in (("a property name", name), (f"the value of property {shown(name)}", value)):
         try:
             blank = not text.decode("utf-8").strip()
         except UnicodeDecodeError as error:
-            return _utf8_fault(what, text, error)
+            return _build_utf8_rejection(what, text, error)
         if blank:
             return illegal("property_blank", f"{what} is blank: {shown(text)}", _BLANK_ALLOWED)
     return None
 
 
-def _body_fault(body: bytes | None, limits: ContentLimits) -> SendRefusal | None:
+def _check_body(body: bytes | None, limits: ContentLimits) -> SendRejection | None:
     if not body:
         return illegal(
             "body_empty",
@@ -166,14 +166,14 @@ def _body_fault(body: bytes | None, limits: ContentLimits) -> SendRefusal | None
     return None
 
 
-def _utf8_fault(what: str, text: bytes, error: UnicodeDecodeError) -> SendRefusal:
+def _build_utf8_rejection(what: str, text: bytes, error: UnicodeDecodeError) -> SendRejection:
     bad = text[error.start]
     return illegal(
         "not_utf8", f"{what} is not UTF-8: byte 0x{bad:02x} at position {error.start}", "allowed: UTF-8 text"
     )
 
 
-def _forbidden_fault(what: str, text: bytes, forbidden: bytes) -> SendRefusal:
+def _build_forbidden_rejection(what: str, text: bytes, forbidden: bytes) -> SendRejection:
     first_byte = next(byte for byte in text if byte in forbidden)
     return illegal(
         "forbidden_byte",
@@ -182,11 +182,11 @@ def _forbidden_fault(what: str, text: bytes, forbidden: bytes) -> SendRefusal:
     )
 
 
-def _forbidden_property(properties: Mapping[bytes, bytes], forbidden: bytes) -> SendRefusal | None:
+def _check_forbidden_bytes(properties: Mapping[bytes, bytes], forbidden: bytes) -> SendRejection | None:
     for name, value in properties.items():
         for text in (name, value):
             if len(text.translate(None, forbidden)) != len(text):
-                return _forbidden_fault(f"property {shown(name)}", text, forbidden)
+                return _build_forbidden_rejection(f"property {shown(name)}", text, forbidden)
     return None
 
 
@@ -196,8 +196,8 @@ def delay_level(properties: Mapping[bytes, bytes]) -> int:
     return int(digits[:6]) if digits else 0
 
 
-def no_delay_property(properties: Mapping[bytes, bytes]) -> SendRefusal | None:
-    """Return the refusal of property DELAY in a request that has its own due time, or None."""
+def check_no_delay_property(properties: Mapping[bytes, bytes]) -> SendRejection | None:
+    """Return the rejection of property DELAY in a request that has its own due time, or None."""
     if DELAY not in properties:
         return None
     return illegal(
@@ -205,8 +205,8 @@ def no_delay_property(properties: Mapping[bytes, bytes]) -> SendRefusal | None:
     )
 
 
-def heartbeat_only() -> SendRefusal:
-    """Return the refusal of a heartbeat message in anything but a single send."""
+def build_heartbeat_rejection() -> SendRejection:
+    """Return the rejection of a heartbeat message in anything but a single send."""
     return illegal(
         "topic_reserved",
         f"topic {HEARTBEAT_TOPIC!r} is for heartbeats, which nothing stores",
@@ -214,8 +214,10 @@ def heartbeat_only() -> SendRefusal:
     )
 
 
-def batch_fault(messages: int, body_bytes: int, messages_max: int, body_bytes_max: int) -> SendRefusal | None:
-    """Return the refusal of a batch that is too large, or None."""
+def check_batch_size(
+    messages: int, body_bytes: int, messages_max: int, body_bytes_max: int
+) -> SendRejection | None:
+    """Return the rejection of a batch that is too large, or None."""
     if messages > messages_max:
         return illegal(
             "batch_long",

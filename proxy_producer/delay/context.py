@@ -39,13 +39,13 @@ from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_requests import relay_command, schedule_command, uuid_of
 from proxy_producer.core.dialects import Dialects, dialects
 from proxy_producer.core.identity import delay_uuid
-from proxy_producer.core.refusals import SendRefusal
+from proxy_producer.core.rejections import SendRejection
 from proxy_producer.counts import SendCounts
 from proxy_producer.delay.outcomes import OutcomeWaiters
 from proxy_producer.topics import InternalTopic
 from proxy_producer.wire import SendRequest
 
-ASK_S = 2.0  # between two questions while one is there
+REQUEST_INTERVAL_S = 2.0  # between two questions while one is there
 ANSWER_S = 0.5
 WAITERS_MAX = 1_000
 
@@ -56,7 +56,7 @@ class Presence:
     The backend is asked for the owners of the shards when this proxy starts, and every ASK_S while delay
     requests arrive. Until it answers, and if it cannot, a service is assumed, because commands are durable
     anyway. If a service has ever run (its inner topic exists), a gap of up to `grace_s` counts as a take-over
-    or restart, not as an absence. Before a request is refused the backend is asked again, so that a service
+    or restart, not as an absence. Before a request is rejected the backend is asked again, so that a service
     that has just started is noticed.
     """
 
@@ -70,48 +70,48 @@ class Presence:
         self._next_request_at = 0.0
         self._is_calling = False
         self._waiting: list[Callable[[], object]] = []
-        self._request_holders(clock.monotonic())
+        self._request_owners(clock.monotonic())
 
     def is_absent(self) -> bool:
         """Return whether, according to the cached answer, no delay service is running."""
         now = self._monotonic()
         if now >= self._next_request_at and not self._is_request_pending:
-            self._request_holders(now)
+            self._request_owners(now)
         since = self._absent_since
         return since is not None and (not self._has_run or now - since > self._grace_s)
 
-    def will_retry(self, fault: SendRefusal, call: Callable[[], object]) -> bool:
+    def will_retry(self, rejection: SendRejection, call: Callable[[], object]) -> bool:
         """For code 21, ask the backend again, call `call` afterwards and return True; else return False.
 
-        So a delay service that has just started is noticed before the request is refused. A retried call is
+        So a delay service that has just started is noticed before the request is rejected. A retried call is
         not retried again.
         """
-        if fault.code is not Code.NO_SERVICE or self._is_calling or len(self._waiting) >= WAITERS_MAX:
+        if rejection.code is not Code.NO_SERVICE or self._is_calling or len(self._waiting) >= WAITERS_MAX:
             return False
         self._waiting.append(call)
         if not self._is_request_pending:
-            self._request_holders(self._monotonic())
+            self._request_owners(self._monotonic())
         return True
 
-    def _request_holders(self, now: float) -> None:
+    def _request_owners(self, now: float) -> None:
         if self._backend.topic(DELAY_TOPIC) is None:
-            self._set_holders({}, now)  # a shard of it cannot have a holder
+            self._set_owners({}, now)  # a shard of it cannot have an owner
             return
         self._has_run = self._is_request_pending = True
         try:
-            self._backend.holders(DELAY_GROUP, DELAY_TOPIC, now + ANSWER_S).then(self._on_holders)
+            self._backend.holders(DELAY_GROUP, DELAY_TOPIC, now + ANSWER_S).then(self._on_owners)
         except DdmqError:
             self._assume_running(now)
 
-    def _on_holders(self, answer: Completion[Mapping[QueueRef, str]]) -> None:
+    def _on_owners(self, answer: Completion[Mapping[QueueRef, str]]) -> None:
         now = self._monotonic()
         if answer.error is None:
-            self._set_holders(answer.value, now)
+            self._set_owners(answer.value, now)
         else:
             self._assume_running(now)
 
-    def _set_holders(self, holders: Mapping[QueueRef, str], now: float) -> None:
-        if holders:
+    def _set_owners(self, owners: Mapping[QueueRef, str], now: float) -> None:
+        if owners:
             self._absent_since = None
         elif self._absent_since is None:
             self._absent_since = now
@@ -124,7 +124,7 @@ class Presence:
 
     def _call_waiting(self, now: float) -> None:
         self._is_request_pending = False
-        self._next_request_at = now + ASK_S
+        self._next_request_at = now + REQUEST_INTERVAL_S
         waiting, self._waiting = self._waiting, []
         self._is_calling = True
         try:
@@ -179,7 +179,8 @@ class TopicDialects:
     def _update_topic(self, name: str) -> None:
         """Update the cached dialects of a topic from its setting. Unknown dialect names are ignored."""
         info = self._backend.topic(name)
-        names = () if info is None else [each for each in info.delay_dialects if each in DELAY_DIALECTS]
+        stated = () if info is None else info.delay_dialects
+        names = [dialect for dialect in stated if dialect in DELAY_DIALECTS]
         spoken = dialects(names) if names else self._configured.get(name)
         if spoken is not None:
             self.spoken[name.encode()] = spoken
@@ -202,17 +203,17 @@ class Relays:
         self._presence = presence
         self._wall_ms = clock.wall_ms
 
-    def make_command(self, record: NewRecord, place: tuple[int, int]) -> DelayCommand | None:
+    def make_command(self, record: NewRecord, queue_choice: tuple[int, int]) -> DelayCommand | None:
         """Return the command for a message of an old delay server; None to store the message in its topic
         directly.
 
-        `place`: (partitionId, hashId).
+        `queue_choice`: (partitionId, hashId).
         """
         key = parse_delay_id(record.key)
         if key is None or key.shard < 0 or self._presence.is_absent() or not self._commands.ready:
             return None
         uuid = uuid_of(blake2b(record.message_id + record.key, digest_size=16).digest())
-        return relay_command(key, record.topic, uuid, self._wall_ms(), place)
+        return relay_command(key, record.topic, uuid, self._wall_ms(), queue_choice)
 
 
 def command_record(record: NewRecord, command: DelayCommand, shards: int) -> NewRecord:
@@ -273,7 +274,7 @@ class DelayContext:
         """Return the number of delay shards, which may be higher than configured."""
         return max(self._shards, self.commands.queues)
 
-    def place_command(self, request: SendRequest) -> DelayCommand:
+    def complete_command(self, request: SendRequest) -> DelayCommand:
         """Fill in topic, uuid and shard of a command that comes from delay properties."""
         identity, command = request.identity, request.command
         if command is None:
@@ -281,7 +282,9 @@ class DelayContext:
         drawn = delay_uuid(identity) if isinstance(identity, str) else self._random.randbytes(16)
         schedule, uuid = command.schedule or Schedule(), uuid_of(drawn)
         shards = self.commands.queues
-        return schedule_command(schedule, command.due_ms, request.topic_name, uuid, shards, request.place)
+        return schedule_command(
+            schedule, command.due_ms, request.topic_name, uuid, shards, request.queue_choice
+        )
 
     def close(self) -> None:
         """Stop watching settings and reading outcomes."""

@@ -25,7 +25,7 @@ from ddmq_common.delays.command import CommandOutcome, decode_outcome
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError, DdmqError
 from ddmq_common.names import OUTCOME_GROUP, OUTCOME_TOPIC
-from proxy_producer.core.refusals import SendRefusal
+from proxy_producer.core.rejections import SendRejection
 from proxy_producer.counts import SendCounts
 from proxy_producer.topics import InternalTopic
 
@@ -134,8 +134,8 @@ class OutcomeReader:
 class OutcomeWaiter(Protocol):
     """A delay command whose caller waits for its outcome."""
 
-    def on_outcomes_ready(self, fault: SendRefusal | None) -> None:
-        """Store the command. None: its outcome will be read; otherwise `fault` says why it cannot be."""
+    def on_outcomes_ready(self, rejection: SendRejection | None) -> None:
+        """Store the command. None: its outcome will be read; otherwise `rejection` says why it cannot be."""
 
     def on_outcome(self, outcome: CommandOutcome) -> None:
         """Answer the caller with the outcome."""
@@ -228,9 +228,9 @@ class OutcomeWaiters(ClaimOwner):
 
     # --- which queue
 
-    def _on_topic_ready(self, fault: SendRefusal | None) -> None:
-        if fault is not None or self._closed:
-            self._notify_ready(fault)
+    def _on_topic_ready(self, rejection: SendRejection | None) -> None:
+        if rejection is not None or self._closed:
+            self._notify_ready(rejection)
             return
         self._move_to(
             QueueRef(OUTCOME_TOPIC, self._read_incarnation(), self._random.randrange(self._topic.queues))
@@ -261,10 +261,10 @@ class OutcomeWaiters(ClaimOwner):
             before.close()
         self._notify_ready(None)
 
-    def _notify_ready(self, fault: SendRefusal | None) -> None:
+    def _notify_ready(self, rejection: SendRejection | None) -> None:
         waiters, self._unready = self._unready, []
         for waiter in waiters:
-            waiter.on_outcomes_ready(fault)
+            waiter.on_outcomes_ready(rejection)
 
     # --- ClaimOwner
 
@@ -279,13 +279,13 @@ class OutcomeWaiters(ClaimOwner):
     def lost(self, queues: Sequence[QueueRef]) -> None:
         self._choose_reader()
 
-    def trouble(self, doing: str, error: Exception) -> None:
+    def failed(self, doing: str, error: Exception) -> None:
         """Handle a failed join: retry it later, and read any queue until then."""
         self._later(RETRY_S, self._join)
 
     def _choose_reader(self) -> None:
         """Switch to a queue that this proxy owns; without one keep the current queue."""
         reader = self._next or self._reader
-        queues = self._claims.held
+        queues = self._claims.owned
         if queues and (reader is None or reader.queue not in queues) and not self._closed:
             self._move_to(min(queues))

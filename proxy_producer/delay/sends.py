@@ -38,8 +38,8 @@ from proxy_producer import wire
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_requests import (
     TIMESTAMP_S_MIN,
+    CommandWithId,
     DelayRequest,
-    PlacedCommand,
     add_command,
     changing_command,
     echoed_id,
@@ -47,8 +47,8 @@ from proxy_producer.core.delay_requests import (
     schedule_id,
     uuid_of,
 )
-from proxy_producer.core.refusals import SendRefusal, failure_of
-from proxy_producer.core.validation import CHRONOS, content_fault
+from proxy_producer.core.rejections import SendRejection, failure_of
+from proxy_producer.core.validation import CHRONOS, check_content
 from proxy_producer.delay.context import DelayContext, command_record
 from proxy_producer.flow import Flow
 from proxy_producer.pending import Destination, PendingSend, SendMember
@@ -72,7 +72,7 @@ class DelaySends:
         clock: Clock,
         random: Random,
         flow: Flow,
-        known: dict[bytes, CachedTopic],
+        cached_topics: dict[bytes, CachedTopic],
         new_id: Callable[[], bytes],
     ) -> None:
         self._context = context
@@ -82,7 +82,7 @@ class DelaySends:
         self._delay_s_max = config.delay.delay_s_max
         self._random = random
         self._flow = flow
-        self._known = known
+        self._cached_topics = cached_topics
         self._new_id = new_id
         self._wall_ms = clock.wall_ms
         self._config = config
@@ -98,7 +98,7 @@ class DelaySends:
         The fast path accepts only requests that every check of admission.py would accept.
         """
         message = call.args.delayMessage
-        topic = self._known.get(message.topic)
+        topic = self._cached_topics.get(message.topic)
         uuid = message.uuid or b""
         second = message.timestamp or 0
         body = message.body
@@ -125,7 +125,7 @@ class DelaySends:
         tags = message.tags or b""
         if (
             not TIMESTAMP_S_MIN <= second <= born_ms // 1_000 + self._delay_s_max
-            or content_fault(b"", tags, body, None, topic.limits) is not None
+            or check_content(b"", tags, body, None, topic.limits) is not None
             or self._presence.is_absent()
         ):
             return False
@@ -158,13 +158,13 @@ class DelaySends:
             delivery, flags = _NO_MESSAGE, 0
         name = request.topic_name
         record = NewRecord(name, -1, self._new_id(), request.born_ms, delivery, b"", b"", flags)
-        request.command, delay_id = self._place_command(request, delay)
+        request.command, delay_id = self._build_command(request, delay)
         if request.extended_client and not (adds and delay.fresh):
             return record, AwaitedDelay(self._context, request.command, delay_id, adds)
         due_ms = request.command.due_ms if request.extended_client else None
         return record, DelayDestination(delay_id, adds, due_ms)
 
-    def _place_command(self, request: SendRequest, delay: DelayRequest) -> PlacedCommand:
+    def _build_command(self, request: SendRequest, delay: DelayRequest) -> CommandWithId:
         shards, name, now_ms = self._commands.queues, request.topic_name, request.now_ms
         if not request.adds_message:
             return changing_command(delay, name, now_ms // 1_000 + self._delay_s_max, shards)
@@ -172,8 +172,8 @@ class DelaySends:
         if delay.schedule is None:
             return add_command(delay, name, uuid, shards)
         due_ms = first_due_ms(delay.schedule, now_ms) if delay.due_ms is None else delay.due_ms
-        command = schedule_command(delay.schedule, due_ms or now_ms, name, uuid, shards, request.place)
-        return PlacedCommand(command, schedule_id(command))
+        command = schedule_command(delay.schedule, due_ms or now_ms, name, uuid, shards, request.queue_choice)
+        return CommandWithId(command, schedule_id(command))
 
 
 class DelayDestination(Destination):
@@ -190,9 +190,9 @@ class DelayDestination(Destination):
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Answer the caller once the command is durable."""
-        if send.faults or not send.count_stored(results):
+        if send.rejections or not send.count_stored(results):
             topic = send.members[0].topic
-            refuse_delay(send.flow, send.call, topic, send.faults[0], self._delay_id, self._adds)
+            reject_delay(send.flow, send.call, topic, send.rejections[0], self._delay_id, self._adds)
         elif self._due_ms is None:
             wire.reply_delay_stored(send.call, self._delay_id)
         else:
@@ -220,14 +220,14 @@ class AwaitedDelay(Destination):
         self._send = send
         self._context.outcomes.when_ready(self)
 
-    def on_outcomes_ready(self, fault: SendRefusal | None) -> None:
+    def on_outcomes_ready(self, rejection: SendRejection | None) -> None:
         """Store the command. If outcomes cannot be read, answer "pending" once it is stored."""
         send = self._send
         if send.answered:
             return
-        reply_place = None if fault is not None else self._context.outcomes.expect(self)
-        if reply_place is not None:
-            reply_queue, self._reply_id = reply_place
+        reply_address = None if rejection is not None else self._context.outcomes.expect(self)
+        if reply_address is not None:
+            reply_queue, self._reply_id = reply_address
             self._command = msgspec.structs.replace(
                 self._command, reply_queue=reply_queue, reply_id=self._reply_id
             )
@@ -238,12 +238,12 @@ class AwaitedDelay(Destination):
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Wait for the outcome of the stored command, until the deadline."""
-        if send.faults:
+        if send.rejections:
             self._forget_reply()
             topic = send.members[0].topic
-            refuse_delay(send.flow, send.call, topic, send.faults[0], self._delay_id, self._adds)
+            reject_delay(send.flow, send.call, topic, send.rejections[0], self._delay_id, self._adds)
         elif results[0].status is not AppendStatus.STORED:
-            send.refuse_messages(failure_of(results[0]))
+            send.reject_messages(failure_of(results[0]))
         else:
             send.trace_stored(results)
             if self._reply_id:
@@ -282,12 +282,15 @@ class AwaitedDelay(Destination):
         self._reply_id = 0
 
 
-def refuse_delay(
-    flow: Flow, call: Call, topic: CachedTopic | None, fault: SendRefusal, delay_id: bytes, adds: bool
+def reject_delay(
+    flow: Flow, call: Call, topic: CachedTopic | None, rejection: SendRejection, delay_id: bytes, adds: bool
 ) -> None:
-    """Answer a sendDelaySync with a refusal and count it. `adds`: the request would have added a message."""
+    """Answer a sendDelaySync with a rejection and count it.
+
+    `adds`: the request would have added a message.
+    """
     if adds:
-        flow.counts.count_refused(None if topic is None else topic.name, fault)
+        flow.counts.count_rejected(None if topic is None else topic.name, rejection)
     else:
-        flow.counts.count_refused_change(fault)
-    call.reply(wire.refused_delay_result(fault, echoed_id(fault.code, delay_id)))
+        flow.counts.count_rejected_change(rejection)
+    call.reply(wire.rejected_delay_result(rejection, echoed_id(rejection.code, delay_id)))

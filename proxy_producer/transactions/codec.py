@@ -169,14 +169,16 @@ def message_id_of(identity: str, transaction: bytes) -> bytes:
     return blake2b(name, digest_size=16, person=b"transaction").digest()
 
 
-def with_first_copy(record: NewRecord, shard: int, stored: AppendResult, taken: HalfVerdict) -> AppendResult:
+def with_first_copy(
+    record: NewRecord, shard: int, stored: AppendResult, verdict: HalfVerdict
+) -> AppendResult:
     """Return the result of a stored message.
 
     For a duplicate that the shard detected, add the first copy to it.
     """
-    if taken not in (HalfVerdict.COPY, HalfVerdict.CHANGED) or stored.first is not None:
+    if verdict not in (HalfVerdict.COPY, HalfVerdict.CHANGED) or stored.first is not None:
         return stored
-    differs = taken is HalfVerdict.CHANGED
+    differs = verdict is HalfVerdict.CHANGED
     return stored._replace(first=FirstStored(record.message_id, shard, stored.offset, differs))
 
 
@@ -226,7 +228,7 @@ def dead_half(half: HalfMessage, reason: str, checks: int, error: str, now_ms: i
         dead.REASON: reason,
         dead.ERROR: error,
         dead.TOPIC: mark.topic,
-        dead.PLACE: str(mark.queue),
+        dead.QUEUE_CHOICE: str(mark.queue),
         dead.ATTEMPTS: str(checks),
         dead.TIME: str(now_ms),
         dead.DELAY: _delay_of(mark),

@@ -15,12 +15,12 @@ from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC
 from proxy_producer.config import ProducerConfig
-from proxy_producer.core.refusals import SendRefusal, refusal_of
+from proxy_producer.core.rejections import SendRejection, to_rejection
 from proxy_producer.delay.context import DelayLevels
 from proxy_producer.topics import InternalTopic
+from proxy_producer.transactions.combined_commits import CombinedCommits
 from proxy_producer.transactions.core.clock import SteadyClock
 from proxy_producer.transactions.core.rules import TransactionRules
-from proxy_producer.transactions.gathered import GatheredCommits
 
 OUTCOMES = {TransactionOutcome.COMMITTED: "committed", TransactionOutcome.ROLLED_BACK: "rolled back"}
 
@@ -31,18 +31,18 @@ class TransactionCounts:
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
         metric = catalogue.TRANSACTIONS_ENDED
-        self._ended = {kind: metrics.cell(metric, name) for kind, name in OUTCOMES.items()}
+        self._decided = {kind: metrics.cell(metric, name) for kind, name in OUTCOMES.items()}
         self.open = metrics.cell(catalogue.TRANSACTIONS_OPEN)
         self.oldest_ms = metrics.cell(catalogue.TRANSACTIONS_AGE)
         self.checks = metrics.cell(catalogue.TRANSACTIONS_CHECKS)
 
-    def count_ended(self, outcome: TransactionOutcome, reason: str) -> None:
+    def count_decided(self, outcome: TransactionOutcome, reason: str) -> None:
         """Count an ended transaction. `reason`: why it became a dead letter."""
-        cell = self._ended.get(outcome) or self._metrics.cell(catalogue.TRANSACTIONS_ENDED, reason)
+        cell = self._decided.get(outcome) or self._metrics.cell(catalogue.TRANSACTIONS_ENDED, reason)
         cell.value += 1
 
-    def count_refused(self, reason: str) -> None:
-        """Count a refused call, or a half message that belongs to no transaction."""
+    def count_rejected(self, reason: str) -> None:
+        """Count a rejected call, or a half message that belongs to no transaction."""
         self._metrics.cell(catalogue.TRANSACTIONS_REFUSED, reason).value += 1
 
 
@@ -54,7 +54,8 @@ class TransactionTopics:
         self._shards = shards
         self._clock = clock
         self._timeout_s = timeout_s
-        self._waiting: list[Callable[[SendRefusal | None], None]] | None = None  # bounded as all in flight
+        # Bounded like all calls in flight.
+        self._waiting: list[Callable[[SendRejection | None], None]] | None = None
 
     @property
     def shards(self) -> int:
@@ -62,8 +63,8 @@ class TransactionTopics:
         info = self._backend.topic(HALF_TOPIC)
         return 0 if info is None or self._backend.topic(OP_TOPIC) is None else info.queues
 
-    def when_ready(self, call: Callable[[SendRefusal | None], None]) -> None:
-        """Create the topics if necessary, then call `call(None)`, or `call(refusal)` if that fails.
+    def when_ready(self, call: Callable[[SendRejection | None], None]) -> None:
+        """Create the topics if necessary, then call `call(None)`, or `call(rejection)` if that fails.
 
         May call at once.
         """
@@ -75,22 +76,22 @@ class TransactionTopics:
             self._waiting = [call]
             self._create_topic(HALF_TOPIC, self._on_half_created)
 
-    def _create_topic(self, name: str, made: Callable[[Completion[TopicInfo]], None]) -> None:
+    def _create_topic(self, name: str, then: Callable[[Completion[TopicInfo]], None]) -> None:
         half = self._backend.topic(HALF_TOPIC)
         queues = self._shards if half is None else half.queues
-        ready_topic(self._backend, name, queues, self._clock.monotonic() + self._timeout_s).then(made)
+        ready_topic(self._backend, name, queues, self._clock.monotonic() + self._timeout_s).then(then)
 
-    def _on_half_created(self, made: Completion[TopicInfo]) -> None:
-        if made.error is None:
+    def _on_half_created(self, creation: Completion[TopicInfo]) -> None:
+        if creation.error is None:
             self._create_topic(OP_TOPIC, self._on_created)
         else:
-            self._on_created(made)
+            self._on_created(creation)
 
-    def _on_created(self, made: Completion[TopicInfo]) -> None:
-        fault = None if made.error is None else refusal_of(made.error)
+    def _on_created(self, creation: Completion[TopicInfo]) -> None:
+        rejection = None if creation.error is None else to_rejection(creation.error)
         waiting, self._waiting = self._waiting or [], None
         for call in waiting:
-            call(fault)
+            call(rejection)
 
 
 class TransactionContext(NamedTuple):
@@ -107,7 +108,7 @@ class TransactionContext(NamedTuple):
     counts: TransactionCounts
     levels: DelayLevels
     commands: InternalTopic
-    commits: GatheredCommits
+    commits: CombinedCommits
     on_claim_uncertain: Callable[[], None]
     shard_ready: Callable[[], None]
     steady: SteadyClock

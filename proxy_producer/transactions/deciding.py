@@ -2,7 +2,7 @@
 
 A transaction becomes one dead letter if a topic of its messages was deleted or the engine never accepts them,
 and the caller is answered so. It stays open while one of its topics accepts no messages. A topic that this
-process does not know may be new: the transaction is held back for NEWS_MS, so that the one answer is final.
+process does not know may be new: the transaction is postponed for NEWS_MS, so that the one answer is final.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ddmq_common.errors import CallerError, FencedError, TryLaterError, UnknownT
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
 from proxy_producer import wire
 from proxy_producer.core.delay_requests import schedule_id
-from proxy_producer.core.refusals import SendRefusal, refusal_of
+from proxy_producer.core.rejections import SendRejection, to_rejection
 from proxy_producer.delay.context import command_record
+from proxy_producer.transactions.claimed_shard import ClaimedShard
 from proxy_producer.transactions.codec import HalfMessage, Op, dead_half, op_record
-from proxy_producer.transactions.core.ended import Ended
+from proxy_producer.transactions.core.decisions import TransactionDecision
 from proxy_producer.transactions.core.transaction import OpenTransaction
-from proxy_producer.transactions.held import HeldShard
 from proxy_producer.transactions.left_overs import LARGE, LeftOvers
 from proxy_producer.transactions.reading import fetch_halves
 
 log = logging.getLogger("ddmq.producer")
-TOPIC_GONE, REFUSED, DAMAGED = "topic gone", "refused", "damaged"  # why one becomes a dead letter
+TOPIC_DELETED, REFUSED, DAMAGED = "topic gone", "refused", "damaged"  # why one becomes a dead letter
 NEWS_MS = 2_000  # in which every process learns of a new topic
 _COMMITTED, _DEAD = TransactionOutcome.COMMITTED, TransactionOutcome.DEAD_LETTER
 
@@ -52,7 +52,9 @@ class MissingTopic(NamedTuple):
     topic: str
 
 
-def targets_fault(backend: Backend, halves: Sequence[HalfMessage]) -> MissingTopic | NotWritable | None:
+def find_delivery_obstacle(
+    backend: Backend, halves: Sequence[HalfMessage]
+) -> MissingTopic | NotWritable | None:
     """Return the first reason why these messages cannot be delivered to their topics now, or None."""
     closed = None
     for half in halves:
@@ -113,7 +115,7 @@ def results_of(
     halves: Sequence[HalfMessage], records: Sequence[NewRecord], stored: Sequence[AppendResult]
 ) -> list[Any]:
     """Return a wire Result for each message of a committed transaction."""
-    return [_result_of(*each) for each in zip(halves, records, stored, strict=False)]
+    return [_result_of(*message) for message in zip(halves, records, stored, strict=False)]
 
 
 def _result_of(half: HalfMessage, record: NewRecord, stored: AppendResult) -> Any:
@@ -124,50 +126,48 @@ def _result_of(half: HalfMessage, record: NewRecord, stored: AppendResult) -> An
 
 
 class TransactionEnd(NamedTuple):
-    """The result of a request to end a transaction: its end, or in `fault` the reason why it stays open.
+    """The result of a request to end a transaction: its decision, or the rejection if it stays open.
 
     `reason`: why it became a dead letter, with details. `results`: of the committed messages, for the caller
     that requested the commit.
     """
 
-    ended: Ended | None
+    decision: TransactionDecision | None
     reason: str = ""
     results: list[Any] | None = None
-    fault: SendRefusal | None = None
+    rejection: SendRejection | None = None
 
 
 Then = Callable[[TransactionEnd], None]
-_AGAIN = "the transaction is open; ask again"
-_MOVES = f"the shard moves to another proxy; {_AGAIN}"
+_RETRY_TEXT = "the transaction is open; ask again"
+_MOVES = f"the shard moves to another proxy; {_RETRY_TEXT}"
 
 
 class TransactionDecider:
     """Commits, rolls back and dead-letters the transactions of one shard that this proxy owns."""
 
-    def __init__(self, held: HeldShard) -> None:
-        self._held = held
-        self._waiting: dict[
-            bytes, list[Then]
-        ] = {}  # who waits for the end of which; bounded as all in flight
-        self._missing_since: dict[bytes, int] = {}  # of transactions to commit: when a topic was not known
-        self.held_back: list[OpenTransaction] = []  # such transactions, until the next retry
+    def __init__(self, shard: ClaimedShard) -> None:
+        self._shard = shard
+        self._waiting: dict[bytes, list[Then]] = {}  # by transaction; bounded like all calls in flight
+        self._missing_since: dict[bytes, int] = {}  # by transaction: when its topic was first missing
+        self.postponed: list[OpenTransaction] = []  # such transactions, until the next retry
 
     def wait(self, transaction: OpenTransaction, then: Then) -> None:
         """Call `then` with the result of a transaction whose end is being committed."""
         self._waiting.setdefault(transaction.id, []).append(then)
 
-    def retry_held_back(self) -> None:
+    def retry_postponed(self) -> None:
         """Retry the commits that wait for an unknown topic. Called every second."""
-        held_back, self.held_back = self.held_back, []
-        for transaction in held_back:
+        postponed, self.postponed = self.postponed, []
+        for transaction in postponed:
             self._fetch(transaction, _COMMITTED, "", 0)
 
     def stop(self) -> None:
         """Keep transactions that wait for a topic open and answer their callers, because the shard moves
         away."""
-        held_back, self.held_back = self.held_back, []
-        for transaction in held_back:
-            self._keep_open(transaction, refusal_of(TryLaterError(_MOVES)))
+        postponed, self.postponed = self.postponed, []
+        for transaction in postponed:
+            self._keep_open(transaction, to_rejection(TryLaterError(_MOVES)))
 
     def end(
         self,
@@ -182,7 +182,7 @@ class TransactionDecider:
         `why`: the reason for a dead letter. `messages`: the number of messages that the committing caller
         sent; if fewer are here, the others were lost before this proxy took over the shard.
         """
-        shard, lost = self._held, max(0, messages - len(transaction.offsets))
+        shard, lost = self._shard, max(0, messages - len(transaction.offsets))
         shard.core.begin(transaction, outcome)
         if then is not None:
             self.wait(transaction, then)
@@ -207,7 +207,7 @@ class TransactionDecider:
         self._fetch(transaction, outcome, why, lost)
 
     def _fetch(self, transaction: OpenTransaction, outcome: TransactionOutcome, why: str, lost: int) -> None:
-        shard = self._held
+        shard = self._shard
 
         def on_fetched(halves: list[HalfMessage], missing: int, error: Exception | None) -> None:
             self._on_fetched(transaction, outcome, why, halves, lost + missing, error)
@@ -223,8 +223,8 @@ class TransactionDecider:
         missing: int = 0,
         error: Exception | None = None,
     ) -> None:
-        if error is not None or not self._held.running:
-            self._keep_open(transaction, refusal_of(error or TryLaterError(_MOVES)))
+        if error is not None or not self._shard.running:
+            self._keep_open(transaction, to_rejection(error or TryLaterError(_MOVES)))
         elif outcome is not _COMMITTED:
             self._make_dead_letter(transaction, halves, why, "")
         elif transaction.beyond:
@@ -240,59 +240,63 @@ class TransactionDecider:
     # --- a commit
 
     def _publish(self, transaction: OpenTransaction, halves: list[HalfMessage]) -> None:
-        context = self._held.context
-        fault = targets_fault(context.backend, halves)
-        if isinstance(fault, MissingTopic):
-            self._wait_for_topic(transaction, halves, f"topic {fault.topic!r} does not exist (any more)")
-        elif isinstance(fault, NotWritable):
-            self._keep_open_for_topic(transaction, fault.topic)
+        context = self._shard.context
+        obstacle = find_delivery_obstacle(context.backend, halves)
+        if isinstance(obstacle, MissingTopic):
+            self._wait_for_topic(transaction, halves, f"topic {obstacle.topic!r} does not exist (any more)")
+        elif isinstance(obstacle, NotWritable):
+            self._keep_open_for_topic(transaction, obstacle.topic)
         elif not context.levels.topic.ready and any(half.mark.level for half in halves):
-            context.levels.topic.when_ready(lambda fault: self._on_internal_topic(transaction, halves, fault))
+            context.levels.topic.when_ready(
+                lambda rejection: self._on_internal_topic(transaction, halves, rejection)
+            )
         elif not context.commands.ready and any(half.mark.command for half in halves):
-            context.commands.when_ready(lambda fault: self._on_internal_topic(transaction, halves, fault))
+            context.commands.when_ready(
+                lambda rejection: self._on_internal_topic(transaction, halves, rejection)
+            )
         else:
             self._commit_messages(transaction, halves)
 
     def _on_internal_topic(
-        self, transaction: OpenTransaction, halves: list[HalfMessage], fault: SendRefusal | None
+        self, transaction: OpenTransaction, halves: list[HalfMessage], rejection: SendRejection | None
     ) -> None:
-        """Continue the commit, as the internal topic exists now. With a fault, keep the transaction open."""
-        if fault is not None or not self._held.running:
-            self._keep_open(transaction, fault or refusal_of(TryLaterError(_MOVES)))
+        """Continue the commit, as the internal topic exists now; keep the transaction open if it does not."""
+        if rejection is not None or not self._shard.running:
+            self._keep_open(transaction, rejection or to_rejection(TryLaterError(_MOVES)))
         else:
             self._publish(transaction, halves)
 
     def _commit_messages(self, transaction: OpenTransaction, halves: list[HalfMessage]) -> None:
-        context = self._held.context
+        context = self._shard.context
         backend, table, now_ms = context.backend, context.levels.table, context.clock.wall_ms()
         records = [final_record(half, backend, table, context.commands.queues, now_ms) for half in halves]
         self._commit(transaction, _COMMITTED, halves, records)
 
     def _wait_for_topic(self, transaction: OpenTransaction, halves: list[HalfMessage], text: str) -> None:
         """Postpone a commit whose topic may be new to this process. After NEWS_MS make it a dead letter."""
-        now_ms = self._held.context.now_ms()
+        now_ms = self._shard.context.now_ms()
         if now_ms - self._missing_since.setdefault(transaction.id, now_ms) >= NEWS_MS:
-            self._make_dead_letter(transaction, halves, TOPIC_GONE, text)
+            self._make_dead_letter(transaction, halves, TOPIC_DELETED, text)
         else:
-            self.held_back.append(transaction)
+            self.postponed.append(transaction)
 
     def _keep_open_for_topic(self, transaction: OpenTransaction, topic: str) -> None:
-        error = TryLaterError(f"topic {topic!r} takes no messages now; {_AGAIN} when it does")
-        self._keep_open(transaction, refusal_of(error))
+        error = TryLaterError(f"topic {topic!r} takes no messages now; {_RETRY_TEXT} when it does")
+        self._keep_open(transaction, to_rejection(error))
 
     # --- a dead letter
 
     def _make_dead_letter(
         self, transaction: OpenTransaction, halves: list[HalfMessage], reason: str, text: str
     ) -> None:
-        context = self._held.context
+        context = self._shard.context
         transaction.deciding = _DEAD
         self._missing_since.pop(transaction.id, None)
         creation = ready_topic(context.backend, TRANSACTION_DEAD_TOPIC, 1, context.deadline())
 
         def on_ready(creation: Completion[TopicInfo]) -> None:
-            if creation.error is not None or not self._held.running:
-                self._keep_open(transaction, refusal_of(creation.error or TryLaterError(_AGAIN)))
+            if creation.error is not None or not self._shard.running:
+                self._keep_open(transaction, to_rejection(creation.error or TryLaterError(_RETRY_TEXT)))
                 return
             now_ms = context.clock.wall_ms()
             records = [dead_half(half, reason, transaction.checks, text, now_ms) for half in halves]
@@ -311,10 +315,10 @@ class TransactionDecider:
         reason: str = "",
         text: str = "",
     ) -> None:
-        shard = self._held
+        shard = self._shard
         at_ms = shard.context.backend.clock_ms()
         end = transaction.late[0].offset if transaction.late else shard.core.read_to
-        ended = Ended(outcome, transaction.group, at_ms, end)
+        decision = TransactionDecision(outcome, transaction.group, at_ms, end)
         messages = len(transaction.offsets) + len(transaction.beyond)
         op = Op(int(outcome), transaction.group, at_ms, messages, reason, end)
 
@@ -324,12 +328,12 @@ class TransactionDecider:
                 return
             answers = results_of(halves, records, results) if outcome is _COMMITTED else None
             self._missing_since.pop(transaction.id, None)
-            for late in shard.core.remove_decided(transaction, ended):
-                shard.context.counts.count_refused("half message: ended")
+            for late in shard.core.remove_decided(transaction, decision):
+                shard.context.counts.count_rejected("half message: ended")
                 shard.recent.drop(late.offset)
             for offset in transaction.offsets:
                 shard.recent.drop(offset)
-            shard.context.counts.count_ended(outcome, reason)
+            shard.context.counts.count_decided(outcome, reason)
             if reason:
                 facts = {
                     "transaction": transaction.id.hex(),
@@ -339,7 +343,7 @@ class TransactionDecider:
                 }
                 log.warning("a transaction became a dead letter", extra=facts)
             self._notify_waiting(
-                transaction, TransactionEnd(ended, f"{reason}: {text}" if text else reason, answers)
+                transaction, TransactionEnd(decision, f"{reason}: {text}" if text else reason, answers)
             )
 
         shard.commit([*records, op_record(shard.number, transaction.id, op)], transaction.offsets, on_stored)
@@ -351,61 +355,61 @@ class TransactionDecider:
         halves: list[HalfMessage],
         error: Exception,
     ) -> None:
-        context, backend = self._held.context, self._held.context.backend
-        if not isinstance(error, CallerError) or isinstance(error, FencedError) or not self._held.running:
+        context, backend = self._shard.context, self._shard.context.backend
+        if not isinstance(error, CallerError) or isinstance(error, FencedError) or not self._shard.running:
             later = TryLaterError(f"{error}; it is not known here how the transaction ended, ask again")
-            self._keep_open(transaction, refusal_of(later))
+            self._keep_open(transaction, to_rejection(later))
         elif outcome is not _COMMITTED:
             log.error(
                 "a transaction cannot be ended",
                 extra={"transaction": transaction.id.hex(), "error": str(error)},
             )
-            self._keep_open(transaction, refusal_of(TryLaterError(f"{error}; {_AGAIN}")))
+            self._keep_open(transaction, to_rejection(TryLaterError(f"{error}; {_RETRY_TEXT}")))
         else:
-            fault = targets_fault(backend, halves)
-            if isinstance(fault, NotWritable):
-                self._keep_open_for_topic(transaction, fault.topic)
-            elif fault is None and isinstance(error, UnknownTopicError):
+            obstacle = find_delivery_obstacle(backend, halves)
+            if isinstance(obstacle, NotWritable):
+                self._keep_open_for_topic(transaction, obstacle.topic)
+            elif obstacle is None and isinstance(error, UnknownTopicError):
                 self._wait_for_topic(transaction, halves, str(error))
             else:
-                context.counts.count_refused("commit refused")
+                context.counts.count_rejected("commit refused")
                 self._make_dead_letter(
-                    transaction, halves, REFUSED if fault is None else TOPIC_GONE, str(error)
+                    transaction, halves, REFUSED if obstacle is None else TOPIC_DELETED, str(error)
                 )
 
-    def _keep_open(self, transaction: OpenTransaction, fault: SendRefusal) -> None:
+    def _keep_open(self, transaction: OpenTransaction, rejection: SendRejection) -> None:
         self._missing_since.pop(transaction.id, None)
-        self._held.core.not_decided(transaction, self._held.context.now_ms())
-        self._notify_waiting(transaction, TransactionEnd(None, fault=fault))
+        self._shard.core.not_decided(transaction, self._shard.context.now_ms())
+        self._notify_waiting(transaction, TransactionEnd(None, rejection=rejection))
 
-    def _notify_waiting(self, transaction: OpenTransaction, came: TransactionEnd) -> None:
+    def _notify_waiting(self, transaction: OpenTransaction, result: TransactionEnd) -> None:
         for then in self._waiting.pop(transaction.id, ()):
-            then(came)
+            then(result)
 
 
 class OwnedShard(NamedTuple):
     """A shard that this proxy owns, as the QueueWork of backend/ownership."""
 
-    held: HeldShard
+    shard: ClaimedShard
     deciding: TransactionDecider
     left_overs: LeftOvers
 
     @property
     def queue(self) -> QueueRef:
-        return self.held.queue
+        return self.shard.queue
 
     @property
     def is_busy(self) -> bool:
-        return self.held.busy
+        return self.shard.busy
 
     def stop(self, on_idle: Callable[[], None]) -> None:
         """Start nothing new; call `on_idle` when no commit or prepare is under way any more."""
         self.deciding.stop()
-        self.held.stop(on_idle)
+        self.shard.stop(on_idle)
 
     def abandon(self) -> None:
         """Add no more messages to the shard, because another proxy may own it."""
-        self.held.claimed = False
+        self.shard.claimed = False
 
     def raise_epoch(self, epoch: int) -> None:
-        self.held.epoch = epoch
+        self.shard.epoch = epoch

@@ -18,14 +18,14 @@ from ddmq_common.errors import DamagedError, TryLaterError
 from ddmq_common.names import OP_TOPIC
 from ddmq_rpc.api import Call
 from ddmq_rpc.codec import structs
-from proxy_producer.core.refusals import SendRefusal, illegal, refusal, refusal_of
+from proxy_producer.core.rejections import SendRejection, build_rejection, illegal, to_rejection
 from proxy_producer.flow import Flow
 from proxy_producer.transactions.codec import began_ms, read_op, shard_of
 from proxy_producer.transactions.context import TransactionCounts
-from proxy_producer.transactions.core.ended import Ended, began_after
+from proxy_producer.transactions.core.decisions import TransactionDecision, began_after
 from proxy_producer.transactions.core.transaction import HalfVerdict, OpenTransaction
 from proxy_producer.transactions.deciding import OwnedShard, TransactionEnd
-from proxy_producer.transactions.owners import Holders, Owners
+from proxy_producer.transactions.owners import OwnerAddresses, Owners
 
 IDL = structs(producer)
 REQUESTED_OUTCOMES = {
@@ -97,22 +97,22 @@ class PendingEnd:
         if owned is not None:
             through = self.request.throughOffset
             if through is None:
-                owned.held.when_all_read(lambda error: self._on_shard_read(owned, error))
-            elif owned.held.core.must_read(through):
-                owned.held.when_read(through, lambda error: self._on_shard_read(owned, error))
+                owned.shard.when_all_read(lambda error: self._on_shard_read(owned, error))
+            elif owned.shard.core.must_read(through):
+                owned.shard.when_read(through, lambda error: self._on_shard_read(owned, error))
             else:
                 self._on_shard_read(owned, None)
         elif self.request.forwardedBy is not None:
-            self._refuse_unowned(number)
+            self._reject_unowned(number)
         else:
-            service.owners.holders().then(lambda holders: self._pass_on(number, holders))
+            service.owners.fetch_addresses().then(lambda addresses: self._pass_on(number, addresses))
         if not self.answered:
             flow.watch(self)
 
     def expire(self) -> None:
         """Answer at the deadline that the outcome is unknown. A commit in flight continues."""
         what = "no answer in time; the transaction may have ended"
-        self._refuse_end(refusal(Code.TIMED_OUT, "swept", what, "ask again"))
+        self._reject_end(build_rejection(Code.TIMED_OUT, "swept", what, "ask again"))
 
     # --- elsewhere
 
@@ -122,20 +122,20 @@ class PendingEnd:
             self._answer_outcome(TransactionOutcome.NEVER_THERE)
         else:
             text = "the topics of transactions are not known here; ask again"
-            self._refuse_end(refusal_of(TryLaterError(text)))
+            self._reject_end(to_rejection(TryLaterError(text)))
 
-    def _refuse_unowned(self, number: int) -> None:
+    def _reject_unowned(self, number: int) -> None:
         self._service.owners.forget()
         text = f"shard {number} of transactions is between two owners; ask again"
-        self._refuse_end(refusal_of(TryLaterError(text)))
+        self._reject_end(to_rejection(TryLaterError(text)))
 
-    def _pass_on(self, number: int, holders: Completion[Holders]) -> None:
+    def _pass_on(self, number: int, addresses: Completion[OwnerAddresses]) -> None:
         if self.answered:
             return
         owners = self._service.owners
-        address = "" if holders.error is not None else holders.value.get(number, "")
+        address = "" if addresses.error is not None else addresses.value.get(number, "")
         if not address or address == owners.address:
-            self._refuse_unowned(number)
+            self._reject_unowned(number)
             return
         original = self.request
         request = IDL.EndTransactionRequest(
@@ -148,8 +148,8 @@ class PendingEnd:
             return
         if error is not None or answer is None or answer.code == Code.SHUTTING_DOWN:
             self._service.owners.forget()  # it may have moved
-            again = TryLaterError("the proxy that owns the transaction is shutting down; ask again")
-            self._refuse_end(refusal_of(error or again))
+            error = TryLaterError("the proxy that owns the transaction is shutting down; ask again")
+            self._reject_end(to_rejection(error or error))
         else:
             self._reply_once(answer)
 
@@ -159,29 +159,29 @@ class PendingEnd:
         if self.answered:
             return
         if error is not None:
-            self._refuse_end(refusal_of(error))
+            self._reject_end(to_rejection(error))
             return
-        core = owned.held.core
+        core = owned.shard.core
         transaction = core.open.get(self.transaction)
         if transaction is not None:
             self._end(owned, transaction)
             return
-        ended = core.ended.get(self.transaction)
-        if ended is not None:
-            self._answer_ended(ended)
-        elif core.ended.covers(began_ms(self.transaction), self._service.flow.backend.clock_ms()):
+        decision = core.decisions.get(self.transaction)
+        if decision is not None:
+            self._answer_decision(decision)
+        elif core.decisions.covers(began_ms(self.transaction), self._service.flow.backend.clock_ms()):
             self._answer_outcome(TransactionOutcome.NEVER_THERE)
         else:
-            Lookup(self, self._service, owned.held.number, core.ended.damaged_ms).start()
+            Lookup(self, self._service, owned.shard.number, core.decisions.damaged_ms).start()
 
     def _end(self, owned: OwnedShard, transaction: OpenTransaction) -> None:
         outcome = REQUESTED_OUTCOMES.get(self.action)
         check = self.request.check
         if transaction.group != self.group:
-            self._refuse_end(foreign_group_fault(self.group))
+            self._reject_end(build_foreign_group_rejection(self.group))
         elif check is not None and not 1 <= check <= transaction.checks:
             what = f"check is {check}, and {transaction.checks} checks of this transaction were handed out"
-            self._refuse_end(illegal("check_unknown", what, "allowed: the number of one of these"))
+            self._reject_end(illegal("check_unknown", what, "allowed: the number of one of these"))
         elif outcome is None:
             self._answer_outcome(TransactionOutcome.OPEN)
         elif transaction.deciding is not None:
@@ -193,31 +193,35 @@ class PendingEnd:
     def _on_result(self, result: TransactionEnd) -> None:
         if self.answered:
             return
-        if result.ended is None:
-            self._refuse_end(result.fault or refusal_of(TryLaterError("the transaction is open; ask again")))
+        if result.decision is None:
+            self._reject_end(
+                result.rejection or to_rejection(TryLaterError("the transaction is open; ask again"))
+            )
         else:
-            self._answer_ended(result.ended, result.reason, result.results if self._began else None)
+            self._answer_decision(result.decision, result.reason, result.results if self._began else None)
 
     # --- the answer
 
-    def _answer_ended(self, ended: Ended, reason: str = "", results: list[Any] | None = None) -> None:
-        if ended.group != self.group:
-            self._refuse_end(foreign_group_fault(self.group))
-        elif self._is_short(ended):
+    def _answer_decision(
+        self, decision: TransactionDecision, reason: str = "", results: list[Any] | None = None
+    ) -> None:
+        if decision.group != self.group:
+            self._reject_end(build_foreign_group_rejection(self.group))
+        elif self._is_short(decision):
             why = f"was committed before its message at offset {self.request.throughOffset} was stored"
-            self._refuse_end(late_message_fault(self.transaction, why), ended.outcome)
+            self._reject_end(build_late_message_rejection(self.transaction, why), decision.outcome)
         else:
-            self._answer_outcome(ended.outcome, reason, results)
+            self._answer_outcome(decision.outcome, reason, results)
 
-    def _is_short(self, ended: Ended) -> bool:
+    def _is_short(self, decision: TransactionDecision) -> bool:
         """Return whether the transaction was committed without a message whose storage this caller was
         confirmed.
 
         This happens if another caller commits while the message is on its way through a third proxy.
         """
         through = self.request.throughOffset
-        committed = ended.outcome is REQUESTED_OUTCOMES.get(self.action) is TransactionOutcome.COMMITTED
-        return committed and through is not None and 0 <= ended.end <= through
+        committed = decision.outcome is REQUESTED_OUTCOMES.get(self.action) is TransactionOutcome.COMMITTED
+        return committed and through is not None and 0 <= decision.end <= through
 
     def _answer_outcome(
         self, outcome: TransactionOutcome, reason: str = "", results: list[Any] | None = None
@@ -230,14 +234,14 @@ class PendingEnd:
             why = f" ({reason})" if reason else ""
             code = int(Code.ILLEGAL_MESSAGE)
             text = f"{FAILED_PREFIX} transaction {self.transaction.hex()} {OUTCOME_TEXTS[outcome]}{why}"
-            self._service.counts.count_refused(f"end: {outcome.name.lower().replace('_', ' ')}")
+            self._service.counts.count_rejected(f"end: {outcome.name.lower().replace('_', ' ')}")
         self._reply_once(
             IDL.EndTransactionResponse(code=code, msg=text, outcome=int(outcome), results=results)
         )
 
-    def _refuse_end(self, fault: SendRefusal, outcome: TransactionOutcome | None = None) -> None:
-        self._service.counts.count_refused(f"end: {fault.reason}")
-        answer = IDL.EndTransactionResponse(code=int(fault.code), msg=fault.text)
+    def _reject_end(self, rejection: SendRejection, outcome: TransactionOutcome | None = None) -> None:
+        self._service.counts.count_rejected(f"end: {rejection.reason}")
+        answer = IDL.EndTransactionResponse(code=int(rejection.code), msg=rejection.text)
         answer.outcome = None if outcome is None else int(outcome)
         self._reply_once(answer)
 
@@ -248,10 +252,10 @@ class PendingEnd:
 
     # --- answers of Lookup
 
-    def on_op_found(self, ended: Ended, reason: str) -> None:
+    def on_decision_read(self, decision: TransactionDecision, reason: str) -> None:
         """Answer with the end that was found in an op record."""
         if not self.answered:
-            self._answer_ended(ended, reason)
+            self._answer_decision(decision, reason)
 
     def on_op_missing(self, outcome: TransactionOutcome) -> None:
         if not self.answered:
@@ -259,7 +263,7 @@ class PendingEnd:
 
     def on_lookup_failed(self, error: Exception) -> None:
         if not self.answered:
-            self._refuse_end(refusal_of(error))
+            self._reject_end(to_rejection(error))
 
 
 PASSED_ON = (
@@ -267,32 +271,32 @@ PASSED_ON = (
 )  # fmt: skip
 
 
-def foreign_group_fault(group: str) -> SendRefusal:
-    """Return the refusal of a call for a transaction of another producer group."""
+def build_foreign_group_rejection(group: str) -> SendRejection:
+    """Return the rejection of a call for a transaction of another producer group."""
     what = f"the transaction is not one of producer group {group!r}"
     return illegal("producer_group", what, "allowed: the group that prepared it")
 
 
-def late_fault(taken: HalfVerdict, transaction: bytes, group: str) -> SendRefusal | None:
-    """Return the refusal of an appended message that did not become part of its transaction, or None if it
+def check_half_verdict(verdict: HalfVerdict, transaction: bytes, group: str) -> SendRejection | None:
+    """Return the rejection of an appended message that did not become part of its transaction, or None if it
     did."""
-    if taken is HalfVerdict.FOREIGN:
-        return foreign_group_fault(group)
-    if taken is HalfVerdict.LARGE:
-        return late_message_fault(
+    if verdict is HalfVerdict.FOREIGN:
+        return build_foreign_group_rejection(group)
+    if verdict is HalfVerdict.LARGE:
+        return build_late_message_rejection(
             transaction, "has as many messages as it can have, and can only be rolled back"
         )
-    return late_message_fault(transaction, "has ended") if taken is HalfVerdict.ENDED else None
+    return build_late_message_rejection(transaction, "has ended") if verdict is HalfVerdict.DECIDED else None
 
 
-def late_message_fault(transaction: bytes, why: str) -> SendRefusal:
-    """Return the refusal of a message for a transaction that accepts no more messages."""
+def build_late_message_rejection(transaction: bytes, why: str) -> SendRejection:
+    """Return the rejection of a message for a transaction that accepts no more messages."""
     what = f"transaction {transaction.hex()} {why}"
     return illegal("transaction_ended", what, "allowed: messages of an open one, or of a new one")
 
 
-def sequence_used_fault() -> SendRefusal:
-    """Return the refusal of a message whose sequence number was used in another transaction."""
+def build_sequence_used_rejection() -> SendRejection:
+    """Return the rejection of a message whose sequence number was used in another transaction."""
     what = "sequence names a message that was sent before, in another transaction"
     return illegal("sequence_used", what, "allowed: another number for each message")
 
@@ -326,8 +330,8 @@ class Lookup:
             except DamagedError as error:
                 self._end.on_lookup_failed(error)
                 return
-            ended = Ended(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
-            self._end.on_op_found(ended, op.reason)
+            decision = TransactionDecision(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
+            self._end.on_decision_read(decision, op.reason)
             return
         assert self._queue is not None
         self._backend.bounds((self._queue,)).then(self._on_bounds)

@@ -14,8 +14,8 @@ from backend.internal_topics import ready_topic
 from backend.ownership.reader import QueueReader, ReadAnswer
 from backend.records import AppendResult, TopicInfo
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
+from proxy_producer.transactions.claimed_shard import ClaimedShard
 from proxy_producer.transactions.codec import dead_half
-from proxy_producer.transactions.held import HeldShard
 from proxy_producer.transactions.reading import BYTES_MAX, COUNT_MAX, half_batch
 
 log = logging.getLogger("ddmq.producer")
@@ -26,9 +26,9 @@ TEXT = "the transaction had more messages than one commit can hold; the others o
 class LeftOvers:
     """Moves the left-over messages of one shard to the dead letters."""
 
-    def __init__(self, held: HeldShard) -> None:
-        self._held = held
-        self._reader = QueueReader(held.context.backend, held.queue, self._on_read)
+    def __init__(self, shard: ClaimedShard) -> None:
+        self._shard = shard
+        self._reader = QueueReader(shard.context.backend, shard.queue, self._on_read)
         self._moving = False
 
     def move_all(self) -> None:
@@ -36,7 +36,7 @@ class LeftOvers:
 
         A later call retries what failed.
         """
-        shard = self._held
+        shard = self._shard
         if self._moving or not shard.running or not shard.core.left_over:
             return
         self._moving = True
@@ -45,17 +45,17 @@ class LeftOvers:
         topic.then(self._read_first)
 
     def _read_first(self, topic: Completion[TopicInfo]) -> None:
-        if topic.error is not None or not self._held.running:
+        if topic.error is not None or not self._shard.running:
             self._moving = False
             return
-        offsets = set(self._held.core.left_over)
+        offsets = set(self._shard.core.left_over)
         start, count = min(offsets), 1
         while count < COUNT_MAX and start + count in offsets:
             count += 1
         self._reader.read(start, count, BYTES_MAX)
 
     def _on_read(self, read: ReadAnswer) -> None:
-        shard = self._held
+        shard = self._shard
         if read.is_unanswered or not shard.running:
             self._moving = False
             return

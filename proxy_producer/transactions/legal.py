@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ddmq_common.names import group_fault
-from proxy_producer.core.refusals import SendRefusal, illegal, shown
+from ddmq_common.names import find_group_name_error
+from proxy_producer.core.rejections import SendRejection, illegal, shown
 from proxy_producer.transactions.codec import parse_id
 
 
-def legal_id(text: bytes | None) -> bytes | SendRefusal:
-    """Parse a transaction id; return its 16 bytes, or a refusal."""
+def parse_transaction_id(text: bytes | None) -> bytes | SendRejection:
+    """Parse a transaction id; return its 16 bytes, or a rejection."""
     transaction = parse_id(text or b"")
     if transaction is not None:
         return transaction
@@ -16,13 +16,13 @@ def legal_id(text: bytes | None) -> bytes | SendRefusal:
     return illegal("transaction_id", what, "allowed: 32 hexadecimal digits of a UUID of version 7")
 
 
-def legal_group(name: bytes | None) -> SendRefusal | None:
-    """Return the refusal of an invalid producer group name, or None.
+def check_group_name(name: bytes | None) -> SendRejection | None:
+    """Return the rejection of an invalid producer group name, or None.
 
     The rules are those of consumer groups.
     """
-    fault = group_fault((name or b"").decode("utf-8", "backslashreplace"))
-    if fault is None:
+    error = find_group_name_error((name or b"").decode("utf-8", "backslashreplace"))
+    if error is None:
         return None
-    what, _, allowed = fault.partition("; ")
+    what, _, allowed = error.partition("; ")
     return illegal("producer_group", f"producerGroup: {what}", allowed or "allowed: another name")

@@ -27,7 +27,7 @@ from proxy_producer.wire import SERVICE
 if TYPE_CHECKING:
     from gevent import socket
 
-HOLDERS_AGE_S = 1.0
+ADDRESSES_AGE_S = 1.0
 LOOKUP_S = 2.0
 ANSWER_S = 12.0  # a little more than a call may take there
 BOUNDS = LinkBounds(connections=16, calls=10_000, together=1, answer_s=ANSWER_S)
@@ -38,7 +38,7 @@ ANSWER_BYTES_MAX = (
 )  # a check contains its whole transaction, which two owners may have admitted
 
 Done = Callable[[Any, Exception | None], None]
-Holders = Mapping[int, str]  # shard → address
+OwnerAddresses = Mapping[int, str]  # shard → address
 
 
 @dataclass(slots=True)
@@ -64,22 +64,22 @@ class Owners:
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
         self._clock = clock
-        self._cached_holders: tuple[float, Holders] | None = None
-        self._pending_lookup: Completion[Holders] | None = None
+        self._cached_addresses: tuple[float, OwnerAddresses] | None = None
+        self._pending_lookup: Completion[OwnerAddresses] | None = None
         self._links = Links[tuple[str, str], OwnerLink]()
         self.address = ""
 
-    def holders(self) -> Completion[Holders]:
+    def fetch_addresses(self) -> Completion[OwnerAddresses]:
         """Return the owner's address of each shard, at most a second old.
 
         Concurrent callers share one request.
         """
         now = self._clock.monotonic()
-        if self._cached_holders is not None and self._cached_holders[0] > now:
-            return succeeded(self._cached_holders[1])
+        if self._cached_addresses is not None and self._cached_addresses[0] > now:
+            return succeeded(self._cached_addresses[1])
         if self._pending_lookup is not None:
             return self._pending_lookup
-        shared: Completion[Holders] = Completion()
+        shared: Completion[OwnerAddresses] = Completion()
         self._pending_lookup = shared
 
         def on_answer(lookup: Completion[Mapping[QueueRef, str]]) -> None:
@@ -88,7 +88,7 @@ class Owners:
                 shared.fail(lookup.error)
                 return
             by_shard = {queue.queue_id: address for queue, address in lookup.value.items()}
-            self._cached_holders = self._clock.monotonic() + HOLDERS_AGE_S, by_shard
+            self._cached_addresses = self._clock.monotonic() + ADDRESSES_AGE_S, by_shard
             shared.succeed(by_shard)
 
         try:
@@ -100,11 +100,11 @@ class Owners:
 
     def forget(self) -> None:
         """Drop the cached owners, because they have changed."""
-        self._cached_holders = None
+        self._cached_addresses = None
 
-    def others(self, holders: Holders) -> list[str]:
+    def others(self, addresses: OwnerAddresses) -> list[str]:
         """Return the addresses of all owners but this proxy, sorted."""
-        return sorted({address for address in holders.values() if address not in ("", self.address)})
+        return sorted({address for address in addresses.values() if address not in ("", self.address)})
 
     def call(self, address: str, method: str, request: Any, done: Done) -> ForwardedCall:
         """Forward a call to the proxy at `address`.
@@ -139,7 +139,7 @@ class OwnerLink(CallLink[ForwardedCall]):
             connection, producer, SERVICE, frame, ANSWER_S, ANSWER_BYTES_MAX
         ).success
 
-    def ended(self, batch: list[ForwardedCall], error: Exception | None) -> None:
+    def on_calls_done(self, batch: list[ForwardedCall], error: Exception | None) -> None:
         if error is not None and not isinstance(error, TryLaterError | BoundReachedError | DrainingError):
             error = TryLaterError(f"the proxy at {self.address} cannot be asked now: {error}")
         for passed in batch:

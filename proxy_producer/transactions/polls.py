@@ -13,15 +13,15 @@ from typing import Any
 from backend.completion import Completion
 from ddmq_common.clock import Clock
 from ddmq_rpc.api import Call
-from proxy_producer.core.refusals import SendRefusal
-from proxy_producer.transactions.asking import IDL, WaitingPoll, WaitingPolls, hand_out_checks
+from proxy_producer.core.rejections import SendRejection
+from proxy_producer.transactions.check_back import IDL, WaitingPoll, WaitingPolls, hand_out_checks
 from proxy_producer.transactions.context import TransactionCounts
 from proxy_producer.transactions.deciding import OwnedShard
-from proxy_producer.transactions.owners import Holders, Owners
+from proxy_producer.transactions.owners import OwnerAddresses, Owners
 
-ASKS_MAX = 200  # requests to other proxies each second
-KEPT_S, KEPT_GROUPS_MAX = 10.0, 64  # each of up to ANSWER_BYTES_MAX
-ASKING_MAX = 32  # answers under preparation at a time, each of up to ANSWER_BYTES_MAX
+REQUESTS_MAX = 200  # requests to other proxies each second
+STORED_CHECKS_S, STORED_GROUPS_MAX = 10.0, 64  # each of up to ANSWER_BYTES_MAX
+HANDOUTS_MAX = 32  # answers under preparation at a time, each of up to ANSWER_BYTES_MAX
 
 
 class Polls:
@@ -46,12 +46,12 @@ class Polls:
         self._stored_checks: dict[str, tuple[float, list[Any]]] = {}
         self._handouts = 0
         self._behind: dict[str, None] = {}  # groups that are served when handouts finish
-        self.held = WaitingPolls()
+        self.waiting = WaitingPolls()
 
     def poll(self, call: Call, group: str, count: int, timeout_s: float, *, forwarded: bool) -> None:
         """Register an accepted poll, and answer it at once if checks are stored or due."""
-        poll = WaitingPoll(self.held, call, group, count, self._clock.monotonic() + timeout_s, forwarded)
-        self.held.add_poll(poll)
+        poll = WaitingPoll(self.waiting, call, group, count, self._clock.monotonic() + timeout_s, forwarded)
+        self.waiting.add_poll(poll)
         waiting = self._stored_checks.pop(group, None)
         if waiting is not None:
             poll.answer(waiting[1])
@@ -63,14 +63,14 @@ class Polls:
     def serve_group(self, group: str) -> None:
         """Hand out the due checks of this proxy's shards to the waiting polls of a group."""
         for owned in self._owned():
-            while owned.held.core.offered(group) and (poll := self.held.find_unserved(group)) is not None:
-                if self._handouts >= ASKING_MAX:
+            while owned.shard.core.offered(group) and (poll := self.waiting.find_unserved(group)) is not None:
+                if self._handouts >= HANDOUTS_MAX:
                     self._behind[group] = None
                     return
                 poll.is_served = True
                 self._handouts += 1
                 if not hand_out_checks(
-                    owned.held, owned.deciding, group, poll.count, partial(self._on_checks, poll)
+                    owned.shard, owned.deciding, group, poll.count, partial(self._on_checks, poll)
                 ):
                     self._handouts -= 1
                     poll.is_served = False
@@ -82,7 +82,7 @@ class Polls:
         poll.is_served = False
         self._handouts -= 1
         self._deliver_checks(poll, checks)
-        while self._behind and self._handouts < ASKING_MAX:
+        while self._behind and self._handouts < HANDOUTS_MAX:
             group = next(iter(self._behind))
             del self._behind[group]
             self.serve_group(group)
@@ -98,56 +98,56 @@ class Polls:
 
     def _store_checks(self, group: str, checks: list[Any]) -> None:
         """Answer another poll of the group with these checks, or store them for the group's next poll."""
-        poll = self.held.find_unserved(group)
+        poll = self.waiting.find_unserved(group)
         if poll is not None:
             poll.answer(checks)
-        elif len(self._stored_checks) < KEPT_GROUPS_MAX and group not in self._stored_checks:
-            self._stored_checks[group] = self._clock.monotonic() + KEPT_S, checks
+        elif len(self._stored_checks) < STORED_GROUPS_MAX and group not in self._stored_checks:
+            self._stored_checks[group] = self._clock.monotonic() + STORED_CHECKS_S, checks
         else:
             self._count_lost(checks)
 
     def _count_lost(self, checks: list[Any]) -> None:
         """Count checks for which no poll came. They are repeated after the check interval."""
         for _ in checks:
-            self._counts.count_refused("check: nobody waits")
+            self._counts.count_rejected("check: nobody waits")
 
     def expire_polls(self) -> None:
         """Answer the polls whose deadline has come."""
-        self.held.expire(self._clock.monotonic())
+        self.waiting.expire(self._clock.monotonic())
 
     def serve_groups(self) -> None:
         """Serve all waiting polls, drop expired stored checks, and request checks from other proxies.
 
         Called every second.
         """
-        for group in self.held.groups():
+        for group in self.waiting.groups():
             self.serve_group(group)
         now = self._clock.monotonic()
         for group in [group for group, waiting in self._stored_checks.items() if waiting[0] <= now]:
             self._count_lost(self._stored_checks.pop(group)[1])
-        if self.held.groups():
-            self._owners.holders().then(self._poll_owners)
+        if self.waiting.groups():
+            self._owners.fetch_addresses().then(self._poll_owners)
 
-    def _poll_owners(self, holders: Completion[Holders]) -> None:
-        if holders.error is not None:
+    def _poll_owners(self, addresses: Completion[OwnerAddresses]) -> None:
+        if addresses.error is not None:
             return
         candidates = [
             (address, group)
-            for group in self.held.groups()
-            if (poll := self.held.find_unserved(group)) is not None and not poll.forwarded
-            for address in self._owners.others(holders.value)
+            for group in self.waiting.groups()
+            if (poll := self.waiting.find_unserved(group)) is not None and not poll.forwarded
+            for address in self._owners.others(addresses.value)
             if (address, group) not in self._pending_requests
         ]
         if not candidates:
             return
         self._next_candidate %= len(candidates)
-        requests = (candidates[self._next_candidate :] + candidates[: self._next_candidate])[:ASKS_MAX]
+        requests = (candidates[self._next_candidate :] + candidates[: self._next_candidate])[:REQUESTS_MAX]
         self._next_candidate += len(requests)
         for address, group in requests:
             self._poll_owner(address, group)
 
     def _poll_owner(self, address: str, group: str) -> None:
-        poll = self.held.find_unserved(group)
+        poll = self.waiting.find_unserved(group)
         if poll is None:
             return
         self._pending_requests.add((address, group))
@@ -166,6 +166,6 @@ class Polls:
 
         self._owners.call(address, "pollTransactionChecks", request, on_answer)
 
-    def end(self, fault: SendRefusal) -> None:
-        """Answer every poll with this refusal, because the proxy stops."""
-        self.held.end(fault)
+    def end(self, rejection: SendRejection) -> None:
+        """Answer every poll with this rejection, because the proxy stops."""
+        self.waiting.end(rejection)

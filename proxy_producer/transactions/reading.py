@@ -18,14 +18,14 @@ from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, StoredRec
 from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common.errors import DamagedError
 from proxy_producer.transactions.codec import HalfMessage, checksum_of, name_of, read_half, read_op
-from proxy_producer.transactions.core.ended import Ended, EndedTransactions
+from proxy_producer.transactions.core.decisions import DecisionHistory, TransactionDecision
 from proxy_producer.transactions.core.transaction import HalfFacts
 
 log = logging.getLogger("ddmq.producer")
 COUNT_MAX, BYTES_MAX = 1_000, 4 << 20
 WAIT_S = 1.0  # for messages that another proxy stored and this process does not see yet
-KEPT_BYTES_MAX = 4 << 20  # of a shard's messages, so that what was just appended need not be read again
-KEPT_BYTES = 1_000  # overhead of one of them, beside its delivery bytes
+CACHE_BYTES_MAX = 4 << 20  # of a shard's messages, so that what was just appended need not be read again
+ENTRY_OVERHEAD_BYTES = 1_000  # overhead of one of them, beside its delivery bytes
 
 
 def facts_of(half: HalfMessage, transaction: bytes, stored_ms: int, prepared_ms: int) -> HalfFacts:
@@ -80,40 +80,40 @@ def half_batch(batch: ReadBatch) -> HalfBatch:
 
 
 class RecentMessages:
-    """A cache of the newest half messages of one shard by offset, up to KEPT_BYTES_MAX."""
+    """A cache of the newest half messages of one shard by offset, up to CACHE_BYTES_MAX."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, HalfMessage] = {}
+        self._messages: dict[int, HalfMessage] = {}
         self._size = 0
 
     def get(self, offset: int) -> HalfMessage | None:
-        return self._kept.get(offset)
+        return self._messages.get(offset)
 
     def all_of(self, offsets: Sequence[int]) -> list[HalfMessage] | None:
         """Return the messages at these offsets; None if one is not cached."""
-        messages = self._kept
+        messages = self._messages
         stored = [messages[offset] for offset in offsets if offset in messages]
         return stored if len(stored) == len(offsets) else None
 
     def put(self, half: HalfMessage) -> None:
-        if half.offset in self._kept:
+        if half.offset in self._messages:
             self.drop(half.offset)
-        self._kept[half.offset] = half
-        self._size += len(half.delivery) + KEPT_BYTES
-        while self._size > KEPT_BYTES_MAX:
-            self.drop(next(iter(self._kept)))
+        self._messages[half.offset] = half
+        self._size += len(half.delivery) + ENTRY_OVERHEAD_BYTES
+        while self._size > CACHE_BYTES_MAX:
+            self.drop(next(iter(self._messages)))
 
     def drop(self, offset: int) -> None:
-        half = self._kept.pop(offset, None)
+        half = self._messages.pop(offset, None)
         if half is not None:
-            self._size -= len(half.delivery) + KEPT_BYTES
+            self._size -= len(half.delivery) + ENTRY_OVERHEAD_BYTES
 
 
 Fetched = Callable[[list[HalfMessage], int, Exception | None], None]
 
 
 def fetch_halves(
-    backend: Backend, queue: QueueRef, kept: RecentMessages, offsets: list[int], then: Fetched
+    backend: Backend, queue: QueueRef, recent: RecentMessages, offsets: list[int], then: Fetched
 ) -> None:
     """Get the half messages at these offsets from the cache or the log; call `then(messages, missing,
     error)`.
@@ -122,7 +122,7 @@ def fetch_halves(
     """
     halves: dict[int, HalfMessage] = {}
     for offset in offsets:
-        half = kept.get(offset)
+        half = recent.get(offset)
         if half is not None:
             halves[offset] = half
     remaining = [offset for offset in offsets if offset not in halves]
@@ -153,20 +153,20 @@ def fetch_halves(
 
 
 class OpReader:
-    """Reads the newest op records of one shard; `done(ended, error)` is called once."""
+    """Reads the newest op records of one shard; `done(decisions, error)` is called once."""
 
     def __init__(
         self,
         backend: Backend,
         queue: QueueRef | None,
         count_max: int,
-        done: Callable[[EndedTransactions, Exception | None], None],
+        done: Callable[[DecisionHistory, Exception | None], None],
     ) -> None:
         self._backend = backend
         self._queue = queue
         self._count_max = count_max
         self._done = done
-        self._ended = EndedTransactions(count_max)
+        self._decisions = DecisionHistory(count_max)
         self._first = True  # whether no valid record was read yet
         self._partly = False  # whether older records are skipped or deleted
         self._damaged = False  # whether a record is missing since the last readable one
@@ -175,15 +175,15 @@ class OpReader:
 
     def start(self) -> None:
         if self._queue is None:
-            self._done(self._ended, None)
+            self._done(self._decisions, None)
         else:
             self._backend.bounds((self._queue,)).then(self._on_bounds)
 
     def _on_bounds(self, answer: Completion[list[Bounds | None]]) -> None:
         if answer.error is not None:
-            self._done(self._ended, answer.error)
+            self._done(self._decisions, answer.error)
         elif answer.value[0] is None:
-            self._done(self._ended, None)
+            self._done(self._decisions, None)
         else:
             low, end = answer.value[0]
             start = max(low, end - self._count_max)
@@ -197,7 +197,7 @@ class OpReader:
 
     def _on_read(self, read: ReadAnswer) -> None:
         if read.is_unanswered:
-            self._done(self._ended, read.error)
+            self._done(self._decisions, read.error)
         elif read.bounds is not None:
             self._partly = True
             self._read_from(read.bounds.min)
@@ -208,10 +208,10 @@ class OpReader:
         else:
             self._record_gap(read.next_offset)
             if self._damaged:
-                self._ended.damaged(self._backend.clock_ms())
+                self._decisions.damaged(self._backend.clock_ms())
             if self._first and self._partly:  # all of them are gone
-                self._ended.covered_from_ms = self._backend.clock_ms()
-            self._done(self._ended, None)
+                self._decisions.covered_from_ms = self._backend.clock_ms()
+            self._done(self._decisions, None)
 
     def _record_gap(self, until: int) -> None:
         """Record that the next op record is at offset `until`.
@@ -236,9 +236,9 @@ class OpReader:
                 continue
             if self._damaged:
                 self._damaged = False
-                self._ended.damaged(op.at_ms)
+                self._decisions.damaged(op.at_ms)
             if self._first and self._partly:
-                self._ended.covered_from_ms = max(self._ended.covered_from_ms, op.at_ms)
+                self._decisions.covered_from_ms = max(self._decisions.covered_from_ms, op.at_ms)
             self._first = False
-            ended = Ended(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
-            self._ended.remember(record.message_id, ended)
+            decision = TransactionDecision(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
+            self._decisions.remember(record.message_id, decision)

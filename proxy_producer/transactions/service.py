@@ -25,20 +25,20 @@ from ddmq_common.names import (
 from ddmq_rpc.api import Call
 from proxy_producer.admission import DRAINING
 from proxy_producer.config import ProducerConfig
-from proxy_producer.core.refusals import SendRefusal, illegal, refusal
+from proxy_producer.core.rejections import SendRejection, build_rejection, illegal
 from proxy_producer.delay.context import DelayLevels
 from proxy_producer.flow import Flow, SweepTimer
 from proxy_producer.topics import InternalTopic
-from proxy_producer.transactions.asking import COUNT_MAX, IDL, POLL_BYTES_MAX, POLLS_MAX
+from proxy_producer.transactions.check_back import COUNT_MAX, IDL, POLL_BYTES_MAX, POLLS_MAX
+from proxy_producer.transactions.claimed_shard import ClaimedShard
 from proxy_producer.transactions.codec import shard_of
+from proxy_producer.transactions.combined_commits import CombinedCommits
 from proxy_producer.transactions.context import TransactionContext, TransactionCounts, TransactionTopics
 from proxy_producer.transactions.core.clock import SteadyClock
 from proxy_producer.transactions.deciding import OwnedShard, TransactionDecider
 from proxy_producer.transactions.ends import EndContext, PendingEnd
-from proxy_producer.transactions.gathered import GatheredCommits
-from proxy_producer.transactions.held import HeldShard
 from proxy_producer.transactions.left_overs import LeftOvers
-from proxy_producer.transactions.legal import legal_group, legal_id
+from proxy_producer.transactions.legal import check_group_name, parse_transaction_id
 from proxy_producer.transactions.owners import Owners
 from proxy_producer.transactions.polls import Polls
 from proxy_producer.transactions.reading import acks_of
@@ -87,7 +87,7 @@ class Transactions(QueueOwner[OwnedShard]):
         self._clock = clock
         self._timer = timer
         timeout_s = config.timeout_ms_max / 1_000
-        commits = GatheredCommits(backend, lambda: clock.monotonic() + timeout_s)
+        commits = CombinedCommits(backend, lambda: clock.monotonic() + timeout_s)
         steady = SteadyClock(clock.wall_ms(), clock.monotonic())
         self.waiting: set[OwnerWaiter] = (
             set()
@@ -156,7 +156,7 @@ class Transactions(QueueOwner[OwnedShard]):
 
     def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
         """Start a granted shard by reading it. No transaction is decided before that is done."""
-        shard = HeldShard(self._context, queue, epoch, view.generation, acks_of(view, bounds), bounds.next)
+        shard = ClaimedShard(self._context, queue, epoch, view.generation, acks_of(view, bounds), bounds.next)
         self._begin_work(OwnedShard(shard, TransactionDecider(shard), LeftOvers(shard)))
         shard.start()
 
@@ -182,12 +182,12 @@ class Transactions(QueueOwner[OwnedShard]):
 
     def ready(self) -> Iterator[OwnedShard]:
         """Return the shards that this proxy owns and has read completely."""
-        return (owned for owned in list(self._owned.values()) if owned.held.ready)
+        return (owned for owned in list(self._owned.values()) if owned.shard.ready)
 
     def owned(self, number: int) -> OwnedShard | None:
         """Return the shard with this number if this proxy owns it and has read it completely, else None."""
         owned = self._by_number.get(number)
-        return owned if owned is not None and owned.held.ready else None
+        return owned if owned is not None and owned.shard.ready else None
 
     def owned_of(self, transaction: bytes) -> OwnedShard | None:
         """Return the shard of a transaction if this proxy owns it and has read it completely, else None."""
@@ -195,7 +195,7 @@ class Transactions(QueueOwner[OwnedShard]):
 
     def first_due(self) -> list[int]:
         """Return when the first transaction of each shard is asked about next, on the clock of `now_ms`."""
-        due = (owned.held.core.first_due_ms for owned in self.ready())
+        due = (owned.shard.core.first_due_ms for owned in self.ready())
         return [due_ms for due_ms in due if due_ms is not None]
 
     def retry_waiting(self) -> None:
@@ -205,31 +205,31 @@ class Transactions(QueueOwner[OwnedShard]):
 
     # --- calls
 
-    def atomic_fault(self) -> SendRefusal | None:
-        """Return a refusal if the engine has no atomic commits across topics, which transactions need, else
+    def check_atomic_support(self) -> SendRejection | None:
+        """Return a rejection if the engine has no atomic commits across topics, which transactions need, else
         None."""
         if self.backend.capabilities.atomic:
             return None
         what = f"the engine {self.backend.capabilities.engine} cannot commit several topics as one"
         return illegal("not_atomic", what, "allowed here: sends without a transaction")
 
-    def group_fault(self, name: bytes | None) -> SendRefusal | None:
-        """Return the refusal of an invalid producer group name. None: it is valid, and `groups` has it."""
+    def check_group(self, name: bytes | None) -> SendRejection | None:
+        """Return the rejection of an invalid producer group name. None: it is valid, and `groups` has it."""
         if name in self.groups:
             return None
-        fault = legal_group(name)
-        if fault is None and name is not None:
+        rejection = check_group_name(name)
+        if rejection is None and name is not None:
             if len(self.groups) >= GROUPS_MAX:
                 self.groups.clear()
             self.groups[name] = name.decode()
-        return fault
+        return rejection
 
     def end(self, call: Call, deadline: float) -> None:
         """Handle a call of endTransaction."""
         request = call.args.request
         verdict = self._legal_end(call)
-        if isinstance(verdict, SendRefusal):
-            self.counts.count_refused(f"end: {verdict.reason}")
+        if isinstance(verdict, SendRejection):
+            self.counts.count_rejected(f"end: {verdict.reason}")
             call.reply(IDL.EndTransactionResponse(code=int(verdict.code), msg=verdict.text))
             return
         transaction, action = verdict
@@ -237,30 +237,30 @@ class Transactions(QueueOwner[OwnedShard]):
         self.begin()
         PendingEnd(self._ends, call, transaction, group, action, deadline).start()
 
-    def _legal_end(self, call: Call) -> SendRefusal | tuple[bytes, TransactionAction]:
+    def _legal_end(self, call: Call) -> SendRejection | tuple[bytes, TransactionAction]:
         request = call.args.request
-        fault = DRAINING if self.flow.draining else self.atomic_fault()
-        if fault is not None:
-            return fault
-        transaction = legal_id(request.transactionId)
-        fault = (
-            transaction if isinstance(transaction, SendRefusal) else self.group_fault(request.producerGroup)
+        rejection = DRAINING if self.flow.draining else self.check_atomic_support()
+        if rejection is not None:
+            return rejection
+        transaction = parse_transaction_id(request.transactionId)
+        rejection = (
+            transaction if isinstance(transaction, SendRejection) else self.check_group(request.producerGroup)
         )
-        if fault is not None or isinstance(transaction, SendRefusal):
-            return fault or DRAINING
+        if rejection is not None or isinstance(transaction, SendRejection):
+            return rejection or DRAINING
         action = ACTIONS.get(request.action)
         if action is None:
             what = f"action is {request.action}"
             return illegal("action", what, "allowed: 8 (commit), 12 (rollback), 0 (not known yet)")
-        return self.flow.bound_fault(call.frame_bytes) or (transaction, action)
+        return self.flow.check_bounds(call.frame_bytes) or (transaction, action)
 
     def poll(self, call: Call) -> None:
         """Handle a call of pollTransactionChecks."""
         request = call.args.request
-        fault = self._poll_fault(call)
-        if fault is not None:
-            self.counts.count_refused(f"poll: {fault.reason}")
-            call.reply(IDL.PollChecksResponse(code=int(fault.code), msg=fault.text, checks=[]))
+        rejection = self._check_poll(call)
+        if rejection is not None:
+            self.counts.count_rejected(f"poll: {rejection.reason}")
+            call.reply(IDL.PollChecksResponse(code=int(rejection.code), msg=rejection.text, checks=[]))
             return
         self.begin()
         count = min(max(request.countMax or 1, 1), COUNT_MAX)
@@ -268,17 +268,17 @@ class Transactions(QueueOwner[OwnedShard]):
         group = request.producerGroup.decode()
         self.polls.poll(call, group, count, timeout_s, forwarded=request.forwardedBy is not None)
 
-    def _poll_fault(self, call: Call) -> SendRefusal | None:
+    def _check_poll(self, call: Call) -> SendRejection | None:
         request = call.args.request
         if self.flow.draining or self._stopping:
             return DRAINING
-        if self.polls.held.full:
+        if self.polls.waiting.full:
             what = f"{POLLS_MAX} polls for checks are held"
-            return refusal(Code.BUSY, "polls_max", what, "that is the bound; poll again later")
+            return build_rejection(Code.BUSY, "polls_max", what, "that is the bound; poll again later")
         if call.frame_bytes > POLL_BYTES_MAX:
             what = f"a poll of {call.frame_bytes} bytes"
             return illegal("poll_long", what, f"allowed: at most {POLL_BYTES_MAX}, for it is held")
-        return self.atomic_fault() or self.group_fault(request.producerGroup)
+        return self.check_atomic_support() or self.check_group(request.producerGroup)
 
     # --- periodic work
 
@@ -296,27 +296,27 @@ class Transactions(QueueOwner[OwnedShard]):
         if self._stopping:
             return
         self.acquire()
-        queues = [queue for queue, owned in self._owned.items() if owned.held.ready]
+        queues = [queue for queue, owned in self._owned.items() if owned.shard.ready]
         if queues:
             self.backend.bounds(queues).then(lambda answer: self._on_bounds(queues, answer))
         for owned in list(self._owned.values()):
-            if owned.held.stuck:
-                owned.held.start()
+            if owned.shard.stuck:
+                owned.shard.start()
         now_ms = self.now_ms()
         for owned in self.ready():
-            core = owned.held.core
+            core = owned.shard.core
             core.offer_due(now_ms)
             for transaction, reason in core.overdue():
                 owned.deciding.end(transaction, TransactionOutcome.DEAD_LETTER, None, reason)
-            owned.deciding.retry_held_back()
-            owned.held.flush()
+            owned.deciding.retry_postponed()
+            owned.shard.flush()
             owned.left_overs.move_all()
         self.polls.serve_groups()
         self._set_gauges(self.backend.clock_ms())
         self._runs += 1
         if self._runs % RUNS_PER_TRIM == 0:
             for owned in self.ready():
-                self.backend.trim(owned.held.queue, owned.held.core.position)
+                self.backend.trim(owned.shard.queue, owned.shard.core.position)
 
     def _on_bounds(self, queues: list[QueueRef], answer: Completion[list[Bounds | None]]) -> None:
         """Read the half messages that other proxies have appended to owned shards."""
@@ -324,12 +324,12 @@ class Transactions(QueueOwner[OwnedShard]):
             return
         for queue, bounds in zip(queues, answer.value, strict=True):
             owned = self._owned.get(queue)
-            if owned is not None and bounds is not None and owned.held.ready:
-                owned.held.core.raise_known_end(bounds.next)
-                owned.held.when_read(-1, lambda error: None)
+            if owned is not None and bounds is not None and owned.shard.ready:
+                owned.shard.core.raise_observed_end(bounds.next)
+                owned.shard.when_read(-1, lambda error: None)
 
     def _set_gauges(self, now_ms: int) -> None:
-        cores = [owned.held.core for owned in self._owned.values()]
+        cores = [owned.shard.core for owned in self._owned.values()]
         self.counts.open.value = sum(len(core.open) for core in cores)
         oldest = [core.oldest_ms for core in cores if core.oldest_ms is not None]
         self.counts.oldest_ms.value = max(now_ms - min(oldest), 0) if oldest else 0

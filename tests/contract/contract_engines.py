@@ -53,7 +53,7 @@ class LogMemberEngine(Engine):
     """A process that is not the writer of a file log; writer and member live on one hub here."""
 
     persists = True
-    batches_whole = False
+    fills_batches = False
 
     def open(self) -> None:
         self.writer = open_shared(self.directory, LOG_OPTIONS, clock=self.clock, metrics=Registry())

@@ -23,7 +23,7 @@ class KafkaEngine(Engine):
     """A namespace, and a prefix of topics, of its own on the broker of the run."""
 
     persists: ClassVar[bool] = True
-    batches_whole: ClassVar[bool] = False
+    fills_batches: ClassVar[bool] = False
     stamps: ClassVar[bool] = False
     gapless: ClassVar[bool] = False
     name = ""

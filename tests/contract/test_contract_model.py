@@ -207,7 +207,7 @@ class EngineMachine(RuleBasedStateMachine):
                 break
             expected.append(record)
         assert batch.status is (ReadStatus.DATA if expected else ReadStatus.NONE)
-        if not self.kit.engine.batches_whole:
+        if not self.kit.engine.fills_batches:
             expected = expected[: max(len(batch.offsets), min(1, len(expected)))]
         assert [bytes(delivery) for delivery in batch.deliveries] == [
             record.new.delivery for record in expected

@@ -20,7 +20,7 @@ from backend.testing.engine_contract import *
 
 class MyEngine(Engine):
     persists = False
-    not_kept = {"test_no_tag_has_the_hash_zero": "it is another hash here"}
+    skipped_tests = {"test_no_tag_has_the_hash_zero": "it is another hash here"}
 
     def open(self):
         self.backend = MemoryBackend(self.clock)

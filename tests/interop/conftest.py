@@ -38,7 +38,7 @@ STRICT = {
 def server(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
     """As it comes: topics and groups are created on first use."""
     folder = tmp_path_factory.mktemp("default")
-    with installed(engine) as made, running(folder, installation=made) as started:
+    with installed(engine) as installation, running(folder, installation=installation) as started:
         yield started
 
 
@@ -58,8 +58,8 @@ def short(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[Rea
 def _with(folder: Path, engine: str, files: dict[str, Any]) -> Iterator[RealServer]:
     """A server of this configuration, on an installation of its own."""
     with (
-        installed(engine) as made,
-        running(folder, write_config(folder / "conf", **files), installation=made) as started,
+        installed(engine) as installation,
+        running(folder, write_config(folder / "conf", **files), installation=installation) as started,
     ):
         yield started
 

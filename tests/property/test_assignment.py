@@ -67,7 +67,7 @@ class AssignmentMachine(RuleBasedStateMachine):
         self.table = AssignmentTable(
             lambda topic: self.topics.get(topic, []),
             lambda group, queue: self.recorded.get((group, queue), 0),
-            lines_max=100,
+            rows_max=100,
         )
         self.now = 100.0
         self.members: list[GroupMember] = []  # in the order of joining

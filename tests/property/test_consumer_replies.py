@@ -53,7 +53,7 @@ class RepliesMachine(PullBufferMachine):
                 assert taking is ReservationResult.BUSY
             else:
                 finished = jobs.ack_map.is_finished(offset)
-                assert taking is (ReservationResult.FINISHED if finished else ReservationResult.OVER)
+                assert taking is (ReservationResult.FINISHED if finished else ReservationResult.LEASE_EXPIRED)
 
     @invariant()
     def budget_is_what_the_model_counts(self) -> None:
@@ -152,7 +152,7 @@ class OrderedRepliesMachine(OrderMachine):
             jobs = self.queue_state(message.queue)
             assert replying.reserve_message(jobs, message.offset, message.lease) is ReservationResult.RESERVED
             assert replying.reserve_message(jobs, message.offset, message.lease) is ReservationResult.BUSY
-            assert replying.reserve_message(jobs, message.offset, 999_999) is ReservationResult.OVER
+            assert replying.reserve_message(jobs, message.offset, 999_999) is ReservationResult.LEASE_EXPIRED
             message.state = "taken up"
 
     @rule(data=st.data(), failed=st.booleans(), again=st.booleans())

@@ -31,7 +31,7 @@ from ddmq_common.delays.command import (
     encode_command,
     parse_delay_id,
 )
-from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, schedule_fault
+from ddmq_common.delays.schedules import ScheduleLimits, find_schedule_error, first_due_ms
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_DIALECTS
 from delay_service.core import decider
@@ -46,11 +46,11 @@ from proxy_producer.core.delay_requests import (
     DelayRequest,
     add_command,
     changing_command,
-    delay_fault,
-    id_fault,
+    check_delay_id,
+    check_delay_request,
+    check_timestamp,
     schedule_command,
     schedule_id,
-    timestamp_fault,
     uuid_of,
 )
 from proxy_producer.core.dialects import dialects, read_command
@@ -74,12 +74,12 @@ WAITS = ("1s", "1d", "62d", "999999999999d", "0ms", "500ms", "3s", "1h30m")
 CRONS = ("* * * * *", "0 9 * * 1-5", "0 0 29 2 *", "30 2 * * *", "0 0 30 2 *", "*/7 * L * *", "nonsense")
 ZONES = ("", "UTC", "Europe/Berlin", "Australia/Lord_Howe", "Nowhere/At_All")
 WORDS = ("fire_once", "all", "skip", "sometimes", "")
-OURS = ("at", "after", "cron", "zone", "period", "repeat", "occurrences", "catch-up")
+DDMQ_NAMES = ("at", "after", "cron", "zone", "period", "repeat", "occurrences", "catch-up")
 NAMES = {
     "amq": ("AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON"),
     "rabbit": ("x-delay",),
     "rocketmq": ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"),
-    "ddmq": tuple(f"deliver-{name}" for name in OURS),
+    "ddmq": tuple(f"deliver-{name}" for name in DDMQ_NAMES),
 }
 INTS = (None, 0, 1, -1, 2, 3, 10, 1_000, 999_999_999, 10**9, NOW // 1_000, NOW // 1_000 + 60, 2**31, 2**32,
         2**62, 2**63 - 1, -(2**63), 9_999_999_999, 10_000_000_000)  # fmt: skip
@@ -95,31 +95,31 @@ class Accepted(NamedTuple):
 def of_dialect(random: Random) -> Accepted | None:
     name = random.choice(DELAY_DIALECTS)
     properties = {}
-    for known in random.sample(NAMES[name], random.randint(1, min(5, len(NAMES[name])))):
-        if "cron" in known.lower():
+    for property_name in random.sample(NAMES[name], random.randint(1, min(5, len(NAMES[name])))):
+        if "cron" in property_name.lower():
             pool = CRONS
-        elif "zone" in known:
+        elif "zone" in property_name:
             pool = ZONES
-        elif "catch" in known:
+        elif "catch" in property_name:
             pool = WORDS
         elif random.random() < 0.3:
             pool = random.choice((NUMBERS, MOMENTS, WAITS))
-        elif known.endswith("-at"):
+        elif property_name.endswith("-at"):
             pool = MOMENTS
-        elif known.endswith(("repeat", "REPEAT", "occurrences")):
+        elif property_name.endswith(("repeat", "REPEAT", "occurrences")):
             pool = ("-1", "1", "3", "1000000")
         else:
-            pool = WAITS if known.startswith("deliver") else NUMBERS
-        properties[known.encode()] = random.choice(pool).encode()
+            pool = WAITS if property_name.startswith("deliver") else NUMBERS
+        properties[property_name.encode()] = random.choice(pool).encode()
     seconds = random.choice((62 * 86_400, YEARS_100_S))
     limits = ScheduleLimits(seconds * 1_000, 1_000_000)
-    found = read_command(properties, dialects([name]), NOW + random.randint(0, 10**9), limits)
-    if not isinstance(found, DelayCommand):
+    command = read_command(properties, dialects([name]), NOW + random.randint(0, 10**9), limits)
+    if not isinstance(command, DelayCommand):
         return None
     uuid = uuid_of(random.randbytes(16))
-    whole = msgspec.structs.replace(found, uuid=uuid, topic="t", shard=random.randrange(SHARDS))
-    text = DelayId(whole.timestamp_s, whole.kind, 0, 0, 0, 0, whole.shard, uuid).text()
-    return Accepted(whole, text.encode())
+    complete = msgspec.structs.replace(command, uuid=uuid, topic="t", shard=random.randrange(SHARDS))
+    text = DelayId(complete.timestamp_s, complete.kind, 0, 0, 0, 0, complete.shard, uuid).text()
+    return Accepted(complete, text.encode())
 
 
 def of_request(random: Random) -> Accepted | None:
@@ -139,7 +139,7 @@ def of_request(random: Random) -> Accepted | None:
     uuid = uuid_of(random.randbytes(16))
     if request.kind == DelayType.SCHEDULE:
         return _scheduled(random, request, limits, uuid)
-    if delay_fault(request, limits, SHARDS, NOW) is not None:
+    if check_delay_request(request, limits, SHARDS, NOW) is not None:
         return None
     return Accepted(*add_command(request, "t", uuid, SHARDS))
 
@@ -153,9 +153,9 @@ def _scheduled(random: Random, request: DelayRequest, limits: ScheduleLimits, uu
         random.choice(("", "", "", *CRONS)), random.choice(ZONES) or "UTC",
         random.choice((0, number())), random.choice(WORDS),
     )  # fmt: skip
-    if request.due_ms is not None and timestamp_fault(request, limits, NOW) is not None:
+    if request.due_ms is not None and check_timestamp(request, limits, NOW) is not None:
         return None
-    if schedule_fault(schedule, limits, NOW) is not None:
+    if find_schedule_error(schedule, limits, NOW) is not None:
         return None
     due = request.due_ms if request.due_ms is not None else first_due_ms(schedule, NOW)
     if due is None:
@@ -178,15 +178,15 @@ class Shard:
     def take(self, order: DelayCommand, now: int) -> None:
         text = encode_command(order)
         assert decode_command(text) == order
-        made = CommandRecord(
+        record = CommandRecord(
             self.offset, order, uuid_bytes_of(order), text, bytes(16), now, 0, encode(b"", b"x", b"", None)
         )
         self.offset += 1
-        taken = decider.decide_commands(self.decisions, [made], now)
-        assert taken.commands == 1
-        assert not taken.dead
-        self.write(taken.changes)
-        self.codes += [reply.outcome.code for reply in taken.replies]
+        batch = decider.decide_commands(self.decisions, [record], now)
+        assert batch.commands == 1
+        assert not batch.dead
+        self.write(batch.changes)
+        self.codes += [reply.outcome.code for reply in batch.replies]
 
     def write(self, changes: StoreChanges) -> None:
         for message in changes.added:
@@ -217,9 +217,9 @@ class Shard:
         return fired
 
     def _commit(self, fires: list, now: int) -> None:  # type: ignore[type-arg]
-        ended = [one.message.offset for one in fires if one.following is None]
+        last_offsets = [one.message.offset for one in fires if one.following is None]
         attempts = [(o.message.offset, o.message.occurrence + 1) for o in fires if o.following is not None]
-        ranges = [(offset, offset + 1) for offset in ended]
+        ranges = [(offset, offset + 1) for offset in last_offsets]
         encode_delta(ProgressDelta("g", QUEUE, 1, 1, ranges, attempts))
         for offset, count in attempts:
             assert 0 < count <= OFFSET_END
@@ -259,7 +259,7 @@ def check(accepted: Accepted, random: Random) -> None:
     parsed = parse_delay_id(delay_id)
     assert parsed is not None, delay_id
     assert parsed.uuid == order.uuid
-    assert id_fault(delay_id, SHARDS, extended_client=True) is None
+    assert check_delay_id(delay_id, SHARDS, extended_client=True) is None
     shard, now = Shard(), NOW
     shard.take(order, now)
     for message in shard.store.scan(Scan(None, 0, layout.DUE_MS_MAX, 10)):
@@ -267,8 +267,8 @@ def check(accepted: Accepted, random: Random) -> None:
         assert row["id"] == delay_id.decode(), "it is listed under the id that the sender got"
     in_time = order.due_ms >= now
     if in_time:
-        wanted = naive_dues(order, 4)
-        for due in wanted:
+        expected = naive_dues(order, 4)
+        for due in expected:
             assert shard.fire(due - 1) == []
             assert shard.fire(due) == [due]
             now = due
@@ -288,22 +288,22 @@ def check(accepted: Accepted, random: Random) -> None:
 
 
 def fuzz(seed: int, count: int) -> dict[str, int]:
-    random, found = Random(seed), {"dialects": 0, "requests": 0}
+    random, counts = Random(seed), {"dialects": 0, "requests": 0}
     for _ in range(count):
         for name, make in (("dialects", of_dialect), ("requests", of_request)):
             accepted = make(random)
             if accepted is not None:
-                found[name] += 1
+                counts[name] += 1
                 try:
                     check(accepted, random)
                 except Exception as error:
                     raise AssertionError(f"{accepted}: {type(error).__name__} {error}") from error
-    return found
+    return counts
 
 
 def test_what_is_accepted_can_be_kept_fired_and_cancelled() -> None:
-    found = fuzz(1, 1_500)
-    assert min(found.values()) > 20, found
+    counts = fuzz(1, 1_500)
+    assert min(counts.values()) > 20, counts
 
 
 @pytest.mark.long

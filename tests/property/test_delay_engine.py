@@ -74,8 +74,8 @@ class Process:
         self.due_scans = DueScans(store, self.acks, world.look, SliceLimits(4, 1 << 20, KEPT_MS))
         self.decisions = DecisionContext(store, self.acks, self.due_scans.busy, KEPT_MS)
         known = store.meta(INGESTED)
-        self.known_to = 0 if known is None else int(known)
-        self.position = min(log.committed, self.known_to)
+        self.stored_to = 0 if known is None else int(known)
+        self.position = min(log.committed, self.stored_to)
         self.caught_up = len(log.orders)
         self.unrecorded = UnrecordedOffsets(store)
         self.over = self.unrecorded.offsets
@@ -192,31 +192,31 @@ class DelayMachine(RuleBasedStateMachine):
 
     # --- the owner's steps
 
-    def _write(self, changes: StoreChanges, ended: Collection[int] = ()) -> None:
+    def _write(self, changes: StoreChanges, unrecorded: Collection[int] = ()) -> None:
         self.process.due_scans.on_added(changes.added)
-        self.process.unrecorded.add_ended(ended, changes)
+        self.process.unrecorded.add_offsets(unrecorded, changes)
         self.world.disk.write(changes)
 
     @rule(count=st.sampled_from((1, 2, 50, 50)))
     def take_in(self, count: int) -> None:
         process = self.process
         end = min(process.position + count, len(self.world.log.orders))
-        again = process.position < process.known_to
-        if again:
-            end = min(end, process.known_to)
+        is_replay = process.position < process.stored_to
+        if is_replay:
+            end = min(end, process.stored_to)
         orders = [
             command_of(short_record(record, COMMAND_PROPERTY))
             for record in self.world.log.orders[process.position : end]
         ]
         if not orders:
             return
-        taken = (decider.replay_commands if again else decider.decide_commands)(
+        taken = (decider.replay_commands if is_replay else decider.decide_commands)(
             process.decisions, orders, self.world.now
         )
         process.position += taken.commands
-        if not again and taken.commands:
+        if not is_replay and taken.commands:
             taken.changes.meta[INGESTED] = b"%d" % process.position
-            self._write(taken.changes, taken.ended)
+            self._write(taken.changes, taken.unrecorded)
         process.ready.append(taken)
         process.ready_end = process.position
 

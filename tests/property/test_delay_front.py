@@ -80,13 +80,13 @@ class FrontMachine(RuleBasedStateMachine):
     def bounded_and_right(self) -> None:
         assert all(key >= self.front.start for key in self.live)
         assert self.front.first_key in (None, min(self.live, default=None))
-        assert self.front.key_count <= writing.KNOWN_MAX
+        assert self.front.key_count <= writing.CACHED_KEYS_MAX
 
     def teardown(self) -> None:
         for each in self.patches:
             each.stop()
 
 
-SMALL = {"RANGE_MIN": 2, "FEW": 3, "KNOWN_MAX": 25}
+SMALL = {"RANGE_MIN": 2, "FEW": 3, "CACHED_KEYS_MAX": 25}
 TestFront = FrontMachine.TestCase
 TestFront.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

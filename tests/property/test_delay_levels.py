@@ -25,7 +25,7 @@ from delay_service.core.level import (
     WaitForData,
 )
 from delay_service.core.level_targets import PUT_OFF_S_MIN, Targets
-from delay_service.due.backend import GONE, REFUSED, UNREADABLE, TargetTopic
+from delay_service.due.backend import REFUSED, TOPIC_DELETED, UNREADABLE, TargetTopic
 from tests.examples import examples
 
 PATIENCE_S = 10.0
@@ -181,7 +181,7 @@ class LevelMachine(RuleBasedStateMachine):
         if gone or closed:
             for one in alive if len(fire.fires) == 1 else ():
                 self.closed_since.setdefault(one.topic, self.now_s)
-            self.level.on_rejected(fire, topic_gone=gone, now_s=self.now_s)
+            self.level.on_rejected(fire, topic_unknown=gone, now_s=self.now_s)
             return
         for outlet in fire.fires:
             if outlet.put_off_ms:
@@ -195,7 +195,7 @@ class LevelMachine(RuleBasedStateMachine):
     def agree(self, topic: str, reason: str) -> None:
         if reason == UNREADABLE:
             assert topic == ""
-        elif reason == GONE:
+        elif reason == TOPIC_DELETED:
             assert topic in self.closed_since, "the engine has said so"
         elif reason == REFUSED:
             assert self.now_s - self.closed_since[topic] >= PATIENCE_S

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
-from proxy_producer.transactions.core.ended import Ended, EndedTransactions
+from proxy_producer.transactions.core.decisions import DecisionHistory, TransactionDecision
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import TransactionShard
 from proxy_producer.transactions.core.transaction import HalfFacts, HalfVerdict
@@ -33,7 +33,7 @@ class Naive:
     """One transaction as the log tells it. `parts`: offsets that are of it."""
 
     group: str
-    parts: list[int] = field(default_factory=list)
+    members: list[int] = field(default_factory=list)
 
 
 class TransactionShardMachine(RuleBasedStateMachine):
@@ -42,33 +42,33 @@ class TransactionShardMachine(RuleBasedStateMachine):
         self.now_ms = 10_000
         self.queue: list[HalfFacts | None] = []  # None: a gap
         self.durable = AckMap()
-        self.ops: list[tuple[bytes, Ended]] = []
-        self.shard = self._taken_over()
+        self.ops: list[tuple[bytes, TransactionDecision]] = []
+        self.shard = self._restore_shard()
 
-    def _taken_over(self) -> TransactionShard:
-        ended = EndedTransactions(RULES.ended_max)
+    def _restore_shard(self) -> TransactionShard:
+        history = DecisionHistory(RULES.decisions_max)
         for transaction, one in self.ops:
-            ended.remember(transaction, one)
-        return TransactionShard(RULES, self.durable.copy(), self.durable.committed, ended, self.now_ms)
+            history.remember(transaction, one)
+        return TransactionShard(RULES, self.durable.copy(), self.durable.committed, history, self.now_ms)
 
     # --- the model
 
     def _open(self, end: int) -> dict[bytes, Naive]:
         """What is open when everything below `end` counts, by looking through all of it."""
-        found: dict[bytes, Naive] = {}
+        transaction: dict[bytes, Naive] = {}
         strays = self.strays
         for half in self.queue[:end]:
             if half is None or self.durable.is_finished(half.offset) or half.offset in strays:
                 continue
-            naive = found.setdefault(half.transaction, Naive(half.group))
-            naive.parts.append(half.offset)
-        return found
+            naive = transaction.setdefault(half.transaction, Naive(half.group))
+            naive.members.append(half.offset)
+        return transaction
 
     @property
     def strays(self) -> set[int]:
         """Offsets that are no part of anything, as the shard says."""
-        ranges = self.shard.take_loose()
-        self.shard.restore_loose(ranges)
+        ranges = self.shard.take_orphans()
+        self.shard.restore_orphans(ranges)
         opened = self.shard.open.values()
         aside = {half.offset for one in opened for half in one.late} | {
             at for one in opened for at in one.beyond
@@ -88,21 +88,21 @@ class TransactionShardMachine(RuleBasedStateMachine):
         before = self.shard.open.get(transaction)
         copies = identity and before is not None and identity in before.identities
         full = before is not None and len(before.offsets) >= RULES.commit_messages_max
-        ended = self.shard.ended.get(transaction)
+        decision = self.shard.decisions.get(transaction)
         half = self._half(transaction, group, identity)
-        taken = self.shard.add_stored(half)
+        verdict = self.shard.add_stored(half)
         if not was_read:
-            assert taken is HalfVerdict.AHEAD
+            assert verdict is HalfVerdict.AHEAD
             assert self.shard.must_read()
         elif before is None:
-            assert taken is (HalfVerdict.PART if ended is None else HalfVerdict.ENDED)
+            assert verdict is (HalfVerdict.MEMBER if decision is None else HalfVerdict.DECIDED)
         elif before.group != group:
-            assert taken is HalfVerdict.FOREIGN
+            assert verdict is HalfVerdict.FOREIGN
         elif copies:
-            assert taken is HalfVerdict.COPY
+            assert verdict is HalfVerdict.COPY
         else:
-            room = HalfVerdict.LARGE if full else HalfVerdict.PART
-            assert taken is (room if before.deciding is None else HalfVerdict.LATE)
+            expected = HalfVerdict.LARGE if full else HalfVerdict.MEMBER
+            assert verdict is (expected if before.deciding is None else HalfVerdict.LATE)
 
     @rule(transaction=IDS, group=st.sampled_from(GROUPS), identity=st.sampled_from(("", "a")))
     def append_elsewhere(self, transaction: bytes, group: str, identity: str) -> None:
@@ -114,10 +114,10 @@ class TransactionShardMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def read(self, count: int) -> None:
-        self.shard.raise_known_end(len(self.queue))
+        self.shard.raise_observed_end(len(self.queue))
         start, end = self.shard.next_read()
-        found = [half for half in self.queue[start : min(start + count, end)] if half is not None]
-        self.shard.add_read(found, min(start + count, end, len(self.queue)))
+        transaction = [half for half in self.queue[start : min(start + count, end)] if half is not None]
+        self.shard.add_read(transaction, min(start + count, end, len(self.queue)))
 
     def read_all(self, count: int) -> None:
         while self.shard.must_read(len(self.queue) - 1):
@@ -127,38 +127,38 @@ class TransactionShardMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(one.deciding is None for one in self.shard.open.values()))
     @rule(data=st.data(), outcome=st.sampled_from((COMMITTED, TransactionOutcome.ROLLED_BACK)))
-    def ask_for_the_end(self, data: st.DataObject, outcome: TransactionOutcome) -> None:
+    def request_the_end(self, data: st.DataObject, outcome: TransactionOutcome) -> None:
         self.read_all(4)
         choice = [one for one in self.shard.open.values() if one.deciding is None]
-        found = data.draw(st.sampled_from(choice))
-        assert self._open(len(self.queue))[found.id].parts == found.offsets
-        self.shard.begin(found, outcome)
+        transaction = data.draw(st.sampled_from(choice))
+        assert self._open(len(self.queue))[transaction.id].members == transaction.offsets
+        self.shard.begin(transaction, outcome)
 
     @precondition(lambda self: any(one.deciding is not None for one in self.shard.open.values()))
     @rule(data=st.data(), stored=st.booleans())
     def commit(self, data: st.DataObject, stored: bool) -> None:
         choice = [one for one in self.shard.open.values() if one.deciding is not None]
-        found = data.draw(st.sampled_from(choice))
-        loose = self.shard.take_loose()
+        transaction = data.draw(st.sampled_from(choice))
+        orphans = self.shard.take_orphans()
         if not stored:
-            self.shard.restore_loose(loose)
-            self.shard.not_decided(found, self.now_ms)
+            self.shard.restore_orphans(orphans)
+            self.shard.not_decided(transaction, self.now_ms)
             return
-        outcome = found.deciding
+        outcome = transaction.deciding
         assert outcome is not None
-        late = [half.offset for half in found.late]
-        self.durable.finish([(offset, offset + 1) for offset in found.offsets])
-        self.durable.finish(loose)
-        self.ops.append((found.id, Ended(outcome, found.group, self.now_ms)))
-        self.shard.finish_loose(loose)
-        assert [half.offset for half in self.shard.remove_decided(found, self.ops[-1][1])] == late
-        assert self.shard.ended.get(found.id) is not None
+        late = [half.offset for half in transaction.late]
+        self.durable.finish([(offset, offset + 1) for offset in transaction.offsets])
+        self.durable.finish(orphans)
+        self.ops.append((transaction.id, TransactionDecision(outcome, transaction.group, self.now_ms)))
+        self.shard.finish_orphans(orphans)
+        assert [half.offset for half in self.shard.remove_decided(transaction, self.ops[-1][1])] == late
+        assert self.shard.decisions.get(transaction.id) is not None
 
     @rule()
     def finish_strays(self) -> None:
-        loose = self.shard.take_loose()
-        self.durable.finish(loose)
-        self.shard.finish_loose(loose)
+        orphans = self.shard.take_orphans()
+        self.durable.finish(orphans)
+        self.shard.finish_orphans(orphans)
 
     # --- time and checks
 
@@ -172,7 +172,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
             self.shard.begin(one, TransactionOutcome.DEAD_LETTER)
 
     @rule(group=st.sampled_from(GROUPS), stored=st.booleans())
-    def ask_a_group(self, group: str, stored: bool) -> None:
+    def check_with_a_group(self, group: str, stored: bool) -> None:
         for one in self.shard.begin_checks(group, 2, 1_000):
             assert one.group == group
             assert one.due_ms <= self.now_ms
@@ -187,22 +187,22 @@ class TransactionShardMachine(RuleBasedStateMachine):
     @rule()
     def take_over(self) -> None:
         before = {one.id: (one.offsets, one.checks) for one in self.shard.open.values()}
-        whole = not self.shard.must_read(len(self.queue) - 1)
-        deciding = any(one.late for one in self.shard.open.values()) or self.shard.has_loose
-        self.shard = self._taken_over()
+        complete = not self.shard.must_read(len(self.queue) - 1)
+        deciding = any(one.late for one in self.shard.open.values()) or self.shard.has_orphans
+        self.shard = self._restore_shard()
         self.read_all(3)
-        if whole and not deciding:
+        if complete and not deciding:
             assert {one.id: (one.offsets, one.checks) for one in self.shard.open.values()} == before
 
     # --- always
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        parts = {offset for one in self.shard.open.values() for offset in one.offsets}
+        members = {offset for one in self.shard.open.values() for offset in one.offsets}
         strays = self.strays
         for offset in range(self.shard.read_to):
-            places = (self.durable.is_finished(offset), offset in parts, offset in strays)
-            assert sum(places) == 1, (offset, places)
+            states = (self.durable.is_finished(offset), offset in members, offset in strays)
+            assert sum(states) == 1, (offset, states)
 
     @invariant()
     def the_groups_are_counted(self) -> None:

@@ -14,7 +14,7 @@ from tests.support.own_name import own_name
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
     folder = tmp_path_factory.mktemp("scenarios")
-    with installed(engine) as made, running(folder, installation=made) as started:
+    with installed(engine) as installation, running(folder, installation=installation) as started:
         yield started
 
 

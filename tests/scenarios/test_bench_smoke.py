@@ -61,7 +61,7 @@ def test_the_work_beside_other_systems_is_right(work: str, last: str, tmp_path: 
 
 
 def test_what_is_told_of_the_peers_has_each_system_and_figure() -> None:
-    from bench.peers.told import picture, tables
+    from bench.peers.summary import picture, tables
 
     found = {
         "ours, one a call": {"per_s": 1000.0, "cpu_us": 30.0},

@@ -23,6 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session of this test run; leave its settings as they are."""
-    made = small_session("tests")
-    yield made
-    made.stop()
+    session = small_session("tests")
+    yield session
+    session.stop()

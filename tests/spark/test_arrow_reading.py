@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 
 from bench.samples_generator import FAULTS, Shape, write
-from ddmq_common.metrics.samples import SampleName, part_name
+from ddmq_common.metrics.samples import SampleName, interval_name
 from metrics_job.arrow import read
 from metrics_job.arrow.lines import SeriesCodes, parse
 from metrics_job.arrow.read import merged_since, read_minutes
@@ -147,7 +147,7 @@ def test_long_files_are_read_in_parts(
 def test_files_that_are_merged_and_deleted_meanwhile_are_read_as_the_merged_one(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = [tmp_path / str(part_name(RUN, seq)) for seq in (0, 1)]
+    parts = [tmp_path / str(interval_name(RUN, seq)) for seq in (0, 1)]
     for seq, path in enumerate(parts):
         path.write_bytes(text([OWN | {"seq": seq, "to": 99_000}]))
     listed = read.input_files
@@ -169,7 +169,7 @@ def test_files_that_are_merged_and_deleted_meanwhile_are_read_as_the_merged_one(
 
 
 def test_what_retention_deletes_is_no_reason_to_read_again() -> None:
-    one, two = str(part_name(RUN, 0)), str(part_name(RUN, 1))
+    one, two = str(interval_name(RUN, 0)), str(interval_name(RUN, 1))
     assert not merged_since([one, two], [two])
     assert merged_since([one, two], [two, str(SampleName(RUN, 0, 0, True))])
 
@@ -177,7 +177,7 @@ def test_what_retention_deletes_is_no_reason_to_read_again() -> None:
 def test_every_odd_line_is_what_sparks_reader_says(spark: SparkSession, tmp_path: Path) -> None:
     for at, line in enumerate(ODD_LINES):  # a file each, so that rejects tell which line it was
         line = line.replace(b'"seq": 3', b'"seq": %d' % at).replace(b'"i"', b'"%s"' % RUN.encode())
-        (tmp_path / str(part_name(RUN, at))).write_bytes(
+        (tmp_path / str(interval_name(RUN, at))).write_bytes(
             line + b"\n" + text([OWN | {"seq": at, "to": 99_000}])
         )
     same_both_ways(spark, [tmp_path])
@@ -190,8 +190,8 @@ def test_a_line_that_only_spark_finds_good_counts_once_with_its_copies(
     odd = line.replace(b'"t"', b'"\\u0074"')  # the same line, as another writer would put it
     assert json.loads(odd) == OWN
     (tmp_path / str(SampleName(RUN, 0, 3, merged=True))).write_bytes(odd + text([OWN | {"seq": 0}]))
-    (tmp_path / str(part_name(RUN, 3))).write_bytes(line)
-    (tmp_path / str(part_name(RUN, 4))).write_bytes(text([OWN | {"seq": 4}]))
+    (tmp_path / str(interval_name(RUN, 3))).write_bytes(line)
+    (tmp_path / str(interval_name(RUN, 4))).write_bytes(text([OWN | {"seq": 4}]))
     made = same_both_ways(spark, [tmp_path])
     assert made["counter", 0, "ddmq_acked_total", "p@h", "t", "g", ""][0] == 6.0
 
@@ -202,18 +202,18 @@ def test_more_odd_intervals_than_are_named_are_all_read_again(
     monkeypatch.setattr(read, "RETRIES_MAX", 2)
     for seq in range(3):
         odd = text([OWN | {"seq": seq}]).replace(b'"t"', b'"\\u0074"')
-        (tmp_path / str(part_name(RUN, seq))).write_bytes(odd + text([OWN | {"seq": seq, "to": 99_000}]))
+        (tmp_path / str(interval_name(RUN, seq))).write_bytes(odd + text([OWN | {"seq": seq, "to": 99_000}]))
     made = same_both_ways(spark, [tmp_path])
     assert made["counter", 0, "ddmq_acked_total", "p@h", "t", "g", ""][0] == 6.0
 
 
 @pytest.mark.parametrize(
-    "name", ["copy.jsonl", str(part_name("00000000deadbeef", 3)), str(part_name(RUN, 4))]
+    "name", ["copy.jsonl", str(interval_name("00000000deadbeef", 3)), str(interval_name(RUN, 4))]
 )
 def test_a_file_whose_name_does_not_tell_what_is_in_it(
     spark: SparkSession, tmp_path: Path, name: str
 ) -> None:
-    for file in (name, str(part_name(RUN, 3))):
+    for file in (name, str(interval_name(RUN, 3))):
         (tmp_path / file).write_bytes(text([OWN, OWN | {"metric": "ddmq_failed_total"}]))
     made = same_both_ways(spark, [tmp_path])
     assert made["p@h", RUN, 3, 10_000, 20_000] == (0, 2, 4, False)

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.samples import SampleName, part_name
+from ddmq_common.metrics.samples import SampleName, interval_name
 from metrics_job.batch import run_batch
 from tests.spark import tables_read
 
@@ -57,7 +57,7 @@ def put(samples: Path, at_ms: int, instance: str, seq: int, lines: Iterable[str]
     moment = datetime.fromtimestamp(at_ms / 1000, UTC)
     folder = samples / f"date={moment:%Y-%m-%d}" / f"hour={moment:%H}"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / str(part_name(run(instance), seq))
+    path = folder / str(interval_name(run(instance), seq))
     path.write_text("".join(f"{one}\n" for one in lines))
     return path
 
@@ -180,7 +180,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         case(folder)
     for name in ("date=2026-13-45/hour=03", f"date={BAD:%Y-%m-%d}/hour=99", "date=9999-12-31/hour=23"):
         (folder / name).mkdir(parents=True)  # days and hours that there are not
-        (folder / name / str(part_name(run("nowhere"), 0))).write_text("{}\n")
+        (folder / name / str(interval_name(run("nowhere"), 0))).write_text("{}\n")
     sends(folder, ms(LONG, 1.5), "long", 0, 180, s=90)
     sends(folder, ms(LONG, LATE), "long", 1, 5)
     for week, value in enumerate((100, 104, 96, 1000)):
@@ -240,7 +240,7 @@ def test_a_time_that_is_none_is_an_error(spark: SparkSession, tmp_path: Path, mo
 
 
 def test_a_day_of_only_bad_lines_has_rejects_alone(out: Path) -> None:
-    name = str(part_name(run("bad"), 0))
+    name = str(interval_name(run("bad"), 0))
     wanted = {(name, "corrupt"): 2, (name, "unknown version"): 1, (name, "bad value"): 1}
     assert {key: lines for key, lines in tables_read.rejects(out).items() if key[0] == name} == wanted
     assert [path.name for path in out.iterdir() if (path / f"date={BAD:%Y-%m-%d}").exists()] == ["rejects"]
@@ -341,7 +341,7 @@ def test_what_a_killed_run_had_begun_to_write_is_deleted(out: Path) -> None:
 
 def test_labels_of_a_newer_server_are_refused_and_counted(plain: Path) -> None:
     assert set(tables_read.rejects(plain / "out").items()) == {
-        ((str(part_name(run("new"), 0)), "unknown label"), 2)
+        ((str(interval_name(run("new"), 0)), "unknown label"), 2)
     }
     rows = tables_read.counters(plain / "out", "hour")
     assert [key[1] for key in of_day(rows, WEEKS[1])] == ["ddmq_sends_total"]

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ddmq_common.metrics.cells import bucket_index
-from ddmq_common.metrics.samples import folder, part_name
+from ddmq_common.metrics.samples import folder, interval_name
 from metrics_job.batch import run_batch
 from metrics_job.report.run import read_report
 from tests.spark import tables_read
@@ -37,7 +37,7 @@ def put(samples: Path, noon: int, seq: int, *told: dict[str, object]) -> None:
     run = f"{noon:016x}"
     head = {"v": 1, "process": "p@h", "instance": run, "seq": seq, "from": to_ms - INTERVAL_MS, "to": to_ms}
     first = {"metric": "ddmq_process", "labels": {"state": "running" if seq else "first"}, "value": 1}
-    path = samples / folder(to_ms) / str(part_name(run, seq))
+    path = samples / folder(to_ms) / str(interval_name(run, seq))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(head | one) + "\n" for one in (first, *told)))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.samples_generator import FAULTS, Generator, Made, Shape, write
+from bench.samples_generator import FAULTS, ExpectedSamples, Generator, Shape, write
 from ddmq_common.metrics.samples import decode, encode
 from tests.spark import reference
 
@@ -14,23 +14,25 @@ SHAPE = Shape(samples=60_000, seed=5, faults=0.08)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Made]:
+def samples(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExpectedSamples]:
     directory = tmp_path_factory.mktemp("samples")
     return directory, write(SHAPE, directory)
 
 
 @pytest.fixture(scope="module")
-def found(made: tuple[Path, Made]) -> reference.Found:
-    return reference.read(made[0])
+def found(samples: tuple[Path, ExpectedSamples]) -> reference.Found:
+    return reference.read(samples[0])
 
 
-def test_every_fault_is_in_it(made: tuple[Path, Made]) -> None:
-    assert set(made[1].faults) == set(FAULTS)
-    assert len(made[1].instances) > SHAPE.producers + SHAPE.consumers + SHAPE.delayers
+def test_every_fault_is_in_it(samples: tuple[Path, ExpectedSamples]) -> None:
+    assert set(samples[1].faults) == set(FAULTS)
+    assert len(samples[1].instances) > SHAPE.producers + SHAPE.consumers + SHAPE.delayers
 
 
-def test_lines_duplicates_and_rejects_are_as_told(made: tuple[Path, Made], found: reference.Found) -> None:
-    _, truth = made
+def test_lines_duplicates_and_rejects_are_as_told(
+    samples: tuple[Path, ExpectedSamples], found: reference.Found
+) -> None:
+    _, truth = samples
     reasons = dict.fromkeys((reason for _, reason in found.rejects), 0)
     for (_, reason), lines in found.rejects.items():
         reasons[reason] += lines
@@ -40,8 +42,8 @@ def test_lines_duplicates_and_rejects_are_as_told(made: tuple[Path, Made], found
     assert truth.samples + truth.repeated + sum(reasons.values()) == truth.lines >= SHAPE.samples
 
 
-def test_totals_are_as_told(made: tuple[Path, Made], found: reference.Found) -> None:
-    _, truth = made
+def test_totals_are_as_told(samples: tuple[Path, ExpectedSamples], found: reference.Found) -> None:
+    _, truth = samples
     lines = found.lines
     totals: dict[str, float] = dict.fromkeys(truth.totals, 0)
     for (_, metric, *_), (total, _, _) in reference.counters(lines, reference.HOUR_MS).items():
@@ -53,8 +55,8 @@ def test_totals_are_as_told(made: tuple[Path, Made], found: reference.Found) -> 
     assert observed == truth.observed
 
 
-def test_runs_are_as_told(made: tuple[Path, Made], found: reference.Found) -> None:
-    _, truth = made
+def test_runs_are_as_told(samples: tuple[Path, ExpectedSamples], found: reference.Found) -> None:
+    _, truth = samples
     told = {run.instance: (run.seq - run.missing - run.unnoticed, run.missing) for run in truth.instances}
     rows = reference.processes(found)
     assert {instance: (files, missing) for (_, _, instance), (_, files, missing, *_) in rows.items()} == told

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.samples_generator import Arrival, Generator, Shape, place
+from bench.samples_generator import Arrival, Generator, Shape, write_file
 from tests.spark import reference, tables_read
 
 SHAPE = Shape(samples=3_000, seed=21, faults=0.3, interval_ms=20_000, topics=1, groups=2)
@@ -96,7 +96,7 @@ def _numbered(folder: Path) -> int:
 
 def arrive(job: Streaming, files: list[Arrival]) -> None:
     for file in files:
-        place(job.samples, file.path, file.data)
+        write_file(job.samples, file.path, file.data)
 
 
 def test_stopped_and_killed_it_ends_with_the_tables_of_a_batch(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from bench.samples_generator import Generator, Shape, place
+from bench.samples_generator import Generator, Shape, write_file
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.samples import HOUR_MS, SampleLine, SampleName, encode, folder, part_name
+from ddmq_common.metrics.samples import HOUR_MS, SampleLine, SampleName, encode, folder, interval_name
 from metrics_job import arrived
 from metrics_job.arrived import Arrived
 from metrics_job.batch import run_batch
@@ -47,7 +47,9 @@ class TakingRig:
         """Write one: sequence number -> (to, value of ddmq_sends_total)."""
         seqs = sorted(intervals)
         name = (
-            SampleName(instance, seqs[0], seqs[-1], merged=True) if merged else part_name(instance, seqs[0])
+            SampleName(instance, seqs[0], seqs[-1], merged=True)
+            if merged
+            else interval_name(instance, seqs[0])
         )
         lines = [
             SampleLine(
@@ -176,7 +178,7 @@ def test_batches_give_the_tables_of_one_run_and_leave_other_hours_alone(
     made: list[set[tuple[str, str]]] = []  # hour and name of each file of a table, after each batch
     for batch, some in enumerate((files[:cut], files[cut:])):
         for file in some:
-            place(samples, file.path, file.data)
+            write_file(samples, file.path, file.data)
         paths = [str(samples / file.path) for file in some]
         taking.take_batch(reader.json(paths).withColumn(FILE, F.col("_metadata.file_path")), batch)
         made.append({(path.parent.name, path.name) for path in (out / "counters_minute").rglob("*.parquet")})

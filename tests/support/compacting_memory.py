@@ -21,9 +21,9 @@ class CompactingMemory(PlayedMemory):
         for name in COMPACTED_TOPICS:
             topic = self._store.topics.get(name)
             for queue in () if topic is None else topic.queues:
-                seen = set[bytes]()
+                newer_keys = set[bytes]()
                 for entry in reversed(queue.entries()):
                     key, value, _, _ = decode(entry.record.delivery)
-                    if key in seen or not value:
+                    if key in newer_keys or not value:
                         queue.lose_record(entry.record.offset)
-                    seen.add(key)
+                    newer_keys.add(key)

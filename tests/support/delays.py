@@ -11,7 +11,7 @@ from tests.support.waits import until
 def wait_for_delays(address: str, topic: str) -> None:
     """Until a message with a delay is taken; its body is `first`, and it is due at once."""
 
-    def taken() -> bool:
+    def is_accepted() -> bool:
         try:
             producer.send(topic, b"first", delay=timedelta(0))
         except SendError:
@@ -19,4 +19,4 @@ def wait_for_delays(address: str, topic: str) -> None:
         return True
 
     with Producer(address, timeout_ms=60_000) as producer:
-        until(taken, "a delay service is there")
+        until(is_accepted, "a delay service is there")

@@ -17,28 +17,28 @@ def reachable_folder(near: Path | None = None) -> Iterator[Path]:
 
     With `near`, one on the file system of that folder is preferred.
     """
-    place = reachable_place(near)
-    with tempfile.TemporaryDirectory(prefix="ddmq-", dir=place, ignore_cleanup_errors=True) as folder:
+    base = find_reachable_base(near)
+    with tempfile.TemporaryDirectory(prefix="ddmq-", dir=base, ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
-def reachable_place(near: Path | None = None) -> Path:
-    """Return the folder for temporary files below which `reachable_folder` makes its own."""
-    places = [Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")]
+def find_reachable_base(near: Path | None = None) -> Path:
+    """Return the folder for temporary files below which `reachable_folder` creates its own."""
+    folders = [Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")]
     if near is not None:
         device = near.stat().st_dev
-        places.sort(key=lambda place: not place.exists() or place.stat().st_dev != device)
-    place = next(filter(is_usable, places), None)
-    assert place is not None, f"no folder that other users can reach among {[*map(str, places)]}"
-    return place
+        folders.sort(key=lambda folder: not folder.exists() or folder.stat().st_dev != device)
+    folder = next(filter(is_usable, folders), None)
+    assert folder is not None, f"no folder that other users can reach among {[*map(str, folders)]}"
+    return folder
 
 
-def is_usable(place: Path) -> bool:
+def is_usable(folder: Path) -> bool:
     """Return whether we may write there, others may enter, programs may run, and the path is short."""
-    if len(os.fsencode(place)) > PATH_BYTES_MAX or not os.access(place, os.W_OK | os.X_OK):
+    if len(os.fsencode(folder)) > PATH_BYTES_MAX or not os.access(folder, os.W_OK | os.X_OK):
         return False
-    return not os.statvfs(place).f_flag & os.ST_NOEXEC and is_open_to_others(place)
+    return not os.statvfs(folder).f_flag & os.ST_NOEXEC and is_open_to_others(folder)
 
 
 def is_open_to_others(folder: Path) -> bool:

@@ -45,8 +45,8 @@ class KafkaInstallation(Installation):
         config = config or folder / "conf"
         config.mkdir(parents=True, exist_ok=True)
         names = {"namespace": self._name, "topic_prefix": f"{self._name}."}
-        given = {"bootstrap": broker(), **names, "session_ms": SESSION_MS}
-        tree = {"engine": "kafka", "kafka": given}
+        settings = {"bootstrap": broker(), **names, "session_ms": SESSION_MS}
+        tree = {"engine": "kafka", "kafka": settings}
         (config / "backend.yaml").write_text(json.dumps(tree))
         return config
 
@@ -57,11 +57,11 @@ class KafkaInstallation(Installation):
 @contextmanager
 def installed(engine: str) -> Iterator[Installation]:
     """One more installation on this engine."""
-    made = KafkaInstallation() if engine == "kafka" else Installation()
+    target = KafkaInstallation() if engine == "kafka" else Installation()
     try:
-        yield made
+        yield target
     finally:
-        made.close()
+        target.close()
 
 
 @pytest.fixture(scope="session", params=ENGINES)
@@ -73,5 +73,5 @@ def engine(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def installation(engine: str) -> Iterator[Installation]:
     """One of the test's own, for servers that it starts itself."""
-    with installed(engine) as made:
-        yield made
+    with installed(engine) as target:
+        yield target

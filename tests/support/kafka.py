@@ -30,9 +30,9 @@ _WATCH = (
 
 def broker() -> str:
     """HOST:PORT of the run's broker; started by whoever asks first."""
-    given = os.environ.get("DDMQ_KAFKA")
-    if given:
-        return given
+    address = os.environ.get("DDMQ_KAFKA")
+    if address:
+        return address
     try:
         java()
     except ConfigError as error:

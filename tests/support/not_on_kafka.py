@@ -20,7 +20,7 @@ class Reason(NamedTuple):
 
 NO_FIND = Reason("Kafka keeps no index by key or message id", "find_by_key")
 NO_ORDER = Reason("Kafka assigns no position that orders records across topics", "topic_order")
-KEYS_PLACE = Reason(
+QUEUE_BY_KEY = Reason(
     "without positions across topics, each message goes to the queue of its key", "topic_order"
 )
 NO_ONCE = Reason("Kafka does not record whether a message has already been stored", "idempotent")
@@ -40,10 +40,10 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
         "test_the_store_s_clock_follows_the_wall": NO_CLOCK,
         "test_by_key_newest_first": NO_FIND,
         "test_by_message_id": NO_FIND,
-        "test_an_id_that_stands_twice_is_found_twice": NO_FIND,
+        "test_an_id_that_is_stored_twice_matches_twice": NO_FIND,
         "test_other_topics_with_the_same_key_stay_out": NO_FIND,
-        "test_what_is_not_there_is_not_found": NO_FIND,
-        "test_what_was_just_answered_is_found": NO_FIND,
+        "test_a_missing_key_or_id_has_no_match": NO_FIND,
+        "test_a_record_matches_as_soon_as_it_is_answered": NO_FIND,
     },
     "contract/test_contract_killed.py": {
         "test_what_was_answered_survives_kill_9": OTHER_KILLS,
@@ -55,20 +55,20 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
     },
     "contract/test_contract_once.py": {
         "test_a_key_is_stored_once": NO_ONCE,
-        "test_another_body_is_told": NO_ONCE,
+        "test_another_body_is_reported": NO_ONCE,
         "test_a_key_belongs_to_its_topic": NO_ONCE,
         "test_resends_that_are_under_way_together": NO_ONCE,
         "test_sequences_are_stored_once_in_any_order": NO_ONCE,
         "test_what_a_producer_has_an_answer_for_is_forgotten": NO_ONCE,
-        "test_a_record_that_was_refused_is_not_known": NO_ONCE,
+        "test_the_identity_of_a_rejected_record_is_not_recorded": NO_ONCE,
         "test_what_is_no_identity_is_refused[*]": NO_ONCE,
-        "test_a_topic_made_again_knows_nothing_of_the_one_before": NO_ONCE,
-        "test_commits_do_not_look_at_it": NO_ONCE,
-        "test_they_are_known_after_a_restart": NO_ONCE,
+        "test_a_recreated_topic_has_no_identities_of_the_deleted_one": NO_ONCE,
+        "test_commits_do_not_check_identities": NO_ONCE,
+        "test_identities_are_recorded_over_a_restart": NO_ONCE,
         "test_a_clock_that_is_set_forward_makes_nothing_older": NO_ONCE,
     },
     "contract/test_contract_lasting.py": {
-        "test_everything_is_found_again": NO_FIND,
+        "test_every_record_matches_after_a_restart": NO_FIND,
     },
     "scenarios/test_transactions_end_to_end.py": {
         "test_an_outbox_and_an_inbox_make_it_once": NO_ONCE,
@@ -99,7 +99,7 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
         "test_health_and_metrics": NO_LOG,
     },
     "interop/test_interop_send.py": {
-        "test_send_batch_keeps_its_order_in_one_queue": KEYS_PLACE,
+        "test_send_batch_keeps_its_order_in_one_queue": QUEUE_BY_KEY,
     },
 }
 
@@ -111,6 +111,6 @@ def reason(file: str, test: str) -> Reason | None:
 
 def _names(pattern: str, test: str) -> bool:
     """A function stands for all its parameters; with brackets for those that match, as file names do."""
-    function, _, wanted = pattern.rstrip("]").partition("[")
-    name, _, given = test.rstrip("]").partition("[")
-    return function == name and (not wanted or fnmatchcase(given, wanted))
+    function, _, parameter_pattern = pattern.rstrip("]").partition("[")
+    name, _, parameters = test.rstrip("]").partition("[")
+    return function == name and (not parameter_pattern or fnmatchcase(parameters, parameter_pattern))

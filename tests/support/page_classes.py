@@ -46,9 +46,9 @@ def parse(group: click.Command, words: Sequence[str]) -> dict[str, Any]:
     """Return the parameters of a command line. Raises click's UsageError."""
     context, words = click.Context(group, info_name="ddmq"), list(words)
     while isinstance(group, click.Group):
-        found = group.get_command(context, words[0])
-        assert found is not None, f"there is no command {words[0]}"
-        group = found
+        command = group.get_command(context, words[0])
+        assert command is not None, f"there is no command {words[0]}"
+        group = command
         words = words[1:]
     return group.make_context(group.name, words).params
 
@@ -121,10 +121,10 @@ def check_files(command: Command) -> None:
 def check_chart(command: Command) -> None:
     """The chart has every value that `--set` sets."""
     check_files(command)
-    whole = json.loads((ROOT / "conf/helm/ddmq/values.schema.json").read_text())
+    values_schema = json.loads((ROOT / "conf/helm/ddmq/values.schema.json").read_text())
     for name, word in zip(command.words, command.words[1:], strict=False):
         if name == "--set":
-            schema = whole
+            schema = values_schema
             for key in re.split(r"\.|\[\d+\]\.?", word.partition("=")[0]):
                 if "properties" in schema:
                     assert key in schema["properties"], word

@@ -55,10 +55,10 @@ class Command:
 @cache
 def blocks(*languages: str) -> tuple[Block, ...]:
     """Return the blocks of all pages in these languages; without one, every block."""
-    found = [
+    all_blocks = [
         block for page in PAGES for block in read_blocks(page, (ROOT / page).read_text(encoding="utf-8"))
     ]
-    return tuple(block for block in found if not languages or block.language in languages)
+    return tuple(block for block in all_blocks if not languages or block.language in languages)
 
 
 def page_blocks(page: str, *languages: str) -> list[Block]:
@@ -85,10 +85,10 @@ def commands(block: Block) -> Iterator[Command]:
             typed = f"{line}\n"
             continue
         simple = [_simple(words) for words in _split(tokens)]
-        for place, (variables, words) in enumerate(simple, 1):
+        for number, (variables, words) in enumerate(simple, 1):
             if words[0] == "export":
                 exported |= variables
-            yield Command(block, line, exported | variables, words, output if place == len(simple) else [])
+            yield Command(block, line, exported | variables, words, output if number == len(simple) else [])
     assert not typed, f"{block}: a quote is not closed: {typed}"
 
 
@@ -98,8 +98,8 @@ def _typed_lines(block: Block) -> Iterator[tuple[str, list[str]]]:
     if block.language == "sh":
         yield from ((line, []) for line in text.splitlines())
         return
-    for piece in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-        typed, *output = piece.splitlines()
+    for entry in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        typed, *output = entry.splitlines()
         yield typed, output
 
 

@@ -12,13 +12,13 @@ def reserved(port: int = 0) -> socket.socket:
     other program, nor the kernel for a connection's own end, is given the port by chance. A server that is
     killed and started again needs this: clients of other tests would reach whoever got its port meanwhile.
     """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", port))
-    return held
+    placeholder = socket.socket()
+    placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    placeholder.bind(("127.0.0.1", port))
+    return placeholder
 
 
-def port_of(held: socket.socket) -> int:
-    """Its number."""
-    number: int = held.getsockname()[1]
+def port_of(placeholder: socket.socket) -> int:
+    """Return the port of the socket."""
+    number: int = placeholder.getsockname()[1]
     return number

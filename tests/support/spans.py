@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry that tests look at: made by the SDK, kept in memory when they end."""
+"""Spans of OpenTelemetry, recorded by the SDK and kept in memory when they end."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ddmq_client.opentelemetry import OpenTelemetryObserver
 
 
 class Spans:
-    """Those of one provider, in the order they ended; `observer` makes them."""
+    """The spans of one provider, in the order of their ends; `observer` creates them."""
 
     def __init__(self, sampler: Sampler | None = None, **settings: Any) -> None:
-        self._ended = InMemorySpanExporter()
+        self._exporter = InMemorySpanExporter()
         self.provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
-        self.provider.add_span_processor(SimpleSpanProcessor(self._ended))
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = self.provider.get_tracer("test")
         self.observer = OpenTelemetryObserver(self.provider, **settings)
 
     def all(self, name: str = "") -> list[ReadableSpan]:
-        """With this name; without: all of them."""
-        return [span for span in self._ended.get_finished_spans() if span.name == name or not name]
+        """Return the ended spans with this name, or all of them."""
+        return [span for span in self._exporter.get_finished_spans() if span.name == name or not name]
 
     def names(self) -> list[str]:
         return sorted(span.name for span in self.all())
@@ -35,25 +35,25 @@ class Spans:
         return span
 
 
-def place(span: ReadableSpan | SpanContext) -> tuple[int, int]:
-    """Trace and span id."""
-    found = span.get_span_context() if isinstance(span, ReadableSpan) else span
-    assert found is not None
-    return found.trace_id, found.span_id
+def span_ids(span: ReadableSpan | SpanContext) -> tuple[int, int]:
+    """Return (trace id, span id)."""
+    context = span.get_span_context() if isinstance(span, ReadableSpan) else span
+    assert context is not None
+    return context.trace_id, context.span_id
 
 
 def linked(span: ReadableSpan) -> list[tuple[int, int]]:
-    """What it links to."""
-    return [place(link.context) for link in span.links]
+    """Return the ids of the spans that it links to."""
+    return [span_ids(link.context) for link in span.links]
 
 
 def parent(span: ReadableSpan) -> tuple[int, int] | None:
-    """What it is a child of."""
-    return None if span.parent is None else place(span.parent)
+    """Return the ids of its parent, or None."""
+    return None if span.parent is None else span_ids(span.parent)
 
 
 def traceparent(span: ReadableSpan) -> str:
-    """As a property names it."""
-    found = span.get_span_context()
-    assert found is not None
-    return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"
+    """Return the W3C traceparent of the span."""
+    context = span.get_span_context()
+    assert context is not None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"

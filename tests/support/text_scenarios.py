@@ -22,7 +22,7 @@ def by_name(scenario: object) -> Callable[[str], Iterable[str]]:
 
     def play(line: str) -> Iterable[str]:
         name, *words = line.split()
-        told = getattr(scenario, name.replace("-", "_"))(*words)
-        return () if told is None else (f"> {told}",)
+        outcome = getattr(scenario, name.replace("-", "_"))(*words)
+        return () if outcome is None else (f"> {outcome}",)
 
     return play

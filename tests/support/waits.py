@@ -17,7 +17,7 @@ T = TypeVar("T")
 async def loop_until(condition: Callable[[], T], seconds: float = PATIENCE_S) -> T:
     """The same for a task: its loop goes on meanwhile."""
     end = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < end, f"in {seconds:g} s not seen: {describe(condition, '')}"
         await asyncio.sleep(0.002)
-    return found
+    return value

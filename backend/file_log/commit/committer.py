@@ -27,11 +27,11 @@ _ZEROS = bytes(AHEAD_BYTES)
 
 
 class NotStartedError(Exception):
-    """The disk refused a write before anything was written; `refusal` is its error."""
+    """The disk refused a write before anything was written; `os_error` is its error."""
 
-    def __init__(self, refusal: OSError) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
+    def __init__(self, os_error: OSError) -> None:
+        super().__init__(str(os_error))
+        self.os_error = os_error
 
 
 class Job:

@@ -178,7 +178,7 @@ class FramePacker:
                 touched.append((queue, assigned))
         frame.touched = touched
 
-    def find_refusal(self, record: NewRecord) -> DdmqError | None:
+    def find_rejection(self, record: NewRecord) -> DdmqError | None:
         """Return why a record cannot be accepted, or None."""
         topic = self._state.topics.get(record.topic)
         if (
@@ -297,8 +297,8 @@ class FramePacker:
         return first is not None
 
     def _explain_error(self, record: NewRecord, error: Exception) -> DdmqError:
-        refusal = self.find_refusal(record)
-        return CallerError(f"the record cannot be stored: {error}") if refusal is None else refusal
+        rejection = self.find_rejection(record)
+        return CallerError(f"the record cannot be stored: {error}") if rejection is None else rejection
 
     def _hash_tags(self, tags: bytes) -> int:
         value = tag_hash(tags)

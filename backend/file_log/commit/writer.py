@@ -165,7 +165,7 @@ class Writer:
     ) -> None:
         self.state = state
         self.durable = self.written = position  # log positions
-        self.refusal: DdmqError | None = None
+        self.failure: DdmqError | None = None
         self.stuck: DdmqError | None = None  # why the log could not grow the last time; it is retried
         self._options = options
         self._clock = clock
@@ -212,8 +212,8 @@ class Writer:
 
     def _check_bounds(self, request: Request) -> DdmqError | None:
         options = self._options
-        if self.refusal is not None:
-            return self.refusal
+        if self.failure is not None:
+            return self.failure
         if request.size > options.request_bytes_max:
             return BoundReachedError(
                 f"a request of {request.size} bytes; allowed: at most {options.request_bytes_max}"
@@ -253,7 +253,7 @@ class Writer:
 
     def _start_next(self) -> tuple[list[Request], list[Request]]:
         """Hand the next job over; return the late requests, and those that are done without a write."""
-        if self._job is not None or self._closed or self.refusal is not None:
+        if self._job is not None or self._closed or self.failure is not None:
             return [], []
         if (self._at_rest or (self._sync_requested and not self._pending)) and self.written > self.durable:
             self._hand_over(SyncJob())
@@ -379,14 +379,14 @@ class Writer:
         self.state.sends.back_to(0)
         self.state.batch_id = frame.batch_id
         text = f"the log cannot grow: {error}; nothing was stored"
-        refusal: DdmqError = DiskFullError(text) if is_full(error.refusal) else StorageError(text)
+        growth_error: DdmqError = DiskFullError(text) if is_full(error.os_error) else StorageError(text)
         if self.stuck is None:
             log.error("%s; it is tried again every %d ms", text, self._options.recover_retry_ms)
-        self.stuck = refusal
+        self.stuck = growth_error
         self._retry_timer.once(self._options.recover_retry_ms / 1000, self._retry_growth)
         late, answered = self._start_next()
         for request in frame.requests:
-            self.run_guarded(request.refuse, refusal)
+            self.run_guarded(request.refuse, growth_error)
         self._answer_requests(late, answered)
 
     def _retry_growth(self) -> None:
@@ -403,13 +403,13 @@ class Writer:
     # --- after a failed write or sync
 
     def _fail(self, error: Exception, frame: PackedFrame | None) -> None:
-        if self.refusal is not None:  # `give_up` was called meanwhile
+        if self.failure is not None:  # `give_up` was called meanwhile
             self._refuse_all(frame)
             return
-        self.refusal = RefusedUntilRecoveredError(
+        self.failure = RefusedUntilRecoveredError(
             f"writing the log failed ({error}); it refuses writes until all of it is proven durable again"
         )
-        log.error("%s", self.refusal)
+        log.error("%s", self.failure)
         self._rescue = RescueJob(self.durable, frame)
         if not self._rest_timer.active:  # else soon: each rescue leaves a segment and its descriptor
             self._hand_over(self._rescue)
@@ -424,7 +424,7 @@ class Writer:
             self._retry_timer.once(self._options.recover_retry_ms / 1000, self._retry_rescue)
             return
         log.warning("the log continues in a new segment from position %d", job.durable)
-        self._rescue = self.refusal = None
+        self._rescue = self.failure = None
         self._rest_timer.once(self._options.recover_retry_ms / 1000, self._retry_rescue)
         self._segments.add(job.segment)
         if job.frame is not None:
@@ -440,7 +440,7 @@ class Writer:
 
     def give_up(self, error: DdmqError) -> None:
         """Stop writing: refuse all waiting and later requests with `error`."""
-        self.refusal = error
+        self.failure = error
         rescue, self._rescue = self._rescue, None
         self._refuse_all(None if rescue is None else rescue.frame)
 
@@ -449,7 +449,7 @@ class Writer:
         for request in [] if frame is None else frame.requests:
             self.run_guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
         for request in pending:
-            self.run_guarded(request.refuse, self.refusal)
+            self.run_guarded(request.refuse, self.failure)
 
     # --- deadlines and the end
 
@@ -458,7 +458,7 @@ class Writer:
         if now < self.deadline:
             return
         late = [request for request in self._pending if request.deadline <= now]
-        in_flight = self._requests_in_flight()
+        in_flight = self._list_requests_in_flight()
         unknown = [request for request in in_flight if request.deadline <= now]
         waiting = [*self._pending, *in_flight]
         self.deadline = min((other.deadline for other in waiting if other.deadline > now), default=NEVER)
@@ -467,7 +467,7 @@ class Writer:
         for request in unknown:
             self.run_guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
 
-    def _requests_in_flight(self) -> list[Request]:
+    def _list_requests_in_flight(self) -> list[Request]:
         frame = getattr(self._job or self._rescue, "frame", None)
         return [] if frame is None else frame.requests
 
@@ -482,7 +482,7 @@ class Writer:
         self._gathering.close()
         for timer in (self._sync_timer, self._retry_timer, self._rest_timer):
             timer.stop()
-        in_flight, job, stopped = self._requests_in_flight(), None, True
+        in_flight, job, stopped = self._list_requests_in_flight(), None, True
         try:
             job = self._committer.stop(timeout_s)
         except TimeoutError:

@@ -29,13 +29,13 @@ def parse_segment(name: str) -> int | None:
     return int(name) if len(name) == 20 and name.isascii() and name.isdecimal() else None
 
 
-def kept_name(start: int, end: int) -> str:
-    """Return the file name of a kept segment: one that expired and is retained only for its dead letters."""
+def dead_letter_segment_name(start: int, end: int) -> str:
+    """Return the file name of a dead-letter segment: one that is retained only for its dead letters."""
     return f"{start:020d}-{end:020d}"
 
 
-def parse_kept(name: str) -> tuple[int, int] | None:
-    """Parse the log positions `[start, end)` from a kept segment's file name; None for other names."""
+def parse_dead_letter_segment(name: str) -> tuple[int, int] | None:
+    """Parse the log positions `[start, end)` from a dead-letter segment's file name; None for other names."""
     start, _, end = name.partition("-")
     range_ = parse_segment(start), parse_segment(end)
     return None if range_[0] is None or range_[1] is None else (range_[0], range_[1])

@@ -71,7 +71,7 @@ class OldSegment(NamedTuple):
     end: int
     bytes_on_disk: int
     newest_ms: int  # store time of its last record
-    is_retained: bool = False  # retained for its dead letters alone
+    dead_letters_only: bool = False  # retained for its dead letters alone
 
 
 class Hold(NamedTuple):
@@ -97,7 +97,7 @@ class Deletion(NamedTuple):
     keep: bool = False
 
 
-class HeldSegment(NamedTuple):
+class BlockedSegment(NamedTuple):
     """A segment that is due for deletion, and the hold that retains it."""
 
     segment: OldSegment
@@ -155,7 +155,7 @@ def plan_deletions(
     options: RetentionOptions,
     holds: Iterable[Hold],
     dead_letters: SegmentHold = lambda _: None,
-) -> tuple[list[Deletion], HeldSegment | None]:
+) -> tuple[list[Deletion], BlockedSegment | None]:
     """Return the deletions to perform now, oldest first, and the first segment that a hold retains.
 
     `segments` ascend; the last one is live and stays.
@@ -167,11 +167,11 @@ def plan_deletions(
     blocked = None
     for segment in segments[:-1]:
         reason = _deletion_reason(segment, moment, options, free, log_bytes)
-        if reason is None and not segment.is_retained:
+        if reason is None and not segment.dead_letters_only:
             break
         hold = lowest if lowest is not None and segment.end > lowest.position else dead_letters(segment)
         if hold is not None and reason is not None:
-            blocked = blocked or HeldSegment(segment, reason, hold)
+            blocked = blocked or BlockedSegment(segment, reason, hold)
         if hold is None:
             plan += [*passed, Deletion(segment, Reason.AGE if reason is None else reason)]
             passed = []
@@ -179,7 +179,7 @@ def plan_deletions(
             log_bytes -= segment.bytes_on_disk
         elif hold is lowest:
             break
-        elif not segment.is_retained:
+        elif not segment.dead_letters_only:
             passed.append(Deletion(segment, reason or Reason.AGE, keep=True))
     return plan, blocked
 
@@ -213,8 +213,12 @@ def _reopen_mark(mark: int, refused: bool) -> int:
     return int(mark * REOPEN_FACTOR) if refused else mark
 
 
-def refusal_text(
-    state: DiskAdmission, disk: LogDisk, options: RetentionOptions, folder: str, held: HeldSegment | None
+def describe_disk_shortage(
+    state: DiskAdmission,
+    disk: LogDisk,
+    options: RetentionOptions,
+    folder: str,
+    blocked: BlockedSegment | None,
 ) -> str:
     """Describe why sends are refused, with the numbers and the remedy."""
     _, refuse, reserve = apply_marks(options, disk.total)
@@ -223,7 +227,7 @@ def refusal_text(
         if state is DiskAdmission.ALL_REFUSED
         else ("client sends are refused", refuse)
     )
-    blocker = f"; segment {held.segment.start} cannot go: {held.hold.reason}" if held else ""
+    blocker = f"; segment {blocked.segment.start} cannot go: {blocked.hold.reason}" if blocked else ""
     return (
         f"the disk of {folder} has {show_bytes(disk.free)} free of {show_bytes(disk.total)}, less than the "
         f"{show_bytes(mark)} below which {refused}, until {show_bytes(_reopen_mark(mark, True))} are free: "

@@ -78,7 +78,7 @@ class AttachedIndex:
         segments = self._segments.segments
         ends = [*self._segments.starts[1:], segments[-1].end]
         return [
-            (segment.start, segment.end if segment.kept else end)
+            (segment.start, segment.end if segment.dead_letters_only else end)
             for segment, end in zip(segments, ends, strict=True)
         ]
 

@@ -163,7 +163,7 @@ class Queries:
         self._check_open()
         queue = self._state.queue(ref)
         if queue is None:
-            return FileBatch(None, ReadStatus.GONE, offset, None)
+            return FileBatch(None, ReadStatus.UNKNOWN_QUEUE, offset, None)
         if not self._state.topics[ref.topic].info.readable:
             raise CallerError(f"topic {ref.topic} is not readable")
         if offset == queue.visible:

@@ -82,7 +82,7 @@ _ERRORS: dict[int, type[Exception]] = {
 }
 _CODES = {kind: code for code, kind in _ERRORS.items()}
 ErrorRow = tuple[int, str]
-decode_fault: Callable[[Body], ErrorRow] = make_decoder(ErrorRow)
+decode_error: Callable[[Body], ErrorRow] = make_decoder(ErrorRow)
 
 
 def error_row(error: Exception) -> ErrorRow:
@@ -102,8 +102,8 @@ def error_from(row: ErrorRow) -> Exception:
 
 
 AppendRow = tuple[int, list[NewRecord]]
-OddRow = tuple[int, int, int, ErrorRow | None, FirstStored | None]
-ResultsRow = tuple[int, int, list[int], list[OddRow]]
+DeviationRow = tuple[int, int, int, ErrorRow | None, FirstStored | None]
+ResultsRow = tuple[int, int, list[int], list[DeviationRow]]
 decode_append: Callable[[Body], AppendRow] = make_decoder(AppendRow)
 _decode_results: Callable[[Body], ResultsRow] = make_decoder(ResultsRow)
 
@@ -114,7 +114,7 @@ def encode_results(clock_ms: int, results: Sequence[AppendResult]) -> bytes:
     A result deviates if its record was rejected, was stored before, or has another durability.
     """
     common = results[0].durability if results else Durability.WRITTEN
-    odd = [
+    deviations = [
         (
             index,
             result.status,
@@ -125,15 +125,15 @@ def encode_results(clock_ms: int, results: Sequence[AppendResult]) -> bytes:
         for index, result in enumerate(results)
         if result.status or result.durability is not common or result.first is not None
     ]
-    return encode((clock_ms, common, [result.offset for result in results], odd))
+    return encode((clock_ms, common, [result.offset for result in results], deviations))
 
 
 def decode_results(body: Body) -> tuple[int, list[AppendResult]]:
     """Decode the answer to an append into (store clock in ms, results)."""
-    clock_ms, common, offsets, odd = _decode_results(body)
+    clock_ms, common, offsets, deviations = _decode_results(body)
     stored, durability = AppendStatus.STORED, Durability(common)
     results = [AppendResult(stored, offset, durability, None) for offset in offsets]
-    for index, status, own, error, first in odd:
+    for index, status, own, error, first in deviations:
         problem = None if error is None else error_from(error)
         results[index] = AppendResult(AppendStatus(status), offsets[index], Durability(own), problem, first)
     return clock_ms, results

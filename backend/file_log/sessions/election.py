@@ -27,7 +27,7 @@ from gevent.event import Event
 
 from backend.completion import Completion
 from backend.engine import Watchers, at_once
-from backend.file_log.lock import DirectoryInUseError, DirectoryLock, lock_holder
+from backend.file_log.lock import DirectoryInUseError, DirectoryLock, lock_owner
 from backend.file_log.sessions.member import MemberBackend
 from backend.file_log.sessions.mirror import find_changed_keys
 from backend.file_log.sessions.pipe import SessionLimits
@@ -161,7 +161,7 @@ class Election:
 
     def _no_server_text(self) -> str:
         if self._may_write:
-            return f"{self._directory} is written by {lock_holder(self._directory)}, which does not answer"
+            return f"{self._directory} is written by {lock_owner(self._directory)}, which does not answer"
         return (
             f"no server is running on {self._directory}; start one with:"
             f" ddmq serve --data-dir {self._directory}"
@@ -292,7 +292,7 @@ class ElectedMembership:
         self._face = face
         self._join = join
         self.listener = listener
-        self.held: set[QueueRef] = set()
+        self.owned: set[QueueRef] = set()
         self._inner: Membership | None = None
         self.moves = 0
         self.moving = True  # has no place at the present backend yet
@@ -308,19 +308,19 @@ class ElectedMembership:
         self.moves += 1
         self.moving = True
         self._inner = None
-        queues = sorted(self.held)
-        self.held.clear()
+        queues = sorted(self.owned)
+        self.owned.clear()
         self.listener.lost(queues)
 
     def release(self, queues: Iterable[QueueRef]) -> None:
         released = list(queues)
-        self.held.difference_update(released)
+        self.owned.difference_update(released)
         if self._inner is not None:
             self._inner.release(released)
 
     def leave(self) -> None:
         self.moves += 1
-        self.held.clear()
+        self.owned.clear()
         self._face.remove_membership(self)
         if self._inner is not None:
             self._inner.leave()
@@ -337,7 +337,7 @@ class _Relay:
 
     def assigned(self, assignment: Assignment) -> None:
         if not self._is_over():
-            self._membership.held.update(assignment.queues)
+            self._membership.owned.update(assignment.queues)
             self._membership.listener.assigned(assignment)
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
@@ -346,7 +346,7 @@ class _Relay:
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
         if not self._is_over():
-            self._membership.held.difference_update(queues)
+            self._membership.owned.difference_update(queues)
             self._membership.listener.lost(queues)
 
 

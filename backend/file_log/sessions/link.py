@@ -2,8 +2,8 @@
 
 Rules:
 * There is one session at a time. Between sessions, and once the writer says that it is leaving, requests are
-  held in their order and sent to the next writer; at their deadline they are settled as not stored.
-* A request that was sent and not answered when a session ends is sent again first, before the held ones,
+  queued in their order and sent to the next writer; at their deadline they are settled as not stored.
+* A request that was sent and not answered when a session ends is resent first, before the queued ones,
   where that is harmless; otherwise it is settled with an unknown outcome.
 * Unanswered requests are bounded by number and bytes; at the bound a request is rejected at once. A request
   leaves by `remove`, exactly once, whatever becomes of it.
@@ -56,7 +56,7 @@ class Owner(Protocol):
         """Handle a frame that answers no request. Raises msgspec.MsgspecError if it is malformed."""
 
     def on_ready(self) -> None:
-        """Called when the session is ready: unanswered requests were resent, held ones follow after this."""
+        """Called when the session is ready: unanswered requests were resent, queued ones follow."""
 
     def on_caught_up(self) -> None:
         """Called once per session, after `on_ready`, when every resent request has been answered."""
@@ -83,7 +83,7 @@ class Link:
         self._pipe: Pipe | None = None
         self.outstanding = Outstanding(self.loop, clock, metrics, limits, self._caught_up)
         self._ident = 0
-        self._heard_at = self._pinged_at = clock.monotonic()
+        self._last_frame_at = self._pinged_at = clock.monotonic()
         self.is_ready = False
         self.is_writer_leaving = self._has_caught_up = False
         self.rejection: Exception | None = None  # why the writer would not have us
@@ -98,13 +98,13 @@ class Link:
     # --- requests
 
     def submit_request(self, request: SessionRequest) -> None:
-        """Send a request, hold it until there is a session, or reject it (at a bound, or when closed)."""
+        """Send a request, queue it until there is a session, or reject it (at a bound, or when closed)."""
         if not self.outstanding.admit_request(request):
             return
-        if self.is_ready and not self.is_writer_leaving and not self.outstanding.held:
+        if self.is_ready and not self.is_writer_leaving and not self.outstanding.queued:
             self._send(request)
         else:
-            self.outstanding.held[request] = None
+            self.outstanding.queued[request] = None
 
     def push(self, kind: FrameKind, ident: int, body: bytes) -> None:
         """Send a frame that gets no answer; nothing happens without a session."""
@@ -125,7 +125,7 @@ class Link:
         limits = self.limits
         self.is_writer_leaving = self._has_caught_up = False
         self.rejection = None
-        self._heard_at = self._clock.monotonic()
+        self._last_frame_at = self._clock.monotonic()
         self._pipe = Pipe(
             self.loop, sock, limits.frame_bytes_max, limits.out_bytes_max, self._on_frame, self._on_lost
         )
@@ -148,8 +148,8 @@ class Link:
         self._pinged_at = now
         if self._pipe is not None:
             if stalled:
-                self._heard_at = now
-            if now - self._heard_at > self.limits.silence_s:
+                self._last_frame_at = now
+            if now - self._last_frame_at > self.limits.silence_s:
                 self.end_session("silent", f"nothing heard from the writer for {self.limits.silence_s} s")
             elif self.is_ready:
                 self._pipe.send(FrameKind.PING, 0, b"")
@@ -189,12 +189,12 @@ class Link:
         self._pipe.send(request.kind, request.ident, body)
 
     def _on_frame(self, kind: int, ident: int, body: bytes) -> None:
-        self._heard_at = self._clock.monotonic()
+        self._last_frame_at = self._clock.monotonic()
         try:
             if kind == FrameKind.ANSWER:
                 self._on_answer(ident, body)
-            elif kind == FrameKind.FAULT:
-                self._on_fault(ident, codec.error_from(codec.decode_fault(body)))
+            elif kind == FrameKind.ERROR:
+                self._on_error(ident, codec.error_from(codec.decode_error(body)))
             elif kind == FrameKind.GOING:
                 self.is_writer_leaving = True
             else:
@@ -220,12 +220,12 @@ class Link:
             if not is_open:
                 self.outstanding.remove(request)
         if is_open:
-            self.outstanding.hold_rejected(request)
+            self.outstanding.requeue_rejected(request)
 
-    def _on_fault(self, ident: int, error: Exception) -> None:
+    def _on_error(self, ident: int, error: Exception) -> None:
         request = self.outstanding.sent.get(ident)
         if request is not None and isinstance(error, DrainingError) and not request.is_done:
-            self.outstanding.hold_rejected(request)
+            self.outstanding.requeue_rejected(request)
         elif request is not None:
             self.outstanding.remove(request)
             self._on_rejected(request, error)
@@ -233,7 +233,7 @@ class Link:
             self.rejection = error
             self.end_session("refused", str(error))
         elif self._owner.has_membership(ident):
-            self._owner.on_push(FrameKind.FAULT, ident, codec.encode(codec.error_row(error)))
+            self._owner.on_push(FrameKind.ERROR, ident, codec.encode(codec.error_row(error)))
 
     def _on_rejected(self, request: SessionRequest, error: Exception) -> None:
         """Settle a rejected request with `error`.
@@ -242,40 +242,40 @@ class Link:
         """
         may_split = isinstance(error, (CallerError, BoundReachedError, ValueError, TypeError, OverflowError))
         if may_split and isinstance(request, AppendFrame) and len(request.calls) > 1:
-            for part in request.split_calls():
-                self.submit_request(part)
+            for call_request in request.split_calls():
+                self.submit_request(call_request)
         elif not request.is_done:
-            request.on_fault(error)
+            request.on_error(error)
 
     def _on_ready(self) -> None:
         self.is_ready = True
         outstanding = self.outstanding
-        outstanding.sort_held()
-        repeated = [request for request in outstanding.held if request.is_sent and not request.is_done]
+        outstanding.sort_queued()
+        repeated = [request for request in outstanding.queued if request.is_sent and not request.is_done]
         outstanding.resent.update(request for request in repeated if isinstance(request, SessionCommit))
         for request in repeated:
-            self._send_held(request)
+            self._send_queued(request)
         self._owner.on_ready()
         self._caught_up()
-        while outstanding.held and self._pipe is not None:
-            for request in list(outstanding.held):  # one pass: each new one starts at the front
-                if self._pipe is not None and request in outstanding.held:
-                    self._send_held(request)
+        while outstanding.queued and self._pipe is not None:
+            for request in list(outstanding.queued):  # one pass: each new one starts at the front
+                if self._pipe is not None and request in outstanding.queued:
+                    self._send_queued(request)
 
     def _caught_up(self) -> None:
         if self.is_ready and not self._has_caught_up and not self.outstanding.resent:
             self._has_caught_up = True
             self._owner.on_caught_up()
 
-    def _send_held(self, request: SessionRequest) -> None:
+    def _send_queued(self, request: SessionRequest) -> None:
         if request.is_done:
             self.outstanding.remove(request)
         else:
-            del self.outstanding.held[request]
+            del self.outstanding.queued[request]
             self._send(request)
 
     def _on_lost(self, reason: str, text: str) -> None:
-        """Clean up after the pipe was closed: settle or hold requests and notify the owner."""
+        """Clean up after the pipe was closed: settle or queue requests and notify the owner."""
         self._pipe = None
         was_ready, self.is_ready, self.is_writer_leaving = self.is_ready, False, False
         if was_ready:
@@ -289,7 +289,7 @@ SLOT_S = 0.02  # resolution of deadlines
 
 
 class Outstanding:
-    """A member's unsettled requests: `sent` by id, and `held` in order until there is a session.
+    """A member's unsettled requests: `sent` by id, and `queued` in order until there is a session.
 
     `caught_up` is called when every resent request has been answered.
     """
@@ -302,7 +302,7 @@ class Outstanding:
         self._metrics = metrics
         self._limits = limits
         self._caught_up = caught_up
-        self.held: dict[SessionRequest, None] = {}
+        self.queued: dict[SessionRequest, None] = {}
         self._in_order = True
         self.sent: dict[int, SessionRequest] = {}
         self.resent: set[SessionRequest] = set()  # commits sent again in this session, not answered
@@ -315,7 +315,7 @@ class Outstanding:
         self._ticking = False
 
     def __len__(self) -> int:
-        return len(self.sent) + len(self.held)
+        return len(self.sent) + len(self.queued)
 
     @property
     def free_bytes(self) -> int:
@@ -329,7 +329,7 @@ class Outstanding:
         """
         error = self._why_rejected(request)
         if error is not None:
-            self._loop.run_callback(request.on_fault, error)
+            self._loop.run_callback(request.on_error, error)
             return False
         self._request_count += 1
         request.number = self._request_count
@@ -355,7 +355,7 @@ class Outstanding:
         self._wheel.remove(request)
         if request.is_sent:
             self.sent.pop(request.ident, None)
-        self.held.pop(request, None)
+        self.queued.pop(request, None)
         if request in self.resent:
             self.resent.discard(request)
             if not self.resent:
@@ -363,21 +363,21 @@ class Outstanding:
         self.bytes -= request.size
         request.size = 0
 
-    def hold_rejected(self, request: SessionRequest) -> None:
-        """Hold a request that a draining writer rejected, to be sent to the next writer in its old order."""
+    def requeue_rejected(self, request: SessionRequest) -> None:
+        """Queue a request that a draining writer rejected, to be sent to the next writer in its old order."""
         self.sent.pop(request.ident, None)
         request.ident, request.is_sent = 0, False
-        self.held[request] = None
+        self.queued[request] = None
         self._in_order = False
 
-    def sort_held(self) -> None:
-        """Sort held requests by the order of their calls, with those that will be resent first."""
+    def sort_queued(self) -> None:
+        """Sort queued requests by the order of their calls, with those that will be resent first."""
         if not self._in_order:
             self._in_order = True
-            self.held = dict.fromkeys(sorted(self.held, key=lambda one: (not one.is_sent, one.number)))
+            self.queued = dict.fromkeys(sorted(self.queued, key=lambda one: (not one.is_sent, one.number)))
 
     def session_lost(self) -> None:
-        """Hold the sent requests that may be resent, before all others.
+        """Queue the sent requests that may be resent, before all others.
 
         Settle the rest with an unknown outcome.
         """
@@ -391,7 +391,7 @@ class Outstanding:
                 unknown.append(request)
         self.sent.clear()
         self.resent.clear()
-        self.held = {**repeated, **self.held}
+        self.queued = {**repeated, **self.queued}
         for request in unknown:
             self._count_unanswered(request)
             self.remove(request)
@@ -405,11 +405,11 @@ class Outstanding:
             self.remove(wait)
         return waits
 
-    def take_held(self) -> list[SessionRequest]:
-        """Remove and return every held request, in order."""
-        self.sort_held()
-        requests = [request for request in self.held if not request.is_done]
-        for request in list(self.held):
+    def take_queued(self) -> list[SessionRequest]:
+        """Remove and return every queued request, in order."""
+        self.sort_queued()
+        requests = [request for request in self.queued if not request.is_done]
+        for request in list(self.queued):
             self.remove(request)
         return requests
 
@@ -420,7 +420,7 @@ class Outstanding:
 
         Fails parked waits at once.
         """
-        for request in [*self.sent.values(), *self.held]:
+        for request in [*self.sent.values(), *self.queued]:
             if isinstance(request, WaitRequest):
                 self.remove(request)
                 if not request.is_done:
@@ -469,9 +469,9 @@ class Outstanding:
         """Fail every request with DrainingError."""
         self.closed = True
         self._timer.stop()
-        pending = [*self.sent.values(), *self.held]
+        pending = [*self.sent.values(), *self.queued]
         self.sent.clear()
-        self.held.clear()
+        self.queued.clear()
         self.resent.clear()
         self._wheel.clear()
         for request in pending:

@@ -8,7 +8,7 @@ Rules:
   released their queues) and are assigned queues again, under higher epochs.
 * At a new session, progress that was not answered is sent again and answered before any membership joins: an
   assignment would fence it.
-* Without a session requests are held until there is one, or until their deadline.
+* Without a session requests are queued until there is one, or until their deadline.
 * The owner of this keeps it attached (election.py): it makes no connection by itself.
 """
 
@@ -235,7 +235,7 @@ class MemberBackend(Backend):
     def take_unsent(self) -> list[SessionRequest]:
         """Remove and return all unsent requests, in order, for the backend that replaces this one."""
         self._flush_batch()
-        return self.link.outstanding.take_held()
+        return self.link.outstanding.take_queued()
 
     # --- calls of the link (link.Owner)
 
@@ -259,8 +259,8 @@ class MemberBackend(Backend):
             self._memberships.on_revoked(ident, queues, deadline_of(left_ms, self.clock.monotonic()))
         elif kind == FrameKind.LOST:
             self._memberships.on_lost(ident, body)
-        elif kind == FrameKind.FAULT:
-            self._memberships.on_rejected(ident, codec.error_from(codec.decode_fault(body)))
+        elif kind == FrameKind.ERROR:
+            self._memberships.on_rejected(ident, codec.error_from(codec.decode_error(body)))
 
     def on_ready(self) -> None:
         self._reads.on_ready()
@@ -322,7 +322,7 @@ class MemberBackend(Backend):
         """Submit a request that changes data; it is rejected while draining."""
         if self._draining:
             error = DrainingError("this process is draining; it takes nothing new")
-            self.link.loop.run_callback(request.on_fault, error)
+            self.link.loop.run_callback(request.on_error, error)
         else:
             self.link.submit_request(request)
 
@@ -336,18 +336,18 @@ class RemoteMembership:
         self.listener = listener
         self.ident = 0
         self.is_joined = False
-        self.held: set[QueueRef] = set()
+        self.owned: set[QueueRef] = set()
 
     def release(self, queues: Iterable[QueueRef]) -> None:
         """Release queues that were revoked."""
-        released = [queue for queue in queues if queue in self.held]
-        self.held.difference_update(released)
+        released = [queue for queue in queues if queue in self.owned]
+        self.owned.difference_update(released)
         if released and self.is_joined:
             self._memberships.push(FrameKind.RELEASE, self.ident, codec.encode(released))
 
     def leave(self) -> None:
         """Leave the group and release every queue."""
-        self.held.clear()
+        self.owned.clear()
         self._memberships.leave(self)
 
 
@@ -387,8 +387,8 @@ class RemoteMemberships:
         self._is_open = False
         for membership in list(self._by_ident.values()):
             membership.is_joined = False
-            queues = sorted(membership.held)
-            membership.held.clear()
+            queues = sorted(membership.owned)
+            membership.owned.clear()
             if queues:
                 membership.listener.lost(queues)
 
@@ -409,7 +409,7 @@ class RemoteMemberships:
         queues, epoch = codec.decode_assigned(body)
         membership = self._by_ident.get(ident)
         if membership is not None:
-            membership.held.update(queues)
+            membership.owned.update(queues)
             membership.listener.assigned(Assignment(tuple(queues), epoch))
 
     def on_revoked(self, ident: int, queues: Sequence[QueueRef], deadline: float) -> None:
@@ -423,7 +423,7 @@ class RemoteMemberships:
         queues = codec.decode_queues(body)
         membership = self._by_ident.get(ident)
         if membership is not None:
-            membership.held.difference_update(queues)
+            membership.owned.difference_update(queues)
             membership.listener.lost(queues)
 
     def _add(self, membership: RemoteMembership) -> None:

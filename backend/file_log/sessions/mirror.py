@@ -16,15 +16,15 @@ from backend.file_log.sessions.requests import TOPIC_KEY
 from backend.port import Backend
 from backend.records import TopicInfo
 
-PART_BYTES = 512 << 10  # where a snapshot frame is full
+SNAPSHOT_FRAME_BYTES = 512 << 10  # where a snapshot frame is full
 
 
 def snapshot_frames(backend: Backend) -> Iterator[bytes]:
-    """Yield frames with all topics and settings, each frame not much larger than PART_BYTES."""
+    """Yield frames with all topics and settings, each frame not much larger than SNAPSHOT_FRAME_BYTES."""
     topics: list[codec.TopicRow] = []
     for info in backend.topics().values():
         topics.append(codec.topic_row(info))
-        if len(topics) >= PART_BYTES // 256:
+        if len(topics) >= SNAPSHOT_FRAME_BYTES // 256:
             yield _topics_frame(topics, [])
             topics = []
     if topics:
@@ -34,7 +34,7 @@ def snapshot_frames(backend: Backend) -> Iterator[bytes]:
     for key, value in backend.settings("").items():
         settings[key] = value
         size += len(key) + len(value)
-        if size >= PART_BYTES:
+        if size >= SNAPSHOT_FRAME_BYTES:
             yield _settings_frame(settings)
             settings, size = {}, 0
     if settings:

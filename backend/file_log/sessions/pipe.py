@@ -47,7 +47,7 @@ class FrameKind(IntEnum):
     READY = 65
     PONG = 66
     ANSWER = 67
-    FAULT = 68
+    ERROR = 68
     TOPICS = 69
     SETTINGS = 70
     ASSIGNED = 71

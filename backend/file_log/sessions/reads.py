@@ -52,9 +52,9 @@ class Reads:
 
     def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
         """Read records of a queue; see Backend.read."""
-        self.ask_writer(call, completion)
+        self.read_from_writer(call, completion)
 
-    def ask_writer(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
+    def read_from_writer(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
         """Send a read to the writer over the session; see Backend.read."""
         now = self._clock.monotonic()
         self._link.submit_request(
@@ -154,7 +154,7 @@ class LocalReads(Reads):
     def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
         entries = self._read_entries(call)
         if not entries:
-            self.ask_writer(call, completion)
+            self.read_from_writer(call, completion)
             return
         picked = select_entries(call, entries)
         if picked.entries or len(entries) < HUB_ENTRIES * ENTRY_BYTES:
@@ -177,7 +177,7 @@ class LocalReads(Reads):
         completion: Completion[ReadBatch],
     ) -> None:
         if self._closed or error is not None:
-            self.ask_writer(call, completion)
+            self.read_from_writer(call, completion)
         else:
             self._read_records(call, picked, completion)
 
@@ -235,7 +235,7 @@ class LocalReads(Reads):
     ) -> None:
         batch = None if self._closed else self._make_batch(call, picked)
         if batch is None:
-            self.ask_writer(call, completion)
+            self.read_from_writer(call, completion)
         else:
             completion.succeed(batch)
 

@@ -220,12 +220,12 @@ class SessionRequest(ABC):
         """
 
     @abstractmethod
-    def on_fault(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
         """Settle with an error that the writer returned."""
 
     def fail(self, error: Exception) -> None:
         """Settle with `error` unchanged; used when the session is closed."""
-        self.on_fault(error)
+        self.on_error(error)
 
     @abstractmethod
     def reissue_on(self, backend: Backend) -> Completion[Any] | None:
@@ -246,7 +246,7 @@ class SessionRequest(ABC):
         """Settle with an unknown outcome: no answer will come, or only after the deadline."""
         if not self.is_done:
             name = self.kind.name.lower()
-            self.on_fault(unknown_outcome(name) if self.is_sent else not_sent(name))
+            self.on_error(unknown_outcome(name) if self.is_sent else not_sent(name))
 
 
 def append_bytes(records: Sequence[NewRecord]) -> int:
@@ -306,7 +306,7 @@ class AppendFrame(SessionRequest):
             start = end
         return True
 
-    def on_fault(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
         is_unknown = isinstance(error, RemoteError)
         self._settle_all(AppendStatus.UNKNOWN if is_unknown else AppendStatus.REFUSED, error)
 
@@ -381,7 +381,7 @@ class SessionCommit(SessionRequest):
         self.completion.succeed(results)
         return True
 
-    def on_fault(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
         self.completion.fail(error)
 
     def reissue_on(self, backend: Backend) -> Completion[Any]:
@@ -415,7 +415,7 @@ class PlainRequest(SessionRequest):
         self.completion.succeed(REQUEST_KINDS[self.kind].decode_answer(self._arguments, body))
         return True
 
-    def on_fault(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
         self.completion.fail(error)
 
     def reissue_on(self, backend: Backend) -> None:
@@ -442,7 +442,7 @@ class WaitRequest(SessionRequest):
         self.wait.succeed(codec.decode_flag(body))
         return True
 
-    def on_fault(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
         self.wait.fail(error)
 
     def settle_unknown(self) -> None:

@@ -89,7 +89,7 @@ class SessionServer:
     def end_silent_sessions(self) -> None:
         """End sessions that sent no frame for `silence_s`; called every `ping_s / 2`."""
         if not (self._directory / SOCKET_FILE).exists():
-            self._listen_again()
+            self._recreate_socket()
         if not self._acceptable.active:
             self._acceptable.start(self._accept)
         now = self.clock.monotonic()
@@ -97,12 +97,12 @@ class SessionServer:
         self._swept_at = now
         for session in list(self._sessions.values()):
             if stalled > self.limits.ping_s:
-                session.heard_at += stalled
-            if now - session.heard_at > self.limits.silence_s:
+                session.last_frame_at += stalled
+            if now - session.last_frame_at > self.limits.silence_s:
                 self._end_if_silent(session)
 
-    def _listen_again(self) -> None:
-        """Create the socket file again after it was deleted, as no process could connect any more."""
+    def _recreate_socket(self) -> None:
+        """Create the socket file that was deleted, as no process could connect any more."""
         try:
             listener = listen(self._directory)
         except DdmqError as error:
@@ -142,7 +142,7 @@ class SessionServer:
             self._readers = any_reader
             self._on_readers(any_reader)
 
-    def on_session_ended(self, session: Session, reason: str, text: str) -> None:
+    def on_session_closed(self, session: Session, reason: str, text: str) -> None:
         """Remove a session that has ended."""
         self._sessions.pop(session.number, None)
         self._open.value = len(self._sessions)
@@ -185,7 +185,7 @@ class SessionServer:
         if len(self._sessions) >= limits.sessions_max:
             self.count_rejection("sessions")
             text = f"{limits.sessions_max} sessions are open at the writer; allowed: {limits.sessions_max}"
-            session.send_fault(0, BoundReachedError(text))
+            session.send_error(0, BoundReachedError(text))
             session.pipe.flush()
             session.pipe.close()
             return

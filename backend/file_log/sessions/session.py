@@ -1,7 +1,7 @@
 """One session at the writer: a member's requests on their way into the engine, answers on their way out.
 
 Rules:
-* A request is answered exactly once, with ANSWER or FAULT, unless the session ends first. REQUEST_KINDS says
+* A request is answered exactly once, with ANSWER or ERROR, unless the session ends first. REQUEST_KINDS says
   what each of them calls; frames without an answer, and waits, have handlers here.
 * Bytes in flight at their bound: nothing more is read until answers have left. Requests at their bound: the
   next is rejected with BoundReachedError (a parked wait must not stop everything else).
@@ -55,12 +55,12 @@ class Host(Protocol):
     def count_rejection(self, reason: str) -> None:
         """Count a rejected request in the metrics."""
 
-    def on_session_ended(self, session: Session, reason: str, text: str) -> None:
+    def on_session_closed(self, session: Session, reason: str, text: str) -> None:
         """Remove the session; called once."""
 
 
 class Session:
-    """The writer's side of one member's session. `heard_at`: when the last frame came (monotonic seconds)."""
+    """The writer's side of one member's session. `last_frame_at`: monotonic seconds."""
 
     def __init__(self, host: Host, number: int, loop: Any, sock: socket.socket) -> None:
         self.host = host
@@ -68,7 +68,7 @@ class Session:
         self.name = ""
         self.is_welcomed = False
         self.reads_files = False
-        self.heard_at = host.clock.monotonic()
+        self.last_frame_at = host.clock.monotonic()
         self.outstanding = 0
         self.in_flight_bytes = 0
         self.waits: dict[int, WaitAnswer] = {}
@@ -98,7 +98,7 @@ class Session:
 
         A malformed frame ends the session, a rejected request is answered with an error.
         """
-        self.heard_at = self.host.clock.monotonic()
+        self.last_frame_at = self.host.clock.monotonic()
         try:
             if not self.is_welcomed and kind != FrameKind.HELLO:
                 raise ProtocolError("the first frame must be HELLO")
@@ -106,10 +106,10 @@ class Session:
         except (msgspec.MsgspecError, ProtocolError) as error:
             self.end("malformed", f"a frame of kind {kind}: {error}")
         except (DdmqError, ValueError) as error:
-            self.send_fault(ident, error)
+            self.send_error(ident, error)
         except Exception as error:
             log.exception("session %d: a request of kind %d failed", self.number, kind)
-            self.send_fault(ident, error)
+            self.send_error(ident, error)
         else:
             self.pause_or_resume()
 
@@ -130,7 +130,7 @@ class Session:
         memberships, self.memberships = self.memberships, {}
         for membership in memberships.values():
             membership.leave()
-        self.host.on_session_ended(self, reason, text)
+        self.host.on_session_closed(self, reason, text)
 
     # --- bounds
 
@@ -162,7 +162,7 @@ class Session:
         if is_full:
             self.pipe.pause_reading()
         elif self.pipe.paused:
-            self.heard_at = self.host.clock.monotonic()  # frames could not be read meanwhile
+            self.last_frame_at = self.host.clock.monotonic()  # frames could not be read meanwhile
             self.pipe.resume_reading()
 
     # --- outgoing frames
@@ -171,9 +171,9 @@ class Session:
         """Answer a request with a result."""
         self.pipe.send(FrameKind.ANSWER, ident, body)
 
-    def send_fault(self, ident: int, error: Exception) -> None:
+    def send_error(self, ident: int, error: Exception) -> None:
         """Answer a request with an error."""
-        self.pipe.send(FrameKind.FAULT, ident, codec.encode(codec.error_row(error)))
+        self.pipe.send(FrameKind.ERROR, ident, codec.encode(codec.error_row(error)))
 
     def send_change(self, key: str) -> None:
         """Send the current value of the topic or setting that `key` names, as in watcher callbacks."""
@@ -184,7 +184,7 @@ class Session:
         if magic != MAGIC or version != VERSION:
             self.host.count_rejection("version")
             text = f"the writer speaks session protocol {VERSION}, not {magic} {version}"
-            self.send_fault(0, RemoteError(text))
+            self.send_error(0, RemoteError(text))
             self.pipe.flush()
             self.end("refused", f"{name} speaks {magic} {version}")
             return
@@ -199,8 +199,8 @@ class Session:
             backend.broker,
         )
         self.pipe.send(FrameKind.WELCOME, self.number, codec.encode_sorted(row))
-        for part in snapshot_frames(backend):
-            self.pipe.send_frame(part)
+        for frame in snapshot_frames(backend):
+            self.pipe.send_frame(frame)
         self.send_pong(FrameKind.READY)
 
     def send_pong(self, kind: FrameKind = FrameKind.PONG) -> None:
@@ -299,7 +299,7 @@ def _call_engine(answer: RequestAnswer | WaitAnswer, call: Callable[[], object])
 
 
 class RequestAnswer(Completion[Any]):
-    """Receives the engine's result of one request, and sends it to the member as ANSWER or FAULT."""
+    """Receives the engine's result of one request, and sends it to the member as ANSWER or ERROR."""
 
     __slots__ = ("_arguments", "_ident", "_request", "_session", "_size")
 
@@ -316,7 +316,7 @@ class RequestAnswer(Completion[Any]):
         if session.is_closed:
             return
         if self.error is not None:
-            session.send_fault(self._ident, self.error)
+            session.send_error(self._ident, self.error)
             return
         for key in request.changed_keys(self._arguments):
             session.send_change(key)
@@ -339,7 +339,7 @@ class WaitAnswer(Wait):
             return
         session.release(0)
         if self.error is not None:
-            session.send_fault(self._ident, self.error)
+            session.send_error(self._ident, self.error)
         else:
             session.send_answer(self._ident, codec.encode(self.value))
 

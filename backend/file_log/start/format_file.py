@@ -135,7 +135,11 @@ def salting_without_file(storage: Storage, directory: str) -> Salting | None:
     folder = f"{directory}/{names.COMMIT_LOG}"
     file_names = storage.list(folder)
     files = {start: name for name in file_names if (start := names.parse_segment(name)) is not None}
-    files |= {range_[0]: name for name in file_names if (range_ := names.parse_kept(name)) is not None}
+    files |= {
+        range_[0]: name
+        for name in file_names
+        if (range_ := names.parse_dead_letter_segment(name)) is not None
+    }
     starts = sorted(files)
     unsalted = unknown = False
     since = starts[0] if starts else 0

@@ -215,7 +215,10 @@ class Recovery:
                 self._report_bad(item, "no valid header")
 
     def _apply_dead_letters(self, end: int) -> None:
-        """Apply the dead letters of kept segments; other records there may be outdated by deleted ones."""
+        """Apply the dead letters of dead-letter segments.
+
+        Other records there may be outdated by deleted ones.
+        """
         message = RecordKind.MESSAGE
         for item in self.log_items(self._segments.starts[0], end):
             if isinstance(item, Record) and item.kind == message and is_dead_letters(item.topic):
@@ -228,7 +231,7 @@ class Recovery:
             low, high = max(start, segment.start), min(end, segment.end)
             if low < high:
                 if segment.start <= self._segments.first_position:
-                    at = low  # the log between kept segments was deleted
+                    at = low  # the log between dead-letter segments was deleted
                 for first, after in segment.readable_ranges(low, high):
                     if at < first:
                         yield Bad(at, first)

@@ -26,7 +26,7 @@ from confluent_kafka.admin import (
 )
 
 from backend.kafka.clients.bridge import Bridge
-from backend.kafka.errors import LastError, has_code, is_gone, to_ddmq_error
+from backend.kafka.errors import LastError, has_code, is_unknown_topic, to_ddmq_error
 from backend.kafka.options import KafkaOptions
 from backend.kafka.targets import why_blocked
 from backend.kafka.topic_info import ClusterTopic, kafka_settings
@@ -152,7 +152,10 @@ def _find_blocked(
     blocked = {}
     for name in names:
         partitions = topics[name].partitions
-        if any(len(part.isrs) < len(part.replicas) or part.leader < 0 for part in partitions.values()):
+        if any(
+            len(partition.isrs) < len(partition.replicas) or partition.leader < 0
+            for partition in partitions.values()
+        ):
             reason = why_blocked(partitions, partitions, min_insync(name))
             if reason:
                 blocked[name] = reason
@@ -177,7 +180,7 @@ def describe_topics(admin: AdminClient, names: Iterable[str]) -> list[ClusterTop
         try:
             existing[name] = answer.result()
         except Exception as error:
-            if not is_gone(error):
+            if not is_unknown_topic(error):
                 raise
     return _add_settings(admin, existing)
 
@@ -192,7 +195,7 @@ def _add_settings(admin: AdminClient, existing: Mapping[str, Any]) -> list[Clust
         try:
             settings = {name: entry.value for name, entry in answer.result().items()}
         except Exception as error:
-            if is_gone(error):
+            if is_unknown_topic(error):
                 continue
             if not has_code(error, KafkaError.TOPIC_AUTHORIZATION_FAILED):
                 raise
@@ -203,7 +206,7 @@ def _add_settings(admin: AdminClient, existing: Mapping[str, Any]) -> list[Clust
         compacted = settings.get("cleanup.policy", "compact") == "compact"
         keyed = "compact" in (settings.get("cleanup.policy") or "")
         allowed = topic.authorized_operations
-        replicas = min((len(part.replicas) for part in topic.partitions), default=1)
+        replicas = min((len(partition.replicas) for partition in topic.partitions), default=1)
         partitions = len(topic.partitions)
         topic_id = str(topic.topic_id)
         terms = [settings.get(name) for name in ("min.insync.replicas", "retention.ms")]
@@ -287,15 +290,15 @@ def change_topic(admin: AdminClient, topic: ClusterTopic, info: TopicInfo) -> tu
     return topic, bool(new_settings)
 
 
-def check_copies(info: TopicInfo, found: ClusterTopic) -> None:
+def check_copies(info: TopicInfo, topic: ClusterTopic) -> None:
     """Raise CallerError if the topic has fewer replicas than the requested durability needs."""
-    if info.durability is Durability.REPLICATED and found.replicas < 2:
+    if info.durability is Durability.REPLICATED and topic.replicas < 2:
         raise CallerError(
             f"topic {info.name}: durability is replicated; allowed with one copy: sync, written"
         )
-    if info.min_insync is not None and info.min_insync > found.replicas:
+    if info.min_insync is not None and info.min_insync > topic.replicas:
         raise CallerError(
-            f"topic {info.name}: min_insync is {info.min_insync}; allowed: at most {found.replicas}"
+            f"topic {info.name}: min_insync is {info.min_insync}; allowed: at most {topic.replicas}"
         )
 
 
@@ -311,10 +314,10 @@ def _await_queues(admin: AdminClient, name: str, queues: int) -> ClusterTopic:
         time.sleep(PAUSE_S)
 
 
-def set_flush_each(admin: AdminClient, found: ClusterTopic) -> ClusterTopic:
+def set_flush_each(admin: AdminClient, topic: ClusterTopic) -> ClusterTopic:
     """Configure the topic so that Kafka syncs each message before it acknowledges it."""
-    _set_settings(admin, found, {"flush.messages": "1"})
-    return found._replace(flushed=True)
+    _set_settings(admin, topic, {"flush.messages": "1"})
+    return topic._replace(flushed=True)
 
 
 def required_settings(name: str) -> Mapping[str, str]:
@@ -324,17 +327,17 @@ def required_settings(name: str) -> Mapping[str, str]:
     return COMPACTED if name in COMPACTED_TOPICS else {}
 
 
-def has_required_settings(name: str, found: ClusterTopic) -> bool:
+def has_required_settings(name: str, topic: ClusterTopic) -> bool:
     """Return whether a topic has its required settings."""
-    return (found.unlimited or name not in WAITING_TOPICS) and (
-        found.compacted or name not in COMPACTED_TOPICS
+    return (topic.unlimited or name not in WAITING_TOPICS) and (
+        topic.compacted or name not in COMPACTED_TOPICS
     )
 
 
-def set_required_settings(admin: AdminClient, name: str, found: ClusterTopic) -> ClusterTopic:
+def set_required_settings(admin: AdminClient, name: str, topic: ClusterTopic) -> ClusterTopic:
     """Set a topic's required settings."""
-    _set_settings(admin, found, required_settings(name))
-    return found
+    _set_settings(admin, topic, required_settings(name))
+    return topic
 
 
 def delete_records(admin: AdminClient, kafka_name: str, partition: int, before: int) -> None:
@@ -344,43 +347,43 @@ def delete_records(admin: AdminClient, kafka_name: str, partition: int, before: 
         answer.result()
 
 
-def _set_settings(admin: AdminClient, found: ClusterTopic, settings: Mapping[str, str]) -> None:
+def _set_settings(admin: AdminClient, topic: ClusterTopic, settings: Mapping[str, str]) -> None:
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         for name, value in settings.items()
     ]
-    resource = ConfigResource(ConfigResource.Type.TOPIC, found.kafka_name, incremental_configs=entries)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic.kafka_name, incremental_configs=entries)
     [answer] = admin.incremental_alter_configs([resource], request_timeout=CHANGE_S).values()
     try:
         answer.result()
     except Exception as error:
         text = ", ".join(f"{name}={value}" for name, value in settings.items())
-        raise to_ddmq_error(error, f"topic {found.kafka_name} cannot be set to {text}") from error
+        raise to_ddmq_error(error, f"topic {topic.kafka_name} cannot be set to {text}") from error
 
 
-def add_queues(admin: AdminClient, found_name: str, queues: int) -> ClusterTopic:
+def add_queues(admin: AdminClient, name: str, queues: int) -> ClusterTopic:
     """Increase the topic's partitions to `queues`, if it has fewer; return the topic."""
-    [answer] = admin.create_partitions([NewPartitions(found_name, queues)], request_timeout=CHANGE_S).values()
+    [answer] = admin.create_partitions([NewPartitions(name, queues)], request_timeout=CHANGE_S).values()
     try:
         answer.result()
     except Exception as error:
         if not has_code(error, KafkaError.INVALID_PARTITIONS):  # it has as many by now, or more
-            raise to_ddmq_error(error, f"topic {found_name} cannot grow to {queues} queues") from error
-    topic = _await_queues(admin, found_name, queues)
+            raise to_ddmq_error(error, f"topic {name} cannot grow to {queues} queues") from error
+    topic = _await_queues(admin, name, queues)
     await_leaders(admin, topic)
     return topic
 
 
-def await_leaders(admin: AdminClient, found: ClusterTopic) -> None:
+def await_leaders(admin: AdminClient, topic: ClusterTopic) -> None:
     """Wait until each partition has a leader that answers, so that the first writes are not delayed."""
     end = time.monotonic() + SETTLE_S
-    remaining = set(range(found.partitions))
+    remaining = set(range(topic.partitions))
     latest: Any = OffsetSpec
     while remaining and time.monotonic() < end:
-        specs = {TopicPartition(found.kafka_name, number): latest.latest() for number in remaining}
-        for place, answer in admin.list_offsets(specs, request_timeout=REQUEST_S).items():
+        specs = {TopicPartition(topic.kafka_name, number): latest.latest() for number in remaining}
+        for position, answer in admin.list_offsets(specs, request_timeout=REQUEST_S).items():
             if answer.exception() is None:
-                remaining.discard(place.partition)
+                remaining.discard(position.partition)
         if remaining:
             time.sleep(PAUSE_S)
 
@@ -391,7 +394,7 @@ def delete_topic(admin: AdminClient, name: str) -> None:
     try:
         answer.result()
     except Exception as error:
-        if is_gone(error):
+        if is_unknown_topic(error):
             raise UnknownTopicError(f"topic {name} does not exist in Kafka") from error
         raise to_ddmq_error(error, f"topic {name} cannot be deleted") from error
     end = time.monotonic() + SETTLE_S

@@ -23,7 +23,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backend.kafka.clients.bridge import Bridge
-from backend.kafka.errors import RAISED, cause_of, producer_ended
+from backend.kafka.errors import RAISED, cause_of, closed_producer_error
 from backend.kafka.options import APPEND_SETTINGS
 from ddmq_common.clock import Clock
 
@@ -56,7 +56,7 @@ class ReportingProducer:
     """A producer that the hub calls, with a native thread that waits for its delivery reports.
 
     Reports are added to `reports`; `settle` is called on the hub after that. `on_failed(producer, reason)` is
-    called on the hub after a fatal error, and `on_ended(producer)` after `end` or such an error, when all
+    called on the hub after a fatal error, and `on_finished(producer)` after `end` or such an error, when all
     records were reported.
     """
 
@@ -67,14 +67,14 @@ class ReportingProducer:
         bridge: Bridge,
         settle: Callable[[], None],
         on_failed: Callable[[ReportingProducer, str], None],
-        on_ended: Callable[[ReportingProducer], None],
+        on_finished: Callable[[ReportingProducer], None],
     ) -> None:
         self._producer: Producer | None = producer
         self._reports = reports
         self._bridge = bridge
         self._settle = settle
         self._on_failed = on_failed
-        self._on_ended = on_ended
+        self._on_finished = on_finished
         self.produce = producer.produce
         self._hub_takes_reports = False  # now; or, once closed, no one waits for them
         self._has_unsettled = False
@@ -89,7 +89,7 @@ class ReportingProducer:
         """Fetch a topic's metadata; blocks, so call it in a native thread. Raises KafkaException."""
         producer = self._producer
         if producer is None:
-            raise producer_ended()
+            raise closed_producer_error()
         return producer.list_topics(kafka_name, timeout_s)
 
     def give_up(self, reason: str) -> None:
@@ -183,11 +183,11 @@ class ReportingProducer:
         finally:
             self.produce = _refuse_record
             self._producer = None
-            self._bridge.call(self._on_ended, self)
+            self._bridge.call(self._on_finished, self)
 
 
 def _refuse_record(*_: object, **__: object) -> None:
-    raise producer_ended()
+    raise closed_producer_error()
 
 
 class AppendProducers:
@@ -296,7 +296,7 @@ class AppendProducers:
         names = [*kafka_names[start:], *kafka_names[:start]][:LEADER_TOPICS_MAX]
         self._next_leaders = start + len(names)
 
-        def on_found(leaders: Mapping[str, frozenset[int]]) -> None:
+        def on_leaders(leaders: Mapping[str, frozenset[int]]) -> None:
             self._finds_leaders = False
             then(leaders)
 
@@ -306,11 +306,13 @@ class AppendProducers:
                 for name in names:
                     metadata = producer.list_topics(name, LEADERS_S).topics[name]
                     if metadata.error is None:
-                        parts = metadata.partitions.values()
-                        leaders[name] = frozenset(part.id for part in parts if part.leader >= 0)
+                        partitions = metadata.partitions.values()
+                        leaders[name] = frozenset(
+                            partition.id for partition in partitions if partition.leader >= 0
+                        )
             except Exception as error:  # the reason is then another one
                 log.debug("the leaders of partitions are not known: %s", error)
-            self._bridge.call(on_found, leaders)
+            self._bridge.call(on_leaders, leaders)
 
         threading.Thread(target=run, name="kafka-leaders", daemon=True).start()
 
@@ -342,7 +344,7 @@ class AppendProducers:
 
     def _add(self, role: ProducerRole, producer: Producer) -> None:
         reporting = ReportingProducer(
-            producer, self.reports, self._bridge, self._settle, self._on_failed, self._on_ended
+            producer, self.reports, self._bridge, self._settle, self._on_failed, self._on_finished
         )
         self._current[role] = reporting
         self._running.add(reporting)
@@ -356,7 +358,7 @@ class AppendProducers:
                 self.replaced += 1
                 self._create(role)
 
-    def _on_ended(self, producer: ReportingProducer) -> None:
+    def _on_finished(self, producer: ReportingProducer) -> None:
         self._running.discard(producer)
         self._settle()
 

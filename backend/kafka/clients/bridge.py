@@ -14,7 +14,7 @@ from typing import Any
 
 import gevent
 
-TURN_S = 0.01  # so long a turn of the hub is filled with calls at most; the others wait for the next
+BATCH_S = 0.01  # of one iteration of the hub is filled with calls; the others wait for the next one
 
 
 class Bridge:
@@ -39,7 +39,7 @@ class Bridge:
 
     def _run_calls(self) -> None:
         self._is_woken = False
-        calls, end = self._calls, time.monotonic() + TURN_S
+        calls, end = self._calls, time.monotonic() + BATCH_S
         while calls:
             function, args = calls.popleft()
             try:

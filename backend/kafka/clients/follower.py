@@ -53,9 +53,9 @@ class FollowedRow(NamedTuple):
 class FollowerThread:
     """Follows the system topics in a native thread, which starts at once.
 
-    The hub releases `room` once for each batch that it has applied. The callbacks run in this thread.
+    The hub releases `capacity` once for each batch that it has applied. The callbacks run in this thread.
     `on_begun(first)`: the first offset of each partition is known. `on_rows`: the next rows.
-    `on_truncated(first)`: the coordination topic now begins at this offset. `on_trouble(reason)`: following
+    `on_truncated(first)`: the coordination topic now begins at this offset. `on_failed(reason)`: following
     failed and is retried.
     """
 
@@ -66,28 +66,28 @@ class FollowerThread:
         on_begun: Callable[[dict[Partition, int]], object],
         on_rows: Callable[[list[FollowedRow]], object],
         on_truncated: Callable[[int], object],
-        on_trouble: Callable[[str], object],
+        on_failed: Callable[[str], object],
     ) -> None:
         self._options = options
         self._client = options.client_settings()
         self._on_begun = on_begun
         self._on_rows = on_rows
         self._on_truncated = on_truncated
-        self._on_trouble = on_trouble
+        self._on_failed = on_failed
         self._stop = False
         self._stopped = threading.Event()
-        self._ended = threading.Event()
+        self._finished = threading.Event()
         self._partitions: list[Partition] = []
         self._next: dict[Partition, int] = {}  # from where on to read; empty until that is known
-        self.room = threading.Semaphore(BATCHES_MAX)
+        self.capacity = threading.Semaphore(BATCHES_MAX)
         _thread.start_new_thread(self._run, ())
 
     def stop(self, wait_s: float) -> bool:
         """Stop the thread and wait for it; return whether it has ended."""
         self._stop = True
         self._stopped.set()
-        self.room.release()
-        return self._ended.wait(wait_s)
+        self.capacity.release()
+        return self._finished.wait(wait_s)
 
     def _run(self) -> None:
         try:
@@ -96,10 +96,10 @@ class FollowerThread:
                     self._run_consumer()
                 except Exception as error:  # whatever it was: go on from where it was
                     log.exception("following the system topics has failed, restarting")
-                    self._on_trouble(f"following the system topics has failed: {error}")
+                    self._on_failed(f"following the system topics has failed: {error}")
                     self._stopped.wait(PAUSE_S)
         finally:
-            self._ended.set()
+            self._finished.set()
 
     def _run_consumer(self) -> None:
         """Follow with a new Consumer, from where the last one ended, until the thread is stopped."""
@@ -123,7 +123,9 @@ class FollowerThread:
             while not self._next and not self._stop:
                 self._find_first_offsets(consumer)
             if self._next:
-                consumer.assign([TopicPartition(*place, offset) for place, offset in self._next.items()])
+                consumer.assign(
+                    [TopicPartition(*partition, offset) for partition, offset in self._next.items()]
+                )
                 self._follow_rows(consumer)
         finally:
             consumer.close()
@@ -138,22 +140,22 @@ class FollowerThread:
 
         def on_error(error: BaseException) -> None:
             at = self._options.bootstrap
-            self._on_trouble(f"the cluster at {at} does not answer: {last_error.reason_for(error)}")
+            self._on_failed(f"the cluster at {at} does not answer: {last_error.reason_for(error)}")
 
         return ensure_system_topics(admin, self._options, lambda: self._stop, on_error)
 
     def _find_first_offsets(self, consumer: Consumer) -> None:
         """Query the first offset of every partition, if the brokers answer."""
         try:
-            first = {place: self._query_bounds(consumer, place)[0] for place in self._partitions}
+            first = {partition: self._query_bounds(consumer, partition)[0] for partition in self._partitions}
         except KafkaException as error:
-            self._on_trouble(f"the system topics cannot be read: {error.args[0].str()}")
+            self._on_failed(f"the system topics cannot be read: {error.args[0].str()}")
             return
         self._on_begun(first)
         self._next.update(first)
 
-    def _query_bounds(self, consumer: Consumer, place: Partition) -> tuple[int, int]:
-        bounds = consumer.get_watermark_offsets(TopicPartition(*place), timeout=REQUEST_S)
+    def _query_bounds(self, consumer: Consumer, partition: Partition) -> tuple[int, int]:
+        bounds = consumer.get_watermark_offsets(TopicPartition(*partition), timeout=REQUEST_S)
         if bounds is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return bounds
@@ -166,7 +168,7 @@ class FollowerThread:
             messages = [first, *consumer.consume(BATCH_MAX, 0)]
             rows = [row for message in messages if (row := self._to_row(consumer, message)) is not None]
             if rows:
-                self.room.acquire()
+                self.capacity.acquire()
                 self._on_rows(rows)
                 self._next.update({(row.topic, row.partition): row.offset + row.is_record for row in rows})
 
@@ -181,22 +183,22 @@ class FollowerThread:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             self._reassign_partition(consumer, (str(topic), int(partition or 0)))
         else:
-            self._on_trouble(f"following the system topics: {error.str()}")
+            self._on_failed(f"following the system topics: {error.str()}")
         return None
 
-    def _reassign_partition(self, consumer: Consumer, place: Partition) -> None:
+    def _reassign_partition(self, consumer: Consumer, partition: Partition) -> None:
         """Continue a partition at another offset, because its next offset no longer exists."""
-        first, end = self._query_bounds(consumer, place)
-        if place[0] == SystemTopics.named_by(self._options).coordination:
+        first, end = self._query_bounds(consumer, partition)
+        if partition[0] == SystemTopics.named_by(self._options).coordination:
             at = first
             self._on_truncated(at)
         else:
-            at = min(max(first, self._next[place]), end)
+            at = min(max(first, self._next[partition]), end)
             log.error(
                 "%s of %s has lost records that it must keep: it was read up to %d and has %d to %d; "
                 "look at the topic's configuration",
-                place[1], place[0], self._next[place], first, end,
+                partition[1], partition[0], self._next[partition], first, end,
             )  # fmt: skip
-        self._next[place] = at
-        consumer.incremental_unassign([TopicPartition(*place)])
-        consumer.incremental_assign([TopicPartition(*place, at)])
+        self._next[partition] = at
+        consumer.incremental_unassign([TopicPartition(*partition)])
+        consumer.incremental_assign([TopicPartition(*partition, at)])

@@ -91,7 +91,7 @@ class Producers:
         self._plain = self._create_producer()
         self._name = ""
         self._stop = False
-        self._ended = threading.Event()
+        self._finished = threading.Event()
         self.lanes = [
             TransactionThread(
                 call,
@@ -179,7 +179,7 @@ class Producers:
         threads = [*self.lanes, self._namespace]
         for thread in threads:
             thread.close()
-        events = [self._ended, *(thread.ended for thread in threads)]
+        events = [self._finished, *(thread.finished for thread in threads)]
         return all(event.wait(max(0.0, end - time.monotonic())) for event in events)
 
     def _on_lane_free(self, lane: int) -> None:
@@ -213,7 +213,7 @@ class Producers:
         except RAISED as error:
             log.warning("closing: not every record could be sent to Kafka: %s", error)
         finally:
-            self._ended.set()
+            self._finished.set()
 
     def _replace_plain(self, why: str) -> None:
         """Replace the plain producer; records in the old one are reported as failed before the next job."""

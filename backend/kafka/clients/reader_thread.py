@@ -35,12 +35,12 @@ Partition = tuple[str, int]  # Kafka's name of the topic, and the number
 class StreamChunk:
     """The next records of one stream, then optionally the partition's end, or the error that ends it."""
 
-    __slots__ = ("bounds", "ended", "error", "records", "serial")
+    __slots__ = ("bounds", "end", "error", "records", "serial")
 
     def __init__(self, serial: int) -> None:
         self.serial = serial
         self.records: list[KafkaRecord] = []
-        self.ended: int | None = None
+        self.end: int | None = None
         self.error: KafkaError | None = None
         self.bounds: Bounds | None = None  # with an error: the offset is outside of these
 
@@ -78,7 +78,7 @@ class ReaderThread:
         self._poll_s = min(POLL_MAX_S, fetch_wait_ms / 1000)
         self._commands: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._wake = threading.Event()
-        self._ended = threading.Event()
+        self._finished = threading.Event()
         self._stop = False
         self._assigned: dict[Partition, _Assigned] = {}
         self._consumer: Any = None
@@ -105,15 +105,15 @@ class ReaderThread:
         """
         self._add_command(self._report_high, partition, serial, report)
 
-    def ask_to_end(self) -> None:
+    def request_stop(self) -> None:
         """Request the end of the thread without waiting for it."""
         self._stop = True
         self._wake.set()
 
     def close(self, timeout_s: float) -> None:
         """End the thread and wait for it, at most `timeout_s`."""
-        self.ask_to_end()
-        if not self._ended.wait(timeout_s):
+        self.request_stop()
+        if not self._finished.wait(timeout_s):
             log.warning("%s has not ended within %g s", self._name, timeout_s)
 
     def _add_command(self, act: Callable[..., object], *arguments: Any) -> None:
@@ -127,12 +127,12 @@ class ReaderThread:
             while not self._stop:
                 try:
                     self._run_consumer()
-                except Exception as error:  # whatever it was: streams begin anew, with a new consumer
+                except Exception as error:  # whatever it was: streams begin again, with a new consumer
                     log.exception("%s has failed, restarting", self._name)
                     self._fail_all(error)
                     self._wake.wait(PAUSE_S)
         finally:
-            self._ended.set()
+            self._finished.set()
 
     def _run_consumer(self) -> None:
         self._consumer = Consumer(self._consumer_settings())
@@ -148,12 +148,12 @@ class ReaderThread:
             self._consumer.close()
 
     def _fail_all(self, error: Exception) -> None:
-        parts = [StreamChunk(assigned.serial) for assigned in self._assigned.values()]
-        for part in parts:
-            part.error = KafkaError(KafkaError._FAIL, f"the reader has failed: {error!r}", False, True)
+        chunks = [StreamChunk(assigned.serial) for assigned in self._assigned.values()]
+        for chunk in chunks:
+            chunk.error = KafkaError(KafkaError._FAIL, f"the reader has failed: {error!r}", False, True)
         self._assigned.clear()
-        if parts:
-            self._bridge.call(self._on_chunks, parts)
+        if chunks:
+            self._bridge.call(self._on_chunks, chunks)
 
     def _consumer_settings(self) -> dict[str, Any]:
         return {
@@ -219,13 +219,13 @@ class ReaderThread:
         first = self._consumer.poll(self._poll_s)
         if first is None:
             return
-        parts: dict[Partition, StreamChunk] = {}
+        chunks: dict[Partition, StreamChunk] = {}
         for message in (first, *self._consumer.consume(CHUNK_MESSAGES_MAX - 1, 0)):
-            self._add_message(parts, message)
-        if parts:
-            self._bridge.call(self._on_chunks, list(parts.values()))
+            self._add_message(chunks, message)
+        if chunks:
+            self._bridge.call(self._on_chunks, list(chunks.values()))
 
-    def _add_message(self, parts: dict[Partition, StreamChunk], message: Any) -> None:
+    def _add_message(self, chunks: dict[Partition, StreamChunk], message: Any) -> None:
         error = message.error()
         if message.topic() is None:
             log.warning("%s: %s", self._name, error)
@@ -234,19 +234,19 @@ class ReaderThread:
         assigned = self._assigned.get(partition)
         if assigned is None:
             return
-        part = parts.get(partition)
-        if part is None:
-            part = parts[partition] = StreamChunk(assigned.serial)
+        chunk = chunks.get(partition)
+        if chunk is None:
+            chunk = chunks[partition] = StreamChunk(assigned.serial)
         if error is None:
             if message.offset() >= assigned.start:
-                part.records.append(KafkaRecord(message, assigned.topic_id))
-                part.ended = None  # that was before it
+                chunk.records.append(KafkaRecord(message, assigned.topic_id))
+                chunk.end = None  # that was before it
         elif error.code() == KafkaError._PARTITION_EOF:
-            part.ended = message.offset()
+            chunk.end = message.offset()
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            part.error, part.bounds = error, self._query_bounds(partition)
+            chunk.error, chunk.bounds = error, self._query_bounds(partition)
         else:
-            part.error = error
+            chunk.error = error
 
     def _query_bounds(self, partition: Partition) -> Bounds | None:
         try:

@@ -28,8 +28,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backend.kafka.clients.writing import (
-    GONE_CODES,
     MARK_KEY,
+    UNKNOWN_TOPIC_CODES,
     Call,
     JobFailed,
     OutcomeKind,
@@ -112,7 +112,7 @@ class TransactionThread:
         self._has_timed_out = False  # the last transaction waited in vain for records
         self.is_blocked = False  # its last transaction is decided, but it can begin no other
         self._stop = False
-        self.ended = threading.Event()
+        self.finished = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kafka-transactions", daemon=True)
         self._thread.start()
 
@@ -172,7 +172,7 @@ class TransactionThread:
                     _poll(self.producer, 0)
         finally:
             self.producer = None
-            self.ended.set()
+            self.finished.set()
 
     def _run_safely(self, job: Callable[[], object]) -> None:
         try:
@@ -228,8 +228,8 @@ class TransactionThread:
                 self._has_timed_out = bool(blocked)
                 return blocked
             # Where nothing was taken it may be the coordinator that does not answer.
-            has_taken = len(missing) < len(writes)
-            slow = dict.fromkeys((write.topic for write in missing), TIMED_OUT) if has_taken else {}
+            is_partly_written = len(missing) < len(writes)
+            slow = dict.fromkeys((write.topic for write in missing), TIMED_OUT) if is_partly_written else {}
             if errors or time.monotonic() >= flush_end:
                 self._has_timed_out = True
                 return slow
@@ -249,7 +249,7 @@ class TransactionThread:
         try:
             for topic, numbers in partitions.items():
                 metadata = producer.list_topics(topic, CHECK_INTERVAL_S).topics[topic]
-                if metadata.error is not None and metadata.error.code() in GONE_CODES:
+                if metadata.error is not None and metadata.error.code() in UNKNOWN_TOPIC_CODES:
                     deletions.append(metadata.error)
                     continue
                 reason = why_blocked(metadata.partitions, numbers, self._min_insync(topic))

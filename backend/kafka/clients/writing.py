@@ -30,7 +30,11 @@ Job = Callable[[], object]
 Call = Callable[..., object]  # run this on the hub, from any thread
 MARK_KEY = b"barrier"  # of a record without a value, which followers skip
 REQUEST_S = 5.0  # for what a producer does not know of a topic
-GONE_CODES = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+UNKNOWN_TOPIC_CODES = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
 LATER_CODES = (
     KafkaError._MSG_TIMED_OUT,
     KafkaError._TIMED_OUT,
@@ -100,7 +104,7 @@ def run_job(act: Callable[[], list[int]]) -> WriteOutcome:
 def to_rejection(error: KafkaError) -> DdmqError:
     """Convert Kafka's error for records that were certainly not stored."""
     code, text = error.code(), f"Kafka refused it: {error.str()} ({error.name()})"
-    if code in GONE_CODES:
+    if code in UNKNOWN_TOPIC_CODES:
         return UnknownTopicError(text)
     if code in REJECTED_CODES:
         return CallerError(text)
@@ -145,7 +149,7 @@ def produce_records(
             except BufferError:
                 poll(producer, 0.05)
             except KafkaException as error:
-                if error.args[0].code() not in GONE_CODES or write.topic in refreshed:
+                if error.args[0].code() not in UNKNOWN_TOPIC_CODES or write.topic in refreshed:
                     raise
                 refreshed.add(write.topic)  # it has grown since this producer heard of it last
                 producer.list_topics(write.topic, REQUEST_S)

@@ -287,17 +287,17 @@ class CommitQueue:
         """
         if not commit.queues:
             return True
-        is_open = is_asked = False
+        is_open = is_registered = False
 
         def on_appended() -> None:
             nonlocal is_open
             is_open = True
-            if is_asked:
+            if is_registered:
                 on_open()
                 self.resume()
 
         self._when_appended(set(commit.queues), on_appended)
-        is_asked = True
+        is_registered = True
         return is_open
 
     def _is_suspect(self, commit: PendingCommit) -> bool:
@@ -351,7 +351,7 @@ class CommitQueue:
             self._send(batch)
 
     def _take_namespace_name(self, batch: Batch[PendingCommit], queues: Collection[Queue]) -> None:
-        def on_taken(outcome: WriteOutcome) -> None:
+        def on_namespace_id(outcome: WriteOutcome) -> None:
             if outcome.error is not None:
                 self._end_batch(batch, outcome.error)
             else:
@@ -363,7 +363,7 @@ class CommitQueue:
             else:
                 self._when_appended(queues, lambda: self._send(batch))
 
-        self._producers.take_namespace_id(on_taken)
+        self._producers.take_namespace_id(on_namespace_id)
 
     def _send(self, batch: Batch[PendingCommit]) -> None:
         if self._closed:

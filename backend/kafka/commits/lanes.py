@@ -1,25 +1,25 @@
 """Lanes: which commits of one process may be in flight together, and in which order. Pure.
 
 A commit names its resources: each pair of group and queue whose progress it changes, each queue that it
-appends to, and the settings if it changes any. The commits of one resource form a line, in the order of the
-calls, and only the first of a line may start. So two batches in flight never share a resource, and the order
+appends to, and the settings if it changes any. The commits of one resource form a queue, in the order of the
+calls, and only the first of a queue may start. So two batches in flight never share a resource, and the order
 of the calls is kept for each of them; commits without a common resource never wait for each other.
 
 | kind        | what it is                                     | in flight at once                           |
 |-------------|------------------------------------------------|---------------------------------------------|
-| ACTION      | a call to make between commits, e.g. an append | none: it is over at once                    |
+| ACTION      | a call to make between commits, e.g. an append | none: it ends at once                       |
 | PLAIN       | progress alone, written without a transaction  | one batch                                   |
 | TRANSACTION | records or settings                            | one batch for each free transactional id    |
 | EXCLUSIVE   | checks that no other process may pass          | alone: it starts when nothing is in flight  |
 
 * A batch has the commits that may start and belong to its bucket (a hash of what the commit changes first),
-  and those that would otherwise wait for the batch itself: they are next in the lines of its members.
+  and those that would otherwise wait for the batch itself: they are next in the queues of its members.
 * Transactions that were called after a waiting exclusive commit wait for it, so it does start. Progress does
-  not: an acknowledgement never waits for another queue.
+  not: an acknowledgement never waits for another queue of messages.
 * A suspect, a commit to a topic that has not answered lately, is a batch of its own, and one of them is in
   flight at a time. So a topic that does not answer takes one transactional id at most.
 
-Work that is given up while it waits stays in its lines until it is the first there; then it is over at once.
+Work that is given up while it waits stays in its queues until it is the first there; then it ends at once.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class LaneWork:
         "blockers",
         "bucket",
         "is_alone",
-        "is_held",
         "is_over",
         "kind",
         "number",
         "resources",
         "size",
+        "waits_for_appends",
     )
 
     def __init__(self, kind: WorkKind, resources: Iterable[Hashable] = (), size: int = 0) -> None:
@@ -65,9 +65,9 @@ class LaneWork:
         self.size = size
         self.is_alone = False
         self.is_over = False  # given up while it waited
-        self.is_held = False  # it could start, but for earlier appends
+        self.waits_for_appends = False  # it could start, but for earlier appends
         self.number = 0  # in the order of the calls; 0: it is not scheduled
-        self.blockers = 0  # lines in which it is not the first
+        self.blockers = 0  # queues in which it is not the first
 
 
 W = TypeVar("W", bound=LaneWork)
@@ -85,7 +85,7 @@ class Batch(Generic[W]):
 
 
 class ReadyHeap(Generic[W]):
-    """LaneWork that is the first in all its lines, the earliest call first."""
+    """LaneWork that is the first in all its queues, the earliest call first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, W]] = []
@@ -109,7 +109,7 @@ class ReadyHeap(Generic[W]):
 class Lanes(Generic[W]):
     """Schedules the work of one process.
 
-    `is_open(work, on_open)` says whether a transaction that is first in all its lines may start; if not,
+    `is_open(work, on_open)` says whether a transaction that is first in all its queues may start; if not,
     `on_open` must be called once it may. `is_suspect(work)`: see above. `members_max`, `size_max`: a batch
     takes no more work once it has so many members, or records.
     """
@@ -126,7 +126,7 @@ class Lanes(Generic[W]):
         self._is_open = is_open
         self._is_suspect = is_suspect
         self._last_number = 0
-        self._lines: dict[Hashable, deque[W]] = {}
+        self._queues: dict[Hashable, deque[W]] = {}
         self._actions: deque[W] = deque()
         self._plain: ReadyHeap[W] = ReadyHeap()
         self._transactions: list[ReadyHeap[W]] = [ReadyHeap() for _ in range(BUCKETS)]
@@ -139,7 +139,7 @@ class Lanes(Generic[W]):
 
     def __contains__(self, resource: Hashable) -> bool:
         """Return whether work that waits or is in flight has this resource."""
-        return resource in self._lines
+        return resource in self._queues
 
     @property
     def is_empty(self) -> bool:
@@ -148,7 +148,7 @@ class Lanes(Generic[W]):
 
     def list_resources(self) -> Iterable[Hashable]:
         """Return the resources of all work that waits or is in flight."""
-        return self._lines.keys()
+        return self._queues.keys()
 
     # --- waiting work
 
@@ -159,9 +159,9 @@ class Lanes(Generic[W]):
         self.waiting += 1
         self.with_records += work.size > 0
         for resource in work.resources:
-            line = self._lines.setdefault(resource, deque())
-            work.blockers += bool(line)
-            line.append(work)
+            queue = self._queues.setdefault(resource, deque())
+            work.blockers += bool(queue)
+            queue.append(work)
         if work.kind is WorkKind.EXCLUSIVE:
             insort(self._exclusive_numbers, work.number)
         if not work.blockers:
@@ -169,7 +169,7 @@ class Lanes(Generic[W]):
 
     def give_up(self, work: W) -> None:
         """Mark waiting work as over: `next_action` returns it when its turn comes."""
-        work.is_over, work.is_held = True, False
+        work.is_over, work.waits_for_appends = True, False
         if not work.blockers:
             self._actions.append(work)
 
@@ -186,14 +186,14 @@ class Lanes(Generic[W]):
 
     def _may_start(self, work: W) -> bool:
         def on_open() -> None:
-            if work.is_held:
-                work.is_held = False
+            if work.waits_for_appends:
+                work.waits_for_appends = False
                 self._push(work)
 
-        work.is_held = True
+        work.waits_for_appends = True
         if self._is_open(work, on_open):
-            work.is_held = False
-        return not work.is_held
+            work.waits_for_appends = False
+        return not work.waits_for_appends
 
     def _push(self, work: W) -> None:
         if work.kind is WorkKind.PLAIN:
@@ -211,7 +211,7 @@ class Lanes(Generic[W]):
             return None
         work = self._actions.popleft()
         self._stop_waiting(work)
-        self._leave_lines((work,), ())
+        self._leave_queues((work,), ())
         return work
 
     # --- batches
@@ -234,39 +234,39 @@ class Lanes(Generic[W]):
             self.waiting += 1
             if work.kind is WorkKind.EXCLUSIVE:
                 insort(self._exclusive_numbers, work.number)
-        self._leave_lines(batch.members, retried)
+        self._leave_queues(batch.members, retried)
 
     def _stop_waiting(self, work: W) -> None:
         self.waiting -= 1
         if work.kind is WorkKind.EXCLUSIVE:
             self._exclusive_numbers.remove(work.number)
 
-    def _leave_lines(self, members: Collection[W], retried: Collection[W]) -> None:
-        """Take work out of its lines, and make ready what is the first there now."""
+    def _leave_queues(self, members: Collection[W], retried: Collection[W]) -> None:
+        """Remove work from its queues, and make ready the work that is the first there now."""
         remaining, changed = set(retried), dict[Hashable, None]()
         for work in members:
             if work not in remaining:
                 work.number = 0
                 self.with_records -= work.size > 0
                 for resource in work.resources:
-                    line = self._lines[resource]
-                    if line[0] is work:
-                        line.popleft()
+                    queue = self._queues[resource]
+                    if queue[0] is work:
+                        queue.popleft()
                     else:  # behind a member that is retried
-                        line.remove(work)
+                        queue.remove(work)
                     changed[resource] = None
         for work in retried:
-            work.blockers = sum(self._lines[resource][0] is not work for resource in work.resources)
+            work.blockers = sum(self._queues[resource][0] is not work for resource in work.resources)
             if not work.blockers:
                 self._make_ready(work)
         for resource in changed:
-            line = self._lines[resource]
-            if not line:
-                del self._lines[resource]
-            elif line[0] not in remaining:
-                line[0].blockers -= 1
-                if not line[0].blockers:
-                    self._make_ready(line[0])
+            queue = self._queues[resource]
+            if not queue:
+                del self._queues[resource]
+            elif queue[0] not in remaining:
+                queue[0].blockers -= 1
+                if not queue[0].blockers:
+                    self._make_ready(queue[0])
 
     def _next_exclusive(self) -> Batch[W] | None:
         number = self._exclusive.first_number()
@@ -304,7 +304,7 @@ class Lanes(Generic[W]):
         members, size = list[W](), 0
         positions: dict[
             Hashable, int
-        ] = {}  # resource → members of the batch in its line, which are its first
+        ] = {}  # resource → members of the batch in its queue, which are its first
         following: deque[W] = deque()
         while len(members) < self._members_max and size < self._size_max:
             if following:
@@ -327,9 +327,9 @@ class Lanes(Generic[W]):
                 break
             for resource in work.resources:
                 positions[resource] = positions.get(resource, 0) + 1
-                line = self._lines[resource]
-                if len(line) > positions[resource]:
-                    following.append(line[positions[resource]])
+                queue = self._queues[resource]
+                if len(queue) > positions[resource]:
+                    following.append(queue[positions[resource]])
         return Batch(kind, members) if members else None
 
     def _may_join(self, work: W, kind: WorkKind, end: int, positions: dict[Hashable, int]) -> bool:
@@ -337,8 +337,10 @@ class Lanes(Generic[W]):
         if not WorkKind.PLAIN <= work.kind <= kind or work.number >= end or work.is_alone or work.is_over:
             return False
         for resource in work.resources:
-            line, position = self._lines[resource], positions.get(resource, 0)
-            if position >= len(line) or line[position] is not work:  # it is in the batch, or waits for others
+            queue, position = self._queues[resource], positions.get(resource, 0)
+            if (
+                position >= len(queue) or queue[position] is not work
+            ):  # it is in the batch, or waits for others
                 return False
         if work.kind is WorkKind.PLAIN:
             return True

@@ -112,8 +112,8 @@ class _OffsetCommitter:
                 [TopicPartition(topic, each) for each in partitions], REQUEST_S
             ):
                 if committed.offset >= 0 and committed.metadata != MARK:
-                    place = f"offset {committed.offset} of {committed.topic} [{committed.partition}]"
-                    raise StorageError(f"{place} was committed by another program")
+                    position = f"offset {committed.offset} of {committed.topic} [{committed.partition}]"
+                    raise StorageError(f"{position} was committed by another program")
             checked.add(topic)
 
     def _open_consumer(self, group: str) -> Consumer:

@@ -23,7 +23,7 @@ def queues_of(records: Iterable[NewRecord]) -> list[Queue]:
     return [(record.topic, record.queue_id) for record in records]
 
 
-def _has_no_part(_: CommitPlan) -> None:
+def _add_nothing(_: CommitPlan) -> None:
     """Add nothing to a plan."""
 
 
@@ -44,7 +44,7 @@ class PendingCommit(LaneWork):
         self,
         kind: WorkKind,
         deadline: float,
-        add_to: Callable[[CommitPlan], None] = _has_no_part,
+        add_to: Callable[[CommitPlan], None] = _add_nothing,
         to_result: Callable[[list[int]], Any] = lambda offsets: None,
         into: Completion[Any] | None = None,
         *,

@@ -187,7 +187,7 @@ class CommitPlan:
             assert record.key is not None
             if record.topic == state.system_topics.settings:
                 state.apply_written_setting(record.partition, offset, record.key, record.value)
-            elif state.progress.followed.note_written(record.partition, offset, record.key):
+            elif state.progress.followed.record_written(record.partition, offset, record.key):
                 progress = None if record.value is None else self.progress.get(self._progress_rows[index][0])
                 state.progress.apply(record.key, record.value, progress)
 

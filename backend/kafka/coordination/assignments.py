@@ -34,7 +34,7 @@ from ddmq_common.hub_timer import HubTimer
 log = logging.getLogger(__name__)
 WRITE_EPOCHS_S = 10.0  # how long writing the epochs of an assignment may take, before it is retried
 RETRY_S = 0.3
-FLOOR_KEPT_S = 60.0  # after a member left: by then its calls are answered, and the next holder is known
+FLOOR_TTL_S = 60.0  # after a member left: by then its calls are answered, and the next holder is known
 
 
 class KafkaMembership:
@@ -59,7 +59,7 @@ class KafkaMembership:
         self.member: GroupMember | None = None  # in the table, once its event was followed
         self.is_active = True
         self.joined_as = ""  # the name that the process had then
-        self.held: dict[QueueRef, int] = {}  # with their epochs
+        self.owned: dict[QueueRef, int] = {}  # with their epochs
         self.decisions: deque[Assign | Revoke] = deque()  # not begun yet
         self.assigning: Assign | None = None
         self.logged_error = ""  # why an assignment is retried, as it was logged
@@ -96,7 +96,7 @@ class MemberAssignments:
 
     # --- epochs that have ended
 
-    def epoch_floor(self, key: Key, epoch: int, is_held: Callable[[Key], bool]) -> int:
+    def epoch_floor(self, key: Key, epoch: int, holds_queue: Callable[[Key], bool]) -> int:
         """Return the lowest epoch under which this process may write progress.
 
         `epoch`: that of the change to check.
@@ -108,7 +108,7 @@ class MemberAssignments:
         floors = self._epoch_floors.get(queue)
         if not floors:
             return 0
-        if group not in floors and epoch + 1 in floors.values() and not is_held(key):
+        if group not in floors and epoch + 1 in floors.values() and not holds_queue(key):
             return epoch + 1
         return floors.get(group, 0)
 
@@ -120,11 +120,11 @@ class MemberAssignments:
     def end_epochs_of_left(self, membership: KafkaMembership, epochs: Mapping[QueueRef, int]) -> None:
         """Reject commits under the epochs of a member that left.
 
-        The entries are removed after FLOOR_KEPT_S, so that they do not accumulate.
+        The entries are removed after FLOOR_TTL_S, so that they do not accumulate.
         """
         for queue, epoch in epochs.items():
             self.end_epoch(membership, queue, epoch)
-        HubTimer(ref=False).once(FLOOR_KEPT_S, lambda: self._drop_floors(membership, epochs))
+        HubTimer(ref=False).once(FLOOR_TTL_S, lambda: self._drop_floors(membership, epochs))
 
     def _drop_floors(self, membership: KafkaMembership, epochs: Mapping[QueueRef, int]) -> None:
         for queue, epoch in epochs.items():
@@ -150,9 +150,9 @@ class MemberAssignments:
     def lose(self, membership: KafkaMembership, queues: Iterable[QueueRef]) -> None:
         """Take queues from a member, including those whose assignment is still in progress."""
         queues = list(queues)
-        lost = [queue for queue in queues if queue in membership.held]
+        lost = [queue for queue in queues if queue in membership.owned]
         for queue in lost:
-            self.end_epoch(membership, queue, membership.held.pop(queue))
+            self.end_epoch(membership, queue, membership.owned.pop(queue))
         if lost:
             self.notify(membership, partial(membership.listener.lost, lost))
         assigning = membership.assigning
@@ -167,10 +167,10 @@ class MemberAssignments:
         """Take all queues from a member, because the process has lost its name."""
         assigning, membership.assigning = membership.assigning, None
         epochs = {} if assigning is None else dict.fromkeys(assigning.queues, assigning.epoch)
-        for queue, epoch in {**epochs, **membership.held}.items():
+        for queue, epoch in {**epochs, **membership.owned}.items():
             self.end_epoch(membership, queue, epoch)
-        lost = sorted(membership.held)
-        membership.held.clear()
+        lost = sorted(membership.owned)
+        membership.owned.clear()
         membership.decisions.clear()
         membership.member, membership.joined_as = None, ""
         self.notify(membership, partial(membership.listener.lost, lost))
@@ -243,7 +243,7 @@ class MemberAssignments:
             return
         membership.assigning, membership.logged_error = None, ""
         for queue in assign.queues:
-            membership.held[queue] = assign.epoch
+            membership.owned[queue] = assign.epoch
             self._drop_floor(membership, queue)
         assignment = Assignment(assign.queues, assign.epoch)
         self.notify(membership, partial(membership.listener.assigned, assignment))
@@ -258,7 +258,7 @@ class MemberAssignments:
             HubTimer(ref=False).once(RETRY_S, lambda: self._assign_queues(membership, assign))
 
     def _revoke_queues(self, membership: KafkaMembership, revoke: Revoke) -> None:
-        revoked = [queue for queue in revoke.queues if queue in membership.held]
+        revoked = [queue for queue in revoke.queues if queue in membership.owned]
         if revoked:
             deadline = self._clock.monotonic() + REVOKE_S
             self.notify(membership, partial(membership.listener.revoked, revoked, deadline))

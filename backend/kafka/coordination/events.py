@@ -22,13 +22,13 @@ class _Event(msgspec.Struct, array_like=True):
 
 
 class Begun(_Event, tag="begin"):
-    """Starts an empty table; ignored if a table or snapshot was written after offset `seen`.
+    """Starts an empty table; ignored if a table or snapshot was written after offset `read_until`.
 
     Epochs are granted above `epoch`, which is above every epoch granted before.
     """
 
     epoch: int
-    seen: int
+    read_until: int
 
 
 class Joined(_Event, tag="join"):
@@ -73,7 +73,7 @@ class Recalled(_Event, tag="recall"):
     topic: str
 
 
-class Beat(_Event, tag="beat"):
+class HeartbeatSent(_Event, tag="beat"):
     """A heartbeat: the process is alive."""
 
     process: str
@@ -97,7 +97,7 @@ class Retired(_Event, tag="retired"):
     lanes: list[int]
 
 
-class TopicSeen(_Event, tag="topic"):
+class TopicChanged(_Event, tag="topic"):
     """A topic's queues changed: it was created (`was` 0), has grown, or was deleted (`queue_count` 0)."""
 
     topic: str
@@ -119,7 +119,7 @@ class SnapshotMember(_Event):
 
 
 class SnapshotCell(_Event):
-    """The assignment of one queue in a snapshot; members are indexes into the line's members, -1 for none."""
+    """The assignment of one queue in a snapshot; members are indexes into the row's members, -1 for none."""
 
     incarnation: int
     queue_id: int
@@ -130,7 +130,7 @@ class SnapshotCell(_Event):
     aim: int
 
 
-class SnapshotLine(_Event):
+class SnapshotRow(_Event):
     """The state of one group on one topic in a snapshot."""
 
     topic: str
@@ -145,7 +145,7 @@ class SnapshotGroup(_Event):
     group: str
     holder: str
     withheld: bool
-    lines: list[SnapshotLine]
+    rows: list[SnapshotRow]
 
 
 class Snapshot(_Event, tag="snapshot"):
@@ -158,14 +158,14 @@ class Snapshot(_Event, tag="snapshot"):
     epoch: int
     serial: int
     processes: list[str]
-    gone: list[str]
+    dead: list[str]
     topics: list[tuple[str, int, int]]
     groups: list[SnapshotGroup]
     lanes: list[tuple[str, int]] = []
     retired: list[tuple[str, list[int]]] = []
 
 
-Event = Begun | Joined | Left | Released | Recalled | Beat | Died | Retired | TopicSeen | Snapshot
+Event = Begun | Joined | Left | Released | Recalled | HeartbeatSent | Died | Retired | TopicChanged | Snapshot
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 

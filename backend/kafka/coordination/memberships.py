@@ -24,18 +24,18 @@ from backend.kafka.clients.transactions import LANES_MAX
 from backend.kafka.commits.commit_queue import CommitQueue
 from backend.kafka.coordination.assignments import KafkaMembership, MemberAssignments
 from backend.kafka.coordination.events import (
-    Beat,
     Begun,
     Died,
     Event,
+    HeartbeatSent,
     Joined,
     Left,
     Released,
     Retired,
-    TopicSeen,
+    TopicChanged,
     encode_event,
 )
-from backend.kafka.coordination.table import LINES_MAX, PlacedEvent, TableState
+from backend.kafka.coordination.table import ROWS_MAX, PlacedEvent, TableState
 from backend.kafka.options import KafkaOptions
 from backend.kafka.state.followed import KafkaState
 from backend.kafka.topic_info import TopicRegistry
@@ -109,8 +109,8 @@ class KafkaMemberships:
         if self._closed:
             raise DrainingError("the Kafka engine was closed")
         pairs = {(other.join.group, other.join.topic) for other in self._memberships.values()}
-        if len(self._memberships) >= LINES_MAX and len(pairs | {(join.group, join.topic)}) > LINES_MAX:
-            raise BoundReachedError(f"{LINES_MAX} groups have joined topics; that is the bound")
+        if len(self._memberships) >= ROWS_MAX and len(pairs | {(join.group, join.topic)}) > ROWS_MAX:
+            raise BoundReachedError(f"{ROWS_MAX} groups have joined topics; that is the bound")
         self._last_number += 1
         membership = KafkaMembership(self._last_number, join, listener, self._release, self._leave)
         self._memberships[self._last_number] = membership
@@ -119,7 +119,7 @@ class KafkaMemberships:
         return membership
 
     def _release(self, membership: KafkaMembership, queues: Iterable[QueueRef]) -> None:
-        epochs = {queue: membership.held.pop(queue) for queue in queues if queue in membership.held}
+        epochs = {queue: membership.owned.pop(queue) for queue in queues if queue in membership.owned}
         if epochs:
             self._write_release(membership, epochs)
 
@@ -142,7 +142,7 @@ class KafkaMemberships:
             del self._by_topic[membership.join.topic]
         if membership.member is not None:
             self._by_member.pop(membership.member, None)
-        name, number, epochs = membership.joined_as, membership.number, dict(membership.held)
+        name, number, epochs = membership.joined_as, membership.number, dict(membership.owned)
 
         def write() -> None:
             self._assignments.end_epochs_of_left(membership, epochs)
@@ -166,7 +166,7 @@ class KafkaMemberships:
         """Return whether a member of this process holds a queue for a group."""
         group, queue = key
         memberships = self._by_topic.get(queue.topic, ())
-        return any(queue in other.held and other.join.group == group for other in memberships)
+        return any(queue in other.owned and other.join.group == group for other in memberships)
 
     def epoch_floor(self, key: Key, epoch: int) -> int:
         """Return the lowest epoch under which this process may write progress; see CommitPlan."""
@@ -179,7 +179,7 @@ class KafkaMemberships:
             return
         recorded, actual = table.topics.get(topic, (0, 0)), self._topics.incarnation_and_queues(topic)
         if actual[0] != recorded[0] or actual[1] > recorded[1]:
-            self._write_event(TopicSeen(topic, recorded[0], *actual), self._name)
+            self._write_event(TopicChanged(topic, recorded[0], *actual), self._name)
 
     def close(self) -> None:
         """Leave all groups; no listener is called any more."""
@@ -278,7 +278,7 @@ class KafkaMemberships:
         self._heartbeat_count += 1
         self._sent_at[self._heartbeat_count] = self._last_sent_at = now
         self._next_heartbeat_at = now + self._heartbeat_s * (1 - 0.5 / TICKS)
-        self._write_event(Beat(self._name, self._heartbeat_count), self._name)
+        self._write_event(HeartbeatSent(self._name, self._heartbeat_count), self._name)
 
     def tick(self, now: float) -> bool:
         """Announce memberships and send heartbeats; return whether this process is alive with a table."""
@@ -320,22 +320,22 @@ class KafkaMemberships:
     def on_event(self, placed: PlacedEvent) -> bool:
         """Apply the next event of the log to the table; return whether the table is known afterwards."""
         coordination, event = self._state.coordination, placed.event
-        was_known = coordination.state is not None
+        had_table = coordination.state is not None
         decisions = coordination.apply(placed)
         table = coordination.state
         if self._closed or table is None:
             return False
         if isinstance(event, Joined) and event.process == self._name:
             self._on_joined(table, event.number)
-        elif isinstance(event, Beat) and event.process == self._name:
+        elif isinstance(event, HeartbeatSent) and event.process == self._name:
             self._on_heartbeat(event.number)
         elif isinstance(event, Died) and event.process == self._name:
             self._commits.renew(f"declared dead by {event.by}")
         if coordination.begin_count != self._begin_count:
             self._begin_count = coordination.begin_count
-            if was_known and self._memberships:
+            if had_table and self._memberships:
                 self._commits.renew("the coordination log has begun anew")
-        if not was_known:
+        if not had_table:
             self._later(self._announce_all)
         if decisions and self.is_alive():
             self._carry_out(decisions)
@@ -377,7 +377,7 @@ class KafkaMemberships:
         """Release queues of this process's member that did not release them before their deadline."""
         membership = self._by_member.get(member)
         if membership is not None:
-            epochs = {queue: membership.held.get(queue, 0) for queue in queues}
+            epochs = {queue: membership.owned.get(queue, 0) for queue in queues}
             self._assignments.lose(membership, queues)
             self._write_release(membership, epochs)
 

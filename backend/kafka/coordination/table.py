@@ -5,8 +5,8 @@ depends on the time or the knowledge of one process:
 
 * Time is the broker's stamp of the event. Nothing happens because time passes: a holder that does not let go
   keeps its queue until it releases it, or until an event says that its process is dead.
-* Which queues a topic has is what events said: `Joined` where nothing is known, then `TopicSeen`, which names
-  the incarnation that it replaces, so that who sees it late changes nothing.
+* Which queues a topic has is what events said: `Joined` where nothing is known, then `TopicChanged`, which
+  names the incarnation that it replaces, so that a late event of this kind changes nothing.
 * A grant is durable as soon as the event is that led to it, so it is answered in the same turn. Its epoch is
   above every epoch ever granted to anybody: the log begins with one, and each grant raises it.
 * A name that is dead stays dead (the last GONE_MAX of them): what its process writes late changes nothing.
@@ -40,17 +40,24 @@ from backend.kafka.coordination.events import (
     Snapshot,
     SnapshotCell,
     SnapshotGroup,
-    SnapshotLine,
     SnapshotMember,
-    TopicSeen,
+    SnapshotRow,
+    TopicChanged,
 )
-from backend.ownership.group import AssignedGroup, Decision, Grant, GroupMember, QueueAssignment, TopicLine
+from backend.ownership.group import (
+    AssignedGroup,
+    AssignmentRow,
+    Decision,
+    Grant,
+    GroupMember,
+    QueueAssignment,
+)
 from backend.ownership.table import REVOKE_S, AssignmentTable
 from backend.records import QueueRef
 from ddmq_common.errors import BoundReachedError
 
 DEAD_MAX = 1_000
-LINES_MAX = 10_000
+ROWS_MAX = 10_000
 TopicQueues = tuple[int, int]  # incarnation, number of queues
 
 
@@ -60,7 +67,7 @@ class TableState:
     Only events change it.
     """
 
-    def __init__(self, epoch: int, lines_max: int = LINES_MAX) -> None:
+    def __init__(self, epoch: int, rows_max: int = ROWS_MAX) -> None:
         self.epoch = epoch  # the highest that was granted
         self.members: dict[Id, GroupMember] = {}
         self.ids: dict[GroupMember, Id] = {}
@@ -70,7 +77,7 @@ class TableState:
         self.dead: dict[str, None] = {}
         self.topics: dict[str, TopicQueues] = {}
         self.joined: dict[str, int] = {}  # topic → memberships
-        self.table = AssignmentTable(self.queues_of, lambda group, queue: self.epoch, lines_max)
+        self.table = AssignmentTable(self.queues_of, lambda group, queue: self.epoch, rows_max)
 
     def queues_of(self, topic: str) -> list[QueueRef]:
         """Return the queues of a topic."""
@@ -100,12 +107,12 @@ class TableState:
             if event.process in self.processes:
                 self.retired.setdefault(event.process, set()).update(event.lanes)
             return []
-        if isinstance(event, TopicSeen):
+        if isinstance(event, TopicChanged):
             return self._change_topic(event, now)
         return []
 
     def _apply_grants(self, decisions: Iterable[Decision], now: float) -> list[Decision]:
-        decisions_made: list[Decision] = []
+        other_decisions: list[Decision] = []
         waiting = deque(decisions)
         while waiting:
             decision = waiting.popleft()
@@ -113,8 +120,8 @@ class TableState:
                 self.epoch = max(self.epoch, decision.epoch)
                 waiting += self.table.granted(decision, now)
             else:
-                decisions_made.append(decision)
-        return decisions_made
+                other_decisions.append(decision)
+        return other_decisions
 
     def _add_membership(self, event: Joined, now: float) -> list[Decision]:
         name = (event.process, event.number)
@@ -169,7 +176,7 @@ class TableState:
             del self.dead[next(iter(self.dead))]
         return self._remove_memberships(sorted(name for name in self.members if name[0] == process), now)
 
-    def _change_topic(self, event: TopicSeen, now: float) -> list[Decision]:
+    def _change_topic(self, event: TopicChanged, now: float) -> list[Decision]:
         was, count = self.topics.get(event.topic, (0, 0))
         grown = event.incarnation == was and event.queue_count > count
         if event.was != was or event.topic not in self.joined or (event.incarnation == was and not grown):
@@ -206,26 +213,26 @@ def to_snapshot(at: int, state: TableState) -> Snapshot:
 
 
 def _snapshot_group(state: TableState, name: str, group: AssignedGroup) -> SnapshotGroup:
-    lines = [_snapshot_line(state, line) for line in group.lines.values()]
-    return SnapshotGroup(name, group.holder or "", group.withheld, lines)
+    rows = [_snapshot_row(state, row) for row in group.rows.values()]
+    return SnapshotGroup(name, group.holder or "", group.withheld, rows)
 
 
-def _snapshot_line(state: TableState, line: TopicLine) -> SnapshotLine:
-    places = {member: place for place, member in enumerate(line.members)}
-    members = [_snapshot_member(state, member) for member in line.members]
+def _snapshot_row(state: TableState, row: AssignmentRow) -> SnapshotRow:
+    positions = {member: position for position, member in enumerate(row.members)}
+    members = [_snapshot_member(state, member) for member in row.members]
     cells = [
         SnapshotCell(
             queue.incarnation,
             queue.queue_id,
             cell.state,
-            -1 if cell.member is None else places[cell.member],
+            -1 if cell.member is None else positions[cell.member],
             cell.epoch,
             cell.deadline,
-            places[line.aim[queue]] if queue in line.aim else -1,
+            positions[row.aim[queue]] if queue in row.aim else -1,
         )
-        for queue, cell in line.cells.items()
+        for queue, cell in row.cells.items()
     ]
-    return SnapshotLine(line.topic, line.epoch, members, cells)
+    return SnapshotRow(row.topic, row.epoch, members, cells)
 
 
 def _snapshot_member(state: TableState, member: GroupMember) -> SnapshotMember:
@@ -240,7 +247,7 @@ def from_snapshot(event: Snapshot) -> TableState:
     """Return the table of a snapshot."""
     state = TableState(event.epoch)
     state.processes = dict.fromkeys(event.processes, 0)
-    state.dead = dict.fromkeys(event.gone)
+    state.dead = dict.fromkeys(event.dead)
     state.lanes = dict(event.lanes)
     state.retired = {process: set(lanes) for process, lanes in event.retired}
     state.topics = {name: (incarnation, count) for name, incarnation, count in event.topics}
@@ -251,14 +258,14 @@ def from_snapshot(event: Snapshot) -> TableState:
 def _restore_group(state: TableState, stored: SnapshotGroup) -> AssignedGroup:
     group = AssignedGroup()
     group.holder, group.withheld = stored.holder or None, stored.withheld
-    for line in stored.lines:
-        group.lines[line.topic] = _restore_line(state, stored.group, line)
+    for row in stored.rows:
+        group.rows[row.topic] = _restore_row(state, stored.group, row)
     return group
 
 
-def _restore_line(state: TableState, group: str, stored: SnapshotLine) -> TopicLine:
-    line = TopicLine(group, stored.topic)
-    line.epoch = stored.epoch
+def _restore_row(state: TableState, group: str, stored: SnapshotRow) -> AssignmentRow:
+    row = AssignmentRow(group, stored.topic)
+    row.epoch = stored.epoch
     for stored_member in stored.members:
         queues = None if stored_member.queues is None else frozenset(stored_member.queues)
         process = f"{stored_member.process}/{stored_member.member}"
@@ -266,20 +273,20 @@ def _restore_line(state: TableState, group: str, stored: SnapshotLine) -> TopicL
             group, stored.topic, process, stored_member.sharing, queues, stored_member.address
         )
         member.serial, member.joined = stored_member.serial, True
-        line.enter(member)
+        row.enter(member)
         state.add_member((stored_member.process, stored_member.number), member)
-    for told_cell in stored.cells:
-        queue = QueueRef(stored.topic, told_cell.incarnation, told_cell.queue_id)
-        line.cells[queue] = _restore_cell(line, told_cell)
-        if told_cell.aim >= 0:
-            line.aim[queue] = line.members[told_cell.aim]
-    return line
+    for stored_cell in stored.cells:
+        queue = QueueRef(stored.topic, stored_cell.incarnation, stored_cell.queue_id)
+        row.cells[queue] = _restore_cell(row, stored_cell)
+        if stored_cell.aim >= 0:
+            row.aim[queue] = row.members[stored_cell.aim]
+    return row
 
 
-def _restore_cell(line: TopicLine, stored: SnapshotCell) -> QueueAssignment:
+def _restore_cell(row: AssignmentRow, stored: SnapshotCell) -> QueueAssignment:
     cell = QueueAssignment()
     cell.state, cell.epoch, cell.deadline = stored.state, stored.epoch, stored.deadline
-    cell.member = None if stored.member < 0 else line.members[stored.member]
+    cell.member = None if stored.member < 0 else row.members[stored.member]
     return cell
 
 
@@ -303,7 +310,7 @@ class CoordinationLog:
         self.state: TableState | None = None
         self.begin_count = 0
         self.next = first  # offset of the next record
-        self.known_at = -1  # offset of the newest snapshot, or beginning, that counted
+        self.base_offset = -1  # offset of the newest snapshot, or beginning, that counted
         self._early_events: list[PlacedEvent] = []  # events to apply after a snapshot
 
     def apply(self, placed: PlacedEvent) -> list[Decision]:
@@ -330,16 +337,16 @@ class CoordinationLog:
                 if placed.offset >= event.at:
                     decisions += self.state.apply(placed.event, placed.stamp_ms / 1000)
             self._early_events.clear()
-        self.known_at = offset
+        self.base_offset = offset
         return decisions
 
     def _apply_begun(self, offset: int, event: Begun) -> None:
-        unknown = self.state is None and event.seen < self._first
-        if unknown or (self.state is not None and self.known_at >= event.seen):
+        unknown = self.state is None and event.read_until < self._first
+        if unknown or (self.state is not None and self.base_offset >= event.read_until):
             return
         self.state = TableState(event.epoch)
         self.begin_count += 1
-        self.known_at = offset
+        self.base_offset = offset
         self._early_events.clear()
 
     def make_snapshot(self) -> Snapshot | None:

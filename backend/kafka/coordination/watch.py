@@ -2,17 +2,17 @@
 
 A process is silent when nothing of it was followed for `session_s`, on this process's monotonic clock. That
 alone proves nothing: this process may have been stopped, or Kafka may answer nobody. So a silent process is
-ended only after a heartbeat that this process sent at its turn, or later, has come back: anything that the
+ended only after a heartbeat that this process sent at its slot, or later, has come back: anything that the
 other wrote until then precedes that heartbeat in the log, and would have been followed. A living process is
 not taken for dead because others are slow, or because the log stood still for all.
 
-| a process is silent, and this one is             | its turn, after the other was last seen              |
+| a process is silent, and this one is             | its slot, after the last event of the other          |
 |--------------------------------------------------|------------------------------------------------------|
 | the oldest of those that are not                 | `session_s`                                          |
-| the n-th after that one                          | n × TURN_S later, if those before do not succeed     |
-| none of them (it has no membership itself)       | one turn more than the last of them                  |
+| the n-th after that one                          | n × SLOT_S later, if those before do not succeed     |
+| none of them (it has no membership itself)       | one slot more than the last of them                  |
 
-| at its turn                                      | then                                                 |
+| at its slot                                      | then                                                 |
 |--------------------------------------------------|------------------------------------------------------|
 | no heartbeat that was sent since has come back   | one is sent, unless one is in flight                 |
 | one has                                          | the process is ended, once; again if that has failed |
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 RELEASE_S = 15.0  # more than a transaction may take
 SNAPSHOT_S = 60.0
 SNAPSHOT_EVENTS = 5_000
-TURN_S = 2.0  # a process that is fenced by one does not have to be fenced by the next one, too
+SLOT_S = 2.0  # a process that is fenced by one does not have to be fenced by the next one, too
 RevokedQueue = tuple[str, QueueRef, int]  # group, queue, epoch
 
 
@@ -93,7 +93,7 @@ class MemberWatch:
         elif isinstance(event, Died):
             self._silence.on_died(event.process)
         elif process is not None:
-            self._silence.on_seen(process, self._now())
+            self._silence.on_event(process, self._now())
 
     def tick(self) -> None:
         """Tick the memberships, then check the other processes and this one; called by its own timer."""
@@ -179,8 +179,8 @@ def _find_revoked(table: TableState, process: str) -> list[tuple[RevokedQueue, G
     return [
         ((name, queue, cell.epoch), cell.member)
         for name, group in table.table.groups.items()
-        for line in group.lines.values()
-        for queue, cell in line.cells.items()
+        for row in group.rows.values()
+        for queue, cell in row.cells.items()
         if cell.state is AssignmentState.LEAVING
         and cell.member is not None
         and table.ids[cell.member][0] == process
@@ -195,25 +195,25 @@ class SilentProcesses(NamedTuple):
 
 
 class SilenceDetector:
-    """Records when other processes were last seen, and decides which ones this process must end now. Pure."""
+    """Records when each process wrote its last event, and decides which ones this process must end. Pure."""
 
     def __init__(self, session_s: float) -> None:
         self._session_s = session_s
-        self._seen_at: dict[str, float] = {}
+        self._last_event_at: dict[str, float] = {}
         self._ending: set[str] = set()
 
-    def on_seen(self, process: str, now: float) -> None:
+    def on_event(self, process: str, now: float) -> None:
         """Note that an event of a process was followed at `now`."""
-        self._seen_at[process] = now
+        self._last_event_at[process] = now
 
     def on_died(self, process: str) -> None:
         """Remove a process that was declared dead."""
-        self._seen_at.pop(process, None)
+        self._last_event_at.pop(process, None)
         self._ending.discard(process)
 
     def clear(self) -> None:
         """Forget all times: this process may have been stopped, so they prove nothing."""
-        self._seen_at.clear()
+        self._last_event_at.clear()
         self._ending.clear()
 
     def on_end_failed(self, process: str) -> None:
@@ -228,21 +228,27 @@ class SilenceDetector:
         `processes`: all that have joined, the oldest first. `sent_at`: when this process sent its newest
         heartbeat; `returned_at`: when it sent the newest one that was read back.
         """
-        self._seen_at = {process: self._seen_at.get(process, now) for process in processes}
+        self._last_event_at = {process: self._last_event_at.get(process, now) for process in processes}
         expiries = {
-            process: seen_at + self._session_s for process, seen_at in self._seen_at.items() if process != own
+            process: last_event_at + self._session_s
+            for process, last_event_at in self._last_event_at.items()
+            if process != own
         }
         silent = {process: expiry for process, expiry in expiries.items() if now > expiry}
-        turn_s = _turn_of(own, (process for process in processes if process not in silent)) * TURN_S
-        turns = {
-            process: expiry + turn_s for process, expiry in silent.items() if process not in self._ending
+        slot_start_s = _slot_of(own, (process for process in processes if process not in silent)) * SLOT_S
+        slots = {
+            process: expiry + slot_start_s
+            for process, expiry in silent.items()
+            if process not in self._ending
         }
-        due = [process for process, turn in turns.items() if now >= turn]
-        to_end = [(process, now - self._seen_at[process]) for process in due if returned_at >= turns[process]]
+        due = [process for process, slot_at in slots.items() if now >= slot_at]
+        to_end = [
+            (process, now - self._last_event_at[process]) for process in due if returned_at >= slots[process]
+        ]
         self._ending.update(process for process, _ in to_end)
-        return SilentProcesses(any(sent_at < turns[process] for process in due), to_end)
+        return SilentProcesses(any(sent_at < slots[process] for process in due), to_end)
 
 
-def _turn_of(own: str, living: Iterable[str]) -> int:
+def _slot_of(own: str, living: Iterable[str]) -> int:
     processes = list(living)
     return processes.index(own) if own in processes else len(processes) + 1

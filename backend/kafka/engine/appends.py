@@ -39,7 +39,7 @@ from backend.kafka.engine.partitions import (
     Queue,
 )
 from backend.kafka.engine.pending_bounds import SHARE, PendingBounds
-from backend.kafka.errors import PURGED_CODES, SEEN_IN_TOPIC, to_failed_result, to_undelivered_result
+from backend.kafka.errors import PURGED_CODES, REFRESH_TOPIC_CODES, to_failed_result, to_undelivered_result
 from backend.kafka.options import KafkaOptions
 from backend.kafka.records import encode
 from backend.kafka.topic_info import TopicRegistry
@@ -323,7 +323,7 @@ class Appends:
             topic = topics.get(record.topic)
             if error is not None:
                 result = self._to_result(record, error)
-                if error.code() in SEEN_IN_TOPIC:
+                if error.code() in REFRESH_TOPIC_CODES:
                     self._recheck_topics()
             else:
                 durability = Durability.WRITTEN if topic is None else topic.durability  # None: deleted since

@@ -120,7 +120,9 @@ class PartitionWatch:
     def health_reason(self) -> str:
         """Return which queues are refused, in one line; "" if there are none."""
         queues = [
-            queue for queue, part in self._not_answering.items() if part.in_flight or not part.has_leader
+            queue
+            for queue, partition in self._not_answering.items()
+            if partition.in_flight or not partition.has_leader
         ]
         if not queues:
             return ""

@@ -21,7 +21,7 @@ from backend.completion import Completion
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.engine.readers import Readers
 from backend.kafka.engine.streams import KafkaBatch, KafkaQueue
-from backend.kafka.errors import is_gone, kafka_error, to_ddmq_error
+from backend.kafka.errors import is_unknown_topic, kafka_error, to_ddmq_error
 from backend.kafka.topic_info import KafkaTopic, TopicRegistry
 from backend.port import ReadCall, Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
@@ -47,7 +47,7 @@ class KafkaQueries:
         if self._closed:
             self._later(completion.fail, _CLOSED)
         elif topic is None:
-            self._later(completion.succeed, KafkaBatch(call.queue, ReadStatus.GONE, (), call.offset))
+            self._later(completion.succeed, KafkaBatch(call.queue, ReadStatus.UNKNOWN_QUEUE, (), call.offset))
         elif not topic.info.readable:
             self._later(completion.fail, CallerError(f"topic {call.queue.topic} is not readable"))
         else:
@@ -114,13 +114,13 @@ class KafkaQueries:
             else:
                 completion.succeed(bounds.next)
 
-        def on_answer(found: Completion[int | None]) -> None:
-            if found.error is not None:
-                completion.fail(found.error)
-            elif found.value is None:
+        def on_answer(completed: Completion[int | None]) -> None:
+            if completed.error is not None:
+                completion.fail(completed.error)
+            elif completed.value is None:
                 self.bounds([queue]).then(next_offset)
             else:
-                completion.succeed(found.value)
+                completion.succeed(completed.value)
 
         self._offsets.query_offset_for_time(partition or ("", 0), wall_ms).then(on_answer)
         return completion
@@ -141,7 +141,7 @@ RETRY_S = 3.0  # so long partitions without a leader are asked for again
 Partition = tuple[str, int]  # Kafka's name of a topic, and the partition
 Answers = dict[Partition, Any]  # an offset, or the error
 _SPEC: Any = OffsetSpec
-_AGAIN = frozenset(
+_RETRIED_CODES = frozenset(
     (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH,
      KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.OFFSET_NOT_AVAILABLE)
 )  # fmt: skip
@@ -213,7 +213,7 @@ class Offsets:
                 error = next((each for each in (low, high) if isinstance(each, BaseException)), None)
                 if error is None:
                     bounds[partition] = Bounds(low, max(low, high))
-                elif is_gone(error):
+                elif is_unknown_topic(error):
                     bounds[partition] = None
                 else:
                     failure = error
@@ -286,4 +286,4 @@ class Offsets:
 
 def _should_retry(answer: Any) -> bool:
     error = kafka_error(answer) if isinstance(answer, BaseException) else None
-    return error is not None and error.code() in _AGAIN
+    return error is not None and error.code() in _RETRIED_CODES

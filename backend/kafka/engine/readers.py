@@ -50,12 +50,16 @@ from ddmq_common.hub_timer import HubTimer
 log = logging.getLogger(__name__)
 READ_S = 10.0  # then a read that has heard nothing fails
 IDLE_S = 60.0
-ASK_WHY_S = 5.0  # before that, it is found out whether a transaction is the reason
+CHECK_HIGH_S = 5.0  # so long before it fails, a read learns whether an open transaction is the reason
 QUIET_S = 10.0
 FOREVER = float("inf")
 CHECK_INTERVAL_S = 0.5  # between two looks for what is idle or late
 STREAMS_PER_READER = 16  # streams of a thread, before the next one is used
-_GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+_UNKNOWN_TOPIC_CODES = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
 
 
 class _QueuedRead(NamedTuple):
@@ -136,7 +140,7 @@ class Readers:
             if len(self._deadlines) >= self._options.waits_max:
                 raise BoundReachedError(f"{self._options.waits_max} waits are open; that is the bound")
         stream.parked_waits.append(ParkedWait(offset, wait))
-        stream.window.mark_taken(offset)
+        stream.window.mark_read(offset)
         self._pause_or_resume(stream)
         heapq.heappush(self._deadlines, (deadline, next(self._serials), wait))
         self._expire_by(deadline)
@@ -241,8 +245,15 @@ class Readers:
     def _move_if_quiet(self, stream: Stream, now: float) -> None:
         """Move a stream to the quiet reader if it has been quiet for QUIET_S."""
         here = self._streams_by_queue[stream.kafka_queue.queue]
-        is_taken = any(self._quiet_reader in (one.reader, one.move and one.move[0]) for one in here)
-        if stream.is_quiet and stream.move is None and not is_taken and now - stream.heard_at >= QUIET_S:
+        quiet_reader_in_use = any(
+            self._quiet_reader in (one.reader, one.move and one.move[0]) for one in here
+        )
+        if (
+            stream.is_quiet
+            and stream.move is None
+            and not quiet_reader_in_use
+            and now - stream.last_chunk_at >= QUIET_S
+        ):
             self._begin_move(stream, self._quiet_reader)
 
     def _end_stream(self, stream: Stream) -> None:
@@ -260,12 +271,12 @@ class Readers:
 
     def _start_queued_reads(self, queue: QueueRef) -> None:
         """Start queued reads of a queue, as far as a stream is available for them."""
-        turns = self._queued_reads.get(queue)
-        while turns:
+        queued = self._queued_reads.get(queue)
+        while queued:
             here = self._streams_by_queue.get(queue, ())
             if len(here) >= self._options.readers and all(one.pending_reads for one in here):
                 return
-            self._start_read(turns.popleft())
+            self._start_read(queued.popleft())
         self._queued_reads.pop(queue, None)
 
     def _pause_or_resume(self, stream: Stream) -> None:
@@ -277,23 +288,23 @@ class Readers:
 
     # --- what the threads bring
 
-    def _on_chunks(self, parts: list[StreamChunk]) -> None:
-        for part in parts:
-            stream = self._streams.get(part.serial) or self._moves.get(part.serial)
+    def _on_chunks(self, chunks: list[StreamChunk]) -> None:
+        for chunk in chunks:
+            stream = self._streams.get(chunk.serial) or self._moves.get(chunk.serial)
             if stream is None:
                 continue
-            if part.serial != stream.serial:
-                if part.error is not None:
+            if chunk.serial != stream.serial:
+                if chunk.error is not None:
                     self._cancel_move(stream)
                     continue
                 self._end_move(stream)
-            stream.heard_at = self._clock.monotonic()
-            if part.records:
-                stream.window.add(part.records)
-            if part.ended is not None:
-                stream.window.set_end(part.ended)
-            if part.error is not None:
-                self._on_stream_failed(stream, part)
+            stream.last_chunk_at = self._clock.monotonic()
+            if chunk.records:
+                stream.window.add(chunk.records)
+            if chunk.end is not None:
+                stream.window.set_end(chunk.end)
+            if chunk.error is not None:
+                self._on_stream_failed(stream, chunk)
             else:
                 self._answer_stream(stream)
 
@@ -314,19 +325,19 @@ class Readers:
         except Exception as error:
             self._bridge.report_error(settle, error)
 
-    def _on_stream_failed(self, stream: Stream, part: StreamChunk) -> None:
+    def _on_stream_failed(self, stream: Stream, chunk: StreamChunk) -> None:
         """Fail the reads of a stream that cannot continue; a later read starts a new stream."""
         reads, parked = stream.pending_reads, stream.parked_waits
         stream.pending_reads, stream.parked_waits = [], []
         self._end_stream(stream)
         for one in reads:
-            error = self._settle_failed(one, part)
+            error = self._settle_failed(one, chunk)
             if error is not None and not one.completion.done:
                 one.completion.fail(error)
         for waiting in parked:
-            at_end = part.bounds is not None and waiting.offset > part.bounds.next
+            at_end = chunk.bounds is not None and waiting.offset > chunk.bounds.next
             other = (
-                self._find_stream(stream.kafka_queue, part.bounds.next) if at_end and part.bounds else None
+                self._find_stream(stream.kafka_queue, chunk.bounds.next) if at_end and chunk.bounds else None
             )
             if other is not None:
                 other.parked_waits.append(waiting)
@@ -334,14 +345,16 @@ class Readers:
                 self._call_guarded(_settle_wait, waiting.wait)  # whoever reads now hears what is wrong
         self._start_queued_reads(stream.kafka_queue.queue)
 
-    def _settle_failed(self, one: PendingRead, part: StreamChunk) -> Exception | None:
-        bounds, error = part.bounds, part.error
+    def _settle_failed(self, one: PendingRead, chunk: StreamChunk) -> Exception | None:
+        bounds, error = chunk.bounds, chunk.error
         if bounds is not None and not bounds.min <= one.call.offset <= bounds.next:
             batch = KafkaBatch(one.call.queue, ReadStatus.OUT_OF_RANGE, (), one.call.offset, bounds)
             _settle_read(one.completion, batch)
             return None
-        if error is not None and error.code() in _GONE:
-            _settle_read(one.completion, KafkaBatch(one.call.queue, ReadStatus.GONE, (), one.call.offset))
+        if error is not None and error.code() in _UNKNOWN_TOPIC_CODES:
+            _settle_read(
+                one.completion, KafkaBatch(one.call.queue, ReadStatus.UNKNOWN_QUEUE, (), one.call.offset)
+            )
             return None
         if error is not None and not error.retriable() and bounds is None:
             return StorageError(f"{one.call.queue} cannot be read: {error.str()}")
@@ -400,7 +413,7 @@ class Readers:
             stream.pending_reads = [one for one in stream.pending_reads if one.deadline > now]
             for one in late:
                 one.completion.fail(RemoteError(stream.why_unanswered(READ_S)))
-        if any(one.deadline - now < ASK_WHY_S for one in stream.pending_reads):
+        if any(one.deadline - now < CHECK_HIGH_S for one in stream.pending_reads):
             thread = self._threads[stream.reader]
             thread.report_high(_partition_of(stream), stream.serial, self._on_high)
 
@@ -422,7 +435,7 @@ class Readers:
                 yield stream
 
     def on_topic_deleted(self, topic: str, incarnation: int) -> None:
-        """Answer reads of a deleted topic with GONE, and fail its waits."""
+        """Answer reads of a deleted topic with UNKNOWN_QUEUE, and fail its waits."""
         for queue in [
             q for q in (*self._streams_by_queue, *self._next_offsets) if q[:2] == (topic, incarnation)
         ]:
@@ -432,7 +445,9 @@ class Readers:
                 stream.pending_reads, stream.parked_waits = [], []
                 self._end_stream(stream)
                 for one in (*reads, *self._queued_reads.pop(queue, ())):
-                    _settle_read(one.completion, KafkaBatch(queue, ReadStatus.GONE, (), one.call.offset))
+                    _settle_read(
+                        one.completion, KafkaBatch(queue, ReadStatus.UNKNOWN_QUEUE, (), one.call.offset)
+                    )
                 for waiting in parked:
                     if not waiting.wait.done and not waiting.wait.cancelled:
                         waiting.wait.fail(UnknownTopicError(f"topic {topic} was deleted"))
@@ -466,7 +481,7 @@ class Readers:
         self._moves.clear()
         self._streams_by_queue.clear()
         for thread in self._threads.values():
-            thread.ask_to_end()
+            thread.request_stop()
         for thread in self._threads.values():
             thread.close(timeout_s)
 

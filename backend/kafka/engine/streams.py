@@ -128,7 +128,7 @@ class Window:
             self._ahead += size
             self.next = record.offset + 1
             self.at_end = False
-        self._drop_taken()
+        self._drop_read()
 
     def set_end(self, offset: int) -> None:
         """Note that the partition ended at `offset` when it was read."""
@@ -166,18 +166,18 @@ class Window:
                 records.append(record)
             at += 1
         following = self.next if at == end else self._offsets[at - 1] + 1
-        self.mark_taken(following)
+        self.mark_read(following)
         return records, following
 
-    def mark_taken(self, offset: int) -> None:
+    def mark_read(self, offset: int) -> None:
         """Mark records before `offset` as read by some caller: they are dropped when space is needed."""
         if offset > self.mark:
             first, last = bisect_left(self._offsets, self.mark), bisect_left(self._offsets, offset)
             self._ahead -= sum(len(one.delivery) + RECORD_BYTES for one in self._records[first:last])
             self.mark = offset
-            self._drop_taken()
+            self._drop_read()
 
-    def _drop_taken(self) -> None:
+    def _drop_read(self) -> None:
         """Drop the oldest records that some caller has read, while the window is too large."""
         count = 0
         while (
@@ -194,7 +194,7 @@ class Stream:
     """A continuous read of one partition by one reader thread.
 
     `serial`: its number among all streams. `move`: while the stream moves to another reader thread, that
-    reader and the new serial; records come from both. `heard_at`: when records or an end came last.
+    reader and the new serial; records come from both. `last_chunk_at`: when records or an end came last.
     """
 
     def __init__(self, kafka_queue: KafkaQueue, serial: int, reader: int, start: int, bytes_max: int) -> None:
@@ -208,7 +208,7 @@ class Stream:
         self.move: tuple[int, int] | None = None
         self.used_at = 0.0
         self.high = 0  # after the partition's last record, open transactions included, when last stated
-        self.heard_at = 0.0
+        self.last_chunk_at = 0.0
 
     @property
     def is_quiet(self) -> bool:
@@ -233,10 +233,10 @@ class Stream:
             not one.wait.done and not one.wait.cancelled for one in self.parked_waits
         )
 
-    def answer_read(self, call: ReadCall, known_next: int) -> KafkaBatch | None:
+    def answer_read(self, call: ReadCall, next_offset: int) -> KafkaBatch | None:
         """Return the answer to a read, or None while it is unknown.
 
-        `known_next`: records below it are known to exist, so the read waits for them.
+        `next_offset`: the records below it exist, so the read waits for them.
         """
         window = self.window
         if window.has_record_from(call.offset):
@@ -244,21 +244,19 @@ class Stream:
             passed = call.tags is not None and following - call.offset >= SEARCH_MAX
             if records or following < window.next or passed:
                 return KafkaBatch(call.queue, ReadStatus.DATA, records, following)
-        if self._is_at_end(known_next):
+        if self._is_at_end(next_offset):
             return KafkaBatch(call.queue, ReadStatus.NONE, (), max(window.next, call.offset))
-        window.mark_taken(
-            call.offset
-        )  # else a full window would wait for somebody who takes what lies before
+        window.mark_read(call.offset)  # else a full window would wait for somebody who takes what lies before
         return None
 
-    def _is_at_end(self, known_next: int) -> bool:
-        return self.window.at_end and self.window.next >= known_next
+    def _is_at_end(self, next_offset: int) -> bool:
+        return self.window.at_end and self.window.next >= next_offset
 
-    def take_answerable(self, known_next: int) -> list[tuple[PendingRead, KafkaBatch]]:
+    def take_answerable(self, next_offset: int) -> list[tuple[PendingRead, KafkaBatch]]:
         """Remove and return the pending reads that can be answered now, with their answers."""
         answerable, pending = [], []
         for one in self.pending_reads:
-            batch = self.answer_read(one.call, known_next)
+            batch = self.answer_read(one.call, next_offset)
             if batch is None:
                 pending.append(one)
             else:

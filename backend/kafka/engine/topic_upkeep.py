@@ -36,7 +36,7 @@ class TopicUpkeep:
                     "set unlimited retention for topic %s: it has delayed messages", described.kafka_name
                 )
 
-        self._cluster.run_job(partial(topic_admin.set_required_settings, name=name, found=described), on_done)
+        self._cluster.run_job(partial(topic_admin.set_required_settings, name=name, topic=described), on_done)
 
     def trim(self, topic: KafkaTopic, queue: QueueRef, before: int) -> None:
         """Delete the records of one of the topic's queues below an offset; see Backend.trim."""

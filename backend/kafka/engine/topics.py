@@ -111,9 +111,9 @@ class KafkaTopics:
     def survey_all(self) -> None:
         """Start a survey that describes every topic, because a topic differs from what is known."""
         self._needs_full_survey = True
-        self._survey_again()
+        self._request_survey()
 
-    def _survey_again(self) -> None:
+    def _request_survey(self) -> None:
         """Start a survey, after the present one if there is one: that may have missed what changed."""
         self._is_outdated = self._is_surveying
         self.survey()
@@ -241,7 +241,7 @@ class KafkaTopics:
                 if not self._checks_left and self._interval_s > self._poll_s:
                     self._timer.once(self._poll_s, self.start)
                 self._checks_left[name] = CHANGED_CHECKS
-            self._survey_again()
+            self._request_survey()
 
     def _set_topic(self, name: str, described: ClusterTopic) -> None:
         topic = to_kafka_topic(name, described, self._state.topic_infos.get(name))

@@ -79,7 +79,7 @@ class KafkaState:
             on_begun=lambda first: call(self._on_begun, first),
             on_rows=lambda rows: call(self._apply_rows, rows),
             on_truncated=lambda first: call(self._on_truncated, first),
-            on_trouble=lambda reason: call(self._set_reason, reason),
+            on_failed=lambda reason: call(self._set_reason, reason),
         )
 
     @property
@@ -103,7 +103,7 @@ class KafkaState:
 
     def apply_written_setting(self, partition: int, offset: int, key: bytes, value: bytes | None) -> None:
         """Apply a setting that this process has written, before it is read back from the topic."""
-        if self._settings.followed.note_written(partition, offset, key):
+        if self._settings.followed.record_written(partition, offset, key):
             self._apply_setting(key, value)
 
     def holds_setting(self, key: bytes, value: bytes) -> bool:
@@ -134,7 +134,7 @@ class KafkaState:
         self._on_ready()
 
     def _apply_rows(self, rows: list[FollowedRow]) -> None:
-        self._thread.room.release()
+        self._thread.capacity.release()
         if self._closed:
             return
         for row in rows:
@@ -161,9 +161,9 @@ class KafkaState:
         key = row.key or b""
         try:
             if row.topic == self.system_topics.progress:
-                if self.progress.followed.note_followed(row.partition, row.offset, key):
+                if self.progress.followed.record_followed(row.partition, row.offset, key):
                     self.progress.apply(key, row.value)
-            elif self._settings.followed.note_followed(row.partition, row.offset, key):
+            elif self._settings.followed.record_followed(row.partition, row.offset, key):
                 self._apply_setting(key, row.value)
         except (DamagedError, StorageError) as error:
             log.error("skipping %s of %s, offset %d: %s", row.topic, row.partition, row.offset, error)
@@ -204,12 +204,12 @@ class _MarkWriter:
         self._producer: Producer | None = None
         _thread.start_new_thread(self._run, ())
 
-    def write(self, places: Sequence[Partition], then: Call) -> None:
+    def write(self, partitions: Sequence[Partition], then: Call) -> None:
         """Write a mark to each partition; then call `then(ends, error)` on the hub.
 
         `ends` are the offsets after the marks; `error` is None, or why not all were written.
         """
-        self._jobs.put((places, then))
+        self._jobs.put((partitions, then))
 
     def close(self) -> None:
         """Accept no more jobs; a running job still finishes."""
@@ -217,32 +217,32 @@ class _MarkWriter:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            places, then = job
+            partitions, then = job
             try:
-                ends, error = self._write_marks(places)
+                ends, error = self._write_marks(partitions)
             except Exception as failed:  # whatever it was: who waits asks again
                 ends, error = {}, str(failed)
             if error is not None:
                 self._producer = None  # the next one asks anew who leads
             self._call(then, ends, error)
 
-    def _write_marks(self, places: Sequence[Partition]) -> tuple[Ends, str | None]:
+    def _write_marks(self, partitions: Sequence[Partition]) -> tuple[Ends, str | None]:
         if self._producer is None:
             self._producer = Producer(self._config)
         ends: Ends = {}
         errors: list[str] = []
 
-        def on_report(place: Partition, error: KafkaError | None, message: Any) -> None:
+        def on_report(partition: Partition, error: KafkaError | None, message: Any) -> None:
             if error is None:
-                ends[place] = message.offset() + 1
+                ends[partition] = message.offset() + 1
             else:
                 errors.append(error.str())
 
-        for place in places:
-            topic, partition = place
-            self._producer.produce(topic, None, MARK_KEY, partition, on_delivery=partial(on_report, place))
+        for partition in partitions:
+            topic, number = partition
+            self._producer.produce(topic, None, MARK_KEY, number, on_delivery=partial(on_report, partition))
         self._producer.flush(WRITE_MS / 1000 + 1)
-        missing = [f"{topic} [{number}]" for topic, number in places if (topic, number) not in ends]
+        missing = [f"{topic} [{number}]" for topic, number in partitions if (topic, number) not in ends]
         return ends, None if not missing else f"{', '.join(errors) or 'no answer'} ({', '.join(missing)})"
 
 
@@ -286,12 +286,12 @@ class Barriers:
         self._settle_reached()
         if self._writing is not None or not self._next_completions or self._closed:
             return
-        places = list(self._followed)
-        if not places:
+        partitions = list(self._followed)
+        if not partitions:
             return
         barrier_round = self._writing = _BarrierRound(self._next_completions)
         self._next_completions = []
-        self._marks.write(places, partial(self._on_marks_written, barrier_round))
+        self._marks.write(partitions, partial(self._on_marks_written, barrier_round))
 
     def close(self) -> None:
         """Fail every pending barrier."""
@@ -321,9 +321,9 @@ class Barriers:
         reached = []
         for barrier_round in self._open_rounds:
             barrier_round.missing = {
-                place: end
-                for place, end in barrier_round.missing.items()
-                if self._followed.get(place, 0) < end
+                partition: end
+                for partition, end in barrier_round.missing.items()
+                if self._followed.get(partition, 0) < end
             }
             if not barrier_round.missing:
                 reached.append(barrier_round)

@@ -113,7 +113,7 @@ class FollowedOffsets:
         self._next: dict[int, int] = {}
         self._ahead: dict[bytes, int] = {}
 
-    def note_followed(self, partition: int, offset: int, key: bytes) -> bool:
+    def record_followed(self, partition: int, offset: int, key: bytes) -> bool:
         """Note a record that was read; return whether it must be applied.
 
         A record older than what this process wrote under the same key must not.
@@ -128,7 +128,7 @@ class FollowedOffsets:
             del self._ahead[key]
         return offset > ahead
 
-    def note_written(self, partition: int, offset: int, key: bytes) -> bool:
+    def record_written(self, partition: int, offset: int, key: bytes) -> bool:
         """Note a record that this process wrote; return whether it must be applied now."""
         if offset < self._next.get(partition, 0) or offset <= self._ahead.get(key, -1):
             return False

@@ -97,14 +97,14 @@ def test_appends_from_an_answer_s_callback_are_stored(kit: Kit) -> None:
     kit.make("orders")
     last: Completion[int] = Completion()
 
-    def append_again(answer: Completion[list[AppendResult]]) -> None:
+    def append_next(answer: Completion[list[AppendResult]]) -> None:
         offset = answer.result()[0].offset
         if offset == 20:
             last.succeed(offset)
         else:
-            kit.backend.append([kit.new("orders")], kit.soon).then(append_again)
+            kit.backend.append([kit.new("orders")], kit.soon).then(append_next)
 
-    kit.backend.append([kit.new("orders")], kit.soon).then(append_again)
+    kit.backend.append([kit.new("orders")], kit.soon).then(append_next)
     assert done(last) == 20
     assert len(kit.stored(kit.queue("orders"))) == 21
 
@@ -116,7 +116,7 @@ def test_a_stored_record_can_be_read_as_soon_as_it_is_answered(kit: Kit) -> None
         assert list(kit.read(kit.queue("orders"), offset).offsets) == [offset]
 
 
-def test_refusals_are_per_record(kit: Kit) -> None:
+def test_records_are_rejected_one_by_one(kit: Kit) -> None:
     kit.make("orders", 2)
     kit.make("closed", writable=False)
     results = kit.append(

@@ -33,7 +33,7 @@ def test_message_ids_are_those_of_the_records(kit: Kit) -> None:
     assert len(set(batch.message_ids())) == 9
 
 
-def test_message_ids_that_were_asked_for_with_the_read_are_the_same(kit: Kit) -> None:
+def test_message_ids_requested_with_the_read_are_the_same(kit: Kit) -> None:
     kit.make("orders")
     tags = (b"red", b"blue", b"red")
     kit.append(*(kit.new("orders", 0, b"%d" % n, tags=tag) for n, tag in enumerate(tags)))

@@ -94,14 +94,14 @@ def test_a_commit_fenced_by_one_still_under_way(kit: Kit) -> None:
     assert kit.progress(GROUP, queue) == ProgressView(6, (), {}, 1, 1)
 
 
-@pytest.mark.parametrize("wrong", ["topic", "queue", "progress"])
-def test_what_does_not_exist_stops_the_whole_commit(kit: Kit, wrong: str) -> None:
+@pytest.mark.parametrize("missing", ["topic", "queue", "progress"])
+def test_a_missing_target_rejects_all_of_the_commit(kit: Kit, missing: str) -> None:
     info = kit.make("orders", 2)
     queue = kit.queue("orders")
     records, progress = [kit.new("orders")], [build_delta(queue, finished=((0, 1),))]
-    if wrong == "topic":
+    if missing == "topic":
         records.append(kit.new("nowhere"))
-    elif wrong == "queue":
+    elif missing == "queue":
         records.append(kit.new("orders", 2))
     else:
         progress.append(build_delta(QueueRef("orders", info.incarnation + 1, 0), finished=((0, 1),)))
@@ -113,7 +113,7 @@ def test_what_does_not_exist_stops_the_whole_commit(kit: Kit, wrong: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "arguments",
     [
         {"finished": ((5, 5),)},
         {"finished": ((5, 4),)},
@@ -125,10 +125,10 @@ def test_what_does_not_exist_stops_the_whole_commit(kit: Kit, wrong: str) -> Non
         {"epoch": -1},
     ],
 )
-def test_bad_arguments_raise_at_once(kit: Kit, wrong: dict[str, object]) -> None:
+def test_bad_arguments_raise_at_once(kit: Kit, arguments: dict[str, object]) -> None:
     queue = kit.make_queue("orders")
     with pytest.raises(ValueError, match="refused"):
-        kit.backend.commit(CommitBatch(progress=[build_delta(queue, **wrong)]), kit.soon)  # type: ignore[arg-type]
+        kit.backend.commit(CommitBatch(progress=[build_delta(queue, **arguments)]), kit.soon)  # type: ignore[arg-type]
     assert kit.progress(GROUP, queue) == NOTHING
 
 
@@ -148,7 +148,7 @@ def test_appends_and_commits_called_in_order_are_stored_in_order(kit: Kit) -> No
     assert [decode(bytes(record.delivery)).value for record in records] == [b"%d" % n for n in range(200)]
 
 
-def test_behind_a_later_commit_it_is_known_what_became_of_an_earlier_one(kit: Kit) -> None:
+def test_after_a_later_commit_the_outcome_of_an_earlier_one_is_certain(kit: Kit) -> None:
     """Also of one whose answer was not waited for: what is not there by then never comes."""
     queue = kit.make_queue("orders")
     answers: list[bool] = []
@@ -196,7 +196,7 @@ def test_the_committed_offset_is_the_lowest_unfinished_one(kit: Kit) -> None:
     assert kit.progress(GROUP, queue) == ProgressView(9, (), {}, 0, 0)
 
 
-def test_the_same_progress_again_is_harmless(kit: Kit) -> None:
+def test_repeated_progress_is_harmless(kit: Kit) -> None:
     queue = kit.make_queue("orders")
     change = build_delta(queue, 2, finished=((0, 3), (5, 7)), attempts=((3, 2), (4, 1)))
     kit.commit(progress=[change])
@@ -243,7 +243,7 @@ def test_an_epoch_alone_fences_and_starts_nothing(kit: Kit) -> None:
         kit.commit(progress=[build_delta(queue, 8, finished=((0, 1),))])
 
 
-def test_a_wide_ack_map_comes_back_whole(kit: Kit) -> None:
+def test_a_wide_ack_map_is_read_back_complete(kit: Kit) -> None:
     queue = kit.make_queue("orders")
     alternating = tuple((offset, offset + 1) for offset in range(1, 20_001, 2))
     for start in range(0, len(alternating), 1000):

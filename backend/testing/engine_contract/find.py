@@ -105,7 +105,7 @@ def test_by_message_id(kit: Kit) -> None:
     assert done(kit.backend.find("orders", message_id=b"\xff" * 16)) == []
 
 
-def test_an_id_that_stands_twice_is_found_twice(kit: Kit) -> None:
+def test_an_id_that_is_stored_twice_matches_twice(kit: Kit) -> None:
     kit.make("orders")
     record = kit.new("orders")
     kit.append(record, kit.new("orders"), record)
@@ -120,21 +120,23 @@ def test_other_topics_with_the_same_key_stay_out(kit: Kit) -> None:
     assert [hit.topic for hit in done(kit.backend.find("bills", key=b"k"))] == ["bills"]
 
 
-def test_what_is_not_there_is_not_found(kit: Kit) -> None:
+def test_a_missing_key_or_id_has_no_match(kit: Kit) -> None:
     kit.make("orders")
     kit.append(kit.new("orders"))
     assert done(kit.backend.find("orders", key=b"k")) == []
 
 
-def test_what_was_just_answered_is_found(kit: Kit) -> None:
+def test_a_record_matches_as_soon_as_it_is_answered(kit: Kit) -> None:
     kit.make("orders")
     for n in range(30):
         kit.append(kit.new("orders", key=b"key-%d" % n))
         assert [hit.offset for hit in done(kit.backend.find("orders", key=b"key-%d" % n))] == [n]
 
 
-@pytest.mark.parametrize("asked", [{}, {"key": b"k", "message_id": b"x" * 16}, {"key": b"k", "count_max": 0}])
-def test_bad_arguments_of_a_find_raise_at_once(kit: Kit, asked: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [{}, {"key": b"k", "message_id": b"x" * 16}, {"key": b"k", "count_max": 0}]
+)
+def test_bad_arguments_of_a_find_raise_at_once(kit: Kit, arguments: dict[str, object]) -> None:
     kit.make("orders")
     with pytest.raises(ValueError, match="find"):
-        kit.backend.find("orders", **asked)  # type: ignore[arg-type]
+        kit.backend.find("orders", **arguments)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from backend.testing.waits import done, until
 from ddmq_common.errors import BoundReachedError, FencedError
 
 
-def test_records_come_back_whole(lasting: Kit) -> None:
+def test_records_are_read_back_complete(lasting: Kit) -> None:
     lasting.make("orders", 2)
     records = [
         lasting.new("orders", n % 2, b"%d" % n, key=b"k%d" % (n % 3), tags=b"t", system={"n": str(n)})
@@ -43,7 +43,7 @@ def test_topics_come_back_as_they_were(lasting: Kit) -> None:
     assert lasting.backend.topic("bills") == grown
 
 
-def test_a_deleted_topic_stays_deleted_and_its_incarnation_is_not_used_again(lasting: Kit) -> None:
+def test_a_deleted_topic_stays_deleted_and_its_incarnation_is_not_reused(lasting: Kit) -> None:
     old = lasting.make("orders")
     lasting.send("orders", b"old")
     queue = lasting.queue("orders")
@@ -51,7 +51,7 @@ def test_a_deleted_topic_stays_deleted_and_its_incarnation_is_not_used_again(las
     done(lasting.backend.delete_topic("orders", lasting.soon))
     lasting.engine.reopen()
     assert lasting.backend.topic("orders") is None
-    assert lasting.read(queue).status is ReadStatus.GONE
+    assert lasting.read(queue).status is ReadStatus.UNKNOWN_QUEUE
     new = lasting.make("orders")
     assert new.incarnation != old.incarnation
     lasting.engine.reopen()
@@ -81,7 +81,7 @@ def test_settings_that_came_back_count_towards_limits(lasting: Kit) -> None:
         done(lasting.backend.commit(CommitBatch(settings={"group/d": b"1"}, limits=[limit]), lasting.soon))
 
 
-def test_progress_comes_back_whole(lasting: Kit) -> None:
+def test_progress_is_read_back_complete(lasting: Kit) -> None:
     lasting.make("orders", 2)
     first, second = lasting.queues("orders")
     lasting.commit(progress=[ProgressDelta("billing", first, 4, 0, ((0, 3), (5, 9)), ((3, 2),))])
@@ -126,7 +126,7 @@ def test_offsets_positions_and_times_go_on(lasting: Kit) -> None:
     assert lasting.backend.clock_ms() >= times[-1]
 
 
-def test_everything_is_found_again(lasting: Kit) -> None:
+def test_every_record_matches_after_a_restart(lasting: Kit) -> None:
     lasting.make("orders", 2)
     start = lasting.clock.now_ms
     records = []
@@ -149,9 +149,9 @@ def test_epochs_go_on_rising(lasting: Kit) -> None:
     before = 0
     for _ in range(3):
         member = Member(lasting, "billing", "orders")
-        until(lambda member=member: len(member.held) == 2, "granted")
-        assert min(member.held.values()) > before
-        before = max(member.held.values())
+        until(lambda member=member: len(member.owned) == 2, "granted")
+        assert min(member.owned.values()) > before
+        before = max(member.owned.values())
         lasting.engine.reopen()
 
 

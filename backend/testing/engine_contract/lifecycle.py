@@ -126,7 +126,7 @@ def test_closing_settles_everything(kit: Kit) -> None:
     assert not cancelled.done
 
 
-def test_a_closed_engine_refuses_and_may_be_closed_again(kit: Kit) -> None:
+def test_a_closed_engine_rejects_calls_and_may_be_closed_twice(kit: Kit) -> None:
     queue = kit.make_queue("orders")
     kit.backend.close()
     kit.backend.close()

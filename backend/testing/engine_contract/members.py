@@ -20,8 +20,8 @@ def epochs_of(kit: Kit, group: str, queues: list[QueueRef]) -> list[int]:
 def test_the_only_member_gets_every_queue(kit: Kit) -> None:
     kit.make("orders", 3)
     member = Member(kit, "billing", "orders")
-    until(lambda: sorted(member.held) == kit.queues("orders"), "all queues granted")
-    for queue, epoch in member.held.items():
+    until(lambda: sorted(member.owned) == kit.queues("orders"), "all queues granted")
+    for queue, epoch in member.owned.items():
         assert epoch >= 1
         kit.commit(progress=[ProgressDelta("billing", queue, epoch, 0, ((0, 1),))])
 
@@ -37,31 +37,31 @@ def test_members_never_share_a_queue(kit: Kit) -> None:
     kit.make("orders", 4)
     members = [Member(kit, "billing", "orders") for _ in range(3)]
 
-    def all_held_once() -> bool:
-        queues = [queue for member in members for queue in member.held]
+    def all_owned_once() -> bool:
+        queues = [queue for member in members for queue in member.owned]
         assert len(queues) == len(set(queues)), queues
         return sorted(queues) == kit.queues("orders")
 
-    until(all_held_once, "every queue held")
+    until(all_owned_once, "every queue owned")
     while members:
         members.pop(0).leave()
         if members:
-            until(all_held_once, "every queue held by who is left")
+            until(all_owned_once, "every queue owned by the remaining members")
 
 
 def test_a_queue_that_moves_gets_a_higher_epoch_and_fences_the_old_one(kit: Kit) -> None:
     kit.make("orders", 2)
     first = Member(kit, "billing", "orders")
-    until(lambda: len(first.held) == 2, "granted to the first")
-    before = dict(first.held)
+    until(lambda: len(first.owned) == 2, "granted to the first")
+    before = dict(first.owned)
     first.leave()
     second = Member(kit, "billing", "orders")
-    until(lambda: len(second.held) == 2, "granted to the second")
+    until(lambda: len(second.owned) == 2, "granted to the second")
     for queue in kit.queues("orders"):
-        assert second.held[queue] > before[queue]
+        assert second.owned[queue] > before[queue]
         with pytest.raises(FencedError):
             kit.commit(progress=[ProgressDelta("billing", queue, before[queue], 0, ((0, 5),))])
-        kit.commit(progress=[ProgressDelta("billing", queue, second.held[queue], 0, ((0, 1),))])
+        kit.commit(progress=[ProgressDelta("billing", queue, second.owned[queue], 0, ((0, 1),))])
         assert kit.progress("billing", queue).committed == 1
 
 
@@ -69,36 +69,36 @@ def test_a_grant_shows_in_the_progress_and_keeps_it(kit: Kit) -> None:
     queue = kit.make_queue("orders")
     kit.commit(progress=[ProgressDelta("billing", queue, 17, 0, ((0, 4), (6, 7)), ((5, 2),))])
     member = Member(kit, "billing", "orders")
-    until(lambda: member.held, "granted")
-    assert member.held[queue] > 17
+    until(lambda: member.owned, "granted")
+    assert member.owned[queue] > 17
     view = kit.progress("billing", queue)
     assert (view.committed, view.finished, view.attempts) == (4, ((6, 7),), {5: 2})
-    assert view.epoch == member.held[queue]
+    assert view.epoch == member.owned[queue]
 
 
 def test_groups_do_not_mind_each_other(kit: Kit) -> None:
     kit.make("orders", 2)
     billing, audit = Member(kit, "billing", "orders"), Member(kit, "audit", "orders")
-    until(lambda: len(billing.held) == len(audit.held) == 2, "both have all")
+    until(lambda: len(billing.owned) == len(audit.owned) == 2, "both have all")
 
 
 def test_topics_do_not_mind_each_other(kit: Kit) -> None:
     kit.make("orders")
     kit.make("bills")
     orders, bills = Member(kit, "billing", "orders"), Member(kit, "billing", "bills")
-    until(lambda: list(orders.held) == kit.queues("orders"), "orders granted")
-    until(lambda: list(bills.held) == kit.queues("bills"), "bills granted")
+    until(lambda: list(orders.owned) == kit.queues("orders"), "orders granted")
+    until(lambda: list(bills.owned) == kit.queues("bills"), "bills granted")
 
 
-def test_who_waits_gets_it_when_the_holder_leaves(kit: Kit) -> None:
+def test_a_waiting_member_gets_the_queue_when_its_owner_leaves(kit: Kit) -> None:
     kit.make("orders")
     first = Member(kit, "billing", "orders", sharing=Sharing.WHOLE_TOPIC)
-    until(lambda: first.held, "granted to the first")
+    until(lambda: first.owned, "granted to the first")
     second = Member(kit, "billing", "orders", sharing=Sharing.WHOLE_TOPIC)
     first.leave()
-    until(lambda: second.held, "granted to the second")
+    until(lambda: second.owned, "granted to the second")
     first.leave()
-    assert not first.held
+    assert not first.owned
 
 
 def test_who_left_before_hearing_never_hears(kit: Kit) -> None:
@@ -106,39 +106,39 @@ def test_who_left_before_hearing_never_hears(kit: Kit) -> None:
     departed = Member(kit, "billing", "orders")
     departed.leave()
     other = Member(kit, "billing", "orders")
-    until(lambda: other.held, "granted to the other")
+    until(lambda: other.owned, "granted to the other")
     assert departed.granted == []
 
 
 def test_a_topic_that_comes_later_is_granted_then(kit: Kit) -> None:
     member = Member(kit, "billing", "orders")
     kit.make("orders", 2)
-    until(lambda: sorted(member.held) == kit.queues("orders"), "granted once it exists")
+    until(lambda: sorted(member.owned) == kit.queues("orders"), "granted once it exists")
 
 
 def test_queues_that_are_added_are_granted(kit: Kit) -> None:
     info = kit.make("orders", 1)
     member = Member(kit, "billing", "orders")
-    until(lambda: len(member.held) == 1, "granted")
+    until(lambda: len(member.owned) == 1, "granted")
     done(kit.backend.put_topic(replace(info, queues=3), kit.soon))
-    until(lambda: sorted(member.held) == kit.queues("orders"), "the new ones granted")
-    for queue, epoch in member.held.items():
+    until(lambda: sorted(member.owned) == kit.queues("orders"), "the new ones granted")
+    for queue, epoch in member.owned.items():
         kit.commit(progress=[ProgressDelta("billing", queue, epoch, 0, ((0, 1),))])
 
 
 def test_a_deleted_topic_is_lost_and_the_new_one_granted(kit: Kit) -> None:
     old = kit.make_queue("orders")
     member = Member(kit, "billing", "orders")
-    until(lambda: member.held, "granted")
+    until(lambda: member.owned, "granted")
     done(kit.backend.delete_topic("orders", kit.soon))
-    until(lambda: old not in member.held, "lost")
+    until(lambda: old not in member.owned, "lost")
     kit.make("orders")
-    until(lambda: list(member.held) == kit.queues("orders"), "the new incarnation granted")
+    until(lambda: list(member.owned) == kit.queues("orders"), "the new incarnation granted")
 
 
-def test_epochs_are_seen_in_bulk(kit: Kit) -> None:
+def test_epochs_of_many_queues_are_read_at_once(kit: Kit) -> None:
     kit.make("orders", 3)
     member = Member(kit, "billing", "orders")
-    until(lambda: len(member.held) == 3, "granted")
+    until(lambda: len(member.owned) == 3, "granted")
     queues = kit.queues("orders")
-    assert epochs_of(kit, "billing", queues) == [member.held[queue] for queue in queues]
+    assert epochs_of(kit, "billing", queues) == [member.owned[queue] for queue in queues]

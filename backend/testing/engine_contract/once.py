@@ -35,9 +35,9 @@ def first_of(record: NewRecord, offset: int, differs: bool = False) -> FirstStor
 def test_a_key_is_stored_once(kit: Kit) -> None:
     kit.make("orders", 2)
     kit.send("orders", b"before")
-    first, again, other = with_key(kit, b"1"), with_key(kit, b"1", queue_id=1), with_key(kit, b"2")
+    first, repeated, other = with_key(kit, b"1"), with_key(kit, b"1", queue_id=1), with_key(kit, b"2")
     assert kit.append(first)[0].first is None
-    result = kit.append(again)[0]
+    result = kit.append(repeated)[0]
     assert (result.status, result.offset, result.error) == (AppendStatus.STORED, 1, None)
     assert result.first == first_of(first, 1)
     assert kit.append(other)[0].first is None
@@ -46,7 +46,7 @@ def test_a_key_is_stored_once(kit: Kit) -> None:
     assert kit.stored(kit.queue("orders", 1)) == []
 
 
-def test_another_body_is_told(kit: Kit) -> None:
+def test_another_body_is_reported(kit: Kit) -> None:
     kit.make("orders")
     first = with_key(kit, b"1", b"ten")
     kit.append(first)
@@ -98,7 +98,7 @@ def test_what_a_producer_has_an_answer_for_is_forgotten(kit: Kit) -> None:
     assert len(kit.stored(kit.queue("orders"))) == 11
 
 
-def test_a_record_that_was_refused_is_not_known(kit: Kit) -> None:
+def test_the_identity_of_a_rejected_record_is_not_recorded(kit: Kit) -> None:
     kit.make("orders")
     assert kit.append(with_key(kit, b"1", queue_id=7))[0].status is AppendStatus.REFUSED
     assert kit.append(with_key(kit, b"1"))[0].first is None
@@ -112,7 +112,7 @@ def test_what_is_no_identity_is_refused(kit: Kit, identity: str) -> None:
     assert isinstance(result[0].error, CallerError)
 
 
-def test_a_topic_made_again_knows_nothing_of_the_one_before(kit: Kit) -> None:
+def test_a_recreated_topic_has_no_identities_of_the_deleted_one(kit: Kit) -> None:
     kit.make("orders")
     kit.append(with_key(kit, b"1"), new_numbered(kit, 1))
     done(kit.backend.delete_topic("orders", kit.soon))
@@ -121,7 +121,7 @@ def test_a_topic_made_again_knows_nothing_of_the_one_before(kit: Kit) -> None:
     assert len(kit.stored(kit.queue("orders"))) == 2
 
 
-def test_commits_do_not_look_at_it(kit: Kit) -> None:
+def test_commits_do_not_check_identities(kit: Kit) -> None:
     """A commit stores a copy of a message despite its key; a later send with the key is recognised."""
     kit.make("orders")
     kit.append(with_key(kit, b"1"))
@@ -131,7 +131,7 @@ def test_commits_do_not_look_at_it(kit: Kit) -> None:
     assert kit.append(with_key(kit, b"1"))[0].first == first_of(copy, 1)
 
 
-def test_they_are_known_after_a_restart(lasting: Kit) -> None:
+def test_identities_are_recorded_over_a_restart(lasting: Kit) -> None:
     lasting.make("orders")
     key, sequence = with_key(lasting, b"1"), new_numbered(lasting, 4, below=2)
     lasting.append(key, sequence)

@@ -87,14 +87,14 @@ def test_beyond_the_next_offset_is_out_of_range(kit: Kit, beyond: int) -> None:
     assert batch.bounds == Bounds(0, 2)
 
 
-def test_what_never_existed_is_gone(kit: Kit) -> None:
+def test_a_queue_that_never_existed_is_unknown(kit: Kit) -> None:
     info = kit.make("orders", 2)
     for queue in (
         QueueRef("nowhere", 1, 0),
         QueueRef("orders", info.incarnation, 2),
         QueueRef("orders", info.incarnation + 1, 0),
     ):
-        assert kit.read(queue).status is ReadStatus.GONE
+        assert kit.read(queue).status is ReadStatus.UNKNOWN_QUEUE
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_later_commits_win(kit: Kit) -> None:
     assert kit.backend.setting("k") == b"49"
 
 
-def test_the_change_is_there_when_it_is_answered_and_when_it_is_told(kit: Kit) -> None:
+def test_a_change_is_visible_when_it_is_answered_and_when_it_is_notified(kit: Kit) -> None:
     changes: list[tuple[str, bytes | None]] = []
     stop = kit.backend.watch_settings(lambda key: changes.append((key, kit.backend.setting(key))))
     kit.commit(settings={"a": b"1", "b": b"2"})
@@ -51,7 +51,7 @@ def test_the_change_is_there_when_it_is_answered_and_when_it_is_told(kit: Kit) -
     stop()
 
 
-def test_every_watcher_is_told_until_it_stops(kit: Kit) -> None:
+def test_every_watcher_is_notified_until_it_stops(kit: Kit) -> None:
     first: list[str] = []
     second: list[str] = []
     stop_first = kit.backend.watch_settings(first.append)
@@ -66,7 +66,7 @@ def test_every_watcher_is_told_until_it_stops(kit: Kit) -> None:
     stop_second()
 
 
-def test_a_watcher_is_told_of_the_keys_that_it_wants(kit: Kit) -> None:
+def test_a_watcher_is_notified_of_the_keys_that_it_watches(kit: Kit) -> None:
     some: list[str] = []
     every: list[str] = []
     stop_some = kit.backend.watch_settings(some.append, "a/", "topic/")
@@ -87,7 +87,7 @@ def test_settings_ride_with_records_and_progress(kit: Kit) -> None:
     assert kit.backend.setting("a") == b"1"
 
 
-def test_what_must_be_absent_is_made_once(kit: Kit) -> None:
+def test_a_setting_that_must_be_absent_is_created_once(kit: Kit) -> None:
     """Also of those that are under way together; of what is refused nothing is stored."""
     commits = [
         kit.backend.commit(CommitBatch(settings={"k": b"%d" % n, "by": b"%d" % n}, absent=["k"]), kit.soon)

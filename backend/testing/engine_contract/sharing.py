@@ -36,12 +36,12 @@ def finish_one(kit: Kit, queue: QueueRef, epoch: int) -> None:
         (Sharing.WHOLE_GROUP, [[0, 1, 2, 3, 4, 5, 6], [], []]),
     ],
 )
-def test_three_members_share_as_asked(kit: Kit, sharing: Sharing, expected: list[list[int]]) -> None:
+def test_three_members_share_as_requested(kit: Kit, sharing: Sharing, expected: list[list[int]]) -> None:
     kit.make("orders", 7)
     members = [Member(kit, "billing", "orders", sharing=sharing, address=f"h:{n}") for n in range(3)]
     come_to(expected, *members)
     for member in members:
-        for queue, epoch in member.held.items():
+        for queue, epoch in member.owned.items():
             finish_one(kit, queue, epoch)
 
 
@@ -50,30 +50,30 @@ def test_consistent_hash_moves_only_what_a_newcomer_takes(kit: Kit) -> None:
     sharing = Sharing.CONSISTENT_HASH
     first = Member(kit, "billing", "orders", sharing=sharing, address="h:1")
     second = Member(kit, "billing", "orders", sharing=sharing, address="h:2")
-    until(lambda: len(first.held) + len(second.held) == 32 and second.held, "two share")
-    before = {**first.held, **second.held}
+    until(lambda: len(first.owned) + len(second.owned) == 32 and second.owned, "two share")
+    before = {**first.owned, **second.owned}
     third = Member(kit, "billing", "orders", sharing=sharing, address="h:3")
-    until(lambda: third.held and sum(map(len, list_shares(first, second, third))) == 32, "three share")
-    stayed = {**first.held, **second.held}
+    until(lambda: third.owned and sum(map(len, list_shares(first, second, third))) == 32, "three share")
+    stayed = {**first.owned, **second.owned}
     assert stayed == {queue: before[queue] for queue in stayed}, "and what stays keeps its epoch"
 
 
-def test_only_queues_that_move_are_asked_back(kit: Kit) -> None:
+def test_only_queues_that_move_are_revoked(kit: Kit) -> None:
     kit.make("orders", 4)
     first = Member(kit, "billing", "orders", address="h:1")
     come_to([[0, 1, 2, 3]], first)
-    before = dict(first.held)
+    before = dict(first.owned)
     second = Member(kit, "billing", "orders", address="h:2")
     come_to([[0, 1], [2, 3]], first, second)
-    assert [queue.queue_id for queue in first.asked] == [2, 3]
-    assert first.held == {queue: before[queue] for queue in first.held}, "what stays keeps its epoch"
-    assert first.taken == []
-    for queue, epoch in second.held.items():
+    assert [queue.queue_id for queue in first.revoked_queues] == [2, 3]
+    assert first.owned == {queue: before[queue] for queue in first.owned}, "what stays keeps its epoch"
+    assert first.lost_queues == []
+    for queue, epoch in second.owned.items():
         assert epoch > before[queue]
         with pytest.raises(FencedError):
             finish_one(kit, queue, before[queue])
         finish_one(kit, queue, epoch)
-    for queue, epoch in first.held.items():
+    for queue, epoch in first.owned.items():
         finish_one(kit, queue, epoch)
 
 
@@ -83,7 +83,7 @@ def test_who_leaves_is_inherited_by_who_stays(kit: Kit) -> None:
     come_to([[0, 1], [2], [3]], first, second, third)
     second.leave()
     come_to([[0, 1], [2, 3]], first, third)
-    assert third.asked == []
+    assert third.revoked_queues == []
     first.leave()
     come_to([[0, 1, 2, 3]], third)
 
@@ -93,15 +93,15 @@ def test_a_queue_is_granted_only_after_its_release(kit: Kit) -> None:
     first = Member(kit, "billing", "orders", lazy=True, address="h:1")
     come_to([[0, 1]], first)
     second = Member(kit, "billing", "orders", address="h:2")
-    until(lambda: first.asked, "asked to let go")
-    queue = first.asked[0]
-    finish_one(kit, queue, first.held[queue])  # what is finished until then still counts
-    assert second.held == {}
+    until(lambda: first.revoked_queues, "asked to release")
+    queue = first.revoked_queues[0]
+    finish_one(kit, queue, first.owned[queue])  # what is finished until then still counts
+    assert second.owned == {}
     assert list(done(kit.backend.holders("billing", "orders", kit.soon)).values()) == ["h:1"]
-    epoch = first.held.pop(queue)
+    epoch = first.owned.pop(queue)
     first.membership.release([queue])
     come_to([[0], [1]], first, second)
-    assert second.held[queue] > epoch
+    assert second.owned[queue] > epoch
     assert kit.progress("billing", queue).committed == 1
 
 
@@ -110,16 +110,16 @@ def test_who_does_not_release_in_time_has_lost_it(kit: Kit) -> None:
     kit.make("orders", 2)
     first = Member(kit, "billing", "orders", lazy=True, address="h:1")
     come_to([[0, 1]], first)
-    before = dict(first.held)
+    before = dict(first.owned)
     second = Member(kit, "billing", "orders", address="h:2")
     come_to([[0], [1]], first, second)
-    assert first.taken == [kit.queue("orders", 1)]
+    assert first.lost_queues == [kit.queue("orders", 1)]
     with pytest.raises(FencedError):
         finish_one(kit, kit.queue("orders", 1), before[kit.queue("orders", 1)])
     finish_one(kit, kit.queue("orders", 0), before[kit.queue("orders", 0)])
 
 
-def test_a_topic_that_grows_is_shared_anew(kit: Kit) -> None:
+def test_a_topic_that_grows_is_rebalanced(kit: Kit) -> None:
     info = kit.make("orders", 2)
     first = Member(kit, "billing", "orders", sharing=Sharing.BY_CIRCLE, address="h:1")
     come_to([[0, 1]], first)
@@ -127,8 +127,8 @@ def test_a_topic_that_grows_is_shared_anew(kit: Kit) -> None:
     come_to([[0], [1]], first, second)
     done(kit.backend.put_topic(replace(info, queues=5), kit.soon))
     come_to([[0, 2, 4], [1, 3]], first, second)
-    assert first.asked == [kit.queue("orders", 1)], "when the second came, and nothing since"
-    assert second.asked == []
+    assert first.revoked_queues == [kit.queue("orders", 1)], "when the second came, and nothing since"
+    assert second.revoked_queues == []
 
 
 def test_members_get_only_queues_that_they_can_take(kit: Kit) -> None:
@@ -145,14 +145,14 @@ def test_members_get_only_queues_that_they_can_take(kit: Kit) -> None:
     come_to([[0, 2], [1, 3, 4, 5]], even, anybody)
 
 
-def test_a_whole_topic_stays_with_who_has_it(kit: Kit) -> None:
+def test_an_undivided_topic_stays_with_its_owner(kit: Kit) -> None:
     info = kit.make("orders", 3)
     first = Member(kit, "billing", "orders", sharing=WHOLE_TOPIC, address="h:2")
     second = Member(kit, "billing", "orders", sharing=WHOLE_TOPIC, address="h:1")
     come_to([[0, 1, 2], []], first, second)
     done(kit.backend.put_topic(replace(info, queues=5), kit.soon))
     come_to([[0, 1, 2, 3, 4], []], first, second)
-    assert first.asked == []
+    assert first.revoked_queues == []
     first.leave()
     come_to([[0, 1, 2, 3, 4]], second)
 
@@ -182,7 +182,7 @@ def test_a_group_s_topics_go_to_one_member_also_those_that_come_later(kit: Kit) 
     come_to([[0, 1], [0, 1, 2], [], []], orders1, bills1, orders2, bills2)
     kit.make("mails", 2)
     come_to([[0, 1], [0, 1]], orders1, mails1)
-    assert [orders1.asked, bills1.asked, mails2.granted] == [[], [], []]
+    assert [orders1.revoked_queues, bills1.revoked_queues, mails2.granted] == [[], [], []]
     for member in (orders1, bills1, mails1):
         member.leave()
     come_to([[0, 1], [0, 1, 2], [0, 1]], orders2, bills2, mails2)
@@ -198,7 +198,7 @@ def test_a_group_goes_to_the_member_that_is_in_more_of_its_topics(kit: Kit) -> N
     come_to([[], [0, 1], [0, 1]], orders1, orders2, bills2)
 
 
-def test_a_new_group_holder_gets_nothing_before_the_old_one_has_let_go(kit: Kit) -> None:
+def test_a_new_group_holder_gets_nothing_before_the_old_one_releases(kit: Kit) -> None:
     kit.make("orders")
     kit.make("bills")
     orders1 = Member(kit, "billing", "orders", sharing=WHOLE_GROUP, member="one")
@@ -207,14 +207,14 @@ def test_a_new_group_holder_gets_nothing_before_the_old_one_has_let_go(kit: Kit)
     orders2 = Member(kit, "billing", "orders", sharing=WHOLE_GROUP, member="two")
     bills2 = Member(kit, "billing", "bills", sharing=WHOLE_GROUP, member="two")
     orders1.leave()
-    until(lambda: bills1.asked, "the group moves")
+    until(lambda: bills1.revoked_queues, "the group moves")
     assert list_shares(orders2, bills2) == [[], []]
-    bills1.held.clear()
-    bills1.membership.release(bills1.asked)
+    bills1.owned.clear()
+    bills1.membership.release(bills1.revoked_queues)
     come_to([[], [0], [0]], bills1, orders2, bills2)
 
 
-def test_holders_are_told_by_their_address(kit: Kit) -> None:
+def test_holders_are_reported_by_their_address(kit: Kit) -> None:
     kit.make("orders", 3)
     assert done(kit.backend.holders("billing", "orders", kit.soon)) == {}
     members = [Member(kit, "billing", "orders", address=f"h:{n}") for n in range(2)]

@@ -12,7 +12,7 @@ from backend.testing.waits import done, until
 from ddmq_common.errors import BoundReachedError, CallerError, UnknownTopicError, UnsupportedError
 
 
-def test_a_made_topic_is_known_with_all_it_was_made_with(kit: Kit) -> None:
+def test_a_created_topic_has_all_requested_values(kit: Kit) -> None:
     info = kit.make(
         "orders",
         3,
@@ -70,7 +70,7 @@ def test_making_it_twice_at_the_same_time_gives_one(kit: Kit) -> None:
     assert info.queues == 2
 
 
-def test_making_it_again_changes_nothing(kit: Kit) -> None:
+def test_creating_an_existing_topic_changes_nothing(kit: Kit) -> None:
     info = kit.make("orders", 2)
     kit.send("orders", b"a")
     assert kit.make("orders", 8, writable=False) == info
@@ -88,20 +88,20 @@ def test_queues_can_be_added(kit: Kit) -> None:
     assert kit.send("orders", b"c") == [1]
 
 
-def test_queues_are_never_taken_away(kit: Kit) -> None:
+def test_queues_are_never_removed(kit: Kit) -> None:
     info = kit.make("orders", 3)
     with pytest.raises(CallerError, match="orders"):
         done(kit.backend.put_topic(replace(info, queues=2), kit.soon))
     assert kit.backend.topic("orders") == info
 
 
-def test_a_change_is_seen(kit: Kit) -> None:
+def test_a_change_is_visible(kit: Kit) -> None:
     info = kit.make("orders")
     changed = done(kit.backend.put_topic(replace(info, body_bytes_max=10, delay="only"), kit.soon))
     assert kit.backend.topic("orders") == changed == replace(info, body_bytes_max=10, delay="only")
 
 
-def test_a_change_of_an_incarnation_that_is_gone_is_refused(kit: Kit) -> None:
+def test_a_change_of_a_deleted_incarnation_is_rejected(kit: Kit) -> None:
     old = kit.make("orders")
     done(kit.backend.delete_topic("orders", kit.soon))
     with pytest.raises(UnknownTopicError, match="orders"):
@@ -131,13 +131,13 @@ def test_a_topic_without_queues_raises(kit: Kit, queues: int) -> None:
         done(kit.backend.put_topic(TopicInfo("orders", 0, queues), kit.soon))
 
 
-def test_a_deleted_topic_is_gone(kit: Kit) -> None:
+def test_a_deleted_topic_is_unknown(kit: Kit) -> None:
     kit.make("orders")
     kit.send("orders", b"a")
     queue = kit.queue("orders")
     done(kit.backend.delete_topic("orders", kit.soon))
     assert kit.backend.topic("orders") is None
-    assert kit.read(queue).status is ReadStatus.GONE
+    assert kit.read(queue).status is ReadStatus.UNKNOWN_QUEUE
     assert done(kit.backend.bounds([queue])) == [None]
     result = kit.append(kit.new("orders"))[0]
     assert (result.status, type(result.error)) == (AppendStatus.REFUSED, UnknownTopicError)
@@ -148,7 +148,7 @@ def test_deleting_what_is_not_there_is_refused(kit: Kit) -> None:
         done(kit.backend.delete_topic("nowhere", kit.soon))
 
 
-def test_a_topic_made_anew_has_nothing_of_the_old_one(kit: Kit) -> None:
+def test_a_recreated_topic_has_nothing_of_the_old_one(kit: Kit) -> None:
     old_info = kit.make("orders", 2)
     kit.append(kit.new("orders", key=b"k"), kit.new("orders", 1, key=b"k"))
     old = kit.queue("orders")
@@ -157,7 +157,7 @@ def test_a_topic_made_anew_has_nothing_of_the_old_one(kit: Kit) -> None:
     new_info = kit.make("orders", 1)
     new = kit.queue("orders")
     assert new_info.incarnation not in (0, old_info.incarnation)
-    assert kit.read(old).status is ReadStatus.GONE
+    assert kit.read(old).status is ReadStatus.UNKNOWN_QUEUE
     assert kit.read(new).status is ReadStatus.NONE
     bounds = done(kit.backend.bounds([old, new]))
     assert bounds[0] is None
@@ -204,7 +204,7 @@ def test_a_topic_that_is_not_readable_refuses(kit: Kit) -> None:
     assert [record.offset for record in kit.stored(kit.queue("orders"))] == [0, 1]
 
 
-def test_changes_of_topics_are_told(kit: Kit) -> None:
+def test_changes_of_topics_are_notified(kit: Kit) -> None:
     changed_keys: list[str] = []
     stop = kit.backend.watch_settings(changed_keys.append)
     info = kit.make("orders")
@@ -222,7 +222,7 @@ def test_changes_of_topics_are_told(kit: Kit) -> None:
     assert changed_keys == []
 
 
-def test_no_more_topics_are_made_than_the_caller_allows(kit: Kit) -> None:
+def test_no_more_topics_are_created_than_the_caller_allows(kit: Kit) -> None:
     """Concurrent creations count towards the limit, too. Creating a topic that exists needs no free slot."""
     before = len(kit.backend.topics())
     creations = [
@@ -235,7 +235,7 @@ def test_no_more_topics_are_made_than_the_caller_allows(kit: Kit) -> None:
     assert [type(error) for error in errors] == [BoundReachedError] * 3
     assert f"there are {before + 3} topics; topics_max is {before + 3}" in {str(error) for error in errors}
     name = next(each.result().name for each in creations if each.error is None)
-    again = done(kit.backend.put_topic(TopicInfo(name, 0, 1), kit.soon, None, 1))
-    assert again.name == name
+    existing = done(kit.backend.put_topic(TopicInfo(name, 0, 1), kit.soon, None, 1))
+    assert existing.name == name
     done(kit.backend.delete_topic(name, kit.soon))
     done(kit.backend.put_topic(TopicInfo("later", 0, 1), kit.soon, None, before + 3))

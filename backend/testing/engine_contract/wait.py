@@ -117,9 +117,9 @@ def test_no_wake_up_is_lost_however_append_and_wait_fall(kit: Kit) -> None:
 
     def read_on(wait: Completion[bool]) -> None:
         assert wait.result() is True
-        kit.backend.read(queue, state["offset"], 10, 1000).then(wait_again)
+        kit.backend.read(queue, state["offset"], 10, 1000).then(wait_next)
 
-    def wait_again(answer: Completion) -> None:  # type: ignore[type-arg]
+    def wait_next(answer: Completion) -> None:  # type: ignore[type-arg]
         state["offset"] = offset = answer.result().next_offset
         if offset >= rounds:
             finished.succeed(offset)

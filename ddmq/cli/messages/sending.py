@@ -15,7 +15,7 @@ import click
 from ddmq.address import ADDRESS, PRODUCER, HostPort
 from ddmq.cli.admin_client import AdminClient, NotThere, admin_address
 from ddmq.cli.options import combine_options
-from ddmq.cli.output import hint, print_json, print_line
+from ddmq.cli.output import count_queues, hint, print_json, print_line
 from ddmq.cli.values import Integer, check_host, parse_moment
 from ddmq.moments import format_age, read_duration
 from ddmq_client import (
@@ -237,7 +237,7 @@ def announce_new_topic(topic: str) -> Iterator[None]:
         if new:
             with suppress(click.ClickException):
                 info = client.get("topics", topic)
-                hint(f"created topic {topic} with {info['queues']} queues")
+                hint(f"created topic {topic} with {count_queues(info['queues'])}")
 
 
 def add_all(

@@ -17,6 +17,7 @@ from ddmq.cli.options import combine_options
 from ddmq.cli.output import confirm, hint, print_json, print_line, print_table
 from ddmq.cli.values import GROUP, TOPIC, parse_start
 from ddmq.settings import BY_NAME, TABLE, Setting, list_differences
+from ddmq_client.application.order_keys import unambiguous_order_keys
 
 _SIZE = re.compile(r"\d+\s*[KMGT]iB\Z")
 _NUMBER = re.compile(r"-?\d{1,18}\Z")
@@ -70,6 +71,18 @@ class Value(click.ParamType[Any]):
         return value
 
 
+class OrderKey(click.ParamType[str]):
+    """The click type of an order key. KEY or QID in another case is rejected: it is a path, and looks like
+    the key."""
+
+    name = "order_key"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if allowed := unambiguous_order_keys(value):
+            self.fail(f"{value!r} is ambiguous; {allowed}", param, ctx)
+        return str(value)
+
+
 def _setting_option(setting: Setting) -> Callable[[Any], Any]:
     if setting.kind == "flag":
         name = setting.option.removeprefix("--")
@@ -77,6 +90,8 @@ def _setting_option(setting: Setting) -> Callable[[Any], Any]:
     kind: Any = str
     if setting.choices:
         kind = click.Choice(setting.choices)
+    elif setting.name == "order_key":
+        kind = OrderKey()
     elif setting.kind != "text":
         kind = Value(setting)
     return click.option(setting.option, setting.name, type=kind, metavar=setting.metavar, help=setting.help)

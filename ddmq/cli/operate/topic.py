@@ -9,7 +9,7 @@ import click
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.old_names import add_old_name
 from ddmq.cli.options import combine_options
-from ddmq.cli.output import confirm, hint, print_facts, print_json, print_line, print_table
+from ddmq.cli.output import confirm, count_queues, hint, print_facts, print_json, print_line, print_table
 from ddmq.cli.values import TOPIC, Integer
 from ddmq_common.names import DELAY_DIALECTS
 from ddmq_common.trace.sampling import ONE_IN_MAX
@@ -128,7 +128,7 @@ def create(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None
       ddmq topic create reminders --delay only
     """
     info = admin.post("topics", name, body={"create": True} | _drop_unset(changes))
-    print_json(info) if as_json else print_line(f"created {name} with {info['queues']} queues")
+    print_json(info) if as_json else print_line(f"created {name} with {count_queues(info['queues'])}")
 
 
 @topic.command("set", short_help="Change settings of a topic.")

@@ -39,7 +39,7 @@ from ddmq.server.admin.dlq import (
 from ddmq.server.admin.topics import WAIT_S
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, CallerError, FencedError, RemoteError
-from ddmq_common.names import DONE_GROUP, TURN_GROUP, group_fault
+from ddmq_common.names import CHANGE_LOCK_GROUP, DONE_GROUP, find_group_name_error
 from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, subscription_key
 from proxy_consumer.retries.retry_queues import next_generation
 
@@ -91,7 +91,7 @@ class Resend:
         later
         change of the marks makes the commit fail."""
         backend, queue = self._backend, letter_range.queue
-        changes = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
+        changes = backend.progress(CHANGE_LOCK_GROUP, (queue,)).wait(WAIT_S)[0]
         done_marks = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
         _, (opened,) = read_open_letters(backend, (queue,))
         letters, at = read_letters(backend, letter_range, opened)
@@ -203,7 +203,7 @@ def is_to_topic(group: str, body: Mapping[str, Any]) -> bool:
     to_topic = body.get("to_topic", False)
     if not isinstance(to_topic, bool):
         raise CallerError(f"to_topic is {to_topic!r}; allowed: true, false")
-    return to_topic or group_fault(group) is not None
+    return to_topic or find_group_name_error(group) is not None
 
 
 def list_groups_reached(backend: Backend, topic: str, group: str) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def purge(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -
 
 
 def _purge_queue(backend: Backend, clock: Clock, queue: QueueRef, before_ms: int | None) -> int:
-    changes = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
+    changes = backend.progress(CHANGE_LOCK_GROUP, (queue,)).wait(WAIT_S)[0]
     done_marks = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
     (limits,), (opened,) = read_open_letters(backend, (queue,))
     end = limits.next

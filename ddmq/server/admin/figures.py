@@ -62,7 +62,7 @@ class MetricsPage:
         """Render the page; return it and the processor time it took. Other greenlets run between its
         chunks."""
         chunks, spent, start = [], 0.0, time.thread_time()
-        for chunk in self._metrics.exposition_pieces():
+        for chunk in self._metrics.exposition_chunks():
             chunks.append(chunk)
             spent += time.thread_time() - start
             yield_if_long()

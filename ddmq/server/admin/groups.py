@@ -74,7 +74,7 @@ def _order_terms(config: SubscriptionDefaults | None) -> tuple[str, str] | None:
 
 
 def _check_names(group: str, *topics: str) -> None:
-    for error in (names.group_fault(group), *map(names.topic_fault, topics)):
+    for error in (names.find_group_name_error(group), *map(names.find_topic_name_error, topics)):
         if error:
             raise CallerError(error)
 

@@ -21,7 +21,7 @@ from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq.settings import describe_filter
 from ddmq_common.clock import Clock
-from ddmq_common.config import ConfigPlace, build
+from ddmq_common.config import ConfigLocation, build
 from ddmq_common.errors import CallerError, FencedError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.group import (
@@ -289,4 +289,4 @@ def _read_settings(backend: Backend, group: str, topic: str) -> SubscriptionDefa
     key = subscription_key(group, topic)
     value = backend.setting(key)
     settings = {} if value is None else stored_subscription(key, value).overrides
-    return build(SubscriptionDefaults, settings, ConfigPlace(key, ""))
+    return build(SubscriptionDefaults, settings, ConfigLocation(key, ""))

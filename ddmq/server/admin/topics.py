@@ -20,7 +20,7 @@ from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import ALL_ITEMS, Page
 from ddmq_common import names
 from ddmq_common.clock import Clock
-from ddmq_common.config import ConfigPlace, build
+from ddmq_common.config import ConfigLocation, build
 from ddmq_common.errors import CallerError, TopicExistsError, UnknownTopicError
 from ddmq_common.trace.sampling import ONE_IN_MAX
 
@@ -85,7 +85,7 @@ def show_topic(backend: Backend, name: str) -> dict[str, Any]:
 
 def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
     """Create a topic. Raises CallerError for a bad name or setting, TopicExistsError if it exists."""
-    error = names.topic_fault(name)
+    error = names.find_topic_name_error(name)
     if error:
         raise CallerError(error)
     if names.is_internal(name):
@@ -94,7 +94,7 @@ def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
         raise CallerError(f"topic {name!r} is for heartbeats, which nothing stores; choose another name")
     if backend.topic(name) is not None:
         raise TopicExistsError(f"topic {name!r} exists; `ddmq topic set {name} …` changes it")
-    entry = build(TopicEntry, settings, ConfigPlace("request", name))
+    entry = build(TopicEntry, settings, ConfigLocation("request", name))
     _check_body(backend, f"topic {name!r}: ", entry)
     return _put_topic(backend, clock, info_of(name, entry, "log"))
 
@@ -103,7 +103,7 @@ def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
     """Change the settings that are named. Queues can be added, not removed."""
     info = require_changeable(backend, name)
     _check_own(name, settings)
-    entry = build(TopicEntry, _as_settings(info) | dict(settings), ConfigPlace("request", name))
+    entry = build(TopicEntry, _as_settings(info) | dict(settings), ConfigLocation("request", name))
     if entry.body_bytes_max != info.body_bytes_max:
         _check_body(backend, f"topic {name!r}: ", entry)
     if entry.queues < info.queues:

@@ -24,7 +24,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.delivery import decode
 from ddmq_common.errors import CallerError, DamagedError, DdmqError, TryLaterError
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
-from proxy_producer.transactions.asking import IDL
+from proxy_producer.transactions.check_back import IDL
 from proxy_producer.transactions.codec import HalfMessage, parse_id, read_half, read_op, shard_of
 from proxy_producer.transactions.owners import Owners
 
@@ -132,7 +132,7 @@ class AdminTransactions:
         """Return the address of the proxy that owns the transaction's shard; "" if there is none or it is
         unknown."""
         try:
-            return self._owners.holders().wait(WAIT_S).get(row["shard"], "")
+            return self._owners.fetch_addresses().wait(WAIT_S).get(row["shard"], "")
         except (DdmqError, TimeoutError):
             return ""
 
@@ -183,7 +183,7 @@ class AdminTransactions:
         not answer."""
         info = self._backend.topic(HALF_TOPIC)
         try:
-            owners = self._owners.holders().wait(WAIT_S)
+            owners = self._owners.fetch_addresses().wait(WAIT_S)
         except (DdmqError, TimeoutError):
             return None
         address = "" if info is None else owners.get(shard_of(transaction, info.queues), "")

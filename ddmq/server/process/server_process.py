@@ -57,7 +57,7 @@ from delay_service.service import DelayService
 from delay_service.store.opening import check_store_folder, standby_stores_in, stores_in
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
-from proxy_producer.starting import refuse_sends
+from proxy_producer.starting import reject_sends
 
 log = logging.getLogger("ddmq.server")
 DECLARE_WAIT_S = 15.0
@@ -175,7 +175,7 @@ class ServerProcess:
                 build_starting_router(self.health, self._server_names())
             )  # its machines may be away for long
             if "producer" in self.components:
-                self._listen("producer", refuse_sends(lambda: self._waits_for, self.metrics))
+                self._listen("producer", reject_sends(lambda: self._waits_for, self.metrics))
         options = config.engine_options(self.config.log)
         settings = EngineSettings(data_dir, self.clock, self.metrics, options, self._wait_for)
         return open_engine(config.engine, settings)

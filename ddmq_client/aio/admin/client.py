@@ -23,14 +23,8 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 
 from ddmq_client.admin import records
 from ddmq_client.admin.http import HttpRequest, HttpResponse, build_target
-from ddmq_client.admin.records import (
-    DeadLetterChoice,
-    GroupSettings,
-    TopicSettings,
-    read_row,
-    read_rows,
-    settings_body,
-)
+from ddmq_client.admin.records import read_row, read_rows, settings_body
+from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSettings
 from ddmq_client.aio.admin.pool import AsyncAdminConnections
 from ddmq_client.aio.producer import AsyncProducerBase
 from ddmq_client.aio.sync import run_blocking
@@ -453,11 +447,12 @@ class AsyncAdmin:
 def _read_answer(request: HttpRequest, response: HttpResponse, server: str) -> Any:
     """Return the decoded JSON of an answer.
 
-    Raises the AdminError of its status, with the server's sentence.
+    Raises the AdminError of its status, with the server's sentence; a plain AdminError if the answer is no
+    JSON, or JSON that is nested too deeply to be decoded.
     """
     try:
         answer = json.loads(response.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     status = response.status
     if status == 200 and answer is not None:

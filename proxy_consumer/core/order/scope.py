@@ -196,8 +196,7 @@ class OrderScope:
             if queue.ack_map.is_finished(offset):
                 if queue.uncommitted.has_finished(offset):
                     stream.hold_spot(chain, offset)
-                else:
-                    spots += self.table.finish_job(chain, stream, offset)
+                spots += self.table.finish_job(chain, stream, offset)
                 continue
             stream.busy[offset] = chain
             if queue.table.is_spent(offset):

@@ -1,8 +1,8 @@
 """Reusable connections to receivers, on gevent's own sockets, whose replies are read under strict bounds.
 
 gevent's sockets yield only if there is nothing to read, and its time-outs fire only when a greenlet yields: a
-receiver that never stops sending would occupy the whole process. So the bytes, the time and the pieces of a
-reply are counted here, and after some of either the other greenlets get a turn.
+receiver that never stops sending would occupy the whole process. So the bytes, the time and the reads of a
+reply are counted here, and after some of either the other greenlets run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gevent.lock import BoundedSemaphore
 
 RECV_BYTES = 16 << 10
 BREATHE_BYTES = 64 << 10  # after reading this many bytes, or
-BREATHE_READS = 256  # this many lines and pieces, the hub gets a turn
+BREATHE_READS = 256  # this many reads, other greenlets run
 BREATHE_S = 0.0005
 
 

@@ -15,8 +15,8 @@ class PrepareVerdict(Enum):
 
     ADMITTED = "admitted"
     FOREIGN = "foreign"  # the transaction is another group's
-    ENDED = "ended"
-    ENDING = "ending"  # it is being decided
+    DECIDED = "ended"
+    DECIDING = "ending"  # it is being decided
     FULL = "full"  # the group or the shard has as many open transactions as it may
     LARGE = "large"  # the transaction would exceed its bounds
     CROWDED = "crowded"  # it would exceed them if all prepares under way succeed
@@ -33,7 +33,7 @@ class Reservations:
     def __bool__(self) -> bool:
         return bool(self._by_transaction)
 
-    def room_of(self, transaction: bytes) -> tuple[int, int]:
+    def get_reserved(self, transaction: bytes) -> tuple[int, int]:
         """Return the reserved messages and bytes of a transaction."""
         return self._by_transaction.get(transaction, (0, 0, 0))[1:]
 

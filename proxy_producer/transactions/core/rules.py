@@ -12,7 +12,7 @@ class TransactionRules(NamedTuple):
     """
 
     open_max: int
-    ended_max: int
+    decisions_max: int
     checks_max: int
     check_after_ms: int
     check_interval_ms: int

@@ -6,16 +6,16 @@
                    DECIDING ◀──────────┘
                       │ ▲ not_decided: the commit certainly did not happen
                       ▼
-                    ended: remembered, its offsets finished
+                    decided: remembered, its offsets finished
 
 Rules:
 * Half messages are added in the order of their offsets, each once: with `add_stored` if this proxy appended
-  them, else with `add_read`. All below `read_to` are added; the queue has records up to `known_end`.
+  them, else with `add_read`. All below `read_to` are added; the queue has records up to `observed_end`.
 * A transaction is decided only when all records that are known to exist have been added.
-* A half message for a transaction that is being decided is `late`: it becomes a part if the transaction stays
-  open, else a stray. Strays, second copies and gaps belong to no transaction: their offsets are `loose` and
-  are finished with the next commit.
-* Between `begin` and `decided` or `not_decided` no other caller may end the transaction.
+* A half message for a transaction that is being decided is `late`: it becomes a member if the transaction
+  stays open, else an orphan. Orphans, second copies and gaps belong to no transaction: their offsets are
+  finished with the next commit.
+* Between `begin` and `remove_decided` or `not_decided` no other caller may end the transaction.
 * Between `admit_prepare` and `release_prepare` a prepare under way counts against the bounds.
 * A group that polls is asked: age alone ends a transaction only if it was offered to its group for
   `offer_ms_min` and no member polled.
@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
-from proxy_producer.transactions.core.ended import Ended, EndedTransactions
+from proxy_producer.transactions.core.decisions import DecisionHistory, TransactionDecision
 from proxy_producer.transactions.core.ranges import ranges_of
 from proxy_producer.transactions.core.reservations import PrepareVerdict, Reservations
 from proxy_producer.transactions.core.rules import TransactionRules
@@ -60,21 +60,21 @@ class TransactionShard:
     """
 
     def __init__(
-        self, rules: TransactionRules, acks: AckMap, read_to: int, ended: EndedTransactions, now_ms: int
+        self, rules: TransactionRules, acks: AckMap, read_to: int, decisions: DecisionHistory, now_ms: int
     ) -> None:
         self._rules = rules
         self._group_max = rules.group_max
         self._acks = acks
         self._attempts: Mapping[int, int] = dict(acks.attempts)
         self._began_at_ms = now_ms
-        self.ended = ended
+        self.decisions = decisions
         self.open: dict[bytes, OpenTransaction] = {}
         self.by_group: Counter[str] = Counter()
         self._above = 0  # open transactions above the bounds of their groups
         self.read_to = read_to
-        self.known_end = read_to
+        self.observed_end = read_to
         self.reserved = Reservations()
-        self._loose: list[int] = []
+        self._orphans: list[int] = []
         self.left_over: list[int] = []
         self._timers: list[tuple[int, int, bytes]] = []  # due time, sequence number, transaction
         self._sequence = 0
@@ -90,16 +90,19 @@ class TransactionShard:
     def oldest_ms(self) -> int | None:
         """Return when the oldest open transaction was prepared, on the store's clock; None if none is
         open."""
-        return next((one.prepared_ms for one in self.open.values()), None)
+        return next((transaction.prepared_ms for transaction in self.open.values()), None)
 
     @property
     def first_due_ms(self) -> int | None:
         """Return when the first open transaction is due to be asked about; None: none is open."""
-        return min([one.due_ms for one in self.open.values() if not one.deciding], default=None)
+        return min(
+            [transaction.due_ms for transaction in self.open.values() if not transaction.deciding],
+            default=None,
+        )
 
     @property
     def timers(self) -> int:
-        """Return the number of timers, including some of ended transactions. It is bounded."""
+        """Return the number of timers, including some of decided transactions. It is bounded."""
         return len(self._timers)
 
     def admit_prepare(self, transaction: bytes, group: str, messages: int, size: int) -> PrepareVerdict:
@@ -107,35 +110,37 @@ class TransactionShard:
 
         After ADMITTED the caller must call `release_prepare`.
         """
-        refusal = self._refuse_group(transaction, group) or self._refuse_size(transaction, messages, size)
-        if refusal is not None:
-            return refusal
+        verdict = self._check_owner_group(transaction, group) or self._check_size_bounds(
+            transaction, messages, size
+        )
+        if verdict is not None:
+            return verdict
         self.reserved.add_prepare(transaction, group, messages, size, is_open=transaction in self.open)
         return PrepareVerdict.ADMITTED
 
-    def _refuse_group(self, transaction: bytes, group: str) -> PrepareVerdict | None:
-        """Return the verdict that refuses a message of this group for the transaction, or None."""
+    def _check_owner_group(self, transaction: bytes, group: str) -> PrepareVerdict | None:
+        """Return the verdict that rejects a message of this group for the transaction, or None."""
         opened = self.open.get(transaction)
-        ended = None if opened is not None else self.ended.get(transaction)
+        decision = None if opened is not None else self.decisions.get(transaction)
         owner = self.reserved.new_group(transaction)
-        if opened is not None or ended is not None:
-            owner = (opened or ended).group  # type: ignore[union-attr]
+        if opened is not None or decision is not None:
+            owner = (opened or decision).group  # type: ignore[union-attr]
         if owner not in (None, group):
             return PrepareVerdict.FOREIGN
-        if ended is not None:
-            return PrepareVerdict.ENDED
+        if decision is not None:
+            return PrepareVerdict.DECIDED
         if opened is not None and opened.deciding is not None:
-            return PrepareVerdict.ENDING
+            return PrepareVerdict.DECIDING
         return PrepareVerdict.FULL if owner is None and self.is_full_for(group) else None
 
-    def _refuse_size(self, transaction: bytes, messages: int, size: int) -> PrepareVerdict | None:
-        """Return the verdict that refuses so many more messages or bytes for the transaction, or None."""
+    def _check_size_bounds(self, transaction: bytes, messages: int, size: int) -> PrepareVerdict | None:
+        """Return the verdict that rejects so many more messages or bytes for the transaction, or None."""
         opened, rules = self.open.get(transaction), self._rules
         if opened is not None:
             messages, size = messages + len(opened.offsets), size + opened.size
         if messages > rules.messages_max or size > rules.bytes_max:
             return PrepareVerdict.LARGE
-        reserved, reserved_bytes = self.reserved.room_of(transaction)
+        reserved, reserved_bytes = self.reserved.get_reserved(transaction)
         if messages + reserved > rules.messages_max or size + reserved_bytes > rules.bytes_max:
             return PrepareVerdict.CROWDED
         return None
@@ -159,11 +164,11 @@ class TransactionShard:
     def must_read(self, through: int = -1) -> bool:
         """Return whether half messages, up to the offset `through` or known to exist, have not been read
         yet."""
-        return self.read_to < max(self.known_end, through + 1)
+        return self.read_to < max(self.observed_end, through + 1)
 
-    def raise_known_end(self, end: int) -> None:
+    def raise_observed_end(self, end: int) -> None:
         """Record that the queue has records up to `end` (exclusive)."""
-        self.known_end = max(self.known_end, end)
+        self.observed_end = max(self.observed_end, end)
 
     def next_read(self) -> tuple[int, int]:
         """Return the range to read next, `[from, to)`, and skip finished offsets."""
@@ -173,7 +178,7 @@ class TransactionShard:
 
     def add_stored(self, half: HalfFacts) -> HalfVerdict:
         """Add a durable half message that this proxy appended itself; return its verdict."""
-        self.raise_known_end(half.offset + 1)
+        self.raise_observed_end(half.offset + 1)
         if half.offset > self.read_to:
             return HalfVerdict.AHEAD
         if half.offset == self.read_to:
@@ -185,12 +190,12 @@ class TransactionShard:
         """Return the verdict of a half message that was added before."""
         transaction = self.open.get(half.transaction)
         if transaction is None:
-            return HalfVerdict.ENDED
+            return HalfVerdict.DECIDED
         if half.offset in transaction.offsets:
-            return HalfVerdict.PART
+            return HalfVerdict.MEMBER
         if half.offset in transaction.beyond:
             return HalfVerdict.LARGE
-        if any(one.offset == half.offset for one in transaction.late):
+        if any(late_half.offset == half.offset for late_half in transaction.late):
             return HalfVerdict.LATE
         return HalfVerdict.FOREIGN if transaction.group != half.group else transaction.compare_copy(half)
 
@@ -198,7 +203,7 @@ class TransactionShard:
         """Add the half messages that were read up to `next_offset`, ascending; return them with their
         verdicts.
 
-        Missing offsets in between are lost and become loose.
+        Missing offsets in between are lost and become orphans.
         """
         judged = []
         for half in halves:
@@ -210,17 +215,17 @@ class TransactionShard:
                 judged.append((half, self._take_half(half)))
         self._skip_gap(next_offset)
         self.read_to = max(self.read_to, next_offset)
-        self.raise_known_end(self.read_to)
+        self.raise_observed_end(self.read_to)
         return judged
 
     def _skip_gap(self, until: int) -> None:
-        self._loose += [at for at in range(self.read_to, until) if not self._acks.is_finished(at)]
+        self._orphans += [at for at in range(self.read_to, until) if not self._acks.is_finished(at)]
 
     def skip_to(self, oldest: int) -> int:
         """Skip to `oldest`, the first offset that the queue still has; return how many offsets were lost."""
         lost = oldest - self.read_to
         self.read_to = oldest
-        self.raise_known_end(oldest)
+        self.raise_observed_end(oldest)
         self._acks.finish([(0, oldest)])
         return lost
 
@@ -232,17 +237,17 @@ class TransactionShard:
             self.open[half.transaction].beyond.append(half.offset)
         elif verdict is HalfVerdict.LEFT_OVER:
             self.left_over.append(half.offset)
-        elif verdict is not HalfVerdict.PART:
-            self._loose.append(half.offset)
+        elif verdict is not HalfVerdict.MEMBER:
+            self._orphans.append(half.offset)
         return verdict
 
     def _classify_half(self, half: HalfFacts) -> HalfVerdict:
         transaction, rules = self.open.get(half.transaction), self._rules
         if transaction is None:
-            ended = self.ended.get(half.transaction)
-            if ended is not None:
-                is_dead = ended.outcome is TransactionOutcome.DEAD_LETTER and half.offset < ended.end
-                return HalfVerdict.LEFT_OVER if is_dead else HalfVerdict.ENDED
+            decision = self.decisions.get(half.transaction)
+            if decision is not None:
+                is_dead = decision.outcome is TransactionOutcome.DEAD_LETTER and half.offset < decision.end
+                return HalfVerdict.LEFT_OVER if is_dead else HalfVerdict.DECIDED
             transaction = self._open_transaction(half)
         elif transaction.group != half.group:
             return HalfVerdict.FOREIGN
@@ -261,7 +266,7 @@ class TransactionShard:
         transaction.size += half.size
         if half.identity:
             transaction.identities[half.identity] = half.checksum
-        return HalfVerdict.PART
+        return HalfVerdict.MEMBER
 
     def _open_transaction(self, half: HalfFacts) -> OpenTransaction:
         rules = self._rules
@@ -282,24 +287,24 @@ class TransactionShard:
     # --- the end of a transaction
 
     def begin(self, transaction: OpenTransaction, outcome: TransactionOutcome) -> None:
-        """Mark a transaction as being ended with `outcome`. `decided` or `not_decided` must follow."""
+        """Mark a transaction as being ended with `outcome`. `remove_decided` or `not_decided` must follow."""
         if transaction.deciding is not None:
             raise RuntimeError(f"transaction {transaction.id.hex()} is being decided already")
         transaction.deciding = outcome
         self._withdraw_offer(transaction)
 
-    def remove_decided(self, transaction: OpenTransaction, ended: Ended) -> list[HalfFacts]:
+    def remove_decided(self, transaction: OpenTransaction, decision: TransactionDecision) -> list[HalfFacts]:
         """Remove a transaction whose end is durable; return its half messages that came too late."""
         del self.open[transaction.id]
         self._above -= self.by_group[transaction.group] > self._group_max
         self.by_group[transaction.group] -= 1
         if not self.by_group[transaction.group]:
             del self.by_group[transaction.group]
-        self.ended.remember(transaction.id, ended)
+        self.decisions.remember(transaction.id, decision)
         self._acks.finish((offset, offset + 1) for offset in transaction.offsets)
-        self._loose += [half.offset for half in transaction.late]
-        is_dead = ended.outcome is TransactionOutcome.DEAD_LETTER
-        (self.left_over if is_dead else self._loose).extend(transaction.beyond)
+        self._orphans += [half.offset for half in transaction.late]
+        is_dead = decision.outcome is TransactionOutcome.DEAD_LETTER
+        (self.left_over if is_dead else self._orphans).extend(transaction.beyond)
         return transaction.late
 
     def not_decided(self, transaction: OpenTransaction, now_ms: int) -> None:
@@ -311,22 +316,22 @@ class TransactionShard:
         transaction.due_ms = max(transaction.due_ms, now_ms + RETRY_MS)
         self._set_timer(transaction, transaction.due_ms)
 
-    def take_loose(self) -> list[tuple[int, int]]:
-        """Take the loose ranges, to finish them with the next commit.
+    def take_orphans(self) -> list[tuple[int, int]]:
+        """Take the ranges of orphaned offsets, to finish them with the next commit.
 
-        `finish_loose` or `restore_loose` must follow.
+        `finish_orphans` or `restore_orphans` must follow.
         """
-        loose, self._loose = self._loose, []
-        return ranges_of(loose)
+        orphans, self._orphans = self._orphans, []
+        return ranges_of(orphans)
 
-    def finish_loose(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Record that the ranges from `take_loose` are finished."""
+    def finish_orphans(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Record that the ranges from `take_orphans` are finished."""
         self._acks.finish(ranges)
 
-    def restore_loose(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Keep the ranges from `take_loose` for a later commit, because this one failed."""
+    def restore_orphans(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Keep the ranges from `take_orphans` for a later commit, because this one failed."""
         for start, end in ranges:
-            self._loose += range(start, end)
+            self._orphans += range(start, end)
 
     def finish_left_over(self, offsets: Sequence[int]) -> None:
         """Record that these left-over messages are finished, because they are dead letters now."""
@@ -335,8 +340,8 @@ class TransactionShard:
         self.left_over = [offset for offset in self.left_over if offset not in finished]
 
     @property
-    def has_loose(self) -> bool:
-        return bool(self._loose)
+    def has_orphans(self) -> bool:
+        return bool(self._orphans)
 
     # --- checks
 
@@ -372,9 +377,10 @@ class TransactionShard:
     def overdue(self) -> Iterator[Overdue]:
         """Yield and remove the transactions that must become dead letters now."""
         while self._overdue:
-            one = self._overdue.popleft()
-            if self.open.get(one.transaction.id) is one.transaction and one.transaction.deciding is None:
-                yield one
+            overdue = self._overdue.popleft()
+            transaction = overdue.transaction
+            if self.open.get(transaction.id) is transaction and transaction.deciding is None:
+                yield overdue
 
     def offered(self, group: str) -> bool:
         """Return whether a transaction is offered to this group."""
@@ -419,8 +425,8 @@ class TransactionShard:
             del self._offered[transaction.group]
 
     def _set_timer(self, transaction: OpenTransaction, at_ms: int) -> None:
-        if len(self._timers) > 4 * len(self.open) + TIMERS_MIN:  # most timers belong to ended transactions
-            self._timers = [one for one in self._timers if one[2] in self.open]
+        if len(self._timers) > 4 * len(self.open) + TIMERS_MIN:  # most timers belong to decided transactions
+            self._timers = [timer for timer in self._timers if timer[2] in self.open]
             heapify(self._timers)
         self._sequence += 1
         heappush(self._timers, (at_ms, self._sequence, transaction.id))

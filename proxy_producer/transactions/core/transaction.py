@@ -29,10 +29,10 @@ class HalfFacts(NamedTuple):
 class HalfVerdict(Enum):
     """The role of a half message in its transaction, or the reason why it has none."""
 
-    PART = "part"
+    MEMBER = "part"
     COPY = "copy"  # of one that is a part already
     CHANGED = "copy with another body"
-    ENDED = "ended"  # its transaction has ended
+    DECIDED = "ended"  # its transaction has ended
     FOREIGN = "foreign"  # its transaction is another group's
     LATE = "late"  # its transaction is being decided
     LARGE = "large"  # its transaction is full and can only be rolled back

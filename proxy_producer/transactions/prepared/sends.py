@@ -25,10 +25,10 @@ from ddmq_rpc.api import Call
 from ddmq_rpc.codec import structs
 from proxy_producer import wire
 from proxy_producer.admission import DRAINING, Admission
-from proxy_producer.batches import summarize_faults
+from proxy_producer.batches import summarize_rejections
 from proxy_producer.config import ProducerConfig, TransactionLimits
 from proxy_producer.core.identity import identity_of
-from proxy_producer.core.refusals import SendRefusal, illegal, refusal, refusal_of, shown
+from proxy_producer.core.rejections import SendRejection, build_rejection, illegal, shown, to_rejection
 from proxy_producer.flow import Flow
 from proxy_producer.pending import Destination, PendingSend, SendMember
 from proxy_producer.transactions.codec import (
@@ -47,22 +47,22 @@ from proxy_producer.transactions.core.transaction import HalfVerdict
 from proxy_producer.transactions.deciding import OwnedShard, TransactionEnd
 from proxy_producer.transactions.ends import (
     OUTCOME_TEXTS,
-    foreign_group_fault,
-    late_fault,
-    late_message_fault,
-    sequence_used_fault,
+    build_foreign_group_rejection,
+    build_late_message_rejection,
+    build_sequence_used_rejection,
+    check_half_verdict,
 )
-from proxy_producer.transactions.legal import legal_id
+from proxy_producer.transactions.legal import parse_transaction_id
 from proxy_producer.transactions.prepared.waiting import WaitingPrepare
 from proxy_producer.transactions.service import Transactions
 from proxy_producer.wire import RequestKind, SendRequest
 
 IDL = structs(producer)
 IMMUNITY = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
-PASSING_BYTES = 512  # of a call, for what passing it on adds: any proxy refuses what one could not pass on
+PASSING_BYTES = 512  # of a call, for what passing it on adds: any proxy rejects what one could not pass on
 
 
-OnJudged = Callable[[Sequence[HalfVerdict], SendRefusal | None], None]
+OnJudged = Callable[[Sequence[HalfVerdict], SendRejection | None], None]
 
 
 @dataclass(slots=True)
@@ -83,13 +83,13 @@ class AdmittedPrepare:
         """
         if not self.released:
             self.released = True
-            self.owned.held.release_prepare(self.transaction, self.messages, self.size)
+            self.owned.shard.release_prepare(self.transaction, self.messages, self.size)
 
     def add_halves(self, halves: Sequence[HalfMessage], then: OnJudged) -> None:
-        """Add durable half messages to the shard; call `then(verdicts, refusal)`, perhaps later."""
-        shard = self.owned.held
+        """Add durable half messages to the shard; call `then(verdicts, rejection)`, perhaps later."""
+        shard = self.owned.shard
         if not shard.claimed:
-            then((), moved_fault())
+            then((), build_moved_rejection())
             return
         verdicts = [shard.add_appended(half, self.transaction) for half in halves]
         if HalfVerdict.AHEAD not in verdicts:
@@ -98,60 +98,69 @@ class AdmittedPrepare:
 
         def on_read(error: Exception | None) -> None:
             if error is not None or not shard.claimed:
-                then((), moved_fault())
+                then((), build_moved_rejection())
             else:
                 self._judge_halves([shard.add_appended(half, self.transaction) for half in halves], then)
 
         shard.when_read(max(half.offset for half in halves), on_read)
 
     def _judge_halves(self, verdicts: Sequence[HalfVerdict], then: OnJudged) -> None:
-        faults = [late_fault(verdict, self.transaction, self.group) for verdict in verdicts]
-        fault = next(filter(None, faults), None)
-        opened = self.owned.held.core.open.get(self.transaction)
-        if fault is not None or HalfVerdict.LATE not in verdicts or opened is None:
-            then(verdicts, fault)
+        rejections = [check_half_verdict(verdict, self.transaction, self.group) for verdict in verdicts]
+        rejection = next(filter(None, rejections), None)
+        opened = self.owned.shard.core.open.get(self.transaction)
+        if rejection is not None or HalfVerdict.LATE not in verdicts or opened is None:
+            then(verdicts, rejection)
             return
 
         def on_decided(result: TransactionEnd) -> None:
             """Report the half messages as parts of the transaction if its end failed, else as late."""
             then(
-                verdicts, None if result.ended is None else late_message_fault(self.transaction, "has ended")
+                verdicts,
+                None
+                if result.decision is None
+                else build_late_message_rejection(self.transaction, "has ended"),
             )
 
         self.owned.deciding.wait(opened, on_decided)
 
 
-def moved_fault() -> SendRefusal:
+def build_moved_rejection() -> SendRejection:
     """Return code 12 for a message that was stored while its transaction moved to another proxy."""
     what = "the transaction moved to another proxy while the message was being stored"
-    return refusal(Code.TIMED_OUT, "shard_moved", what, "it may or may not be a part of it; send it again")
+    return build_rejection(
+        Code.TIMED_OUT, "shard_moved", what, "it may or may not be a part of it; send it again"
+    )
 
 
-def verdict_fault(
+def check_prepare_verdict(
     verdict: PrepareVerdict, owned: OwnedShard, transaction: bytes, group: str
-) -> SendRefusal | None:
-    """Return the refusal for a shard's verdict; None for ADMITTED and LARGE."""
+) -> SendRejection | None:
+    """Return the rejection for a shard's verdict; None for ADMITTED and LARGE."""
     if verdict is PrepareVerdict.FOREIGN:
-        return foreign_group_fault(group)
-    if verdict is PrepareVerdict.ENDING:
-        return late_message_fault(transaction, "is being ended")
-    if verdict is PrepareVerdict.ENDED:
-        ended = owned.held.core.ended.get(transaction)
-        return late_message_fault(transaction, "has ended" if ended is None else OUTCOME_TEXTS[ended.outcome])
+        return build_foreign_group_rejection(group)
+    if verdict is PrepareVerdict.DECIDING:
+        return build_late_message_rejection(transaction, "is being ended")
+    if verdict is PrepareVerdict.DECIDED:
+        decision = owned.shard.core.decisions.get(transaction)
+        return build_late_message_rejection(
+            transaction, "has ended" if decision is None else OUTCOME_TEXTS[decision.outcome]
+        )
     if verdict is PrepareVerdict.FULL:
         what = f"producer group {group!r} or its shard has as many open transactions as it may"
         allowed = "allowed: later, when some have ended (open_max)"
-        return refusal(Code.BUSY, "transactions_open", what, allowed)
+        return build_rejection(Code.BUSY, "transactions_open", what, allowed)
     if verdict is PrepareVerdict.CROWDED:
         what = "with the messages that are on their way the transaction would be too large"
-        return refusal(Code.BUSY, "transaction_crowded", what, "send it again when those are answered")
+        return build_rejection(
+            Code.BUSY, "transaction_crowded", what, "send it again when those are answered"
+        )
     return None
 
 
-def long_fault(
+def check_transaction_size(
     limits: TransactionLimits, before: int, before_bytes: int, messages: int, size: int
-) -> SendRefusal | None:
-    """Return the refusal of messages that would make a transaction too long, or None.
+) -> SendRejection | None:
+    """Return the rejection of messages that would make a transaction too long, or None.
 
     `before`, `before_bytes`: the messages that it has already.
     """
@@ -187,12 +196,12 @@ class PreparedSends:
         self._admission = admission
 
     def prepare(self, call: Call, deadline: float) -> None:
-        """Accept or refuse one call of sendPrepared."""
+        """Accept or reject one call of sendPrepared."""
         if self._prepare_fast(call, deadline):
             return
         prepare = self._check_call(call)
-        if isinstance(prepare, SendRefusal):
-            self._refuse_call(call, prepare)
+        if isinstance(prepare, SendRejection):
+            self._reject_call(call, prepare)
             return
         transactions = self._transactions
         is_owned = transactions.owned_of(prepare.transaction) is not None
@@ -200,14 +209,14 @@ class PreparedSends:
             self._wait_for_owner(call, deadline, prepare)
             return
         members = self._check_messages(prepare)
-        if isinstance(members, SendRefusal):
-            again = partial(self.prepare, call, deadline)
-            if not self._flow.delay.presence.will_retry(members, again):
-                self._refuse_call(call, members)
+        if isinstance(members, SendRejection):
+            retry = partial(self.prepare, call, deadline)
+            if not self._flow.delay.presence.will_retry(members, retry):
+                self._reject_call(call, members)
         elif is_owned:
             destination = PreparedDestination(self, prepare)
             PendingSend(self._flow, call, deadline, members, destination).start()
-        else:  # there are no shards yet; a refused call makes none
+        else:  # there are no shards yet; a rejected call makes none
             self._wait_for_owner(call, deadline, prepare)
 
     # One function of more than forty lines: it is the hot path, and each call costs it 0.05 µs.
@@ -220,7 +229,7 @@ class PreparedSends:
         if not messages or len(messages) != 1:
             return False
         message = messages[0]
-        topic = self._admission.known.get(message.topic)
+        topic = self._admission.cached_topics.get(message.topic)
         group = transactions.groups.get(request.producerGroup)
         transaction = parse_id(request.transactionId or b"")
         properties = message.properties
@@ -233,10 +242,10 @@ class PreparedSends:
         ):
             return False
         owned = transactions.owned_of(transaction)
-        if owned is None or flow.bound_fault(call.frame_bytes) is not None:
+        if owned is None or flow.check_bounds(call.frame_bytes) is not None:
             return False
         record = self._admission.make_record(message, topic, None)
-        if record is None or isinstance(record, SendRefusal):
+        if record is None or isinstance(record, SendRejection):
             return False
         if record.system is not None:
             identity = half_identity(record.system[IDENTITY], transaction)
@@ -244,7 +253,7 @@ class PreparedSends:
             record.message_id = message_id_of(identity, transaction)
         elif message.sequence is not None:
             return False
-        shard, size = owned.held, len(record.delivery)
+        shard, size = owned.shard, len(record.delivery)
         if shard.core.admit_prepare(transaction, group, 1, size) is not PrepareVerdict.ADMITTED:
             return False
         admitted = AdmittedPrepare(owned, transaction, group, 1, size)
@@ -269,43 +278,43 @@ class PreparedSends:
     def _wait_for_owner(self, call: Call, deadline: float, prepare: Prepare) -> None:
         """Forward a call to the owner of its shard, as soon as there is one."""
         WaitingPrepare(
-            self._transactions, call, deadline, prepare.transaction, self.prepare, self._refuse_call
+            self._transactions, call, deadline, prepare.transaction, self.prepare, self._reject_call
         ).start()
 
-    def _refuse_call(self, call: Call, fault: SendRefusal) -> None:
-        """Answer a call with a refusal and count its messages."""
-        refuse_prepare(self._flow, call, fault, len(call.args.request.messages or ()))
+    def _reject_call(self, call: Call, rejection: SendRejection) -> None:
+        """Answer a call with a rejection and count its messages."""
+        reject_prepare(self._flow, call, rejection, len(call.args.request.messages or ()))
 
     # --- checks
 
-    def _check_call(self, call: Call) -> SendRefusal | Prepare:
+    def _check_call(self, call: Call) -> SendRejection | Prepare:
         transactions, request = self._transactions, call.args.request
         if self._flow.draining:
             return DRAINING
         if not request.messages:
             return illegal("prepare", "the request has no messages", "allowed: 1 or more")
-        fault = transactions.atomic_fault()
-        if fault is not None:
-            return fault
-        transaction = legal_id(request.transactionId)
-        if isinstance(transaction, SendRefusal):
+        rejection = transactions.check_atomic_support()
+        if rejection is not None:
+            return rejection
+        transaction = parse_transaction_id(request.transactionId)
+        if isinstance(transaction, SendRejection):
             return transaction
-        fault = transactions.group_fault(request.producerGroup)
-        if fault is not None:
-            return fault
+        rejection = transactions.check_group(request.producerGroup)
+        if rejection is not None:
+            return rejection
         after_ms = self._read_check_after(request)
-        if isinstance(after_ms, SendRefusal):
+        if isinstance(after_ms, SendRejection):
             return after_ms
         if call.frame_bytes > FRAME_BYTES_MAX - PASSING_BYTES:
             allowed = f"allowed: at most {FRAME_BYTES_MAX - PASSING_BYTES}"
             return illegal("prepare_long", f"the request has {call.frame_bytes} bytes", allowed)
-        fault = long_fault(self._limits, 0, 0, len(request.messages), 0)
-        fault = fault or self._flow.bound_fault(call.frame_bytes)
+        rejection = check_transaction_size(self._limits, 0, 0, len(request.messages), 0)
+        rejection = rejection or self._flow.check_bounds(call.frame_bytes)
         group = request.producerGroup.decode()
-        return fault or Prepare(transaction, group, after_ms, request.messages, bool(request.dueTimes))
+        return rejection or Prepare(transaction, group, after_ms, request.messages, bool(request.dueTimes))
 
-    def _read_check_after(self, request: Any) -> int | SendRefusal:
-        """Return the time until the group is first asked in ms (-1: the proxy's default), or a refusal."""
+    def _read_check_after(self, request: Any) -> int | SendRejection:
+        """Return the time until the group is first asked in ms (-1: the proxy's default), or a rejection."""
         after_ms, most = request.checkAfterMs, self._limits.age_ms_max
         if after_ms is not None:
             if 0 <= after_ms <= most:
@@ -320,12 +329,14 @@ class PreparedSends:
                 return illegal("check_after", what, f"allowed: whole seconds from 0 to {most // 1_000}")
         return -1
 
-    def _check_messages(self, prepare: Prepare) -> SendRefusal | list[SendMember]:
+    def _check_messages(self, prepare: Prepare) -> SendRejection | list[SendMember]:
         messages, count = prepare.messages, len(prepare.messages)
         due_times = range(count) if prepare.due_times else ()
-        members, faults = self._admission.check_messages(RequestKind.PREPARED, messages, due_times=due_times)
-        if faults:
-            return faults[0] if count == 1 else summarize_faults(faults, count, 0)
+        members, rejections = self._admission.check_messages(
+            RequestKind.PREPARED, messages, due_times=due_times
+        )
+        if rejections:
+            return rejections[0] if count == 1 else summarize_rejections(rejections, count, 0)
         for member in members:
             _set_identity(member.record, messages[member.index], prepare.transaction)
             if member.request is not None:
@@ -334,13 +345,15 @@ class PreparedSends:
 
     # --- accepted calls whose topics exist
 
-    def admit_records(self, prepare: Prepare, records: Sequence[NewRecord]) -> SendRefusal | AdmittedPrepare:
-        """Reserve capacity for the records in their transaction's shard, or return the refusal."""
+    def admit_records(
+        self, prepare: Prepare, records: Sequence[NewRecord]
+    ) -> SendRejection | AdmittedPrepare:
+        """Reserve capacity for the records in their transaction's shard, or return the rejection."""
         transaction, group = prepare.transaction, prepare.group
         owned = self._transactions.owned_of(transaction)
         if owned is None:
-            return refusal_of(TryLaterError("the transaction moves to another proxy; send it again"))
-        core, messages = owned.held.core, len(records)
+            return to_rejection(TryLaterError("the transaction moves to another proxy; send it again"))
+        core, messages = owned.shard.core, len(records)
         size = sum([len(record.delivery) for record in records])
         verdict = core.admit_prepare(transaction, group, messages, size)
         if verdict in (PrepareVerdict.LARGE, PrepareVerdict.CROWDED):  # a resend takes no more room
@@ -350,14 +363,18 @@ class PreparedSends:
             return AdmittedPrepare(owned, transaction, group, messages, size)
         opened = core.open.get(transaction)
         before = (0, 0) if opened is None else (len(opened.offsets), opened.size)
-        fault = verdict_fault(verdict, owned, transaction, group)
-        return fault or long_fault(self._limits, *before, messages, size) or moved_fault()
+        rejection = check_prepare_verdict(verdict, owned, transaction, group)
+        return (
+            rejection
+            or check_transaction_size(self._limits, *before, messages, size)
+            or build_moved_rejection()
+        )
 
     def make_mark(self, prepare: Prepare, record: NewRecord, request: SendRequest | None) -> HalfMark:
         """Build the system property of a half record: its transaction, and its message's topic and delay."""
         level, command, wait_ms = 0, None, -1
         if request is not None and request.command is not None:
-            command = self._flow.delay.place_command(request)
+            command = self._flow.delay.complete_command(request)
             wait_ms = max(command.due_ms - request.now_ms, 0) if request.relative else -1
         elif request is not None:
             level = request.level
@@ -384,7 +401,7 @@ def _set_identity(record: NewRecord, message: Any, transaction: bytes) -> None:
 
 def _measure_new(owned: OwnedShard, transaction: bytes, records: Sequence[NewRecord]) -> tuple[int, int]:
     """Return the number and bytes of the records that the transaction does not have yet."""
-    opened = owned.held.core.open.get(transaction)
+    opened = owned.shard.core.open.get(transaction)
     identities = {} if opened is None else opened.identities
     sizes = [
         len(record.delivery)
@@ -416,14 +433,14 @@ class PreparedDestination(Destination):
         assert prepare is not None
         health = None if len(members) == 1 else send.flow.backend.health()
         if health is not None and not health.ready:  # a commit would get past a disk that is nearly full
-            send.refuse_unsent(refusal(Code.BUSY, "backend_bound", health.reason, "send it again"))
+            send.reject_unsent(build_rejection(Code.BUSY, "backend_bound", health.reason, "send it again"))
             return
         admitted = self._sends.admit_records(prepare, [member.record for member in members])
-        if isinstance(admitted, SendRefusal):
-            send.refuse_unsent(admitted)
+        if isinstance(admitted, SendRejection):
+            send.reject_unsent(admitted)
             return
         self._admitted = admitted
-        shard, make_mark = admitted.owned.held.number, self._sends.make_mark
+        shard, make_mark = admitted.owned.shard.number, self._sends.make_mark
         try:
             self._halves = [
                 (member.record, make_mark(prepare, member.record, member.request)) for member in members
@@ -441,13 +458,13 @@ class PreparedDestination(Destination):
             self._admitted.release()
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
-        """Add stored messages to their transaction, then answer. The shard may refuse them."""
+        """Add stored messages to their transaction, then answer. The shard may reject them."""
         halves = []
         for (record, mark), result in zip(self._halves, results, strict=False):
             if result.status is not AppendStatus.STORED:
                 break
             if is_in_other_transaction(record, result):
-                self._reply(send, results, sequence_used_fault())
+                self._reply(send, results, build_sequence_used_rejection())
                 return
             halves.append(_half_message(record, mark, result.offset))
         if self._admitted is None or not halves or len(halves) != len(results):
@@ -460,26 +477,32 @@ class PreparedDestination(Destination):
         send: PendingSend,
         results: Sequence[AppendResult],
         verdicts: Sequence[HalfVerdict],
-        fault: SendRefusal | None,
+        rejection: SendRejection | None,
     ) -> None:
         if send.answered or self._admitted is None:
             return
-        if fault is None:
-            shard = self._admitted.owned.held.number
+        if rejection is None:
+            shard = self._admitted.owned.shard.number
             judged = zip(self._halves, results, verdicts, strict=True)
             results = [
                 with_first_copy(record, shard, result, verdict) for (record, _), result, verdict in judged
             ]
-        self._reply(send, results, fault)
+        self._reply(send, results, rejection)
 
-    def _reply(self, send: PendingSend, results: Sequence[AppendResult], fault: SendRefusal | None) -> None:
-        if fault is not None:
-            send.faults, results = dict.fromkeys(range(send.size), fault), ()
+    def _reply(
+        self, send: PendingSend, results: Sequence[AppendResult], rejection: SendRejection | None
+    ) -> None:
+        if rejection is not None:
+            send.rejections, results = dict.fromkeys(range(send.size), rejection), ()
         stored = send.count_stored(results)
-        if send.faults:
-            fault = summarize_faults(send.faults, send.size, stored) if send.size > 1 else send.faults[0]
+        if send.rejections:
+            rejection = (
+                summarize_rejections(send.rejections, send.size, stored)
+                if send.size > 1
+                else send.rejections[0]
+            )
             topic = send.members[0].topic if send.size == 1 else None
-            refuse_prepare(send.flow, send.call, fault, send.size, None if topic is None else topic.name)
+            reject_prepare(send.flow, send.call, rejection, send.size, None if topic is None else topic.name)
             return
         answers, through = [], -1
         for (record, _), result in zip(self._halves, results, strict=True):
@@ -489,13 +512,13 @@ class PreparedDestination(Destination):
         send.call.reply(response)
 
 
-def refuse_prepare(
-    flow: Flow, call: Call, fault: SendRefusal, messages: int, topic_name: str | None = None
+def reject_prepare(
+    flow: Flow, call: Call, rejection: SendRejection, messages: int, topic_name: str | None = None
 ) -> None:
-    """Answer a call with a refusal and count its messages."""
-    flow.counts.count_refused(topic_name, fault, max(messages, 1))
-    results = [wire.refused_result(fault)] * messages
-    call.reply(IDL.PrepareResponse(code=int(fault.code), msg=fault.text, results=results))
+    """Answer a call with a rejection and count its messages."""
+    flow.counts.count_rejected(topic_name, rejection, max(messages, 1))
+    results = [wire.rejected_result(rejection)] * messages
+    call.reply(IDL.PrepareResponse(code=int(rejection.code), msg=rejection.text, results=results))
 
 
 def _half_message(record: NewRecord, mark: HalfMark, offset: int) -> HalfMessage:

@@ -15,17 +15,17 @@ from ddmq_client.idl.codes import Code
 from ddmq_common.errors import TryLaterError
 from ddmq_rpc.api import Call
 from proxy_producer.admission import DRAINING
-from proxy_producer.core.refusals import SendRefusal, refusal, refusal_of, timed_out
-from proxy_producer.transactions.asking import IDL
+from proxy_producer.core.rejections import SendRejection, build_rejection, timed_out, to_rejection
+from proxy_producer.transactions.check_back import IDL
 from proxy_producer.transactions.codec import shard_of
-from proxy_producer.transactions.owners import PREPARES, ForwardedCall, Holders
+from proxy_producer.transactions.owners import PREPARES, ForwardedCall, OwnerAddresses
 from proxy_producer.transactions.service import Transactions
 
 PASSED_ON = (
     "transactionId", "producerGroup", "messages", "clientId", "checkAfterMs", "dueTimes",
 )  # fmt: skip
 Here = Callable[[Call, float], None]
-Refuse = Callable[[Call, SendRefusal], None]
+Reject = Callable[[Call, SendRejection], None]
 
 
 class WaitingPrepare:
@@ -38,7 +38,7 @@ class WaitingPrepare:
         "_here",
         "_is_request_pending",
         "_passed",
-        "_refuse",
+        "_reject",
         "_transaction",
         "_transactions",
         "_until",
@@ -54,12 +54,12 @@ class WaitingPrepare:
         deadline: float,
         transaction: bytes,
         here: Here,
-        refuse: Refuse,
+        reject: Reject,
     ) -> None:
         self._transactions = transactions
         self._transaction = transaction
         self._here = here
-        self._refuse = refuse
+        self._reject = reject
         self._is_request_pending = False  # the backend or the owner has not answered yet
         self._passed: ForwardedCall | None = None
         now = transactions.flow.monotonic()
@@ -85,9 +85,9 @@ class WaitingPrepare:
         """Answer at the deadline: code 12 if the owner may have the call, else 15."""
         waited_ms = round((self.deadline - self.call.received_at) * 1_000)
         if self._is_sent:
-            self._answer_refusal(timed_out(waited_ms, "the proxy that owns the transaction", sent=True))
+            self._answer_rejection(timed_out(waited_ms, "the proxy that owns the transaction", sent=True))
         else:
-            self._answer_refusal(self._no_owner_fault())
+            self._answer_rejection(self._build_no_owner_rejection())
 
     def retry(self) -> None:
         """Look up the shard's owner again, and forward the call if there is one."""
@@ -95,23 +95,23 @@ class WaitingPrepare:
             return
         transactions = self._transactions
         if transactions.flow.draining:
-            self._answer_refusal(DRAINING)
+            self._answer_rejection(DRAINING)
         elif transactions.owned_of(self._transaction) is not None:
             self._stop_waiting()
             self._here(self.call, self.deadline)
         elif transactions.flow.monotonic() >= self._until:
-            self._answer_refusal(self._no_owner_fault())
+            self._answer_rejection(self._build_no_owner_rejection())
         else:
             self._is_request_pending = True
-            transactions.owners.holders().then(self._on_holders)
+            transactions.owners.fetch_addresses().then(self._on_owner_addresses)
 
-    def _on_topics_ready(self, fault: SendRefusal | None) -> None:
-        """Continue when the topics of transactions exist, or refuse the call if they cannot be created."""
+    def _on_topics_ready(self, rejection: SendRejection | None) -> None:
+        """Continue when the topics of transactions exist, or reject the call if they cannot be created."""
         self._is_request_pending = False
         if self.answered:
             return
-        if fault is not None:
-            self._answer_refusal(fault)
+        if rejection is not None:
+            self._answer_rejection(rejection)
             return
         self._transactions.begin()
         self.retry()
@@ -120,29 +120,29 @@ class WaitingPrepare:
     def _is_sent(self) -> bool:
         return self._passed is not None and self._passed.sent
 
-    def _no_owner_fault(self) -> SendRefusal:
+    def _build_no_owner_rejection(self) -> SendRejection:
         number = shard_of(self._transaction, self._transactions.shards or 1)
         text = f"shard {number} of transactions has no owner now; the message is not stored, send it again"
-        return refusal_of(TryLaterError(text))
+        return to_rejection(TryLaterError(text))
 
     # --- elsewhere
 
-    def _on_holders(self, holders: Completion[Holders]) -> None:
+    def _on_owner_addresses(self, addresses: Completion[OwnerAddresses]) -> None:
         self._is_request_pending = False
-        if self.answered or holders.error is not None:
+        if self.answered or addresses.error is not None:
             return
         if self._transactions.owned_of(self._transaction) is not None:
             self.retry()  # it has been claimed meanwhile
             return
         owners = self._transactions.owners
         number = shard_of(self._transaction, self._transactions.shards)
-        address = holders.value.get(number, "")
+        address = addresses.value.get(number, "")
         if not address or address == owners.address:
             owners.forget()  # no owner yet, or this proxy soon
             return
         original = self.call.args.request
         if original.forwardedBy is not None:
-            self._answer_refusal(not_owner_fault(number))
+            self._answer_rejection(build_not_owner_rejection(number))
             return
         request = IDL.PrepareRequest(
             **{name: getattr(original, name) for name in PASSED_ON},
@@ -162,16 +162,16 @@ class WaitingPrepare:
         elif error is not None and self._is_sent:
             what = f"the proxy that owns the transaction did not answer: {error}"
             allowed = "the message may or may not be stored; send it again"
-            self._answer_refusal(refusal(Code.TIMED_OUT, "owner_silent", what, allowed))
+            self._answer_rejection(build_rejection(Code.TIMED_OUT, "owner_silent", what, allowed))
         else:  # it was down or is not the owner: the next tick looks up the owner
             self._passed = None
             self._transactions.owners.forget()
 
     # --- the answer
 
-    def _answer_refusal(self, fault: SendRefusal) -> None:
+    def _answer_rejection(self, rejection: SendRejection) -> None:
         self._stop_waiting()
-        self._refuse(self.call, fault)
+        self._reject(self.call, rejection)
 
     def _stop_waiting(self) -> None:
         """Remove the call from the waiting calls and from the in-flight counts."""
@@ -180,7 +180,7 @@ class WaitingPrepare:
         self._transactions.flow.leave(self, self.call.frame_bytes)
 
 
-def not_owner_fault(number: int) -> SendRefusal:
-    """Return the refusal of a forwarded call because another proxy owns the shard."""
+def build_not_owner_rejection(number: int) -> SendRejection:
+    """Return the rejection of a forwarded call because another proxy owns the shard."""
     what = f"shard {number} of transactions belongs to another proxy"
-    return refusal(Code.SHUTTING_DOWN, "not_owner", what, "pass it on to that one")
+    return build_rejection(Code.SHUTTING_DOWN, "not_owner", what, "pass it on to that one")

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from tests.crash.delay_store.store_scenes import SCENES, Told, faults_of, heard, live
 from tests.crash.storage_calls import KINDS, Call, Fault, Storage
-from tests.support.folders import reachable_place
+from tests.support.folders import find_reachable_base
 
 SECONDS = 60.0
 
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 def _keep_sockets_below_a_short_path() -> None:
     """Choose where multiprocessing has its sockets: the path of TMPDIR may be too long for one."""
     before = tempfile.tempdir
-    tempfile.tempdir = str(reachable_place())
+    tempfile.tempdir = str(find_reachable_base())
     try:
         get_temp_dir()  # which is made by the first call, and stays
     finally:

@@ -145,7 +145,7 @@ def _check_work(folder: Path, told: Told) -> None:
 def _salvage_of(store: RocksStore) -> StoreDamage | None:
     """What this opening salvaged; None: nothing was damaged, or only the end of the log: it was left out."""
     damage = store.damage
-    return None if damage is None or damage.log_cut else damage
+    return None if damage is None or damage.log_truncated else damage
 
 
 def _check_salvaged(store: RocksStore, told: Told) -> None:

@@ -55,7 +55,7 @@ def read_through(image: Image) -> tuple[RocksStore, dict[DueKey, Pending], bool]
 def check(image: Image) -> tuple[int, int, bool]:
     """Messages, those listed as lost, and whether it was reported."""
     store, found, reported = read_through(image)
-    if store.damage is None or store.damage.log_cut:
+    if store.damage is None or store.damage.log_truncated:
         assert store.damage is not None or written(store) >= image.flushed
         assert found == messages_of(image, written(store))
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddmq_common.rocks.damage import files_after_gap, read_sequence_range
-from ddmq_common.rocks.database import Rocks, only_torn
+from ddmq_common.rocks.database import Rocks, lacks_only_log_ends
 from delay_service.store.opening import open_store
 from tests.crash.delay_store.store_faults import Stage, run
 from tests.crash.delay_store.store_images import SHARD, SMALL
@@ -96,5 +96,5 @@ def test_a_torn_end_is_told_from_damage(tmp_path: Path) -> None:
         with pytest.raises(Exception, match="damaged"):
             Rocks(images[what], SMALL)
     store.close()
-    assert only_torn(images["torn"], SMALL)
-    assert not only_torn(images["flipped"], SMALL)
+    assert lacks_only_log_ends(images["torn"], SMALL)
+    assert not lacks_only_log_ends(images["flipped"], SMALL)

@@ -14,7 +14,7 @@ def check(image: Image) -> None:
     store = open_store(image.folder, SHARD, 2, SMALL)
     number = written(store)
     assert number >= image.flushed
-    assert store.damage is None or store.damage.log_cut
+    assert store.damage is None or store.damage.log_truncated
     assert_same(store, model_of(image.seed, number))
     store.close()
 

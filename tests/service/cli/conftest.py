@@ -18,7 +18,7 @@ from tests.support.installations import installed
 def server(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
     folder = tmp_path_factory.mktemp("cli")
     config = write_config(folder / "conf", topics={"topics": {"owned": {"queues": 2}}})
-    with installed(engine) as made, running(folder, config, installation=made) as started:
+    with installed(engine) as installation, running(folder, config, installation=installation) as started:
         yield started
 
 
@@ -39,11 +39,11 @@ class Shell:
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         """Standard output; asserts the exit code."""
-        found = run(arguments)
-        said = self._capsys.readouterr()
-        assert found == code, said
-        self.error = said.err
-        return said.out
+        exit_code = run(arguments)
+        captured = self._capsys.readouterr()
+        assert exit_code == code, captured
+        self.error = captured.err
+        return captured.out
 
     def lines(self, *arguments: str, code: int = 0) -> list[Any]:
         """The documents that `--json` prints, one a line; nothing but those is there."""
@@ -51,8 +51,8 @@ class Shell:
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         """The only one."""
-        (found,) = self.lines(*arguments, code=code)
-        return found
+        (document,) = self.lines(*arguments, code=code)
+        return document
 
     def error_of(self, *arguments: str, code: int) -> str:
         """Standard error of a command that prints nothing else."""
@@ -70,7 +70,7 @@ class Shell:
 
 @pytest.fixture
 def shell(server: RealServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    for part, port in server.ports.items():
-        monkeypatch.setenv(f"DDMQ_{part.upper()}", f"127.0.0.1:{port}")
+    for service, port in server.ports.items():
+        monkeypatch.setenv(f"DDMQ_{service.upper()}", f"127.0.0.1:{port}")
     monkeypatch.setenv("COLUMNS", "80")
     return Shell(server, capsys)

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 from admin_standin import CLOSE, CUT, HANG, AdminStandin, admin_standing_in
+from click import ClickException
 from either import Going
 
+from ddmq.address import HostPort
+from ddmq.cli.admin_client import AdminClient
 from ddmq_client import (
     AccessError,
     Admin,
@@ -188,6 +191,32 @@ def test_another_servers_port_is_named_as_such(server: AdminStandin, connect: An
     server.answers = [answer]
     with pytest.raises(AdminError, match=f"{server.address} is not a ddmq admin port"):
         connect(server.address).list_groups()
+
+
+NESTED = b"[" * 100_000 + b"]" * 100_000
+NESTED_ANSWERS = [
+    b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+    for status in (b"200 OK", b"400 Bad Request")
+    for body in (NESTED, b'{"error": %b}' % NESTED)
+]
+
+
+@pytest.mark.parametrize("answer", NESTED_ANSWERS, ids=range(len(NESTED_ANSWERS)))
+def test_an_answer_that_is_nested_too_deeply_is_no_ddmq_servers(
+    server: AdminStandin, connect: Any, answer: bytes
+) -> None:
+    server.answers = [answer] * 3
+    client = connect(server.address)
+    for call in (client.list_groups, lambda: client.get_topic("t"), lambda: client.delete_topic("t")):
+        with pytest.raises(AdminError, match=f"{server.address} is not a ddmq admin port"):
+            call()
+
+
+def test_the_commands_take_no_nested_answer_either(server: AdminStandin) -> None:
+    server.answers = [NESTED_ANSWERS[0]]
+    client = AdminClient(HostPort("127.0.0.1", int(server.address.rpartition(":")[2])))
+    with pytest.raises(ClickException, match=f"{server.address} is not a ddmq admin port"):
+        client.get("topics")
 
 
 def test_what_is_no_http_is_no_answer(server: AdminStandin, connect: Any) -> None:

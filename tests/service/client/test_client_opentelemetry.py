@@ -20,7 +20,7 @@ from ddmq_client import Consumer, InvalidMessageError, Message, OutgoingMessage,
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
 from tests.scenarios.real_server import RealServer, running
 from tests.support.lossy_relay import LossyRelay
-from tests.support.spans import Spans, linked, parent, place, traceparent
+from tests.support.spans import Spans, linked, parent, span_ids, traceparent
 from tests.support.waits import loop_until, until
 
 pytestmark = pytest.mark.slow
@@ -48,14 +48,14 @@ def spans() -> Spans:
 
 
 def producer(server: RealServer, spans: Spans, **settings: Any) -> Producer:
-    place = f"127.0.0.1:{server.ports['producer']}"
-    return Producer(place, timeout_ms=PATIENCE_MS, client_id="me", observer=spans.observer, **settings)
+    address = f"127.0.0.1:{server.ports['producer']}"
+    return Producer(address, timeout_ms=PATIENCE_MS, client_id="me", observer=spans.observer, **settings)
 
 
 def consumer(server: RealServer, topic: str, spans: Spans | None, **settings: Any) -> Consumer:
     observer = None if spans is None else spans.observer
-    place = f"127.0.0.1:{server.ports['consumer']}"
-    return Consumer(place, f"g-{topic}", topic, client_id="you", observer=observer, **settings)
+    address = f"127.0.0.1:{server.ports['consumer']}"
+    return Consumer(address, f"g-{topic}", topic, client_id="you", observer=observer, **settings)
 
 
 def received(server: RealServer, topic: str, count: int = 1) -> list[Message]:
@@ -83,10 +83,10 @@ def test_from_the_send_to_the_end_of_the_handler(server: RealServer, topic: str,
     assert spans.names() == sorted(["shop", f"send {topic}", f"deliver {topic}", f"process {topic}"])
     shop, sent = spans.one("shop"), spans.one(f"send {topic}")
     delivered, handled = spans.one(f"deliver {topic}"), spans.one(f"process {topic}")
-    assert parent(sent) == place(shop)
-    assert parent(delivered) == parent(handled) == place(sent)
-    assert linked(handled) == [place(sent)]
-    assert [place(one) for one in current] == [place(handled)]
+    assert parent(sent) == span_ids(shop)
+    assert parent(delivered) == parent(handled) == span_ids(sent)
+    assert linked(handled) == [span_ids(sent)]
+    assert [span_ids(one) for one in current] == [span_ids(handled)]
     assert sent.kind is trace.SpanKind.PRODUCER
     assert handled.kind is trace.SpanKind.CONSUMER
     common = {
@@ -128,7 +128,7 @@ def test_properties_carry_it_for_readers_old_and_new(server: RealServer, topic: 
         client.send(topic, b"m1", properties={"traceId": "mine"})
     first, second = spans.all(f"send {topic}")
     properties = {message.text(): dict(message.properties) for message in received(server, topic, 2)}
-    trace_id, span_id = place(first)
+    trace_id, span_id = span_ids(first)
     assert properties["m0"] == {
         "p": "1",
         "traceparent": traceparent(first),
@@ -151,7 +151,7 @@ def test_a_batch_has_a_span_for_each_message_and_handlers_of_batches_link(
     sent, created = spans.one(f"send {topic}"), spans.all(f"create {topic}")
     assert sent.kind is trace.SpanKind.CLIENT
     assert (sent.attributes or {})["messaging.batch.message_count"] == 5
-    assert linked(sent) == [place(each) for each in created]
+    assert linked(sent) == [span_ids(each) for each in created]
     assert [(each.attributes or {})["messaging.message.id"] for each in created] == [
         result.message_id for result in results
     ]
@@ -159,8 +159,8 @@ def test_a_batch_has_a_span_for_each_message_and_handlers_of_batches_link(
         until(lambda: len(seen) == 5 and sum(len(each.links) for each in spans.all(f"process {topic}")) == 5)
     handled = spans.all(f"process {topic}")
     assert [parent(each) for each in handled] == [None] * len(handled)
-    assert sorted(place for each in handled for place in linked(each)) == sorted(map(place, created))
-    assert sorted(map(parent, spans.all(f"deliver {topic}"))) == sorted(map(place, created))
+    assert sorted(ids for each in handled for ids in linked(each)) == sorted(map(span_ids, created))
+    assert sorted(map(parent, spans.all(f"deliver {topic}"))) == sorted(map(span_ids, created))
     ids = {(link.attributes or {})["messaging.message.id"] for each in handled for link in each.links}
     assert ids == {result.message_id for result in results}
 
@@ -184,7 +184,7 @@ def test_what_fails_says_so_and_each_delivery_has_its_number(
     assert [one["messaging.ddmq.message.outcome"] for one in told] == ["failed", "failed", "acked"]
     assert [one.get("error.type") for one in told] == ["ZeroDivisionError", "failed", None]
     assert [event.name for event in handled[0].events] == ["exception"]
-    assert [parent(each) for each in handled] == [place(spans.one(f"send {topic}"))] * 3
+    assert [parent(each) for each in handled] == [span_ids(spans.one(f"send {topic}"))] * 3
 
 
 def test_what_is_sent_again_is_one_span(server: RealServer, topic: str, spans: Spans) -> None:
@@ -251,7 +251,7 @@ def test_what_the_delay_service_brings_is_linked_and_in_no_trace_that_ended_long
         until(lambda: spans.all(f"process {topic}"), "the delayed message")
     span, process = spans.one(f"send {topic}"), spans.one(f"process {topic}")
     assert (span.attributes or {})["messaging.ddmq.delay.id"] == sent.delay_id
-    assert linked(process) == [place(span)]
+    assert linked(process) == [span_ids(span)]
     assert parent(process) is None
     assert spans.all(f"deliver {topic}") == []
 
@@ -268,11 +268,11 @@ def test_messages_that_are_pulled(server: RealServer, topic: str, spans: Spans) 
                 with spans.observer.handling([message]):
                     message.ack()
     job, handled = spans.one("job"), spans.all(f"process {topic}")
-    assert [parent(one) for one in handled] == [place(job)] * 3
-    assert [linked(one) for one in handled] == [[place(one)] for one in created]
+    assert [parent(one) for one in handled] == [span_ids(job)] * 3
+    assert [linked(one) for one in handled] == [[span_ids(one)] for one in created]
     got = spans.all(f"receive {topic}")
     assert {one.kind for one in got} == {trace.SpanKind.CLIENT}
-    assert {parent(one) for one in got} == {place(job)}
+    assert {parent(one) for one in got} == {span_ids(job)}
     assert sum(len(one.links) for one in got) == 3
 
 
@@ -304,9 +304,9 @@ def test_tasks(server: RealServer, topic: str, spans: Spans) -> None:
     sent = [*spans.all(f"send {topic}"), *spans.all(f"create {topic}")]
     handled = spans.all(f"process {topic}")
     assert len(sent) == 24
-    assert {parent(one) for one in sent} == {place(spans.one("main"))}
-    assert {parent(one) for one in handled} <= set(map(place, sent))
-    assert sorted(map(place, handled)) == sorted(map(place, current.values()))
+    assert {parent(one) for one in sent} == {span_ids(spans.one("main"))}
+    assert {parent(one) for one in handled} <= set(map(span_ids, sent))
+    assert sorted(map(span_ids, handled)) == sorted(map(span_ids, current.values()))
 
 
 def test_threads_keep_their_spans_apart(server: RealServer, topic: str, spans: Spans) -> None:
@@ -350,7 +350,7 @@ def test_what_strangers_put_there_stops_no_delivery(server: RealServer, topic: s
     with consumer(server, topic, spans, handler=handle):
         until(lambda: len(spans.all(f"process {topic}")) == len(HOSTILE))
     assert sorted(seen) == sorted(f"m{at}" for at in range(len(HOSTILE)))
-    links = {place for one in spans.all(f"process {topic}") for place in linked(one)}
+    links = {ids for one in spans.all(f"process {topic}") for ids in linked(one)}
     assert links == {(int("1" * 32, 16), int("2" * 16, 16))}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -39,9 +40,22 @@ def test_also_in_asyncio(proxy: Standin) -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("order_key", ["", "key", "Qid", 7, b"KEY", True])
+@pytest.mark.parametrize("order_key", ["", 7, b"KEY", True])
 def test_anything_else_is_rejected_at_once(kind: Any, order_key: Any) -> None:
     with pytest.raises(OptionError, match=r"order_key=.*; allowed: 'KEY', 'QID', a JSONPath"):
+        kind("127.0.0.1", "g", "t", order_key=order_key)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("order_key", "allowed"),
+    [
+        ("key", "KEY for the message key, $.key for the field"),
+        ("Qid", "QID for the queue, $.Qid for the field"),
+    ],
+)
+def test_a_path_that_looks_like_the_key_is_rejected_at_once(kind: Any, order_key: str, allowed: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(f"order_key={order_key!r}; allowed: {allowed}")):
         kind("127.0.0.1", "g", "t", order_key=order_key)
 
 

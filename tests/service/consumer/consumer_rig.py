@@ -14,7 +14,7 @@ from ddmq_client.idl import consumer
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
-from ddmq_rpc.api import Call, Fault, Wire
+from ddmq_rpc.api import Call, ErrorKind, Wire
 from ddmq_rpc.codec import Codec, encode_result, methods, structs
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.groups.directory import Directory
@@ -43,7 +43,7 @@ class FakeCall(Call):
         self.peer = "test:1"
         self.on_abandoned = None
         self.encoded: bytes | None = None
-        self.fault_kind: Fault | None = None
+        self.fault_kind: ErrorKind | None = None
         self.gone = False
 
     @property
@@ -64,7 +64,7 @@ class FakeCall(Call):
     def throw(self, exception: Any) -> None:
         self.reply_encoded(encode_result(METHODS[self.method], self.wire, error=exception))
 
-    def fault(self, kind: Fault, text: str) -> None:
+    def reply_error(self, kind: ErrorKind, text: str) -> None:
         self.fault_kind = kind
 
     def go(self) -> None:

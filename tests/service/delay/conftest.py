@@ -13,16 +13,16 @@ from tests.support.compacting_memory import CompactingMemory
 
 @pytest.fixture
 def rig() -> LevelsRig:
-    made = LevelsRig()
-    made.make("orders", 2)
-    return made
+    rig = LevelsRig()
+    rig.make("orders", 2)
+    return rig
 
 
 @pytest.fixture(params=["log", "rows"])
 def delay(request: pytest.FixtureRequest) -> DelayRig:
     """Over an engine that keeps commands for a time, and over one that keeps what waits."""
     clock = ManualClock()
-    made = DelayRig(backend=CompactingMemory(clock) if request.param == "rows" else None, clock=clock)
-    made.make("orders")
-    made.make(OUTCOME_TOPIC)
-    return made
+    rig = DelayRig(backend=CompactingMemory(clock) if request.param == "rows" else None, clock=clock)
+    rig.make("orders")
+    rig.make(OUTCOME_TOPIC)
+    return rig

@@ -44,7 +44,7 @@ class LevelsRig(BackendRig):
         )
         self.service.start()
         wanted = len(self.config.levels) if held is None else held
-        until(lambda: self.service.held == wanted, f"{wanted} levels are held")
+        until(lambda: self.service.owned_count == wanted, f"{wanted} levels are held")
 
     def close(self) -> None:
         self.service.close()

@@ -227,10 +227,10 @@ def test_a_commit_that_comes_late_is_kept_out_or_counted(rig: LevelsRig) -> None
 def test_levels_that_are_taken_and_given_back_fire_no_second_copy(rig: LevelsRig) -> None:
     rig.send(1, [b"%d" % number for number in range(50)])
     rig.memory.depose(SCHEDULE_TOPIC, SCHEDULE_TOPIC)
-    until(lambda: rig.service.held == 18, "granted again")
+    until(lambda: rig.service.owned_count == 18, "granted again")
     rig.advance(1)
     rig.memory.revoke(SCHEDULE_TOPIC, SCHEDULE_TOPIC, rig.clock.monotonic() + 5)
-    until(lambda: rig.service.held == 18, "released and granted again")
+    until(lambda: rig.service.owned_count == 18, "released and granted again")
     rig.advance(1)
     assert bodies(rig) == [b"%d" % number for number in range(50)]
 
@@ -286,7 +286,7 @@ def test_a_start_that_fails_is_tried_again() -> None:
     assert rig.service.health().reason == "no level scheduler: no room"
     rig.backend.join = join  # type: ignore[method-assign]
     rig.advance(1)
-    until(lambda: rig.service.held == 18, "it runs")
+    until(lambda: rig.service.owned_count == 18, "it runs")
     assert rig.service.health().ready
 
 

@@ -30,7 +30,7 @@ def test_two_share_the_levels_and_one_takes_over(rig: LevelsRig) -> None:
     for level in range(1, 19):
         rig.send(level, [b"%d" % level])
     other, alarm = beside(rig)
-    until(lambda: (rig.service.held, other.held) == (9, 9), "half of them each")
+    until(lambda: (rig.service.owned_count, other.owned_count) == (9, 9), "half of them each")
     waits = rig.config.table.waits
     for wait in waits[:12]:
         rig.advance((wait + 1_700_000_000_000 - rig.clock.wall_ms()) / 1_000)
@@ -38,7 +38,7 @@ def test_two_share_the_levels_and_one_takes_over(rig: LevelsRig) -> None:
         rig.settle()
     assert bodies(rig) == [b"%d" % level for level in range(1, 13)]
     other.close()
-    until(lambda: rig.service.held == 18, "all are here again")
+    until(lambda: rig.service.owned_count == 18, "all are here again")
     rig.advance(7_200)
     rig.settle()
     assert sorted(map(int, bodies(rig))) == list(range(1, 19))
@@ -50,7 +50,7 @@ def test_handing_over_while_firing_makes_no_second_copy(rig: LevelsRig) -> None:
     rig.clock.advance(480)
     rig.alarm.ring()  # fires are under way
     others = [beside(rig) for _ in range(3)]
-    until(lambda: rig.service.held + sum(one.held for one, _ in others) == 18, "all are held")
+    until(lambda: rig.service.owned_count + sum(one.owned_count for one, _ in others) == 18, "all are held")
     for _ in range(5):
         rig.advance(1)
         for _, alarm in others:

@@ -39,15 +39,15 @@ class Bystander:
                 while not self._stop.wait(PACE_S):
                     self._began = time.monotonic()
                     assert producer.send("bystander", b"b" * 100).code == 0
-                    self._note()
+                    self._record_latency()
                     self._began = time.monotonic()
                     answer = consumer.pull("bystander", "bystander", maxLingerTime=20, result=result)
-                    self._note()
+                    self._record_latency()
                     result = done(answer) if answer.messages else None
         except BaseException as error:
             self.failure = error
 
-    def _note(self) -> None:
+    def _record_latency(self) -> None:
         assert self._began is not None
         took = time.monotonic() - self._began
         self._slowest_s = max(self._slowest_s, took)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddmq_client.idl import consumer, producer
-from ddmq_rpc.api import Fault, Wire
+from ddmq_rpc.api import ErrorKind, Wire
 from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
 from ddmq_rpc.codec import methods
 from tests.scenarios.real_server import RealServer
@@ -97,6 +97,6 @@ def test_what_is_absent_is_no_internal_error(server: RealServer, service: str, n
                 try:
                     asked(connection, idl, service, encode_call(idl, service, name, wire, **given))
                 except ReplyError as error:
-                    if error.kind == Fault.INTERNAL_ERROR:
+                    if error.kind == ErrorKind.INTERNAL_ERROR:
                         internal.append((path, wire.name))
     assert internal == []

@@ -90,9 +90,9 @@ class KafkaServer(RealServer):
 
     def cli(self, *words: str) -> str:
         """A command that asks the admin port, as programs read it."""
-        ended = ddmq(*words, "--admin", f"127.0.0.1:{self.ports['admin']}")
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
+        result = ddmq(*words, "--admin", f"127.0.0.1:{self.ports['admin']}")
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
     def producer(self, **terms: Any) -> OurProducer:
         return OurProducer(f"127.0.0.1:{self.ports['producer']}", **terms)
@@ -135,8 +135,8 @@ class Tools:
 
     def count(self, name: str) -> int:
         """Partitions of a topic, 0 when it is not there."""
-        found = self.admin.list_topics(timeout=5).topics.get(name)
-        return 0 if found is None else len(found.partitions)
+        topic = self.admin.list_topics(timeout=5).topics.get(name)
+        return 0 if topic is None else len(topic.partitions)
 
     def delete(self, name: str) -> None:
         [answer] = self.admin.delete_topics([name]).values()
@@ -188,27 +188,27 @@ class Tools:
             "isolation.level": "read_committed", "enable.partition.eof": True,
         })  # fmt: skip
         consumer.assign([TopicPartition(topic, partition, 0)])
-        found = []
+        messages = []
         while (message := consumer.poll(30)) is not None and message.error() is None:
-            found.append(message)
+            messages.append(message)
         consumer.close()
-        return found
+        return messages
 
 
 def pulled(
     consumer: OurConsumer, count: int, settle: Callable[[Message], object] = Message.ack, most: int = 10
 ) -> list[bytes]:
     """So many messages, settled; at most `most` at a time."""
-    found: list[bytes] = []
+    bodies: list[bytes] = []
 
     def more() -> bool:
         for message in consumer.pull(most):
-            found.append(message.body)
+            bodies.append(message.body)
             settle(message)
-        return len(found) >= count
+        return len(bodies) >= count
 
-    until(more, lambda: f"{count} messages, so far {found}")
-    return found
+    until(more, lambda: f"{count} messages, so far {bodies}")
+    return bodies
 
 
 def bodies(cluster: TrialCluster, topic: str = "orders") -> list[bytes]:

@@ -21,24 +21,24 @@ import gevent
 from backend.kafka.options import KafkaOptions
 from backend.port import Assignment, Join
 from backend.records import CommitBatch, NewRecord, ProgressDelta, QueueRef
-from tests.service.kafka.parts_kit import TOPICS, Parts
+from tests.service.kafka.process_kit import TOPICS, ProcessKit
 from tests.support.waits import soon
 
 
 class Finisher:
     """Holds what it is given; one commit a queue under way."""
 
-    def __init__(self, parts: Parts, plain: bool) -> None:
-        self.parts = parts
+    def __init__(self, kit: ProcessKit, plain: bool) -> None:
+        self.kit = kit
         self.plain = plain
-        self.held: dict[QueueRef, int] = {}
-        self.membership = parts.members.join(Join("g", "orders", address="child"), self)
+        self.owned: dict[QueueRef, int] = {}
+        self.membership = kit.members.join(Join("g", "orders", address="child"), self)
 
     def assigned(self, assignment: Assignment) -> None:
         for queue in assignment.queues:
-            self.held[queue] = assignment.epoch
-            committed = self.parts.state.progress.view(("g", queue)).committed or 0
-            tell(f"h {queue.queue_id} {assignment.epoch} {committed}")
+            self.owned[queue] = assignment.epoch
+            committed = self.kit.state.progress.view(("g", queue)).committed or 0
+            write_line(f"h {queue.queue_id} {assignment.epoch} {committed}")
             self.finish(queue, assignment.epoch, committed)
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
@@ -50,37 +50,37 @@ class Finisher:
 
     def drop(self, queues: Sequence[QueueRef]) -> None:
         for queue in queues:
-            self.held.pop(queue, None)
-        tell("l " + " ".join(str(queue.queue_id) for queue in queues))
+            self.owned.pop(queue, None)
+        write_line("l " + " ".join(str(queue.queue_id) for queue in queues))
 
     def finish(self, queue: QueueRef, epoch: int, offset: int) -> None:
-        if self.held.get(queue) != epoch:
+        if self.owned.get(queue) != epoch:
             return
         records = []
         if offset % 2 and not self.plain:
             records.append(NewRecord("moved", 0, bytes(16), 1, b"%d %d %d" % (queue.queue_id, offset, epoch)))
         delta = ProgressDelta("g", queue, epoch, 0, ((offset, offset + 1),))
-        call = self.parts.commits.commit(CommitBatch(records, [delta]), soon())
+        call = self.kit.commits.commit(CommitBatch(records, [delta]), soon())
 
         def answered(_: object) -> None:
             if call.error is None:
-                tell(f"f {queue.queue_id} {offset}")
+                write_line(f"f {queue.queue_id} {offset}")
                 self.finish(queue, epoch, offset + 1)
             else:
-                tell(f"x {queue.queue_id} {offset} {type(call.error).__name__}")
+                write_line(f"x {queue.queue_id} {offset} {type(call.error).__name__}")
 
         call.then(answered)
 
 
-def tell(line: str) -> None:
+def write_line(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
 def main() -> None:
     faulthandler.register(signal.SIGUSR1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    parts = Parts(KafkaOptions(**json.loads(sys.argv[1])), TOPICS)
-    Finisher(parts, sys.argv[2] == "1")
+    kit = ProcessKit(KafkaOptions(**json.loads(sys.argv[1])), TOPICS)
+    Finisher(kit, sys.argv[2] == "1")
     while True:
         gevent.sleep(0.5)
 

@@ -35,10 +35,10 @@ SENT: dict[str, list[tuple[bytes | None, Any]]] = {
 REPORTING, LIVE = "reporting", "live"  # a group whose program is stopped, and one that runs all the time
 
 
-def committed(consumer: Consumer, place: TopicPartition) -> bool:
+def committed(consumer: Consumer, partition: TopicPartition) -> bool:
     """Whether that could be committed: coordinators move while a cluster starts."""
     try:
-        consumer.commit(offsets=[place], asynchronous=False)
+        consumer.commit(offsets=[partition], asynchronous=False)
     except KafkaException:
         return False
     return True
@@ -74,25 +74,25 @@ class Others:
         return set(self.tools.admin.list_topics(timeout=30).topics)
 
     def groups(self) -> set[str]:
-        found = self.tools.admin.list_consumer_groups(request_timeout=30).result()
-        return {group.group_id for group in found.valid}
+        listing = self.tools.admin.list_consumer_groups(request_timeout=30).result()
+        return {group.group_id for group in listing.valid}
 
     def offsets(self, group: str) -> dict[tuple[str, int], tuple[int, str | None]]:
         """Where one stands. (The admin client may end the process: commits/offset_mirror.py.)"""
         reader = self._member(group)
-        asked = [TopicPartition(name, number) for name in TOPICS for number in range(3)]
-        found = reader.committed(asked, 30)
+        partitions = [TopicPartition(name, number) for name in TOPICS for number in range(3)]
+        offsets = reader.committed(partitions, 30)
         reader.close()
         return {
-            (place.topic, place.partition): (place.offset, place.metadata)
-            for place in found
-            if place.offset >= 0
+            (committed.topic, committed.partition): (committed.offset, committed.metadata)
+            for committed in offsets
+            if committed.offset >= 0
         }
 
     def members(self, group: str) -> list[str]:
         [answer] = self.tools.admin.describe_consumer_groups([group]).values()
-        found = answer.result()
-        return [str(found.state), *sorted(member.member_id for member in found.members)]
+        description = answer.result()
+        return [str(description.state), *sorted(member.member_id for member in description.members)]
 
     def facts(self) -> dict[str, Any]:
         """All that must stay as it is."""
@@ -102,7 +102,7 @@ class Others:
             for number in range(3)
         }
         groups = {group: (self.offsets(group), self.members(group)) for group in (REPORTING, LIVE)}
-        assigned = sorted((place.topic, place.partition) for place in self.live.assignment())
+        assigned = sorted((partition.topic, partition.partition) for partition in self.live.assignment())
         configs = {name: (self.tools.count(name), self.tools.config(name)) for name in TOPICS}
         return {"ends": ends, "groups": groups, "assigned": assigned, "configs": configs}
 
@@ -142,28 +142,28 @@ class Commands:
     """The commands of the page, at one server. Gives what they print."""
 
     def __init__(self, server: RealServer) -> None:
-        at = {part: f"127.0.0.1:{port}" for part, port in server.ports.items()}
+        at = {name: f"127.0.0.1:{port}" for name, port in server.ports.items()}
         self._sending = ("--producer", at["producer"])
         self._pulling = ("--consumer", at["consumer"], "--admin", at["admin"])
-        self._asking = ("--admin", at["admin"])
+        self._admin = ("--admin", at["admin"])
 
     def run(self, *words: str) -> str:
         by_kind = {"send": self._sending, "delay": self._sending, "pull": self._pulling}
-        ended = ddmq(*words, *by_kind.get(words[0], self._asking))
-        assert ended.returncode == 0, (words, ended.stdout, ended.stderr)
-        return ended.stdout
+        result = ddmq(*words, *by_kind.get(words[0], self._admin))
+        assert result.returncode == 0, (words, result.stdout, result.stderr)
+        return result.stdout
 
     def pull(self, topic: str, group: str, count: int = 1) -> list[str]:
         """The bodies of all that there is, `count` at least: a pull may end before a slow broker answers."""
-        found: list[str] = []
+        bodies: list[str] = []
 
         def more() -> bool:
-            told = self.run("pull", topic, "--group", group, "--json")
-            found.extend(json.loads(row)["body"] for row in told.splitlines())
-            return len(found) >= count
+            output = self.run("pull", topic, "--group", group, "--json")
+            bodies.extend(json.loads(row)["body"] for row in output.splitlines())
+            return len(bodies) >= count
 
-        until(more, lambda: f"{count} messages of {topic} for {group}, so far {found}", START_S)
-        return sorted(found)
+        until(more, lambda: f"{count} messages of {topic} for {group}, so far {bodies}", START_S)
+        return sorted(bodies)
 
 
 def test_a_new_user_disturbs_nobody(bootstrap: str, tmp_path: Path) -> None:

@@ -22,13 +22,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialCluster]:
         yield cluster
 
 
-def told(server: KafkaServer) -> list[dict[str, str]]:
+def list_findings(server: KafkaServer) -> list[dict[str, str]]:
     """What doctor finds of the cluster."""
-    ended = ddmq("doctor", "--config", str(server.config), "--json")
-    return [row for row in json.loads(ended.stdout) if row["check"].startswith("kafka")]
+    result = ddmq("doctor", "--config", str(server.config), "--json")
+    return [row for row in json.loads(result.stdout) if row["check"].startswith("kafka")]
 
 
-def test_a_broken_promise_is_told_at_the_start_and_by_doctor(tmp_path: Path, cluster: TrialCluster) -> None:
+def test_a_broken_promise_is_reported_at_the_start_and_by_doctor(
+    tmp_path: Path, cluster: TrialCluster
+) -> None:
     server, tools = KafkaServer(tmp_path, cluster.bootstrap), Tools(cluster.bootstrap)
     try:
         server.start()
@@ -44,13 +46,13 @@ def test_a_broken_promise_is_told_at_the_start_and_by_doctor(tmp_path: Path, clu
         until(lambda: "topic orders: unclean.leader.election.enable=true" in server.log)
         until(lambda: "topic orders: message.timestamp.type=CreateTime" in server.log)
         assert "topic theirs" not in server.log
-        found = {row["found"].partition(": ")[2].partition(": ")[0]: row for row in told(server)}
-        assert found["cleanup.policy=delete"]["status"] == "failed"
-        assert found["message.timestamp.type=CreateTime"]["status"] == "warning"
-        assert "cleanup.policy=compact" in found["cleanup.policy=delete"]["remedy"]
-        assert found["flush.messages=9223372036854775807"]["status"] == "warning"
+        findings = {row["found"].partition(": ")[2].partition(": ")[0]: row for row in list_findings(server)}
+        assert findings["cleanup.policy=delete"]["status"] == "failed"
+        assert findings["message.timestamp.type=CreateTime"]["status"] == "warning"
+        assert "cleanup.policy=compact" in findings["cleanup.policy=delete"]["remedy"]
+        assert findings["flush.messages=9223372036854775807"]["status"] == "warning"
         tools.set_topic("ddmq.progress", cleanup_policy="compact")
-        assert not [row for row in told(server) if "ddmq.progress: cleanup" in row["found"]]
+        assert not [row for row in list_findings(server) if "ddmq.progress: cleanup" in row["found"]]
     finally:
         server.end()
 

@@ -95,7 +95,7 @@ def p99_s(calls: list[ClientCall]) -> float:
     return quantiles_ms([call.took_s for call in calls], [0.99])[0] / 1000
 
 
-def told(name: str, calls: list[ClientCall]) -> str:
+def format_calls(name: str, calls: list[ClientCall]) -> str:
     errors = Counter(call.error for call in calls if call.error)
     p50, p99 = quantiles_ms([call.took_s for call in calls])
     return (
@@ -116,8 +116,9 @@ class Measured(NamedTuple):
     def lines(self) -> list[str]:
         late = sorted(self.late_s)
         return [
-            told("sends, healthy", self.sends[0]), told("sends, one is away", self.sends[1]),
-            told("pull and ack, healthy", self.acks[0]), told("pull and ack, one is away", self.acks[1]),
+            format_calls("sends, healthy", self.sends[0]), format_calls("sends, one is away", self.sends[1]),
+            format_calls("pull and ack, healthy", self.acks[0]),
+            format_calls("pull and ack, one is away", self.acks[1]),
             f"delays of {LIVE} fired: {self.fired} of {DELAYS}"
             + (f", late by p50 {late[len(late) // 2]:.3f} s, at most {late[-1]:.3f} s" if late else ""),
             f"set aside: {self.set_aside}",
@@ -175,15 +176,15 @@ def measure(cluster: TrialCluster, server: KafkaServer, seconds: float) -> Measu
 def test_a_partition_without_a_leader_costs_other_topics_nothing(tmp_path: Path) -> None:
     with three_brokers(tmp_path) as (cluster, server):
         table = measure(cluster, server, 15.0)
-        said = "\n".join(table.lines())
+        table_text = "\n".join(table.lines())
         sends, acks = table.sends[1], table.acks[1]
-        assert not any(call.error for call in (*sends, *acks)), said
+        assert not any(call.error for call in (*sends, *acks)), table_text
         for calls in (table.sends, table.acks):
-            assert p99_s(calls[1]) < max(1.0, 1.5 * p99_s(calls[0])), said
-        assert table.fired == DELAYS, said
-        assert max(table.late_s) < LATE_S, said
-        assert DEAD in table.set_aside, said
-        assert "releasing and re-acquiring" not in table.log, said
+            assert p99_s(calls[1]) < max(1.0, 1.5 * p99_s(calls[0])), table_text
+        assert table.fired == DELAYS, table_text
+        assert max(table.late_s) < LATE_S, table_text
+        assert DEAD in table.set_aside, table_text
+        assert "releasing and re-acquiring" not in table.log, table_text
         with server.consumer("late", DEAD) as consumer:
             settings = {"topics": [DEAD], "start": "first"}
             until(lambda: server.ask("POST", "/groups/late", settings)[0] == 200, "it has a leader")

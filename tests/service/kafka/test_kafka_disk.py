@@ -36,10 +36,10 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, small_d
         try:
             server.start()
             with server.producer(attempts_max=1) as producer:
-                made = (b"%d " % number + bytes_of.randbytes(500_000) for number in count())
+                new_bodies = (b"%d " % number + bytes_of.randbytes(500_000) for number in count())
                 until(lambda: is_stored(producer, b"the topic is made"))
                 stored: list[bytes] = []
-                while is_stored(producer, body := next(made)):
+                while is_stored(producer, body := next(new_bodies)):
                     stored.append(body)
                 assert stored
                 until(lambda: cluster.pid(1) is None, "the broker has ended")
@@ -48,10 +48,10 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, small_d
                 subprocess.run(["mount", "-o", f"remount,{LARGER}", small_disk], check=True)
                 cluster.start()
                 until(lambda: server.ready)
-                until(lambda: is_stored(producer, next(made)))
+                until(lambda: is_stored(producer, next(new_bodies)))
                 producer.send("orders", b"last")
-            found = bodies(cluster)
-            assert {*stored, b"last"} <= set(found)
-            assert not refused & set(found)
+            stored_now = bodies(cluster)
+            assert {*stored, b"last"} <= set(stored_now)
+            assert not refused & set(stored_now)
         finally:
             server.end()

@@ -46,7 +46,7 @@ def producer(server: KafkaServer) -> Iterator[Producer]:
         yield producer
 
 
-def known(server: KafkaServer, topic: str, queues: int = 1) -> None:
+def await_queues(server: KafkaServer, topic: str, queues: int = 1) -> None:
     """Wait until the server knows a topic that others made."""
     until(lambda: server.ask("GET", f"/topics/{topic}")[1].get("queues") == queues)
 
@@ -55,7 +55,7 @@ def test_a_record_that_the_cluster_does_not_take_is_refused(
     server: KafkaServer, tools: Tools, producer: Producer
 ) -> None:
     tools.make("small", max_message_bytes=str(LIMIT))
-    known(server, "small")
+    await_queues(server, "small")
     with pytest.raises(
         InvalidMessageError, match=f"30\\d\\d\\d bytes.*{LIMIT}.*max.message.bytes"
     ) as refused:
@@ -68,7 +68,7 @@ def test_a_bound_that_was_lowered_costs_no_other_message(
     server: KafkaServer, tools: Tools, producer: Producer
 ) -> None:
     tools.make("lowered")
-    known(server, "lowered")
+    await_queues(server, "lowered")
     producer.send("lowered", LARGE)
     tools.set_topic("lowered", max_message_bytes=str(LIMIT))
 
@@ -117,11 +117,11 @@ def dead_letters(server: KafkaServer) -> float:
     return server.metric("ddmq_dead_letters_total", group="movers")
 
 
-def test_a_topic_that_is_made_again_is_another_one(
+def test_a_recreated_topic_is_a_new_incarnation(
     server: KafkaServer, tools: Tools, producer: Producer
 ) -> None:
     tools.make("again")
-    known(server, "again")
+    await_queues(server, "again")
     server.subscribe("readers", "again")
     with server.consumer("readers", "again") as client:
         for number in range(5):
@@ -131,19 +131,19 @@ def test_a_topic_that_is_made_again_is_another_one(
         before = server.ask("GET", "/topics/again")[1]["incarnation"]
         tools.delete("again")
         tools.make("again", 2)
-        known(server, "again", 2)
+        await_queues(server, "again", 2)
         assert server.ask("GET", "/topics/again")[1]["incarnation"] != before
         for number in range(2):
             producer.send("again", b"new %d" % number, queue=0)
         assert pulled(client, 2) == [b"new 0", b"new 1"]
 
 
-def test_messages_that_went_by_retention_are_counted_and_told(
+def test_messages_deleted_by_retention_are_counted_and_reported(
     server: KafkaServer, tools: Tools, producer: Producer
 ) -> None:
     """As on the file log: it goes on at the oldest that is there."""
     tools.make("kept")
-    known(server, "kept")
+    await_queues(server, "kept")
     server.subscribe("late", "kept")
     with server.consumer("late", "kept") as client:
         producer.send("kept", b"0")

@@ -28,21 +28,21 @@ def cluster_id(cluster: TrialCluster) -> str:
 
 
 def test_a_directory_of_another_cluster_is_refused(tmp_path: Path, cluster: TrialCluster) -> None:
-    server, ours = KafkaServer(tmp_path, cluster.bootstrap), cluster_id(cluster)
-    kept = server.data_dir / FILE
+    server, own_id = KafkaServer(tmp_path, cluster.bootstrap), cluster_id(cluster)
+    recorded = server.data_dir / FILE
     try:
         server.start()
-        assert kept.read_text().strip() == ours
+        assert recorded.read_text().strip() == own_id
         server.terminate()
         server.wait()
         server.start()  # the same cluster: nothing is said
         server.terminate()
         server.wait()
-        kept.write_text(OTHER)
+        recorded.write_text(OTHER)
         with pytest.raises(NotReady) as refused:
             server.start()
         assert OTHER in str(refused.value)
-        assert ours in str(refused.value)
+        assert own_id in str(refused.value)
         assert "choose another data directory" in str(refused.value)
         terms = ("--config", str(server.config), "--data-dir", str(server.data_dir))
         assert f"belongs to Kafka cluster {OTHER}" in ddmq("doctor", *terms, "--json").stdout
@@ -57,10 +57,10 @@ def test_settings_of_another_cluster_are_refused(tmp_path: Path, cluster: TrialC
         first.start()
         first.kill()
         tools = Tools(cluster.bootstrap)
-        [kept] = [
+        [recorded] = [
             each.value() for each in tools.read("copied.settings") if each.key() == setting_key(SETTING)
         ]
-        assert kept == wrap_value(cluster_id(cluster).encode())
+        assert recorded == wrap_value(cluster_id(cluster).encode())
         tools.send("copied.settings", [(setting_key(SETTING), wrap_value(OTHER.encode()))])
         with pytest.raises(NotReady) as refused:
             second.start()

@@ -13,7 +13,7 @@ from backend.kafka.engine.backend import KafkaBackend
 from backend.kafka.options import KafkaOptions
 from backend.records import AppendStatus, Durability, NewRecord, TopicInfo
 from ddmq_common.errors import CallerError
-from tests.service.kafka.parts_kit import options
+from tests.service.kafka.process_kit import options
 from tests.support.kafka import broker, delete_topics
 from tests.support.waits import done, soon, until
 
@@ -47,8 +47,8 @@ def test_topics_that_were_created_here_stay_visible_whatever_the_patterns(
 ) -> None:
     terms = options(topics=patterns)
     foreign = f"{terms.topic_prefix}clicks"
-    [made] = admin.create_topics([NewTopic(foreign, 1)]).values()
-    made.result(30)
+    [creation] = admin.create_topics([NewTopic(foreign, 1)]).values()
+    creation.result(30)
     with opened(terms) as first, opened(terms) as second:
         done(first.put_topic(TopicInfo("orders", 0, 1, Durability.WRITTEN), soon()))
         with pytest.raises(CallerError, match=r"created by another program, and `topics` in backend\.yaml"):
@@ -68,11 +68,11 @@ def test_topics_that_were_created_here_stay_visible_whatever_the_patterns(
     delete_topics(terms.namespace)
 
 
-def test_system_topics_of_another_installation_cannot_be_seen_written_or_created() -> None:
+def test_system_topics_of_another_installation_cannot_be_read_written_or_created() -> None:
     """Even by an installation without a prefix that admits every topic of the cluster."""
-    ours = options()
+    own = options()
     theirs = options()
-    everything = KafkaOptions(ours.bootstrap, namespace=ours.namespace)
+    everything = KafkaOptions(own.bootstrap, namespace=own.namespace)
     with ExitStack() as stack:
         other = stack.enter_context(opened(theirs))
         backend = stack.enter_context(opened(everything))
@@ -90,5 +90,5 @@ def test_system_topics_of_another_installation_cannot_be_seen_written_or_created
                 CallerError, match=f"a system topic of the installation {theirs.topic_prefix}"
             ):
                 done(backend.put_topic(TopicInfo(name, 0, 1), soon()))
-    delete_topics(ours.namespace)
+    delete_topics(own.namespace)
     delete_topics(theirs.namespace)

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from backend.kafka.options import KafkaOptions
 from backend.records import ProgressDelta
-from tests.service.kafka.parts_kit import TOPICS, Holder, Parts, done, options
+from tests.service.kafka.process_kit import TOPICS, Holder, ProcessKit, done, options
 from tests.support.waits import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,11 +25,17 @@ QUEUES = 4
 
 
 class Child:
-    """A process of holder_process.py, and what it has told."""
+    """A process of holder_process.py, and the lines that it has written."""
 
     def __init__(self, terms: KafkaOptions, plain: bool = False) -> None:
-        told = {name: getattr(terms, name) for name in ("bootstrap", "namespace", "topic_prefix")}
-        command = [sys.executable, "-m", "tests.service.kafka.holder_process", json.dumps(told), f"{plain:d}"]
+        settings = {name: getattr(terms, name) for name in ("bootstrap", "namespace", "topic_prefix")}
+        command = [
+            sys.executable,
+            "-m",
+            "tests.service.kafka.holder_process",
+            json.dumps(settings),
+            f"{plain:d}",
+        ]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
         self.lines: list[list[str]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -40,12 +46,12 @@ class Child:
         for line in self.process.stdout:
             self.lines.append(line.decode().split())
 
-    def told(self, kind: str, since: int = 0) -> list[list[str]]:
+    def reports(self, kind: str, since: int = 0) -> list[list[str]]:
         return [line for line in self.lines[since:] if line[0] == kind]
 
     def finished(self) -> dict[int, int]:
         """Of each queue the offset behind the last that was answered."""
-        return {int(line[1]): int(line[2]) + 1 for line in self.told("f")}
+        return {int(line[1]): int(line[2]) + 1 for line in self.reports("f")}
 
     def send(self, number: int) -> None:
         os.kill(self.process.pid, number)
@@ -57,69 +63,71 @@ class Child:
 
 
 @pytest.fixture
-def installation() -> Iterator[Parts]:
-    parts = Parts(options(), TOPICS)
-    parts.make_topics()
-    yield parts.ready()
-    parts.close()
+def installation() -> Iterator[ProcessKit]:
+    kit = ProcessKit(options(), TOPICS)
+    kit.make_topics()
+    yield kit.ready()
+    kit.close()
 
 
-def moved(parts: Parts) -> list[tuple[int, int]]:
+def moved(kit: ProcessKit) -> list[tuple[int, int]]:
     """Queue and offset of every record that was committed."""
     consumer = Consumer(
         {
-            "bootstrap.servers": parts.options.bootstrap,
+            "bootstrap.servers": kit.options.bootstrap,
             "group.id": "none",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
         }
     )
-    consumer.assign([TopicPartition(parts.options.names.to_kafka("moved"), 0, 0)])
-    found = []
+    consumer.assign([TopicPartition(kit.options.names.to_kafka("moved"), 0, 0)])
+    pairs = []
     while (message := consumer.poll(10)) is not None and message.error() is None:
         queue, offset, _ = (message.value() or b"").split()
-        found.append((int(queue), int(offset)))
+        pairs.append((int(queue), int(offset)))
     consumer.close()
-    return found
+    return pairs
 
 
-def check_moved(parts: Parts, committed: dict[int, int]) -> None:
+def check_moved(kit: ProcessKit, committed: dict[int, int]) -> None:
     """Each finished odd offset was moved, and once; no other was."""
-    found = moved(parts)
-    assert len(found) == len(set(found)), "twice"
-    assert set(found) == {(queue, at) for queue, end in committed.items() for at in range(1, end, 2)}
+    pairs = moved(kit)
+    assert len(pairs) == len(set(pairs)), "twice"
+    assert set(pairs) == {(queue, at) for queue, end in committed.items() for at in range(1, end, 2)}
 
 
-def committed(parts: Parts) -> dict[int, int]:
-    views = [parts.state.progress.view(("g", parts.queue(number))) for number in range(QUEUES)]
+def committed(kit: ProcessKit) -> dict[int, int]:
+    views = [kit.state.progress.view(("g", kit.queue(number))) for number in range(QUEUES)]
     return {number: view.committed or 0 for number, view in enumerate(views)}
 
 
-def beside(child: Child, parts: Parts) -> Holder:
+def beside(child: Child, kit: ProcessKit) -> Holder:
     """Half of the queues are ours; the child, which had them all, works on the others."""
     until(lambda: len(child.finished()) == QUEUES and min(child.finished().values()) > 20, "it works")
-    mine = Holder(parts, address="parent")
-    until(lambda: len(mine.held) == QUEUES // 2, "shared")
+    mine = Holder(kit, address="parent")
+    until(lambda: len(mine.owned) == QUEUES // 2, "shared")
     at = len(child.lines)
-    until(lambda: len(child.told("f", at)) > 50, "it goes on")
+    until(lambda: len(child.reports("f", at)) > 50, "it goes on")
     return mine
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plain", [True, False])
-def test_who_is_killed_is_followed_by_who_is_left(installation: Parts, plain: bool) -> None:
+def test_who_is_killed_is_followed_by_who_is_left(installation: ProcessKit, plain: bool) -> None:
     child = Child(installation.options, plain)
     try:
         mine = beside(child, installation)
         child.send(signal.SIGKILL)
         began = time.monotonic()
-        until(lambda: len(mine.held) == QUEUES, "all taken over")
+        until(lambda: len(mine.owned) == QUEUES, "all taken over")
         print(f"hand-over after kill -9: {time.monotonic() - began:.2f} s")
         child.end()
-        after, told = committed(installation), child.finished()
+        after, answered = committed(installation), child.finished()
         for queue in range(QUEUES):
-            assert after[queue] - told[queue] in (0, 1), "what was answered, and at most what was under way"
+            assert after[queue] - answered[queue] in (0, 1), (
+                "what was answered, and at most what was under way"
+            )
         if not plain:
             check_moved(installation, after)
     finally:
@@ -128,35 +136,35 @@ def test_who_is_killed_is_followed_by_who_is_left(installation: Parts, plain: bo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plain", [True, False])
-def test_who_was_stopped_has_no_effect_when_it_goes_on(installation: Parts, plain: bool) -> None:
+def test_who_was_stopped_has_no_effect_when_it_goes_on(installation: ProcessKit, plain: bool) -> None:
     child = Child(installation.options, plain)
     try:
         mine = beside(child, installation)
         child.send(signal.SIGSTOP)
         began = time.monotonic()
-        until(lambda: len(mine.held) == QUEUES, "all taken over")
+        until(lambda: len(mine.owned) == QUEUES, "all taken over")
         print(f"hand-over after SIGSTOP: {time.monotonic() - began:.2f} s")
         before = committed(installation)
-        for queue, epoch in mine.held.items():
+        for queue, epoch in mine.owned.items():
             end = before[queue.queue_id]
             done(installation.commit(progress=[ProgressDelta("g", queue, epoch, 0, ((end + 4, end + 6),))]))
-        views = {queue: installation.state.progress.view(("g", queue)) for queue in mine.held}
+        views = {queue: installation.state.progress.view(("g", queue)) for queue in mine.owned}
         at = len(child.lines)
         child.send(signal.SIGCONT)
-        until(lambda: child.told("l", at), "it hears that it has lost everything")
-        lost = child.lines.index(child.told("l", at)[0])
+        until(lambda: child.reports("l", at), "it hears that it has lost everything")
+        lost = child.lines.index(child.reports("l", at)[0])
         for line in child.lines[at:lost]:
             if line[0] == "f":
                 assert int(line[2]) < before[int(line[1])], "what is answered well counts"
         done(installation.state.catch_up())
-        still = {queue: installation.state.progress.view(("g", queue)) for queue in mine.held}
+        still = {queue: installation.state.progress.view(("g", queue)) for queue in mine.owned}
         assert all(still[queue] == views[queue] for queue in still), "and nothing has changed"
-        until(lambda: len(child.told("h", lost)) >= QUEUES // 2, "it joins again")
-        until(lambda: len(child.told("f", lost)) > 20, "and works")
+        until(lambda: len(child.reports("h", lost)) >= QUEUES // 2, "it joins again")
+        until(lambda: len(child.reports("f", lost)) > 20, "and works")
         child.send(signal.SIGKILL)
-        until(lambda: len(mine.held) == QUEUES, "all taken over")
+        until(lambda: len(mine.owned) == QUEUES, "all taken over")
         if not plain:
-            found = moved(installation)
-            assert len(found) == len(set(found)), "twice"
+            pairs = moved(installation)
+            assert len(pairs) == len(set(pairs)), "twice"
     finally:
         child.end()

@@ -1,4 +1,4 @@
-"""Several processes' parts on one hub and a real broker: who holds what, and what each may still write."""
+"""The engines of several processes on one hub and a real broker: who owns what, and what each may write."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from confluent_kafka import Consumer, TopicPartition
 
 from backend.kafka.clients.transactions import LANES_MAX, fence_names, lane_id
 from backend.kafka.clients.writing import JobFailed, OutcomeKind
-from backend.kafka.coordination.events import Beat, Event
+from backend.kafka.coordination.events import Event, HeartbeatSent
 from backend.kafka.options import KafkaOptions
 from backend.kafka.records import ProducerRecord
 from backend.records import NewRecord, ProgressDelta, ProgressView
 from ddmq_common.clock import SystemClock
 from ddmq_common.errors import FencedError
-from tests.service.kafka.parts_kit import Holder, Parts, done, options
+from tests.service.kafka.process_kit import Holder, ProcessKit, done, options
 from tests.support.waits import until
 
-Make = Callable[..., Parts]
+Make = Callable[..., ProcessKit]
 pytestmark = pytest.mark.slow  # a real broker is started for it
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Makes one process's parts after the other, all of one installation, with the first one's session."""
-    made: list[Parts] = []
+    """Create the engines of processes of one installation, with the session of the first."""
+    kits: list[ProcessKit] = []
     terms: list[KafkaOptions] = []
 
-    def one(session_ms: int = 20_000) -> Parts:
+    def one(session_ms: int = 20_000) -> ProcessKit:
         if not terms:
             terms.append(options(session_ms=session_ms))
-        made.append(Parts(terms[0]))
-        return made[-1].ready()
+        kits.append(ProcessKit(terms[0]))
+        return kits[-1].ready()
 
     yield one
-    for parts in made:
-        parts.close()
+    for kit in kits:
+        kit.close()
 
 
-def finish(parts: Parts, number: int, epoch: int, start: int, end: int, generation: int = 0) -> None:
-    delta = ProgressDelta("g", parts.queue(number), epoch, generation, ((start, end),))
-    done(parts.commit(progress=[delta]))
+def finish(kit: ProcessKit, number: int, epoch: int, start: int, end: int, generation: int = 0) -> None:
+    delta = ProgressDelta("g", kit.queue(number), epoch, generation, ((start, end),))
+    done(kit.commit(progress=[delta]))
 
 
-def view(parts: Parts, number: int) -> ProgressView:
-    done(parts.state.catch_up())
-    return parts.state.progress.view(("g", parts.queue(number)))
+def view(kit: ProcessKit, number: int) -> ProgressView:
+    done(kit.state.catch_up())
+    return kit.state.progress.view(("g", kit.queue(number)))
 
 
 def test_a_clean_stop_hands_over_within_a_second(make: Make) -> None:
@@ -56,10 +56,10 @@ def test_a_clean_stop_hands_over_within_a_second(make: Make) -> None:
     old, new = Holder(first, address="h:1"), Holder(second, address="h:2")
     until(lambda: old.numbers == [0, 1] and new.numbers == [2, 3], "shared")
     for number in (0, 1):
-        finish(first, number, old.held[first.queue(number)], 0, 7)
+        finish(first, number, old.owned[first.queue(number)], 0, 7)
     began = time.monotonic()
     first.close()
-    until(lambda: len(new.held) == 4, "all at the second")
+    until(lambda: len(new.owned) == 4, "all at the second")
     print(f"hand-over after a clean stop: {(time.monotonic() - began) * 1000:.0f} ms")
     assert [view(second, number).committed for number in (0, 1)] == [7, 7]
 
@@ -67,12 +67,12 @@ def test_a_clean_stop_hands_over_within_a_second(make: Make) -> None:
 def test_a_queue_that_moves_is_fenced_in_the_other_process_too(make: Make) -> None:
     first, second = make(), make()
     one = Holder(first, address="h:1")
-    until(lambda: len(one.held) == 4, "all at the first")
-    before = dict(one.held)
+    until(lambda: len(one.owned) == 4, "all at the first")
+    before = dict(one.owned)
     finish(first, 3, before[first.queue(3)], 0, 5)
     two = Holder(second, address="h:2")
     until(lambda: two.numbers == [2, 3] and one.numbers == [0, 1], "shared")
-    finish(second, 3, two.held[second.queue(3)], 5, 6)
+    finish(second, 3, two.owned[second.queue(3)], 5, 6)
     done(first.state.catch_up())
     with pytest.raises(FencedError):
         finish(first, 3, before[first.queue(3)], 0, 100)
@@ -84,8 +84,8 @@ def test_a_queue_that_moves_is_fenced_in_the_other_process_too(make: Make) -> No
 def test_who_does_not_let_go_loses_the_queue_only(make: Make) -> None:
     first, second = make(), make()
     lazy = Holder(first, lazy=True, address="h:1")
-    until(lambda: len(lazy.held) == 4, "all at the first")
-    before = dict(lazy.held)
+    until(lambda: len(lazy.owned) == 4, "all at the first")
+    before = dict(lazy.owned)
     other = Holder(second, address="h:2")
     until(lambda: other.numbers == [2, 3], "taken from it")
     assert sorted(queue.queue_id for queue in lazy.lost_so_far) == [2, 3]
@@ -94,10 +94,10 @@ def test_who_does_not_let_go_loses_the_queue_only(make: Make) -> None:
     finish(first, 0, before[first.queue(0)], 0, 1)
 
 
-def test_the_silent_are_ended_also_by_a_process_without_a_membership(make: Make) -> None:
+def test_a_process_without_a_membership_ends_silent_processes_too(make: Make) -> None:
     silent, sender = make(3_000), make()
     holder = Holder(silent, address="h:1")
-    until(lambda: len(holder.held) == 4, "held")
+    until(lambda: len(holder.owned) == 4, "held")
     until(lambda: set(sender.members.holders("g", "orders").values()) == {"h:1"}, "seen")
     silent.bridge.close()  # it hears nothing any more, and soon says nothing
     until(lambda: sender.members.holders("g", "orders") == {}, "its queues are free")
@@ -106,45 +106,49 @@ def test_the_silent_are_ended_also_by_a_process_without_a_membership(make: Make)
 class Stalled:
     """The commits of a process do not come on: what must be quiet first is not, until `go_on`."""
 
-    def __init__(self, parts: Parts, holder: Holder) -> None:
-        self._parts = parts
-        parts.stalled = self._waiting = list[Callable[[], None]]()
-        progress = [ProgressDelta("g", queue, epoch, 0) for queue, epoch in holder.held.items()]
-        self.call = parts.commit([NewRecord("orders", 0, bytes(16), 1, b"stalled")], progress)
+    def __init__(self, kit: ProcessKit, holder: Holder) -> None:
+        self._kit = kit
+        kit.stalled = self._waiting = list[Callable[[], None]]()
+        progress = [ProgressDelta("g", queue, epoch, 0) for queue, epoch in holder.owned.items()]
+        self.call = kit.commit([NewRecord("orders", 0, bytes(16), 1, b"stalled")], progress)
         until(lambda: self._waiting, "the commit is under way")
 
     def go_on(self) -> None:
-        self._parts.stalled = None
+        self._kit.stalled = None
         for then in self._waiting:
             then()
 
 
-def beats(parts: Parts, process: str) -> Callable[[], int]:
+def count_heartbeats(kit: ProcessKit, process: str) -> Callable[[], int]:
     """How many heartbeats of a process another one has followed from now on."""
-    seen = 0
-    watch, on_event = parts.process.watch, parts.process.watch.on_event
+    count = 0
+    watch, on_event = kit.process.watch, kit.process.watch.on_event
 
-    def count(event: Event) -> None:
-        nonlocal seen
-        seen += isinstance(event, Beat) and event.process == process
+    def on_counted(event: Event) -> None:
+        nonlocal count
+        count += isinstance(event, HeartbeatSent) and event.process == process
         on_event(event)
 
-    setattr(watch, "on_event", count)  # noqa: B010 - mypy allows no assignment to a method
-    return lambda: seen
+    setattr(watch, "on_event", on_counted)  # noqa: B010 - mypy allows no assignment to a method
+    return lambda: count
 
 
-def test_who_is_heard_is_not_taken_for_dead_because_its_commits_are_slow(
+def test_a_process_with_heartbeats_is_not_declared_dead_because_its_commits_are_slow(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("backend.kafka.coordination.watch.REVOKE_S", 0.2)
     first, second = make(), make()
     first.make_topics()
     one = Holder(first, address="h:1")
-    until(lambda: len(one.held) == 4, "all at the first")
-    name, stalled, heard = first.commits.name, Stalled(first, one), beats(second, first.commits.name)
+    until(lambda: len(one.owned) == 4, "all at the first")
+    name, stalled, followed = (
+        first.commits.name,
+        Stalled(first, one),
+        count_heartbeats(second, first.commits.name),
+    )
     two = Holder(second, address="h:2")
     until(lambda: one.numbers == [0, 1], "asked back, and let go")
-    until(lambda: heard() >= 6, "it is there")
+    until(lambda: followed() >= 6, "it is there")
     assert two.numbers == [], "the release waits for the commit before it"
     stalled.go_on()
     done(stalled.call)
@@ -158,32 +162,32 @@ def test_who_cannot_let_go_gives_everything_up_by_itself(make: Make, monkeypatch
     first, second = make(), make()
     first.make_topics()
     one = Holder(first)
-    until(lambda: len(one.held) == 4, "all at the first")
+    until(lambda: len(one.owned) == 4, "all at the first")
     name, stalled = first.commits.name, Stalled(first, one)
     two = Holder(second)
-    until(lambda: one.losses == 1 and not one.held, "it has given up")
+    until(lambda: one.losses == 1 and not one.owned, "it has given up")
     stalled.go_on()
-    until(lambda: len(two.held) == len(one.held) == 2, "shared, once it is called otherwise")
+    until(lambda: len(two.owned) == len(one.owned) == 2, "shared, once it is called otherwise")
     assert first.commits.name != name
     until(lambda: name not in first.members.table.processes, "nobody waits for the old one")
 
 
-def test_a_setting_that_must_be_absent_is_made_by_one_process(make: Make) -> None:
+def test_a_setting_that_must_be_absent_is_created_by_one_process(make: Make) -> None:
     processes = [make() for _ in range(3)]
-    calls = [parts.commit(settings={"k": b"%d" % n}, absent=["k"]) for n, parts in enumerate(processes * 3)]
+    calls = [kit.commit(settings={"k": b"%d" % n}, absent=["k"]) for n, kit in enumerate(processes * 3)]
     until(lambda: all(call.done for call in calls), "all answered")
     won = [n for n, call in enumerate(calls) if call.error is None]
     assert len(won) == 1
     assert all(isinstance(call.error, FencedError) for call in calls if call.error is not None)
-    for parts in processes:
-        until(lambda parts=parts: parts.state.settings.get("k") == b"%d" % won[0], "everybody sees it")
+    for kit in processes:
+        until(lambda kit=kit: kit.state.settings.get("k") == b"%d" % won[0], "everybody sees it")
 
 
-def test_a_reset_by_another_process_fences_the_holder_until_it_looks(make: Make) -> None:
+def test_a_reset_by_another_process_fences_the_holder_until_it_rereads(make: Make) -> None:
     first, second = make(), make()
     holder = Holder(first)
-    until(lambda: len(holder.held) == 4, "held")
-    queue, epoch = first.queue(), holder.held[first.queue()]
+    until(lambda: len(holder.owned) == 4, "held")
+    queue, epoch = first.queue(), holder.owned[first.queue()]
     finish(first, 0, epoch, 0, 50)
     assert view(second, 0).committed == 50
     done(second.commit(progress=[ProgressDelta("g", queue, epoch, 1, reset_to=10)]))
@@ -197,30 +201,30 @@ def test_a_reset_by_another_process_fences_the_holder_until_it_looks(make: Make)
 def test_who_was_stopped_hears_that_all_is_lost_before_anything_else(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = make()
-    holder = Holder(parts)
-    until(lambda: len(holder.held) == 4, "held")
+    kit = make()
+    holder = Holder(kit)
+    until(lambda: len(holder.owned) == 4, "held")
     stopped_for_a_minute = time.monotonic() + 60
     monkeypatch.setattr(SystemClock, "monotonic", lambda _: stopped_for_a_minute)
-    assert not parts.members.is_alive()
-    assert holder.held == {}, "in the same turn of the hub: a pull that came meanwhile is answered after it"
+    assert not kit.members.is_alive()
+    assert holder.owned == {}, "in the same turn of the hub: a pull that came meanwhile is answered after it"
     assert holder.losses == 1
 
 
-def fence(parts: Parts) -> None:
+def fence(kit: ProcessKit) -> None:
     """As whoever declares the process dead."""
-    ids = [lane_id(parts.options, parts.commits.name, lane) for lane in range(LANES_MAX)]
-    assert fence_names(parts.options.client_settings(), ids) is None
+    ids = [lane_id(kit.options, kit.commits.name, lane) for lane in range(LANES_MAX)]
+    assert fence_names(kit.options.client_settings(), ids) is None
 
 
 def test_no_lane_of_a_fenced_process_commits_anything_any_more(make: Make) -> None:
-    parts = make()
-    parts.make_topics()
-    lanes = parts.process.producers.lanes
-    writes = [ProducerRecord(parts.options.names.to_kafka("orders"), 0, None, b"late")]
+    kit = make()
+    kit.make_topics()
+    lanes = kit.process.producers.lanes
+    writes = [ProducerRecord(kit.options.names.to_kafka("orders"), 0, None, b"late")]
     for lane in lanes:
         assert len(lane.write_now(writes, 10.0)) == 1
-    fence(parts)
+    fence(kit)
     for lane in lanes:
         with pytest.raises(JobFailed) as failed:
             lane.write_now(writes, 10.0)
@@ -228,87 +232,87 @@ def test_no_lane_of_a_fenced_process_commits_anything_any_more(make: Make) -> No
 
 
 def test_a_process_that_was_fenced_goes_on_under_another_name(make: Make) -> None:
-    parts = make()
-    parts.make_topics()
-    holder = Holder(parts)
-    until(lambda: len(holder.held) == 4, "held")
-    epoch, name = holder.held[parts.queue()], parts.commits.name
-    fence(parts)
+    kit = make()
+    kit.make_topics()
+    holder = Holder(kit)
+    until(lambda: len(holder.owned) == 4, "held")
+    epoch, name = holder.owned[kit.queue()], kit.commits.name
+    fence(kit)
     record = NewRecord("orders", 0, bytes(16), 1, b"moved")
-    delta = ProgressDelta("g", parts.queue(), epoch, 0, ((0, 1),))
+    delta = ProgressDelta("g", kit.queue(), epoch, 0, ((0, 1),))
     with pytest.raises(FencedError):
-        done(parts.commit([record], [delta]))
+        done(kit.commit([record], [delta]))
     assert holder.losses == 1
-    until(lambda: len(holder.held) == 4, "held again")
-    assert parts.commits.name != name
-    assert holder.held[parts.queue()] > epoch
-    assert view(parts, 0).committed is None
-    (stored,) = done(parts.commit([record]))
+    until(lambda: len(holder.owned) == 4, "held again")
+    assert kit.commits.name != name
+    assert holder.owned[kit.queue()] > epoch
+    assert view(kit, 0).committed is None
+    (stored,) = done(kit.commit([record]))
     assert stored.offset >= 0
 
 
 def test_what_goes_by_the_epoch_of_another_group_is_lost_with_it(make: Make) -> None:
-    parts = make()
-    parts.make_topics()
-    holder = Holder(parts)
-    until(lambda: len(holder.held) == 4, "held")
-    queue, record = parts.queue(), NewRecord("orders", 0, bytes(16), 1, b"fired")
-    epoch = holder.held[queue]
-    done(parts.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((0, 1),))]))
-    fence(parts)
-    behind = parts.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((1, 2),))])
+    kit = make()
+    kit.make_topics()
+    holder = Holder(kit)
+    until(lambda: len(holder.owned) == 4, "held")
+    queue, record = kit.queue(), NewRecord("orders", 0, bytes(16), 1, b"fired")
+    epoch = holder.owned[queue]
+    done(kit.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((0, 1),))]))
+    fence(kit)
+    behind = kit.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((1, 2),))])
     until(lambda: behind.done, "answered")
     assert isinstance(behind.error, FencedError), "it would be done again under the new name"
-    until(lambda: len(holder.held) == 4, "held again")
-    again = holder.held[queue]
-    done(parts.commit([record], [ProgressDelta("fired", queue, again, 0, ((1, 2),))]))
+    until(lambda: len(holder.owned) == 4, "held again")
+    new_epoch = holder.owned[queue]
+    done(kit.commit([record], [ProgressDelta("fired", queue, new_epoch, 0, ((1, 2),))]))
 
 
 def test_who_comes_new_starts_from_a_snapshot(make: Make) -> None:
     first = make()
     one = Holder(first, address="h:1")
-    until(lambda: len(one.held) == 4, "held")
+    until(lambda: len(one.owned) == 4, "held")
     first.members.write_snapshot()
     two = Holder(first, group="other", address="h:1")
-    until(lambda: len(two.held) == 4, "held")
+    until(lambda: len(two.owned) == 4, "held")
     second = make()
     assert second.members.holders("g", "orders") == first.members.holders("g", "orders")
     three = Holder(second, address="h:2")
-    until(lambda: len(three.held) == len(one.held) == 2, "shared")
+    until(lambda: len(three.owned) == len(one.owned) == 2, "shared")
 
 
 def test_a_thousand_memberships_cost_no_thread(make: Make) -> None:
-    parts = make()
-    Holder(parts, group="first")
+    kit = make()
+    Holder(kit, group="first")
     before, began = threading.active_count(), time.monotonic()
-    holders = [Holder(parts, group=f"g{number}") for number in range(1000)]
-    until(lambda: all(len(holder.held) == 4 for holder in holders), "all hold all")
+    holders = [Holder(kit, group=f"g{number}") for number in range(1000)]
+    until(lambda: all(len(holder.owned) == 4 for holder in holders), "all hold all")
     print(f"1,000 groups hold their queues after {time.monotonic() - began:.2f} s")
     assert threading.active_count() == before
-    finish(parts, 0, 1 << 60, 0, 1)
+    finish(kit, 0, 1 << 60, 0, 1)
 
 
 def test_the_committed_offset_stands_as_the_kafka_group_s_own(make: Make) -> None:
-    parts = make()
-    parts.make_topics()
-    group = parts.options.namespace
-    holder = Holder(parts, group=group)
-    until(lambda: len(holder.held) == 4, "held")
-    kafka_group = parts.options.names.to_kafka_group(group)
-    reader = Consumer({"bootstrap.servers": parts.options.bootstrap, "group.id": kafka_group})
-    name = parts.options.names.to_kafka("orders")
+    kit = make()
+    kit.make_topics()
+    group = kit.options.namespace
+    holder = Holder(kit, group=group)
+    until(lambda: len(holder.owned) == 4, "held")
+    kafka_group = kit.options.names.to_kafka_group(group)
+    reader = Consumer({"bootstrap.servers": kit.options.bootstrap, "group.id": kafka_group})
+    name = kit.options.names.to_kafka("orders")
     for end in (3, 8):
         delta = ProgressDelta(
-            group, parts.queue(), holder.held[parts.queue()], 0, ((0, end), (end + 2, end + 4))
+            group, kit.queue(), holder.owned[kit.queue()], 0, ((0, end), (end + 2, end + 4))
         )
-        done(parts.commit(progress=[delta]))
-        until(lambda: parts.process.mirror.is_idle, "written after it")
-        (found,) = reader.committed([TopicPartition(name, 0)], 10)
-        assert found.offset == end
+        done(kit.commit(progress=[delta]))
+        until(lambda: kit.process.mirror.is_idle, "written after it")
+        (committed,) = reader.committed([TopicPartition(name, 0)], 10)
+        assert committed.offset == end
     reader.close()
 
 
-def test_settings_are_seen_by_the_others_within_a_second(make: Make) -> None:
+def test_settings_reach_the_other_processes_within_a_second(make: Make) -> None:
     first, second = make(), make()
     began = time.monotonic()
     done(first.commit(settings={"group/billing": b"1", "group/audit": b"2"}))

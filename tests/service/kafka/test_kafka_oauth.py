@@ -62,8 +62,8 @@ def test_a_server_lives_on_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         try:
             server.launch()
             until(lambda: "OSError: the identity provider is away" in server.reason())
-            found = ddmq("doctor", "--config", str(server.config)).stdout
-            assert "the token provider our_tokens:token: OSError: the identity provider is away" in found
+            output = ddmq("doctor", "--config", str(server.config)).stdout
+            assert "the token provider our_tokens:token: OSError: the identity provider is away" in output
             (home / "broken").unlink()
             server.started()
             server.subscribe("readers", "orders")

@@ -47,7 +47,7 @@ class ReadersKit:
             {"bootstrap.servers": self.bootstrap, "linger.ms": 0, "enable.idempotence": True, **more}
         )
 
-    def place(self, number: int = 0) -> KafkaQueue:
+    def kafka_queue(self, number: int = 0) -> KafkaQueue:
         return KafkaQueue(QueueRef(self.topic, 7, number), self.topic, b"id")
 
     def write(self, *bodies: bytes, number: int = 0, tag: bytes = b"") -> None:
@@ -56,20 +56,22 @@ class ReadersKit:
             self._producer.produce(self.topic, body, partition=number, headers=headers)
         assert self._producer.flush(30) == 0
 
-    def asked(
+    def begin_read(
         self, offset: int, number: int = 0, count_max: int = 1000, **more: Any
     ) -> Completion[ReadBatch]:
-        place, completion = self.place(number), Completion[ReadBatch]()
+        kafka_queue, completion = self.kafka_queue(number), Completion[ReadBatch]()
         bytes_max = more.pop("bytes_max", 1 << 24)
-        self.readers.read(place, ReadCall(place.queue, offset, count_max, bytes_max, **more), completion)
+        self.readers.read(
+            kafka_queue, ReadCall(kafka_queue.queue, offset, count_max, bytes_max, **more), completion
+        )
         return completion
 
     def read(self, offset: int, number: int = 0, count_max: int = 1000, **more: Any) -> ReadBatch:
-        return done(self.asked(offset, number, count_max, **more))
+        return done(self.begin_read(offset, number, count_max, **more))
 
     def waits(self, offset: int, seconds: float = 60.0) -> Wait:
         wait = Wait()
-        self.readers.wait(self.place(), offset, self.clock.monotonic() + seconds, wait)
+        self.readers.wait(self.kafka_queue(), offset, self.clock.monotonic() + seconds, wait)
         return wait
 
     def close(self) -> None:
@@ -80,9 +82,9 @@ class ReadersKit:
 
 @pytest.fixture
 def kit() -> Iterator[ReadersKit]:
-    made = ReadersKit()
-    yield made
-    made.close()
+    kit = ReadersKit()
+    yield kit
+    kit.close()
 
 
 def bodies(batch: ReadBatch) -> list[bytes]:
@@ -92,7 +94,7 @@ def bodies(batch: ReadBatch) -> list[bytes]:
 def test_what_there_is_and_what_comes(kit: ReadersKit) -> None:
     assert kit.read(0).status is ReadStatus.NONE
     kit.write(b"a", b"b", b"c")
-    kit.readers.set_next_offset(kit.place().queue, 3)
+    kit.readers.set_next_offset(kit.kafka_queue().queue, 3)
     until(lambda: kit.read(0).next_offset == 3)  # they may come one by one
     batch = kit.read(0)
     assert (bodies(batch), list(batch.offsets), batch.next_offset) == ([b"a", b"b", b"c"], [0, 1, 2], 3)
@@ -105,7 +107,7 @@ def test_what_this_process_appended_is_waited_for(kit: ReadersKit) -> None:
     assert kit.read(0).status is ReadStatus.NONE
     for n in range(20):
         kit.write(b"%d" % n)
-        kit.readers.set_next_offset(kit.place().queue, n + 1)
+        kit.readers.set_next_offset(kit.kafka_queue().queue, n + 1)
         assert bodies(kit.read(n)) == [b"%d" % n]
 
 
@@ -129,9 +131,9 @@ def test_outside_of_what_there_is(kit: ReadersKit) -> None:
     assert bodies(kit.read(0)) == [b"a", b"b"]
 
 
-def test_groups_at_many_places(kit: ReadersKit) -> None:
+def test_groups_at_many_offsets(kit: ReadersKit) -> None:
     kit.write(*(b"%d" % n for n in range(1000)))
-    kit.readers.set_next_offset(kit.place().queue, 1000)
+    kit.readers.set_next_offset(kit.kafka_queue().queue, 1000)
     for start in (900, 0, 500, 300, 700, 100, 901, 1):
         assert bodies(kit.read(start, count_max=3)) == [b"%d" % n for n in range(start, start + 3)]
 
@@ -140,7 +142,7 @@ def test_tags_are_passed_over(kit: ReadersKit) -> None:
     kit.write(b"a", tag=b"x")
     kit.write(b"b", tag=b"y")
     kit.write(b"c")
-    kit.readers.set_next_offset(kit.place().queue, 3)
+    kit.readers.set_next_offset(kit.kafka_queue().queue, 3)
     assert bodies(kit.read(0, tags=frozenset([tag_hash(b"y")]))) == [b"b"]
     none = frozenset([tag_hash(b"z")])
     until(lambda: kit.read(0, tags=none).status is ReadStatus.NONE)
@@ -162,10 +164,10 @@ def test_transactions_leave_gaps_and_what_was_aborted_is_not_read(kit: ReadersKi
 
 
 def test_a_topic_that_goes(kit: ReadersKit) -> None:
-    waiting, reading = kit.waits(0), kit.asked(0)
-    kit.readers.set_next_offset(kit.place().queue, 1)
+    waiting, reading = kit.waits(0), kit.begin_read(0)
+    kit.readers.set_next_offset(kit.kafka_queue().queue, 1)
     kit.readers.on_topic_deleted(kit.topic, 7)
-    assert done(reading).status in (ReadStatus.GONE, ReadStatus.NONE)
+    assert done(reading).status in (ReadStatus.UNKNOWN_QUEUE, ReadStatus.NONE)
     with pytest.raises(UnknownTopicError):
         done(waiting)
 
@@ -173,13 +175,13 @@ def test_a_topic_that_goes(kit: ReadersKit) -> None:
 def test_a_full_window_stops_and_goes_on() -> None:
     kit = ReadersKit(window_bytes=64 << 10, windows_bytes_max=128 << 10)
     kit.write(*(b"%04d" % n + bytes(1000) for n in range(2000)))
-    kit.readers.set_next_offset(kit.place().queue, 2000)
-    found, offset = [], 0
+    kit.readers.set_next_offset(kit.kafka_queue().queue, 2000)
+    prefixes, offset = [], 0
     while offset < 2000:
         batch = kit.read(offset, count_max=37)
-        found += [body[:4] for body in bodies(batch)]
+        prefixes += [body[:4] for body in bodies(batch)]
         offset = batch.next_offset
-    assert found == [b"%04d" % n for n in range(2000)]
+    assert prefixes == [b"%04d" % n for n in range(2000)]
     kit.close()
 
 
@@ -192,7 +194,7 @@ def test_a_close_fails_who_waits(kit: ReadersKit) -> None:
 def test_a_stream_that_was_full_leaves_its_thread_able_to_read_elsewhere() -> None:
     kit = ReadersKit(window_bytes=64 << 10, windows_bytes_max=128 << 10, readers=1)
     kit.write(*(b"%04d" % n + bytes(1000) for n in range(500)))
-    kit.readers.set_next_offset(kit.place().queue, 500)
+    kit.readers.set_next_offset(kit.kafka_queue().queue, 500)
     for start in (0, 400, 0, 300):
         assert bodies(kit.read(start, count_max=1))[0][:4] == b"%04d" % start
         until(lambda: all(stream.paused for stream in kit.readers._streams.values()))
@@ -209,7 +211,7 @@ def test_a_read_behind_an_open_transaction_names_it(kit: ReadersKit, monkeypatch
     other.produce(kit.topic, b"open", partition=0)
     other.flush(30)
     kit.write(b"behind")
-    kit.readers.set_next_offset(kit.place().queue, 3)
+    kit.readers.set_next_offset(kit.kafka_queue().queue, 3)
     with pytest.raises(RemoteError, match=r"transaction has been open.*from offset 1 on.* 2 are there"):
         kit.read(1)
     other.abort_transaction(30)

@@ -75,7 +75,7 @@ def producer(server: KafkaServer) -> Iterator[Producer]:
         yield producer
 
 
-def known(server: KafkaServer, topic: str) -> None:
+def await_topic(server: KafkaServer, topic: str) -> None:
     """Wait until the server knows a topic that others made."""
     until(lambda: server.ask("GET", f"/topics/{topic}")[0] == 200)
 
@@ -100,9 +100,9 @@ def test_a_compacted_topic_takes_nothing_without_a_key(
     server: KafkaServer, tools: Tools, producer: Producer
 ) -> None:
     tools.make("latest", cleanup_policy="compact")
-    known(server, "latest")
-    kept = [OutgoingMessage("latest", b"%d" % number, key="k") for number in range(MANY)]
-    sends = [producer.send_async(each) for each in kept]
+    await_topic(server, "latest")
+    messages = [OutgoingMessage("latest", b"%d" % number, key="k") for number in range(MANY)]
+    sends = [producer.send_async(each) for each in messages]
     with pytest.raises(InvalidMessageError, match=r"without a key.*compact"):
         producer.send("latest", b"none")
     for send in sends:
@@ -113,7 +113,7 @@ def test_a_compacted_topic_takes_nothing_without_a_key(
 def test_a_topic_that_others_may_write_to(server: KafkaServer, tools: Tools, producer: Producer) -> None:
     """A transaction with such a record cannot even be aborted: it is refused before."""
     tools.make("theirs")
-    known(server, "theirs")
+    await_topic(server, "theirs")
     acls = [
         AclBinding(
             ResourceType.TOPIC, "theirs", ResourcePatternType.LITERAL, "User:ddmq", "*", operation,
@@ -133,10 +133,10 @@ def test_a_topic_that_others_may_write_to(server: KafkaServer, tools: Tools, pro
     costs_nobody_else(server, producer, "theirs")
 
 
-def test_headers_of_ours_with_anything_in_them(server: KafkaServer, tools: Tools, producer: Producer) -> None:
+def test_headers_of_ddmq_with_any_content(server: KafkaServer, tools: Tools, producer: Producer) -> None:
     """One answer has several messages: what a client cannot read in it costs it all of them."""
     tools.make("foreign")
-    known(server, "foreign")
+    await_topic(server, "foreign")
     server.subscribe("readers", "foreign")
     headers: list[tuple[str, bytes | None]] = [
         ("ddmq-raw", b"\xff"), ("ddmq-raw", b"\0"), ("ddmq-raw", None),

@@ -154,7 +154,7 @@ def mirrored(cluster: TrialCluster) -> int:
         "bootstrap.servers": cluster.bootstrap, **PROTOCOL, **ADMIN, "group.id": f"{PREFIX}billing",
     })  # fmt: skip
     try:
-        places = [TopicPartition(f"{PREFIX}orders", number) for number in range(3)]
-        return sum(max(place.offset, 0) for place in reader.committed(places, 10))
+        partitions = [TopicPartition(f"{PREFIX}orders", number) for number in range(3)]
+        return sum(max(committed.offset, 0) for committed in reader.committed(partitions, 10))
     finally:
         reader.close()

@@ -103,17 +103,17 @@ def test_sends_to_a_partition_without_a_leader_cost_other_topics_no_send(tmp_pat
             until(lambda: "giving up the records" in server.log, "what is in flight is purged", PURGED_S)
             stored = len(small.stored)
             until(lambda: len(small.stored) > stored + 100, "the healthy topic goes on after that")
-        said = f"{small.line('healthy')}\n{large.line('silent')}"
-        assert not small.texts, said
-        assert len(small.stored) > 300, said
-        assert not large.stored, said
-        assert any("has no leader" in text for text in large.texts), said
+        report = f"{small.line('healthy')}\n{large.line('silent')}"
+        assert not small.texts, report
+        assert len(small.stored) > 300, report
+        assert not large.stored, report
+        assert any("has no leader" in text for text in large.texts), report
         assert "retiring the shared producer" in server.log
         cluster.start()
         with server.producer(attempts_max=1) as producer:
             until(lambda: is_stored_in_all(producer), "the queues are open again")
-        kept = [body.rstrip(b"\0") for body in bodies(cluster, SILENT)]
-        assert not large.refused & set(kept), "a refused message is not stored"
+        stored_bodies = [body.rstrip(b"\0") for body in bodies(cluster, SILENT)]
+        assert not large.refused & set(stored_bodies), "a refused message is not stored"
 
 
 def is_stored_in_all(producer: object) -> bool:

@@ -48,10 +48,10 @@ def test_a_cluster_that_is_not_there_is_waited_for(tmp_path: Path, processes: bo
             until(lambda: "does not answer" in server.reason())
             assert cluster.bootstrap in server.reason()
             assert server.ask("GET", "/health")[1]["alive"] is True
-            status, said = server.ask("GET", "/stats")
-            assert (status, "starting" in said["error"]) == (503, True)
+            status, answer = server.ask("GET", "/stats")
+            assert (status, "starting" in answer["error"]) == (503, True)
             with server.producer(attempts_max=1) as producer:
-                until(lambda: "does not answer" in refusal(producer))
+                until(lambda: "does not answer" in why_rejected(producer))
                 cluster.start()
                 server.started()
                 until(lambda: server.ready)
@@ -62,10 +62,10 @@ def test_a_cluster_that_is_not_there_is_waited_for(tmp_path: Path, processes: bo
             server.end()
 
 
-def refusal(producer: Producer) -> str:
+def why_rejected(producer: Producer) -> str:
     """Why a send is refused while the server starts; empty while the port is not open."""
-    found = producer.send_batch([OutgoingMessage("orders", b"no"), OutgoingMessage("orders", b"no")])
-    errors = [each.error for each in found]
+    results = producer.send_batch([OutgoingMessage("orders", b"no"), OutgoingMessage("orders", b"no")])
+    errors = [each.error for each in results]
     if any(error is None or error.code is None for error in errors):
         return ""
     with pytest.raises(ThrottledError) as single:
@@ -93,9 +93,9 @@ def test_a_cluster_that_is_lost_for_a_minute_costs_time_alone(tmp_path: Path) ->
                 kill(cluster)
                 until(lambda: not server.ready)
                 for words in (("topic", "create", "new"), ("group", "show", "billing")):
-                    said = ddmq(*words, "--admin", server.address("admin"))
-                    assert said.returncode == 1
-                    assert f"Kafka at {cluster.bootstrap}" in said.stderr, "the reason, not that time is up"
+                    result = ddmq(*words, "--admin", server.address("admin"))
+                    assert result.returncode == 1
+                    assert f"Kafka at {cluster.bootstrap}" in result.stderr, "the reason, not that time is up"
                 refused = {
                     body for body in (b"while %d" % n for n in range(30)) if is_refused(producer, body)
                 }
@@ -105,11 +105,11 @@ def test_a_cluster_that_is_lost_for_a_minute_costs_time_alone(tmp_path: Path) ->
                 after = (b"after %d" % number for number in count())
                 until(lambda: is_stored(producer, next(after)))
                 producer.send("orders", b"last")
-                found = bodies(cluster)
-                assert {*stored, b"last"} <= set(found)
-                assert not refused & set(found)
-                assert len(found) == len(set(found))
-                assert {*pulled(client, len(found) - 10), *acked} == set(found)
+                stored_now = bodies(cluster)
+                assert {*stored, b"last"} <= set(stored_now)
+                assert not refused & set(stored_now)
+                assert len(stored_now) == len(set(stored_now))
+                assert {*pulled(client, len(stored_now) - 10), *acked} == set(stored_now)
                 until(lambda: server.lag("billing") == 0)
             assert server.log.count("does not answer") == server.log.count("the cluster answers again") == 1
             assert lines < 300, "a few lines, not thousands"
@@ -117,17 +117,17 @@ def test_a_cluster_that_is_lost_for_a_minute_costs_time_alone(tmp_path: Path) ->
             server.end()
 
 
-def test_wrong_credentials_are_told_and_the_password_never(tmp_path: Path) -> None:
+def test_invalid_credentials_are_reported_and_the_password_never(tmp_path: Path) -> None:
     with own_cluster(tmp_path / "kafka", more=WITH_PASSWORD) as cluster:
-        wrong = {**AS_ADMIN, "sasl.password": "wrong-secret"}
-        server = KafkaServer(tmp_path / "server", cluster.bootstrap, librdkafka=wrong)
+        credentials = {**AS_ADMIN, "sasl.password": "wrong-secret"}
+        server = KafkaServer(tmp_path / "server", cluster.bootstrap, librdkafka=credentials)
         try:
             server.launch()
             until(lambda: "Authentication failed" in server.reason())
             assert "wrong-secret" not in server.reason() + server.log
-            found = ddmq("doctor", "--config", str(server.config), "--json").stdout
-            assert "Authentication failed" in found
-            assert "wrong-secret" not in found
+            output = ddmq("doctor", "--config", str(server.config), "--json").stdout
+            assert "Authentication failed" in output
+            assert "wrong-secret" not in output
         finally:
             server.end()
         server = KafkaServer(tmp_path / "another", cluster.bootstrap, librdkafka=AS_ADMIN)

@@ -13,7 +13,7 @@ from backend.kafka.engine.backend import KafkaBackend
 from backend.kafka.opening import open_kafka
 from backend.records import Durability, NewRecord, ProgressDelta, QueueRef, ReadStatus, TopicInfo
 from ddmq_common.clock import SystemClock
-from tests.service.kafka.parts_kit import TOPICS, Holder, Parts, done, options
+from tests.service.kafka.process_kit import TOPICS, Holder, ProcessKit, done, options
 from tests.support.waits import soon, until
 
 pytestmark = pytest.mark.slow  # a real broker is started for it
@@ -36,31 +36,33 @@ class FailsOnce:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Parts, Parts]]:
+def pair() -> Iterator[tuple[ProcessKit, ProcessKit]]:
     terms = options()
-    one, other = Parts(terms, TOPICS), Parts(terms, TOPICS)
+    one, other = ProcessKit(terms, TOPICS), ProcessKit(terms, TOPICS)
     yield one.ready(), other.ready()
     one.close()
     other.close()
 
 
-def test_following_goes_on_where_it_was(pair: tuple[Parts, Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_goes_on_where_it_was(
+    pair: tuple[ProcessKit, ProcessKit], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = pair
     holder = Holder(one)
-    until(lambda: len(holder.held) == 4, "held")
+    until(lambda: len(holder.owned) == 4, "held")
     done(one.commit(settings={"before": b"1"}))
     done(other.state.catch_up())
     failing = FailsOnce(FollowerThread._to_row)
     monkeypatch.setattr(FollowerThread, "_to_row", failing)
     for number in range(4):
         queue = one.queue(number)
-        delta = ProgressDelta("g", queue, holder.held[queue], 0, ((0, 5),))
+        delta = ProgressDelta("g", queue, holder.owned[queue], 0, ((0, 5),))
         done(one.commit(progress=[delta], settings={f"k{number}": b"1"}))
     assert failing.calls > 0
-    for parts in pair:
-        done(parts.state.catch_up())
-        assert len(parts.state.settings) == 5
-        assert [parts.state.progress.view(("g", one.queue(n))).committed for n in range(4)] == [5] * 4
+    for kit in pair:
+        done(kit.state.catch_up())
+        assert len(kit.state.settings) == 5
+        assert [kit.state.progress.view(("g", one.queue(n))).committed for n in range(4)] == [5] * 4
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.service.kafka.cluster_kit import SPARE_S, KafkaServer, Tools, own_clu
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
-HEARD_S = 1.0
+NOTIFIED_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,9 @@ def servers(cluster: TrialCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def refused(server: RealServer, *words: str) -> str:
     """What a command says that the server does not do."""
-    ended = ddmq(*words, "--admin", f"127.0.0.1:{server.ports['admin']}")
-    assert ended.returncode == 1, ended
-    return ended.stderr
+    result = ddmq(*words, "--admin", f"127.0.0.1:{server.ports['admin']}")
+    assert result.returncode == 1, result
+    return result.stderr
 
 
 def keeps(server: KafkaServer, topic: str, retention_ms: int) -> bool:
@@ -50,7 +50,7 @@ def keeps(server: KafkaServer, topic: str, retention_ms: int) -> bool:
     return bool(server.ask("GET", f"/topics/{topic}")[1].get("retention_ms") == retention_ms)
 
 
-def test_a_topic_is_made_and_changed_with_kafkas_settings(
+def test_a_topic_is_created_and_changed_with_kafkas_settings(
     cluster: TrialCluster, servers: list[KafkaServer]
 ) -> None:
     one, two = servers
@@ -75,7 +75,7 @@ def test_a_topic_is_made_and_changed_with_kafkas_settings(
         one.cli("topic", "set", "orders", "--retention-ms", str(retention_ms))
         began = time.monotonic()
         until(partial(keeps, two, "orders", retention_ms))
-        assert time.monotonic() - began < HEARD_S + SPARE_S
+        assert time.monotonic() - began < NOTIFIED_S + SPARE_S
         assert tools.config("orders")["retention.ms"] == str(retention_ms)
     one.cli("topic", "set", "orders", "--not-writable")
     assert tools.config("orders")["retention.ms"] == "-1", "what is not named stays"
@@ -116,9 +116,9 @@ def test_the_file_log_has_no_such_settings(tmp_path: Path, option: str) -> None:
     server = RealServer(tmp_path)
     try:
         server.start()
-        said = refused(server, "topic", "create", "orders", option, "1")
-        assert f"{option[2:].replace('-', '_')} is 1" in said
-        assert "file_log has no such setting" in said
+        error = refused(server, "topic", "create", "orders", option, "1")
+        assert f"{option[2:].replace('-', '_')} is 1" in error
+        assert "file_log has no such setting" in error
         assert server.ask("GET", "/topics/orders")[0] == 404
     finally:
         server.end()

@@ -17,7 +17,7 @@ from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_TOPIC, WAITING_TOPIC
 from tests.service.kafka.cluster_kit import KafkaServer, pulled
-from tests.service.kafka.parts_kit import options
+from tests.service.kafka.process_kit import options
 from tests.support.waits import done, soon, until
 
 pytestmark = pytest.mark.slow  # a real broker is started for it
@@ -36,10 +36,10 @@ def server(folder: Path, terms: KafkaOptions) -> KafkaServer:
 
 @pytest.fixture
 def first(tmp_path: Path, terms: KafkaOptions) -> Iterator[KafkaServer]:
-    made = server(tmp_path / "first", terms)
-    made.start()
-    yield made
-    made.kill()
+    kafka_server = server(tmp_path / "first", terms)
+    kafka_server.start()
+    yield kafka_server
+    kafka_server.kill()
 
 
 def test_what_waits_comes_once_from_a_machine_that_had_nothing(
@@ -62,8 +62,8 @@ def test_what_waits_comes_once_from_a_machine_that_had_nothing(
     second.start()
     try:
         with second.consumer("billing", "orders") as consumer:
-            found = pulled(consumer, COUNT - CANCELLED)
-            assert sorted(found, key=int) == [b"%d" % number for number in range(CANCELLED, COUNT)]
+            bodies = pulled(consumer, COUNT - CANCELLED)
+            assert sorted(bodies, key=int) == [b"%d" % number for number in range(CANCELLED, COUNT)]
             assert consumer.pull(10) == []
         with second.producer() as producer:
             assert all(producer.cancel(one).cancelled for one in sent[:CANCELLED]), "as told before"
@@ -87,16 +87,16 @@ def test_who_is_killed_is_followed_by_a_warm_store(
 
         def warm() -> bool:
             """Whether each has a part of the shards, and a standby of each other one."""
-            known = [one.ask("GET", "/delay")[1] for one in (first, second)]
-            waits = sum(shard["pending"] for each in known for shard in each["shards"])
-            warm = [standby["warm"] for each in known for standby in each["standbys"]]
+            answers = [one.ask("GET", "/delay")[1] for one in (first, second)]
+            waits = sum(shard["pending"] for each in answers for shard in each["shards"])
+            warm = [standby["warm"] for each in answers for standby in each["standbys"]]
             return waits == COUNT and len(warm) == 4 and all(warm)
 
         until(warm, "two machines have all, each with the others' shards warm")
         first.kill()
         with second.consumer("billing", "orders") as consumer:
-            found = pulled(consumer, COUNT)
-            assert sorted(found, key=int) == [b"%d" % number for number in range(COUNT)]
+            bodies = pulled(consumer, COUNT)
+            assert sorted(bodies, key=int) == [b"%d" % number for number in range(COUNT)]
             assert consumer.pull(10) == []
     finally:
         second.kill()

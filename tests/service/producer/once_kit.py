@@ -34,7 +34,7 @@ class DelayingServer(ProducerServer):
     def open(self) -> Service:
         service = super().open()
         shards = Shards(self.backend)
-        until(lambda: len(shards.held) == 4)
+        until(lambda: len(shards.queues) == 4)
         return service
 
 

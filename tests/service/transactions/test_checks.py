@@ -6,7 +6,7 @@ from typing import Any
 
 from ddmq_common.delivery import decode, properties_of
 from ddmq_common.names import SCHEDULE_TOPIC
-from proxy_producer.transactions.asking import POLL_BYTES_MAX
+from proxy_producer.transactions.check_back import POLL_BYTES_MAX
 from tests.service.transactions.transaction_rig import (
     COMMIT,
     COMMITTED,

@@ -87,7 +87,7 @@ def test_a_prepare_behind_an_unread_message_is_answered_at_once_while_its_shard_
 def test_what_others_stored_before_it_is_read_before_it_is_answered(rig: TransactionRig, count: int) -> None:
     """An owner of before may have stored a message of a stranger, of whose transaction it then is."""
     rig.begin(body(b"elsewhere"))
-    shard = next(owned.held.number for owned in rig.proxy.proxy.transactions.ready())
+    shard = next(owned.shard.number for owned in rig.proxy.proxy.transactions.ready())
     strange = rig.new_id(shard)
     rig.append_half(strange, b"theirs", group="others")
     call = prepared(rig, strange, count)
@@ -117,7 +117,7 @@ def test_a_call_that_the_owner_may_have_got_is_unknown(
     silent = owner_that(lambda connection: None)
     try:
         owners = dict.fromkeys(range(SHARDS), f"127.0.0.1:{silent.server_port}")
-        monkeypatch.setattr(first.proxy.transactions.owners, "holders", lambda: succeeded(owners))
+        monkeypatch.setattr(first.proxy.transactions.owners, "fetch_addresses", lambda: succeeded(owners))
         refused = first.prepare(transaction, body(b"x"))
     finally:
         silent.stop()
@@ -155,7 +155,7 @@ def test_who_waits_for_an_owner_is_answered_at_half_of_the_time(
     memory.begin()
     transactions = memory.proxy.proxy.transactions
     monkeypatch.setattr(transactions, "owned_of", lambda transaction: None)
-    monkeypatch.setattr(transactions.owners, "holders", lambda: succeeded({}))
+    monkeypatch.setattr(transactions.owners, "fetch_addresses", lambda: succeeded({}))
     call = prepared(memory, memory.new_id(), timeout=4_000)
     memory.clock.advance(1.9)
     transactions.retry_waiting()

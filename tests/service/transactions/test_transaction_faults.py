@@ -109,7 +109,7 @@ def test_a_check_that_comes_when_its_client_has_gone_is_for_the_next(memory: Tra
 
 def test_answers_are_made_a_few_at_a_time(memory: TransactionRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many groups have something to be asked about: each answer may have megabytes."""
-    monkeypatch.setattr("proxy_producer.transactions.polls.ASKING_MAX", 3)
+    monkeypatch.setattr("proxy_producer.transactions.polls.HANDOUTS_MAX", 3)
     groups = [b"g%d" % number for number in range(10)]
     for group in groups:
         assert memory.proxy.prepare(memory.new_id(), group=group).code == 0
@@ -118,7 +118,7 @@ def test_answers_are_made_a_few_at_a_time(memory: TransactionRig, monkeypatch: p
     memory.memory.hold()
     memory.pass_time(60)
     memory.proxy.look()
-    held = memory.proxy.proxy.transactions.polls.held
+    held = memory.proxy.proxy.transactions.polls.waiting
     assert sum(held.find_unserved(group.decode()) is None for group in groups) == 3
     memory.memory.release_held()
     until(lambda: memory.settle() or all(call.answers for call in polls), "all are asked")
@@ -129,7 +129,7 @@ def test_a_read_that_fails_at_once_is_not_tried_without_end(memory: TransactionR
     memory.begin(body(b"x"))
     for owned in memory.proxy.proxy.transactions.ready():
         for offset in range(10):
-            owned.held.recent.drop(offset)
+            owned.shard.recent.drop(offset)
     reads = memory.backend.start_read
     failed = []
 

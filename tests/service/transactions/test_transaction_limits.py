@@ -123,7 +123,7 @@ def test_open_ones_have_one_bound_through_all_proxies(memory: TransactionRig, pr
         begun = [memory.new_id(shard) for _ in range(12)]
         rounds = itertools.cycle(every)
         groups = [b"a"] * 4 + [b"b"] * 4 + [b"c"] * 4
-        before = sum(one.held.core.by_group["bank"] for p in every for one in owned_shards(p, shard))
+        before = sum(one.shard.core.by_group["bank"] for p in every for one in owned_shards(p, shard))
         codes = [
             next(rounds).prepare(one, group=group).code for one, group in zip(begun, groups, strict=True)
         ]
@@ -156,7 +156,7 @@ def test_those_that_begin_at_the_same_time_do_not_pass_it_together(
     until(lambda: all(call.answers for call in calls), "all are answered")
     assert [call.answer.code for call in calls].count(0) == 2 * SHARDS  # half of a shard's, for one group
     memory.look()
-    opened = [one.held.core.by_group["fresh"] for proxy in every for one in proxy.proxy.transactions.ready()]
+    opened = [one.shard.core.by_group["fresh"] for proxy in every for one in proxy.proxy.transactions.ready()]
     assert sum(opened) == 2 * SHARDS
 
 

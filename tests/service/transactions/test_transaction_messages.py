@@ -118,7 +118,7 @@ def test_a_dialect_counts_from_the_commit_or_is_a_time(
     rig.change(TopicInfo("spoken", 0, 1, delay_dialects=("ddmq",)))
     rig.change(TopicInfo(DELAY_TOPIC, 0, 4))
     shards = Shards(rig.backend)  # type: ignore[arg-type]
-    until(lambda: len(shards.held) == 4)
+    until(lambda: len(shards.queues) == 4)
     rig.proxy.kill()
     rig.proxy = rig.beside(served=False)  # it sees that a delay service runs
     transaction = rig.begin(body(b"x", topic=b"spoken", properties=properties))
@@ -142,7 +142,7 @@ def test_due_times_that_are_meant_hold_on_every_topic(
     rig.change(TopicInfo("silent", 0, 1, delay_dialects=spoken))
     rig.change(TopicInfo(DELAY_TOPIC, 0, 4))
     shards = Shards(rig.backend)  # type: ignore[arg-type]
-    until(lambda: len(shards.held) == 4)
+    until(lambda: len(shards.queues) == 4)
     rig.proxy.kill()
     rig.proxy = rig.beside(served=False)
     transaction, properties = rig.new_id(), {b"deliver-after": b"20s", b"p": b"v"}
@@ -163,7 +163,7 @@ def test_a_delay_service_that_has_just_begun_is_noticed(rig: TransactionRig) -> 
     assert rig.proxy.prepare(rig.new_id(), meant, dueTimes=True).code == 21
     rig.change(TopicInfo(DELAY_TOPIC, 0, 4))
     shards = Shards(rig.backend)  # type: ignore[arg-type]
-    until(lambda: len(shards.held) == 4)
+    until(lambda: len(shards.queues) == 4)
     assert rig.proxy.prepare(rig.new_id(), meant, dueTimes=True).code == 0, "asked before it is refused"
 
 
@@ -198,9 +198,9 @@ def test_a_topic_that_is_gone_makes_dead_letters_of_all(rig: TransactionRig) -> 
     transaction = rig.begin(body(b"one"), body(b"two", topic=b"doomed"))
     rig.delete("doomed")
     call, other = rig.proxy.ending(transaction, COMMIT), rig.proxy.ending(transaction, COMMIT)
-    until(lambda: rig.proxy.held_back, "the owner has missed the topic")
+    until(lambda: rig.proxy.postponed, "the owner has missed the topic")
     rig.advance(1)
-    until(lambda: rig.proxy.held_back, "it is missed still")
+    until(lambda: rig.proxy.postponed, "it is missed still")
     assert not call.answers  # it may be new
     rig.advance(1)
     until(lambda: call.answers and other.answers, "both are answered for good")

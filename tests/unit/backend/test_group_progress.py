@@ -106,8 +106,8 @@ def test_more_pairs_than_the_bound_are_refused_and_those_there_go_on(table: Prog
     ahead = table.check([delta(queue=OTHER)], entries_max=2)
     with pytest.raises(BoundReachedError, match="2 pairs"):
         table.check([delta(queue=QueueRef("orders", 2, 0))], ahead, entries_max=2)
-    again = [delta(finished=((1, 2),)), delta(queue=OTHER)]
-    assert len(table.check(again, ahead, entries_max=2)) == 2
+    deltas = [delta(finished=((1, 2),)), delta(queue=OTHER)]
+    assert len(table.check(deltas, ahead, entries_max=2)) == 2
 
 
 def test_a_refused_first_delta_leaves_no_entry(table: ProgressTable) -> None:

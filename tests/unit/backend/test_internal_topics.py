@@ -25,8 +25,8 @@ class Refusing(MemoryBackend):
         raise TryLaterError("the log is full")
 
 
-def queues_after(backend: MemoryBackend, *wanted: int) -> list[int]:
-    return [ready_topic(backend, "%DLQ%g", queues, 1e9).wait(10).queues for queues in wanted]
+def queues_after(backend: MemoryBackend, *counts: int) -> list[int]:
+    return [ready_topic(backend, "%DLQ%g", queues, 1e9).wait(10).queues for queues in counts]
 
 
 def test_a_topic_is_made_grows_and_does_not_shrink() -> None:
@@ -36,6 +36,6 @@ def test_a_topic_is_made_grows_and_does_not_shrink() -> None:
 
 
 def test_what_the_engine_refuses_at_once_is_the_answer() -> None:
-    made = ready_topic(Refusing(ManualClock()), "%DLQ%g", 1, 1e9)
+    topic = ready_topic(Refusing(ManualClock()), "%DLQ%g", 1, 1e9)
     with pytest.raises(TryLaterError, match="full"):
-        made.result()
+        topic.result()

@@ -23,7 +23,7 @@ from backend.records import (
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError, StorageError
 from tests.played_memory import PlayedMemory
-from tests.support.heard import Heard
+from tests.support.recording_listener import RecordingListener
 from tests.support.waits import until
 
 FAR = 1e12
@@ -161,9 +161,9 @@ def test_every_bound_is_named_when_it_is_reached(engine: PlayedMemory) -> None:
     waits[0].cancel()
     until(lambda: not engine.wait(ref(engine), 0, FAR).done)
     for n in range(5):
-        engine.join(Join(f"g{n}", "t"), Heard())
+        engine.join(Join(f"g{n}", "t"), RecordingListener())
     with pytest.raises(BoundReachedError, match="5 groups"):
-        engine.join(Join("g5", "t"), Heard())
+        engine.join(Join("g5", "t"), RecordingListener())
 
 
 def test_more_writes_than_the_bound_are_refused(engine: PlayedMemory) -> None:
@@ -195,41 +195,41 @@ def test_a_record_over_the_limit_is_the_caller_s_mistake() -> None:
 
 
 def test_a_revoked_holder_has_until_the_deadline(engine: PlayedMemory, clock: ManualClock) -> None:
-    first, second = Heard(), Heard()
+    first, second = RecordingListener(), RecordingListener()
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), first)
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), second)
     engine.revoke("g", "t", clock.monotonic() + 5)
     until(lambda: first.deadlines == [clock.monotonic() + 5])
-    assert second.told == []
+    assert second.events == []
     clock.advance(6)
-    until(lambda: second.told == [("assigned", [0, 1])])
+    until(lambda: second.events == [("assigned", [0, 1])])
     assert second.epochs == [2]
-    assert first.told[-1] == ("lost", [0, 1])
+    assert first.events[-1] == ("lost", [0, 1])
 
 
 def test_a_revoked_holder_that_releases_hands_over(engine: PlayedMemory) -> None:
-    first, second = Heard(), Heard()
+    first, second = RecordingListener(), RecordingListener()
     membership = engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), first)
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), second)
     engine.revoke("g", "t", FAR)
-    until(lambda: len(first.told) == 2)
+    until(lambda: len(first.events) == 2)
     membership.release([ref(engine, 0)])
     gevent.sleep(0)
-    assert second.told == []
+    assert second.events == []
     membership.release([ref(engine, 1)])
-    until(lambda: second.told == [("assigned", [0, 1])])
+    until(lambda: second.events == [("assigned", [0, 1])])
     assert second.epochs == [2]
-    assert first.told[-1][0] == "revoked"
+    assert first.events[-1][0] == "revoked"
 
 
 def test_a_deposed_holder_loses_all_at_once(engine: PlayedMemory) -> None:
-    first, second = Heard(), Heard()
+    first, second = RecordingListener(), RecordingListener()
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), first)
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), second)
     engine.depose("g", "t")
-    until(lambda: second.told == [("assigned", [0, 1])])
+    until(lambda: second.events == [("assigned", [0, 1])])
     assert second.epochs == [2]
-    assert (first.epochs, first.told) == ([1], [("assigned", [0, 1]), ("lost", [0, 1])])
+    assert (first.epochs, first.events) == ([1], [("assigned", [0, 1]), ("lost", [0, 1])])
 
 
 def test_draining_ends_waits_and_joins(engine: PlayedMemory) -> None:
@@ -239,7 +239,7 @@ def test_draining_ends_waits_and_joins(engine: PlayedMemory) -> None:
     with pytest.raises(DrainingError):
         wait.wait(5)
     with pytest.raises(DrainingError):
-        engine.join(Join("g", "t"), Heard())
+        engine.join(Join("g", "t"), RecordingListener())
 
 
 def test_a_drain_that_cannot_end_says_so(engine: PlayedMemory, clock: ManualClock) -> None:

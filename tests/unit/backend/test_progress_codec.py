@@ -43,8 +43,8 @@ def test_a_progress_takes_the_documented_bytes() -> None:
 
 def test_a_page_with_many_ranges_is_a_bitmap() -> None:
     progress = GroupProgress()
-    odd = [(offset, offset + 1) for offset in range(1, PAGE_OFFSETS, 2)]
-    progress.apply(ProgressDelta("g", QUEUE, 0, 0, odd))
+    ranges = [(offset, offset + 1) for offset in range(1, PAGE_OFFSETS, 2)]
+    progress.apply(ProgressDelta("g", QUEUE, 0, 0, ranges))
     data = encode_progress("g", QUEUE, progress)
     assert data == HEAD + b"\x00\x00\x01\x01\x00\x01" + b"\xaa" * (PAGE_OFFSETS // 8) + b"\x00"
     assert decode_progress(data)[2].view() == progress.view()

@@ -52,6 +52,16 @@ def test_rows_inside_rows_become_records() -> None:
     assert group.clients == ()
 
 
+def test_a_nested_value_in_place_of_a_row_is_named_by_its_type() -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(AdminError, match="the answer has 'list' in place of a QueueRange"):
+        read_row(QueueRange, nested)
+    with pytest.raises(AdminError, match="the answer has 'dict' in place of a list"):
+        read_rows(QueueRange, {"rows": nested})
+
+
 def test_null_is_a_value_of_a_setting() -> None:
     change = read_row(SettingChange, {"key": "a", "before": None, "after": 1})
     assert (change.before, change.after) == (None, 1)
@@ -85,3 +95,16 @@ def test_times_are_sent_as_epoch_milliseconds() -> None:
     }
     with pytest.raises(OptionError, match="no time zone"):
         settings_body({"start": noon.replace(tzinfo=None)})
+
+
+@pytest.mark.parametrize("order_key", ["key", "Key", "qid"])
+def test_a_path_that_looks_like_the_key_is_no_setting(order_key: str) -> None:
+    with pytest.raises(
+        OptionError, match=rf"order_key='{order_key}'; allowed: .* \$\.{order_key} for the field"
+    ):
+        settings_body({"order_key": order_key})
+
+
+@pytest.mark.parametrize("order_key", ["", "KEY", "QID", "$.key", "order.key", "keys"])
+def test_any_other_order_key_is_left_to_the_server(order_key: str) -> None:
+    assert settings_body({"order_key": order_key}) == {"order_key": order_key}

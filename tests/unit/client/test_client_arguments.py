@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 import inspect
+import pickle
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -68,6 +71,38 @@ def test_an_argument_that_does_not_exist_names_the_one_that_is_meant(call: Any, 
         call(**{name: 1})
     assert text in str(raised.value)
     assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tag", "OutgoingMessage() has no argument 'tag'; did you mean tags? (docs/client.md#sending)"),
+        ("payload", "did you mean body?"),
+        ("headers", "did you mean properties?"),
+        ("partition_key", "did you mean shard_key?"),
+        ("priority", "there are no priorities"),
+        ("colour", "allowed: topic, body, key, tags, properties, shard_key, queue, idempotency_key"),
+    ],
+)
+def test_an_outgoing_message_names_the_argument_that_is_meant(name: str, text: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        OutgoingMessage("orders", b"x", **{name: "new"})
+    assert text in str(raised.value)
+
+
+def test_an_outgoing_message_with_too_many_arguments_names_all_of_them() -> None:
+    with pytest.raises(
+        TypeError, match=r"takes topic, body, .*, idempotency_key by .* got 9 arguments; allowed: at most 8"
+    ):
+        OutgoingMessage(*"123456789")  # type: ignore[arg-type]
+
+
+def test_an_outgoing_message_is_still_a_dataclass() -> None:
+    message = OutgoingMessage("orders", b"x", tags="new")
+    assert dataclasses.replace(message, key="17") == OutgoingMessage("orders", b"x", "17", "new")
+    assert repr(message).startswith("OutgoingMessage(topic='orders', body=b'x', key=None")
+    assert list(inspect.signature(OutgoingMessage).parameters)[:3] == ["topic", "body", "key"]
+    assert pickle.loads(pickle.dumps(message)) == copy.copy(message) == message
 
 
 def test_every_unknown_argument_is_named() -> None:

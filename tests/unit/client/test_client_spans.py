@@ -30,7 +30,7 @@ from ddmq_client.observer import HandleCall, SendCall
 from ddmq_client.opentelemetry import OpenTelemetryObserver
 from ddmq_client.opentelemetry import spans as made_of
 from ddmq_client.received import DeliveryContext, NothingToSettle, Origin
-from tests.support.spans import Spans, linked, parent, place, traceparent
+from tests.support.spans import Spans, linked, parent, span_ids, traceparent
 
 SINGLE, BATCH = SendCall("me"), SendCall("me", batch=True)
 GIVEN = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
@@ -221,7 +221,7 @@ def test_the_block_of_an_application_is_part_of_what_goes_on_around_it(spans: Sp
     ):
         pass
     handled = spans.one("process orders")
-    assert (parent(handled), linked(handled)) == (place(spans.one("request")), [GIVEN_PLACE])
+    assert (parent(handled), linked(handled)) == (span_ids(spans.one("request")), [GIVEN_PLACE])
 
 
 def test_a_consumer_s_handler_is_not_part_of_what_started_the_consumer(spans: Spans) -> None:

@@ -16,9 +16,9 @@ from ddmq_client.sql import OutboxTable
 from ddmq_client.wire.producing import encode_message
 from ddmq_client.wire.wording import in_arguments
 from ddmq_common.delays.command import Schedule
-from ddmq_common.delays.schedules import ScheduleLimits, schedule_fault
-from proxy_producer.core.delay_requests import id_fault
-from proxy_producer.core.validation import ContentLimits, content_fault
+from ddmq_common.delays.schedules import ScheduleLimits, find_schedule_error
+from proxy_producer.core.delay_requests import check_delay_id
+from proxy_producer.core.validation import ContentLimits, check_content
 
 DAY_MS = 86_400_000
 LIMITS = ScheduleLimits()
@@ -58,14 +58,14 @@ def test_the_words_of_the_wire_become_those_of_the_library(told: str, words: str
     ],
 )
 def test_what_todays_proxies_say_of_a_schedule(schedule: Schedule, words: str) -> None:
-    fault = schedule_fault(schedule, LIMITS, 1_795_348_800_000)
+    fault = find_schedule_error(schedule, LIMITS, 1_795_348_800_000)
     assert fault is not None
     assert in_arguments(f"FAILED: {fault}") == words
 
 
 def test_a_proxy_says_to_each_caller_its_own_words() -> None:
     for ours, words in ((True, "the delay id is 'rubbish'"), (False, "uniqDelayMsgId is 'rubbish'")):
-        fault = id_fault(b"rubbish", 4, extended_client=ours)
+        fault = check_delay_id(b"rubbish", 4, extended_client=ours)
         assert fault is not None
         assert words in fault.text
 
@@ -95,7 +95,7 @@ def test_a_body_has_one_bound() -> None:
             encode_message(OutgoingMessage("t", body), Placement(-2, 0), "c", None)
         told.append(str(raised.value))
     for body in (None, bytes(BODY_BYTES_MAX + 1)):
-        fault = content_fault(b"", b"", body, None, ContentLimits(BODY_BYTES_MAX, 1_000))
+        fault = check_content(b"", b"", body, None, ContentLimits(BODY_BYTES_MAX, 1_000))
         assert fault is not None
         told.append(in_arguments(fault.text))
     bounds = [re.search(r"allowed: (1 to \d+ bytes)", text) for text in told]

@@ -193,6 +193,42 @@ def test_a_message_that_is_not_stored_is_dramatiqs_own_error(
         add.send(1)
 
 
+# --- names of queues
+
+
+LONGEST = "q" * (119 - len("dramatiq-"))
+BAD_NAMES = [LONGEST + "q", "." * 37, "ü", "two words", "slash/ed", "line\n", "\udc80"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_queue_that_no_worker_could_consume_is_not_declared(broker: DdmqBroker, name: str) -> None:
+    with pytest.raises(OptionError, match=r"queue_name=.* makes the topic .* bytes; allowed: 1 to 119 ASCII"):
+        broker.declare_queue(name)
+    assert broker.get_declared_queues() == set()
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_no_message_is_stored_for_such_a_queue(
+    broker: DdmqBroker, producer: PlayedProducer, name: str
+) -> None:
+    message = dramatiq.Message(queue_name=name, actor_name="add", args=(), kwargs={}, options={})
+    with pytest.raises(OptionError, match="allowed: 1 to 119 ASCII letters, digits and _"):
+        broker.enqueue(message)
+    assert producer.sent == []
+
+
+def test_the_longest_name_is_declared(broker: DdmqBroker) -> None:
+    names = {LONGEST, "mail.high", "." * 36, "A_b-9"}
+    for name in names:
+        broker.declare_queue(name)
+    assert broker.get_declared_queues() == names
+
+
+def test_the_error_states_name_and_length(broker: DdmqBroker) -> None:
+    with pytest.raises(OptionError, match=r"queue_name='mail\.ü' .* 'dramatiq-mail%2Eü' of 18 bytes"):
+        broker.declare_queue("mail.ü")
+
+
 # --- after an actor
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.errors import PullError
-from ddmq_client.notifications import UNKNOWN_METHOD, FirstAnswer
-from ddmq_client.wire.producing import ProxyFault
+from ddmq_client.notifications import FirstAnswer
+from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyFault
 
 OTHER_SERVICE = ProxyFault(UNKNOWN_METHOD, "unknown method 'pull'")
 UNREACHABLE = CallFailed(CallVerdict.NOT_SENT, "cannot connect")

@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from ddmq_common.delays.cron import Cron, CronError, cron_fault
+from ddmq_common.delays.cron import Cron, CronError, find_cron_error
 
 BERLIN, NEW_YORK, SHANGHAI, LORD_HOWE = (
     "Europe/Berlin", "America/New_York", "Asia/Shanghai", "Australia/Lord_Howe",
@@ -131,7 +131,7 @@ def test_what_an_expression_means(expression, zone, after, expected):
     ],
 )
 def test_what_is_refused(expression, zone, words):
-    fault = cron_fault(expression, zone, 1_795_289_273_000)
+    fault = find_cron_error(expression, zone, 1_795_289_273_000)
     assert fault is not None
     assert words in fault
     assert "allowed" in fault
@@ -191,7 +191,7 @@ def test_a_search_is_made_once(expression: str, zone: str, monkeypatch: pytest.M
 
 def test_a_cron_that_comes_once_and_then_never_is_refused() -> None:
     now_ms = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1_000)
-    fault = cron_fault("0 0 29 2 */7", "UTC", now_ms)
+    fault = find_cron_error("0 0 29 2 */7", "UTC", now_ms)
     assert fault is not None
     assert "has no second time within 10 years of its first" in fault
-    assert cron_fault("0 0 29 2 *", "UTC", now_ms) is None
+    assert find_cron_error("0 0 29 2 *", "UTC", now_ms) is None

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import SUB_BUCKETS, upper_edge
-from ddmq_common.metrics.registry import HISTOGRAMS_PER_PIECE, NUMBERS_PER_PIECE, Registry
+from ddmq_common.metrics.registry import HISTOGRAMS_PER_CHUNK, NUMBERS_PER_CHUNK, Registry
 
 METRICS = [*catalogue.CATALOGUE.values()]
 VALUES = st.one_of(st.integers(0, 1 << 60), st.floats(0, 1e18), st.just(float("inf")), st.just(float("nan")))
@@ -75,10 +75,10 @@ def test_a_page_of_many_label_sets_comes_in_bounded_pieces() -> None:
     for number in range(900):
         registry.histogram(catalogue.QUEUE_WAIT, f"g{number}", "t").observe(number)
         registry.cell(catalogue.ACKED, f"g{number}", "t").value = number
-    found = list(registry.exposition_pieces())
+    found = list(registry.exposition_chunks())
     assert b"".join(found) == theirs(registry)
     longest = max(piece.count(b"\n") for piece in found)
-    assert longest <= max(NUMBERS_PER_PIECE, HISTOGRAMS_PER_PIECE * 44)
+    assert longest <= max(NUMBERS_PER_CHUNK, HISTOGRAMS_PER_CHUNK * 44)
 
 
 def test_a_histogram_that_saw_nothing_is_left_out() -> None:
@@ -98,7 +98,7 @@ def test_cells_made_between_two_pieces_do_no_harm() -> None:
     registry = Registry()
     registry.cell(catalogue.ACKED, "g", "t").value = 1
     page = b""
-    for number, piece in enumerate(registry.exposition_pieces()):
+    for number, piece in enumerate(registry.exposition_chunks()):
         page += piece
         registry.cell(catalogue.ACKED, f"g{number}", "t").value = 1
         registry.histogram(catalogue.QUEUE_WAIT, f"g{number}", "t").observe(1)

@@ -3,7 +3,12 @@
 import pytest
 
 from ddmq_common.delays.command import Schedule
-from ddmq_common.delays.schedules import ScheduleLimits, cron_delivery_after, first_due_ms, schedule_fault
+from ddmq_common.delays.schedules import (
+    ScheduleLimits,
+    cron_delivery_after,
+    find_schedule_error,
+    first_due_ms,
+)
 
 NOW = 1_795_289_273_000
 LIMITS = ScheduleLimits(delay_ms_max=86_400_000, occurrences_max=1_000, period_ms_min=500)
@@ -30,7 +35,7 @@ LIMITS = ScheduleLimits(delay_ms_max=86_400_000, occurrences_max=1_000, period_m
     ],
 )
 def test_what_is_refused(schedule, words):
-    fault = schedule_fault(schedule, LIMITS, NOW)
+    fault = find_schedule_error(schedule, LIMITS, NOW)
     assert fault is not None
     assert words in fault
     assert "; allowed: " in fault
@@ -49,7 +54,7 @@ def test_what_is_refused(schedule, words):
     ],
 )
 def test_what_is_accepted(schedule):
-    assert schedule_fault(schedule, LIMITS, NOW) is None
+    assert find_schedule_error(schedule, LIMITS, NOW) is None
 
 
 def test_the_first_delivery():

@@ -57,6 +57,7 @@ def test_a_variable_with_the_default_changes_nothing_but_the_source(key: Setting
     [
         ("ddmq.beyond_loopback", "true", True),
         ("ddmq.data_dir", "/var/lib/ddmq: x", "/var/lib/ddmq: x"),
+        ("ddmq.data_dir", ".", "."),
         ("ddmq.process_name", "2024", "2024"),
         ("ddmq.admin_names", "[a.example, b.example]", ["a.example", "b.example"]),
         ("ddmq.backup_dir", "", None),
@@ -109,7 +110,7 @@ def test_a_key_inside_another_that_the_file_sets_joins_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "said"),
+    ("variable", "text", "error_text"),
     [
         ("DDMQ_RPC__IDLE", "5", "variable DDMQ_RPC__IDLE: unknown; did you mean DDMQ_RPC__IDLE_S?"),
         ("DDMQ_LOG_LEVEL", "info", "variable DDMQ_LOG_LEVEL: unknown; did you mean DDMQ__LOG_LEVEL?"),
@@ -117,20 +118,21 @@ def test_a_key_inside_another_that_the_file_sets_joins_it(tmp_path: Path) -> Non
         ("DDMQ_PROXY_CONSUMER__TICK_MS", "x", "variable DDMQ_PROXY_CONSUMER__TICK_MS: unknown; did you mean"),
         ("DDMQ_XYZZY", "x", "unknown; DDMQ_ is for settings, whose names docs/configuration.md explains"),
         ("DDMQ_RPC__IDLE_S", "x", "variable DDMQ_RPC__IDLE_S: rpc.idle_s: is 'x'; a number is wanted"),
+        ("DDMQ__DATA_DIR", "", "variable DDMQ__DATA_DIR: ddmq.data_dir: is ''; a path is wanted, . for the"),
         ("DDMQ__DRAIN_MS", "-1", "variable DDMQ__DRAIN_MS: ddmq.drain_ms: is -1; allowed: 0 to 600000"),
         ("DDMQ_DELAY_SERVICE__LEVELS", "[1s", "variable DDMQ_DELAY_SERVICE__LEVELS: is not YAML"),
         ("DDMQ_TOPICS__TOPICS", "{a: {queues: 0}}", "topics.topics.a.queues: is 0; allowed: 1 to 1024"),
         ("DDMQ_BACKEND__ENGINE", "kafak", "variable DDMQ_BACKEND__ENGINE: backend.engine: is 'kafak'"),
     ],
 )
-def test_an_error_names_the_variable(variable: str, text: str, said: str) -> None:
+def test_an_error_names_the_variable(variable: str, text: str, error_text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_folder(None, {variable: text})
-    assert said in str(caught.value)
+    assert error_text in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "said"),
+    ("variable", "text", "error_text"),
     [
         ("DDMQ_RPC__CONNECTIONS_MAX", "0", "rpc: connections_max is 0; allowed: at least 1"),
         ("DDMQ__ADMIN", "here", "admin: 'here' is not HOST:PORT"),
@@ -139,10 +141,10 @@ def test_an_error_names_the_variable(variable: str, text: str, said: str) -> Non
         ("DDMQ_FILE_LOG__RETENTION__AGE_MS", "1000", "retention.age_ms in file_log.yaml"),
     ],
 )
-def test_values_that_contradict_others_name_the_variable(variable: str, text: str, said: str) -> None:
+def test_values_that_contradict_others_name_the_variable(variable: str, text: str, error_text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_folder(None, {variable: text})
-    assert said in str(caught.value)
+    assert error_text in str(caught.value)
     assert str(caught.value).endswith(f"; set by variable {variable}")
 
 

@@ -54,7 +54,7 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error_text"),
     [
         ("name: a\nprot: 1", "proxy.yaml:2: prot: unknown key; did you mean 'port'?"),
         ("zzz: 1", "zzz: unknown key; known are: body_bytes_max"),
@@ -71,10 +71,10 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
         ("topics: 3", "topics: is 3; a mapping is wanted"),
     ],
 )
-def test_a_wrong_file_is_told_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_file_is_told_in_one_line(tmp_path: Path, text: str, error_text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path, text), Outer)
-    assert said in str(caught.value)
+    assert error_text in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -100,10 +100,10 @@ def test_a_group_does_not_hold_the_secrets_of_the_defaults(conf: Path) -> None:
 
 def test_doctor_fails_the_check(conf: Path, tmp_path: Path) -> None:
     path = put(conf, "token_key", 0o644)
-    ports = "".join(f"{part}: 127.0.0.1:0\n" for part in ("producer", "consumer", "admin"))
+    ports = "".join(f"{component}: 127.0.0.1:0\n" for component in ("producer", "consumer", "admin"))
     (conf / "ddmq.yaml").write_text(f"data_dir: {tmp_path / 'log'}\n{ports}")
-    (found,) = [finding for finding in run_checks(None, conf) if finding.check == "secrets"]
-    assert (found.status, str(path) in found.summary, "chmod 640" in found.remedy) == (FAILED, True, True)
+    (result,) = [finding for finding in run_checks(None, conf) if finding.check == "secrets"]
+    assert (result.status, str(path) in result.summary, "chmod 640" in result.remedy) == (FAILED, True, True)
     path.chmod(0o640)
     assert not [finding for finding in run_checks(None, conf) if finding.check == "secrets"]
 

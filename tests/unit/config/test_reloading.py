@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ddmq_common.config import ConfigPlace, Overlay, merge_live_values, overlay
+from ddmq_common.config import ConfigLocation, Overlay, merge_live_values, overlay
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, SubscriptionDefaults
 from proxy_producer.config import LIVE_KEYS as PRODUCER_LIVE_KEYS
@@ -28,13 +28,13 @@ def test_a_key_that_needs_a_restart_keeps_its_value() -> None:
 
 
 def test_an_overlay_keeps_only_what_is_named() -> None:
-    made = overlay(
-        SubscriptionDefaults, {"concurrency": 5, "in_flight_bytes_max": "2MiB"}, ConfigPlace("x", "")
+    defaults = overlay(
+        SubscriptionDefaults, {"concurrency": 5, "in_flight_bytes_max": "2MiB"}, ConfigLocation("x", "")
     )
-    assert made.given == {"concurrency": 5, "in_flight_bytes_max": 2 << 20}
-    assert made.over(SubscriptionDefaults(batch_max=7)).batch_max == 7
+    assert defaults.values == {"concurrency": 5, "in_flight_bytes_max": 2 << 20}
+    assert defaults.over(SubscriptionDefaults(batch_max=7)).batch_max == 7
     with pytest.raises(ConfigError, match=r"^x: order_key is 'KEY' and model is broadcasting"):
-        overlay(SubscriptionDefaults, {"order_key": "KEY"}, ConfigPlace("x", "")).over(
+        overlay(SubscriptionDefaults, {"order_key": "KEY"}, ConfigLocation("x", "")).over(
             SubscriptionDefaults(model="broadcasting")
         )
-    assert made == Overlay({"concurrency": 5, "in_flight_bytes_max": 2 << 20})
+    assert defaults == Overlay({"concurrency": 5, "in_flight_bytes_max": 2 << 20})

@@ -39,8 +39,8 @@ def constant(file: str, key: str) -> Any:
     """The value that the program has."""
     if file in OTHER_CLASSES:
         return OTHER_CLASSES[file][key]
-    part = next(part for part, (name, _) in FILES.items() if name == file)
-    value = getattr(Configuration(), part)
+    section = next(section for section, (name, _) in FILES.items() if name == file)
+    value = getattr(Configuration(), section)
     for name in key.split("."):
         value = getattr(value, name)
     return value
@@ -64,13 +64,13 @@ def test_a_file_that_sets_it_is_read_and_reported_once(
 ) -> None:
     path = put(tmp_path, file, key, 77)
     config = load_folder(tmp_path, {})
-    part = next(part for part, (name, _) in FILES.items() if name == file)
-    assert getattr(config, part) == getattr(Configuration(), part), "it is ignored"
+    section = next(section for section, (name, _) in FILES.items() if name == file)
+    assert getattr(config, section) == getattr(Configuration(), section), "it is ignored"
     with caplog.at_level(logging.WARNING, logger="ddmq.server"):
         warn_of_retired(config.retired)
     (record,) = caplog.records
-    said = f"{path}:2: {key} is no longer a setting; its value is {value}; remove it"
-    assert record.getMessage() == said
+    text = f"{path}:2: {key} is no longer a setting; its value is {value}; remove it"
+    assert record.getMessage() == text
 
 
 @pytest.mark.parametrize(("file", "key", "value"), ROWS)

@@ -35,10 +35,10 @@ def put(folder: Path, text: bytes, mode: int = 0o600) -> Outer:
 @pytest.mark.parametrize("text", [b"s3cret", b"s3cret\n"])
 def test_a_secret_is_what_stands_in_its_file(tmp_path: Path, text: bytes) -> None:
     config = put(tmp_path, text)
-    found = reveal_secrets(config, str(tmp_path))
-    assert found == Outer(Inner("s3cret"))
-    assert found.inner.name == "file:name", "no secret, no file"
-    assert "s3cret" not in str(resolved(found))
+    revealed = reveal_secrets(config, str(tmp_path))
+    assert revealed == Outer(Inner("s3cret"))
+    assert revealed.inner.name == "file:name", "no secret, no file"
+    assert "s3cret" not in str(resolved(revealed))
     assert reveal_secrets(Outer(), "") == Outer()
 
 

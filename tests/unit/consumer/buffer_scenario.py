@@ -38,7 +38,7 @@ class Scenario:
 
     def __init__(self, *, traced: bool = False) -> None:
         self.traced = traced
-        self.now, self.kept, self.lease_ids, self.config = 0.0, 16, count(1), SubscriptionDefaults()
+        self.now, self.indexed, self.lease_ids, self.config = 0.0, 16, count(1), SubscriptionDefaults()
         self.queues: list[list[tuple[int, int, str]]] = [[], []]  # offset, log position, text
         self.where: dict[str, tuple[QueueRef, int]] = {}
         self.leases: dict[str, int] = {}
@@ -65,13 +65,13 @@ class Scenario:
     def read(self, step: ReadRequest) -> None:
         queue, at = self.queues[step.queue.ref.queue_id], step.offset
         after = max(at, min(at + step.count_max, len(queue)))
-        found = [message for message in queue[at:after] if message[2] != "_"]
+        messages = [message for message in queue[at:after] if message[2] != "_"]
         batch: Any = SimpleNamespace(
-            status=ReadStatus.DATA if found else ReadStatus.NONE,
-            offsets=[offset for offset, _, _ in found],
-            positions=[position for _, position, _ in found],
-            flags=[0] * len(found),
-            deliveries=[text.encode() for _, _, text in found],
+            status=ReadStatus.DATA if messages else ReadStatus.NONE,
+            offsets=[offset for offset, _, _ in messages],
+            positions=[position for _, position, _ in messages],
+            flags=[0] * len(messages),
+            deliveries=[text.encode() for _, _, text in messages],
             next_offset=after,
             at_end=after == len(queue),
         )
@@ -80,8 +80,8 @@ class Scenario:
     # --- commands
 
     def restart(self) -> None:
-        self.scope = OrderScope(ChainTable(self.config.chain_batch, self.kept), merged=True)
-        ahead = lambda wanted: (wanted, 1 << 20)  # noqa: E731
+        self.scope = OrderScope(ChainTable(self.config.chain_batch, self.indexed), merged=True)
+        ahead = lambda count: (count, 1 << 20)  # noqa: E731
         self.buffer = PullBuffer(self.config, 1 << 20, ahead, self.lease_ids, Tally(), None, self)
         order = (self.scope, key_of) if self.config.scope else None
         observer = JobObserver() if self.traced else None
@@ -92,7 +92,7 @@ class Scenario:
         for name, text in (word.split("=") for word in words):
             value: Any = int(text) if text.lstrip("-").isdigit() else text
             if name == "kept":  # how many of a chain's messages are kept while they wait
-                self.kept = value
+                self.indexed = value
             else:
                 value = (value,) if name == "retry_intervals_ms" else value
                 self.config = replace(self.config, **{name: value})
@@ -105,8 +105,8 @@ class Scenario:
             queue.append((len(queue), sum(map(len, self.queues)), text))
         self.buffer.on_data_arrived(self.buffer.queues[ref])
 
-    def pull(self, wanted: str) -> str:
-        while not isinstance(step := self.buffer.next_step(self.now, int(wanted)), Delivery):
+    def pull(self, count: str) -> str:
+        while not isinstance(step := self.buffer.next_step(self.now, int(count)), Delivery):
             if step is None:
                 return "nothing"
             if isinstance(step, EndsRequest):
@@ -159,15 +159,15 @@ class Scenario:
         return f"{self.buffer.tally.timed_out.value - before} timed out"
 
     def commit(self) -> str:
-        told = []
+        spent = []
         for durable, queue, state in zip(self.durable, self.queues, self.buffer.queues.values(), strict=True):
             for job in state.table.take_spent():
                 durable.apply(state.build_finish("G", job.offset))
                 state.on_published(job.offset)
                 self.buffer.on_news(state)
-                told.append(f"{queue[job.offset][2].lstrip('-!')} ({job.reason})")
+                spent.append(f"{queue[job.offset][2].lstrip('-!')} ({job.reason})")
         self.store()
-        return "spent: " + (", ".join(told) or "none")
+        return "spent: " + (", ".join(spent) or "none")
 
     def store(self) -> None:
         """All progress so far is durable, and what waited for that goes on; spent messages stay."""
@@ -184,12 +184,12 @@ class Scenario:
                 state.uncommitted.restore(delta, state.table.jobs)
 
     def hand_over(self) -> None:
-        told = [
+        handovers = [
             (ref, queue.leases.leased_runs(), queue.uncommitted.uncertain_acks(queue.ack_map))
             for ref, queue in self.buffer.queues.items()
         ]
         self.restart()
-        for ref, runs, acked in told:
+        for ref, runs, acked in handovers:
             self.buffer.queues[ref].adopt_leases(runs, acked, self.now)
             self.buffer.on_news(self.buffer.queues[ref])
 
@@ -206,9 +206,9 @@ class Scenario:
 
     def take_away(self, key: str) -> str:
         state, offset = self.head(key)
-        taken = operators.take_away(state, offset, self.now)
+        expired = operators.take_away(state, offset, self.now)
         self.buffer.on_news(state)
-        return "taken away" if taken else "not in flight"
+        return "taken away" if expired else "not in flight"
 
     def skip(self, key: str) -> None:
         state, offset = self.head(key)

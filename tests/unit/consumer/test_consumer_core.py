@@ -52,39 +52,39 @@ def test_between_is_what_is_left() -> None:
 
 def table(*runs: tuple[int, int, int, float], budget: Budget | None = None) -> LeaseTable:
     """Runs as (start, end, lease id, deadline), 10 bytes a message."""
-    made = LeaseTable(budget or Budget())
+    leases = LeaseTable(budget or Budget())
     for start, end, lease_id, deadline in runs:
-        made.add(start, end, 10 * (end - start), Lease(lease_id, deadline))
-    return made
+        leases.add(start, end, 10 * (end - start), Lease(lease_id, deadline))
+    return leases
 
 
-def test_a_whole_run_goes_in_one_piece() -> None:
+def test_a_complete_run_is_taken_as_one_range() -> None:
     budget = Budget()
     leases = table((0, 100, 1, 5.0), (100, 200, 2, 5.0), budget=budget)
     assert leases.take_leased(100, 200, None) == [(100, 200, 1000)]
     assert (leases.jobs, budget.leased, budget.leased_bytes) == (100, 100, 1000)
 
 
-def test_parts_of_runs_are_cut_out_and_the_bytes_add_up() -> None:
+def test_ranges_are_taken_out_of_runs_and_the_bytes_add_up() -> None:
     budget = Budget()
     leases = table((0, 10, 1, 5.0), (20, 30, 2, 5.0), budget=budget)
-    taken = leases.take_leased(3, 25, None)
-    assert [(start, end) for start, end, _ in taken] == [(3, 10), (20, 25)]
+    leased = leases.take_leased(3, 25, None)
+    assert [(start, end) for start, end, _ in leased] == [(3, 10), (20, 25)]
     rest = leases.take_leased(0, 100, None)
     assert [(start, end) for start, end, _ in rest] == [(0, 3), (25, 30)]
-    assert sum(size for _, _, size in taken + rest) == 200
+    assert sum(size for _, _, size in leased + rest) == 200
     assert (leases.jobs, budget.leased, budget.leased_bytes) == (0, 0, 0)
 
 
-def test_only_the_named_lease_is_taken_from() -> None:
+def test_only_messages_of_the_named_lease_are_taken() -> None:
     leases = table((0, 10, 1, 5.0), (10, 20, 2, 5.0))
     assert leases.take_leased(0, 10, 2) == []
-    assert [piece[:2] for piece in leases.take_leased(0, 20, 2)] == [(10, 20)]
+    assert [leased_range[:2] for leased_range in leases.take_leased(0, 20, 2)] == [(10, 20)]
     assert leases.lease_of(5) is not None
     assert leases.lease_of(15) is None
 
 
-def test_expiry_takes_whole_leases_and_only_when_due() -> None:
+def test_leases_expire_completely_and_only_when_due() -> None:
     leases = table((0, 10, 1, 5.0), (10, 20, 2, 7.0))
     assert leases.take_expired(4.9) == []
     assert leases.take_expired(5.0) == [(0, 10, 100)]
@@ -106,10 +106,10 @@ def test_leases_against_one_entry_per_message() -> None:
             leases.add(start, end, end - start, Lease(round_, float(round_)))
             model.update(dict.fromkeys(range(start, end), round_))
         else:
-            wanted = model.get(start) if random.random() < 0.5 else None
-            hit = [o for o in range(start, end) if o in model and wanted in (None, model[o])]
-            taken = leases.take_leased(start, end, wanted)
-            assert [o for first, after, _ in taken for o in range(first, after)] == hit
+            lease_id = model.get(start) if random.random() < 0.5 else None
+            hit = [o for o in range(start, end) if o in model and lease_id in (None, model[o])]
+            leased = leases.take_leased(start, end, lease_id)
+            assert [o for first, after, _ in leased for o in range(first, after)] == hit
             for offset in hit:
                 del model[offset]
         assert leases.jobs == budget.leased == len(model)
@@ -147,7 +147,7 @@ def test_timeouts_have_a_limit_of_their_own() -> None:
     assert RetryPolicy((), -1).after_timeout(0, 10**6) == 0
 
 
-def test_an_ordered_job_stays_until_all_its_deliveries_are_made() -> None:
+def test_an_ordered_job_stays_until_its_deliveries_are_used_up() -> None:
     policy = RetryPolicy((100, 150), 1, interval_ms=1000, deliveries_max=5)
     assert [policy.after_fail(fails, 0) for fails in range(1, 6)] == [100, 150, 1000, 1000, None]
     assert [policy.after_timeout(0, timeouts) for timeouts in range(1, 6)] == [0, 1000, 1000, 1000, None]
@@ -182,19 +182,19 @@ class Waiter(HeldPull):
 
 
 def test_the_oldest_of_a_topic_and_of_anyone() -> None:
-    held = HeldPulls()
+    pulls = HeldPulls()
     waiters = [Waiter(topic) for topic in ("T", None, "U", "T")]
     for waiter in waiters:
-        held.hold_pull(waiter)
-    assert held.oldest_pull("T") is waiters[0]
-    held.leave(waiters[0])
-    held.leave(waiters[0])
-    assert held.oldest_pull("T") is waiters[1]
-    assert held.oldest_pull("U") is waiters[1]
-    held.leave(waiters[1])
-    assert held.oldest_pull("U") is waiters[2]
-    assert held.oldest_pull("V") is None
-    assert (held.count, held.waiting_for("T"), held.waiting_for("V")) == (2, 1, 0)
+        pulls.hold_pull(waiter)
+    assert pulls.oldest_pull("T") is waiters[0]
+    pulls.leave(waiters[0])
+    pulls.leave(waiters[0])
+    assert pulls.oldest_pull("T") is waiters[1]
+    assert pulls.oldest_pull("U") is waiters[1]
+    pulls.leave(waiters[1])
+    assert pulls.oldest_pull("U") is waiters[2]
+    assert pulls.oldest_pull("V") is None
+    assert (pulls.count, pulls.waiting_for("T"), pulls.waiting_for("V")) == (2, 1, 0)
 
 
 def test_lingers_end_in_their_tick_and_never_early() -> None:
@@ -205,8 +205,8 @@ def test_lingers_end_in_their_tick_and_never_early() -> None:
         waiter = Waiter(None)
         deadlines[waiter] = now + random.random() * 2
         wheel.add(waiter, deadlines[waiter])
-    gone = list(deadlines)[:100]
-    for waiter in gone:
+    removed = list(deadlines)[:100]
+    for waiter in removed:
         wheel.remove(waiter)
         wheel.remove(waiter)
         del deadlines[waiter]
@@ -277,19 +277,19 @@ class _Batch(ReadBatch):
 
 
 @pytest.mark.parametrize("reject_pressure", [True, False])
-@pytest.mark.parametrize("known", [None, lambda offset: False])
+@pytest.mark.parametrize("is_handled", [None, lambda offset: False])
 @pytest.mark.parametrize("message_filter", [None, LetsAllThrough()])
 def test_what_was_resent_to_one_group_is_passed_over_by_others(
-    reject_pressure: bool, known: Any, message_filter: Any
+    reject_pressure: bool, is_handled: Any, message_filter: Any
 ) -> None:
     flags = [0, FLAG_ONE_GROUP, FLAG_ONE_GROUP | FLAG_PRESSURE, FLAG_ONE_GROUP, 0]
     batch = _Batch([3, 4, 5, 6, 8], flags, 9, {1: "G", 2: "H"})  # 6 names none: it is for all
-    of_g = pick_messages(batch, 3, reject_pressure, known, message_filter, "G")
+    of_g = pick_messages(batch, 3, reject_pressure, is_handled, message_filter, "G")
     assert (list(of_g.messages.offsets), of_g.others, of_g.pressure) == ([3, 4, 6, 8], 1, 0)
     assert of_g.skipped == [(5, 6), (7, 8)]
-    of_h = pick_messages(batch, 3, reject_pressure, known, message_filter, "H")
-    wanted = [3, 6, 8] if reject_pressure else [3, 5, 6, 8]
-    assert (list(of_h.messages.offsets), of_h.others, of_h.pressure) == (wanted, 1, int(reject_pressure))
+    of_h = pick_messages(batch, 3, reject_pressure, is_handled, message_filter, "H")
+    offsets = [3, 6, 8] if reject_pressure else [3, 5, 6, 8]
+    assert (list(of_h.messages.offsets), of_h.others, of_h.pressure) == (offsets, 1, int(reject_pressure))
     assert (of_g.filtered, of_h.filtered) == (0, 0)
 
 
@@ -308,6 +308,14 @@ def test_what_is_picked_and_what_is_skipped() -> None:
 
 def test_a_slice_that_fits_holds_at_least_one() -> None:
     batch = _Batch([1, 2, 3], [0, 0, 0], 4)
-    whole = Slice(batch, batch.offsets, batch.deliveries, range(3))
-    assert whole.size == 6
-    assert [len(whole.fit_bytes(limit).offsets) for limit in (0, 2, 3, 4, 5, 6, 99)] == [1, 1, 1, 2, 2, 3, 3]
+    messages = Slice(batch, batch.offsets, batch.deliveries, range(3))
+    assert messages.size == 6
+    assert [len(messages.fit_bytes(limit).offsets) for limit in (0, 2, 3, 4, 5, 6, 99)] == [
+        1,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]

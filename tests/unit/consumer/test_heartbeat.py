@@ -106,9 +106,9 @@ def test_a_timer_is_at_most_a_tick_late(beating: Beating, resting: bool) -> None
     beating.timers.set(tasks[0], now + 0.03)
     beating.timers.set(tasks[1], now + 1.13)
     beating.run(2.0)
-    for task, wanted in zip(tasks, (0.03, 1.13), strict=True):
+    for task, due in zip(tasks, (0.03, 1.13), strict=True):
         [ran] = task.ran
-        assert -1e-9 <= ran - now - wanted <= TICK_S + 1e-9
+        assert -1e-9 <= ran - now - due <= TICK_S + 1e-9
 
 
 def test_a_tick_that_fails_is_not_the_last(beating: Beating) -> None:

@@ -11,7 +11,7 @@ ILLEGAL = [(state, event) for state, row in TRANSITIONS.items() for event in Job
 LEGAL = [(state, event) for state, row in TRANSITIONS.items() for event in row]
 
 
-def told(table: JobTable, budget: Budget) -> tuple[object, ...]:
+def table_state(table: JobTable, budget: Budget) -> tuple[object, ...]:
     """All that a table shows."""
     jobs = {offset: (job.state, job.due, job.reason) for offset, job in table.jobs.items()}
     counts = (table.retrying, table.recorded, table.released, budget.retrying)
@@ -23,10 +23,10 @@ def test_what_cannot_happen_raises_and_changes_nothing(state: JobState, event: J
     budget = Budget()
     table = JobTable(budget)
     job = table.add(7, state)
-    before = told(table, budget)
+    before = table_state(table, budget)
     with pytest.raises(IllegalJobEventError, match=f"{state.name} was {event.name}"):
         table.change(job, event)
-    assert told(table, budget) == before
+    assert table_state(table, budget) == before
 
 
 @pytest.mark.parametrize(("state", "event"), LEGAL, ids=lambda one: one.name)
@@ -47,7 +47,7 @@ def test_whoever_waits_or_is_spent_without_a_right_to_leaves_no_trace() -> None:
     budget = Budget()
     table = JobTable(budget)
     spent = table.add(7, JobState.SPENT)
-    before = told(table, budget)
+    before = table_state(table, budget)
     for change in (
         lambda: table.wait(spent, 5.0),
         lambda: table.spend_job(spent, "again"),
@@ -56,7 +56,7 @@ def test_whoever_waits_or_is_spent_without_a_right_to_leaves_no_trace() -> None:
     ):
         with pytest.raises(IllegalJobEventError):
             change()
-        assert told(table, budget) == before
+        assert table_state(table, budget) == before
 
 
 def test_every_state_is_reached_and_every_job_can_end() -> None:
@@ -64,10 +64,10 @@ def test_every_state_is_reached_and_every_job_can_end() -> None:
     following = {after for row in TRANSITIONS.values() for after in row.values()}
     assert begun | following == set(JobState) == set(TRANSITIONS)
     for state in set(JobState) - {JobState.REMOVED}:
-        seen, todo = set(), [state]
+        visited, todo = set(), [state]
         while todo:
             one = todo.pop()
-            if one not in seen:
-                seen.add(one)
+            if one not in visited:
+                visited.add(one)
                 todo += TRANSITIONS[one].values()
-        assert JobState.REMOVED in seen, state
+        assert JobState.REMOVED in visited, state

@@ -20,7 +20,7 @@ ACK = Ack("G", QUEUE, 5, 7)
 
 def leased_queue(budget: Budget) -> SubscribedQueue:
     """A queue of which a client has four messages of ten bytes."""
-    view, plan = ProgressView(0, (), {}, 1, 0), ReadPlan(lambda wanted: (wanted, 1), 1)
+    view, plan = ProgressView(0, (), {}, 1, 0), ReadPlan(lambda count: (count, 1), 1)
     queue = SubscribedQueue(QUEUE, view, 0, RetryPolicy((), -1), budget, Tally(), plan, Count(), deque())
     batch: Any = None
     queue.lease(Slice(batch, range(4), [bytes(10)] * 4, range(4)), Lease(7, 100.0))
@@ -31,7 +31,7 @@ def test_ids_are_the_same_each_time_and_no_others() -> None:
     others = QueueRef("T", 4, 1), QueueRef("U", 3, 1), QueueRef("T", 3, 2)
     acks = [ACK, ACK._replace(group="H"), ACK._replace(offset=6), ACK._replace(lease_id=8)]
     acks += [ACK._replace(queue=queue) for queue in others]
-    ids = [reply_id(ack, place) for ack in acks for place in range(3)]
+    ids = [reply_id(ack, index) for ack in acks for index in range(3)]
     assert len(set(ids)) == len(ids)
     assert {len(one) for one in ids} == {16}
     assert reply_id(ACK, 0) == ids[0]
@@ -72,7 +72,7 @@ def test_their_results_are_bounded_together() -> None:
     )
 
 
-def test_who_names_no_lease_does_not_finish_what_is_taken_up() -> None:
+def test_an_ack_without_a_lease_does_not_finish_a_reserved_message() -> None:
     one = leased_queue(Budget())
     one.delivered_until = 10  # handed out before the queue was lost, and came back
     assert replying.reserve_message(one, 2, 7) is ReservationResult.RESERVED

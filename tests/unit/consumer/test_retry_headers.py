@@ -42,9 +42,9 @@ def message(system: dict[str, str] | None = None) -> StoredRecord:
 
 
 def job(fails: int = 1, timeouts: int = 0, error: str = "") -> UpstreamJob:
-    made = UpstreamJob(42, JobState.SPENT, fails, timeouts)
-    made.reason, made.error = "failed" if fails else "timed-out", error
-    return made
+    spent = UpstreamJob(42, JobState.SPENT, fails, timeouts)
+    spent.reason, spent.error = "failed" if fails else "timed-out", error
+    return spent
 
 
 def through_the_level(record: StoredRecord, spent: UpstreamJob, step: int) -> StoredRecord:
@@ -65,16 +65,16 @@ def test_sixteen_steps_from_ten_seconds_to_two_hours() -> None:
 def test_every_step_until_they_are_used_up(deliveries: list[tuple[int, int]], retry_steps: int) -> None:
     """The naive model: a counter of steps, and a sum."""
     config = SubscriptionDefaults(retry_steps=retry_steps)
-    record, total, taken = message({"other": "x"}), 0, 0
+    record, total, steps = message({"other": "x"}), 0, 0
     for first, (fails, timeouts) in zip(chain((True,), repeat(False)), deliveries, strict=False):
         spent = job(fails, timeouts)
         total += fails + timeouts
         step = next_hop(spent, headers_after(record, spent, 1), config)
-        taken += 0 if first else max(0, fails - 1)  # those that waited for a delay of their own
-        assert step == (taken + 1 if taken < retry_steps else 0)
+        steps += 0 if first else max(0, fails - 1)  # those that waited for a delay of their own
+        assert step == (steps + 1 if steps < retry_steps else 0)
         if step == 0:
             break
-        taken += 1
+        steps += 1
         record = through_the_level(record, spent, step)
         assert attempts_before(record.system) == total
     else:
@@ -104,7 +104,7 @@ def test_what_travels_is_the_message_as_it_was() -> None:
     }
 
 
-def test_the_last_error_and_the_first_failure_are_kept_over_steps() -> None:
+def test_the_last_error_and_the_first_failure_are_carried_over_steps() -> None:
     first = through_the_level(message(), job(4, error="boom"), 1)
     headers = headers_after(first, job(0, 17), 2_000)
     assert (headers.error, headers.since_ms, headers.deliveries, headers.offset) == ("boom", 1_000, 21, 42)
@@ -140,17 +140,17 @@ def test_a_final_job_is_dead_at_once() -> None:
 
 @given(st.text(max_size=1_000))
 def test_error_texts_are_one_short_line(text: str) -> None:
-    kept = error_text(text)
-    assert len(kept) <= 200
-    assert not any(ord(each) < 32 or 127 <= ord(each) < 160 for each in kept)
-    kept.encode()
+    line = error_text(text)
+    assert len(line) <= 200
+    assert not any(ord(each) < 32 or 127 <= ord(each) < 160 for each in line)
+    line.encode()
 
 
 def test_lone_surrogates_do_not_hold_an_error_up() -> None:
     assert error_text("a\ud800b\nc ") == "a?b c"
 
 
-def test_a_letter_and_the_message_it_becomes_again() -> None:
+def test_a_dead_letter_and_the_message_it_is_resent_as() -> None:
     new = dead_letter("G", message(), headers_after(message(), job(4, error="boom"), 1), "failed", 99)
     assert (new.topic, new.queue_id, new.message_id, new.born_ms, new.flags) == ("%DLQ%G", 0, ID, 5, 1)
     assert decode(new.delivery) == (
@@ -168,10 +168,10 @@ def test_a_letter_and_the_message_it_becomes_again() -> None:
             b"dead-letter-time": b"99",
         },
     )
-    again = resent_record(read_dead_letter(stored(new, 8)), 4)
-    assert (again.topic, again.queue_id, again.key, again.tags) == ("T", 3, b"k", b"t")
-    assert (again.message_id, again.born_ms, again.flags, again.system) == (ID, 5, 1, None)
-    assert decode(again.delivery).properties == {b"p": b"q", b"dead-letter-resent": b"1"}
+    resent = resent_record(read_dead_letter(stored(new, 8)), 4)
+    assert (resent.topic, resent.queue_id, resent.key, resent.tags) == ("T", 3, b"k", b"t")
+    assert (resent.message_id, resent.born_ms, resent.flags, resent.system) == (ID, 5, 1, None)
+    assert decode(resent.delivery).properties == {b"p": b"q", b"dead-letter-resent": b"1"}
 
 
 def test_resending_is_counted_through_the_next_death() -> None:
@@ -190,14 +190,14 @@ def test_a_queue_that_is_not_there_becomes_another() -> None:
 
 
 @pytest.mark.parametrize("bare", [True, False])
-def test_bytes_that_do_not_parse_are_kept_and_the_facts_stand_beside_them(bare: bool) -> None:
+def test_bytes_that_do_not_parse_are_stored_with_the_facts_beside_them(bare: bool) -> None:
     record = message()._replace(delivery=b"\xff\xff")
     new = dead_letter("G", record, headers_after(record, job(error="e"), 1), "failed", 99, bare=bare)
     assert new.delivery == b"\xff\xff"
     letter = read_dead_letter(stored(new, 0))
     assert (letter.content, letter.reason, letter.error, letter.topic) == (None, "failed", "e", "T")
-    again = resent_record(letter, 4)
-    assert (again.delivery, again.topic, again.queue_id, again.system) == (b"\xff\xff", "T", 3, None)
+    resent = resent_record(letter, 4)
+    assert (resent.delivery, resent.topic, resent.queue_id, resent.system) == (b"\xff\xff", "T", 3, None)
 
 
 def test_a_bare_letter_says_the_same() -> None:

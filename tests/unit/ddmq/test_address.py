@@ -20,9 +20,9 @@ README = Path(__file__).resolve().parents[3] / "README.md"
     ],
 )
 def test_what_is_an_address(text: str, host: str, port: int) -> None:
-    found = parse(text)
-    assert found == HostPort(host, port)
-    assert str(found) == text
+    address = parse(text)
+    assert address == HostPort(host, port)
+    assert str(address) == text
 
 
 @pytest.mark.parametrize("text", ["", "9613", ":9613", "host:", "host:65536", "host:-1", "host:9 6"])
@@ -41,11 +41,13 @@ def test_the_ready_line_tells_where_the_parts_are_whatever_the_directory_is_call
 def test_the_readme_shows_the_ready_line_as_it_is() -> None:
     """The admin port answers first, and comes last."""
     ports = {"admin": 9813, "producer": 9613, "consumer": 9713}
-    line = ready_line({part: HostPort("127.0.0.1", port) for part, port in ports.items()}, Path("data"))
+    line = ready_line(
+        {component: HostPort("127.0.0.1", port) for component, port in ports.items()}, Path("data")
+    )
     assert f"\n{line}\n" in README.read_text(encoding="utf-8")
 
 
 def test_the_readme_and_the_help_name_the_same_time_for_the_demo() -> None:
-    said = re.findall(r"^\$ make demo +# ([\w ]+):", README.read_text(encoding="utf-8"), re.MULTILINE)
-    assert said == ["a minute or two"]
-    assert said[0] in str(demo.help).splitlines()[0]
+    durations = re.findall(r"^\$ make demo +# ([\w ]+):", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert durations == ["a minute or two"]
+    assert durations[0] in str(demo.help).splitlines()[0]

@@ -45,7 +45,7 @@ def test_a_change_starts_from_what_others_were_answered(method: str, answered: i
     backend.close()
 
 
-class Unsure(MemoryBackend):
+class UncertainBackend(MemoryBackend):
     """It cannot find out what others were answered, so many times."""
 
     failures = 0
@@ -62,15 +62,15 @@ class Unsure(MemoryBackend):
 
 @pytest.mark.parametrize(("failures", "status"), [(3, "200"), (4, "503")])
 def test_a_change_that_cannot_know_of_others_may_be_tried_again(failures: int, status: str) -> None:
-    backend = Unsure(ManualClock())
+    backend = UncertainBackend(ManualClock())
     backend.failures = failures
     api = AdminApi(backend, None, Registry(), ManualClock(), backend.health)
     environ = {"REQUEST_METHOD": "POST", "RAW_URI": "/topics/orders", "QUERY_STRING": ""}
     environ |= {"CONTENT_LENGTH": "2", "CONTENT_TYPE": "application/json"}
     environ |= {"wsgi.input": io.BytesIO(b"{}")}
-    told: list[str] = []
-    body = b"".join(api.router(environ, lambda status, headers: told.append(status)))
-    assert told[0].startswith(status)
+    statuses: list[str] = []
+    body = b"".join(api.router(environ, lambda status, headers: statuses.append(status)))
+    assert statuses[0].startswith(status)
     refused = status == "503"
     assert (b"nothing was changed, try again: no leaders found" in body) == refused
     assert (backend.topic("orders") is None) == refused

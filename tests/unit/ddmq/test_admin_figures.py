@@ -59,9 +59,9 @@ class Costly:
 def test_a_costly_page_is_given_again_for_a_while() -> None:
     spent = PAGE_CHEAP_S + 0.01
     costly = Costly(spent)
-    asked = [gevent.spawn(costly.page) for _ in range(8)]
-    gevent.joinall(asked, timeout=30, raise_error=True)
-    assert [each.value for each in asked] == [1] * 8, "those who wait for a page get the same"
+    requests = [gevent.spawn(costly.page) for _ in range(8)]
+    gevent.joinall(requests, timeout=30, raise_error=True)
+    assert [each.value for each in requests] == [1] * 8, "those who wait for a page get the same"
     costly.clock.advance(spent * PAGE_RESTS * 0.99)
     assert costly.page() == 1
     costly.clock.advance(PAGE_CACHED_MAX_S)
@@ -91,10 +91,10 @@ def test_counters_of_processes_are_put_together() -> None:
         registry.cell(SESSIONS_ENDED, "left").value = times
         registry.cell(LOG_DISK).value = times
     other.histogram(SEND_LATENCY, "mails").observe(5.0)
-    found = merge_counters(one.snapshot(), other.snapshot(), {})
-    assert found[SESSIONS_ENDED.name] == [{"reason": "left", "value": 4}]
-    assert found[LOG_DISK.name] == [{"value": 3}]
-    orders, mails = found[SEND_LATENCY.name]
+    merged = merge_counters(one.snapshot(), other.snapshot(), {})
+    assert merged[SESSIONS_ENDED.name] == [{"reason": "left", "value": 4}]
+    assert merged[LOG_DISK.name] == [{"value": 3}]
+    orders, mails = merged[SEND_LATENCY.name]
     slowest = other.histogram(SEND_LATENCY, "orders").summary()
     assert orders == {"topic": "orders"} | slowest | {"count": 4, "mean": 2500.0}
     assert mails == {"topic": "mails"} | other.histogram(SEND_LATENCY, "mails").summary()
@@ -106,10 +106,14 @@ def test_other_parts_are_asked_and_the_silent_are_named() -> None:
     server.start()
     others = OtherProcesses()
     with socket.create_server((HOST, 0)) as silent:  # it accepts, and says nothing
-        mute, gone = silent.getsockname()[1], socket.create_server((HOST, 0))
-        for name, port in (("producer", server.server_port), ("mute", mute), ("gone", gone.getsockname()[1])):
+        mute, closed = silent.getsockname()[1], socket.create_server((HOST, 0))
+        for name, port in (
+            ("producer", server.server_port),
+            ("mute", mute),
+            ("gone", closed.getsockname()[1]),
+        ):
             others.record_address(component_line(name, HostPort(HOST, port)).strip())
-        gone.close()
+        closed.close()
         counters, named = others.merge_counters({})
     server.stop(timeout=0)
     assert set(named) == {"mute", "gone"}
@@ -129,17 +133,17 @@ def test_what_one_part_is_asked_for_by_another() -> None:
     assert set(msgspec.json.decode(answer)) == {"counters"}
 
 
-@pytest.mark.parametrize("pieces", [[b"part a x:1\npart b x:2\n"], [b"part a", b" x:1\npart", b" b x:2\n"]])
-def test_the_parent_is_heard_line_by_line_until_it_ends(pieces: list[bytes]) -> None:
+@pytest.mark.parametrize("chunks", [[b"part a x:1\npart b x:2\n"], [b"part a", b" x:1\npart", b" b x:2\n"]])
+def test_the_parent_is_heard_line_by_line_until_it_ends(chunks: list[bytes]) -> None:
     reads, writes = os.pipe()
-    heard: list[str] = []
-    ended = gevent.event.Event()
-    when_parent_ends(ended.set, heard.append, reads)
-    for piece in pieces:
-        os.write(writes, piece)
+    lines: list[str] = []
+    end = gevent.event.Event()
+    when_parent_ends(end.set, lines.append, reads)
+    for chunk in chunks:
+        os.write(writes, chunk)
         gevent.sleep(0)
-    assert not ended.is_set()
+    assert not end.is_set()
     os.close(writes)
-    assert ended.wait(30)
+    assert end.wait(30)
     os.close(reads)
-    assert heard == ["part a x:1", "part b x:2"]
+    assert lines == ["part a x:1", "part b x:2"]

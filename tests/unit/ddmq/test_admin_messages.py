@@ -60,13 +60,13 @@ def test_finished_is_not_said_to_be_done_where_nothing_is_found_by_its_id() -> N
     assert info is not None
     backend.commit(CommitBatch(progress=[ProgressDelta("g", info.refs()[0], 1, 0, ((0, 1),))]), FAR).wait(5)
     api = AdminApi(backend, None, Registry(), ManualClock(), backend.health)
-    (row,) = ask(api, "/topics/large/messages?count=1&group=g")
+    (row,) = get_json(api, "/topics/large/messages?count=1&group=g")
     assert row["state"] == "done"
     backend.capabilities = replace(backend.capabilities, find_by_key=False)
-    (row,) = ask(api, "/topics/large/messages?count=1&group=g")
+    (row,) = get_json(api, "/topics/large/messages?count=1&group=g")
     assert row["state"] == "done", "nothing of the group has ever gone on"
     backend.put_topic(TopicInfo("%DLQ%g", 0, 1), FAR).wait(5)
-    (row,) = ask(api, "/topics/large/messages?count=1&group=g")
+    (row,) = get_json(api, "/topics/large/messages?count=1&group=g")
     assert row["state"] == "done or gone on"
     assert backend.capabilities.engine in row["note"]
     backend.close()
@@ -85,12 +85,12 @@ def test_an_answer_has_so_many_bytes_whatever_is_asked_for() -> None:
     backend = stocked(70, 1 << 20, queues=2)
     api = AdminApi(backend, None, Registry(), ManualClock(), backend.health)
     for query in ("", "&key=k", "&time_ms=0"):
-        rows = ask(api, f"/topics/large/messages?count=20{query}")
+        rows = get_json(api, f"/topics/large/messages?count=20{query}")
         assert len(rows) == 20
         assert all(row["cut"] and row["body_bytes"] == 1 << 20 for row in rows)
         assert sum(len(row["body"].encode()) for row in rows) <= messages.ANSWER_BYTES_MAX
-        assert "error" in ask(api, f"/topics/large/messages?count=1000{query}") or query == "&key=k"
-    rows = ask(api, "/topics/large/messages?count=1000&queue=1&offset=0")
+        assert "error" in get_json(api, f"/topics/large/messages?count=1000{query}") or query == "&key=k"
+    rows = get_json(api, "/topics/large/messages?count=1000&queue=1&offset=0")
     assert [row["offset"] for row in rows] == [0, 1, 2]  # the next is where to go on
     assert not any("cut" in row for row in rows)
     backend.close()
@@ -100,16 +100,16 @@ def test_one_message_comes_whole_and_small_ones_too() -> None:
     backend = stocked(2, 1 << 21)
     api = AdminApi(backend, None, Registry(), ManualClock(), backend.health)
     for path in ("?count=1", "?count=9&queue=0&offset=0", "?count=9&queue=0&offset=1"):
-        (row,) = ask(api, "/topics/large/messages" + path)
+        (row,) = get_json(api, "/topics/large/messages" + path)
         assert len(row["body"].encode()) == row["body_bytes"] == 1 << 21
     backend.close()
     backend = stocked(1000, 100)
     api = AdminApi(backend, None, Registry(), ManualClock(), backend.health)
-    assert not any("cut" in row for row in ask(api, "/topics/large/messages?count=1000"))
+    assert not any("cut" in row for row in get_json(api, "/topics/large/messages?count=1000"))
     backend.close()
 
 
-def ask(api: AdminApi, target: str) -> Any:
+def get_json(api: AdminApi, target: str) -> Any:
     path, _, query = target.partition("?")
     environ = {"REQUEST_METHOD": "GET", "RAW_URI": path, "QUERY_STRING": query}
     answered = list(api.router(environ, lambda status, headers: None))

@@ -31,22 +31,22 @@ FILES: dict[str, type[Any]] = {
 NUMBERS = (int, float)
 
 
-def parts_of(kind: Any) -> Iterator[Any]:
+def leaf_types(kind: Any) -> Iterator[Any]:
     """A type and those that it is made of: of Mapping[str, RateLimit], RateLimit too."""
     yield kind
-    for part in typing.get_args(kind):
-        yield from parts_of(part)
+    for argument in typing.get_args(kind):
+        yield from leaf_types(argument)
 
 
 def numbers(kind: type[Any], prefix: str) -> Iterator[str]:
     """The keys of a dataclass that hold a number, or several; a rate limit is one key."""
     hints = typing.get_type_hints(kind)
     for name in (field.name for field in dataclasses.fields(kind)):
-        parts = list(parts_of(hints[name]))
-        if RateLimit in parts or any(part in NUMBERS for part in parts):
+        types = list(leaf_types(hints[name]))
+        if RateLimit in types or any(argument in NUMBERS for argument in types):
             yield f"{prefix}.{name}"
-        elif dataclasses.is_dataclass(parts[0]):
-            yield from numbers(parts[0], f"{prefix}.{name}")  # type: ignore[arg-type]
+        elif dataclasses.is_dataclass(types[0]):
+            yield from numbers(types[0], f"{prefix}.{name}")  # type: ignore[arg-type]
 
 
 CONFIGURED = sorted(key for file, kind in FILES.items() for key in numbers(kind, file))
@@ -72,8 +72,8 @@ def test_nothing_is_listed_that_is_not_configured() -> None:
 
 
 def test_what_is_called_a_maximum_is_a_bound() -> None:
-    wrong = [key for key in bounds.not_bounds() if key.endswith("_max") and "_ms_" not in key]
-    assert wrong == []
+    misnamed = [key for key in bounds.not_bounds() if key.endswith("_max") and "_ms_" not in key]
+    assert misnamed == []
 
 
 def test_each_row_says_what_happens() -> None:

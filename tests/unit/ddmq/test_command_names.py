@@ -49,9 +49,9 @@ def test_an_old_option_works_and_names_the_new_one(
     assert f"note: {old} is called --count now; the old name will go with the next release" in result.stderr
     assert old not in CliRunner().invoke(root, [*line[:2], "--help"]).output
     new = [word.replace(old, "--count") for word in line]
-    again = CliRunner().invoke(root, new)
+    renamed = CliRunner().invoke(root, new)
     assert queries[1] == queries[0]
-    assert "note" not in again.stderr
+    assert "note" not in renamed.stderr
 
 
 def test_the_time_of_messages_has_the_name_that_dead_letters_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +105,8 @@ def test_each_command_has_an_example(name: str) -> None:
 
 def test_the_help_says_what_commands_of_other_systems_are_here() -> None:
     text = help_of("ddmq")
-    for known in ("kafka-topics.sh", "kafka-consumer-groups.sh", "rabbitmqctl", "redis-cli"):
-        assert known in text
+    for tool in ("kafka-topics.sh", "kafka-consumer-groups.sh", "rabbitmqctl", "redis-cli"):
+        assert tool in text
 
 
 def test_a_wrong_value_under_an_old_name_is_refused() -> None:

@@ -12,9 +12,9 @@ from ddmq_common.errors import ConfigError
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
 
-@pytest.mark.parametrize("part", [part for part in FILES if part not in DECLARED])
-def test_a_file_names_every_key_with_its_default(part: str) -> None:
-    name, kind = FILES[part]
+@pytest.mark.parametrize("section", [section for section in FILES if section not in DECLARED])
+def test_a_file_names_every_key_with_its_default(section: str) -> None:
+    name, kind = FILES[section]
     assert load(CONF / name, kind) == kind()
     text = (CONF / name).read_text()
     for field in dataclasses.fields(kind):
@@ -55,12 +55,12 @@ def test_the_engine_of_the_command_line_goes_over_the_file() -> None:
 
 def test_secrets_for_kafka_are_not_shown(tmp_path: Path) -> None:
     (tmp_path / "backend.yaml").write_text("kafka: {librdkafka: {sasl.password: hush, linger.ms: '1'}}")
-    found = resolved_values(load_folder(tmp_path))["backend"]["kafka"]["librdkafka"]
-    assert found == {"sasl.password": "***", "linger.ms": "1"}
+    librdkafka = resolved_values(load_folder(tmp_path))["backend"]["kafka"]["librdkafka"]
+    assert librdkafka == {"sasl.password": "***", "linger.ms": "1"}
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "error"),
     [
         (
             "ddmq.yaml",
@@ -105,12 +105,12 @@ def test_secrets_for_kafka_are_not_shown(tmp_path: Path) -> None:
     ],
 )
 def test_errors_name_file_key_value_and_what_is_allowed(
-    tmp_path: Path, name: str, text: str, said: str
+    tmp_path: Path, name: str, text: str, error: str
 ) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_folder(tmp_path)
-    assert said in str(caught.value)
+    assert error in str(caught.value)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

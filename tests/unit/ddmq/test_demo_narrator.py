@@ -8,13 +8,13 @@ import pytest
 from ddmq.address import HostPort
 from ddmq.demo.server import Narrator, Typed
 
-ADDRESSES = {part: HostPort("127.0.0.1", 9) for part in ("producer", "consumer", "admin")}
+ADDRESSES = {component: HostPort("127.0.0.1", 9) for component in ("producer", "consumer", "admin")}
 
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for part in ADDRESSES:
-        monkeypatch.setenv(f"DDMQ_{part.upper()}", "")
+    for component in ADDRESSES:
+        monkeypatch.setenv(f"DDMQ_{component.upper()}", "")
 
 
 def print_all(narrator: Narrator) -> None:
@@ -37,13 +37,13 @@ def test_with_verbose_all_but_the_short_lines_is_printed(capsys: pytest.CaptureF
     print_all(Narrator(verbose=True))
     text = capsys.readouterr().out
     assert "short" not in text
-    for part in (
+    for component in (
         "[demo] step",
         "  lost           0",
         "$ export DDMQ_PRODUCER=127.0.0.1:9",
         "$ ddmq completion bash",
     ):
-        assert part in text
+        assert component in text
 
 
 def test_a_command_that_fails_says_why_even_if_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from metrics_job.report.core.material import Material, Sums, span_of
 LAST_SAMPLE_MS, KILLED_MS = 60_500, 61_000
 
 
-def made(**totals: int) -> Report:
+def build_report(**totals: int) -> Report:
     """A report of one topic `t`, in which the server was killed."""
     names = {"sent": "ddmq_sends_total", "delivered": "ddmq_delivered_total", "acked": "ddmq_acked_total"}
     rows = [
@@ -34,18 +34,22 @@ def counted(**other: int) -> ClientCounts:
 
 
 @pytest.mark.parametrize(
-    ("sent", "again", "same"),
+    ("sent", "sent_again", "same"),
     [(100, 0, True), (70, 0, True), (69, 0, False), (101, 0, False), (102, 2, True), (103, 2, False)],
 )
-def test_sends_may_lack_what_the_kill_took_and_no_more(sent: int, again: int, same: bool) -> None:
-    rows = compare_counts(made(sent=sent, delivered=100, acked=100), [counted(sent_again=again)], KILLED_MS)
+def test_sends_may_lack_what_the_kill_took_and_no_more(sent: int, sent_again: int, same: bool) -> None:
+    rows = compare_counts(
+        build_report(sent=sent, delivered=100, acked=100), [counted(sent_again=sent_again)], KILLED_MS
+    )
     assert [row.is_same for row in rows] == [same, True, True, True, True]
 
 
-@pytest.mark.parametrize("wrong", [{"delivered": 99}, {"delivered": 101}, {"acked": 99}])
-def test_everything_else_must_be_equal(wrong: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
-    totals = {"sent": 100, "delivered": 100, "acked": 100} | wrong
-    assert not print_comparison(compare_counts(made(**totals), [counted()], KILLED_MS))
+@pytest.mark.parametrize("differing_total", [{"delivered": 99}, {"delivered": 101}, {"acked": 99}])
+def test_everything_else_must_be_equal(
+    differing_total: dict[str, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    totals = {"sent": 100, "delivered": 100, "acked": 100} | differing_total
+    assert not print_comparison(compare_counts(build_report(**totals), [counted()], KILLED_MS))
     assert "BUT COUNTED 100" in capsys.readouterr().out
 
 
@@ -53,11 +57,11 @@ def test_what_is_told_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert print_comparison(
         [Compared("t: sent", 80, 100, 70, 100), Compared("t: delivered", 101, 100, 100, 102)]
     )
-    said = capsys.readouterr().out
-    assert "80 of 100 counted: 20 of the 30 answered after the killed server" in said
-    assert "101 and 100 counted: 1 more whose answers" in said
-    assert "the report's numbers are those the demo counted" in said
+    output = capsys.readouterr().out
+    assert "80 of 100 counted: 20 of the 30 answered after the killed server" in output
+    assert "101 and 100 counted: 1 more whose answers" in output
+    assert "the report's numbers are those the demo counted" in output
 
 
 def test_a_topic_that_the_report_lacks_is_wrong() -> None:
-    assert not print_comparison(compare_counts(made(), [counted()], KILLED_MS))
+    assert not print_comparison(compare_counts(build_report(), [counted()], KILLED_MS))

@@ -107,15 +107,15 @@ class DeadLettersRig:
 
     def letters(self) -> int:
         (row,) = dlq.list_dead_letters(self.backend)
-        found: int = row["letters"]
-        return found
+        count: int = row["letters"]
+        return count
 
 
 @pytest.fixture
 def house() -> Iterator[DeadLettersRig]:
-    made = DeadLettersRig()
-    yield made
-    made.backend.close()
+    rig = DeadLettersRig()
+    yield rig
+    rig.backend.close()
 
 
 def test_many_who_resend_at_once_send_each_once(house: DeadLettersRig) -> None:

@@ -19,7 +19,7 @@ def findings(data_dir: Path | None, config_dir: Path | None) -> dict[str, CheckR
 def conf(tmp_path: Path) -> Path:
     folder = tmp_path / "conf"
     folder.mkdir()
-    ports = "".join(f"{part}: 127.0.0.1:0\n" for part in ("producer", "consumer", "admin"))
+    ports = "".join(f"{component}: 127.0.0.1:0\n" for component in ("producer", "consumer", "admin"))
     (folder / "ddmq.yaml").write_text(f"data_dir: {tmp_path / 'log'}\n{ports}")
     return folder
 
@@ -27,8 +27,8 @@ def conf(tmp_path: Path) -> Path:
 def test_the_directory_is_the_configurations(tmp_path: Path, conf: Path) -> None:
     assert findings(None, conf)["directory"].summary == f"{tmp_path / 'log'} (will be made)"
     (tmp_path / "log").write_text("a file is in the way")
-    found = findings(None, conf)["directory"]
-    assert (found.status, found.summary) == (FAILED, f"{tmp_path / 'log'} is not a folder")
+    result = findings(None, conf)["directory"]
+    assert (result.status, result.summary) == (FAILED, f"{tmp_path / 'log'} is not a folder")
 
 
 def test_with_a_wrong_configuration_nobody_knows_which_directory(conf: Path) -> None:
@@ -38,8 +38,8 @@ def test_with_a_wrong_configuration_nobody_knows_which_directory(conf: Path) -> 
 
 def test_an_option_goes_before_the_configuration(tmp_path: Path, conf: Path) -> None:
     (tmp_path / "log").write_text("a file is in the way")
-    found = findings(tmp_path / "other", conf)["directory"]
-    assert (found.status, found.summary) == (OK, f"{tmp_path / 'other'} (will be made)")
+    result = findings(tmp_path / "other", conf)["directory"]
+    assert (result.status, result.summary) == (OK, f"{tmp_path / 'other'} (will be made)")
 
 
 @pytest.mark.parametrize(
@@ -54,53 +54,55 @@ def test_the_marks_are_the_configurations(
 ) -> None:
     always = "".join(f"  {mark}_free_bytes: 1000000TiB\n  {mark}_free_percent: 100\n" for mark in marks)
     (conf / "file_log.yaml").write_text(f"retention:\n{always}")
-    found = findings(None, conf)["disk space"]
-    assert (found.status, found.remedy[: len(remedy)]) == (status, remedy)
+    result = findings(None, conf)["disk space"]
+    assert (result.status, result.remedy[: len(remedy)]) == (status, remedy)
 
 
 def test_libraries_that_are_there_are_one_line_and_versions_are_told(conf: Path) -> None:
-    found = findings(None, conf)
-    assert found["libraries"].summary == f"all {len(NEEDED)} there"
-    assert not [check for check in found if check.startswith("library ")]
-    assert ", ddmq-proxy " in found["python"].summary
-    assert found["ddmq report"].status == OK
+    results = findings(None, conf)
+    assert results["libraries"].summary == f"all {len(NEEDED)} there"
+    assert not [check for check in results if check.startswith("library ")]
+    assert ", ddmq-proxy " in results["python"].summary
+    assert results["ddmq report"].status == OK
 
 
 @pytest.mark.parametrize(("running", "status"), [("ready", OK), ("", WARNING)])
 def test_taken_ports_are_as_they_should_be_while_a_server_runs(
     conf: Path, monkeypatch: pytest.MonkeyPatch, running: str, status: str
 ) -> None:
-    def asked(address: HostPort) -> dict[str, object]:
+    def health(address: HostPort) -> dict[str, object]:
         return {"ready": True, "reason": ""} if running else {}
 
-    monkeypatch.setattr("ddmq.cli.doctor._server_health", asked)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        ports = "".join(f"{part}: 127.0.0.1:{port}\n" for part in ("producer", "consumer", "admin"))
+    monkeypatch.setattr("ddmq.cli.doctor._server_health", health)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        ports = "".join(f"{component}: 127.0.0.1:{port}\n" for component in ("producer", "consumer", "admin"))
         (conf / "ddmq.yaml").write_text(f"data_dir: {conf / 'log'}\n{ports}")
-        found = findings(None, conf)
-    assert [found[f"{part} port"].status for part in ("producer", "consumer", "admin")] == [status] * 3
+        results = findings(None, conf)
+    assert [results[f"{component} port"].status for component in ("producer", "consumer", "admin")] == [
+        status
+    ] * 3
 
 
 def test_a_warning_of_the_server_that_runs_is_a_finding(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(address: HostPort) -> dict[str, object]:
+    def health(address: HostPort) -> dict[str, object]:
         return {"ready": True, "reason": "", "warning": "two state h:1: set advertise on each"}
 
-    monkeypatch.setattr("ddmq.cli.doctor._server_health", asked)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    monkeypatch.setattr("ddmq.cli.doctor._server_health", health)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         (conf / "ddmq.yaml").write_text(
-            f"data_dir: {conf / 'log'}\nadmin: 127.0.0.1:{taken.getsockname()[1]}\n"
+            f"data_dir: {conf / 'log'}\nadmin: 127.0.0.1:{listener.getsockname()[1]}\n"
         )
-        found = findings(None, conf)["server"]
-    assert (found.status, found.summary) == (FAILED, "two state h:1")
-    assert found.remedy.startswith("set advertise on each")
+        result = findings(None, conf)["server"]
+    assert (result.status, result.summary) == (FAILED, "two state h:1")
+    assert result.remedy.startswith("set advertise on each")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NEEDED if name != "thrift.protocol.fastbinary"])
 def test_a_library_that_is_missing_is_named(name: str) -> None:
     line = f"import sys; sys.modules[{name!r}] = None; from ddmq.cli.root import run; run(['doctor'])"
-    ended = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, timeout=60)
-    assert ended.stderr == ""
-    (said,) = [row for row in ended.stdout.splitlines() if FAILED in row]
-    assert f"library {name}" in said
+    run = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, timeout=60)
+    assert run.stderr == ""
+    (row,) = [row for row in run.stdout.splitlines() if FAILED in row]
+    assert f"library {name}" in row

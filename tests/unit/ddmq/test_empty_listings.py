@@ -10,8 +10,8 @@ import pytest
 from ddmq.cli.admin_client import AdminClient
 from ddmq.cli.root import run
 
-WHOLE = {"orders_waiting": 0, "elsewhere": [], "not_open": []}
-NO_DELAYS = {"messages": [], "next": None} | WHOLE
+COMPLETE = {"orders_waiting": 0, "elsewhere": [], "not_open": []}
+NO_DELAYS = {"messages": [], "next": None} | COMPLETE
 GROUP = {
     "group": "g", "subscriptions": [], "dead_letters_open": 0, "blocked_keys": [], "clients": [],
     "differences": [],
@@ -20,7 +20,7 @@ Answers = Mapping[tuple[str, ...], Any]
 
 
 @pytest.mark.parametrize(
-    ("command", "answers", "printed", "said"),
+    ("command", "answers", "printed", "hint"),
     [
         ("topic list", {("topics",): []}, "", "no topics yet: `ddmq topic create NAME`"),
         ("group list", {("groups",): []}, "", "no groups yet: `ddmq group create NAME --topic TOPIC`"),
@@ -54,7 +54,7 @@ Answers = Mapping[tuple[str, ...], Any]
         ),
         (
             "delay count",
-            {("delay",): {"topics": {}, "pending": 0, "shards": []} | WHOLE, ("delay", "levels"): []},
+            {("delay",): {"topics": {}, "pending": 0, "shards": []} | COMPLETE, ("delay", "levels"): []},
             "0 in all\n",
             "nothing waits; `ddmq delay add TOPIC BODY",
         ),
@@ -96,7 +96,7 @@ def test_it_says_what_is_empty_and_what_to_do_next(
     command: str,
     answers: Answers,
     printed: str,
-    said: str,
+    hint: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -104,8 +104,8 @@ def test_it_says_what_is_empty_and_what_to_do_next(
     run(command.split())
     shown = capsys.readouterr()
     assert shown.out == printed
-    assert said in shown.err
+    assert hint in shown.err
     run([*command.split(), "--json"])
-    assert capsys.readouterr().err.removeprefix("Error: ").partition(";")[0] in said, (
+    assert capsys.readouterr().err.removeprefix("Error: ").partition(";")[0] in hint, (
         "programs get the answer alone"
     )

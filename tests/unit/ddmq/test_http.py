@@ -12,7 +12,7 @@ from ddmq_common.errors import CallerError, RemoteError, StorageError, TryLaterE
 
 
 def call(router: AdminRouter, method: str, path: str, body: bytes = b"", query: str = "") -> tuple[str, Any]:
-    seen: list[str] = []
+    statuses: list[str] = []
     environ = {
         "REQUEST_METHOD": method,
         "RAW_URI": path + ("?" + query if query else ""),
@@ -21,8 +21,8 @@ def call(router: AdminRouter, method: str, path: str, body: bytes = b"", query: 
         "CONTENT_TYPE": "application/json",
         "wsgi.input": io.BytesIO(body),
     }
-    payload = b"".join(router(environ, lambda status, headers: seen.append(status)))
-    return seen[0], payload
+    payload = b"".join(router(environ, lambda status, headers: statuses.append(status)))
+    return statuses[0], payload
 
 
 def router_with(handler: Any, method: str = "GET", pattern: str = "/topics/{topic}") -> AdminRouter:
@@ -32,11 +32,13 @@ def router_with(handler: Any, method: str = "GET", pattern: str = "/topics/{topi
 
 
 def test_variables_query_and_body_reach_the_handler() -> None:
-    found: list[AdminRequest] = []
-    router = router_with(lambda request: found.append(request) or {"ok": True}, "POST")
+    requests: list[AdminRequest] = []
+    router = router_with(lambda request: requests.append(request) or {"ok": True}, "POST")
     status, payload = call(router, "POST", "/topics/%25DLQ%25a", b'{"queues": 3}', "x=1&x=2")
     assert (status, payload) == ("200 OK", b'{"ok":true}')
-    assert found == [AdminRequest({"topic": "%DLQ%a"}, {"x": "2"}, {"queues": 3}, "POST", "/topics/{topic}")]
+    assert requests == [
+        AdminRequest({"topic": "%DLQ%a"}, {"x": "2"}, {"queues": 3}, "POST", "/topics/{topic}")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +58,8 @@ def test_errors_become_status_codes_with_their_text(error: Exception, status: st
     def fail(_: AdminRequest) -> None:
         raise error
 
-    found, payload = call(router_with(fail), "GET", "/topics/a")
-    assert found == status
+    answer_status, payload = call(router_with(fail), "GET", "/topics/a")
+    assert answer_status == status
     assert str(error) in msgspec.json.decode(payload)["error"]
 
 
@@ -82,7 +84,7 @@ def test_text_answers_keep_their_status() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "taken"),
+    ("host", "is_allowed"),
     [
         ("localhost", True),
         ("LOCALHOST.:9813", True),
@@ -104,6 +106,6 @@ def test_text_answers_keep_their_status() -> None:
         ("", False),
     ],
 )
-def test_a_host_is_one_of_ours_whole(host: str, taken: bool) -> None:
+def test_a_host_is_one_of_ours_whole(host: str, is_allowed: bool) -> None:
     environ = {"REQUEST_METHOD": "GET", "HTTP_HOST": host, "ddmq.own_address": "fe80::1%eth0"}
-    assert (check_request(environ, ["fd00:0::17"]) is None) is taken
+    assert (check_request(environ, ["fd00:0::17"]) is None) is is_allowed

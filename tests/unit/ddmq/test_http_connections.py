@@ -16,7 +16,7 @@ from ddmq.server.http.connection import AdminServer
 from ddmq.server.http.routing import AdminRouter, Text
 from tests.support.waits import until
 
-ASK = b"GET /x HTTP/1.1\r\nHost: localhost\r\n"
+REQUEST_HEAD = b"GET /x HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
@@ -34,32 +34,34 @@ def server() -> Iterator[AdminServer]:
     started.stop(timeout=0)
 
 
-def connect(server: AdminServer, said: bytes = b"") -> Any:
+def connect(server: AdminServer, request_bytes: bytes = b"") -> Any:
     connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
-    connection.sendall(said)
+    connection.sendall(request_bytes)
     return connection
 
 
 def answer(connection: Any) -> bytes:
     """All that comes until the other side closes."""
-    said = b""
+    received_bytes = b""
     try:
         while more := connection.recv(1 << 16):
-            said += more
+            received_bytes += more
     except ConnectionResetError:
         pass
     connection.close()
-    return said
+    return received_bytes
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /x HT", ASK, ASK + b"X-A: " + b"b" * 50])
+@pytest.mark.parametrize(
+    "request_bytes", [b"", b"GET /x HT", REQUEST_HEAD, REQUEST_HEAD + b"X-A: " + b"b" * 50]
+)
 def test_who_does_not_ask_in_time_is_closed(
-    server: AdminServer, said: bytes, monkeypatch: pytest.MonkeyPatch
+    server: AdminServer, request_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connection, "IDLE_S", 0.05)
     monkeypatch.setattr(http_connection, "HEADER_S", 0.05)
-    assert b"200" not in answer(connect(server, said))
-    assert answer(connect(server, ASK + b"Connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    assert b"200" not in answer(connect(server, request_bytes))
+    assert answer(connect(server, REQUEST_HEAD + b"Connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
     assert not server.connections
 
 
@@ -76,9 +78,9 @@ def test_the_one_that_is_silent_for_the_longest_makes_room(
     monkeypatch.setattr(http_connection, "CONNECTIONS_MAX", 4)
     silent = []
     for _ in range(4):
-        silent.append(connect(server, ASK))
+        silent.append(connect(server, REQUEST_HEAD))
         until(lambda: len(server.connections) == len(silent))
-    assert answer(connect(server, ASK + b"Connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    assert answer(connect(server, REQUEST_HEAD + b"Connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
     assert answer(silent[0]) == b""
     silent[3].sendall(b"Connection: close\r\n\r\n")
     assert answer(silent[3]).startswith(b"HTTP/1.1 200")
@@ -106,7 +108,7 @@ def request(path: bytes, headers: bytes = b"", body: bytes | None = None) -> byt
 HALF_SENT = {
     "nothing": b"",
     "half a line": b"GET /x HT",
-    "half a head": ASK,
+    "half a head": REQUEST_HEAD,
     "a probe's head": b"GET /ready HTTP/1.1\r\n",
     "a body that does not come": request(b"/x", b"Content-Type: application/json\r\nContent-Length: 9\r\n"),
     "a probe's body": request(b"/ready", b"Content-Type: application/json\r\nContent-Length: 9\r\n"),
@@ -114,10 +116,10 @@ HALF_SENT = {
 }
 
 
-@pytest.mark.parametrize("said", HALF_SENT)
-def test_half_sent_requests_of_an_address_lock_nobody_of_it_out(server: AdminServer, said: str) -> None:
+@pytest.mark.parametrize("half_sent", HALF_SENT)
+def test_half_sent_requests_of_an_address_lock_nobody_of_it_out(server: AdminServer, half_sent: str) -> None:
     """The one that is silent for the longest gives way to the newcomer, inside the address, too."""
-    silent = [connect(server, HALF_SENT[said]) for _ in range(http_connection.CONNECTIONS_MAX)]
+    silent = [connect(server, HALF_SENT[half_sent]) for _ in range(http_connection.CONNECTIONS_MAX)]
     for _ in range(3):
         for path in (b"/x", b"/ready", b"/health"):
             assert answer(connect(server, request(path))).startswith(b"HTTP/1.1 200"), path
@@ -129,7 +131,7 @@ def test_half_sent_requests_of_an_address_lock_nobody_of_it_out(server: AdminSer
 def test_probes_are_answered_while_nothing_else_is(server: AdminServer) -> None:
     busy = [connect(server, request(b"/slow")) for _ in range(http_connection.ADDRESS_CONNECTIONS_MAX)]
     until(lambda: list(server.connections.values()) == [0.0] * len(busy))
-    beyond = [connect(server, said) for said in HALF_SENT.values() for _ in range(20)]
+    beyond = [connect(server, half_sent) for half_sent in HALF_SENT.values() for _ in range(20)]
     for path in (b"/ready", b"/health", b"/ready?x=1"):
         assert answer(connect(server, request(path))).startswith(b"HTTP/1.1 200"), path
     assert answer(connect(server, request(b"/x"))).startswith(b"HTTP/1.1 503")
@@ -165,5 +167,5 @@ def test_probes_wait_for_no_debt_of_others(server: AdminServer) -> None:
 def test_too_many_headers_are_refused_without_a_traceback(
     server: AdminServer, headers: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert answer(connect(server, ASK + headers + b"\r\n"))[:12] in (b"HTTP/1.1 400", b"")
+    assert answer(connect(server, REQUEST_HEAD + headers + b"\r\n"))[:12] in (b"HTTP/1.1 400", b"")
     assert "Traceback" not in capfd.readouterr().err

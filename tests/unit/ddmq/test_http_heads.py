@@ -16,7 +16,7 @@ from ddmq.server.http.routing import AdminRouter
 
 INNER = b"GET /inner HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HOST, JSON = b"Host: localhost\r\n", b"Content-Type: application/json\r\n"
-ODD_LINES = {
+MALFORMED_LINES = {
     "a space before the colon": b"X : y\r\n",
     "a tab before the colon": b"X\t: y\r\n",
     "no colon": b"nonsense\r\n",
@@ -76,12 +76,12 @@ def server() -> Iterator[AdminServer]:
     started.stop(timeout=0)
 
 
-def exchange(server: AdminServer, said: bytes) -> bytes:
+def exchange(server: AdminServer, request: bytes) -> bytes:
     """Return all that comes until the other side closes; it does, though ours stays open."""
     with socket.create_connection(("127.0.0.1", server.server_port), 20) as connection:
         answer = b""
         try:
-            connection.sendall(said)
+            connection.sendall(request)
             while more := connection.recv(1 << 16):
                 answer += more
         except (ConnectionResetError, BrokenPipeError):
@@ -89,13 +89,13 @@ def exchange(server: AdminServer, said: bytes) -> bytes:
         return answer
 
 
-@pytest.mark.parametrize("place", ["first", "between", "last"])
-@pytest.mark.parametrize("odd", ODD_LINES)
-def test_a_malformed_line_is_400_and_the_end(server: AdminServer, odd: str, place: str) -> None:
+@pytest.mark.parametrize("position", ["first", "between", "last"])
+@pytest.mark.parametrize("malformed", MALFORMED_LINES)
+def test_a_malformed_line_is_400_and_the_end(server: AdminServer, malformed: str, position: str) -> None:
     lines = [HOST, JSON, b"Content-Length: %d\r\n" % len(INNER)]
-    lines.insert({"first": 0, "between": 1, "last": 3}[place], ODD_LINES[odd])
+    lines.insert({"first": 0, "between": 1, "last": 3}[position], MALFORMED_LINES[malformed])
     answer = exchange(server, b"GET /x HTTP/1.1\r\n" + b"".join(lines) + b"\r\n" + INNER + INNER)
-    assert answer.startswith(b"HTTP/1.1 400") or (len(ODD_LINES[odd]) > 1_000 and not answer)
+    assert answer.startswith(b"HTTP/1.1 400") or (len(MALFORMED_LINES[malformed]) > 1_000 and not answer)
     assert answer.count(b"HTTP/1.1") <= 1
     assert b"inner" not in answer
     assert b"outer" not in answer
@@ -119,12 +119,13 @@ def test_a_malformed_request_line_is_400_and_the_end(server: AdminServer, line: 
 
 
 @pytest.mark.parametrize("header", [b"Origin: http://evil.example\r\n", b"Sec-Fetch-Site: cross-site\r\n"])
-@pytest.mark.parametrize("odd", ODD_LINES)
+@pytest.mark.parametrize("malformed", MALFORMED_LINES)
 def test_no_malformed_line_hides_where_a_request_comes_from(
-    server: AdminServer, odd: str, header: bytes
+    server: AdminServer, malformed: str, header: bytes
 ) -> None:
     answer = exchange(
-        server, b"GET /x HTTP/1.1\r\n" + HOST + ODD_LINES[odd] + header + b"Connection: close\r\n\r\n"
+        server,
+        b"GET /x HTTP/1.1\r\n" + HOST + MALFORMED_LINES[malformed] + header + b"Connection: close\r\n\r\n",
     )
     assert not answer.startswith(b"HTTP/1.1 200")
 

@@ -19,7 +19,7 @@ BUSY_S = 0.03
 
 
 @pytest.fixture
-def seen() -> Iterator[Histogram]:
+def histogram() -> Iterator[Histogram]:
     metrics = Registry()
     watch = HubWatch(metrics)
     watch.start()
@@ -67,18 +67,18 @@ def in_an_io_callback(act: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("way", [in_a_greenlet, in_a_timer, in_an_io_callback])
 def test_whatever_keeps_the_loop_busy_is_seen(
-    seen: Histogram, way: Callable[[Callable[[], None]], None]
+    histogram: Histogram, way: Callable[[Callable[[], None]], None]
 ) -> None:
     done = gevent.event.Event()
     way(lambda: keep_busy(done))
     assert done.wait(30)
     gevent.sleep(0.001)  # through a poll: the turn has ended
-    assert seen.percentile(1.0) >= BUSY_S * 1e6
+    assert histogram.percentile(1.0) >= BUSY_S * 1e6
 
 
-def test_waiting_is_not_being_busy(seen: Histogram) -> None:
+def test_waiting_is_not_being_busy(histogram: Histogram) -> None:
     began = perf_counter()
     gevent.event.Event().wait(0.2)
     waited_us = (perf_counter() - began) * 1e6
-    assert sum(seen.counts) >= 1
-    assert seen.total < waited_us / 2
+    assert sum(histogram.counts) >= 1
+    assert histogram.total < waited_us / 2

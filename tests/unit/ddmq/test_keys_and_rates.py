@@ -43,7 +43,7 @@ def test_what_is_no_key(text: str) -> None:
         keys.possible_keys(text)
 
 
-class KeyHolder:
+class FakeConsumer:
     """A consumer service with two blocked keys and a parked one."""
 
     def __init__(self, order_key: str = "$.a") -> None:
@@ -63,10 +63,10 @@ class GroupKeys:
 
     parked_keys = frozenset({'"abc"', '"zzz"'})
 
-    def __init__(self, holder: KeyHolder, group: str) -> None:
-        self.holder = holder
+    def __init__(self, consumer: FakeConsumer, group: str) -> None:
+        self.consumer = consumer
         self.group = group
-        self.order_keys = frozenset({holder.order_key})
+        self.order_keys = frozenset({consumer.order_key})
 
     def single_chain_queues(self) -> dict[QueueRef, str]:
         return {}
@@ -81,13 +81,13 @@ class GroupKeys:
         return self._did("take away" if take_away else "replay", key)
 
     def _did(self, action: str, key: str) -> Outcomes:
-        self.holder.done.append((action, self.group, key))
+        self.consumer.done.append((action, self.group, key))
         return succeeded([])
 
     def blocked_keys(self, limit: int) -> list[BlockedKey]:
         return [
             BlockedKey(key, "T", 0, 5, since, 2, "retrying", "no", 7, True)
-            for since, key in zip((20, 10), self.holder.blocked, strict=True)
+            for since, key in zip((20, 10), self.consumer.blocked, strict=True)
         ][:limit]
 
 
@@ -102,40 +102,40 @@ class GroupKeys:
     ],
 )
 def test_which_key_is_meant(order_key: str, text: str, key: str) -> None:
-    holder: Any = KeyHolder(order_key)
-    assert keys.act_on_key(holder, "G", "skip", text)["key"] == key
-    assert holder.done == [("skip", "G", key)]
+    consumer: Any = FakeConsumer(order_key)
+    assert keys.act_on_key(consumer, "G", "skip", text)["key"] == key
+    assert consumer.done == [("skip", "G", key)]
 
 
 def test_what_cannot_be_done_about_a_key() -> None:
-    holder: Any = KeyHolder()
+    consumer: Any = FakeConsumer()
     with pytest.raises(CallerError, match="allowed: park, skip, replay"):
-        keys.act_on_key(holder, "G", "drop", "abc")
+        keys.act_on_key(consumer, "G", "drop", "abc")
     with pytest.raises(NoSuchGroupError, match="group 'H' does not exist"):
-        keys.act_on_key(holder, "H", "park", "abc")
+        keys.act_on_key(consumer, "H", "park", "abc")
     with pytest.raises(CallerError, match="take_away is 1; allowed: true or false"):
-        keys.act_on_key(holder, "G", "replay", "abc", 1)
+        keys.act_on_key(consumer, "G", "replay", "abc", 1)
     with pytest.raises(CallerError, match="take_away goes with replay, not with skip"):
-        keys.act_on_key(holder, "G", "skip", "abc", True)
-    assert holder.done == []
+        keys.act_on_key(consumer, "G", "skip", "abc", True)
+    assert consumer.done == []
 
 
 @pytest.mark.parametrize(("take_away", "action"), [((), "replay"), ((True,), "take away")])
 def test_only_who_says_so_takes_a_message_away(take_away: tuple[bool, ...], action: str) -> None:
-    holder: Any = KeyHolder()
-    done = keys.act_on_key(holder, "G", "replay", "abc", *take_away)
-    assert holder.done == [(action, "G", '"abc"')]
+    consumer: Any = FakeConsumer()
+    done = keys.act_on_key(consumer, "G", "replay", "abc", *take_away)
+    assert consumer.done == [(action, "G", '"abc"')]
     assert done == {"group": "G", "key": '"abc"', "action": "replay", "parked": True, "heads": []}
 
 
 def test_the_longest_blocked_comes_first() -> None:
-    holder: Any = KeyHolder()
-    found = keys.list_blocked_keys(holder, "G", 10)
-    assert [row["key"] for row in found] == ['"abc"', '"17"', '"zzz"']
-    assert (found[2]["state"], found[2]["topic"]) == ("parked", "")
-    assert found[0]["waiting"] == 7
+    consumer: Any = FakeConsumer()
+    rows = keys.list_blocked_keys(consumer, "G", 10)
+    assert [row["key"] for row in rows] == ['"abc"', '"17"', '"zzz"']
+    assert (rows[2]["state"], rows[2]["topic"]) == ("parked", "")
+    assert rows[0]["waiting"] == 7
     with pytest.raises(CallerError, match="allowed: 1 to 1000"):
-        keys.list_blocked_keys(holder, "G", 1002)
+        keys.list_blocked_keys(consumer, "G", 1002)
 
 
 def test_rates_are_over_the_last_seconds() -> None:

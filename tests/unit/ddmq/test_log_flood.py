@@ -11,9 +11,9 @@ from ddmq.server.process.logs import ALIKE_MAX, ALIKE_S, Bounded, extra_fields
 
 
 def record(line: int, at: float) -> logging.LogRecord:
-    made = logging.LogRecord("ddmq.x", logging.WARNING, "x.py", line, f"told at {at}", None, None)
-    made.created = at
-    return made
+    log_record = logging.LogRecord("ddmq.x", logging.WARNING, "x.py", line, f"told at {at}", None, None)
+    log_record.created = at
+    return log_record
 
 
 def test_lines_of_one_kind_are_bounded_and_counted() -> None:
@@ -28,14 +28,14 @@ def test_lines_of_one_kind_are_bounded_and_counted() -> None:
     other = record(8, start + ALIKE_S)
     assert bounded.filter(other)
     assert extra_fields(other) == {}
-    again = record(7, start + ALIKE_S + 1)
-    assert bounded.filter(again)
-    assert extra_fields(again) == {"left_out_before": 50}
+    later = record(7, start + ALIKE_S + 1)
+    assert bounded.filter(later)
+    assert extra_fields(later) == {"left_out_before": 50}
     assert bounded.filter(record(7, start - 60)), "a clock that is put back stops nothing"
 
 
 def test_the_log_of_a_server_has_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[logging.Handler] = []
-    monkeypatch.setattr(logs.logging, "basicConfig", lambda **kw: given.extend(kw["handlers"]))
+    handlers: list[logging.Handler] = []
+    monkeypatch.setattr(logs.logging, "basicConfig", lambda **kw: handlers.extend(kw["handlers"]))
     logs.set_up("info", "text")
-    assert [type(each) for each in given[0].filters] == [Bounded]
+    assert [type(each) for each in handlers[0].filters] == [Bounded]

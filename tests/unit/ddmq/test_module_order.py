@@ -83,6 +83,6 @@ def test_what_is_finished_twice_is_counted() -> None:
 
 def test_the_broken_module_is_sent_first() -> None:
     files = [LibraryFile(module, f"{module}/{n}", 1) for module in ("a", BROKEN, "z") for n in range(2)]
-    found = by_module([*files, LibraryFile("z", "z/2", 1)])
-    assert list(found) == [BROKEN, "z", "a"]
-    assert [file.path for file in found[BROKEN]] == [f"{BROKEN}/0", f"{BROKEN}/1"]
+    modules = by_module([*files, LibraryFile("z", "z/2", 1)])
+    assert list(modules) == [BROKEN, "z", "a"]
+    assert [file.path for file in modules[BROKEN]] == [f"{BROKEN}/0", f"{BROKEN}/1"]

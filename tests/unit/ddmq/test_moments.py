@@ -8,7 +8,7 @@ NOW = 1_800_000_000_000
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "wall_ms"),
     [
         ("0", 0),
         ("1700000000000", 1_700_000_000_000),
@@ -28,8 +28,8 @@ NOW = 1_800_000_000_000
         (str(WALL_MS_MAX), WALL_MS_MAX),
     ],
 )
-def test_what_is_a_moment(text: str, found: int) -> None:
-    assert read_moment(text, NOW) == found
+def test_what_is_a_moment(text: str, wall_ms: int) -> None:
+    assert read_moment(text, NOW) == wall_ms
 
 
 @pytest.mark.parametrize(

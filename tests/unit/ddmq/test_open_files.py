@@ -14,7 +14,7 @@ from ddmq_rpc.traffic import RpcLimits
 
 
 @pytest.mark.parametrize(
-    ("limit", "servers", "found"),
+    ("limit", "servers", "expected"),
     [
         (300, 2, OpenFilesShare(75, 150)),
         (1_024, 2, OpenFilesShare(256, 512)),
@@ -24,8 +24,8 @@ from ddmq_rpc.traffic import RpcLimits
         (64, 2, OpenFilesShare(1, 128)),
     ],
 )
-def test_what_clients_are_left(limit: int, servers: int, found: OpenFilesShare) -> None:
-    assert share_of_limit(limit, servers, 10_000) == found
+def test_what_clients_are_left(limit: int, servers: int, expected: OpenFilesShare) -> None:
+    assert share_of_limit(limit, servers, 10_000) == expected
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
@@ -55,9 +55,9 @@ def test_a_high_limit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_doctor_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, 4_096)
-    found = open_files(Configuration())
-    assert found.status == WARNING
-    assert "1024 connections of each Thrift server instead of 10000" in found.summary
-    assert "ulimit -Hn 22048" in found.remedy
+    result = open_files(Configuration())
+    assert result.status == WARNING
+    assert "1024 connections of each Thrift server instead of 10000" in result.summary
+    assert "ulimit -Hn 22048" in result.remedy
     limited(monkeypatch, 100_000)
     assert open_files(Configuration()).status == OK

@@ -14,6 +14,7 @@ from ddmq.cli.operate.group_show import stall_text
 from ddmq.cli.operate.stats import LAG_COLUMNS, LAG_SPARE, build_view, lag_cells, print_lag
 from ddmq.cli.output import (
     cell,
+    count_queues,
     print_facts,
     print_table,
     reason,
@@ -188,7 +189,7 @@ def test_columns_that_can_be_spared_give_way_to_names_those_without_a_number_fir
     words = captured.out.split()
     assert {"group", "topic", "lag", "oldest", "clients", "web-shipping", "web-orders", "299"} <= set(words)
     spare = {name: name.replace("/", " /").split() for name in (*LAG_SPARE, "in flight")}
-    assert {name for name, parts in spare.items() if set(parts) <= set(words)} == shown
+    assert {name for name, heading_words in spare.items() if set(heading_words) <= set(words)} == shown
     assert ("no room here" in captured.err) == (len(shown) < 5)
 
 
@@ -265,7 +266,7 @@ def test_one_moment_has_no_rates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queues", "held_up_by", "said"),
+    ("queues", "held_up_by", "text"),
     [
         ([0, 3], [], "STALLED: queues 0, 3 of orders have messages, clients wait for them"),
         ([2], [], "STALLED: queue 2 of orders has messages"),
@@ -274,7 +275,11 @@ def test_one_moment_has_no_rates() -> None:
     ],
 )
 def test_queues_that_stand_still_are_told_in_words(
-    queues: list[int], held_up_by: list[str], said: str
+    queues: list[int], held_up_by: list[str], text: str
 ) -> None:
     each = {"topic": "orders", "queues": queues, "seconds": 95.0, "held_up_by": held_up_by}
-    assert said in stall_text(each)
+    assert text in stall_text(each)
+
+
+def test_one_queue_is_named_in_the_singular() -> None:
+    assert [count_queues(count) for count in (1, 2, 1_000)] == ["1 queue", "2 queues", "1000 queues"]

@@ -56,20 +56,20 @@ def test_an_answer_owes_its_processor_time_and_not_what_it_waits() -> None:
         gevent.sleep(0.03)
         burn(0.01)
 
-    made = PacedGreenlet(answer)
-    made.account = account
-    made.start()
-    made.join(30)
+    greenlet = PacedGreenlet(answer)
+    greenlet.account = account
+    greenlet.start()
+    greenlet.join(30)
     assert 0.02 <= account.debt_s < 0.045
 
 
 def test_a_long_answer_gives_way_after_every_slice() -> None:
-    turns: list[int] = []
+    progress: list[int] = []
     at: list[int] = []
 
     def others() -> None:
-        while not made.ready():
-            turns.append(len(at))
+        while not greenlet.ready():
+            progress.append(len(at))
             gevent.sleep(0)
 
     def answer() -> None:
@@ -77,11 +77,11 @@ def test_a_long_answer_gives_way_after_every_slice() -> None:
             at.append(number)
             burn(0.002)
 
-    made = PacedGreenlet(answer)
-    made.account = Account()
-    made.start()
+    greenlet = PacedGreenlet(answer)
+    greenlet.account = Account()
+    greenlet.start()
     gevent.spawn(others).join(30)
-    assert set(range(1, 20)) <= set(turns)
+    assert set(range(1, 20)) <= set(progress)
 
 
 def test_a_listing_of_topics_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,11 +92,11 @@ def test_a_listing_of_topics_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3 * topics.TOPICS_AT_ONCE):
         topics.create(backend, clock, f"t{number}", {"queues": 2})
     monkeypatch.setattr(pace.gevent, "sleep", gave_way.append)
-    made = PacedGreenlet(lambda: topics.list_topics(backend, internal=False))
-    made.account = Account()
-    made.start()
-    made.join(30)
-    assert [row["queues"] for row in made.value] == [2] * 3 * topics.TOPICS_AT_ONCE
+    greenlet = PacedGreenlet(lambda: topics.list_topics(backend, internal=False))
+    greenlet.account = Account()
+    greenlet.start()
+    greenlet.join(30)
+    assert [row["queues"] for row in greenlet.value] == [2] * 3 * topics.TOPICS_AT_ONCE
     assert len(gave_way) == 3
 
 
@@ -138,14 +138,14 @@ def server() -> Iterator[Any]:
     started.stop(timeout=0)
 
 
-def ask(server: AdminServer, path: str, own: str = "127.0.0.1", *, read: bool = True) -> Any:
+def send_request(server: AdminServer, path: str, own: str = "127.0.0.1", *, read: bool = True) -> Any:
     """The whole answer, or the connection."""
     connection = socket.create_connection(("127.0.0.1", server.server_port), 20, source_address=(own, 0))
     connection.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path.encode())
     if not read:
         return connection
-    with connection, connection.makefile("rb") as said:
-        return said.read()
+    with connection, connection.makefile("rb") as answer:
+        return answer.read()
 
 
 def test_listings_of_one_address_are_made_one_after_another(server: AdminServer) -> None:
@@ -160,26 +160,26 @@ def test_listings_of_one_address_are_made_one_after_another(server: AdminServer)
 
     server.application.add("GET", "/listing", listing)
     server.application.add("GET", "/ready", lambda _: {"during": now[0]})
-    asked = [gevent.spawn(ask, server, "/listing") for _ in range(8)]
+    requests = [gevent.spawn(send_request, server, "/listing") for _ in range(8)]
     until(lambda: now[0])
-    assert b'"during":1' in ask(server, "/ready")
-    gevent.joinall(asked, timeout=30)
-    assert all(each.value.startswith(b"HTTP/1.1 200") for each in asked)
+    assert b'"during":1' in send_request(server, "/ready")
+    gevent.joinall(requests, timeout=30)
+    assert all(each.value.startswith(b"HTTP/1.1 200") for each in requests)
     assert most == [1]
 
 
 def test_one_address_has_not_all_connections(server: AdminServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "ADDRESS_CONNECTIONS_MAX", 2)
-    ended = gevent.event.Event()
-    server.application.add("GET", "/slow", lambda _: ended.wait(30) and {})
+    end = gevent.event.Event()
+    server.application.add("GET", "/slow", lambda _: end.wait(30) and {})
     server.application.add("GET", "/ready", lambda _: {})
-    held = [ask(server, "/slow", read=False) for _ in range(2)]
+    connections = [send_request(server, "/slow", read=False) for _ in range(2)]
     until(lambda: len(server.connections) >= 2)
     with socket.create_connection(("127.0.0.1", server.server_port), 20) as third:
         assert third.recv(100).startswith(b"HTTP/1.1 503")
-    assert ask(server, "/ready", "127.0.0.2").startswith(b"HTTP/1.1 200")
-    ended.set()
-    for connection in held:
+    assert send_request(server, "/ready", "127.0.0.2").startswith(b"HTTP/1.1 200")
+    end.set()
+    for connection in connections:
         connection.close()
 
 
@@ -187,9 +187,9 @@ def test_answers_that_nobody_takes_are_bounded(server: AdminServer, monkeypatch:
     size = 16 << 20
     monkeypatch.setattr(http_connection, "UNSENT_BYTES_MAX", size + 100)
     server.application.add("GET", "/long", lambda _: Text("text/plain", b"x" * size))
-    untaken = ask(server, "/long", read=False)
+    untaken = send_request(server, "/long", read=False)
     until(lambda: server.unsent >= size)
-    assert ask(server, "/long").startswith(b"HTTP/1.1 503")
+    assert send_request(server, "/long").startswith(b"HTTP/1.1 503")
     untaken.close()
     until(lambda: not server.unsent)
-    assert len(ask(server, "/long")) > size
+    assert len(send_request(server, "/long")) > size

@@ -8,26 +8,26 @@ from ddmq_command import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-FOUND = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
+INCLUDED = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
 DATA = PROJECT["tool"]["setuptools"]["package-data"]["*"]
 NOT_INSTALLED = {"bench", "tests", "tools"}
 
 
 def test_every_package_is_installed() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - NOT_INSTALLED
-    assert packages == {name for name in FOUND if "." not in name}
+    assert packages == {name for name in INCLUDED if "." not in name}
     folders = {path.parent for name in packages for path in (ROOT / name).rglob("*.py")}
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
 
 
 def test_the_command_knows_every_package_but_its_own() -> None:
-    assert {*PACKAGES} == {name for name in FOUND if "." not in name} - {"ddmq_command"}
+    assert {*PACKAGES} == {name for name in INCLUDED if "." not in name} - {"ddmq_command"}
 
 
 def test_every_data_file_is_installed() -> None:
     files = [
         path
-        for name in FOUND
+        for name in INCLUDED
         if "." not in name
         for path in (ROOT / name).rglob("*")
         if path.is_file() and path.suffix != ".py" and not {"__pycache__", "_compiled"} & {*path.parts}

@@ -35,15 +35,15 @@ def test_listings_in_parts_are_the_whole(path: str, key: str) -> None:
             backend.put_topic(TopicInfo(f"{prefix}{number}", 0, 1), FAR).wait(5)
     api = AdminApi(backend, None, Registry(), ManualClock(), backend.health)
 
-    def ask(query: str) -> Any:
+    def get_json(query: str) -> Any:
         environ = {"REQUEST_METHOD": "GET", "RAW_URI": path, "QUERY_STRING": query}
         return msgspec.json.decode(b"".join(api.router(environ, lambda status, headers: None)))
 
-    whole = ask("")
-    first = ask("count=2")
-    second = ask(f"count=2&after={first[-1][key]}")
-    third = ask(f"count=2&after={second[-1][key]}")
+    complete = get_json("")
+    first = get_json("count=2")
+    second = get_json(f"count=2&after={first[-1][key]}")
+    third = get_json(f"count=2&after={second[-1][key]}")
     assert [len(first), len(second), len(third)] == [2, 2, 1]
-    assert first + second + third == whole
-    assert "count is" in ask("count=x")["error"]
+    assert first + second + third == complete
+    assert "count is" in get_json("count=x")["error"]
     backend.close()

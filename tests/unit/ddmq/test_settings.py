@@ -33,7 +33,7 @@ def probe(**options: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "found"),
+    ("arguments", "expected"),
     [
         ([], {}),
         (["--concurrency", "5", "--tags", "a || b"], {"concurrency": 5, "tags": "a || b"}),
@@ -43,6 +43,8 @@ def probe(**options: object) -> None:
         (["--max-timeout-redeliveries", "-1"], {"max_timeout_redeliveries": -1}),
         (["--in-flight-bytes-max", "2MiB"], {"in_flight_bytes_max": "2MiB"}),
         (["--order-key", "", "--order-scope", "topic"], {"order_key": "", "order_scope": "topic"}),
+        (["--order-key", "$.key", "--order-scope", "topic"], {"order_key": "$.key", "order_scope": "topic"}),
+        (["--order-key", "KEY"], {"order_key": "KEY"}),
         (
             ["--actions", "Json, PullServer", "--push", '{"http": {"urls": ["http://a/"]}}'],
             {"actions": ["Json", "PullServer"], "push": {"http": {"urls": ["http://a/"]}}},
@@ -52,13 +54,13 @@ def probe(**options: object) -> None:
         (["--start", "first"], {"start": "first"}),
     ],
 )
-def test_options_become_keys(arguments: list[str], found: dict[str, object]) -> None:
+def test_options_become_keys(arguments: list[str], expected: dict[str, object]) -> None:
     ran = CliRunner().invoke(probe, arguments)
-    assert (ran.exit_code, ran.output.strip()) == (0, repr(found))
+    assert (ran.exit_code, ran.output.strip()) == (0, repr(expected))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "parts"),
+    ("arguments", "texts"),
     [
         (["--concurrency", "many"], ("'many'", "1 to 1,000,000")),
         (["--retry-intervals-ms", "1;2"], ("'1;2'", "whole number")),
@@ -66,12 +68,19 @@ def test_options_become_keys(arguments: list[str], found: dict[str, object]) -> 
         (["--push", "{"], ("'{'", "JSON")),
         (["--push", "[]"], ("'[]'", "JSON object")),
         (["--start", "soon"], ("'soon'", "first, last", "-2h")),
+        (["--order-key", "key"], ("'key'", "KEY for the message key, $.key for the field")),
+        (["--order-key", "Qid"], ("'Qid'", "QID for the queue, $.Qid for the field")),
     ],
 )
-def test_what_cannot_be_a_value(arguments: list[str], parts: tuple[str, ...]) -> None:
+def test_what_cannot_be_a_value(arguments: list[str], texts: tuple[str, ...]) -> None:
     ran = CliRunner().invoke(probe, arguments)
     assert ran.exit_code == 2
-    assert all(part in ran.output for part in parts), ran.output
+    assert all(text in ran.output for text in texts), ran.output
+
+
+@pytest.mark.parametrize("order_key", ["key", "Qid"])
+def test_a_server_takes_for_a_path_what_commands_reject(order_key: str) -> None:
+    assert SubscriptionDefaults(order_key=order_key).order_key == order_key
 
 
 def test_keys_may_be_written_as_options() -> None:

@@ -83,29 +83,29 @@ class StoryRig:
         event = TraceEvent(number, int(kind), self.clock.wall_ms(), group, facts)
         self.trace(encode_batch(TraceBatch("p", "i", [event])))
 
-    def ask(self, path: str, status: int = 200) -> Any:
+    def get_json(self, path: str, status: int = 200) -> Any:
         path, _, query = path.partition("?")
         environ = {
             "REQUEST_METHOD": "GET", "PATH_INFO": path, "QUERY_STRING": query, "HTTP_HOST": "127.0.0.1",
         }  # fmt: skip
-        told: list[str] = []
-        answer = b"".join(self.api.router(environ, lambda said, headers: told.append(said)))
-        assert told[0].startswith(str(status)), (told, answer)
+        statuses: list[str] = []
+        answer = b"".join(self.api.router(environ, lambda said, headers: statuses.append(said)))
+        assert statuses[0].startswith(str(status)), (statuses, answer)
         return msgspec.json.decode(answer)
 
     def story(self, query: str = "") -> Any:
-        return self.ask(f"/messages/{ID.hex()}/story{query}")
+        return self.get_json(f"/messages/{ID.hex()}/story{query}")
 
 
 @pytest.fixture
 def rig() -> Iterator[StoryRig]:
-    made = StoryRig()
-    yield made
-    made.backend.close()
+    story_rig = StoryRig()
+    yield story_rig
+    story_rig.backend.close()
 
 
-def phases(story: Any, place: int = 0) -> list[str]:
-    return [span["phase"] for span in story["stories"][place]["spans"]]
+def phases(story: Any, index: int = 0) -> list[str]:
+    return [span["phase"] for span in story["stories"][index]["spans"]]
 
 
 def test_without_any_trace_the_records_tell(rig: StoryRig) -> None:
@@ -130,8 +130,8 @@ def test_events_that_are_not_in_the_log_yet_are_no_reason_to_say_untraced(
 ) -> None:
     rig.backend.commit(CommitBatch(settings={"trace/orders": one_in}), FAR).wait(5)
     rig.put()
-    (note,) = rig.story()["notes"]
-    assert note.startswith(said)
+    (caveat,) = rig.story()["notes"]
+    assert caveat.startswith(said)
 
 
 def test_what_is_finished_says_so(rig: StoryRig) -> None:
@@ -189,10 +189,10 @@ def test_events_of_a_later_version_are_passed_over(rig: StoryRig) -> None:
     rig.put()
     event = TraceEvent(1, 999, rig.clock.wall_ms(), "g", {"queue": "text", "waits": 5})
     rig.trace(encode_batch(TraceBatch("p", "i", [event])))
-    odd = TraceEvent(
+    unknown_event = TraceEvent(
         2, int(K.HANDED_OUT), rig.clock.wall_ms(), "g", {"queue": "t", "waits": 5, "attempt": "x"}
     )
-    rig.trace(encode_batch(TraceBatch("p", "i", [odd])))
+    rig.trace(encode_batch(TraceBatch("p", "i", [unknown_event])))
     assert phases(rig.story())[-1] == "leased"
 
 
@@ -218,13 +218,13 @@ def test_very_many_deliveries_are_folded(rig: StoryRig) -> None:
     assert len(one["spans"]) == 501
     assert "many" in phases(story)
     assert sum(span["ms"] for span in one["spans"]) == one["whole_ms"]
-    assert any("the newest are told of" in note for note in story["notes"])
+    assert any("the newest are told of" in caveat for caveat in story["notes"])
 
 
 def test_a_message_that_retention_took_is_told_from_what_is_left(rig: StoryRig) -> None:
     rig.group()
     rig.event(1, K.SENT, "", client="c")
-    rig.ask(f"/messages/{ID.hex()}/story", status=404)
+    rig.get_json(f"/messages/{ID.hex()}/story", status=404)
     rig.topic("%DLQ%g")
     rig.put("%DLQ%g", system={"dead-letter-reason": "failed", "dead-letter-topic": "orders"})
     rig.clock.advance(1.0)
@@ -270,7 +270,7 @@ def delayed(rig: StoryRig, due_ms: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "told", "end"),
+    ("delay_state", "expected", "end"),
     [
         ({"state": "pending", "due_ms": 60_000}, ["delayed"], None),
         ({"state": "pending", "due_ms": 2_000}, ["delayed", "overdue"], None),
@@ -279,22 +279,22 @@ def delayed(rig: StoryRig, due_ms: int) -> None:
     ],
 )
 def test_what_waits_is_told_as_the_delay_service_has_it_now(
-    rig: StoryRig, monkeypatch: pytest.MonkeyPatch, known: Any, told: list[str], end: str | None
+    rig: StoryRig, monkeypatch: pytest.MonkeyPatch, delay_state: Any, expected: list[str], end: str | None
 ) -> None:
-    asked: list[str] = []
+    uuids: list[str] = []
     start_ms = rig.clock.wall_ms()
-    moved = {name: value if name == "state" else start_ms + value for name, value in known.items()}
+    moved = {name: value if name == "state" else start_ms + value for name, value in delay_state.items()}
     monkeypatch.setattr(
         DelayQueries,
         "fetch_message",
-        lambda _, uuid: asked.append(uuid) or moved,  # type: ignore[func-returns-value]
+        lambda _, uuid: uuids.append(uuid) or moved,  # type: ignore[func-returns-value]
     )
     rig = StoryRig()
     delayed(rig, rig.clock.wall_ms() + 1_000)
     rig.clock.advance(5.0)
     story = rig.story()
-    assert asked == [UUID]
-    assert [phase for phase in phases(story) if phase != "sending"] == told
+    assert uuids == [UUID]
+    assert [phase for phase in phases(story) if phase != "sending"] == expected
     assert story["stories"][0]["end"] == end
 
 
@@ -317,7 +317,7 @@ def prepared(rig: StoryRig) -> None:
     rig.clock.advance(5.0)
 
 
-def ended(rig: StoryRig, outcome: TransactionOutcome) -> None:
+def store_outcome(rig: StoryRig, outcome: TransactionOutcome) -> None:
     op = op_record(0, bytes.fromhex(TRANSACTION), Op(int(outcome), "bank", rig.clock.wall_ms()))
     rig.backend.append([op], FAR).wait(5)
 
@@ -330,7 +330,7 @@ def test_a_message_waits_in_its_transaction(rig: StoryRig) -> None:
     assert one["spans"][-1]["phase"] == "transaction"
     assert (one["whole_ms"], one["spans"][-1]["why"]) == (5_000, f"transaction {TRANSACTION} of bank")
     rig.put()
-    ended(rig, TransactionOutcome.COMMITTED)
+    store_outcome(rig, TransactionOutcome.COMMITTED)
     rig.clock.advance(1.0)
     story = rig.story()
     assert phases(story) == ["sending", "transaction", "queued"]
@@ -340,7 +340,7 @@ def test_a_message_waits_in_its_transaction(rig: StoryRig) -> None:
 def test_a_message_that_was_rolled_back(rig: StoryRig) -> None:
     rig.group()
     prepared(rig)
-    ended(rig, TransactionOutcome.ROLLED_BACK)
+    store_outcome(rig, TransactionOutcome.ROLLED_BACK)
     rig.clock.advance(60.0)
     story = rig.story()
     (one,) = story["stories"]
@@ -352,7 +352,7 @@ def test_a_message_whose_transaction_nobody_decided(rig: StoryRig) -> None:
     rig.topic(TRANSACTION_DEAD_TOPIC, 1)
     facts = {"dead-letter-reason": "unanswered", "dead-letter-topic": "orders", "dead-letter-attempts": "15"}
     rig.put(TRANSACTION_DEAD_TOPIC, system=facts)
-    ended(rig, TransactionOutcome.DEAD_LETTER)
+    store_outcome(rig, TransactionOutcome.DEAD_LETTER)
     (one,) = rig.story()["stories"]
     assert (one["end"], one["end_why"]) == ("dead", "its transaction: unanswered after 15 checks")
 
@@ -379,7 +379,7 @@ def test_where_nothing_is_found_by_an_id(rig: StoryRig) -> None:
     rig.put()
     rig.event(1, K.READ, "g", queue=0, offset=0)
     rig.backend.capabilities = replace(rig.backend.capabilities, find_by_key=False)
-    story = rig.ask("/topics/orders/story?queue=0&offset=0")
+    story = rig.get_json("/topics/orders/story?queue=0&offset=0")
     assert story["trace_events"] == 1
     assert "finds nothing by a message's id" in story["notes"][0]
 
@@ -402,4 +402,4 @@ def test_where_nothing_is_found_by_an_id(rig: StoryRig) -> None:
 )
 def test_wrong_questions(rig: StoryRig, path: str, status: int) -> None:
     rig.put()
-    assert rig.ask(path, status=status)["error"]
+    assert rig.get_json(path, status=status)["error"]

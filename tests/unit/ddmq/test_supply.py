@@ -50,16 +50,16 @@ def test_every_locked_package_has_its_licence_in_the_list() -> None:
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_the_list_says_what_the_installed_package_says(name: str) -> None:
     try:
-        found: Any = metadata(name)  # a message, whose methods Python 3.11 does not state
+        package: Any = metadata(name)  # a message, whose methods Python 3.11 does not state
     except PackageNotFoundError:
         assert "win32" in LOCKED[name] or "python_full_version" in LOCKED[name], "installed on Linux"
         return
-    said = found.get("License-Expression")
-    if said:
-        assert ROWS[name] == said
+    expression = package.get("License-Expression")
+    if expression:
+        assert ROWS[name] == expression
     else:
-        texts = [found.get("License") or "", *(found.get_all("Classifier") or [])]
-        files = found.get_all("License-File") or []
+        texts = [package.get("License") or "", *(package.get_all("Classifier") or [])]
+        files = package.get_all("License-File") or []
         texts += [distribution(name).read_text(f"licenses/{file}") or "" for file in files]
         family = ROWS[name].split("-")[0]
         shown = {"GPL": "GNU General Public License", "MPL": "Mozilla", "PSF": "Python Software"}.get(

@@ -27,9 +27,9 @@ def apply(backend: MemoryBackend, path: Path = PATH, **entries: TopicEntry) -> l
 
 
 def info(backend: MemoryBackend, name: str) -> TopicInfo:
-    found = backend.topic(name)
-    assert found is not None
-    return found
+    info = backend.topic(name)
+    assert info is not None
+    return info
 
 
 def test_a_topic_that_left_the_file_belongs_to_the_command_line(backend: MemoryBackend) -> None:

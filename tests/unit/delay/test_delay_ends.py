@@ -29,7 +29,7 @@ from delay_service.core import decider
 from delay_service.core.commands import DEAD_TEXT, CommandRecord, DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.fire_command import FireCommand, SkippedMessage, dead_fire, fire_command
-from delay_service.due.backend import GONE, UNREADABLE, TargetTopic
+from delay_service.due.backend import TOPIC_DELETED, UNREADABLE, TargetTopic
 from delay_service.store.memory_store import MemoryDelayStore
 from delay_service.store.port import IdKind, IdState, Pending, StoreChanges
 
@@ -169,7 +169,7 @@ def test_a_cancel_of_a_dead_letter_says_so() -> None:
     acks = AckMap(0)
     lanes = lanes_over(message, acks)
     store = lanes._store
-    store.write(lanes.changes_of([dead_fire(message, GONE, NOW, False)], NOW))
+    store.write(lanes.changes_of([dead_fire(message, TOPIC_DELETED, NOW, False)], NOW))
     said = DelayCommand(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
     cancel = CommandRecord(9, said, message.uuid, "", bytes(16), 1, 0, b"")
     [reply] = decider.decide_commands(DecisionContext(store, acks, {}, KEPT_MS), [cancel], NOW + 50).replies
@@ -193,7 +193,7 @@ def test_a_dead_letter_goes_to_the_queue_that_its_message_was_to_go_to(
     partition: int, hash_id: int, place: str | None
 ) -> None:
     order = DelayCommand(ADD, UUID_TEXT, "t", ONCE, NOW, NOW // 1_000, partition=partition, hash_id=hash_id)
-    record = dead_fire(waiting(encode_command(order), NOW), GONE, NOW, False).record
+    record = dead_fire(waiting(encode_command(order), NOW), TOPIC_DELETED, NOW, False).record
     said = decode(record.delivery).properties.get(b"dead-letter-place")
     assert said == (None if place is None else place.encode())
     letter = read_dead_letter(
@@ -217,7 +217,7 @@ def test_a_delayed_message_that_does_not_mind_its_queue_goes_by_its_key(by_key: 
 def test_a_dead_letter_with_a_key_goes_where_the_key_belongs() -> None:
     order = DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW, partition=-2, schedule=Schedule())
     message = waiting(encode_command(order), NOW)._replace(delivery=encode(b"21", b"x", b"", None))
-    record = dead_fire(message, GONE, NOW, False).record
+    record = dead_fire(message, TOPIC_DELETED, NOW, False).record
     letter = read_dead_letter(
         StoredRecord(record.topic, 0, 4, 4, record.message_id, 1, 1, 0, 0, record.delivery, {})
     )

@@ -13,7 +13,7 @@ import rocksdict
 
 from ddmq_common.errors import DamagedError, StorageError
 from ddmq_common.rocks.database import Rocks, RocksOptions, WriteBatch
-from ddmq_common.rocks.room import UNMERGED_LAST, UNMERGED_MAX
+from ddmq_common.rocks.write_capacity import UNMERGED_LAST, UNMERGED_MAX
 from tests.support.waits import until
 
 
@@ -204,7 +204,7 @@ def test_a_write_is_refused_where_rocksdb_would_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, failures: int, says: str
 ) -> None:
     rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
-    monkeypatch.setattr("ddmq_common.rocks.room.ROOM_S", 0.01)
+    monkeypatch.setattr("ddmq_common.rocks.write_capacity.WRITE_WAIT_S_MAX", 0.01)
     held_up(monkeypatch, rocks, (waiting, failures))
     with pytest.raises(StorageError, match=says):
         rocks.write(one_key())
@@ -222,15 +222,15 @@ def test_what_makes_it_larger_leaves_a_buffer_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
-    rooms = []
+    capacities = []
     for waiting in range(4):
         held_up(monkeypatch, rocks, (waiting, 0))
-        rooms.append((rocks.has_room(growing=True), rocks.has_room(growing=False)))
-    assert rooms == [(True, True), (True, True), (False, True), (False, False)]
+        capacities.append((rocks.has_capacity(growing=True), rocks.has_capacity(growing=False)))
+    assert capacities == [(True, True), (True, True), (False, True), (False, False)]
     held_up(monkeypatch, rocks, (1, 1))
     for growing in (True, False):
         with pytest.raises(StorageError, match="space on the disk"):
-            rocks.has_room(growing)
+            rocks.has_capacity(growing)
     rocks.close()
 
 
@@ -242,13 +242,13 @@ def test_tables_that_are_not_merged_yet_keep_writes_out_while_they_are_merged(
     rocks = Rocks(tmp_path / "db")
     told = {"rocksdb.num-running-compactions": running}
     monkeypatch.setattr(rocks, "read_property", lambda name: told.get(name, 0))
-    rooms = []
+    capacities = []
     for count in range(UNMERGED_LAST + 10):
         told["rocksdb.num-files-at-level0"] = count
-        rooms.append((rocks.has_room(growing=True), rocks.has_room(growing=False)))
-    assert rooms == [
+        capacities.append((rocks.has_capacity(growing=True), rocks.has_capacity(growing=False)))
+    assert capacities == [
         (count < UNMERGED_MAX or not running, count < UNMERGED_LAST or not running)
-        for count in range(len(rooms))
+        for count in range(len(capacities))
     ]
     rocks.close()
 
@@ -259,13 +259,13 @@ def test_what_the_background_has_recovered_of_refuses_nothing(
     """RocksDB counts such errors, and never forgets one."""
     rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
     held_up(monkeypatch, rocks, (0, 2))
-    assert rocks.has_room(growing=True)
+    assert rocks.has_capacity(growing=True)
     held_up(monkeypatch, rocks, (1, 2))
-    assert rocks.has_room(growing=True)
+    assert rocks.has_capacity(growing=True)
     rocks.write(one_key())
     held_up(monkeypatch, rocks, (1, 3))
     with pytest.raises(StorageError, match="space on the disk"):
-        rocks.has_room(growing=True)
+        rocks.has_capacity(growing=True)
     rocks.close()
 
 
@@ -288,7 +288,7 @@ def test_many_tables_slow_no_write_down(unmerged: tuple[Rocks, Any]) -> None:
     rocks, raw = unmerged
     raw.set_options({"disable_auto_compactions": "false"})
     assert rocks.read_property("rocksdb.actual-delayed-write-rate") == 0
-    until(lambda: rocks.has_room(growing=True), "the tables are merged")
+    until(lambda: rocks.has_capacity(growing=True), "the tables are merged")
     rocks.close()
 
 
@@ -300,7 +300,7 @@ def test_a_table_that_cannot_be_merged_is_told_by_a_write(unmerged: tuple[Rocks,
         file.write(bytes(1 << 12))
     raw.set_options({"disable_auto_compactions": "false"})
     until(lambda: rocks.read_property("rocksdb.background-errors"), "merging has failed")
-    until(lambda: rocks.has_room(growing=True), "it says so")
+    until(lambda: rocks.has_capacity(growing=True), "it says so")
     with pytest.raises(DamagedError):
         rocks.write(one_key())
     with suppress(DamagedError):

@@ -52,7 +52,7 @@ def test_which_texts_are_numbers(text: str, number: bool | None) -> None:
     assert compile_sql("p = 5").match({"p": text}) is number
 
 
-def test_whole_numbers_are_exact() -> None:
+def test_integers_are_exact() -> None:
     big = 2**70 + 1
     assert compile_sql(f"p = {big}").match({"p": str(big)}) is True
     assert compile_sql(f"p = {big}").match({"p": str(big - 1)}) is False
@@ -95,11 +95,11 @@ def test_whole_numbers_are_exact() -> None:
     ],
 )
 def test_a_bad_expression_says_where_and_what_was_expected(sql: str, at: int, what: str) -> None:
-    fault = find_expression_error("*", sql)
-    assert fault is not None
-    assert fault.startswith("sql is ")
-    assert f": at character {at}: " in fault
-    assert what in fault
+    error = find_expression_error("*", sql)
+    assert error is not None
+    assert error.startswith("sql is ")
+    assert f": at character {at}: " in error
+    assert what in error
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_the_largest_expressions_are_quick_to_judge(sql: str) -> None:
 
 
 def judge(sql: str, key: bytes = b"", tag: bytes = b"", **properties: str) -> bool:
-    given = {name.encode(): value.encode() for name, value in properties.items()}
-    return SqlFilter(sql).find_rejection(encode(key, b"body", tag, given)) is None
+    raw_properties = {name.encode(): value.encode() for name, value in properties.items()}
+    return SqlFilter(sql).find_rejection(encode(key, b"body", tag, raw_properties)) is None
 
 
 def test_tag_and_key_of_the_message() -> None:

@@ -18,9 +18,9 @@ def message(tag: bytes = b"", key: bytes = b"", properties: dict[bytes, bytes] |
 
 
 def tag_filter(*, tags: str = "*", sql: str = "") -> Filter:
-    found = filter_for(tags, sql)
-    assert found is not None
-    return found
+    message_filter = filter_for(tags, sql)
+    assert message_filter is not None
+    return message_filter
 
 
 @pytest.mark.parametrize("text", ["*", "", "  ", "A || *", "*||B", "A*"])
@@ -48,11 +48,11 @@ def test_tags_between_two_bars(text: str, tags: set[str]) -> None:
     [("A ||", 5, "missing"), ("|| A", 1, "missing"), ("A || || B", 5, "missing"), ("A|||B", 2, "three bars")],
 )
 def test_a_bad_expression_says_where(text: str, at: int, what: str) -> None:
-    fault = find_expression_error(text, "")
-    assert fault is not None
-    assert fault.startswith(f"tags is {text!r}: at character {at}: ")
-    assert what in fault
-    assert "allowed: TAG || TAG" in fault
+    error = find_expression_error(text, "")
+    assert error is not None
+    assert error.startswith(f"tags is {text!r}: at character {at}: ")
+    assert what in error
+    assert "allowed: TAG || TAG" in error
 
 
 def test_the_longest_expression() -> None:
@@ -63,12 +63,12 @@ def test_the_longest_expression() -> None:
 def test_tags_and_sql_together_are_refused() -> None:
     assert find_expression_error("*", "a = 1") is None
     assert find_expression_error("", "a = 1") is None
-    fault = find_expression_error("A", "a = 1")
-    assert fault is not None
-    assert "tags is 'A' and sql is 'a = 1'" in fault
+    error = find_expression_error("A", "a = 1")
+    assert error is not None
+    assert "tags is 'A' and sql is 'a = 1'" in error
 
 
-def test_settings_are_checked_when_they_are_made() -> None:
+def test_settings_are_checked_when_they_are_created() -> None:
     with pytest.raises(ValueError, match=r"tags is 'A \|\|': at character 5"):
         SubscriptionDefaults(tags="A ||")
     with pytest.raises(ValueError, match="sql is 'a >': at character 4: found the end; expected"):
@@ -78,12 +78,12 @@ def test_settings_are_checked_when_they_are_made() -> None:
 
 
 def test_the_filter_pushes_hashes_down_and_compares_texts() -> None:
-    found = tag_filter(tags="A || ü")
-    assert found.tags == {tag_hash(b"A"), tag_hash("ü".encode())}
-    assert found.find_rejection(message(b"A")) is None
-    assert found.find_rejection(message("ü".encode(), b"key", {b"p": b"v"})) is None
+    message_filter = tag_filter(tags="A || ü")
+    assert message_filter.tags == {tag_hash(b"A"), tag_hash("ü".encode())}
+    assert message_filter.find_rejection(message(b"A")) is None
+    assert message_filter.find_rejection(message("ü".encode(), b"key", {b"p": b"v"})) is None
     for tag in (b"B", b"", b"a", b"A ", b"AA", b"A||B"):
-        assert found.find_rejection(message(tag)) is FILTERED
+        assert message_filter.find_rejection(message(tag)) is FILTERED
 
 
 def test_a_tag_with_two_bars_is_one_tag() -> None:
@@ -102,8 +102,8 @@ def test_too_many_tags_are_compared_but_not_pushed_down() -> None:
     assert more.find_rejection(message(names[HASHES_MAX + 1].encode())) is FILTERED
 
 
-def test_what_does_not_parse_is_a_fault() -> None:
-    for found in (tag_filter(tags="A"), tag_filter(sql="TAGS = 'A'"), tag_filter(sql="p = 'A'")):
-        refusal = found.find_rejection(b"\x18\x05ab")
-        assert refusal is not None
-        assert "do not parse" in refusal.error
+def test_a_message_that_does_not_parse_is_an_error() -> None:
+    for message_filter in (tag_filter(tags="A"), tag_filter(sql="TAGS = 'A'"), tag_filter(sql="p = 'A'")):
+        rejection = message_filter.find_rejection(b"\x18\x05ab")
+        assert rejection is not None
+        assert "do not parse" in rejection.error

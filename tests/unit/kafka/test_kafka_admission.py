@@ -10,7 +10,7 @@ from backend.kafka.admission import TopicAdmission
 from backend.kafka.options import Names
 
 OTHER = "teamb.ns2"
-SYSTEM = [f"{OTHER}.{part}" for part in ("settings", "progress", "coordination")]
+SYSTEM = [f"{OTHER}.{suffix}" for suffix in ("settings", "progress", "coordination")]
 INNER = [f"{OTHER}.x.-25DELAY-2DWAITING", "teamb.SCHEDULE_TOPIC_XXXX"]
 
 
@@ -45,11 +45,17 @@ def test_our_inner_topics_are_visible_where_they_look_like_those_of_another_inst
     prefix: str, namespace: str
 ) -> None:
     names = Names(namespace, prefix)
-    ours = names.to_kafka("%DELAY")
-    cluster = ["ns2.coordination", "ns2.settings", "ns2.x.-25DELAY", names.system_topic("settings"), ours]
+    kafka_name = names.to_kafka("%DELAY")
+    cluster = [
+        "ns2.coordination",
+        "ns2.settings",
+        "ns2.x.-25DELAY",
+        names.system_topic("settings"),
+        kafka_name,
+    ]
     admission = TopicAdmission(names)
-    assert admission.select_topics(cluster, ()) == {ours: "%DELAY"}
-    assert admission.owner_of_new(ours, cluster) == ""
+    assert admission.select_topics(cluster, ()) == {kafka_name: "%DELAY"}
+    assert admission.owner_of_new(kafka_name, cluster) == ""
 
 
 def test_installations_with_prefixes_of_their_own_are_no_twins() -> None:
@@ -69,13 +75,13 @@ def test_recorded_topics_are_visible_whatever_the_patterns_say(patterns: tuple[s
 
 @given(
     root=st.sampled_from(["ns2", "teamb.ns2", "x", "a.x.b"]),
-    part=st.one_of(
+    suffix=st.one_of(
         st.sampled_from(["settings", "progress", "coordination"]),
         st.from_regex(r"x\.[A-Za-z0-9.\-]{1,20}", fullmatch=True),
     ),
 )
-def test_no_pattern_and_no_record_makes_a_system_topic_of_others_visible(root: str, part: str) -> None:
-    topic = f"{root}.{part}"
+def test_no_pattern_and_no_record_makes_a_system_topic_of_others_visible(root: str, suffix: str) -> None:
+    topic = f"{root}.{suffix}"
     cluster = {topic, f"{root}.coordination", f"{root}.progress"}
     admission = TopicAdmission(Names())
     name = topic.replace(".", "%2E")

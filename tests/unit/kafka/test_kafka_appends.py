@@ -46,12 +46,12 @@ class FakeMetadata:
 class ReportingProducer:
     """As librdkafka: a report that raises ends the poll, and the others stay."""
 
-    made: list[ReportingProducer]
+    created: list[ReportingProducer]
     leaders: ClassVar[dict[int, int]] = {0: 1, 1: 2, 2: 3}
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
-        self.made.append(self)
+        self.created.append(self)
         self.lots: list[int] = []  # how many each turn brought
         self.sent: list[Callable[..., object]] = []
         self.queues: list[int] = []  # of `sent`
@@ -136,16 +136,16 @@ class House:
     def __init__(self, **terms: int) -> None:
         self.bridge = Bridge()
         self.clock = MovedClock()
-        self.seen: list[tuple[str, int, int, int]] = []
+        self.stored_ends: list[tuple[str, int, int, int]] = []
         topics: Any = FakeTopics()
         self.appends = Appends(
             build_options(KafkaOptions, **terms), self.bridge, self.clock, topics,
-            lambda *found: self.seen.append(found), lambda: None,
+            lambda *end: self.stored_ends.append(end), lambda: None,
         )  # fmt: skip
 
     @property
     def producer(self) -> ReportingProducer:
-        return ReportingProducer.made[-1]
+        return ReportingProducer.created[-1]
 
     def append(self, count: int = 1, in_s: float = 30.0, queue_id: int = 0, size: int = 1) -> Completion[Any]:
         completion: Completion[list[AppendResult]] = Completion()
@@ -175,9 +175,9 @@ class House:
     def quarantine(self, queue_id: int = 0) -> None:
         """Let a queue be silent until what is in flight is purged."""
         stuck = self.silence(queue_id)
-        made = len(ReportingProducer.made)
+        created = len(ReportingProducer.created)
         self.pass_time(RETIRE_S)
-        until(lambda: len(ReportingProducer.made) == made + 1, "there is a new one")
+        until(lambda: len(ReportingProducer.created) == created + 1, "there is a new one")
         until(lambda: self.appends.producers.has_retired, "the old one is retired")
         self.pass_time(DRAIN_S)
         assert statuses(stuck) == [AppendStatus.UNKNOWN]
@@ -189,7 +189,7 @@ class House:
 
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    monkeypatch.setattr(ReportingProducer, "made", [], raising=False)
+    monkeypatch.setattr(ReportingProducer, "created", [], raising=False)
     monkeypatch.setattr(module, "Producer", ReportingProducer)
     monkeypatch.setattr(module, "POLL_S", 0.001)
     house = House()
@@ -212,7 +212,7 @@ def test_what_comes_while_some_are_under_way_goes_together_after_them(house: Hou
     assert [statuses(each) for each in later] == [[AppendStatus.STORED]] * 3
     assert [result.offset for each in [first, *later] for result in each.value] == [0, 1, 2, 3, 4]
     assert house.producer.lots == [2, 3]
-    assert house.seen[-1] == ("t", 0, 5, 1_000)
+    assert house.stored_ends[-1] == ("t", 0, 5, 1_000)
 
 
 def test_what_waits_behind_others_past_its_deadline_was_certainly_not_stored(house: House) -> None:
@@ -246,7 +246,7 @@ def test_an_answer_that_nobody_foresaw_costs_nobody_the_others(house: House) -> 
 def test_after_a_fatal_error_there_is_a_new_producer(house: House) -> None:
     """It comes out of the call that serves reports, and nothing else tells of it."""
     house.producer.fails.append(KafkaException(FATAL))
-    until(lambda: len(ReportingProducer.made) == 2, "it is replaced")
+    until(lambda: len(ReportingProducer.created) == 2, "it is replaced")
     assert statuses_of_next(house) == [AppendStatus.STORED]
     assert house.appends.producer_replacements == 1
 
@@ -259,25 +259,25 @@ def test_a_lost_lot_is_unknown_and_the_next_goes(house: House) -> None:
 
 
 def test_what_waits_counts_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReportingProducer, "made", [], raising=False)
+    monkeypatch.setattr(ReportingProducer, "created", [], raising=False)
     monkeypatch.setattr(module, "Producer", ReportingProducer)
     house = House(pending_max=2)
-    kept, refused = house.append(2), house.append(queue_id=1)
+    accepted, refused = house.append(2), house.append(queue_id=1)
     assert statuses(refused) == [AppendStatus.NOT_STORED]
     assert isinstance(refused.value[0].error, BoundReachedError)
     house.answered(2)
-    assert statuses(kept) == [AppendStatus.STORED] * 2
+    assert statuses(accepted) == [AppendStatus.STORED] * 2
     assert statuses_of_next(house) == [AppendStatus.STORED]
     house.close()
 
 
 def test_a_queue_has_a_share_of_the_bound_and_others_have_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReportingProducer, "made", [], raising=False)
+    monkeypatch.setattr(ReportingProducer, "created", [], raising=False)
     monkeypatch.setattr(module, "Producer", ReportingProducer)
     house = House(pending_bytes_max=80_000)
-    kept = [house.append(size=1_000)]
+    accepted = [house.append(size=1_000)]
     until(lambda: len(house.producer.sent) == 1, "sent")
-    kept += [house.append(size=1_000) for _ in range(8)]
+    accepted += [house.append(size=1_000) for _ in range(8)]
     refused = house.append(size=1_000)
     assert statuses(refused) == [AppendStatus.NOT_STORED]
     assert isinstance(refused.value[0].error, BoundReachedError)
@@ -289,14 +289,14 @@ def test_a_queue_has_a_share_of_the_bound_and_others_have_the_rest(monkeypatch: 
     until(lambda: len(house.producer.sent) == 2, "sent")
     house.producer.answer()
     house.answered(8)
-    assert [statuses(each) for each in [*kept, other]] == [[AppendStatus.STORED]] * 10
+    assert [statuses(each) for each in [*accepted, other]] == [[AppendStatus.STORED]] * 10
     assert house.appends.refused_by_share == 1
     assert statuses_of_next(house) == [AppendStatus.STORED]
     house.close()
 
 
 def test_an_append_that_a_queue_may_begin_is_taken_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReportingProducer, "made", [], raising=False)
+    monkeypatch.setattr(ReportingProducer, "created", [], raising=False)
     monkeypatch.setattr(module, "Producer", ReportingProducer)
     house = House(pending_bytes_max=80_000)
     batch = house.append(30, size=1_000)
@@ -398,7 +398,7 @@ def test_a_silent_queue_costs_other_queues_nothing(house: House) -> None:
     until(lambda: old.queues == [0, 1], "sent")
     behind = house.append(in_s=LONG_S, queue_id=1)
     house.appends.check_partitions()
-    until(lambda: len(ReportingProducer.made) == 2, "there is a new one")
+    until(lambda: len(ReportingProducer.created) == 2, "there is a new one")
     until(lambda: house.appends.producers.has_retired, "the old one is retired")
     other = house.append(in_s=LONG_S, queue_id=2)
     until(lambda: house.producer.queues == [2], "by the new one")
@@ -414,7 +414,7 @@ def test_a_silent_queue_costs_other_queues_nothing(house: House) -> None:
     house.pass_time(1)
     assert statuses(stuck) == [AppendStatus.UNKNOWN]
     assert old.purges == 1
-    assert len(ReportingProducer.made) == 2
+    assert len(ReportingProducer.created) == 2
     assert house.appends.quarantined_count == 1
     assert house.appends.producer_replacements == 1
 
@@ -438,7 +438,7 @@ def test_a_queue_in_quarantine_is_tried_one_by_one_by_another_producer(house: Ho
     shared = house.producer
     probe, second = house.append(2, in_s=LONG_S), house.append()
     assert statuses(second) == [AppendStatus.NOT_STORED], "one append at a time"
-    until(lambda: len(ReportingProducer.made) == 3, "there is one for the quarantine")
+    until(lambda: len(ReportingProducer.created) == 3, "there is one for the quarantine")
     until(lambda: len(house.producer.sent) == 1, "one record of two")
     assert statuses_by(house, shared, queue_id=1) == [AppendStatus.STORED]
     quarantine = house.producer
@@ -454,9 +454,9 @@ def test_a_queue_in_quarantine_is_tried_one_by_one_by_another_producer(house: Ho
 def test_only_the_producer_of_the_quarantine_is_replaced_for_a_queue_in_it(house: House) -> None:
     house.quarantine()
     shared = house.producer
-    for made in (3, 4):
+    for created in (3, 4):
         probe = house.append(in_s=LONG_S)
-        until(lambda: len(ReportingProducer.made) >= made, "one for the quarantine")  # noqa: B023
+        until(lambda: len(ReportingProducer.created) >= created, "one for the quarantine")  # noqa: B023
         until(lambda: house.producer.queues == [0], "sent there")
         house.pass_time(RETIRE_S)
         until(lambda: house.appends.producers.has_retired, "retired")
@@ -477,9 +477,9 @@ def test_a_queue_in_quarantine_without_a_leader_gets_no_probe(
     monkeypatch.setattr(ReportingProducer, "leaders", {0: 2})
     house.pass_time(LEADERS_INTERVAL_S)
     until(lambda: "no leader" not in house.appends.why_refused("t", 0), "it has one again")
-    made = len(ReportingProducer.made)
+    created = len(ReportingProducer.created)
     probe = house.append()
-    until(lambda: len(ReportingProducer.made) == made + 1, "one for the quarantine")
+    until(lambda: len(ReportingProducer.created) == created + 1, "one for the quarantine")
     house.answered(1)
     assert statuses(probe) == [AppendStatus.STORED]
 

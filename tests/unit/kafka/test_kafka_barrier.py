@@ -14,7 +14,7 @@ from backend.kafka.state.followed import MARK_KEY, Barriers
 from ddmq_common.errors import DrainingError, RemoteError
 from tests.support.waits import done, until
 
-PLACES = {("progress", 0): 0, ("progress", 1): 0}
+PARTITIONS = {("progress", 0): 0, ("progress", 1): 0}
 
 
 class Report:
@@ -28,10 +28,10 @@ class Report:
         return "Local: Message timed out"
 
 
-class HeldProducer:
+class PausedProducer:
     """Reports what the test has it report, when it is flushed."""
 
-    made: list[HeldProducer]
+    created: list[PausedProducer]
     refuses: set[int]
     offset = 10
     go_on: threading.Event
@@ -39,82 +39,82 @@ class HeldProducer:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         assert settings["acks"] == "all"
-        self.made.append(self)
-        self._asked: list[tuple[int, Callable[..., None]]] = []
+        self.created.append(self)
+        self._pending: list[tuple[int, Callable[..., None]]] = []
 
     def produce(self, topic: str, value: None, key: bytes, partition: int, on_delivery: Any) -> None:
         assert (value, key) == (None, MARK_KEY)
-        self._asked.append((partition, on_delivery))
+        self._pending.append((partition, on_delivery))
 
     def flush(self, _: float) -> None:
         assert self.go_on.wait(20)
-        asked, self._asked = self._asked, []
-        self.marks.append(sorted(partition for partition, _ in asked))
-        for partition, report in asked:
+        pending, self._pending = self._pending, []
+        self.marks.append(sorted(partition for partition, _ in pending))
+        for partition, report in pending:
             brought = Report(self.offset)
             report(brought if partition in self.refuses else None, brought)
 
 
 @pytest.fixture
-def producer(monkeypatch: pytest.MonkeyPatch) -> type[HeldProducer]:
-    monkeypatch.setattr(HeldProducer, "made", [], raising=False)
-    monkeypatch.setattr(HeldProducer, "refuses", set(), raising=False)
-    monkeypatch.setattr(HeldProducer, "marks", [], raising=False)
-    monkeypatch.setattr(HeldProducer, "go_on", threading.Event(), raising=False)
-    monkeypatch.setattr(module, "Producer", HeldProducer)
-    HeldProducer.go_on.set()
-    return HeldProducer
+def producer(monkeypatch: pytest.MonkeyPatch) -> type[PausedProducer]:
+    monkeypatch.setattr(PausedProducer, "created", [], raising=False)
+    monkeypatch.setattr(PausedProducer, "refuses", set(), raising=False)
+    monkeypatch.setattr(PausedProducer, "marks", [], raising=False)
+    monkeypatch.setattr(PausedProducer, "go_on", threading.Event(), raising=False)
+    monkeypatch.setattr(module, "Producer", PausedProducer)
+    PausedProducer.go_on.set()
+    return PausedProducer
 
 
 @pytest.fixture
 def followed() -> dict[tuple[str, int], int]:
-    return dict(PLACES)
+    return dict(PARTITIONS)
 
 
 @pytest.fixture
-def barriers(producer: type[HeldProducer], followed: dict[tuple[str, int], int]) -> Iterator[Barriers]:
+def barriers(producer: type[PausedProducer], followed: dict[tuple[str, int], int]) -> Iterator[Barriers]:
     bridge = Bridge()
-    made = Barriers({}, bridge.call, followed)
-    yield made
-    made.close()
+    created = Barriers({}, bridge.call, followed)
+    yield created
+    created.close()
     bridge.close()
 
 
 def test_it_waits_for_every_mark(
-    barriers: Barriers, producer: type[HeldProducer], followed: dict[tuple[str, int], int]
+    barriers: Barriers, producer: type[PausedProducer], followed: dict[tuple[str, int], int]
 ) -> None:
-    asked = barriers.add()
-    until(lambda: producer.made, "the marks are written")
+    barrier = barriers.add()
+    until(lambda: producer.created, "the marks are written")
     followed["progress", 0] = followed["progress", 1] = 10
     barriers.advance()
     followed["progress", 0] = 11
     barriers.advance()
-    assert not asked.done
+    assert not barrier.done
     followed["progress", 1] = 11
-    until(lambda: barriers.advance() or asked.done)
-    done(asked)
+    until(lambda: barriers.advance() or barrier.done)
+    done(barrier)
 
 
 def test_where_a_mark_is_not_taken_nobody_knows_and_the_next_one_asks_anew(
-    barriers: Barriers, producer: type[HeldProducer], followed: dict[tuple[str, int], int]
+    barriers: Barriers, producer: type[PausedProducer], followed: dict[tuple[str, int], int]
 ) -> None:
     producer.refuses.add(1)
     followed.update(dict.fromkeys(followed, 99))
-    asked = barriers.add()
-    until(lambda: asked.done)
-    assert isinstance(asked.error, RemoteError)
-    assert "progress [1]" in str(asked.error)
+    barrier = barriers.add()
+    until(lambda: barrier.done)
+    assert isinstance(barrier.error, RemoteError)
+    assert "progress [1]" in str(barrier.error)
     producer.refuses.clear()
     done(barriers.add())
-    assert len(producer.made) == 2
+    assert len(producer.created) == 2
 
 
 def test_who_comes_while_marks_are_written_waits_for_the_next(
-    barriers: Barriers, producer: type[HeldProducer], followed: dict[tuple[str, int], int]
+    barriers: Barriers, producer: type[PausedProducer], followed: dict[tuple[str, int], int]
 ) -> None:
     producer.go_on.clear()
     first = barriers.add()
-    until(lambda: producer.made)
+    until(lambda: producer.created)
     second = barriers.add()
     followed.update(dict.fromkeys(followed, 11))
     producer.go_on.set()
@@ -123,7 +123,7 @@ def test_who_comes_while_marks_are_written_waits_for_the_next(
     assert producer.marks == [[0, 1], [0, 1]]
 
 
-def test_who_waits_at_the_end_is_refused(barriers: Barriers, producer: type[HeldProducer]) -> None:
-    asked = barriers.add()
+def test_who_waits_at_the_end_is_refused(barriers: Barriers, producer: type[PausedProducer]) -> None:
+    barrier = barriers.add()
     barriers.close()
-    assert isinstance(asked.error, DrainingError)
+    assert isinstance(barrier.error, DrainingError)

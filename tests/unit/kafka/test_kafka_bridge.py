@@ -12,35 +12,35 @@ from tests.support.waits import until
 
 def test_calls_of_threads_come_in_the_order_of_each() -> None:
     bridge = Bridge()
-    heard: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     hub = threading.get_ident()
 
-    def note(thread: int, n: int) -> None:
+    def record(thread: int, n: int) -> None:
         assert threading.get_ident() == hub
-        heard.append((thread, n))
+        calls.append((thread, n))
 
-    def tell(thread: int) -> None:
+    def call(thread: int) -> None:
         for n in range(2_000):
-            bridge.call(note, thread, n)
+            bridge.call(record, thread, n)
 
-    threads = [threading.Thread(target=tell, args=(number,)) for number in range(3)]
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
-    until(lambda: len(heard) == 6_000)
+    until(lambda: len(calls) == 6_000)
     for number in range(3):
-        assert [n for thread, n in heard if thread == number] == list(range(2_000))
+        assert [n for thread, n in calls if thread == number] == list(range(2_000))
     bridge.close()
 
 
 def test_one_that_fails_costs_nobody_else(capsys: pytest.CaptureFixture[str]) -> None:
     bridge = Bridge()
-    heard: list[int] = []
-    bridge.call(heard.append, 1)
+    calls: list[int] = []
+    bridge.call(calls.append, 1)
     bridge.call(lambda: 1 // 0)
-    bridge.call(heard.append, 2)
-    until(lambda: heard == [1, 2])
+    bridge.call(calls.append, 2)
+    until(lambda: calls == [1, 2])
     assert "ZeroDivisionError" in capsys.readouterr().err
     bridge.close()
     bridge.close()
-    bridge.call(heard.append, 3)
-    assert heard == [1, 2]
+    bridge.call(calls.append, 3)
+    assert calls == [1, 2]

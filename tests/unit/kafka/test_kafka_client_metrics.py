@@ -69,7 +69,7 @@ def test_a_commit_is_timed_from_its_call_to_its_outcome(monkeypatch: pytest.Monk
     waiting: list[Any] = []
     monkeypatch.setattr(Producers, "__init__", lambda self: None)
     monkeypatch.setattr(Producers, "write_plain", lambda self, writes, then: waiting.append(then))
-    monkeypatch.setattr(Producers, "write_transaction", lambda self, *given: waiting.append(given[3]))
+    monkeypatch.setattr(Producers, "write_transaction", lambda self, *args: waiting.append(args[3]))
     now = [5.0]
     metrics, outcomes = Registry(), list[WriteOutcome]()
     producers = MeasuredProducers(metrics=metrics, monotonic=lambda: now[0])

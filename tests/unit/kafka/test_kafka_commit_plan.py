@@ -69,38 +69,40 @@ def delta(epoch: int = 1, generation: int = 0, **rest: Any) -> ProgressDelta:
     return ProgressDelta("g", QUEUE, epoch, generation, **rest)
 
 
-def store(state: State, made: CommitPlan) -> list[ProducerRecord]:
-    writes = made.to_producer_records()
-    made.apply_stored(list(range(state.offset, state.offset + len(writes))))
+def store(state: State, commit_plan: CommitPlan) -> list[ProducerRecord]:
+    writes = commit_plan.to_producer_records()
+    commit_plan.apply_stored(list(range(state.offset, state.offset + len(writes))))
     state.offset += len(writes)
     return writes
 
 
 def test_many_commits_of_one_queue_are_one_record() -> None:
     state = State()
-    made = plan(state)
+    commit_plan = plan(state)
     for offset in range(10):
-        made.add(CommitBatch(progress=[delta(finished=((offset, offset + 1),))]))
-    assert not made.needs_transaction
+        commit_plan.add(CommitBatch(progress=[delta(finished=((offset, offset + 1),))]))
+    assert not commit_plan.needs_transaction
     assert state.progress.view(KEY).committed is None, "nothing counts before it is stored"
-    (write,) = store(state, made)
+    (write,) = store(state, commit_plan)
     assert write.topic == "progress"
     assert state.progress.view(KEY) == ProgressView(10, (), {}, 1, 0)
-    assert made.is_stored()
+    assert commit_plan.is_stored()
 
 
 def test_each_is_checked_against_what_those_before_it_leave() -> None:
     state = State()
-    made = plan(state)
-    made.add(CommitBatch(progress=[delta(epoch=5)]))
+    commit_plan = plan(state)
+    commit_plan.add(CommitBatch(progress=[delta(epoch=5)]))
     with pytest.raises(FencedError):
-        made.add(CommitBatch(progress=[delta(epoch=4, finished=((0, 9),))], settings={"k": b"1"}))
-    made.add(CommitBatch(progress=[delta(epoch=5, finished=((0, 2),))], settings={"j": b"1"}, absent=["j"]))
+        commit_plan.add(CommitBatch(progress=[delta(epoch=4, finished=((0, 9),))], settings={"k": b"1"}))
+    commit_plan.add(
+        CommitBatch(progress=[delta(epoch=5, finished=((0, 2),))], settings={"j": b"1"}, absent=["j"])
+    )
     with pytest.raises(FencedError):
-        made.add(CommitBatch(settings={"j": b"2"}, absent=["j"]))
-    made.add(CommitBatch(settings={"j": None}))
-    made.add(CommitBatch(settings={"j": b"3"}, absent=["j"]))
-    store(state, made)
+        commit_plan.add(CommitBatch(settings={"j": b"2"}, absent=["j"]))
+    commit_plan.add(CommitBatch(settings={"j": None}))
+    commit_plan.add(CommitBatch(settings={"j": b"3"}, absent=["j"]))
+    store(state, commit_plan)
     assert state.settings == {"j": b"3"}
     assert state.progress.view(KEY) == ProgressView(2, (), {}, 5, 0)
 
@@ -108,34 +110,34 @@ def test_each_is_checked_against_what_those_before_it_leave() -> None:
 def test_what_is_refused_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backend.kafka.commits.plan.SETTINGS_MAX", 1)
     monkeypatch.setattr("backend.kafka.commits.plan.PROGRESS_MAX", 1)
-    made = plan(State())
+    commit_plan = plan(State())
     nowhere = ProgressDelta("g", QueueRef("nowhere", 1, 0), 1, 0)
     with pytest.raises(UnknownTopicError):
-        made.add(CommitBatch(progress=[delta(), nowhere], settings={"k": b"1"}))
+        commit_plan.add(CommitBatch(progress=[delta(), nowhere], settings={"k": b"1"}))
     with pytest.raises(UnknownTopicError):
-        made.add(CommitBatch([NewRecord("nowhere", 0, bytes(16), 1, b"")], [delta()]))
+        commit_plan.add(CommitBatch([NewRecord("nowhere", 0, bytes(16), 1, b"")], [delta()]))
     with pytest.raises(BoundReachedError):
-        made.add(CommitBatch(progress=[delta()], settings={"k": b"1", "j": b"2"}))
-    assert not made
-    assert made.to_producer_records() == []
+        commit_plan.add(CommitBatch(progress=[delta()], settings={"k": b"1", "j": b"2"}))
+    assert not commit_plan
+    assert commit_plan.to_producer_records() == []
 
 
 def test_a_lost_epoch_is_not_taken_any_more() -> None:
-    made = plan(State(), floor=6)
+    commit_plan = plan(State(), floor=6)
     with pytest.raises(FencedError):
-        made.add(CommitBatch(progress=[delta(epoch=5, finished=((0, 1),))]))
-    made.add(CommitBatch(progress=[delta(epoch=6)]))
+        commit_plan.add(CommitBatch(progress=[delta(epoch=5, finished=((0, 1),))]))
+    commit_plan.add(CommitBatch(progress=[delta(epoch=6)]))
 
 
 def test_older_keys_are_taken_away_by_the_next_commit_once_the_newer_one_counts() -> None:
     state = State()
     for epoch in (1, 2):
-        made = plan(state)
-        made.add(CommitBatch(progress=[delta(epoch=epoch, finished=((0, epoch),))]))
-        assert [write.value is None for write in store(state, made)] == [False]
-    made = plan(state)
-    made.add(CommitBatch(progress=[delta(epoch=2, finished=((2, 3),))]))
-    assert [write.value is None for write in store(state, made)] == [False, True]
+        commit_plan = plan(state)
+        commit_plan.add(CommitBatch(progress=[delta(epoch=epoch, finished=((0, epoch),))]))
+        assert [write.value is None for write in store(state, commit_plan)] == [False]
+    commit_plan = plan(state)
+    commit_plan.add(CommitBatch(progress=[delta(epoch=2, finished=((2, 3),))]))
+    assert [write.value is None for write in store(state, commit_plan)] == [False, True]
     assert state.progress.find_outdated([KEY]) == []
     assert state.progress.view(KEY).committed == 3
 
@@ -143,29 +145,29 @@ def test_older_keys_are_taken_away_by_the_next_commit_once_the_newer_one_counts(
 def test_a_state_that_grows_too_large_is_refused_and_not_cut() -> None:
     """Every second offset of 18 million: more than two MiB of bits; finishing the lowest ones still goes."""
     state = State()
-    made = plan(state)
+    commit_plan = plan(state)
     refused = None
     for start in range(1, 18_000_000, 8192):
         ranges = tuple((offset, offset + 1) for offset in range(start, start + 8192, 4096))
         try:
-            made.add(CommitBatch(progress=[delta(finished=ranges)]))
+            commit_plan.add(CommitBatch(progress=[delta(finished=ranges)]))
         except BoundReachedError as error:
             refused = error
             break
     assert refused is not None
     assert "offset 0" in str(refused)
-    made.add(CommitBatch(progress=[delta(finished=((0, 1_000_000),))]))
-    made.add(CommitBatch(progress=[delta(finished=((start, start + 1),))]))
+    commit_plan.add(CommitBatch(progress=[delta(finished=((0, 1_000_000),))]))
+    commit_plan.add(CommitBatch(progress=[delta(finished=((start, start + 1),))]))
 
 
 def test_the_progress_of_a_topic_that_is_gone_goes_whole() -> None:
     state = State()
     for generation in (0, 1):
-        made = plan(state)
+        commit_plan = plan(state)
         reset = 4 if generation else None
-        made.add(CommitBatch(progress=[delta(epoch=3, generation=generation, reset_to=reset)]))
-        store(state, made)
-    made = plan(state)
-    made.drop_progress("orders", 7)
-    assert [write.value for write in store(state, made)] == [None, None]
+        commit_plan.add(CommitBatch(progress=[delta(epoch=3, generation=generation, reset_to=reset)]))
+        store(state, commit_plan)
+    commit_plan = plan(state)
+    commit_plan.drop_progress("orders", 7)
+    assert [write.value for write in store(state, commit_plan)] == [None, None]
     assert len(state.progress) == 0

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.kafka.coordination.events import (
-    Beat,
     Begun,
     Died,
     Event,
+    HeartbeatSent,
     Joined,
     Left,
     Recalled,
@@ -19,9 +19,9 @@ from backend.kafka.coordination.events import (
     Snapshot,
     SnapshotCell,
     SnapshotGroup,
-    SnapshotLine,
     SnapshotMember,
-    TopicSeen,
+    SnapshotRow,
+    TopicChanged,
     decode_event,
     encode_event,
 )
@@ -53,11 +53,11 @@ OTHERS = st.one_of(
     st.builds(Released, process=PROCESS, number=NUMBERS, queues=st.lists(QUEUE, max_size=4)),
     st.builds(Released, process=PROCESS, number=NUMBERS, queues=st.lists(QUEUE, max_size=4)),
     st.builds(Recalled, group=GROUP, topic=TOPIC),
-    st.builds(Beat, process=PROCESS, number=NUMBERS),
+    st.builds(HeartbeatSent, process=PROCESS, number=NUMBERS),
     st.builds(Retired, process=PROCESS, lanes=st.lists(st.integers(0, 2), max_size=2)),
     st.builds(Died, process=st.sampled_from([*PROCESSES, "d"]), by=PROCESS),
     st.builds(
-        TopicSeen,
+        TopicChanged,
         topic=TOPIC,
         was=st.integers(0, 2),
         incarnation=st.integers(1, 2),
@@ -65,10 +65,10 @@ OTHERS = st.one_of(
     ),
 )
 STORIES = st.lists(st.one_of(JOINS, OTHERS), max_size=40)
-Told = list[tuple[object, ...]]
+Decisions = list[tuple[object, ...]]
 
 
-def told(log: CoordinationLog, decisions: list[Decision]) -> Told:
+def to_rows(log: CoordinationLog, decisions: list[Decision]) -> Decisions:
     """Decisions in words: members are other objects in another replica."""
     return sorted(
         (
@@ -83,10 +83,10 @@ def told(log: CoordinationLog, decisions: list[Decision]) -> Told:
     )
 
 
-def known(log: CoordinationLog) -> bytes:
-    found = log.make_snapshot()
-    assert found is not None
-    return encode_event(found)
+def encode_table(log: CoordinationLog) -> bytes:
+    snapshot = log.make_snapshot()
+    assert snapshot is not None
+    return encode_event(snapshot)
 
 
 def begun(first: int = 0) -> CoordinationLog:
@@ -99,30 +99,30 @@ def begun(first: int = 0) -> CoordinationLog:
 @given(STORIES, st.data())
 def test_a_replica_from_a_snapshot_agrees(story: list[Event], data: st.DataObject) -> None:
     """The snapshot holds what was before some event and comes some events later, as its writer was slow."""
-    taken = data.draw(st.integers(0, len(story)))
-    written = data.draw(st.integers(taken, len(story)))
-    log, kept = begun(), b""
+    snapshot_at = data.draw(st.integers(0, len(story)))
+    written = data.draw(st.integers(snapshot_at, len(story)))
+    log, snapshot_bytes = begun(), b""
     placed: list[PlacedEvent] = [PlacedEvent(0, 1_000, Begun(5_000, 0))]
-    for at, event in enumerate([*story, Beat("a", 1)]):
-        if at == taken:
-            kept = known(log)
+    for at, event in enumerate([*story, HeartbeatSent("a", 1)]):
+        if at == snapshot_at:
+            snapshot_bytes = encode_table(log)
         if at == written:
-            snapshot = decode_event(kept)
+            snapshot = decode_event(snapshot_bytes)
             assert isinstance(snapshot, Snapshot)
             placed.append(PlacedEvent(len(placed), 1_000 * at, snapshot))
             log.apply(placed[-1])
         placed.append(PlacedEvent(len(placed), 1_000 * at, event))
         log.apply(placed[-1])
 
-    first, again = CoordinationLog(0), CoordinationLog(1)
+    first, follower = CoordinationLog(0), CoordinationLog(1)
     for one in placed:
-        mine = told(first, first.apply(one))
+        mine = to_rows(first, first.apply(one))
         if one.offset >= 1:
-            theirs = told(again, again.apply(one))
-            if again.state is not None and not isinstance(one.event, Snapshot):
+            theirs = to_rows(follower, follower.apply(one))
+            if follower.state is not None and not isinstance(one.event, Snapshot):
                 assert mine == theirs
-                assert known(first) == known(again)
-    assert known(first) == known(log)
+                assert encode_table(first) == encode_table(follower)
+    assert encode_table(first) == encode_table(log)
 
 
 @settings(max_examples=examples(400), deadline=None)
@@ -159,21 +159,28 @@ def test_what_does_not_parse_is_no_event() -> None:
 
 def test_a_word_that_this_version_does_not_have_makes_no_event() -> None:
     member = SnapshotMember("a", 1, Sharing.BY_CIRCLE, None, "", "", 1)
-    cell = SnapshotCell(1, 0, AssignmentState.HELD, 0, 7, 0.0, -1)
-    group = SnapshotGroup("g", "", False, [SnapshotLine("orders", 1, [member], [cell])])
-    whole = encode_event(Snapshot(5, 7, 1, ["a"], [], [("orders", 1, 1)], [group]))
-    for data, word in ((encode_event(join("a")), b"averagely"), (whole, b"by-circle"), (whole, b"held")):
+    cell = SnapshotCell(1, 0, AssignmentState.OWNED, 0, 7, 0.0, -1)
+    group = SnapshotGroup("g", "", False, [SnapshotRow("orders", 1, [member], [cell])])
+    snapshot = encode_event(Snapshot(5, 7, 1, ["a"], [], [("orders", 1, 1)], [group]))
+    for data, word in (
+        (encode_event(join("a")), b"averagely"),
+        (snapshot, b"by-circle"),
+        (snapshot, b"held"),
+    ):
         assert decode_event(data) is not None
         assert decode_event(data.replace(word, word[::-1])) is None
 
 
 def test_events_of_the_version_before_state_no_lanes() -> None:
     """Its arrays are shorter; nothing is left out of what they have."""
-    joined, whole = join("a"), Snapshot(5, 7, 1, ["a"], [], [("orders", 1, 1)], [], [("a", 6)], [("a", [2])])
-    for event, fields in ((joined, 1), (whole, 2)):
+    joined, snapshot = (
+        join("a"),
+        Snapshot(5, 7, 1, ["a"], [], [("orders", 1, 1)], [], [("a", 6)], [("a", [2])]),
+    )
+    for event, fields in ((joined, 1), (snapshot, 2)):
         words = msgspec.msgpack.decode(encode_event(event)[1:])
-        found = decode_event(encode_event(event)[:1] + msgspec.msgpack.encode(words[:-fields]))
-        assert found == type(event)(*msgspec.structs.astuple(event)[:-fields])
+        decoded = decode_event(encode_event(event)[:1] + msgspec.msgpack.encode(words[:-fields]))
+        assert decoded == type(event)(*msgspec.structs.astuple(event)[:-fields])
 
 
 # --- particular cases
@@ -195,57 +202,57 @@ class LogFeeder:
 
     def holders(self) -> dict[int, str]:
         assert self.log.state is not None
-        held = self.log.state.table.holders("g", "orders")
-        return {queue.queue_id: member.name for queue, member in held.items()}
+        holders = self.log.state.table.holders("g", "orders")
+        return {queue.queue_id: member.name for queue, member in holders.items()}
 
 
 def test_a_queue_moves_when_its_holder_lets_go_and_not_when_time_passes() -> None:
-    tell = LogFeeder()
-    tell(join("a"))
-    assert tell.holders() == {0: "a", 1: "a"}
-    (asked,) = tell(join("b"))
-    assert isinstance(asked, Revoke)
+    feed = LogFeeder()
+    feed(join("a"))
+    assert feed.holders() == {0: "a", 1: "a"}
+    (revoke,) = feed(join("b"))
+    assert isinstance(revoke, Revoke)
     for number in range(100):
-        assert tell(Beat("a", number)) == []
-    assert tell.holders() == {0: "a"}
-    tell(Released("a", 0, [(1, 1)]))
-    assert tell.holders() == {0: "a", 1: "b"}
+        assert feed(HeartbeatSent("a", number)) == []
+    assert feed.holders() == {0: "a"}
+    feed(Released("a", 0, [(1, 1)]))
+    assert feed.holders() == {0: "a", 1: "b"}
 
 
 def test_a_dead_process_loses_everything_and_never_comes_back_under_its_name() -> None:
-    tell = LogFeeder()
-    tell(join("a"))
-    tell(join("b"))
-    tell(Died("a", "b"))
-    assert tell.holders() == {0: "b", 1: "b"}
-    assert tell(join("a", 7)) == []
-    assert tell(Released("a", 0, [(1, 0)])) == []
-    assert tell.holders() == {0: "b", 1: "b"}
+    feed = LogFeeder()
+    feed(join("a"))
+    feed(join("b"))
+    feed(Died("a", "b"))
+    assert feed.holders() == {0: "b", 1: "b"}
+    assert feed(join("a", 7)) == []
+    assert feed(Released("a", 0, [(1, 0)])) == []
+    assert feed.holders() == {0: "b", 1: "b"}
 
 
 def test_a_topic_that_is_seen_late_changes_nothing() -> None:
-    tell = LogFeeder()
-    tell(join("a"))
-    tell(TopicSeen("orders", 1, 2, 3))
-    assert tell.holders() == {0: "a", 1: "a", 2: "a"}
-    assert tell(TopicSeen("orders", 1, 1, 5)) == [], "seen before it was made again"
-    assert tell(TopicSeen("orders", 2, 2, 1)) == [], "queues only grow"
-    (lost,) = tell(TopicSeen("orders", 2, 0, 0))
+    feed = LogFeeder()
+    feed(join("a"))
+    feed(TopicChanged("orders", 1, 2, 3))
+    assert feed.holders() == {0: "a", 1: "a", 2: "a"}
+    assert feed(TopicChanged("orders", 1, 1, 5)) == [], "seen before it was made again"
+    assert feed(TopicChanged("orders", 2, 2, 1)) == [], "queues only grow"
+    (lost,) = feed(TopicChanged("orders", 2, 0, 0))
     assert isinstance(lost, Lose)
-    assert tell.holders() == {}
+    assert feed.holders() == {}
 
 
 def test_a_second_beginning_counts_only_when_the_first_was_not_to_be_seen() -> None:
-    tell = LogFeeder()
-    tell(join("a"))
-    tell(Begun(9_000, 0))
-    assert tell.holders() == {0: "a", 1: "a"}
-    tell(Begun(9_000, 2))
-    assert tell.holders() == {}
-    assert tell.log.begin_count == 2
-    tell(join("a", 1))
-    assert tell.log.state is not None
-    assert tell.log.state.epoch > 9_000
+    feed = LogFeeder()
+    feed(join("a"))
+    feed(Begun(9_000, 0))
+    assert feed.holders() == {0: "a", 1: "a"}
+    feed(Begun(9_000, 2))
+    assert feed.holders() == {}
+    assert feed.log.begin_count == 2
+    feed(join("a", 1))
+    assert feed.log.state is not None
+    assert feed.log.state.epoch > 9_000
 
 
 def test_a_snapshot_of_what_was_not_read_is_waited_past() -> None:

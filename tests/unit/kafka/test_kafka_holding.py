@@ -24,7 +24,7 @@ def lost_at(epoch: int) -> MemberAssignments:
     listener = SimpleNamespace(lost=lambda queues: None)
     membership: Any = SimpleNamespace(
         join=SimpleNamespace(group="g"),
-        held={QUEUE: epoch},
+        owned={QUEUE: epoch},
         listener=listener,
         assigning=None,
         is_active=True,
@@ -58,7 +58,7 @@ def test_a_queue_that_was_let_go_takes_what_was_called_before_and_nothing_after(
 ) -> None:
     """That another process has it by now is heard late: until then nothing but the floor keeps a move of a
     message back, whose copy would stand beside that of the new holder."""
-    monkeypatch.setattr("backend.kafka.coordination.assignments.FLOOR_KEPT_S", 0.05)
+    monkeypatch.setattr("backend.kafka.coordination.assignments.FLOOR_TTL_S", 0.05)
     called: list[Callable[[], None]] = []
     line: Any = SimpleNamespace(run_after_progress=lambda queues, act: called.append(act))
     options: Any = SimpleNamespace(session_ms=3_000, heartbeat_ms=500)
@@ -66,7 +66,7 @@ def test_a_queue_that_was_let_go_takes_what_was_called_before_and_nothing_after(
     members = KafkaMemberships(options, nothing, line, nothing, ManualClock(), nothing)
     join: Any = SimpleNamespace(group="g", topic="orders")
     membership = members.join(join, nothing)
-    membership.joined_as, membership.held[QUEUE] = "a name that was given up", 5
+    membership.joined_as, membership.owned[QUEUE] = "a name that was given up", 5
     if leaves:
         membership.leave()
     else:

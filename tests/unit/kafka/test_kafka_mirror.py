@@ -24,15 +24,15 @@ from tests.support.waits import until
 
 @pytest.mark.slow
 def test_it_ends_in_time_though_no_broker_answers() -> None:
-    told: list[tuple[str, Exception | None]] = []
+    outcomes: list[tuple[str, Exception | None]] = []
     committer = _OffsetCommitter(
-        KafkaOptions("127.0.0.1:1"), lambda group, error: told.append((group, error))
+        KafkaOptions("127.0.0.1:1"), lambda group, error: outcomes.append((group, error))
     )
     committer.commit_later("g", [TopicPartition("orders", 0, 7)])
     began = time.monotonic()
     committer.close()
     assert time.monotonic() - began < CLOSE_S + 20.0, "the client's own time-outs take a minute"
-    assert all(error for _, error in told), "nothing was committed"
+    assert all(error for _, error in outcomes), "nothing was committed"
 
 
 class FakeConsumer:
@@ -47,8 +47,8 @@ class FakeConsumer:
     def list_topics(self, topic: str, _: float) -> SimpleNamespace:
         return SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None, 1: None})})
 
-    def committed(self, places: list[TopicPartition], _: float) -> list[TopicPartition]:
-        return places
+    def committed(self, partitions: list[TopicPartition], _: float) -> list[TopicPartition]:
+        return partitions
 
     def commit(self, **_: object) -> None: ...
 
@@ -66,12 +66,12 @@ def test_consumers_are_few_and_go_when_they_are_not_used(
     monkeypatch.setattr(module, "UNUSED_S", 0.05)
     monkeypatch.setattr(FakeConsumer, "open_max", 0)
     monkeypatch.setattr(FakeConsumer, "fails", fails)
-    told: list[str] = []
-    committer = _OffsetCommitter(KafkaOptions(), lambda group, _: told.append(group))
+    outcomes: list[str] = []
+    committer = _OffsetCommitter(KafkaOptions(), lambda group, _: outcomes.append(group))
     for lap in range(2):
         for number in range(3 * CONSUMERS_MAX):
             committer.commit_later(f"g{number}", [TopicPartition("orders", 0, 7)])
-        until(lambda lap=lap: len(told) == 3 * CONSUMERS_MAX * (lap + 1), "all are answered")
+        until(lambda lap=lap: len(outcomes) == 3 * CONSUMERS_MAX * (lap + 1), "all are answered")
         until(lambda: FakeConsumer.open == 0, "closed")
     assert FakeConsumer.open_max <= CONSUMERS_MAX
     committer.close()
@@ -87,9 +87,9 @@ def test_what_another_program_committed_is_left_as_it_is(monkeypatch: pytest.Mon
         def __init__(self, settings: dict[str, object]) -> None:
             self.group = str(settings["group.id"])
 
-        def committed(self, places: list[TopicPartition], _: float) -> list[TopicPartition]:
+        def committed(self, partitions: list[TopicPartition], _: float) -> list[TopicPartition]:
             looks.append(self.group)
-            return [places[0], stands.get(self.group, places[1])]
+            return [partitions[0], stands.get(self.group, partitions[1])]
 
         def commit(self, **_: object) -> None:
             written.append(self.group)
@@ -97,16 +97,16 @@ def test_what_another_program_committed_is_left_as_it_is(monkeypatch: pytest.Mon
         def close(self) -> None: ...
 
     monkeypatch.setattr(module, "Consumer", Standing)
-    told: list[tuple[str, str | None]] = []
+    outcomes: list[tuple[str, str | None]] = []
     committer = _OffsetCommitter(
-        KafkaOptions(), lambda group, error: told.append((group, error and str(error)))
+        KafkaOptions(), lambda group, error: outcomes.append((group, error and str(error)))
     )
     for _ in range(2):
         for group in ("g", "h", "new"):
             committer.commit_later(group, [TopicPartition("orders", 0, 7, MARK)])
     committer.close()
     why = "offset 5 of orders [1] was committed by another program"
-    assert told == [("g", why), ("h", None), ("new", None)] * 2
+    assert outcomes == [("g", why), ("h", None), ("new", None)] * 2
     assert written == ["h", "new"] * 2
     assert looks == ["g", "h", "new", "g"], "it is looked at once while a consumer is open"
 
@@ -117,16 +117,16 @@ class Group:
     `answered`: commits that the mirror has heard of; `raised`: what it raised then."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: int) -> None:
-        self.asked: list[int] = []
+        self.offsets_sent: list[int] = []
         self.holds = True
         self.looks: Counter[str] = Counter()
         self.answered = 0
         self.raised: list[Exception] = []
-        left, asked = list(answers), self.asked
+        left, offsets_sent = list(answers), self.offsets_sent
 
         class Elsewhere(FakeConsumer):
             def commit(self, *, offsets: list[TopicPartition], **_: object) -> None:
-                asked.append(offsets[0].offset)
+                offsets_sent.append(offsets[0].offset)
                 if left:
                     raise KafkaException(KafkaError(left.pop(0)))
 
@@ -136,16 +136,16 @@ class Group:
         state: Any = SimpleNamespace(progress=self._progress)
         later = gevent.get_hub().loop.run_callback_threadsafe
         self.mirror = OffsetMirror(
-            KafkaOptions(), state, self._is_held, str, lambda *told: later(self._answer, *told)
+            KafkaOptions(), state, self._holds_queue, str, lambda *call: later(self._answer, *call)
         )
 
-    def _is_held(self, key: Key) -> bool:
+    def _holds_queue(self, key: Key) -> bool:
         self.looks[key[0]] += 1
         return self.holds
 
-    def _answer(self, told: Callable[..., object], *given: object) -> None:
+    def _answer(self, then: Callable[..., object], *args: object) -> None:
         try:
-            told(*given)
+            then(*args)
         except Exception as error:
             self.raised.append(error)
         self.answered += 1
@@ -169,9 +169,9 @@ def test_what_no_coordinator_took_is_written_again_and_what_one_refused_is_not(
     group = Group(monkeypatch, *answers)
     with caplog.at_level(logging.INFO):
         group.commits(7)
-        until(lambda: group.asked and group.mirror.is_idle, "written, or refused")
+        until(lambda: group.offsets_sent and group.mirror.is_idle, "written, or refused")
     group.mirror.close()
-    assert group.asked == [7] * commits
+    assert group.offsets_sent == [7] * commits
     assert len(caplog.records) == len(set(answers))
 
 
@@ -179,18 +179,18 @@ def test_a_queue_that_is_held_no_more_is_not_written_again(monkeypatch: pytest.M
     group = Group(monkeypatch, AWAY)
     monkeypatch.setattr(module, "EVERY_S", 0.1)
     group.commits(7)
-    until(lambda: group.asked and not group.mirror.is_idle, "it failed, and is to be written again")
+    until(lambda: group.offsets_sent and not group.mirror.is_idle, "it failed, and is to be written again")
     group.holds = False
     until(lambda: group.mirror.is_idle, "nothing is to be written")
     group.mirror.close()
-    assert group.asked == [7]
+    assert group.offsets_sent == [7]
 
 
 def test_a_group_without_a_coordinator_is_asked_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(monkeypatch, *[AWAY] * 5)
     began = time.monotonic()
     group.commits(7)
-    until(lambda: group.asked and group.mirror.is_idle, "written")
+    until(lambda: group.offsets_sent and group.mirror.is_idle, "written")
     group.mirror.close()
     assert time.monotonic() - began >= sum(0.01 * 2**times for times in range(5))
 
@@ -204,22 +204,22 @@ def test_of_groups_without_a_coordinator_one_at_a_time_is_asked_again(
     entered, go_on = threading.Event(), threading.Event()
     commit = module.Consumer.commit
 
-    def held(*given: Any, **named: Any) -> None:
-        if len(group.asked) == away:
+    def paused_commit(*args: Any, **named: Any) -> None:
+        if len(group.offsets_sent) == away:
             entered.set()
             go_on.wait(60)
-        commit(*given, **named)
+        commit(*args, **named)
 
-    monkeypatch.setattr(module.Consumer, "commit", held)
+    monkeypatch.setattr(module.Consumer, "commit", paused_commit)
     for number in range(away):
         group.commits(1, f"away{number}")
     until(entered.is_set, "the first of them is asked again")
     group.commits(100)
     until(lambda: group.looks["g"] == 2, "it is asked behind that one")
     go_on.set()
-    until(lambda: len(group.asked) > away + 1, "two more are asked")
+    until(lambda: len(group.offsets_sent) > away + 1, "two more are asked")
     group.mirror.close()
-    assert group.asked[: away + 2] == [1] * (away + 1) + [100]
+    assert group.offsets_sent[: away + 2] == [1] * (away + 1) + [100]
 
 
 def test_it_ends_while_a_group_that_goes_on_is_written(
@@ -229,17 +229,17 @@ def test_it_ends_while_a_group_that_goes_on_is_written(
     entered, go_on = threading.Event(), threading.Event()
     commit = module.Consumer.commit
 
-    def held(*given: Any, **named: Any) -> None:
+    def paused_commit(*args: Any, **named: Any) -> None:
         entered.set()
         go_on.wait(60)
-        commit(*given, **named)
+        commit(*args, **named)
 
-    monkeypatch.setattr(module.Consumer, "commit", held)
+    monkeypatch.setattr(module.Consumer, "commit", paused_commit)
     group.commits(7)
     until(entered.is_set, "it is under way")
     group.commits(9)
     gevent.get_hub().threadpool.spawn(go_on.set)
     group.mirror.close()
     until(lambda: group.answered == 2, "both are over")
-    assert group.asked == [7, 9]
+    assert group.offsets_sent == [7, 9]
     assert not group.raised

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from backend.kafka.options import KAFKA_NAME_MAX, Names, incarnation_of
 from ddmq_common.errors import CallerError
 
-OURS = st.one_of(
+NAMES = st.one_of(
     st.from_regex(r"[A-Za-z0-9_\-%|]{1,40}", fullmatch=True),
     st.lists(st.sampled_from(["%2E", "%2e", "-", "ddmq", "x", "_", "%", "|", "2E"]), min_size=1).map("".join),
 ).filter(lambda name: len(name) <= 127)
@@ -22,24 +22,24 @@ KAFKAS = st.one_of(
 PREFIXES = st.sampled_from(["", "one.", "one-"])
 
 
-@given(name=OURS, prefix=PREFIXES)
+@given(name=NAMES, prefix=PREFIXES)
 def test_ours_come_back(name: str, prefix: str) -> None:
     names = Names("ddmq", prefix)
     try:
-        found = names.to_kafka(name)
+        kafka_name = names.to_kafka(name)
     except CallerError:
         assert 3 * len(name) > 200
         return
-    assert re.fullmatch(r"[A-Za-z0-9._\-]{1,249}", found)
-    assert found.startswith(prefix)
-    assert names.from_kafka(found) == name
+    assert re.fullmatch(r"[A-Za-z0-9._\-]{1,249}", kafka_name)
+    assert kafka_name.startswith(prefix)
+    assert names.from_kafka(kafka_name) == name
 
 
-@given(found=KAFKAS, prefix=PREFIXES)
-def test_what_is_let_in_comes_back(found: str, prefix: str) -> None:
+@given(kafka_name=KAFKAS, prefix=PREFIXES)
+def test_what_is_let_in_comes_back(kafka_name: str, prefix: str) -> None:
     names = Names("ddmq", prefix)
-    name = names.from_kafka(prefix + found)
-    assert name is None or names.to_kafka(name) == prefix + found
+    name = names.from_kafka(prefix + kafka_name)
+    assert name is None or names.to_kafka(name) == prefix + kafka_name
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,6 @@ def test_names_that_are_too_long_there() -> None:
 
 
 def test_incarnations_differ_and_are_48_bits() -> None:
-    found = {incarnation_of(f"id-{n}") for n in range(1000)}
-    assert len(found) == 1000
-    assert all(0 < number < 1 << 48 for number in found)
+    incarnations = {incarnation_of(f"id-{n}") for n in range(1000)}
+    assert len(incarnations) == 1000
+    assert all(0 < number < 1 << 48 for number in incarnations)

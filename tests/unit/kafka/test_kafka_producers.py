@@ -23,7 +23,7 @@ from tests.support.waits import until
 
 TIMEOUT_MS = 50
 FATAL = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "no such sequence", True)
-GONE = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+UNKNOWN_TOPIC = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
 PURGED = KafkaError(-152)  # as librdkafka numbers it: purged in its line
 FENCED = KafkaError(KafkaError.INVALID_PRODUCER_EPOCH, "by a newer instance", True)
 
@@ -31,7 +31,7 @@ FENCED = KafkaError(KafkaError.INVALID_PRODUCER_EPOCH, "by a newer instance", Tr
 class FakeProducer:
     """Delivers at `poll`; one that is `dead` fails what it has, and refuses more."""
 
-    made: list[FakeProducer]
+    created: list[FakeProducer]
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.waiting: list[Callable[..., object]] = []
@@ -39,7 +39,7 @@ class FakeProducer:
         self.errors: list[KafkaError] = []  # of the next that are delivered
         self.dead = self.silent = False
         self.config = config
-        self.made.append(self)
+        self.created.append(self)
 
     def produce(
         self, topic: str, value: bytes, on_delivery: Callable[..., object] = lambda *_: None, **_: Any
@@ -60,7 +60,7 @@ class FakeProducer:
         return len(self.waiting)
 
     def list_topics(self, topic: str, timeout: float) -> Any:
-        error = GONE if topic == "gone" else None
+        error = UNKNOWN_TOPIC if topic == "gone" else None
         partition = SimpleNamespace(leader=-1 if topic == "leaderless" else 1, isrs=[1], replicas=[1])
         return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions={0: partition})})
 
@@ -97,37 +97,37 @@ class FakeProducer:
 
 @pytest.fixture
 def failed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    monkeypatch.setattr(FakeProducer, "made", [], raising=False)
+    monkeypatch.setattr(FakeProducer, "created", [], raising=False)
     monkeypatch.setattr(module, "Producer", FakeProducer)
     return []
 
 
 @pytest.fixture
 def producers(failed: list[object]) -> Any:
-    made = Producers(
+    created = Producers(
         build_options(KafkaOptions, transaction_timeout_ms=TIMEOUT_MS),
         lambda function, *args: function(*args),
         lambda tag, reason: failed.append(tag),
     )
-    yield made
-    assert made.close(5)
+    yield created
+    assert created.close(5)
 
 
 def test_after_an_event_that_is_refused_for_good_there_is_another_one(
     producers: Producers, failed: list[object]
 ) -> None:
-    FakeProducer.made[0].dead = True
+    FakeProducer.created[0].dead = True
     producers.write_event("coordination", b"beat", "name")
     assert failed == ["name"]
-    until(lambda: len(FakeProducer.made) == 2, "another one")
+    until(lambda: len(FakeProducer.created) == 2, "another one")
     until(lambda: not producers._broken)
     producers.write_event("coordination", b"beat", "other")
-    assert FakeProducer.made[1].values == [b"beat"]
+    assert FakeProducer.created[1].values == [b"beat"]
     assert failed == ["name"]
 
 
 def test_progress_that_is_refused_for_good_is_unknown_and_the_next_is_written(producers: Producers) -> None:
-    FakeProducer.made[0].dead = True
+    FakeProducer.created[0].dead = True
     outcomes: list[WriteOutcome] = []
     for _ in range(2):
         producers.write_plain([ProducerRecord("progress", 0, b"k", b"v")], outcomes.append)
@@ -143,12 +143,12 @@ def renamed(producers: Producers, name: str) -> FakeProducer:
     until(lambda: outcomes, "renamed")
     assert outcomes[0].error is None
     return next(
-        each for each in FakeProducer.made if str(each.config.get("transactional.id", "")).endswith(name)
+        each for each in FakeProducer.created if str(each.config.get("transactional.id", "")).endswith(name)
     )
 
 
 def plain() -> list[FakeProducer]:
-    return [each for each in FakeProducer.made if not each.is_transactional]
+    return [each for each in FakeProducer.created if not each.is_transactional]
 
 
 def test_the_plain_producer_gives_no_single_record_up(producers: Producers) -> None:
@@ -203,14 +203,14 @@ def transacted(producers: Producers, *topics: str) -> WriteOutcome:
 def test_a_transaction_does_not_wait_for_a_topic_that_is_gone(producers: Producers) -> None:
     """librdkafka waits until the transaction is over, and everything of the process with it."""
     renamed(producers, "one").silent = True
-    found = transacted(producers, "there", "gone")
-    assert (found.kind, type(found.error)) == (OutcomeKind.REFUSED, UnknownTopicError)
+    outcome = transacted(producers, "there", "gone")
+    assert (outcome.kind, type(outcome.error)) == (OutcomeKind.REFUSED, UnknownTopicError)
 
 
 def test_a_record_that_is_never_taken_is_told_from_those_that_went_with_it(producers: Producers) -> None:
     renamed(producers, "one").errors = [PURGED, KafkaError(KafkaError.INVALID_RECORD)]
-    found = transacted(producers, "other", "compacted")
-    assert (found.kind, type(found.error)) == (OutcomeKind.REFUSED, CallerError)
+    outcome = transacted(producers, "other", "compacted")
+    assert (outcome.kind, type(outcome.error)) == (OutcomeKind.REFUSED, CallerError)
 
 
 # --- partitions that take nothing
@@ -218,16 +218,16 @@ def test_a_record_that_is_never_taken_is_told_from_those_that_went_with_it(produ
 
 def test_a_transaction_does_not_wait_for_a_partition_without_a_leader(producers: Producers) -> None:
     renamed(producers, "one").silent = True
-    found = transacted(producers, "there", "leaderless")
-    assert (found.kind, type(found.error)) == (OutcomeKind.REFUSED, TryLaterError)
-    assert found.blocked == {"leaderless": NO_LEADER}
+    outcome = transacted(producers, "there", "leaderless")
+    assert (outcome.kind, type(outcome.error)) == (OutcomeKind.REFUSED, TryLaterError)
+    assert outcome.blocked == {"leaderless": NO_LEADER}
 
 
 def test_where_nothing_was_answered_no_topic_is_blamed(producers: Producers) -> None:
     """It may be the coordinator of the transactions."""
     renamed(producers, "one").silent = True
-    found = transacted(producers, "there", "other")
-    assert (found.kind, found.blocked) == (OutcomeKind.REFUSED, {})
+    outcome = transacted(producers, "there", "other")
+    assert (outcome.kind, outcome.blocked) == (OutcomeKind.REFUSED, {})
 
 
 def test_an_id_whose_transaction_does_not_end_is_given_up_until_the_name_changes(
@@ -240,16 +240,16 @@ def test_an_id_whose_transaction_does_not_end_is_given_up_until_the_name_changes
     until(lambda: producers.retired == {0}, "it is given up")
     assert producers.free_ids == LANES_MAX - 1
     assert producers.lanes[0].producer is None, "nothing can use it any more"
-    made = len(FakeProducer.made)
+    created = len(FakeProducer.created)
     for _ in range(LANES_MAX):
         assert transacted(producers, "there").kind is OutcomeKind.STORED
-    assert len(FakeProducer.made) == made, "no id is taken over again: that would undo a fence"
+    assert len(FakeProducer.created) == created, "no id is taken over again: that would undo a fence"
     renamed(producers, "two")
     assert producers.retired == set()
     until(lambda: producers.free_ids == LANES_MAX, "the new ids are all there")
-    taken = [each.config.get("transactional.id") for each in FakeProducer.made[made:]]
-    assert "ddmq.m.one" not in taken, "what was given up is not waited for"
-    assert "ddmq.m.one.1" in taken
+    ids = [each.config.get("transactional.id") for each in FakeProducer.created[created:]]
+    assert "ddmq.m.one" not in ids, "what was given up is not waited for"
+    assert "ddmq.m.one.1" in ids
 
 
 def test_an_id_that_can_begin_again_is_used_again(producers: Producers) -> None:

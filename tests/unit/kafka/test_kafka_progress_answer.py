@@ -20,11 +20,11 @@ def backend(progress: ProgressState) -> KafkaBackend:
     """One that has followed `progress`, without a broker."""
     followed: Completion[None] = Completion()
     followed.succeed(None)
-    made: Any = KafkaBackend.__new__(KafkaBackend)
+    backend: Any = KafkaBackend.__new__(KafkaBackend)
     state = SimpleNamespace(progress=progress, catch_up=lambda: followed)
-    made.state = state
-    made._table = SimpleNamespace(find_queue_topic=lambda queue: queue)
-    answering: KafkaBackend = made
+    backend.state = state
+    backend._table = SimpleNamespace(find_queue_topic=lambda queue: queue)
+    answering: KafkaBackend = backend
     return answering
 
 

@@ -70,7 +70,7 @@ class PlainThread:
     ) -> None:
         report(serial, 0)
 
-    def ask_to_end(self) -> None:
+    def request_stop(self) -> None:
         pass
 
     def close(self, timeout_s: float) -> None:
@@ -87,7 +87,7 @@ class PlainThread:
             chunk.records = cast(Any, [Plain(offset) for offset in following])
             self.positions[partition][1] = following[-1] + 1
         else:
-            chunk.ended = max(position, log[-1] + 1 if log else 0)
+            chunk.end = max(position, log[-1] + 1 if log else 0)
         self.on_chunks([chunk])
 
 
@@ -107,7 +107,7 @@ class QueueReadingKit:
         self.pending: Completion[ReadBatch] | Wait | None = None
 
     @property
-    def places(self) -> list[str]:
+    def reader_names(self) -> list[str]:
         """The threads that read the partition."""
         return ["quiet" if one.is_quiet else "fast" for one in PlainThread.threads.values() if one.positions]
 
@@ -150,18 +150,18 @@ def test_a_stream_at_the_end_moves_to_the_quiet_reader_and_back_with_the_first_r
     world = QueueReadingKit()
     world.read()
     world.answer_all()
-    assert world.places == ["fast"]
+    assert world.reader_names == ["fast"]
     world.pass_time(QUIET_S)
-    assert sorted(world.places) == ["fast", "quiet"]  # both, until the quiet reader answers
+    assert sorted(world.reader_names) == ["fast", "quiet"]  # both, until the quiet reader answers
     world.answer_all()
-    assert world.places == ["quiet"]
+    assert world.reader_names == ["quiet"]
     world.log.append(0)
     world.answer_all()
     world.read()
     world.read()  # nothing is known of what follows: the end must be found soon
-    assert sorted(world.places) == ["fast", "quiet"]
+    assert sorted(world.reader_names) == ["fast", "quiet"]
     world.answer_all()
-    assert world.places == ["fast"]
+    assert world.reader_names == ["fast"]
     assert world.received == [0]
 
 
@@ -222,7 +222,7 @@ def test_every_record_is_delivered_once_and_in_order(steps: list[tuple[str, int]
         else:
             world.pass_time(number)
         assert world.received == world.log[: len(world.received)]
-        assert len(world.places) <= 2
+        assert len(world.reader_names) <= 2
     for _ in range(len(world.log) + 10):
         world.answer_all()
         world.read()
@@ -230,4 +230,4 @@ def test_every_record_is_delivered_once_and_in_order(steps: list[tuple[str, int]
     for _ in range(4):
         world.pass_time(QUIET_S)
         world.answer_all()
-    assert world.places in (["quiet"], [])
+    assert world.reader_names in (["quiet"], [])

@@ -20,25 +20,25 @@ class KafkaMessage:
     """What confluent_kafka.Message answers."""
 
     def __init__(self, key: Any, value: Any, headers: Any, offset: int = 7, stored_ms: int = 1_000) -> None:
-        self._parts = key, value, headers, offset, stored_ms
+        self._fields = key, value, headers, offset, stored_ms
 
     def key(self) -> Any:
-        return self._parts[0]
+        return self._fields[0]
 
     def value(self) -> Any:
-        return self._parts[1]
+        return self._fields[1]
 
     def headers(self) -> Any:
-        return self._parts[2]
+        return self._fields[2]
 
     def offset(self) -> int:
-        return self._parts[3]
+        return self._fields[3]
 
     def partition(self) -> int:
         return 2
 
     def timestamp(self) -> tuple[int, int]:
-        return 2, self._parts[4]
+        return 2, self._fields[4]
 
 
 def came_back(record: NewRecord, stored_ms: int = 1_000) -> KafkaRecord:
@@ -46,8 +46,8 @@ def came_back(record: NewRecord, stored_ms: int = 1_000) -> KafkaRecord:
 
 
 def read(key: Any = None, value: Any = None, headers: Any = None) -> tuple[KafkaRecord, Content]:
-    found = KafkaRecord(KafkaMessage(key, value, headers), b"topic-id")
-    return found, decode(found.delivery)
+    record = KafkaRecord(KafkaMessage(key, value, headers), b"topic-id")
+    return record, decode(record.delivery)
 
 
 TEXT = st.text(max_size=12).map(str.encode)
@@ -70,29 +70,29 @@ def test_every_message_comes_back_as_it_was(
 ) -> None:
     delivery = encode(key, value, tag, properties)
     new = NewRecord("t", 2, b"i" * 16, 500, delivery, key, tag, flags, due_ms, system)
-    found = came_back(new)
-    assert bytes(found.delivery) == delivery
-    assert (found.message_id, found.born_ms, found.flags) == (b"i" * 16, 500, flags)
-    assert found.due_ms == (due_ms if due_ms >= 0 else 1_000 - due_ms)
-    assert found.tag_hash == tag_hash(tag)
-    assert dict(found.system) == system
-    whole = found.to_stored_record("t", 2)
-    assert (whole.offset, whole.position, whole.stored_ms) == (7, -1, 1_000)
-    assert found.to_short_record("x").value == system.get("x", "").encode()
+    record = came_back(new)
+    assert bytes(record.delivery) == delivery
+    assert (record.message_id, record.born_ms, record.flags) == (b"i" * 16, 500, flags)
+    assert record.due_ms == (due_ms if due_ms >= 0 else 1_000 - due_ms)
+    assert record.tag_hash == tag_hash(tag)
+    assert dict(record.system) == system
+    stored = record.to_stored_record("t", 2)
+    assert (stored.offset, stored.position, stored.stored_ms) == (7, -1, 1_000)
+    assert record.to_short_record("x").value == system.get("x", "").encode()
 
 
 @given(delivery=st.binary(max_size=60), tag=TEXT)
 def test_bytes_that_are_no_message_come_back_as_one(delivery: bytes, tag: bytes) -> None:
     """Else no client could read the answer that they are in, with the messages of others."""
-    found = came_back(NewRecord("t", 2, b"i" * 16, 500, delivery, b"k", tag))
-    assert found.tag_hash == tag_hash(tag)
+    record = came_back(NewRecord("t", 2, b"i" * 16, 500, delivery, b"k", tag))
+    assert record.tag_hash == tag_hash(tag)
     try:
         decode(delivery)
     except DamagedError:
-        [(name, kept)] = decode(found.delivery).properties.items()
-        assert delivery == {b"ddmq-raw": kept}.get(name) or delivery == b64decode(kept)
+        [(name, raw)] = decode(record.delivery).properties.items()
+        assert delivery == {b"ddmq-raw": raw}.get(name) or delivery == b64decode(raw)
     else:
-        assert found.delivery == delivery
+        assert record.delivery == delivery
 
 
 def test_what_other_tools_see_of_ours() -> None:
@@ -118,10 +118,10 @@ def test_what_other_tools_see_of_ours() -> None:
 
 
 def test_nothing_at_all_is_an_empty_message() -> None:
-    found, content = read()
+    record, content = read()
     assert content == Content(b"", b"", b"", {})
-    assert found.message_id == foreign_id(b"topic-id", 2, 7) != foreign_id(b"topic-id", 2, 8)
-    assert (found.born_ms, found.due_ms, found.flags, found.tag_hash) == (1_000, 0, 0, 0)
+    assert record.message_id == foreign_id(b"topic-id", 2, 7) != foreign_id(b"topic-id", 2, 8)
+    assert (record.born_ms, record.due_ms, record.flags, record.tag_hash) == (1_000, 0, 0, 0)
 
 
 def test_headers_of_others_are_properties() -> None:
@@ -136,8 +136,8 @@ def test_a_key_that_is_no_text_comes_as_base64_and_says_so() -> None:
 
 def test_headers_of_ours_that_are_nonsense_are_as_if_they_were_not_there() -> None:
     nonsense = [("ddmq-id", b"short"), ("ddmq-born", b"x"), ("ddmq-flags", None), ("ddmq-due", b"9" * 40)]
-    found, content = read(b"k", b"v", [*nonsense, ("ddmq-tag", b"\xff"), ("ddmq-later", b"1")])
-    assert (found.born_ms, found.due_ms, found.flags, len(found.message_id)) == (1_000, 0, 0, 16)
+    record, content = read(b"k", b"v", [*nonsense, ("ddmq-tag", b"\xff"), ("ddmq-later", b"1")])
+    assert (record.born_ms, record.due_ms, record.flags, len(record.message_id)) == (1_000, 0, 0, 16)
     assert content == Content(b"k", b"v", b"", {})
 
 

@@ -27,7 +27,7 @@ GOOD = {
     Kind.COORDINATION: SAFE | {"cleanup.policy": "delete", "retention.ms": "3600000"},
     Kind.DELAYED: SAFE | {"cleanup.policy": "delete", "retention.ms": "-1"},
     Kind.INNER: SAFE | {"cleanup.policy": "delete"},
-    Kind.MADE: SAFE | {"cleanup.policy": "delete", "max.message.bytes": SIZE},
+    Kind.CREATED: SAFE | {"cleanup.policy": "delete", "max.message.bytes": SIZE},
     Kind.OTHERS: SAFE | {REPLICAS: "1", "min.insync.replicas": "1", "cleanup.policy": "compact",
                          "message.timestamp.type": "CreateTime", "max.message.bytes": "1048588"},
     Kind.TRANSACTIONS: SAFE | {"cleanup.policy": "compact"},
@@ -40,7 +40,7 @@ GOOD = {
 }  # fmt: skip
 
 
-def found(
+def check(
     kind: Kind, brokers: int = 3, options: KafkaOptions = OPTIONS, **changed: str
 ) -> list[ClusterFinding]:
     """What is told of one place that is good but for `changed`."""
@@ -52,13 +52,13 @@ def found(
 
 @pytest.mark.parametrize("kind", GOOD)
 def test_nothing_is_told_of_what_is_good(kind: Kind) -> None:
-    assert found(kind) == []
+    assert check(kind) == []
 
 
 @pytest.mark.parametrize(
-    ("kind", "setting", "value", "wanted", "loses"),
+    ("kind", "setting", "value", "required", "loses"),
     [
-        (Kind.MADE, "unclean.leader.election.enable", "true", "false", True),
+        (Kind.CREATED, "unclean.leader.election.enable", "true", "false", True),
         (Kind.OTHERS, "unclean.leader.election.enable", "true", "false", True),
         (Kind.TRANSACTIONS, "unclean.leader.election.enable", "true", "false", True),
         (Kind.BROKER, "unclean.leader.election.enable", "true", "false", True),
@@ -71,8 +71,8 @@ def test_nothing_is_told_of_what_is_good(kind: Kind) -> None:
         (Kind.DELAYED, "retention.bytes", "1000", "-1", True),
         (Kind.DELAYED, "cleanup.policy", "compact", "delete", True),
         (Kind.COORDINATION, "retention.ms", "60000", "3600000", False),
-        (Kind.MADE, "cleanup.policy", "compact", "delete", True),
-        (Kind.MADE, "message.timestamp.type", "CreateTime", "LogAppendTime", False),
+        (Kind.CREATED, "cleanup.policy", "compact", "delete", True),
+        (Kind.CREATED, "message.timestamp.type", "CreateTime", "LogAppendTime", False),
         (Kind.INNER, "max.message.bytes", "1048588", SIZE, False),
         (Kind.BROKER, "transaction.state.log.replication.factor", "1", "3", False),
         (Kind.BROKER, "transaction.state.log.min.isr", "1", "2", False),
@@ -81,65 +81,65 @@ def test_nothing_is_told_of_what_is_good(kind: Kind) -> None:
     ],
 )
 def test_a_setting_is_told_with_what_to_set(
-    kind: Kind, setting: str, value: str, wanted: str, loses: bool
+    kind: Kind, setting: str, value: str, required: str, loses: bool
 ) -> None:
-    [finding] = found(kind, **{setting: value})
+    [finding] = check(kind, **{setting: value})
     assert finding.setting == f"{setting}={value}"
-    assert f"{setting}={wanted}" in finding.remedy
+    assert f"{setting}={required}" in finding.remedy
     assert finding.loses is loses
     if kind is not Kind.BROKER:
         assert "--bootstrap-server broker1:9092" in finding.remedy
         assert "--entity-name one" in finding.remedy
 
 
-@pytest.mark.parametrize("kind", [Kind.STATE, Kind.COORDINATION, Kind.DELAYED, Kind.INNER, Kind.MADE])
+@pytest.mark.parametrize("kind", [Kind.STATE, Kind.COORDINATION, Kind.DELAYED, Kind.INNER, Kind.CREATED])
 def test_copies_are_asked_for_where_there_are_brokers_for_them(kind: Kind) -> None:
-    [finding] = found(kind, copies="2", min_insync_replicas="1")
+    [finding] = check(kind, copies="2", min_insync_replicas="1")
     assert finding.setting == "replication factor=2"
     assert "replication_factor: 3" in finding.remedy
-    assert found(kind, 2, copies="2", min_insync_replicas="1") == []
+    assert check(kind, 2, copies="2", min_insync_replicas="1") == []
 
 
 def test_one_copy_is_to_be_on_the_disk() -> None:
-    [finding] = found(Kind.MADE, 1, copies="1", min_insync_replicas="1")
+    [finding] = check(Kind.CREATED, 1, copies="1", min_insync_replicas="1")
     assert "flush.messages=1" in finding.remedy
-    assert found(Kind.MADE, 1, copies="1", flush_messages="1") == []
+    assert check(Kind.CREATED, 1, copies="1", flush_messages="1") == []
 
 
 def test_defaults_of_brokers_count_where_ours_do_not_say() -> None:
     weak = {"default_replication_factor": "1", "min_insync_replicas": "1"}
-    assert [each.setting for each in found(Kind.BROKER, **weak)] == [
+    assert [each.setting for each in check(Kind.BROKER, **weak)] == [
         "default.replication.factor=1", "min.insync.replicas=1"
     ]  # fmt: skip
-    assert found(Kind.BROKER, options=KafkaOptions(replication_factor=3, min_insync=2), **weak) == []
-    assert found(Kind.BROKER, 1, **weak) == []
+    assert check(Kind.BROKER, options=KafkaOptions(replication_factor=3, min_insync=2), **weak) == []
+    assert check(Kind.BROKER, 1, **weak) == []
 
 
 def test_topics_of_others_take_a_batch_and_no_more_than_ours() -> None:
-    [finding] = found(Kind.OTHERS, max_message_bytes="500000")
+    [finding] = check(Kind.OTHERS, max_message_bytes="500000")
     assert "batch.size under librdkafka" in finding.remedy
     small = KafkaOptions(librdkafka={"batch.size": "500000"})
-    assert found(Kind.OTHERS, options=small, max_message_bytes="500000") == []
-    [finding] = found(Kind.OTHERS, max_message_bytes=str(16 << 20))
+    assert check(Kind.OTHERS, options=small, max_message_bytes="500000") == []
+    [finding] = check(Kind.OTHERS, max_message_bytes=str(16 << 20))
     assert "body_bytes_max" in finding.remedy
 
 
 def test_many_places_are_one_finding() -> None:
-    wrong = GOOD[Kind.MADE] | {"unclean.leader.election.enable": "true"}
-    places = tuple(CheckedResource(f"t{number}", Kind.MADE, wrong) for number in range(12))
-    [finding] = find_violations(ClusterFacts("id", 3, places), OPTIONS)
+    settings = GOOD[Kind.CREATED] | {"unclean.leader.election.enable": "true"}
+    resources = tuple(CheckedResource(f"t{number}", Kind.CREATED, settings) for number in range(12))
+    [finding] = find_violations(ClusterFacts("id", 3, resources), OPTIONS)
     assert finding.resource_names == "topic t0, topic t1, topic t2, topic t3, topic t4 and 7 more"
     assert "for each" in finding.remedy
 
 
 def test_what_may_not_be_seen_is_told() -> None:
-    [finding] = find_violations(ClusterFacts("id", 3, (CheckedResource("one", Kind.MADE, None),)), OPTIONS)
+    [finding] = find_violations(ClusterFacts("id", 3, (CheckedResource("one", Kind.CREATED, None),)), OPTIONS)
     assert "DescribeConfigs" in finding.remedy
 
 
 def test_what_loses_something_comes_first() -> None:
     changed = {"message.timestamp.type": "CreateTime", "cleanup.policy": "compact"}
-    assert [each.loses for each in found(Kind.MADE, **changed)] == [True, False]
+    assert [each.loses for each in check(Kind.CREATED, **changed)] == [True, False]
 
 
 def test_missing_rights_on_our_topics_are_told_with_what_stops() -> None:
@@ -149,7 +149,7 @@ def test_missing_rights_on_our_topics_are_told_with_what_stops() -> None:
         3,
         (
             CheckedResource("ddmq.progress", Kind.STATE, {}, denied),
-            CheckedResource("orders", Kind.MADE, {}, frozenset(("Alter",))),
+            CheckedResource("orders", Kind.CREATED, {}, frozenset(("Alter",))),
             CheckedResource("theirs", Kind.OTHERS, {}, denied),
         ),
     )

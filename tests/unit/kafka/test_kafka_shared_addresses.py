@@ -23,17 +23,17 @@ def table_of(**addresses: str) -> TableState:
 
 def checked(*tables: TableState, own: str = "a") -> SharedAddresses:
     """One look at each, as far apart as they are."""
-    found = SharedAddresses()
+    addresses = SharedAddresses()
     for number, table in enumerate(tables):
-        found.check(table, own, number * CONFIRM_S)
-    return found
+        addresses.check(table, own, number * CONFIRM_S)
+    return addresses
 
 
 def test_an_address_of_two_is_an_error_once(caplog: pytest.LogCaptureFixture) -> None:
     table = table_of(a=LOOPBACK, b=LOOPBACK, c="h:9713")
-    found = checked(table, table, table, table)
-    assert found.confirmed == (LOOPBACK,)
-    assert LOOPBACK in found.health_warning
+    addresses = checked(table, table, table, table)
+    assert addresses.confirmed == (LOOPBACK,)
+    assert LOOPBACK in addresses.health_warning
     [line] = caplog.records
     assert (line.levelno, LOOPBACK in line.getMessage()) == (logging.ERROR, True)
     assert "advertise" in line.getMessage()
@@ -47,12 +47,12 @@ def test_it_is_a_warning_of_every_process_but_no_error_of_others(caplog: pytest.
 
 def test_one_that_replaces_another_shares_nothing(caplog: pytest.LogCaptureFixture) -> None:
     table = table_of(a=LOOPBACK, b=LOOPBACK)
-    found = SharedAddresses()
-    found.check(table, "a", 0)
-    assert found.health_warning == "", "b may be dead already"
+    addresses = SharedAddresses()
+    addresses.check(table, "a", 0)
+    assert addresses.health_warning == "", "b may be dead already"
     table.apply(Died("b", "a"), 3)
-    found.check(table, "a", CONFIRM_S)
-    assert (found.health_warning, caplog.records) == ("", [])
+    addresses.check(table, "a", CONFIRM_S)
+    assert (addresses.health_warning, caplog.records) == ("", [])
 
 
 def test_members_without_an_address_share_none() -> None:
@@ -61,6 +61,6 @@ def test_members_without_an_address_share_none() -> None:
 
 
 def test_it_is_over_when_one_is_corrected(caplog: pytest.LogCaptureFixture) -> None:
-    wrong, right = table_of(a=LOOPBACK, b=LOOPBACK), table_of(a="h:1", b="h:2")
-    assert checked(wrong, wrong, right).health_warning == ""
+    same, distinct = table_of(a=LOOPBACK, b=LOOPBACK), table_of(a="h:1", b="h:2")
+    assert checked(same, same, distinct).health_warning == ""
     assert len(caplog.records) == 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.kafka.coordination.watch import TURN_S, SilenceDetector
+from backend.kafka.coordination.watch import SLOT_S, SilenceDetector
 from tests.examples import examples
 
 SESSION_S = 3.0
@@ -20,29 +20,29 @@ class Watching:
         self.own = own
         self.processes = processes
         self.silence = SilenceDetector(SESSION_S)
-        self.asked = self.answered = 0.0
+        self.sent_at = self.returned_at = 0.0
         self.stuck = False
         for process in processes:
-            self.silence.on_seen(process, 0.0)
+            self.silence.on_event(process, 0.0)
 
-    def beat(self, now: float) -> None:
-        self.asked = now
+    def send_heartbeat(self, now: float) -> None:
+        self.sent_at = now
         if not self.stuck:
-            self.answered = now
-            self.silence.on_seen(self.own, now)
+            self.returned_at = now
+            self.silence.on_event(self.own, now)
 
-    def at(self, now: float, *heard: str) -> list[str]:
+    def at(self, now: float, *active: str) -> list[str]:
         """Who is ended at `now`; `heard`: of whom something was followed just before. A beat that is asked
         for is sent, and looked at once more."""
-        for process in heard:
-            self.silence.on_seen(process, now)
-        ended: list[str] = []
+        for process in active:
+            self.silence.on_event(process, now)
+        to_end: list[str] = []
         for _ in range(2):
-            found = self.silence.check(self.own, self.processes, now, self.asked, self.answered)
-            ended += [process for process, _ in found.to_end]
-            if found.needs_heartbeat:
-                self.beat(now)
-        return ended
+            silent = self.silence.check(self.own, self.processes, now, self.sent_at, self.returned_at)
+            to_end += [process for process, _ in silent.to_end]
+            if silent.needs_heartbeat:
+                self.send_heartbeat(now)
+        return to_end
 
 
 @pytest.fixture
@@ -61,20 +61,20 @@ def test_the_oldest_that_is_not_silent_ends_who_is() -> None:
 
 
 def test_the_next_ones_have_a_turn_each_should_those_before_not_manage() -> None:
-    for place, own in enumerate(["b", "c", "d"]):
+    for position, own in enumerate(["b", "c", "d"]):
         watching = Watching(own, ["x", *EVERYBODY[1:]])
-        turn = SESSION_S + place * TURN_S
-        assert watching.at(turn - 0.1, *EVERYBODY[1:]) == [], own
-        assert watching.at(turn + 0.1, *EVERYBODY[1:]) == ["x"], own
+        slot = SESSION_S + position * SLOT_S
+        assert watching.at(slot - 0.1, *EVERYBODY[1:]) == [], own
+        assert watching.at(slot + 0.1, *EVERYBODY[1:]) == ["x"], own
 
 
 def test_who_takes_part_in_nothing_comes_last() -> None:
     proxy = Watching("proxy", ["a", "b"])
-    turn = SESSION_S + 2 * TURN_S
-    assert proxy.at(turn - 0.1, "a") == []
-    assert proxy.at(turn + 0.1, "a") == ["b"], "behind a, and behind b, should it be heard again"
+    slot = SESSION_S + 2 * SLOT_S
+    assert proxy.at(slot - 0.1, "a") == []
+    assert proxy.at(slot + 0.1, "a") == ["b"], "behind a, and behind b, should it be heard again"
     alone = Watching("proxy", ["a"])
-    assert alone.at(SESSION_S + TURN_S + 0.1) == ["a"]
+    assert alone.at(SESSION_S + SLOT_S + 0.1) == ["a"]
 
 
 def test_nobody_is_ended_while_the_log_stands_still(watching: Watching) -> None:
@@ -82,22 +82,22 @@ def test_nobody_is_ended_while_the_log_stands_still(watching: Watching) -> None:
     assert watching.at(3.1) == []
     assert watching.at(60.0) == [], "its own beats do not come back either"
     watching.stuck = False
-    watching.beat(61.0)
+    watching.send_heartbeat(61.0)
     assert watching.at(61.0, "b", "c") == ["d"], "what they had written meanwhile came before that beat"
 
 
 def test_an_answer_to_an_older_beat_says_nothing(watching: Watching) -> None:
-    watching.beat(2.9)
+    watching.send_heartbeat(2.9)
     watching.stuck = True
     assert watching.at(3.1, "c", "d") == [], "b may have written at 3.0"
     watching.stuck = False
-    watching.beat(3.2)
+    watching.send_heartbeat(3.2)
     assert watching.at(3.3) == ["b"]
 
 
 def test_a_beat_is_asked_for_once(watching: Watching) -> None:
     for process in "acd":
-        watching.silence.on_seen(process, 3.0)
+        watching.silence.on_event(process, 3.0)
     assert watching.silence.check("a", EVERYBODY, 3.1, 2.9, 2.9).needs_heartbeat
     assert not watching.silence.check("a", EVERYBODY, 3.2, 3.1, 2.9).needs_heartbeat, "it is under way"
     assert not watching.silence.check("a", EVERYBODY, 3.2, 3.1, 3.1).needs_heartbeat, "it has come back"
@@ -136,11 +136,11 @@ def test_nobody_is_ended_who_was_heard_or_before_a_beat_came_back(
 ) -> None:
     watching, now = Watching(), 0.0
     last = dict.fromkeys("bcd", 0.0)
-    for step, heard, stuck in story:
+    for step, active, stuck in story:
         now += step
         watching.stuck = stuck
-        watching.beat(now)
-        last |= dict.fromkeys(heard, now)
-        for process in watching.at(now, *heard):
+        watching.send_heartbeat(now)
+        last |= dict.fromkeys(active, now)
+        for process in watching.at(now, *active):
             assert now - last[process] > SESSION_S
-            assert watching.answered >= last[process] + SESSION_S
+            assert watching.returned_at >= last[process] + SESSION_S

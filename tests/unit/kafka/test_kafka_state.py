@@ -51,7 +51,7 @@ def log_of(writes: list[tuple[int, Stamp, int | None]]) -> list[Record]:
 def naive(records: list[Record]) -> dict[Key, ProgressView]:
     """The last value of each key; of those of one group and queue, that of the highest."""
     last = {key: value for _, key, value in records}
-    found: dict[Key, tuple[Stamp, int, int]] = {}
+    latest: dict[Key, tuple[Stamp, int, int]] = {}
     for data, value in last.items():
         if value is not None:
             key, stamp = parse_progress_key(data)
@@ -59,12 +59,12 @@ def naive(records: list[Record]) -> dict[Key, ProgressView]:
             state.apply(data, value)
             committed = state.view(key).committed
             assert committed is not None
-            before = found.get(key, (Stamp(-1, -1), 0, 0))
+            before = latest.get(key, (Stamp(-1, -1), 0, 0))
             epoch = max(stamp.epoch, before[2])
-            found[key] = (stamp, committed, epoch) if stamp > before[0] else (before[0], before[1], epoch)
+            latest[key] = (stamp, committed, epoch) if stamp > before[0] else (before[0], before[1], epoch)
     return {
         key: ProgressView(committed, (), {}, epoch, stamp.generation)
-        for key, (stamp, committed, epoch) in found.items()
+        for key, (stamp, committed, epoch) in latest.items()
     }
 
 
@@ -83,16 +83,18 @@ def test_progress_is_what_the_highest_key_says(
     ahead: set[int] = set()
     for offset, key, value in records:
         if data.draw(st.booleans()):  # written by this process, and answered
-            if state.followed.note_written(0, offset, key):
+            if state.followed.record_written(0, offset, key):
                 state.apply(key, value)
             ahead.add(offset)
         while applied <= offset and data.draw(st.booleans()):
             at, brought, content = records[applied]
-            if state.followed.note_followed(0, at, brought):
+            if state.followed.record_followed(0, at, brought):
                 state.apply(brought, content)
             applied += 1
-        known = [record for record in records[: offset + 1] if record[0] < applied or record[0] in ahead]
-        assert views(state) == naive(known)
+        applied_records = [
+            record for record in records[: offset + 1] if record[0] < applied or record[0] in ahead
+        ]
+        assert views(state) == naive(applied_records)
 
 
 @settings(max_examples=examples(400), deadline=None)
@@ -101,17 +103,17 @@ def test_compaction_changes_nothing(writes: list[tuple[int, Stamp, int | None]],
     """Whatever has a later record of its key may be missing, a tombstone that is the last of its key too."""
     records = log_of(writes)
     last = {key: offset for offset, key, _ in records}
-    kept = [
+    remaining = [
         (offset, key, value)
         for offset, key, value in records
         if (last[key] == offset and value is not None) or random.random() < 0.5  # type: ignore[attr-defined]
     ]
-    gone = {key for _, key, value in records if value is None}
-    if any(value is not None and key in gone for _, key, value in kept):
-        kept = [record for record in records if record in kept or record[2] is None]
+    deleted = {key for _, key, value in records if value is None}
+    if any(value is not None and key in deleted for _, key, value in remaining):
+        remaining = [record for record in records if record in remaining or record[2] is None]
     state = ProgressState()
-    for offset, key, value in kept:
-        assert state.followed.note_followed(0, offset, key)
+    for offset, key, value in remaining:
+        assert state.followed.record_followed(0, offset, key)
         state.apply(key, value)
     assert views(state) == naive(records)
 

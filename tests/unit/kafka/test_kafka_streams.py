@@ -34,13 +34,13 @@ class PartitionModel:
     """All records of the partition, and how far the stream has heard."""
 
     records: dict[int, Plain] = field(default_factory=dict)
-    heard: int = 0
+    received: int = 0
     next: int = 0
-    ended: bool = False
+    at_end: bool = False
 
-    def wanted(self, call: ReadCall) -> list[int]:
-        found = [n for n in sorted(self.records) if call.offset <= n < self.heard]
-        return [n for n in found if call.tags is None or self.records[n].tag_hash in call.tags]
+    def matches(self, call: ReadCall) -> list[int]:
+        offsets = [n for n in sorted(self.records) if call.offset <= n < self.received]
+        return [n for n in offsets if call.tags is None or self.records[n].tag_hash in call.tags]
 
 
 def call(offset: int, count_max: int = 1000, tags: frozenset[int] | None = None) -> ReadCall:
@@ -73,12 +73,12 @@ def test_a_window_gives_what_came_in_order_and_never_less(steps: list[tuple[str,
         if what == "come":
             record = Plain(model.next + first - 1, tag_hash=second)
             model.records[record.offset] = record
-            model.next = model.heard = record.offset + 1
-            model.ended = False
+            model.next = model.received = record.offset + 1
+            model.at_end = False
             add(stream, record)
         elif what == "end":
-            model.next = model.heard = model.next + first
-            model.ended = True
+            model.next = model.received = model.next + first
+            model.at_end = True
             stream.window.set_end(model.next)
         else:
             read(stream, model, what, max(model.next - first, 0), second)
@@ -88,17 +88,19 @@ def read(stream: Stream, model: PartitionModel, what: str, offset: int, second: 
     if not stream.window.covers_offset(offset):
         assert stream.window.bytes > BYTES_MAX / 2, "only what has no room any more is gone"
         return
-    asked = call(offset, second) if what == "read" else call(offset, tags=frozenset([second]))
-    batch, wanted = stream.answer_read(asked, 0), model.wanted(asked)
+    request = call(offset, second) if what == "read" else call(offset, tags=frozenset([second]))
+    batch, matches = stream.answer_read(request, 0), model.matches(request)
     if batch is None:
-        assert not wanted
-        assert not model.ended
+        assert not matches
+        assert not model.at_end
         return
-    assert list(batch.offsets) == wanted[: asked.count_max]
+    assert list(batch.offsets) == matches[: request.count_max]
     assert batch.next_offset >= offset
-    assert not [n for n in wanted[asked.count_max :] if n < batch.next_offset], "passed over what was wanted"
+    assert not [n for n in matches[request.count_max :] if n < batch.next_offset], (
+        "passed over what was wanted"
+    )
     if batch.status is ReadStatus.NONE:
-        assert (batch.next_offset, model.ended) == (max(model.next, offset), True)
+        assert (batch.next_offset, model.at_end) == (max(model.next, offset), True)
 
 
 def test_one_who_has_appended_is_not_told_that_there_is_nothing() -> None:
@@ -144,8 +146,8 @@ def test_reads_wait_until_they_can_be_answered() -> None:
     stream.pending_reads.append(PendingRead(call(0), completion, 0.0))
     assert (stream.take_answerable(0), stream.is_idle) == ([], False)
     add(stream, Plain(2))
-    [(asked, batch)] = stream.take_answerable(0)
-    assert (asked.completion, list(batch.offsets), batch.next_offset) == (completion, [2], 3)
+    [(request, batch)] = stream.take_answerable(0)
+    assert (request.completion, list(batch.offsets), batch.next_offset) == (completion, [2], 3)
     assert stream.is_idle
 
 

@@ -38,11 +38,11 @@ class Provided:
 
 @pytest.fixture
 def module() -> Iterator[ModuleType]:
-    made = ModuleType("of_a_user")
-    sys.modules[made.__name__] = made
+    module = ModuleType("of_a_user")
+    sys.modules[module.__name__] = module
     load_provider.cache_clear()
-    yield made
-    del sys.modules[made.__name__]
+    yield module
+    del sys.modules[module.__name__]
     load_provider.cache_clear()
 
 
@@ -60,7 +60,7 @@ def test_one_token_serves_all_clients_until_most_of_its_life_is_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "reason"),
     [
         (5, "it returned int; allowed: (token, expiry"),
         (("t",), "it returned tuple"),
@@ -72,13 +72,13 @@ def test_one_token_serves_all_clients_until_most_of_its_life_is_over() -> None:
         (OSError("no route to the service"), "OSError: no route to the service"),
     ],
 )
-def test_what_is_wrong_is_said(answer: Any, said: str) -> None:
+def test_what_is_wrong_is_said(answer: Any, reason: str) -> None:
     provided = Provided(answer)
     provider = TokenProvider(NAME, provided, lambda: 1_000.0)
     with pytest.raises(RemoteError) as raised:
         provider()
     assert f"{NAME}: " in str(raised.value)
-    assert said in str(raised.value)
+    assert reason in str(raised.value)
     assert provider.waiting_reason in str(raised.value)
     provided.answer = ("t", 2_000)
     provider()
@@ -106,7 +106,7 @@ def test_a_call_that_takes_long_is_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "reason"),
     [
         ("tokens", "allowed: MODULE:FUNCTION"),
         ("of_nobody:tokens", "ModuleNotFoundError"),
@@ -114,11 +114,11 @@ def test_a_call_that_takes_long_is_the_reason() -> None:
         ("of_a_user:constant", "allowed: a function"),
     ],
 )
-def test_a_provider_that_cannot_be_loaded(module: ModuleType, name: str, said: str) -> None:
+def test_a_provider_that_cannot_be_loaded(module: ModuleType, name: str, reason: str) -> None:
     module.constant = 7  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=f"kafka: token_provider is {name}; ") as raised:
         ClusterCheck(KafkaOptions(token_provider=name))
-    assert said in str(raised.value)
+    assert reason in str(raised.value)
 
 
 def test_a_module_that_fails_is_named() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from backend.kafka.errors import is_gone, to_ddmq_error, to_undelivered_result
+from backend.kafka.errors import is_unknown_topic, to_ddmq_error, to_undelivered_result
 from backend.kafka.options import incarnation_of
 from backend.kafka.topic_info import (
     ClusterTopic,
@@ -30,8 +30,8 @@ from ddmq_common.errors import (
     UnknownTopicError,
 )
 
-ANOTHER_IS_WRONG = -138  # as librdkafka numbers it: not this record, but one of its batch
-FOUND = ClusterTopic("orders", "id-1", 4, 1, 1_000_000, False)
+OTHER_RECORD_INVALID = -138  # as librdkafka numbers it: not this record, but one of its batch
+DESCRIBED = ClusterTopic("orders", "id-1", 4, 1, 1_000_000, False)
 INFO = TopicInfo(
     "orders",
     incarnation_of("id-1"),
@@ -48,7 +48,7 @@ INFO = TopicInfo(
 
 
 def test_a_topic_of_others_has_what_all_have() -> None:
-    topic = to_kafka_topic("orders", FOUND, None)
+    topic = to_kafka_topic("orders", DESCRIBED, None)
     assert topic.info == TopicInfo(
         "orders", incarnation_of("id-1"), 4, Durability.WRITTEN, replication_factor=1
     )
@@ -56,42 +56,42 @@ def test_a_topic_of_others_has_what_all_have() -> None:
 
 
 def test_what_is_kept_comes_back() -> None:
-    assert to_kafka_topic("orders", FOUND, encode_info(INFO)).info == INFO
-    assert to_kafka_topic("orders", FOUND._replace(partitions=9), encode_info(INFO)).info == replace(
+    assert to_kafka_topic("orders", DESCRIBED, encode_info(INFO)).info == INFO
+    assert to_kafka_topic("orders", DESCRIBED._replace(partitions=9), encode_info(INFO)).info == replace(
         INFO, queues=9
     )
 
 
 def test_what_is_kept_of_an_earlier_incarnation_does_not_count() -> None:
-    found = FOUND._replace(topic_id="id-2")
-    assert to_kafka_topic("orders", found, encode_info(INFO)) == to_kafka_topic("orders", found, None)
+    described = DESCRIBED._replace(topic_id="id-2")
+    assert to_kafka_topic("orders", described, encode_info(INFO)) == to_kafka_topic("orders", described, None)
 
 
-@pytest.mark.parametrize("kept", [None, b"", b"{", b'{"incarnation":"x"}'])
-def test_what_cannot_be_read_does_not_count(kept: bytes | None) -> None:
-    assert decode_info(kept) is None
-    assert to_kafka_topic("orders", FOUND, kept) == to_kafka_topic("orders", FOUND, None)
+@pytest.mark.parametrize("stored", [None, b"", b"{", b'{"incarnation":"x"}'])
+def test_what_cannot_be_read_does_not_count(stored: bytes | None) -> None:
+    assert decode_info(stored) is None
+    assert to_kafka_topic("orders", DESCRIBED, stored) == to_kafka_topic("orders", DESCRIBED, None)
 
 
 def test_settings_of_kafkas_are_what_kafka_says() -> None:
-    found = FOUND._replace(replicas=3, min_insync=2, retention_ms=-1)
-    asked = replace(INFO, replication_factor=1, min_insync=1, retention_ms=60_000)
-    info = to_kafka_topic("orders", found, encode_info(asked)).info
+    described = DESCRIBED._replace(replicas=3, min_insync=2, retention_ms=-1)
+    requested = replace(INFO, replication_factor=1, min_insync=1, retention_ms=60_000)
+    info = to_kafka_topic("orders", described, encode_info(requested)).info
     assert (info.replication_factor, info.min_insync, info.retention_ms) == (3, 2, -1)
-    assert kafka_settings(asked) == {"min.insync.replicas": "1", "retention.ms": "60000"}
+    assert kafka_settings(requested) == {"min.insync.replicas": "1", "retention.ms": "60000"}
     assert kafka_settings(INFO) == {}
 
 
 def test_a_change_of_kafkas_settings_is_seen_in_what_is_kept() -> None:
     assert encode_info(INFO, 1) != encode_info(INFO)
-    kept = decode_info(encode_info(INFO, 7))
-    assert kept is not None
-    assert kept.changes == 7
+    stored = decode_info(encode_info(INFO, 7))
+    assert stored is not None
+    assert stored.changes == 7
 
 
 def test_what_a_later_release_keeps_is_passed_over() -> None:
-    kept = encode_info(INFO)[:-1] + b',"later":1}'
-    assert to_kafka_topic("orders", FOUND, kept).info == INFO
+    stored = encode_info(INFO)[:-1] + b',"later":1}'
+    assert to_kafka_topic("orders", DESCRIBED, stored).info == INFO
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_what_a_later_release_keeps_is_passed_over() -> None:
     ],
 )
 def test_the_answer_says_what_it_is(replicas: int, flushed: bool, reached: Durability) -> None:
-    found = FOUND._replace(replicas=replicas, flushed=flushed)
-    assert to_kafka_topic("orders", found, encode_info(INFO)).durability is reached
+    described = DESCRIBED._replace(replicas=replicas, flushed=flushed)
+    assert to_kafka_topic("orders", described, encode_info(INFO)).durability is reached
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_answer_says_what_it_is(replicas: int, flushed: bool, reached: Durab
         (KafkaError.MSG_SIZE_TOO_LARGE, AppendStatus.REFUSED, CallerError),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, AppendStatus.REFUSED, UnknownTopicError),
         (KafkaError.INVALID_RECORD, AppendStatus.REFUSED, CallerError),
-        (ANOTHER_IS_WRONG, AppendStatus.NOT_STORED, TryLaterError),
+        (OTHER_RECORD_INVALID, AppendStatus.NOT_STORED, TryLaterError),
         (KafkaError.NOT_ENOUGH_REPLICAS, AppendStatus.NOT_STORED, TryLaterError),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, AppendStatus.NOT_STORED, StorageError),
         (KafkaError._PURGE_QUEUE, AppendStatus.UNKNOWN, RemoteError),
@@ -134,8 +134,8 @@ def test_what_became_of_a_record(code: int, status: AppendStatus, kind: type[Exc
 def test_errors_keep_kafka_s_reason() -> None:
     error = KafkaException(KafkaError(KafkaError.TOPIC_EXCEPTION, "no such luck"))
     assert "no such luck" in str(to_ddmq_error(error, "topic x"))
-    assert is_gone(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
-    assert not is_gone(ValueError())
+    assert is_unknown_topic(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+    assert not is_unknown_topic(ValueError())
     bug = ValueError("a bug")
     assert to_ddmq_error(bug, "topic x") is bug
 
@@ -145,18 +145,18 @@ def record(size: int = 1, key: bytes = b"", queue_id: int = 0, **terms: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("found", "sent", "said"),
+    ("described", "sent", "reason"),
     [
-        (FOUND, record(), None),
-        (FOUND, record(queue_id=4), "no queue 4"),
-        (FOUND._replace(message_bytes_max=1_000), record(900), "1000 there .max.message.bytes"),
-        (FOUND._replace(message_bytes_max=1_000), record(system={"s": "x" * 900}), "1000 there"),
-        (FOUND._replace(keyed=True), record(key=b"k"), None),
-        (FOUND._replace(keyed=True), record(), "without a key.*compact"),
-        (FOUND._replace(writable=False), record(), "access control.*Write on topic orders"),
+        (DESCRIBED, record(), None),
+        (DESCRIBED, record(queue_id=4), "no queue 4"),
+        (DESCRIBED._replace(message_bytes_max=1_000), record(900), "1000 there .max.message.bytes"),
+        (DESCRIBED._replace(message_bytes_max=1_000), record(system={"s": "x" * 900}), "1000 there"),
+        (DESCRIBED._replace(keyed=True), record(key=b"k"), None),
+        (DESCRIBED._replace(keyed=True), record(), "without a key.*compact"),
+        (DESCRIBED._replace(writable=False), record(), "access control.*Write on topic orders"),
     ],
 )
-def test_what_a_topic_does_not_take(found: ClusterTopic, sent: NewRecord, said: str | None) -> None:
-    refused = rejection_of(sent, to_kafka_topic("orders", found, None))
-    assert (refused is None) == (said is None)
-    assert said is None or re.search(said, str(refused))
+def test_what_a_topic_does_not_take(described: ClusterTopic, sent: NewRecord, reason: str | None) -> None:
+    refused = rejection_of(sent, to_kafka_topic("orders", described, None))
+    assert (refused is None) == (reason is None)
+    assert reason is None or re.search(reason, str(refused))

@@ -28,7 +28,7 @@ class TopicCreationKit:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *patterns: str) -> None:
         self.kafka_names: set[str] = set()
         self.infos: dict[str, bytes] = {}
-        self.refusal: Exception | None = None
+        self.error: Exception | None = None
         self.last_error = LastError(KafkaOptions())
         admin: Any = SimpleNamespace(
             list_names=lambda _: frozenset(self.kafka_names),
@@ -53,8 +53,8 @@ class TopicCreationKit:
             done(result, None)
 
     def create_topic(self, _: object, options: KafkaOptions, name: str, info: TopicInfo) -> ClusterTopic:
-        if self.refusal is not None:
-            raise self.refusal
+        if self.error is not None:
+            raise self.error
         self.kafka_names.add(name)
         return ClusterTopic(name, f"id of {name}", info.queues, 1, 1_000_000, False)
 
@@ -112,7 +112,7 @@ def test_an_installation_that_started_after_the_last_survey_is_respected(
 def test_nothing_is_recorded_of_a_topic_that_kafka_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise another program's topic with that name would be visible later."""
     kit = TopicCreationKit(monkeypatch)
-    kit.refusal = CallerError("Kafka says no")
+    kit.error = CallerError("Kafka says no")
     with pytest.raises(CallerError, match="Kafka says no"):
         kit.create("orders")
     assert not kit.infos
@@ -120,7 +120,7 @@ def test_nothing_is_recorded_of_a_topic_that_kafka_refuses(monkeypatch: pytest.M
     with pytest.raises(CallerError, match="Kafka says no"):
         kit.create("orders")
     assert not kit.infos
-    kit.refusal = None
+    kit.error = None
     kit.create("orders")
     assert set(kit.infos) == {"orders"}
     assert kit.kafka_names == {"ours.orders"}

@@ -8,9 +8,9 @@ import pytest
 
 from backend.kafka.clients.transactions import LANES_MAX
 from backend.kafka.coordination import watch
-from backend.kafka.coordination.events import Beat, Died, Event, Joined, Retired
+from backend.kafka.coordination.events import Died, Event, HeartbeatSent, Joined, Retired
 from backend.kafka.coordination.table import TableState
-from backend.kafka.coordination.watch import TURN_S, MemberWatch
+from backend.kafka.coordination.watch import SLOT_S, MemberWatch
 from backend.kafka.options import KafkaOptions
 from backend.port import Sharing
 from tests.support.waits import until
@@ -29,7 +29,7 @@ class WatchRig:
             joined = Joined(process, 1, "g", "orders", Sharing.AVERAGELY, None, "", "", 1, 2)
             self.table.apply(joined, 0)
         me: Any = self
-        self.watch = MemberWatch(KafkaOptions("h:1"), me, lambda done, *given: done(*given), lambda: self.now)
+        self.watch = MemberWatch(KafkaOptions("h:1"), me, lambda done, *args: done(*args), lambda: self.now)
 
     def tick(self, now: float) -> bool:
         return True
@@ -40,11 +40,11 @@ class WatchRig:
     def write_event(self, event: Event) -> None:
         self.written.append(event)
 
-    def after(self, seconds: float, *heard: str) -> None:
+    def after(self, seconds: float, *active: str) -> None:
         """So long these alone were heard of, up to the end."""
         self.now += seconds
-        for process in heard:
-            self.watch.on_event(Beat(process, 1))
+        for process in active:
+            self.watch.on_event(HeartbeatSent(process, 1))
         for _ in range(2):  # where it asks whether the log goes on, it hears that it does
             self.watch.tick()
 
@@ -55,7 +55,7 @@ def _fencing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_oldest_that_is_alive_acts_first() -> None:
-    for name, wait in (("b", 0), ("c", TURN_S)):
+    for name, wait in (("b", 0), ("c", SLOT_S)):
         rig = WatchRig(name, "a", "b", "c")
         rig.after(0)
         rig.after(SESSION_S + wait - 0.5, "b", "c")
@@ -69,16 +69,16 @@ def test_who_takes_part_in_nothing_acts_when_all_members_are_silent() -> None:
     rig.after(0)
     rig.after(SESSION_S + 0.5)
     assert rig.written == []
-    rig.after(TURN_S)
+    rig.after(SLOT_S)
     until(lambda: {event.process for event in rig.written} == {"a", "b"}, "both are declared dead")
 
 
 def test_who_takes_part_in_nothing_comes_after_all_members() -> None:
     rig = WatchRig("sender", "a", "b", "c")
     rig.after(0)
-    rig.after(SESSION_S + 2 * TURN_S, "b", "c")
+    rig.after(SESSION_S + 2 * SLOT_S, "b", "c")
     assert rig.written == []
-    rig.after(TURN_S, "b", "c")
+    rig.after(SLOT_S, "b", "c")
     until(lambda: rig.written == [Died("a", "sender")], "declared dead by nobody else")
 
 
@@ -105,13 +105,13 @@ def test_all_ids_of_the_silent_process_are_taken_over_before_its_death_is_writte
     monkeypatch: pytest.MonkeyPatch, lanes: int, retired: list[int], fenced: list[str]
 ) -> None:
     """0: an earlier version wrote the event. What it has retired need not end."""
-    taken: list[str] = []
+    fenced_ids: list[str] = []
     rig = WatchRig("b")
 
     def fence(client: object, names: list[str]) -> str | None:
         assert rig.written == []
-        taken.extend(names)
-        return None if len(taken) > len(names) else "not yet"
+        fenced_ids.extend(names)
+        return None if len(fenced_ids) > len(names) else "not yet"
 
     monkeypatch.setattr(watch, "fence_names", fence)
     joined, own = (
@@ -123,6 +123,6 @@ def test_all_ids_of_the_silent_process_are_taken_over_before_its_death_is_writte
         rig.watch.on_event(event)
     rig.after(0)
     rig.after(SESSION_S + 0.5, "b")
-    until(lambda: taken == [*fenced, "ddmq.once"], "all of them")
+    until(lambda: fenced_ids == [*fenced, "ddmq.once"], "all of them")
     assert rig.written == [], "where one cannot be taken it is not dead yet"
     until(lambda: (rig.after(0.1, "b"), rig.written)[1] == [Died("a", "b")], "it is tried again")

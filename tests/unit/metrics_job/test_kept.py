@@ -6,7 +6,7 @@ from datetime import date
 
 import pytest
 
-from ddmq_common.metrics.samples import SampleName, part_name
+from ddmq_common.metrics.samples import SampleName, interval_name
 from metrics_job.batch import DaySource, count_samples, sort_days
 
 ONE, TWO = "1" * 16, "2" * 16
@@ -14,10 +14,15 @@ FIRST, SECOND, THIRD = (date(2026, 11, day) for day in (1, 2, 3))
 
 
 def test_merging_changes_no_number() -> None:
-    parts = {str(part_name(ONE, seq)): 10 + seq for seq in range(5)}
+    parts = {str(interval_name(ONE, seq)): 10 + seq for seq in range(5)}
     whole = {str(SampleName(ONE, 0, 4, True)): 60}
     assert count_samples(parts) == count_samples(parts | whole) == count_samples(whole) == (5, 60)
-    others = {str(part_name(TWO, 7)): 1, "copy.jsonl": 2, f".{part_name(ONE, 0)}.tmp": 4, "_x.jsonl": 8}
+    others = {
+        str(interval_name(TWO, 7)): 1,
+        "copy.jsonl": 2,
+        f".{interval_name(ONE, 0)}.tmp": 4,
+        "_x.jsonl": 8,
+    }
     assert count_samples(parts | others) == (7, 63)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddmq_common.metrics.samples import SampleName, part_name
+from ddmq_common.metrics.samples import SampleName, interval_name
 from metrics_job.arrow import work
 from metrics_job.arrow.work import DOUBT, Piece, PieceAdder, gather_pieces, unit_pieces
 from metrics_job.folders import Days
@@ -57,7 +57,7 @@ def test_a_worker_that_forgets_the_names_of_series_still_counts_every_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(work, "KNOWN_MAX", 1)
-    names = [f"date=2026-01-05/hour=10/{part_name(RUN, seq)}" for seq in range(5)]
+    names = [f"date=2026-01-05/hour=10/{interval_name(RUN, seq)}" for seq in range(5)]
     some = [
         Piece([name], [b"".join(line(seq, metric) for metric in METRICS)]) for seq, name in enumerate(names)
     ]

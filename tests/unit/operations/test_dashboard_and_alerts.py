@@ -13,7 +13,7 @@ import yaml
 
 from ddmq_common.metrics.catalogue import CATALOGUE
 from tools import dashboard
-from tools.promql import Fault, faults, selectors
+from tools.promql import ExpressionError, find_errors, selectors
 
 ROOT = Path(__file__).resolve().parents[3]
 RULES = yaml.safe_load((ROOT / "conf" / "prometheus" / "ddmq-alerts.yaml").read_text(encoding="utf-8"))
@@ -43,7 +43,7 @@ def test_the_dashboard_is_what_its_table_makes() -> None:
 
 
 def test_every_expression_of_the_dashboard_is_promql_over_the_catalogue() -> None:
-    assert [fault for expression in expressions() for fault in faults(expression)] == []
+    assert [fault for expression in expressions() for fault in find_errors(expression)] == []
 
 
 def test_every_metric_has_a_panel() -> None:
@@ -83,7 +83,7 @@ def test_panels_do_not_lie_on_each_other() -> None:
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: str(rule["alert"]))
 def test_an_alert_says_how_bad_what_and_what_to_do(rule: dict[str, Any]) -> None:
-    assert faults(rule["expr"]) == []
+    assert find_errors(rule["expr"]) == []
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert DURATION.fullmatch(rule.get("for", "0s"))
     notes = rule["annotations"]
@@ -140,7 +140,7 @@ def test_alerts_that_the_page_names_exist() -> None:
     ],
 )
 def test_what_is_promql_is_taken(expression: str) -> None:
-    assert faults(expression) == []
+    assert find_errors(expression) == []
 
 
 @pytest.mark.parametrize(
@@ -169,5 +169,5 @@ def test_what_is_promql_is_taken(expression: str) -> None:
     ],
 )
 def test_what_is_not_is_refused_with_the_reason(expression: str, words: str) -> None:
-    with pytest.raises(Fault, match=re.escape(words)):
+    with pytest.raises(ExpressionError, match=re.escape(words)):
         selectors(expression)

@@ -81,11 +81,11 @@ def test_the_dialect(path: str, text: str | None) -> None:
     ],
 )
 def test_a_bad_path_says_where(path: str, at: int, what: str) -> None:
-    fault = find_order_key_error(path)
-    assert fault is not None
-    assert f"at character {at}: " in fault
-    assert what in fault
-    assert fault.startswith("order_key is ")
+    error = find_order_key_error(path)
+    assert error is not None
+    assert f"at character {at}: " in error
+    assert what in error
+    assert error.startswith("order_key is ")
     with pytest.raises(ValueError, match="order_key is"):
         SubscriptionDefaults(order_key=path)
 
@@ -134,9 +134,9 @@ def test_different_values_are_different_keys() -> None:
         b"{}", b'""', b"9007199254740992", b"9007199254740993", b"9007199254740993.5", b'"a"', b'"A"',
         b'"\xc3\xa9"', b'"e\xcc\x81"', b"0.1", b"0.10000000000000001", b"1e400", b"1e401", b"[1,2]", b"[2,1]",
     ]  # fmt: skip
-    found = [key_of("a", b'{"a":' + text + b"}") for text in texts]
-    assert None not in found
-    assert len(set(found)) == len(texts)
+    keys = [key_of("a", b'{"a":' + text + b"}") for text in texts]
+    assert None not in keys
+    assert len(set(keys)) == len(texts)
 
 
 @pytest.mark.parametrize("key", ["abc", "1", "é", 'a"b', "a\\b", "a b/c", "\u2028", "x" * 5000])
@@ -151,13 +151,13 @@ def test_no_message_key_is_no_key() -> None:
     assert key_of("KEY") is None
 
 
-def test_a_long_key_is_told_from_others_by_all_of_it() -> None:
+def test_a_long_key_differs_from_others_by_all_of_its_text() -> None:
     one, other = ("x" * 10_000 + end for end in "ab")
     assert key_of("a", {"a": one}) == key_of("a", {"a": one}) != key_of("a", {"a": other})
     assert len(str(key_of("a", {"a": one}))) == len("sha256:") + 64
     assert key_of("a", {"a": "sha256:" + "0" * 64}) == '"sha256:' + "0" * 64 + '"'
-    whole = key_of("a", {"a": "y" * 4094})
-    assert whole == '"' + "y" * 4094 + '"'
+    key = key_of("a", {"a": "y" * 4094})
+    assert key == '"' + "y" * 4094 + '"'
 
 
 @pytest.mark.parametrize(
@@ -196,17 +196,17 @@ def test_a_hostile_body_costs_a_bounded_number_of_values(
     """Counted, not timed: what is decoded into values, and what a key's text is made of."""
     from proxy_consumer.order_keys import canonical, general
 
-    seen = []
+    value_counts = []
 
     def counting(data: bytes) -> object:
-        seen.append(1 + data.count(b",") + data.count(b"[") + data.count(b"{"))
+        value_counts.append(1 + data.count(b",") + data.count(b"[") + data.count(b"{"))
         return decode(data)
 
     decode = canonical.decode
     monkeypatch.setattr(canonical, "decode", counting)
     monkeypatch.setattr(general, "decode", counting)
     key_of(path, HOSTILE[name])
-    assert all(count <= canonical.VALUES_MAX for count in seen)
+    assert all(count <= canonical.VALUES_MAX for count in value_counts)
 
 
 def test_values_up_to_the_bound_are_looked_through() -> None:

@@ -135,12 +135,12 @@ class Owner(ClaimOwner):
 
     def recorded(self, queue: QueueRef, view: ProgressView, bounds: Bounds | None) -> None:
         self.seen.append(queue)
-        if queue in self.claims.held:
+        if queue in self.claims.owned:
             self.offsets[queue] = view.committed
         else:
             del self.has[queue]
 
-    def trouble(self, doing: str, error: Exception) -> None:
+    def failed(self, doing: str, error: Exception) -> None:
         assert self.claims.retry_at == self.now + RETRY_S
         self.troubles.append(doing)
 
@@ -173,7 +173,7 @@ def test_a_queue_is_handed_over_when_its_progress_and_bounds_are_known() -> None
         grant(owner, 3, A)
         assert (owner.has, dict(owner.claims.loading), owner.claims.complete) == ({}, {A: 3}, False)
         owner.backend.answer(bounds_first=bounds_first)
-        assert (owner.has, owner.offsets, dict(owner.claims.held)) == ({A: 3}, {A: 7}, {A: 3})
+        assert (owner.has, owner.offsets, dict(owner.claims.owned)) == ({A: 3}, {A: 7}, {A: 3})
         assert owner.claims.complete
         assert owner.settlings == 1
 
@@ -182,7 +182,7 @@ def test_without_loading_a_queue_is_handed_over_at_once() -> None:
     owner = member(load=False)
     grant(owner, 3, A, B)
     grant(owner, 4, B)
-    assert owner.has == {A: 3, B: 4} == dict(owner.claims.held)
+    assert owner.has == {A: 3, B: 4} == dict(owner.claims.owned)
     assert owner.claims.complete
     assert not owner.backend.asked
 
@@ -259,7 +259,7 @@ def test_what_was_lost_is_known_for_a_while_or_until_it_is_back(owner: Owner) ->
 def test_release_reaches_the_membership_that_revoked_and_no_later_one(owner: Owner) -> None:
     hold(owner, 3, A, B)
     owner.claims.revoked((A, B), 110.0)
-    assert (owner.has, dict(owner.claims.held)) == ({}, {})
+    assert (owner.has, dict(owner.claims.owned)) == ({}, {})
     _, release, first = owner.to_release[0]
     release((B,))
     assert first.released == [B]
@@ -275,7 +275,7 @@ def test_a_reset_queue_is_loaded_anew_under_its_epoch(owner: Owner) -> None:
     owner.backend.recorded[A] = 2
     owner.claims.reload(A)
     owner.claims.reload(A)
-    assert (dict(owner.claims.held), len(owner.backend.asked)) == ({}, 1)
+    assert (dict(owner.claims.owned), len(owner.backend.asked)) == ({}, 1)
     owner.backend.answer()
     assert (owner.has, owner.offsets) == ({A: 3}, {A: 2})
 
@@ -289,10 +289,10 @@ def test_reading_again_finds_what_is_held_no_more(owner: Owner, why: str) -> Non
         owner.backend.gone.add(A)
     else:
         owner.backend.epochs[A] = 4
-    owner.claims.reread(owner.claims.held, lambda: calls.append(len(owner.has)))
+    owner.claims.reread(owner.claims.owned, lambda: calls.append(len(owner.has)))
     owner.backend.answer()
     assert (owner.has, calls) == ({B: 3}, [1])
-    assert (dict(owner.claims.held), owner.offsets[B]) == ({B: 3}, 6)
+    assert (dict(owner.claims.owned), owner.offsets[B]) == ({B: 3}, 6)
 
 
 def test_reading_again_asks_once_more_of_what_was_raised_meanwhile(owner: Owner) -> None:
@@ -418,12 +418,12 @@ class ClaimStory:
 
     def check(self) -> None:
         owner, claims = self.owner, self.owner.claims
-        assert owner.has == dict(claims.held)
-        assert not claims.held.keys() & claims.loading.keys()
-        assert {**claims.held, **claims.loading} == self.ours
+        assert owner.has == dict(claims.owned)
+        assert not claims.owned.keys() & claims.loading.keys()
+        assert {**claims.owned, **claims.loading} == self.ours
         assert all(not place.left for place in owner.backend.places[-1:] if claims.joined)
         assert sum(not place.left for place in owner.backend.places) == claims.joined
-        for queue in claims.held:
+        for queue in claims.owned:
             assert owner.offsets[queue] == owner.backend.recorded[queue], "progress from before the grant"
 
     def end(self) -> None:

@@ -12,13 +12,13 @@ from backend.ownership.table import LATE_MAX, REVOKE_S
 from backend.port import Join, Sharing
 from backend.records import QueueRef
 from ddmq_common.errors import BoundReachedError, DrainingError, StorageError
-from tests.support.heard import Heard
+from tests.support.recording_listener import RecordingListener
 
 
 class MembershipsRig:
     """An engine of nothing but its edges."""
 
-    def __init__(self, queues: int = 2, lines_max: int = 3) -> None:
+    def __init__(self, queues: int = 2, rows_max: int = 3) -> None:
         self.queues = {"t": [QueueRef("t", 1, n) for n in range(queues)]}
         self.now = 0.0
         self.watched = 0
@@ -34,7 +34,7 @@ class MembershipsRig:
             self.retries.append,
             lambda: self.now,
             self._watch,
-            lines_max,
+            rows_max,
         )
 
     def _watch(self) -> None:
@@ -54,30 +54,30 @@ class MembershipsRig:
 
 
 def test_a_member_hears_when_it_is_durable_and_not_inside_a_call() -> None:
-    rig, heard = MembershipsRig(), Heard()
-    rig.memberships.join(Join("g", "t"), heard)
+    rig, listener = MembershipsRig(), RecordingListener()
+    rig.memberships.join(Join("g", "t"), listener)
     rig.hub()
-    assert heard.told == []
+    assert listener.events == []
     rig.disk()
-    assert heard.told == []
+    assert listener.events == []
     rig.hub()
-    assert heard.told == [("assigned", [0, 1])]
+    assert listener.events == [("assigned", [0, 1])]
 
 
 def test_a_failed_grant_is_tried_again() -> None:
-    rig, heard = MembershipsRig(), Heard()
-    rig.memberships.join(Join("g", "t"), heard)
+    rig, listener = MembershipsRig(), RecordingListener()
+    rig.memberships.join(Join("g", "t"), listener)
     rig.disk(StorageError("full"))
     assert rig.on_disk == []
     rig.retries.pop()()
     rig.disk()
     rig.hub()
-    assert heard.told == [("assigned", [0, 1])]
+    assert listener.events == [("assigned", [0, 1])]
 
 
 def test_a_grant_that_goes_on_failing_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     rig = MembershipsRig()
-    membership = rig.memberships.join(Join("g", "t"), Heard())
+    membership = rig.memberships.join(Join("g", "t"), RecordingListener())
     for _ in range(3):
         rig.disk(StorageError("full"))
         rig.retries.pop()()
@@ -87,42 +87,42 @@ def test_a_grant_that_goes_on_failing_is_told_once(caplog: pytest.LogCaptureFixt
     assert caplog.text.count("broken") == 1
     rig.disk()
     membership.leave()
-    rig.memberships.join(Join("g", "t"), Heard())
+    rig.memberships.join(Join("g", "t"), RecordingListener())
     rig.disk(StorageError("broken"))
     assert caplog.text.count("broken") == 2
 
 
 def test_a_draining_engine_is_not_asked_again() -> None:
     rig = MembershipsRig()
-    rig.memberships.join(Join("g", "t"), Heard())
+    rig.memberships.join(Join("g", "t"), RecordingListener())
     rig.disk(DrainingError("ends"))
     assert rig.retries == []
 
 
 def test_what_was_told_to_who_has_left_is_not_heard() -> None:
-    rig, heard = MembershipsRig(), Heard()
-    membership = rig.memberships.join(Join("g", "t"), heard)
+    rig, listener = MembershipsRig(), RecordingListener()
+    membership = rig.memberships.join(Join("g", "t"), listener)
     rig.disk()
     membership.leave()
     membership.leave()
     membership.release(rig.queues["t"])
     rig.hub()
-    assert heard.told == []
+    assert listener.events == []
 
 
 def test_who_leaves_before_the_disk_answers_gets_nothing_and_the_next_one_all() -> None:
-    rig, heir = MembershipsRig(), Heard()
-    first = rig.memberships.join(Join("g", "t", Sharing.WHOLE_TOPIC), Heard())
+    rig, heir = MembershipsRig(), RecordingListener()
+    first = rig.memberships.join(Join("g", "t", Sharing.WHOLE_TOPIC), RecordingListener())
     rig.memberships.join(Join("g", "t", Sharing.WHOLE_TOPIC), heir)
     first.leave()
     rig.disk()
     rig.disk()
     rig.hub()
-    assert heir.told == [("assigned", [0, 1])]
+    assert heir.events == [("assigned", [0, 1])]
 
 
 def test_a_deadline_takes_what_was_not_released() -> None:
-    rig, first, second = MembershipsRig(), Heard(), Heard()
+    rig, first, second = MembershipsRig(), RecordingListener(), RecordingListener()
     rig.memberships.join(Join("g", "t", address="a"), first)
     rig.disk()
     assert rig.memberships.sweep(rig.now) is False
@@ -133,15 +133,15 @@ def test_a_deadline_takes_what_was_not_released() -> None:
     assert rig.memberships.sweep(rig.now) is False
     rig.disk()
     rig.hub()
-    assert first.told == [("assigned", [0, 1]), ("revoked", [1]), ("lost", [1])]
-    assert second.told == [("assigned", [1])]
+    assert first.events == [("assigned", [0, 1]), ("revoked", [1]), ("lost", [1])]
+    assert second.events == [("assigned", [1])]
 
 
 def test_many_deadlines_at_once_are_taken_a_few_at_a_time() -> None:
-    rig, groups = MembershipsRig(lines_max=100), [f"g{n}" for n in range(LATE_MAX + 1)]
+    rig, groups = MembershipsRig(rows_max=100), [f"g{n}" for n in range(LATE_MAX + 1)]
     for address in "ab":
         for group in groups:
-            rig.memberships.join(Join(group, "t", address=address), Heard())
+            rig.memberships.join(Join(group, "t", address=address), RecordingListener())
         rig.disk()
     rig.now += REVOKE_S
     assert rig.memberships.sweep(rig.now) is True
@@ -151,42 +151,42 @@ def test_many_deadlines_at_once_are_taken_a_few_at_a_time() -> None:
 
 
 def test_a_deleted_topic_is_lost_by_who_held_it() -> None:
-    rig, heard = MembershipsRig(), Heard()
-    rig.memberships.join(Join("g", "t"), heard)
+    rig, listener = MembershipsRig(), RecordingListener()
+    rig.memberships.join(Join("g", "t"), listener)
     rig.disk()
     rig.queues["t"] = [QueueRef("t", 2, 0)]
     rig.memberships.topic_changed("t")
     rig.disk()
     rig.hub()
-    assert heard.told == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0])]
+    assert listener.events == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0])]
 
 
 def test_a_deposed_group_holder_comes_last() -> None:
-    rig, one, two = MembershipsRig(), Heard(), Heard()
+    rig, one, two = MembershipsRig(), RecordingListener(), RecordingListener()
     rig.memberships.join(Join("g", "t", Sharing.WHOLE_GROUP, member="one"), one)
     rig.memberships.join(Join("g", "t", Sharing.WHOLE_GROUP, member="two"), two)
     rig.disk()
     rig.memberships.depose("g", "t")
     rig.disk()
     rig.hub()
-    assert one.told == [("assigned", [0, 1]), ("lost", [0, 1])]
-    assert two.told == [("assigned", [0, 1])]
+    assert one.events == [("assigned", [0, 1]), ("lost", [0, 1])]
+    assert two.events == [("assigned", [0, 1])]
 
 
 def test_pairs_of_group_and_topic_are_bounded_and_given_back() -> None:
-    rig = MembershipsRig(lines_max=3)
-    members = [rig.memberships.join(Join(group, "none"), Heard()) for group in "abc"]
-    rig.memberships.join(Join("a", "none"), Heard())
+    rig = MembershipsRig(rows_max=3)
+    members = [rig.memberships.join(Join(group, "none"), RecordingListener()) for group in "abc"]
+    rig.memberships.join(Join("a", "none"), RecordingListener())
     with pytest.raises(BoundReachedError, match="3 groups"):
-        rig.memberships.join(Join("d", "none"), Heard())
+        rig.memberships.join(Join("d", "none"), RecordingListener())
     members[1].leave()
-    rig.memberships.join(Join("d", "none"), Heard())
+    rig.memberships.join(Join("d", "none"), RecordingListener())
 
 
 def test_nobody_hears_anything_after_the_end() -> None:
-    rig, heard = MembershipsRig(), Heard()
-    rig.memberships.join(Join("g", "t"), heard)
+    rig, listener = MembershipsRig(), RecordingListener()
+    rig.memberships.join(Join("g", "t"), listener)
     rig.memberships.close()
     rig.disk()
     rig.hub()
-    assert heard.told == []
+    assert listener.events == []

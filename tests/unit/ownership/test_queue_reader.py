@@ -76,7 +76,7 @@ def test_a_queue_that_ends_before_its_reader_is_an_error_of_the_storage() -> Non
     assert (read.next_offset, read.oldest, read.bounds) == (2, None, Bounds(0, 1))
 
 
-@pytest.mark.parametrize("status", [ReadStatus.GONE, ReadStatus.MOVED])
+@pytest.mark.parametrize("status", [ReadStatus.UNKNOWN_QUEUE, ReadStatus.MOVED])
 def test_a_queue_that_is_not_here_is_read_later(status: ReadStatus) -> None:
     read = interpret(True, status, 2)
     assert isinstance(read.error, TryLaterError)

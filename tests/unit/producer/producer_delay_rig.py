@@ -32,17 +32,17 @@ class Shards:
     """A member that takes whatever it is given."""
 
     def __init__(self, backend: PlayedMemory) -> None:
-        self.held: set[QueueRef] = set()
+        self.queues: set[QueueRef] = set()
         self.membership = backend.join(Join(DELAY_GROUP, DELAY_TOPIC), self)
 
     def assigned(self, assignment: Assignment) -> None:
-        self.held.update(assignment.queues)
+        self.queues.update(assignment.queues)
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        self.held.difference_update(queues)
+        self.queues.difference_update(queues)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        self.held.difference_update(queues)
+        self.queues.difference_update(queues)
 
 
 class ProducerDelayRig(ProducerRig):
@@ -51,7 +51,7 @@ class ProducerDelayRig(ProducerRig):
     def __init__(self, topics: Sequence[TopicInfo] = TOPICS, shards: int = 16, **config: Any) -> None:
         super().__init__(topics, **config)
         self.shards = Shards(self.backend)
-        until(lambda: len(self.shards.held) == shards)
+        until(lambda: len(self.shards.queues) == shards)
 
     def records(self, count: int = 1) -> list[NewRecord]:
         """What the backend was asked to append, once there are so many."""

@@ -15,7 +15,7 @@ from ddmq_client.idl import producer
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
-from ddmq_rpc.api import Call, Fault, Wire
+from ddmq_rpc.api import Call, ErrorKind, Wire
 from ddmq_rpc.codec import methods, structs
 from proxy_producer.config import ProducerConfig
 from proxy_producer.service import ProducerService
@@ -36,8 +36,9 @@ class SentRecords(NamedTuple):
 
     def answer(self, *statuses: AppendStatus, error: Exception | None = None) -> None:
         """One status for all records, or one each."""
-        given = statuses or (AppendStatus.STORED,)
-        each = list(given) * len(self.records) if len(given) == 1 else list(given)
+        states = list(statuses or (AppendStatus.STORED,))
+        if len(states) == 1:
+            states *= len(self.records)
         results = [
             AppendResult(
                 status,
@@ -45,12 +46,12 @@ class SentRecords(NamedTuple):
                 Durability.DURABLE,
                 None if status is AppendStatus.STORED else error,
             )
-            for index, status in enumerate(each)
+            for index, status in enumerate(states)
         ]
         self.completion.succeed(results)
 
 
-class HeldBackend(PlayedMemory):
+class ScriptedBackend(PlayedMemory):
     """Topics and settings as the memory engine; appends wait for the test."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -116,7 +117,7 @@ class FakeCall(Call):
     def throw(self, exception: Any) -> None:
         self._keep(exception)
 
-    def fault(self, kind: Fault, text: str) -> None:
+    def reply_error(self, kind: ErrorKind, text: str) -> None:
         self._keep((kind, text))
 
     def _keep(self, answer: Any) -> None:
@@ -132,9 +133,9 @@ class FakeCall(Call):
 def _decoded(method: str, wire: Wire, result: bytes) -> Any:
     from ddmq_rpc.codec import Codec
 
-    found = Codec(1 << 20, 1 << 16, 1.0).decode(wire, result, 0, _METHODS[method].result)
-    found.success.msg = found.success.msg.decode()
-    return found.success
+    answer = Codec(1 << 20, 1 << 16, 1.0).decode(wire, result, 0, _METHODS[method].result)
+    answer.success.msg = answer.success.msg.decode()
+    return answer.success
 
 
 class FakeTimer:
@@ -155,7 +156,7 @@ class ProducerRig:
 
     def __init__(self, topics: Sequence[TopicInfo] = (TopicInfo("orders", 0, 4),), **config: Any) -> None:
         self.clock = ManualClock()
-        self.backend = HeldBackend(self.clock)
+        self.backend = ScriptedBackend(self.clock)
         self.metrics = Registry()
         self.timer = FakeTimer()
         for info in topics:
@@ -201,7 +202,7 @@ class ProducerRig:
 
 def message(**fields: Any) -> Any:
     """A legal wire Message, changed by `fields`."""
-    given: dict[str, Any] = {
+    field_values: dict[str, Any] = {
         "topic": b"orders",
         "key": b"k",
         "tags": b"t",
@@ -209,13 +210,13 @@ def message(**fields: Any) -> Any:
         "partitionId": -1,
         "hashId": 0,
     }
-    given.update(fields)
-    return S.Message(**given)
+    field_values.update(fields)
+    return S.Message(**field_values)
 
 
 def delay_message(**fields: Any) -> Any:
     """A legal wire DelayMessage (an add of type 2), changed by `fields`."""
-    given: dict[str, Any] = {
+    field_values: dict[str, Any] = {
         "topic": b"orders",
         "tags": b"t",
         "body": b"body",
@@ -224,5 +225,5 @@ def delay_message(**fields: Any) -> Any:
         "dmsgtype": 2,
         "uuid": b"a4207970-e5e1-11f1-a4e0-02fc00000001",
     }
-    given.update(fields)
-    return S.DelayMessage(**given)
+    field_values.update(fields)
+    return S.DelayMessage(**field_values)

@@ -11,7 +11,7 @@ from backend.records import TopicInfo
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_TOPIC
 from proxy_producer.config import DelayLimits
-from proxy_producer.core.refusals import SendRefusal
+from proxy_producer.core.rejections import SendRejection
 from proxy_producer.wire import RequestKind, SendRequest, delay_request_of, request_of
 from tests.unit.producer.producer_delay_rig import ProducerDelayRig
 from tests.unit.producer.producer_rig import ProducerRig, delay_message, message
@@ -27,7 +27,7 @@ TOPICS = (
 WITH_DELAYS = (*TOPICS, TopicInfo(DELAY_TOPIC, 0, 16))
 DIALECTS = dict.fromkeys(("shut-none", "none", "orders"), ("rabbit",))
 NOW_MS = 1_700_000_000_000
-WRONG_DELAY = {b"x-delay": b"soon"}
+INVALID_DELAY = {b"x-delay": b"soon"}
 DELAY = {b"x-delay": b"5000"}
 
 
@@ -55,11 +55,11 @@ def delayed(**fields: Any) -> SendRequest:
 
 def reasons(rig: ProducerRig, *requests: SendRequest) -> list[str]:
     """Why each is refused, one after the other; "" where it is not."""
-    found = []
+    texts = []
     for request in requests:
-        fault = rig.proxy.admission.find_fault(request)
-        found.append("" if fault is None else fault.reason)
-    return found
+        rejection = rig.proxy.admission.check_request(request)
+        texts.append("" if rejection is None else rejection.reason)
+    return texts
 
 
 def test_a_single_send() -> None:
@@ -83,8 +83,8 @@ def test_a_single_send_in_the_words_of_another_system() -> None:
     rig.proxy.flow.draining = False
     assert reasons(
         rig,
-        single(topic=b"shut-none", properties=WRONG_DELAY, body=b""),
-        single(topic=b"shut-none", properties=WRONG_DELAY),
+        single(topic=b"shut-none", properties=INVALID_DELAY, body=b""),
+        single(topic=b"shut-none", properties=INVALID_DELAY),
         single(topic=b"shut-none", properties=DELAY),
         single(topic=b"none", properties=DELAY),
         single(properties=DELAY),
@@ -104,8 +104,8 @@ def test_a_member_of_a_batch() -> None:
     assert reasons(
         rig,
         member(topic=b" ", body=b""),
-        member(topic=b"shut-none", properties=WRONG_DELAY, body=b""),
-        member(topic=b"shut-none", properties=WRONG_DELAY),
+        member(topic=b"shut-none", properties=INVALID_DELAY, body=b""),
+        member(topic=b"shut-none", properties=INVALID_DELAY),
         member(topic=b"shut-none", properties=DELAY),
         member(topic=b"shut-only", properties={b"DELAY": b"1"}),
         member(topic=b"shut-only"),
@@ -117,12 +117,12 @@ def test_a_member_of_a_batch() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ours", [{}, {"clientId": b"me"}])
-def test_a_delay_request(ours: dict[str, bytes]) -> None:
+@pytest.mark.parametrize("extra_fields", [{}, {"clientId": b"me"}])
+def test_a_delay_request(extra_fields: dict[str, bytes]) -> None:
     rig = crowded(service=False)
-    assert reasons(rig, delayed(topic=b" ", **ours)) == ["draining"]
+    assert reasons(rig, delayed(topic=b" ", **extra_fields)) == ["draining"]
     rig.proxy.flow.draining = False
-    late, level = {"timestamp": 1, **ours}, {b"DELAY": b"1"}
+    late, level = {"timestamp": 1, **extra_fields}, {b"DELAY": b"1"}
     assert reasons(
         rig,
         delayed(topic=b" ", body=b"", **late),
@@ -131,18 +131,21 @@ def test_a_delay_request(ours: dict[str, bytes]) -> None:
         delayed(topic=b"shut-none", **late),
         delayed(topic=b"none", **late),
         delayed(**late),
-        delayed(**ours),
+        delayed(**extra_fields),
     ) == [
         "topic_name", "body_empty", "property_reserved", "not_writable", "no_delay", "delay_timestamp",
         "no_delay_service",
     ]  # fmt: skip
     rig = crowded(service=True)
     rig.proxy.flow.draining = False
-    assert reasons(rig, delayed(**ours)) == ["delay_pending"]
+    assert reasons(rig, delayed(**extra_fields)) == ["delay_pending"]
     rig.proxy.delay.full.names = frozenset({"gone"})
-    assert reasons(rig, delayed(**ours), delayed(topic=b"gone", **ours)) == ["inflight_requests"] * 2
+    assert (
+        reasons(rig, delayed(**extra_fields), delayed(topic=b"gone", **extra_fields))
+        == ["inflight_requests"] * 2
+    )
     rig.proxy.flow.inflight = 0
-    assert reasons(rig, delayed(**ours)) == [""]
+    assert reasons(rig, delayed(**extra_fields)) == [""]
 
 
 def test_a_change_by_our_callers_needs_no_topic_and_no_body() -> None:
@@ -178,7 +181,7 @@ def random_fields(random: Random) -> dict[str, Any]:
 def test_the_short_way_answers_as_the_table() -> None:
     """The same record for what it takes, the same refusal for what it refuses."""
     rig = ProducerRig(TOPICS, delay=DelayLimits(dialects=DIALECTS))
-    admission, random, taken, refused = rig.proxy.admission, Random(11), 0, 0
+    admission, random, accepted, rejected = rig.proxy.admission, Random(11), 0, 0
     for _ in range(3_000):
         sent = message(**random_fields(random))
         topic = rig.proxy.topics.find_topic(sent.topic.decode())
@@ -187,17 +190,17 @@ def test_the_short_way_answers_as_the_table() -> None:
         if record is None:
             continue
         request = request_of(RequestKind.SINGLE, sent, NOW_MS, 200)
-        if isinstance(record, SendRefusal):
-            refused += 1
-            assert admission.find_fault(request) == record
+        if isinstance(record, SendRejection):
+            rejected += 1
+            assert admission.check_request(request) == record
             continue
-        taken += 1
-        assert admission.find_fault(request) is None
+        accepted += 1
+        assert admission.check_request(request) is None
         assert (request.level, request.command, request.delay) == (0, None, None)
         assert not request.chronos
         other = request.make_record(bytes(16))
         for name in ("topic", "born_ms", "delivery", "key", "tags", "flags", "due_ms", "system"):
             assert getattr(record, name) == getattr(other, name), name
         assert record.delivery == encode(sent.key, sent.body, sent.tags, request.delivered_properties)
-    assert taken > 300
-    assert refused > 100
+    assert accepted > 300
+    assert rejected > 100

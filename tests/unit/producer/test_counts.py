@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
-from proxy_producer.core.refusals import SendRefusal
+from proxy_producer.core.rejections import SendRejection
 from proxy_producer.counts import SendCounts
 
 
 def test_a_refused_cancel_is_no_send() -> None:
     metrics = Registry()
     counts = SendCounts(metrics)
-    counts.count_refused_change(SendRefusal(30, "delay id", "no such id"))
+    counts.count_rejected_change(SendRejection(30, "delay id", "no such id"))
     assert catalogue.SENDS.name not in metrics.snapshot() or not metrics.snapshot()[catalogue.SENDS.name]
     assert metrics.cell(catalogue.DELAY_OUTCOMES, "refused").value == 1
     assert metrics.cell(catalogue.SEND_REFUSED, "delay id").value == 1

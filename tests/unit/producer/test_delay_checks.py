@@ -3,7 +3,7 @@
 import pytest
 
 from ddmq_common.delays.schedules import ScheduleLimits
-from proxy_producer.core.delay_requests import DelayRequest, delay_fault, echoed_id
+from proxy_producer.core.delay_requests import DelayRequest, check_delay_request, echoed_id
 
 NOW_MS = 1_700_000_000_000
 NOW = NOW_MS // 1_000
@@ -17,8 +17,8 @@ CANCEL = DelayRequest(2, ID, None, None, None, None, None, b"", None)
 
 
 def code(request):
-    fault = delay_fault(request, LIMITS, SHARDS, NOW_MS)
-    return 0 if fault is None else int(fault.code)
+    rejection = check_delay_request(request, LIMITS, SHARDS, NOW_MS)
+    return 0 if rejection is None else int(rejection.code)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def code(request):
     ],
 )
 def test_each_code(request_, expected, words):
-    fault = delay_fault(request_, LIMITS, SHARDS, NOW_MS)
-    assert fault is not None
-    assert fault.code == expected
-    assert fault.text.startswith("FAILED: ")
-    assert words in fault.text
+    rejection = check_delay_request(request_, LIMITS, SHARDS, NOW_MS)
+    assert rejection is not None
+    assert rejection.code == expected
+    assert rejection.text.startswith("FAILED: ")
+    assert words in rejection.text
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,16 @@ def test_each_code(request_, expected, words):
     ],
 )
 def test_what_is_legal(request_):
-    assert delay_fault(request_, LIMITS, SHARDS, NOW_MS) is None
+    assert check_delay_request(request_, LIMITS, SHARDS, NOW_MS) is None
 
 
 def test_the_order_of_an_add():
-    wrong = ADD._replace(timestamp=0, kind=9, times=-1, expire=0, interval=0, uuid=b"x")
-    seen = [code(wrong)]
+    request = ADD._replace(timestamp=0, kind=9, times=-1, expire=0, interval=0, uuid=b"x")
+    codes = [code(request)]
     for fix in ({"timestamp": NOW}, {"kind": 3}, {"times": 2}, {"expire": NOW + 1}, {"interval": 3}):
-        wrong = wrong._replace(**fix)
-        seen.append(code(wrong))
-    assert seen == [33, 31, 35, 36, 37, 30]
+        request = request._replace(**fix)
+        codes.append(code(request))
+    assert codes == [33, 31, 35, 36, 37, 30]
 
 
 def test_the_order_of_a_cancel():

@@ -20,68 +20,68 @@ NOW = 1_795_289_273_456
 AMQ = dialects(["amq"])
 
 
-def ask(now=NOW, **properties):
-    given = {f"AMQ_SCHEDULED_{name}".encode(): str(value).encode() for name, value in properties.items()}
-    return read_command(given, AMQ, now, ScheduleLimits())
+def read(now=NOW, **properties):
+    properties = {f"AMQ_SCHEDULED_{name}".encode(): str(value).encode() for name, value in properties.items()}
+    return read_command(properties, AMQ, now, ScheduleLimits())
 
 
 def deliveries(command, count):
     """Milliseconds after the send, of those in time."""
-    found, occurrence = [command.due_ms - NOW], 0
-    while len(found) < count and (following := next_after(command, occurrence, 0)):
+    due_after_ms, occurrence = [command.due_ms - NOW], 0
+    while len(due_after_ms) < count and (following := next_after(command, occurrence, 0)):
         occurrence = following.occurrence
-        found.append(following.due_ms - NOW)
-    return found
+        due_after_ms.append(following.due_ms - NOW)
+    return due_after_ms
 
 
 def test_a_delay_of_60_seconds():
-    assert deliveries(ask(DELAY=60_000), 9) == [60_000]
+    assert deliveries(read(DELAY=60_000), 9) == [60_000]
 
 
 def test_a_delay_and_ten_deliveries_ten_seconds_apart():
-    assert deliveries(ask(DELAY=30_000, PERIOD=10_000, REPEAT=9), 99) == [
+    assert deliveries(read(DELAY=30_000, PERIOD=10_000, REPEAT=9), 99) == [
         30_000 + 10_000 * n for n in range(10)
     ]
 
 
 def test_every_hour():
-    found = deliveries(ask(CRON="0 * * * *"), 3)
-    assert [datetime.fromtimestamp((NOW + ms) // 1_000, UTC).minute for ms in found] == [0, 0, 0]
-    assert found[1] - found[0] == 3_600_000
+    due_after_ms = deliveries(read(CRON="0 * * * *"), 3)
+    assert [datetime.fromtimestamp((NOW + ms) // 1_000, UTC).minute for ms in due_after_ms] == [0, 0, 0]
+    assert due_after_ms[1] - due_after_ms[0] == 3_600_000
 
 
 def test_ten_times_every_hour_one_second_apart():
-    hour = ask(CRON="0 * * * *").due_ms - NOW
-    found = deliveries(ask(CRON="0 * * * *", DELAY=1_000, PERIOD=1_000, REPEAT=9), 12)
-    assert found == [hour + 1_000 * n for n in range(1, 11)] + [hour + 3_601_000, hour + 3_602_000]
+    hour = read(CRON="0 * * * *").due_ms - NOW
+    due_after_ms = deliveries(read(CRON="0 * * * *", DELAY=1_000, PERIOD=1_000, REPEAT=9), 12)
+    assert due_after_ms == [hour + 1_000 * n for n in range(1, 11)] + [hour + 3_601_000, hour + 3_602_000]
 
 
 def test_a_message_that_was_scheduled_before_goes_at_once():
-    given = {b"scheduledJobId": b"ID:1", b"AMQ_SCHEDULED_DELAY": b"60000"}
-    assert read_command(given, AMQ, NOW, ScheduleLimits()) is None
+    properties = {b"scheduledJobId": b"ID:1", b"AMQ_SCHEDULED_DELAY": b"60000"}
+    assert read_command(properties, AMQ, NOW, ScheduleLimits()) is None
 
 
 def test_a_period_alone_is_the_first_wait():
-    assert deliveries(ask(PERIOD=5_000), 9) == [5_000]
-    assert deliveries(ask(PERIOD=5_000, REPEAT=2), 9) == [5_000, 10_000, 15_000]
-    assert deliveries(ask(DELAY=0, PERIOD=5_000, REPEAT=1), 9) == [5_000, 10_000]
+    assert deliveries(read(PERIOD=5_000), 9) == [5_000]
+    assert deliveries(read(PERIOD=5_000, REPEAT=2), 9) == [5_000, 10_000, 15_000]
+    assert deliveries(read(DELAY=0, PERIOD=5_000, REPEAT=1), 9) == [5_000, 10_000]
 
 
 def test_without_a_wait_there_is_nothing_to_schedule():
-    assert ask(DELAY=0) is None
-    assert ask(DELAY=-5) is None
-    assert ask(REPEAT=3) is None
+    assert read(DELAY=0) is None
+    assert read(DELAY=-5) is None
+    assert read(REPEAT=3) is None
 
 
 def test_a_repeat_of_minus_one_has_no_end():
-    command = ask(DELAY=1_000, PERIOD=1_000, REPEAT=-1)
+    command = read(DELAY=1_000, PERIOD=1_000, REPEAT=-1)
     assert len(deliveries(command, 500)) == 500
 
 
 def test_a_zone_of_ours_beside_the_cron():
-    command = ask(CRON="0 9 * * *", ZONE="Asia/Shanghai")
+    command = read(CRON="0 9 * * *", ZONE="Asia/Shanghai")
     assert datetime.fromtimestamp(command.due_ms // 1_000, UTC).hour == 1
-    assert "without a cron" in ask(DELAY=5, ZONE="Asia/Shanghai").text
+    assert "without a cron" in read(DELAY=5, ZONE="Asia/Shanghai").text
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,6 @@ def test_a_zone_of_ours_beside_the_cron():
     ],
 )
 def test_what_is_refused(properties, words):
-    found = ask(**properties)
-    assert not isinstance(found, DelayCommand)
-    assert words in found.text
+    rejection = read(**properties)
+    assert not isinstance(rejection, DelayCommand)
+    assert words in rejection.text

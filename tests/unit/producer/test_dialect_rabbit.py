@@ -16,13 +16,13 @@ NOW = 1_795_289_273_456
 RABBIT = dialects(["rabbit"])
 
 
-def ask(value):
+def read(value):
     return read_command({b"x-delay": value}, RABBIT, NOW, ScheduleLimits())
 
 
 def test_both_messages_of_the_readme():
-    assert ask(b"5000").due_ms == NOW + 5_000
-    assert ask(b"1000").due_ms == NOW + 1_000
+    assert read(b"5000").due_ms == NOW + 5_000
+    assert read(b"1000").due_ms == NOW + 1_000
 
 
 def test_without_the_header_nothing_is_delayed():
@@ -31,19 +31,19 @@ def test_without_the_header_nothing_is_delayed():
 
 @pytest.mark.parametrize("value", [b"0", b"-1", b"-5000", b"4294967296", b"999999999999999999", b"0.9"])
 def test_outside_of_the_range_there_is_no_delay(value):
-    assert ask(value) is None
+    assert read(value) is None
 
 
 @pytest.mark.parametrize(
     ("value", "delay"), [(b"1", 1), (b"4294967295", 4_294_967_295), (b"1500.9", 1_500), (b"+7", 7)]
 )
 def test_the_edges_of_the_range(value, delay):
-    assert ask(value).due_ms == NOW + delay
+    assert read(value).due_ms == NOW + delay
 
 
 @pytest.mark.parametrize("value", [b"soon", b"1e3", b"5s", b"0x10", b"nan", b"\xd9\xa3", b"1" * 19])
 def test_what_is_no_number_is_refused(value):
-    found = ask(value)
-    assert not isinstance(found, DelayCommand)
-    assert "property x-delay has the value" in found.text
-    assert "allowed: a number of milliseconds" in found.text
+    rejection = read(value)
+    assert not isinstance(rejection, DelayCommand)
+    assert "property x-delay has the value" in rejection.text
+    assert "allowed: a number of milliseconds" in rejection.text

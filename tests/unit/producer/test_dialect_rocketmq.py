@@ -17,28 +17,28 @@ NOW = 1_795_289_273_456
 ROCKETMQ = dialects(["rocketmq"])
 
 
-def ask(**properties):
-    given = {f"TIMER_{name}".encode(): str(value).encode() for name, value in properties.items()}
-    return read_command(given, ROCKETMQ, NOW, ScheduleLimits(delay_ms_max=3 * 86_400_000))
+def read(**properties):
+    properties = {f"TIMER_{name}".encode(): str(value).encode() for name, value in properties.items()}
+    return read_command(properties, ROCKETMQ, NOW, ScheduleLimits(delay_ms_max=3 * 86_400_000))
 
 
 def test_the_three_ways():
-    assert ask(DELAY_SEC=10).due_ms == NOW + 10_000
-    assert ask(DELAY_MS=10).due_ms == NOW + 10
-    assert ask(DELIVER_MS=NOW + 600_000).due_ms == NOW + 600_000
-    assert ask(DELIVER_MS=NOW).due_ms == NOW, "now is the end of a millisecond that is not over yet"
+    assert read(DELAY_SEC=10).due_ms == NOW + 10_000
+    assert read(DELAY_MS=10).due_ms == NOW + 10
+    assert read(DELIVER_MS=NOW + 600_000).due_ms == NOW + 600_000
+    assert read(DELIVER_MS=NOW).due_ms == NOW, "now is the end of a millisecond that is not over yet"
 
 
 def test_which_of_several_holds():
-    assert ask(DELAY_SEC=10, DELAY_MS=20, DELIVER_MS=NOW + 30).due_ms == NOW + 10_000
-    assert ask(DELAY_MS=20, DELIVER_MS=NOW + 30).due_ms == NOW + 20
+    assert read(DELAY_SEC=10, DELAY_MS=20, DELIVER_MS=NOW + 30).due_ms == NOW + 10_000
+    assert read(DELAY_MS=20, DELIVER_MS=NOW + 30).due_ms == NOW + 20
 
 
 @pytest.mark.parametrize(
     "properties", [{"DELIVER_MS": NOW - 1}, {"DELIVER_MS": 1}, {"DELAY_SEC": 0}, {"DELAY_MS": -1}]
 )
 def test_what_has_passed_goes_at_once(properties):
-    assert ask(**properties) is None
+    assert read(**properties) is None
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ def test_what_has_passed_goes_at_once(properties):
     ],
 )
 def test_what_is_refused(properties, words):
-    found = ask(**properties)
-    assert not isinstance(found, DelayCommand)
-    assert words in found.text
+    rejection = read(**properties)
+    assert not isinstance(rejection, DelayCommand)
+    assert words in rejection.text

@@ -9,7 +9,7 @@ from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.delays.schedules import ScheduleLimits
 from ddmq_common.names import DELAY_DIALECTS
 from proxy_producer.core.dialects import dialects, drop_dialects, read_command
-from proxy_producer.core.refusals import SendRefusal
+from proxy_producer.core.rejections import SendRejection
 
 NOW = 1_795_289_273_456
 LIMITS = ScheduleLimits()
@@ -18,9 +18,9 @@ NAMES = sorted(ALL.properties)
 
 
 def test_an_order_of_a_dialect_keeps_the_message_as_it_is():
-    found = read_command({b"x-delay": b"1500", b"mine": b"1"}, ALL, NOW, LIMITS)
+    command = read_command({b"x-delay": b"1500", b"mine": b"1"}, ALL, NOW, LIMITS)
     due = NOW + 1_500
-    assert found == DelayCommand(
+    assert command == DelayCommand(
         ADD, "", kind=SCHEDULE, due_ms=due, timestamp_s=due // 1_000, schedule=Schedule(delay_ms=1_500)
     )
 
@@ -45,17 +45,17 @@ def test_names_of_a_dialect_are_never_delivered():
 
 
 def test_two_dialects_are_refused_by_name():
-    refusal = read_command({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, ALL, NOW, LIMITS)
-    assert isinstance(refusal, SendRefusal)
-    assert (refusal.code, refusal.reason) == (Code.ILLEGAL_MESSAGE, "delay_dialects_mixed")
-    assert "AMQ_SCHEDULED_DELAY x-delay" in refusal.text
+    rejection = read_command({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, ALL, NOW, LIMITS)
+    assert isinstance(rejection, SendRejection)
+    assert (rejection.code, rejection.reason) == (Code.ILLEGAL_MESSAGE, "delay_dialects_mixed")
+    assert "AMQ_SCHEDULED_DELAY x-delay" in rejection.text
     assert read_command({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, dialects(["amq"]), NOW, LIMITS)
 
 
 def test_a_dialect_beside_a_level_is_refused():
-    refusal = read_command({b"x-delay": b"5", b"DELAY": b"3"}, ALL, NOW, LIMITS)
-    assert refusal.code == Code.ILLEGAL_MESSAGE
-    assert "x-delay DELAY=3" in refusal.text
+    rejection = read_command({b"x-delay": b"5", b"DELAY": b"3"}, ALL, NOW, LIMITS)
+    assert rejection.code == Code.ILLEGAL_MESSAGE
+    assert "x-delay DELAY=3" in rejection.text
     assert read_command({b"DELAY": b"3"}, ALL, NOW, LIMITS) is None
     assert isinstance(read_command({b"x-delay": b"5", b"DELAY": b"0"}, ALL, NOW, LIMITS), DelayCommand)
 
@@ -72,11 +72,11 @@ def test_a_dialect_beside_a_level_is_refused():
     ],
 )
 def test_limits_hold_for_every_dialect(properties, words):
-    refusal = read_command(properties, ALL, NOW, LIMITS)
-    assert isinstance(refusal, SendRefusal)
-    assert refusal.code == Code.ILLEGAL_MESSAGE
-    assert refusal.text.startswith("FAILED: ")
-    assert words in refusal.text
+    rejection = read_command(properties, ALL, NOW, LIMITS)
+    assert isinstance(rejection, SendRejection)
+    assert rejection.code == Code.ILLEGAL_MESSAGE
+    assert rejection.text.startswith("FAILED: ")
+    assert words in rejection.text
 
 
 def test_a_limit_of_years_is_a_limit_of_years():
@@ -92,8 +92,8 @@ def test_an_unknown_dialect_is_named():
 @given(st.dictionaries(st.sampled_from(NAMES), st.binary(min_size=1, max_size=40), min_size=1, max_size=3))
 def test_no_value_raises(properties):
     for name in DELAY_DIALECTS:
-        found = read_command(properties, dialects([name]), NOW, LIMITS)
-        assert found is None or isinstance(found, DelayCommand | SendRefusal)
+        command = read_command(properties, dialects([name]), NOW, LIMITS)
+        assert command is None or isinstance(command, DelayCommand | SendRejection)
 
 
 @given(
@@ -108,8 +108,8 @@ def test_no_value_raises(properties):
 )
 def test_what_is_accepted_is_due_within_the_limits(properties):
     for name in DELAY_DIALECTS:
-        found = read_command(properties, dialects([name]), NOW, LIMITS)
-        if isinstance(found, DelayCommand):
-            assert found.schedule is not None
-            assert found.schedule.cron or found.due_ms <= NOW + LIMITS.delay_ms_max
-            assert found.schedule.repeat or found.due_ms > NOW
+        command = read_command(properties, dialects([name]), NOW, LIMITS)
+        if isinstance(command, DelayCommand):
+            assert command.schedule is not None
+            assert command.schedule.cron or command.due_ms <= NOW + LIMITS.delay_ms_max
+            assert command.schedule.repeat or command.due_ms > NOW

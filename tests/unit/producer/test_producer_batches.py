@@ -4,7 +4,7 @@ import pytest
 
 from backend.records import AppendStatus, TopicInfo
 from ddmq_common.errors import DiskFullError, StorageError
-from ddmq_rpc.api import Fault, Wire
+from ddmq_rpc.api import ErrorKind, Wire
 from tests.support.waits import until
 from tests.unit.producer.producer_rig import ProducerRig, message
 
@@ -22,11 +22,11 @@ def rig():
     return ProducerRig(TOPICS)
 
 
-def whole(rig, *messages, **more):
+def send_batch_sync(rig, *messages, **more):
     return rig.call("sendBatchSync", messages=list(messages), **more)
 
 
-def each(rig, *messages, timeout=0):
+def send_batch(rig, *messages, timeout=0):
     return rig.call("sendBatch", messages=list(messages), timeout=timeout)
 
 
@@ -36,14 +36,14 @@ def codes(call):
 
 @pytest.mark.parametrize("wire", list(Wire))
 def test_an_empty_batch_is_stored(rig, wire):
-    call = whole(rig, wire=wire)
+    call = send_batch_sync(rig, wire=wire)
     assert (call.answer.code, call.answer.msg) == (0, "OK")
-    assert each(rig).answer == []
+    assert send_batch(rig).answer == []
     assert not rig.backend.sent
 
 
 def test_all_stored_is_zero(rig):
-    call = whole(rig, message(), message(topic=b"other"), message(clientId=b"me"))
+    call = send_batch_sync(rig, message(), message(topic=b"other"), message(clientId=b"me"))
     assert len(rig.backend.sent) == 1
     rig.backend.sent[0].answer()
     answer = call.answer
@@ -54,18 +54,20 @@ def test_all_stored_is_zero(rig):
 def test_messages_without_preference_share_one_queue_per_topic_in_order(rig):
     bodies = [b"%d" % number for number in range(12)]
     topics = [(b"orders", b"other")[number % 2] for number in range(12)]
-    whole(rig, *[message(topic=t, key=b, partitionId=-2) for t, b in zip(topics, bodies, strict=True)])
+    send_batch_sync(
+        rig, *[message(topic=t, key=b, partitionId=-2) for t, b in zip(topics, bodies, strict=True)]
+    )
     records = rig.backend.sent[0].records
     assert [record.key for record in records] == bodies
     for topic in ("orders", "other"):
         assert len({record.queue_id for record in records if record.topic == topic}) == 1
-    whole(rig, message(partitionId=-2))
+    send_batch_sync(rig, message(partitionId=-2))
     first = next(record.queue_id for record in records if record.topic == "orders")
     assert rig.backend.sent[1].records[0].queue_id == (first + 1) % 4, "the next batch takes the next queue"
 
 
 def test_the_others_go_where_they_say(rig):
-    whole(rig, message(partitionId=6), message(hashId=-3), message(topic=b"other", partitionId=6))
+    send_batch_sync(rig, message(partitionId=6), message(hashId=-3), message(topic=b"other", partitionId=6))
     assert [record.queue_id for record in rig.backend.sent[0].records] == [2, 3, 0]
 
 
@@ -85,12 +87,12 @@ def test_the_others_go_where_they_say(rig):
     ],
 )
 def test_one_fault_refuses_a_whole_batch_and_only_its_own_message_of_an_each(rig, bad, code, words):
-    call = whole(rig, message(), message(**bad), message())
+    call = send_batch_sync(rig, message(), message(**bad), message())
     assert call.answer.code == code
     assert call.answer.msg.startswith("FAILED: 0 of 3 messages are stored; ")
     assert words in call.answer.msg
     assert not rig.backend.sent
-    call = each(rig, message(), message(**bad), message())
+    call = send_batch(rig, message(), message(**bad), message())
     rig.backend.sent[0].answer()
     assert codes(call) == [0, code, 0]
     assert call.answer[1].msg.startswith("FAILED: ")
@@ -98,7 +100,7 @@ def test_one_fault_refuses_a_whole_batch_and_only_its_own_message_of_an_each(rig
 
 
 def test_each_result_tells_where_its_message_is(rig):
-    call = each(rig, message(partitionId=1), message(body=b""), message(partitionId=2))
+    call = send_batch(rig, message(partitionId=1), message(body=b""), message(partitionId=2))
     sent = rig.backend.sent[0]
     sent.answer()
     first, bad, last = call.answer
@@ -123,20 +125,20 @@ def test_each_result_tells_where_its_message_is(rig):
     ],
 )
 def test_partly_stored(rig, statuses, error, code, words):
-    call = whole(rig, message(), message(), message())
+    call = send_batch_sync(rig, message(), message(), message())
     rig.backend.sent[0].answer(*statuses, error=error)
     assert call.answer.code == code
     assert words in call.answer.msg
 
 
 def test_an_each_of_mixed_ends(rig):
-    call = each(rig, *[message()] * 4)
+    call = send_batch(rig, *[message()] * 4)
     rig.backend.sent[0].answer(STORED, NOT_STORED, UNKNOWN, REFUSED, error=DiskFullError("full"))
     assert codes(call) == [0, 15, 12, 15]
 
 
 def test_an_append_that_fails_as_a_whole(rig):
-    calls = whole(rig, message(), message()), each(rig, message(), message())
+    calls = send_batch_sync(rig, message(), message()), send_batch(rig, message(), message())
     for sent in rig.backend.sent:
         sent.completion.fail(StorageError("bad disk"))
     assert calls[0].answer.code == 10
@@ -144,7 +146,7 @@ def test_an_append_that_fails_as_a_whole(rig):
 
 
 def test_a_silent_backend_is_answered_for(rig):
-    calls = whole(rig, message()), each(rig, message(), message(body=b""), timeout=100)
+    calls = send_batch_sync(rig, message()), send_batch(rig, message(), message(body=b""), timeout=100)
     rig.advance(0.1)
     assert codes(calls[1]) == [12, 11]
     assert calls[0].open
@@ -157,19 +159,19 @@ def test_a_silent_backend_is_answered_for(rig):
 
 def test_batches_are_bounded(rig):
     big = b"x" * (1 << 20)
-    assert whole(rig, *[message(body=big)] * 4).open
-    answer = whole(rig, *[message(body=big)] * 4, message(body=b"x")).answer
+    assert send_batch_sync(rig, *[message(body=big)] * 4).open
+    answer = send_batch_sync(rig, *[message(body=big)] * 4, message(body=b"x")).answer
     assert answer.code == 11
     assert "4194305 bytes" in answer.msg
-    assert codes(each(rig, *[message(body=big)] * 5)) == [11] * 5
+    assert codes(send_batch(rig, *[message(body=big)] * 5)) == [11] * 5
     small = ProducerRig(batch_messages_max=3)
-    assert whole(small, *[message()] * 3).open
-    assert "4 messages" in whole(small, *[message()] * 4).answer.msg
+    assert send_batch_sync(small, *[message()] * 3).open
+    assert "4 messages" in send_batch_sync(small, *[message()] * 4).answer.msg
 
 
 def test_several_new_topics_are_created_before_anything_is_sent(rig):
     rig.backend.creations = []
-    call = whole(rig, message(topic=b"new1"), message(), message(topic=b"new2", hashId=-5))
+    call = send_batch_sync(rig, message(topic=b"new1"), message(), message(topic=b"new2", hashId=-5))
     assert [info.name for info, _ in rig.backend.creations] == ["new1", "new2"]
     rig.backend.creations[1][1].fail(DiskFullError("full"))
     assert call.open
@@ -181,14 +183,14 @@ def test_several_new_topics_are_created_before_anything_is_sent(rig):
 
 def test_a_topic_that_cannot_be_created_concerns_its_own_messages(rig):
     creations = rig.backend.creations = []
-    call = each(rig, message(topic=b"new1"), message(), message(topic=b"new1"))
+    call = send_batch(rig, message(topic=b"new1"), message(), message(topic=b"new1"))
     creations[0][1].fail(DiskFullError("full"))
     rig.backend.sent[0].answer()
     assert codes(call) == [15, 0, 15]
 
 
 def test_a_batch_for_a_topic_that_the_engine_creates(rig):
-    call = whole(rig, message(topic=b"new1", hashId=6))
+    call = send_batch_sync(rig, message(topic=b"new1", hashId=6))
     until(lambda: rig.backend.sent)
     assert rig.backend.sent[0].records[0].queue_id == 2
     rig.backend.sent[0].answer()
@@ -197,7 +199,7 @@ def test_a_batch_for_a_topic_that_the_engine_creates(rig):
 
 def test_time_may_run_out_while_a_topic_is_created(rig):
     creations = rig.backend.creations = []
-    call = each(rig, message(topic=b"new1"), timeout=50)
+    call = send_batch(rig, message(topic=b"new1"), timeout=50)
     rig.advance(0.05)
     assert codes(call) == [12]
     assert "is not stored" in call.answer[0].msg
@@ -209,13 +211,13 @@ def test_one_topics_rate_limit_concerns_its_own_messages():
     from proxy_producer.config import RateLimit
 
     rig = ProducerRig(TOPICS, topic_rates={"other": RateLimit(messages_per_s=1)}, defer_ms_max=0)
-    call = each(rig, message(topic=b"other"), message())
+    call = send_batch(rig, message(topic=b"other"), message())
     rig.backend.sent[0].answer()
     assert codes(call) == [0, 0]
-    call = each(rig, message(topic=b"other"), message())
+    call = send_batch(rig, message(topic=b"other"), message())
     rig.backend.sent[1].answer()
     assert codes(call) == [15, 0]
-    assert whole(rig, message(topic=b"other"), message()).answer.code == 15
+    assert send_batch_sync(rig, message(topic=b"other"), message()).answer.code == 15
     assert len(rig.backend.sent) == 2
 
 
@@ -225,9 +227,9 @@ def test_a_backend_that_raises_is_answered(rig, monkeypatch):
 
     monkeypatch.setattr(rig.proxy.flow.backend, "append", broken)
     with pytest.raises(ValueError, match="bad argument"):
-        whole(rig, message())
+        send_batch_sync(rig, message())
     assert rig.proxy.flow.inflight == 0
     assert not rig.proxy.flow.unanswered
     kind, text = rig.calls[-1].answer
-    assert kind is Fault.INTERNAL_ERROR
+    assert kind is ErrorKind.INTERNAL_ERROR
     assert text

@@ -23,40 +23,42 @@ def rig() -> ProducerDelayRig:
     return ProducerDelayRig(delay=DelayLimits(dialects={"orders": ("rabbit",)}))
 
 
-def tell(rig: ProducerDelayRig, shard: int, value: bytes | None) -> None:
+def set_full_topics(rig: ProducerDelayRig, shard: int, value: bytes | None) -> None:
     batch = CommitBatch(settings={f"{DELAY_FULL_PREFIX}{shard}": value})
     rig.backend.commit(batch, rig.clock.monotonic() + 10).wait(10)
 
 
-def ask(rig: ProducerDelayRig, **fields: object) -> Any:
+def send_delay(rig: ProducerDelayRig, **fields: object) -> Any:
     return rig.call("sendDelaySync", delayMessage=delay_message(**fields), timeout=500)
 
 
-@pytest.mark.parametrize("ours", [False, True])
-def test_a_full_topic_takes_no_delayed_message_until_it_is_free(rig: ProducerDelayRig, ours: bool) -> None:
-    more = {"clientId": b"me"} if ours else {}
-    tell(rig, 3, encode_full(["mails", "orders"]))
-    call = ask(rig, **more)
+@pytest.mark.parametrize("extended", [False, True])
+def test_a_full_topic_takes_no_delayed_message_until_it_is_free(
+    rig: ProducerDelayRig, extended: bool
+) -> None:
+    more = {"clientId": b"me"} if extended else {}
+    set_full_topics(rig, 3, encode_full(["mails", "orders"]))
+    call = send_delay(rig, **more)
     assert call.answer.code == 15
     assert "as many delayed messages waiting as it may" in call.answer.msg
     assert rig.backend.sent == []
-    tell(rig, 3, None)
-    ask(rig, **more)
+    set_full_topics(rig, 3, None)
+    send_delay(rig, **more)
     assert rig.command().topic == "orders"
 
 
 def test_plain_sends_and_changes_go_on(rig: ProducerDelayRig) -> None:
-    tell(rig, 0, encode_full(["orders"]))
+    set_full_topics(rig, 0, encode_full(["orders"]))
     assert rig.send(properties={b"x-delay": b"5000"}).answer.code == 15, "in the words of others"
     rig.send()
     assert rig.records()[0].topic == "orders"
-    ask(rig, action=2, timestamp=None, dmsgtype=None, uuid=None, uniqDelayMsgId=ID)
+    send_delay(rig, action=2, timestamp=None, dmsgtype=None, uuid=None, uniqDelayMsgId=ID)
     until(lambda: len(rig.backend.sent) == 2)
     assert rig.command(1).op == "cancel"
 
 
 def test_what_does_not_parse_fills_nothing(rig: ProducerDelayRig) -> None:
-    tell(rig, 1, b"{")
-    tell(rig, 2, b'{"a": 1}')
-    ask(rig)
+    set_full_topics(rig, 1, b"{")
+    set_full_topics(rig, 2, b'{"a": 1}')
+    send_delay(rig)
     assert rig.command().topic == "orders"

@@ -37,13 +37,13 @@ def rig() -> ProducerDelayRig:
     return ProducerDelayRig()
 
 
-def ask(rig, timeout=500, wire=Wire.COMPACT, **fields):
+def send_delay(rig, timeout=500, wire=Wire.COMPACT, **fields):
     return rig.call("sendDelaySync", delayMessage=delay_message(**fields), timeout=timeout, wire=wire)
 
 
 def change(rig, action=2, timeout=500, **fields):
-    gone = {"timestamp": None, "dmsgtype": None, "uuid": None, "body": b"c", "uniqDelayMsgId": ID}
-    return ask(rig, timeout, action=action, **(gone | fields))
+    absent = {"timestamp": None, "dmsgtype": None, "uuid": None, "body": b"c", "uniqDelayMsgId": ID}
+    return send_delay(rig, timeout, action=action, **(absent | fields))
 
 
 def test_a_cancel_names_no_time_that_no_add_can_have(rig):
@@ -60,16 +60,16 @@ def test_a_cancel_names_no_time_that_no_add_can_have(rig):
 
 @pytest.mark.parametrize("wire", list(Wire))
 def test_an_add_is_answered_with_its_id_once_it_is_durable(rig, wire):
-    call = ask(rig, wire=wire, body=b"\x00\xff body")
+    call = send_delay(rig, wire=wire, body=b"\x00\xff body")
     (record,), command = rig.records(), rig.command()
     shard = shard_of(UUID, 16)
     assert (record.topic, record.queue_id, record.key, record.tags) == (DELAY_TOPIC, shard, b"", b"")
     assert (command.op, command.uuid, command.topic, command.kind) == ("add", UUID, "orders", ONCE)
     assert (command.due_ms, command.timestamp_s, command.shard) == (1_700_000_060_000, 1_700_000_060, shard)
     assert command.reply_queue == -1
-    found = decode(record.delivery)
-    assert (found.key, found.value, found.tag) == (b"", b"\x00\xff body", b"t")
-    assert found.properties == {b"from_chronos": b"from_chronos"}
+    content = decode(record.delivery)
+    assert (content.key, content.value, content.tag) == (b"", b"\x00\xff body", b"t")
+    assert content.properties == {b"from_chronos": b"from_chronos"}
     assert call.open
     rig.backend.sent[0].answer()
     assert (call.answer.code, call.answer.msg) == (0, "OK")
@@ -79,14 +79,14 @@ def test_an_add_is_answered_with_its_id_once_it_is_durable(rig, wire):
 
 
 def test_the_short_and_the_careful_way_store_the_same(rig):
-    ask(rig)
-    ask(rig, properties={b"from_chronos": b"x"})  # properties take the careful way
+    send_delay(rig)
+    send_delay(rig, properties={b"from_chronos": b"x"})  # properties take the careful way
     first, second = rig.records(2)
     assert (first.queue_id, first.delivery, first.system) == (second.queue_id, second.delivery, second.system)
 
 
 def test_properties_and_pressure_go_along(rig):
-    ask(rig, properties={b"a": b"b", b"isPressureTraffic": b"true"})
+    send_delay(rig, properties={b"a": b"b", b"isPressureTraffic": b"true"})
     (record,) = rig.records()
     assert record.flags == 1
     assert decode(record.delivery).properties == {
@@ -96,7 +96,7 @@ def test_properties_and_pressure_go_along(rig):
 
 @pytest.mark.parametrize(("kind", "interval"), [(LOOP, 3), (EXPONENTIAL, 2)])
 def test_loops_keep_what_makes_up_their_ids(rig, kind, interval):
-    call = ask(rig, dmsgtype=kind, times=7, expire=1_700_009_999, interval=interval)
+    call = send_delay(rig, dmsgtype=kind, times=7, expire=1_700_009_999, interval=interval)
     command = rig.command()
     assert (command.kind, command.times, command.expire_s, command.interval_s) == (
         kind,
@@ -113,11 +113,11 @@ def test_loops_keep_what_makes_up_their_ids(rig, kind, interval):
 
 def test_whatever_a_loop_asks_for_its_id_can_be_cancelled(rig):
     most = (1 << 63) - 1
-    call = ask(rig, dmsgtype=LOOP, times=1_000_000, expire=most, interval=most)
+    call = send_delay(rig, dmsgtype=LOOP, times=1_000_000, expire=most, interval=most)
     rig.records()
     rig.backend.sent[0].answer()
-    found = parse_delay_id(call.answer.uniqDelayMsgId)
-    assert (found.expire_s, found.interval_s) == (9_999_999_999, most)
+    delay_id = parse_delay_id(call.answer.uniqDelayMsgId)
+    assert (delay_id.expire_s, delay_id.interval_s) == (9_999_999_999, most)
     change(rig, uniqDelayMsgId=call.answer.uniqDelayMsgId)
     assert rig.command().op == "cancel"
 
@@ -125,21 +125,21 @@ def test_whatever_a_loop_asks_for_its_id_can_be_cancelled(rig):
 @pytest.mark.parametrize("name", ["dueMs", "delayMs", "periodMs", "repeat", "occurrencesMax", "hashId"])
 @pytest.mark.parametrize("value", [-(1 << 63), -1, (1 << 63) - 1])
 def test_numbers_at_the_ends_are_taken_or_refused(rig, name, value):
-    call = ask(rig, timestamp=None, dmsgtype=SCHEDULE, fresh=True, **{"delayMs": 5, name: value})
+    call = send_delay(rig, timestamp=None, dmsgtype=SCHEDULE, fresh=True, **{"delayMs": 5, name: value})
     assert rig.backend.sent or call.answer.code in (11, 33)
 
 
 def test_a_missing_uuid_is_made(rig):
-    calls = [ask(rig, uuid=None), ask(rig, uuid=b"")]
+    calls = [send_delay(rig, uuid=None), send_delay(rig, uuid=b"")]
     for sent in list(rig.backend.sent):
         sent.answer()
     ids = [parse_delay_id(call.answer.uniqDelayMsgId) for call in calls]
-    assert len({found.uuid for found in ids}) == 2
-    assert [found.shard for found in ids] == [shard_of(found.uuid, 16) for found in ids]
+    assert len({delay_id.uuid for delay_id in ids}) == 2
+    assert [delay_id.shard for delay_id in ids] == [shard_of(delay_id.uuid, 16) for delay_id in ids]
 
 
 def test_a_topic_that_does_not_exist_is_created(rig):
-    call = ask(rig, topic=b"fresh")
+    call = send_delay(rig, topic=b"fresh")
     rig.records()
     assert rig.backend.topic("fresh").queues == 4
     rig.backend.sent[0].answer()
@@ -147,7 +147,7 @@ def test_a_topic_that_does_not_exist_is_created(rig):
 
 
 def test_the_heartbeat_topic_takes_no_delay_and_stays_one_for_heartbeats(rig):
-    call = ask(rig, topic=b"carrera_heartbeat")
+    call = send_delay(rig, topic=b"carrera_heartbeat")
     assert call.answer.code == 11
     assert "topic 'carrera_heartbeat' is for heartbeats" in call.answer.msg
     assert rig.backend.topic("carrera_heartbeat") is None
@@ -252,7 +252,7 @@ def test_many_wait_at_once_and_each_is_told_its_own(rig):
 
 
 def test_our_adds_are_told_that_they_are_added(rig):
-    call = ask(rig, clientId=b"me", timestamp=None, dueMs=NOW_MS + 1_234, fresh=True)
+    call = send_delay(rig, clientId=b"me", timestamp=None, dueMs=NOW_MS + 1_234, fresh=True)
     command = rig.command()
     assert (command.kind, command.due_ms, command.timestamp_s) == (ONCE, NOW_MS + 1_234, 1_700_000_001)
     rig.backend.sent[0].answer()
@@ -261,21 +261,21 @@ def test_our_adds_are_told_that_they_are_added(rig):
 
 def test_a_delay_counts_from_now(rig):
     rig.clock.advance(0.000_9)
-    ask(rig, timestamp=None, delayMs=90_000)
+    send_delay(rig, timestamp=None, delayMs=90_000)
     assert rig.command().due_ms == NOW_MS + 90_001, "a part of a millisecond is rounded up"
 
 
 def test_the_longest_delay_is_taken_at_any_part_of_a_second(rig):
     rig.clock.advance(0.999_9)
-    ask(rig, timestamp=None, delayMs=62 * 86_400_000)
+    send_delay(rig, timestamp=None, delayMs=62 * 86_400_000)
     assert rig.command().due_ms == NOW_MS + 62 * 86_400_000 + 1_000
-    ask(rig, timestamp=None, delayMs=62 * 86_400_000 + 1_000)
+    send_delay(rig, timestamp=None, delayMs=62 * 86_400_000 + 1_000)
     assert rig.calls[-1].answer.code == 33
 
 
 class TestSchedules:
     def schedule(self, rig, **fields):
-        return ask(rig, timestamp=None, dmsgtype=SCHEDULE, fresh=True, **fields)
+        return send_delay(rig, timestamp=None, dmsgtype=SCHEDULE, fresh=True, **fields)
 
     def test_a_cron_with_its_zone(self, rig):
         call = self.schedule(rig, cron=b"0 9 * * 1-5", zone=b"Asia/Shanghai", key=b"k", partitionId=1)
@@ -286,8 +286,8 @@ class TestSchedules:
         rig.backend.sent[0].answer()
         # 15 November 2023, a Wednesday, 9:00 in Shanghai
         assert call.answer.dueMs == 1_700_010_000_000
-        found = parse_delay_id(call.answer.uniqDelayMsgId)
-        assert (found.kind, found.timestamp_s, found.timed) == (SCHEDULE, 1_700_010_000, 0)
+        delay_id = parse_delay_id(call.answer.uniqDelayMsgId)
+        assert (delay_id.kind, delay_id.timestamp_s, delay_id.timed) == (SCHEDULE, 1_700_010_000, 0)
 
     def test_a_series(self, rig):
         self.schedule(rig, delayMs=5_000, periodMs=60_000, repeat=-1, occurrencesMax=9, catchUp=b"all")
@@ -319,7 +319,7 @@ class TestSchedules:
         assert text in answer.msg
 
     def test_old_clients_have_no_type_5(self, rig):
-        assert ask(rig, dmsgtype=SCHEDULE).answer.code == 31
+        assert send_delay(rig, dmsgtype=SCHEDULE).answer.code == 31
 
 
 class TestChanges:
@@ -343,10 +343,10 @@ class TestChanges:
     def test_a_reschedule_needs_a_time(self, rig):
         assert change(rig, action=100, clientId=b"me").answer.code == 33
 
-    @pytest.mark.parametrize("ours", [True, False])
-    def test_only_our_callers_name_schedules(self, rig, ours):
-        call = change(rig, uniqDelayMsgId=ID.replace(b"-2-", b"-5-", 1), clientId=b"me" if ours else None)
-        if ours:
+    @pytest.mark.parametrize("extended", [True, False])
+    def test_only_our_callers_name_schedules(self, rig, extended):
+        call = change(rig, uniqDelayMsgId=ID.replace(b"-2-", b"-5-", 1), clientId=b"me" if extended else None)
+        if extended:
             assert rig.command().kind == SCHEDULE
         else:
             assert call.answer.code == 31
@@ -355,7 +355,7 @@ class TestChanges:
 class TestPresence:
     def refused(self, rig) -> bool:
         """Whether an add is answered 21; else it was stored."""
-        before, call = len(rig.backend.sent), ask(rig)
+        before, call = len(rig.backend.sent), send_delay(rig)
         until(lambda: not call.open or len(rig.backend.sent) > before)
         return not call.open and call.answer.code == 21
 
@@ -380,7 +380,7 @@ class TestPresence:
         rig.clock.advance(11.0)
         assert self.refused(rig)
         shards = Shards(rig.backend)
-        until(lambda: shards.held)
+        until(lambda: shards.queues)
         assert not self.refused(rig)
 
     def test_one_that_was_seen_may_be_away_for_a_while(self, rig):
@@ -397,5 +397,5 @@ class TestPresence:
     def test_one_that_comes_back_is_noticed(self, rig):
         self.test_one_that_was_seen_may_be_away_for_a_while(rig)
         rig.shards = Shards(rig.backend)
-        until(lambda: rig.shards.held)
+        until(lambda: rig.shards.queues)
         assert not self.refused(rig)

@@ -13,14 +13,14 @@ from delay_service.due.backend import target_topic
 from proxy_producer.config import ProducerConfig
 from proxy_producer.service import ProducerService
 from tests.support.waits import until
-from tests.unit.producer.producer_rig import HeldBackend, ProducerRig, message
+from tests.unit.producer.producer_rig import ProducerRig, ScriptedBackend, message
 
 QUEUES = 7
 # (Kafka's murmur2 of the key, positive) modulo 7
 QUEUE_OF = {b"21": 3, b"foobar": 0, b"abc": 4}
 
 
-class ByQueue(HeldBackend):
+class ByQueue(ScriptedBackend):
     """Without `topic_order`."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -28,7 +28,7 @@ class ByQueue(HeldBackend):
         self.capabilities = replace(self.capabilities, topic_order=False)
 
 
-def proxy_over(rig: ProducerRig, backend: HeldBackend) -> ProducerRig:
+def proxy_over(rig: ProducerRig, backend: ScriptedBackend) -> ProducerRig:
     rig.proxy.close()
     rig.backend = backend
     backend.put_topic(TopicInfo("orders", 0, QUEUES), rig.clock.monotonic() + 10).wait(10)
@@ -90,23 +90,23 @@ def test_the_queue_is_chosen_before_a_delay_level(rig):
 def test_the_first_message_of_a_new_topic_goes_by_its_key_too(rig):
     rig.send(topic=b"fresh", key=b"21", partitionId=-2)
     until(lambda: rig.backend.sent)
-    found = rig.backend.topic("fresh")
-    assert found is not None
-    assert queues_of(rig) == [-973932308 % (1 << 31) % found.queues]
+    info = rig.backend.topic("fresh")
+    assert info is not None
+    assert queues_of(rig) == [-973932308 % (1 << 31) % info.queues]
 
 
 def test_where_one_position_orders_all_queues_keys_say_nothing():
     rig = ProducerRig(())
-    proxy_over(rig, HeldBackend(rig.clock))
+    proxy_over(rig, ScriptedBackend(rig.clock))
     for _ in range(QUEUES):
         rig.send(key=b"21", partitionId=-2)
     assert sorted(queues_of(rig)) == list(range(QUEUES))
 
 
-@pytest.mark.parametrize("kind", [ByQueue, HeldBackend])
+@pytest.mark.parametrize("kind", [ByQueue, ScriptedBackend])
 def test_the_delay_service_asks_the_engine_too(kind):
     backend = kind(ManualClock())
     backend.put_topic(TopicInfo("orders", 0, QUEUES), 1e9).wait(10)
-    found = target_topic(backend, "orders")
-    assert found is not None
-    assert found.by_key == (kind is ByQueue)
+    info = target_topic(backend, "orders")
+    assert info is not None
+    assert info.by_key == (kind is ByQueue)

@@ -68,11 +68,11 @@ def test_its_topic_is_made_once_with_a_queue_for_each_level(rig):
 def test_a_topic_of_an_older_shorter_list_grows(rig):
     short = ProducerService(rig.backend, ProducerConfig(), rig.metrics, rig.clock, Random(1),
                             timer=FakeTimer(), levels=Levels(["1s", "2s"]))  # fmt: skip
-    rig.handlers, usual = short.service().handlers, rig.handlers
+    rig.handlers, handlers = short.service().handlers, rig.handlers
     rig.send(properties=level(9))
     assert sent(rig)[0].queue_id == 1
     assert rig.backend.topic(SCHEDULE_TOPIC).queues == 2
-    rig.handlers = usual
+    rig.handlers = handlers
     rig.send(properties=level(9))
     assert sent(rig, 2)[1].queue_id == 8
     assert rig.backend.topic(SCHEDULE_TOPIC).queues == 18
@@ -105,9 +105,9 @@ def test_topics_that_take_none(rig, topic, code):
 def test_when_the_levels_topic_cannot_be_made(rig):
     rig.backend.creations = []
     calls = [rig.send(properties=level(1)) for _ in range(2)]
-    [(info, made)] = rig.backend.creations
+    [(info, creation)] = rig.backend.creations
     assert info.name == SCHEDULE_TOPIC
-    made.fail(BoundReachedError("10 topics exist; that is the bound"))
+    creation.fail(BoundReachedError("10 topics exist; that is the bound"))
     assert {call.answer.code for call in calls} == {15}
     assert rig.proxy.flow.inflight == 0
     rig.send(properties=level(1))

@@ -30,8 +30,8 @@ class TestDialects:
         assert (record.topic, command.topic, command.kind) == (DELAY_TOPIC, "orders", SCHEDULE)
         assert command.due_ms == rig.clock.wall_ms() + 5_001, "from the end of this millisecond"
         assert (command.partition, command.shard) == (3, record.queue_id)
-        found = decode(record.delivery)
-        assert (found.key, found.properties) == (b"k", {b"a": b"b"})
+        content = decode(record.delivery)
+        assert (content.key, content.properties) == (b"k", {b"a": b"b"})
         rig.backend.sent[0].answer()
         assert call.answer.code == 0
         assert parse_delay_id(call.answer.delayId).uuid == command.uuid
@@ -97,7 +97,7 @@ class TestDialects:
         assert (rig.backend.sent, rig.proxy.flow.inflight) == ([], 0)
         assert rig.counted("orders", 21) == 2
         shards = Shards(rig.backend)
-        until(lambda: shards.held)
+        until(lambda: shards.queues)
         rig.clock.advance(1.0)
         rig.send(properties={b"x-delay": b"5"})
         until(lambda: rig.backend.sent)
@@ -107,7 +107,7 @@ class TestDialects:
         until(lambda: rig.proxy.delay.presence._absent_since is not None)
         rig.clock.advance(11.0)
         shards = Shards(rig.backend)
-        until(lambda: shards.held)
+        until(lambda: shards.queues)
         call = rig.send(properties={b"x-delay": b"5"})
         assert call.open
         assert rig.proxy.drain(rig.clock.monotonic() + 1.0).done
@@ -132,7 +132,7 @@ class TestTopicsOwnDialects:
         assert rig.command().due_ms == rig.clock.wall_ms() + 5_001
 
     @pytest.mark.parametrize(
-        "asked",
+        "properties",
         [
             {b"x-delay": b"1"},
             {b"AMQ_SCHEDULED_DELAY": b"1"},
@@ -141,12 +141,12 @@ class TestTopicsOwnDialects:
             {b"deliver-after": b"1ms"},
         ],
     )
-    def test_what_counts_from_now_is_never_early(self, asked):
+    def test_what_counts_from_now_is_never_early(self, properties):
         rig = ProducerDelayRig(delay=DelayLimits(dialects={"orders": ("amq", "rabbit", "rocketmq", "ddmq")}))
         rig.clock.advance(0.0009)
         sent_ms = rig.clock.wall_ms() + 0.9
-        rig.send(properties=asked)
-        assert rig.command().due_ms >= sent_ms + (1_000 if b"TIMER_DELAY_SEC" in asked else 1)
+        rig.send(properties=properties)
+        assert rig.command().due_ms >= sent_ms + (1_000 if b"TIMER_DELAY_SEC" in properties else 1)
 
     def test_a_moment_in_this_millisecond_goes_at_once_and_the_next_one_waits(self):
         rig = ProducerDelayRig(delay=DelayLimits(dialects={"orders": ("rocketmq",)}))
@@ -156,14 +156,14 @@ class TestTopicsOwnDialects:
 
     def test_switched_on_and_off_while_it_runs(self):
         rig = ProducerDelayRig()
-        asked = {b"x-delay": b"5000"}
-        rig.send(properties=asked)
+        properties = {b"x-delay": b"5000"}
+        rig.send(properties=properties)
         assert rig.records()[0].topic == "orders"
         self.settle(rig, delay_dialects=("rabbit", "klingon"))
-        rig.send(properties=asked)
+        rig.send(properties=properties)
         assert rig.records(2)[1].topic == DELAY_TOPIC
         self.settle(rig, delay_dialects=())
-        rig.send(properties=asked)
+        rig.send(properties=properties)
         assert rig.records(3)[2].topic == "orders"
 
     def test_they_come_before_the_proxys(self, rig):

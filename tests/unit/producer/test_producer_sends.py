@@ -220,10 +220,10 @@ def test_sends_after_a_topics_change_follow_it(rig):
     deadline = rig.clock.monotonic() + 10
     rig.backend.put_topic(TopicInfo("orders", 0, 8, body_bytes_max=3), deadline).wait(10)
     # incarnation 0 gives an existing topic back unchanged; change it by its own incarnation
-    known = rig.backend.topic("orders")
-    changed = TopicInfo("orders", known.incarnation, 8, body_bytes_max=3)
+    before = rig.backend.topic("orders")
+    changed = TopicInfo("orders", before.incarnation, 8, body_bytes_max=3)
     rig.backend.put_topic(changed, deadline).wait(10)
-    until(lambda: rig.proxy.topics.known[b"orders"].queues == 8)
+    until(lambda: rig.proxy.topics.cached[b"orders"].queues == 8)
     rig.send(hashId=5, body=b"abc")
     assert [sent.records[0].queue_id for sent in rig.backend.sent] == [1, 5]
     assert rig.code(body=b"abcd") == 11
@@ -232,7 +232,7 @@ def test_sends_after_a_topics_change_follow_it(rig):
 def test_a_deleted_topic_is_unknown_again(rig):
     rig.send()
     rig.backend.delete_topic("orders", rig.clock.monotonic() + 10).wait(10)
-    until(lambda: b"orders" not in rig.proxy.topics.known)
+    until(lambda: b"orders" not in rig.proxy.topics.cached)
 
 
 def test_closing_stops_watching(rig):
@@ -240,7 +240,7 @@ def test_closing_stops_watching(rig):
     rig.proxy.close()
     rig.backend.delete_topic("orders", rig.clock.monotonic() + 10).wait(10)
     until(lambda: rig.backend.topic("orders") is None)
-    assert b"orders" in rig.proxy.topics.known
+    assert b"orders" in rig.proxy.topics.cached
 
 
 class TestDelay:

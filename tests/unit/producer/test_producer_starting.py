@@ -10,7 +10,7 @@ from producer_rig import Args, FakeCall
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Wire
-from proxy_producer.starting import refuse_sends
+from proxy_producer.starting import reject_sends
 
 KINDS = ("sendSync", "sendAsync", "sendOneway", "sendDelaySync", "sendBatchSync", "sendBatch")
 
@@ -18,7 +18,7 @@ KINDS = ("sendSync", "sendAsync", "sendOneway", "sendDelaySync", "sendBatchSync"
 @pytest.mark.parametrize("method", KINDS)
 def test_a_send_is_refused_with_the_reason_as_it_is_now(method: str) -> None:
     metrics, why = Registry(), ["no broker"]
-    handler = refuse_sends(lambda: why[0], metrics).handlers[method]
+    handler = reject_sends(lambda: why[0], metrics).handlers[method]
     size = 3 if "Batch" in method else 1
     for reason in ("no broker", "wrong password"):
         why[0] = reason

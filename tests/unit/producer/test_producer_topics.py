@@ -10,7 +10,7 @@ from tests.support.waits import until
 from tests.unit.producer.producer_rig import ProducerRig, message
 
 
-def held(**config):
+def create_rig(**config):
     rig = ProducerRig(**config)
     rig.backend.creations = []
     return rig
@@ -19,16 +19,16 @@ def held(**config):
 def make(rig, index=0, **changes):
     """The backend creates the topic that was asked for."""
     info, completion = rig.backend.creations[index]
-    made = TopicInfo(**{"name": info.name, "incarnation": 0, "queues": info.queues, **changes})
+    created_info = TopicInfo(**{"name": info.name, "incarnation": 0, "queues": info.queues, **changes})
     waiting, rig.backend.creations = rig.backend.creations, None
-    rig.backend.put_topic(made, rig.clock.monotonic() + 10).wait(10)
+    rig.backend.put_topic(created_info, rig.clock.monotonic() + 10).wait(10)
     rig.backend.creations = waiting
     completion.succeed(rig.backend.topic(info.name))
 
 
 @pytest.fixture
 def rig():
-    return held()
+    return create_rig()
 
 
 def test_a_topic_is_created_on_its_first_send_with_four_queues():
@@ -44,7 +44,7 @@ def test_a_topic_is_created_on_its_first_send_with_four_queues():
 
 
 def test_the_number_of_queues_is_configured():
-    rig = held(queues_default=9)
+    rig = create_rig(queues_default=9)
     rig.send(topic=b"fresh")
     assert rig.backend.creations[0][0] == TopicInfo("fresh", 0, 9)
 
@@ -62,9 +62,9 @@ def test_a_failed_creation_fails_its_sends_and_may_be_tried_again(rig):
     calls = [rig.send(topic=b"fresh") for _ in range(2)]
     rig.backend.creations[0][1].fail(StorageError("bad disk"))
     assert [call.answer.code for call in calls] == [10, 10]
-    again = rig.send(topic=b"fresh")
+    second_call = rig.send(topic=b"fresh")
     rig.backend.creations[1][1].fail(BoundReachedError("10000 topics"))
-    assert again.answer.code == 15
+    assert second_call.answer.code == 15
     assert rig.proxy.flow.inflight == 0
 
 
@@ -100,7 +100,7 @@ def test_names_may_not_be_invented_without_limit():
 
 
 def test_creations_at_the_same_time_are_bounded():
-    rig = held(creations_max=2)
+    rig = create_rig(creations_max=2)
     for name in (b"a", b"b", b"a"):
         assert rig.send(topic=name).open
     assert rig.code(topic=b"c") == 15
@@ -113,7 +113,7 @@ def test_creations_at_the_same_time_are_bounded():
 
 def test_who_invents_names_gets_slow(monkeypatch):
     monkeypatch.setattr("ddmq_common.token_bucket.CREATIONS_AT_ONCE", 2)
-    rig = held()
+    rig = create_rig()
     for name in (b"a", b"b", b"a"):
         assert rig.send(topic=name).open
     answer = rig.send(topic=b"c").answer
@@ -127,7 +127,7 @@ def test_who_invents_names_gets_slow(monkeypatch):
 
 
 def test_a_batch_cannot_go_past_the_bound_either():
-    rig = held(creations_max=2)
+    rig = create_rig(creations_max=2)
     call = rig.call("sendBatchSync", messages=[message(topic=b"t%d" % n) for n in range(3)])
     for _, completion in rig.backend.creations:
         completion.fail(StorageError("bad disk"))

@@ -36,7 +36,7 @@ class TracedProducer(ProducerRig):
         batch = CommitBatch(settings={f"trace/{topic}": value})
         self.backend.commit(batch, self.clock.monotonic() + 60).wait(60)
 
-    def told(self) -> dict[bytes, list[TraceEvent]]:
+    def flush_events(self) -> dict[bytes, list[TraceEvent]]:
         """By message, what goes into the log."""
         self.writer.flush()
         until(lambda: self.backend.sent and self.backend.sent[-1].records[0].topic == TRACE_TOPIC)
@@ -56,7 +56,7 @@ def test_when_it_came_from_whom_and_when_it_was_stored() -> None:
     sent = rig.backend.sent[-1]
     sent.answer()
     assert call.answer.code == 0
-    ((message_id, events),) = rig.told().items()
+    ((message_id, events),) = rig.flush_events().items()
     assert message_id == sent.records[0].message_id
     came, stored = events
     assert (came.kind, stored.kind) == (TraceKind.SENT, TraceKind.STORED)
@@ -73,7 +73,7 @@ def test_a_rate_limit_that_held_it_is_named() -> None:
     rig.advance(0.2)
     for sent in rig.backend.sent:
         sent.answer()
-    events = list(rig.told().values())
+    events = list(rig.flush_events().values())
     assert "held_ms" not in events[0][0].facts
     assert events[1][0].facts["held_ms"] == 100
     assert "limited to 10 messages/s" in str(events[1][0].facts["held_by"])
@@ -88,10 +88,10 @@ def test_a_rate_limit_that_held_a_batch_is_named_for_each_of_its_messages() -> N
     single, batch = rig.backend.sent
     single.answer()
     batch.answer()
-    told = rig.told()
-    assert "held_ms" not in told[single.records[0].message_id][0].facts
+    events_by_id = rig.flush_events()
+    assert "held_ms" not in events_by_id[single.records[0].message_id][0].facts
     for record in batch.records:
-        facts = told[record.message_id][0].facts
+        facts = events_by_id[record.message_id][0].facts
         assert facts["held_ms"] == 100
         assert "limited to 10 messages/s" in str(facts["held_by"])
 
@@ -102,13 +102,13 @@ def test_each_message_of_a_batch_is_told_of() -> None:
     rig.call("sendBatch", messages=[message(), message(clientId=b"x")], timeout=500)
     sent = rig.backend.sent[-1]
     sent.answer()
-    assert {each.message_id for each in sent.records} == set(rig.told())
+    assert {each.message_id for each in sent.records} == set(rig.flush_events())
 
 
 def test_a_topic_has_a_trace_as_long_as_it_is_traced() -> None:
     rig = TracedProducer()
     rig.send()
-    topic = rig.proxy.topics.known[b"orders"]
+    topic = rig.proxy.topics.cached[b"orders"]
     assert topic.trace is None
     rig.trace(100)
     assert topic.trace is not None

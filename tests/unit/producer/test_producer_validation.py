@@ -3,24 +3,24 @@
 import pytest
 
 from ddmq_client.idl.codes import RESERVED_PROPERTIES
-from proxy_producer.core.refusals import shown
+from proxy_producer.core.rejections import shown
 from proxy_producer.core.validation import (
     ContentLimits,
-    batch_fault,
-    content_fault,
+    check_batch_size,
+    check_content,
+    check_topic_name,
     delay_level,
-    topic_name_fault,
 )
 
 LIMITS = ContentLimits(body_bytes_max=100, properties_bytes_max=60)
 
 
-def fault(key=b"k", tags=b"t", body=b"body", properties=None, limits=LIMITS):
-    return content_fault(key, tags, body, properties, limits)
+def check(key=b"k", tags=b"t", body=b"body", properties=None, limits=LIMITS):
+    return check_content(key, tags, body, properties, limits)
 
 
 @pytest.mark.parametrize(
-    ("given", "reason", "words"),
+    ("fields", "reason", "words"),
     [
         ({"key": b"k" * 256}, "key_long", ["256 characters", "at most 255 characters"]),
         ({"tags": b"t" * 256}, "tags_long", ["256 characters", "at most 255 characters"]),
@@ -46,17 +46,17 @@ def fault(key=b"k", tags=b"t", body=b"body", properties=None, limits=LIMITS):
         ({"properties": {b"DELAY": "３".encode()}}, "property_reserved", ["DELAY"]),
     ],
 )
-def test_an_illegal_message_says_what_is_wrong(given, reason, words):
-    found = fault(**given)
-    assert found is not None
-    assert (found.code, found.reason) == (11, reason)
-    assert found.text.startswith("FAILED: ")
+def test_an_illegal_message_says_what_is_wrong(fields, reason, words):
+    rejection = check(**fields)
+    assert rejection is not None
+    assert (rejection.code, rejection.reason) == (11, reason)
+    assert rejection.text.startswith("FAILED: ")
     for word in words:
-        assert word in found.text
+        assert word in rejection.text
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {},
         {"key": b"", "tags": b""},
@@ -73,38 +73,38 @@ def test_an_illegal_message_says_what_is_wrong(given, reason, words):
         {"properties": {b"delay": b"x", b"Keys": b"y"}},
     ],
 )
-def test_a_legal_message_passes(given):
-    assert fault(**given) is None
+def test_a_legal_message_passes(fields):
+    assert check(**fields) is None
 
 
 def test_there_are_22_reserved_names_and_each_is_refused():
     assert len(RESERVED_PROPERTIES) == 22
     for name in RESERVED_PROPERTIES - {"DELAY"}:
-        found = fault(properties={name.encode(): b"v"})
-        assert found is not None
-        assert found.reason == "property_reserved"
-        assert name in found.text.split(";")[0]
+        rejection = check(properties={name.encode(): b"v"})
+        assert rejection is not None
+        assert rejection.reason == "property_reserved"
+        assert name in rejection.text.split(";")[0]
 
 
 def test_the_order_is_key_tags_properties_body():
     everything = {"key": b"k" * 256, "tags": b"t" * 256, "properties": {b"p": b""}, "body": b""}
-    seen = []
+    reasons = []
     for name, good in [("key", b"k"), ("tags", b"t"), ("properties", None), ("body", b"b")]:
-        seen.append(fault(**everything).reason)
+        reasons.append(check(**everything).reason)
         everything[name] = good
-    assert seen == ["key_long", "tags_long", "property_blank", "body_empty"]
-    assert fault(**everything) is None
+    assert reasons == ["key_long", "tags_long", "property_blank", "body_empty"]
+    assert check(**everything) is None
 
 
 def test_bytes_that_the_engine_keeps_for_itself():
     limits = ContentLimits(100, 60, b"\x01\x02")
-    assert fault(limits=limits) is None
-    for given in ({"key": b"a\x01"}, {"tags": b"\x02"}, {"properties": {b"p\x01": b"v"}}):
-        found = fault(limits=limits, **given)
-        assert found is not None
-        assert found.reason == "forbidden_byte"
-    assert "0x02" in fault(limits=limits, properties={b"p": b"v\x02"}).text
-    assert fault(limits=limits, body=b"\x01\x02") is None
+    assert check(limits=limits) is None
+    for fields in ({"key": b"a\x01"}, {"tags": b"\x02"}, {"properties": {b"p\x01": b"v"}}):
+        rejection = check(limits=limits, **fields)
+        assert rejection is not None
+        assert rejection.reason == "forbidden_byte"
+    assert "0x02" in check(limits=limits, properties={b"p": b"v\x02"}).text
+    assert check(limits=limits, body=b"\x01\x02") is None
 
 
 @pytest.mark.parametrize(
@@ -125,29 +125,29 @@ def test_bytes_that_the_engine_keeps_for_itself():
     ],
 )
 def test_names_that_no_clients_topic_may_have(name, reason):
-    found = topic_name_fault(name)
-    assert found is not None
-    assert (found.code, found.reason) == (11, reason)
-    assert "allowed" in found.text
+    rejection = check_topic_name(name)
+    assert rejection is not None
+    assert (rejection.code, rejection.reason) == (11, reason)
+    assert "allowed" in rejection.text
 
 
 @pytest.mark.parametrize("name", [b"orders", b"x" * 127, b"a-b_C9", b"a%b", b"a|b"])
 def test_names_that_topics_may_have(name):
-    assert topic_name_fault(name) is None
+    assert check_topic_name(name) is None
 
 
 @pytest.mark.parametrize(
     ("value", "level"), [(b"0", 0), (b"000", 0), (b"3", 3), (b"018", 18), (b"9" * 5_000, 999_999)]
 )
 def test_the_level_that_delay_asks_for(value, level):
-    assert fault(properties={b"DELAY": value}, limits=ContentLimits(100, 10_000)) is None
+    assert check(properties={b"DELAY": value}, limits=ContentLimits(100, 10_000)) is None
     assert delay_level({b"DELAY": value}) == level
 
 
 def test_batches_are_bounded_in_messages_and_bytes():
-    assert batch_fault(10, 1_000, 10, 1_000) is None
-    assert "11 messages" in batch_fault(11, 0, 10, 1_000).text
-    assert "1001 bytes" in batch_fault(1, 1_001, 10, 1_000).text
+    assert check_batch_size(10, 1_000, 10, 1_000) is None
+    assert "11 messages" in check_batch_size(11, 0, 10, 1_000).text
+    assert "1001 bytes" in check_batch_size(1, 1_001, 10, 1_000).text
 
 
 def test_a_clients_text_is_shown_on_one_short_line():

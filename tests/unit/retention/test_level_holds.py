@@ -50,21 +50,21 @@ def test_they_hold_until_they_are_fired(house: RetainedLog) -> None:
         else:
             house.send()
     house.settle()
-    [held] = house.log.read(level(house, 3), 0, 1, 0).wait(60).positions
+    [oldest] = house.log.read(level(house, 3), 0, 1, 0).wait(60).positions
     house.clean()
-    assert house.segments()[0] <= held
-    assert house.retention.held is not None
-    assert house.retention.held.hold.reason == "messages of delay levels that are not fired"
+    assert house.segments()[0] <= oldest
+    assert house.retention.blocked is not None
+    assert house.retention.blocked.hold.reason == "messages of delay levels that are not fired"
     assert house.clean() == 0
     fired(house, 3, 1)
     assert house.clean() > 0
-    [held] = house.log.read(level(house, 18), 0, 1, 0).wait(60).positions
-    assert house.segments()[0] <= held
+    [oldest] = house.log.read(level(house, 18), 0, 1, 0).wait(60).positions
+    assert house.segments()[0] <= oldest
     fired(house, 18, 1)
     house.send_many(20)
     house.settle()
     assert house.clean() > 0
-    assert house.segments()[0] > held
+    assert house.segments()[0] > oldest
 
 
 def test_only_levels_that_changed_are_looked_at(house: RetainedLog) -> None:

@@ -19,8 +19,8 @@ from backend.file_log.core.retention import (
     RetentionOptions,
     apply_marks,
     decide_admission,
+    describe_disk_shortage,
     plan_deletions,
-    refusal_text,
 )
 from ddmq_common.errors import ConfigError
 
@@ -71,9 +71,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_goes(name: str) -> None:
     segments, moment, options, expected = CASES[name]
-    chosen, held = plan_deletions(segments, moment, options, [])
+    chosen, blocked = plan_deletions(segments, moment, options, [])
     assert reasons(chosen) == expected
-    assert held is None
+    assert blocked is None
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_what_goes(name: str) -> None:
 def test_a_hold_keeps_its_segment_and_all_after_it(position: int, expected: list[int]) -> None:
     holds = [Hold(8 * GIB, "snapshot"), Hold(position, "dead letters under 3 days")]
     for moment in (at(), at(LogDisk(0, GIB))):
-        chosen, held = plan_deletions(log_of(100, 90, 80, 0), moment, RetentionOptions(), holds)
+        chosen, blocked = plan_deletions(log_of(100, 90, 80, 0), moment, RetentionOptions(), holds)
         assert [start for start, _ in reasons(chosen)] == expected
         if position < 3 * GIB:
-            assert held is not None
-            assert held.segment.start == len(expected) * GIB
-            assert held.hold.reason == "dead letters under 3 days"
+            assert blocked is not None
+            assert blocked.segment.start == len(expected) * GIB
+            assert blocked.hold.reason == "dead letters under 3 days"
         else:
-            assert held is None
+            assert blocked is None
 
 
 def test_a_hold_on_what_would_stay_anyway_is_not_reported() -> None:
@@ -116,26 +116,28 @@ LETTERS = Hold(5, "dead letters under 3 days")
 def test_dead_letters_keep_their_own_segments_alone(
     lettered: set[int], kept: set[int], expected: list[tuple[int, bool]]
 ) -> None:
-    segments = [one._replace(is_retained=one.start // GIB in kept) for one in log_of(6, 5, 4, 3, 2, 1, 0)]
+    segments = [
+        one._replace(dead_letters_only=one.start // GIB in kept) for one in log_of(6, 5, 4, 3, 2, 1, 0)
+    ]
     small = RetentionOptions(log_bytes_max=4 * GIB)
-    chosen, held = plan_deletions(
+    chosen, blocked = plan_deletions(
         segments, at(), small, [], lambda one: LETTERS if one.start // GIB in lettered else None
     )
     assert [(one.segment.start // GIB, one.keep) for one in chosen] == expected
-    assert (held is not None) == bool(lettered), "what holds is told"
+    assert (blocked is not None) == bool(lettered), "what holds is told"
 
 
 def test_kept_segments_go_once_their_letters_are_old_whatever_the_disk() -> None:
-    segments = [one._replace(is_retained=one.start == 0) for one in log_of(6, 5, 0)]
+    segments = [one._replace(dead_letters_only=one.start == 0) for one in log_of(6, 5, 0)]
     assert plan_deletions(segments, at(), PLAIN, [], lambda _: LETTERS) == ([], None)
     assert plan_deletions(segments, at(), PLAIN, [], lambda _: None) == ([Deletion(segments[0], AGE)], None)
 
 
 def test_another_hold_stops_before_anything_is_kept_for_letters() -> None:
     segments = log_of(6, 5, 4, 0)
-    chosen, held = plan_deletions(segments, at(), TWO_GIB, [Hold(GIB, "snapshot")], lambda _: LETTERS)
+    chosen, blocked = plan_deletions(segments, at(), TWO_GIB, [Hold(GIB, "snapshot")], lambda _: LETTERS)
     assert chosen == []
-    assert held is not None
+    assert blocked is not None
 
 
 def test_marks_are_the_smaller_of_bytes_and_share() -> None:
@@ -163,15 +165,19 @@ def test_the_gate(free: int, before: DiskAdmission, expected: DiskAdmission) -> 
 
 
 def test_refusal_says_numbers_and_remedy() -> None:
-    text = refusal_text(
+    text = describe_disk_shortage(
         DiskAdmission.CLIENTS_REFUSED, LogDisk(GIB, 100 * GIB), RetentionOptions(), "/data", None
     )
     assert text == (
         "the disk of /data has 1.0 GiB free of 100.0 GiB, less than the 2.0 GiB below which client sends are "
         "refused, until 2.2 GiB are free: free space on it, or keep messages for less than 72 h"
     )
-    _, held = plan_deletions(log_of(99, 0), at(), RetentionOptions(), [Hold(5, "dead letters under 3 days")])
-    text = refusal_text(DiskAdmission.ALL_REFUSED, LogDisk(MIB, 100 * GIB), RetentionOptions(), "/data", held)
+    _, blocked = plan_deletions(
+        log_of(99, 0), at(), RetentionOptions(), [Hold(5, "dead letters under 3 days")]
+    )
+    text = describe_disk_shortage(
+        DiskAdmission.ALL_REFUSED, LogDisk(MIB, 100 * GIB), RetentionOptions(), "/data", blocked
+    )
     assert "less than the 256.0 MiB below which nothing is written" in text
     assert text.endswith("; segment 0 cannot go: dead letters under 3 days")
 

@@ -202,8 +202,8 @@ def test_young_dead_letters_hold_their_segment(tmp_path: Path) -> None:
     letter = house.found(DLQ)[0]
     assert house.clean() > 0
     assert house.segments()[0] <= letter.position < house.segments()[1]
-    assert house.retention.held is not None
-    assert house.retention.held.hold.reason == "dead letters under 3 days"
+    assert house.retention.blocked is not None
+    assert house.retention.blocked.hold.reason == "dead letters under 3 days"
     assert house.clean() == 0
     house.clock.advance(3 * DAY_S + 1)
     assert house.clean() > 0
@@ -352,24 +352,24 @@ def test_dead_letters_are_looked_for_again_only_when_needed(
 ) -> None:
     look = DeadLetterHolds(kept.log, kept.clock)
 
-    def held() -> list[int]:
+    def dead_letter_segments() -> list[int]:
         answer, full = look(), kept.log._opened._old_segments()[:-1]
         return [at for at, segment in enumerate(full) if answer(segment) is not None]
 
-    first = held()
+    first = dead_letter_segments()
     assert len(first) == 3
     with monkeypatch.context() as blind:
         blind.setattr(kept.log, "read", None)
-        assert held() == first
+        assert dead_letter_segments() == first
     kept.clock.advance(2 * DAY_S)
     for topic in (DLQ, *(10 * "t")):
         kept.send(topic)
-    second = held()
+    second = dead_letter_segments()
     assert second[:-1] == first
     kept.clock.advance(DAY_S + 1)
-    assert held() == second[-1:]
+    assert dead_letter_segments() == second[-1:]
     kept.clock.advance(3 * DAY_S)
-    assert held() == []
+    assert dead_letter_segments() == []
 
 
 def test_a_full_disk_refuses_clients_and_keeps_the_reserve(house: RetainedLog) -> None:

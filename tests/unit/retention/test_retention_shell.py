@@ -79,7 +79,7 @@ class RetentionRig:
 
         def note() -> None:
             at = self.segments.index(segment)
-            self.segments[at] = segment._replace(is_retained=True)
+            self.segments[at] = segment._replace(dead_letters_only=True)
             self.events.append(("kept", segment.start // GIB))
 
         return rename
@@ -147,30 +147,30 @@ def test_space_that_shows_late_does_not_delete_more() -> None:
 
 def test_the_gate_closes_and_opens_again() -> None:
     house = RetentionRig(1)
-    assert house.retention.client_refusal is None
+    assert house.retention.send_error is None
     house.free = GIB
     house.retention.run_once()
-    assert "1.0 GiB free" in str(house.retention.client_refusal)
-    assert house.retention.refusal is None
+    assert "1.0 GiB free" in str(house.retention.send_error)
+    assert house.retention.write_error is None
     house.free = 100
     house.retention.run_once()
-    assert house.retention.refusal is not None
+    assert house.retention.write_error is not None
     assert house.retention.admission is DiskAdmission.ALL_REFUSED
     house.free = 50 * GIB
     house.retention.run_once()
-    assert house.retention.client_refusal is None
-    assert house.retention.refusal is None
+    assert house.retention.send_error is None
+    assert house.retention.write_error is None
 
 
 def test_a_hold_is_shown_until_it_ends() -> None:
     house = RetentionRig(3, RetentionOptions(log_bytes_max=1))
     house.holds = [Hold(GIB, "dead letters under 3 days")]
     assert len(house.retention.run_once()) == 1
-    assert house.retention.held is not None
+    assert house.retention.blocked is not None
     assert house.registry.cell(LOG_SEGMENTS_HELD).value == 1
     house.holds = []
     assert len(house.retention.run_once()) == 1
-    assert house.retention.held is None
+    assert house.retention.blocked is None
     assert house.registry.cell(LOG_SEGMENTS_HELD).value == 0
 
 

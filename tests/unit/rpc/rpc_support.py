@@ -42,14 +42,14 @@ class Recorded(NamedTuple):
 
 def recordings() -> list[Recorded]:
     """Every request with its reply, from the .hex files."""
-    found = []
+    exchanges = []
     for path in sorted(RECORDINGS.rglob("*.hex")):
         frames = [bytes.fromhex(line) for line in path.read_text().split("\n") if line and line[0] != "#"]
         producing = b"send" in frames[0][:30]
         idl, service = (producer, PRODUCER) if producing else (consumer, CONSUMER)
         name = str(path.relative_to(RECORDINGS))
-        found.append(Recorded(name, idl, service, frames[0], frames[1] if len(frames) > 1 else None))
-    return found
+        exchanges.append(Recorded(name, idl, service, frames[0], frames[1] if len(frames) > 1 else None))
+    return exchanges
 
 
 class Client:
@@ -67,12 +67,12 @@ class Client:
         return head + self._read(unpack(">i", head)[0])
 
     def _read(self, count: int) -> bytes:
-        got = b""
-        while len(got) < count:
-            piece = self.socket.recv(count - len(got))
-            assert piece, f"closed after {len(got)} of {count} bytes"
-            got += piece
-        return got
+        data = b""
+        while len(data) < count:
+            chunk = self.socket.recv(count - len(data))
+            assert chunk, f"closed after {len(data)} of {count} bytes"
+            data += chunk
+        return data
 
     def call(self, frame: bytes, idl: ModuleType = producer, service: str = PRODUCER) -> DecodedReply:
         self.send(frame)
@@ -96,7 +96,7 @@ class Stage:
         self.clock = ManualClock()
         self.metrics = Registry()
         self.calls: list[Call] = []
-        self.seen: list[Any] = []
+        self.received_args: list[Any] = []
         handlers = {
             "sendSync": self._answer_now,
             "sendAsync": self.calls.append,
@@ -111,14 +111,14 @@ class Stage:
 
     def client(self, source: str = "127.0.0.1") -> Client:
         """One more, from this address."""
-        made = Client(self.server.address, source)
-        self.clients.append(made)
-        return made
+        client = Client(self.server.address, source)
+        self.clients.append(client)
+        return client
 
-    def refused(self, reason: str) -> float:
+    def rejected(self, reason: str) -> float:
         return self.metrics.cell(RPC_REFUSED, PRODUCER, reason).value
 
-    def faults(self, kind: str) -> float:
+    def errors(self, kind: str) -> float:
         return self.metrics.cell(RPC_FAULTS, PRODUCER, kind).value
 
     @property
@@ -138,7 +138,7 @@ class Stage:
         until(lambda: len(self.calls) >= count, f"{count} calls reach the handler")
 
     def _answer_now(self, call: Call) -> None:
-        self.seen.append(call.args)
+        self.received_args.append(call.args)
         call.reply(OK)
 
     @staticmethod
@@ -148,14 +148,14 @@ class Stage:
 
 @contextmanager
 def stage(**limits: Any) -> Iterator[Stage]:
-    made = Stage(RpcLimits(**limits))
+    running = Stage(RpcLimits(**limits))
     try:
-        yield made
+        yield running
     finally:
-        for client in made.clients:
+        for client in running.clients:
             client.close()
-        made.server.close()
-        assert made.connections == 0
+        running.server.close()
+        assert running.connections == 0
 
 
 def send_sync(sequence: int = 0, wire: Wire = Wire.COMPACT, **fields: Any) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from rpc_support import OK, Client, Stage, send_async, send_sync, stage
 from test_rpc_misbehaviour import sequence_of
 
-from ddmq_rpc.turns import AddressShare, TimeSlices
+from ddmq_rpc.time_slices import AddressShare, TimeSlices
 from tests.support.waits import until
 
 HOSTILE, HONEST = "127.0.0.2", "127.0.0.3"
@@ -17,12 +17,12 @@ HOSTILE, HONEST = "127.0.0.2", "127.0.0.3"
 
 @pytest.fixture
 def one() -> Any:
-    with stage() as made:
-        yield made
+    with stage() as running:
+        yield running
 
 
 def share_of(one: Stage, address: str) -> AddressShare:
-    return one.traffic.turns.shares[address]
+    return one.traffic.slices.shares[address]
 
 
 def test_at_the_bound_the_longest_silent_connection_gives_way() -> None:
@@ -34,7 +34,7 @@ def test_at_the_bound_the_longest_silent_connection_gives_way() -> None:
         assert one.client(HOSTILE).call(send_sync(2)).sequence == 2
         assert silent[1].is_closed()
         assert silent[2].call(send_sync(3)).sequence == 3
-        assert (one.refused("gave_way"), one.refused("connections")) == (2, 0)
+        assert (one.rejected("gave_way"), one.rejected("connections")) == (2, 0)
 
 
 def test_at_the_bound_an_idle_connection_of_the_address_with_most_gives_way() -> None:
@@ -48,20 +48,20 @@ def test_at_the_bound_an_idle_connection_of_the_address_with_most_gives_way() ->
         assert hostile[1].is_closed()
         assert hostile[2].is_closed()
         assert one.client(HONEST).is_closed()  # both addresses have two now
-        assert one.refused("connections") == 1
+        assert one.rejected("connections") == 1
         one.calls[0].reply(OK)
         assert sequence_of(hostile[0].read_frame()) == 2
 
 
 def test_connections_of_one_address_are_bounded() -> None:
     with stage(connections_max_per_address=2) as one:
-        kept = [one.client(HOSTILE) for _ in range(2)]
-        for client in kept:
+        clients = [one.client(HOSTILE) for _ in range(2)]
+        for client in clients:
             client.call(send_sync(1))
         assert one.client(HOSTILE).is_closed()
-        assert one.refused("connections_per_address") == 1
+        assert one.rejected("connections_per_address") == 1
         assert one.client(HONEST).call(send_sync(2)).sequence == 2
-        kept[0].close()
+        clients[0].close()
         until(lambda: one.connections == 2, "one leaves")
         late = one.client(HOSTILE)
         until(lambda: one.connections == 3, "it is there")
@@ -81,7 +81,7 @@ def costly(one: Stage, monkeypatch: pytest.MonkeyPatch, cost_s: float = 0.05) ->
 
     monkeypatch.setattr(traffic, "stopwatch", lambda: now[0])
     monkeypatch.setattr(traffic, "cpu", lambda: now[0])
-    traffic.turns._clock = lambda: now[0]
+    traffic.slices._clock = lambda: now[0]
     for method in traffic.methods.values():
         if method.method.name == "sendSync":
             monkeypatch.setattr(method, "handler", lambda call: handler(one, call))
@@ -93,11 +93,11 @@ def test_accepts_are_on_the_account_of_the_address(one: Stage, monkeypatch: pyte
     traffic, now = one.traffic, [0.0]
     used_up: list[str] = []
 
-    def room(address: str) -> bool:
+    def admit(address: str) -> bool:
         now[0] += 0.0003 if address == HOSTILE else 0.0
         return True
 
-    monkeypatch.setattr(traffic, "admit_connection", room)
+    monkeypatch.setattr(traffic, "admit_connection", admit)
     monkeypatch.setattr(traffic, "stopwatch", lambda: now[0])
     monkeypatch.setattr(TimeSlices, "end_slice", lambda _, share, *more: used_up.append(share.address))
     assert one.client(HONEST).call(send_sync(1)).sequence == 1
@@ -118,16 +118,16 @@ def test_a_costly_address_rests_and_others_are_served(one: Stage, monkeypatch: p
     assert honest.call(send_sync(1)).sequence == 1
     assert [each.call(send_sync(n)).sequence for n, each in enumerate(hostile[:2])] == [0, 1]
     share = share_of(one, HOSTILE)
-    assert (one.refused("rested"), share.over) == (1, True)
+    assert (one.rejected("rested"), share.exhausted) == (1, True)
     for each in hostile:
         each.send(send_sync(7))
     until(lambda: len(share.waiting) == 5, "all of them wait")
-    seen = len(one.seen)
+    handled = len(one.received_args)
     for number in range(20):
         assert honest.call(send_sync(number)).sequence == number
-    assert len(one.seen) == seen + 20
-    one.traffic.turns._clock = lambda: share.rest_until
-    one.traffic.turns.run_round()
+    assert len(one.received_args) == handled + 20
+    one.traffic.slices._clock = lambda: share.rest_until
+    one.traffic.slices.run_round()
     assert sequence_of(hostile[0].read_frame()) == 7  # in the order in which they came
 
 
@@ -144,10 +144,10 @@ def test_large_and_pipelined_frames_wait_for_their_turn(one: Stage, monkeypatch:
     large.send(frame[1000:])
     many.send(send_sync(3) + send_sync(4))
     until(lambda: len(share.waiting) == 2, "both wait")
-    turns = one.traffic.turns
+    slices = one.traffic.slices
     for _ in range(4):
-        turns._clock = lambda: share.rest_until
-        turns.run_round()
+        slices._clock = lambda: share.rest_until
+        slices.run_round()
     assert sequence_of(large.read_frame()) == 9
     assert [sequence_of(many.read_frame()) for _ in range(2)] == [3, 4]
     assert len(one.traffic.partial) == 0
@@ -164,18 +164,18 @@ def test_a_waiting_connection_that_goes_is_passed_over(one: Stage, monkeypatch: 
     until(lambda: len(share.waiting) == 1, "it waits")
     for connection in list(share.members):
         connection.close()
-    turns = one.traffic.turns
-    turns._clock = lambda: share.rest_until
-    turns.run_round()
-    assert list(turns.shares) == [HONEST]
+    slices = one.traffic.slices
+    slices._clock = lambda: share.rest_until
+    slices.run_round()
+    assert list(slices.shares) == [HONEST]
 
 
 def test_many_clients_of_two_addresses_are_all_answered(one: Stage) -> None:
     """Real clocks: nothing is lost or answered twice where turns are waited for."""
     clients: list[Client] = [one.client(each) for each in (HOSTILE, HONEST) for _ in range(20)]
-    for turn in range(30):
+    for number in range(30):
         for client in clients:
-            client.send(send_sync(turn) + send_sync(turn + 1))
+            client.send(send_sync(number) + send_sync(number + 1))
         for client in clients:
-            assert [sequence_of(client.read_frame()) for _ in range(2)] == [turn, turn + 1]
-    assert len(one.seen) == 40 * 30 * 2
+            assert [sequence_of(client.read_frame()) for _ in range(2)] == [number, number + 1]
+    assert len(one.received_args) == 40 * 30 * 2

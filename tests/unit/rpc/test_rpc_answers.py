@@ -28,7 +28,7 @@ from thriftpy2.transport import TFramedTransportFactory
 from ddmq_client.idl import consumer, producer
 from ddmq_common.clock import SystemClock
 from ddmq_common.metrics.registry import Registry
-from ddmq_rpc.api import Call, Fault, Service, Wire
+from ddmq_rpc.api import Call, ErrorKind, Service, Wire
 from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
 from ddmq_rpc.codec import constant_result
 from ddmq_rpc.envelope import CALL, EXCEPTION, ONEWAY, REPLY, Envelope, read_header, sequence_bytes
@@ -41,11 +41,11 @@ WIRES = list(Wire)
 
 @pytest.fixture
 def one() -> Any:
-    with stage() as made:
-        yield made
+    with stage() as running:
+        yield running
 
 
-def fault_of(client: Client, frame: bytes) -> tuple[int, str]:
+def error_of(client: Client, frame: bytes) -> tuple[int, str]:
     """Kind and text of the exception that `frame` is answered with; the client's next call must work."""
     with pytest.raises(ReplyError) as caught:
         client.call(frame)
@@ -59,8 +59,8 @@ def test_an_answer_has_the_callers_sequence_and_protocol(one: Stage, wire: Wire,
     reply = one.client().call(send_sync(sequence, wire))
     assert (reply.wire, reply.name, reply.sequence) == (wire, "sendSync", sequence)
     assert reply.result.success == P.Result(code=0, msg=b"OK")
-    assert one.seen[0].message.body == b"body"
-    assert one.seen[0].timeout == 50
+    assert one.received_args[0].message.body == b"body"
+    assert one.received_args[0].timeout == 50
 
 
 def test_protocols_may_change_on_one_connection(one: Stage) -> None:
@@ -102,25 +102,25 @@ def test_a_large_answer_arrives_whole(one: Stage, wire: Wire) -> None:
 def test_faults_of_the_request(one: Stage, wire: Wire) -> None:
     client = one.client()
     named = Envelope(b"noSuch", CALL).build_frame(wire, sequence_bytes(wire, 3), b"\x00")
-    assert fault_of(client, named) == (1, "unknown method 'noSuch'")
+    assert error_of(client, named) == (1, "unknown method 'noSuch'")
     unhandled = encode_call(producer, PRODUCER, "sendBatch", wire, messages=[])
-    assert fault_of(client, unhandled)[0] == 1
+    assert error_of(client, unhandled)[0] == 1
     missing = Envelope(b"sendSync", CALL).build_frame(wire, sequence_bytes(wire, 3), b"\x00")
-    kind, text = fault_of(client, missing)
+    kind, text = error_of(client, missing)
     assert kind == 7
     assert "message" in text
-    whole = send_sync(3, wire)
-    kind, text = fault_of(client, (len(whole) - 12).to_bytes(4, "big") + whole[4:-8])
+    complete_frame = send_sync(3, wire)
+    kind, text = error_of(client, (len(complete_frame) - 12).to_bytes(4, "big") + complete_frame[4:-8])
     assert kind == 7
     assert text.startswith("sendSync: arguments do not decode: ")
     for message_type in (REPLY, EXCEPTION, 7):
         body = Envelope(b"sendSync", message_type).build_frame(wire, sequence_bytes(wire, 3), b"\x00")
-        assert fault_of(client, body) == (
+        assert error_of(client, body) == (
             7,
             f"message type is {message_type}; allowed: 1 (call) or 4 (oneway)",
         )
-    assert one.faults("unknown_method") == 2
-    assert one.faults("protocol_error") == 5
+    assert one.errors("unknown_method") == 2
+    assert one.errors("protocol_error") == 5
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -146,8 +146,8 @@ def test_garbage_is_answered_in_compact_with_sequence_0(one: Stage, payload: byt
 
 
 def test_linked_results_without_end_are_a_protocol_error() -> None:
-    seen: list[Call] = []
-    service = Service(consumer, CONSUMER, {"submit": seen.append})
+    pulls: list[Call] = []
+    service = Service(consumer, CONSUMER, {"submit": pulls.append})
     server = RpcServer(service, "127.0.0.1", 0, RpcLimits(), Registry(), SystemClock())
     server.start()
     client = Client(server.address)
@@ -156,8 +156,8 @@ def test_linked_results_without_end_are_a_protocol_error() -> None:
     with pytest.raises(ReplyError, match="recursion depth"):
         decode_reply(consumer, CONSUMER, client.read_frame())
     client.send(encode_call(consumer, CONSUMER, "submit", result=C.ConsumeResult()))
-    until(lambda: seen, "the next call is handled")
-    seen[0].throw(C.PullException(code=3, message="no"))
+    until(lambda: pulls, "the next call is handled")
+    pulls[0].throw(C.PullException(code=3, message="no"))
     result = decode_reply(consumer, CONSUMER, client.read_frame()).result
     assert (result.success, result.error) == (None, C.PullException(code=3, message=b"no"))
     client.close()
@@ -167,8 +167,8 @@ def test_linked_results_without_end_are_a_protocol_error() -> None:
 def test_a_handler_that_raises_is_an_internal_error(one: Stage, caplog: Any) -> None:
     client = one.client()
     frame = encode_call(producer, PRODUCER, "sendDelaySync", delayMessage=P.DelayMessage())
-    assert fault_of(client, frame) == (6, "sendDelaySync: internal error")
-    assert one.faults("internal_error") == 1
+    assert error_of(client, frame) == (6, "sendDelaySync: internal error")
+    assert one.errors("internal_error") == 1
     assert "the handler breaks" in caplog.text
 
 
@@ -176,10 +176,10 @@ def test_only_a_few_faults_are_logged_per_interval(one: Stage, caplog: Any) -> N
     client = one.client()
     frame = encode_call(producer, PRODUCER, "sendDelaySync", delayMessage=P.DelayMessage())
     for _ in range(15):
-        fault_of(client, frame)
-    assert (one.faults("internal_error"), len(caplog.records)) == (15, 10)
+        error_of(client, frame)
+    assert (one.errors("internal_error"), len(caplog.records)) == (15, 10)
     one.clock.advance(10)
-    fault_of(client, frame)
+    error_of(client, frame)
     assert len(caplog.records) == 11
 
 
@@ -199,7 +199,7 @@ def test_only_methods_with_a_declared_exception_throw(one: Stage) -> None:
     one.waits_for(1)
     with pytest.raises(TypeError, match="declares no exception"):
         one.calls[0].throw(P.Result())
-    one.calls[0].fault(Fault.INTERNAL_ERROR, "a fault ends it")
+    one.calls[0].reply_error(ErrorKind.INTERNAL_ERROR, "an error ends it")
     assert not one.calls[0].open
 
 
@@ -208,9 +208,12 @@ def test_a_second_answer_is_a_bug(one: Stage) -> None:
     client.send(send_async())
     one.waits_for(1)
     one.calls[0].reply(OK)
-    for again in (lambda: one.calls[0].reply(OK), lambda: one.calls[0].fault(Fault.INTERNAL_ERROR, "x")):
+    for answer_late in (
+        lambda: one.calls[0].reply(OK),
+        lambda: one.calls[0].reply_error(ErrorKind.INTERNAL_ERROR, "x"),
+    ):
         with pytest.raises(RuntimeError, match="answered twice"):
-            again()
+            answer_late()
     client.read_frame()
     assert client.call(send_sync(4)).sequence == 4
 
@@ -222,7 +225,7 @@ def test_oneway_calls_get_no_answer(one: Stage, caplog: Any) -> None:
     assert [call.args.message.topic for call in one.calls] == [b"a", b"b"]
     assert one.server.open_calls == 2
     one.calls[0].reply(None)
-    one.calls[1].fault(Fault.INTERNAL_ERROR, "nobody hears it")
+    one.calls[1].reply_error(ErrorKind.INTERNAL_ERROR, "nobody hears it")
     assert one.server.open_calls == 0
     assert client.call(send_sync(9)).sequence == 9
     assert caplog.text == ""
@@ -236,7 +239,7 @@ def test_bad_oneway_messages_are_counted_only(one: Stage, wire: Wire) -> None:
     client.send(Envelope(b"sendOneway", ONEWAY).build_frame(wire, zero, b"\x00"))
     client.send(Envelope(b"sendOneway", CALL).build_frame(wire, zero, b"\x00"))
     assert client.call(send_sync(9)).sequence == 9
-    assert (one.faults("unknown_method"), one.faults("protocol_error")) == (1, 2)
+    assert (one.errors("unknown_method"), one.errors("protocol_error")) == (1, 2)
 
 
 def test_a_two_way_method_sent_as_oneway_is_answered_all_the_same(one: Stage) -> None:
@@ -293,9 +296,9 @@ def test_thriftpy2s_own_client_calls_us(one: Stage, wire: Wire) -> None:
     # thriftpy2 has no cooperative sockets here: its client runs in a native thread
     first, second, kind = gevent.get_hub().threadpool.apply(talk)
     assert (first.code, first.msg, second.code, kind) == (0, "OK", 0, 1)
-    assert one.seen[0].message.key == "é".encode()
-    assert one.seen[0].message.properties == {b"a": "ü".encode()}
-    assert len(one.seen[1].messages) == 3
+    assert one.received_args[0].message.key == "é".encode()
+    assert one.received_args[0].message.properties == {b"a": "ü".encode()}
+    assert len(one.received_args[1].messages) == 3
     assert len(one.calls) == 1
 
 

@@ -54,15 +54,15 @@ def encode_struct(struct: Any, wire: Wire) -> bytes:
 
 def as_text(struct: Any, binary: str = "body") -> dict[str, Any]:
     """Fields of one of our structs, bytes as str where the IDL says string."""
-    found = {}
+    struct_values = {}
     for name in struct.__struct_fields__:
         value = getattr(struct, name)
         if isinstance(value, bytes) and name != binary:
             value = value.decode()
         elif isinstance(value, dict):
             value = {key.decode(): each.decode() for key, each in value.items()}
-        found[name] = value
-    return found
+        struct_values[name] = value
+    return struct_values
 
 
 def other(wire: Wire, buffer: Any) -> Any:
@@ -95,7 +95,7 @@ def results(depth: int) -> Any:
     return st.builds(C.ConsumeResult, context=context, nextResult=st.none() | deeper, **fields)
 
 
-class Loose:
+class ApacheStruct:
     """A struct as Apache's generated code has it: reads and writes itself by its specification."""
 
     spec: tuple[Any, ...] = ()
@@ -107,32 +107,32 @@ class Loose:
         protocol.writeStruct(self, self.spec)
 
 
-def loosen(args: Any, made: dict[int, Any]) -> Any:
+def to_apache_spec(args: Any, specs: dict[int, Any]) -> Any:
     """The same specification with a Loose class for every struct."""
     if isinstance(args, tuple):
-        return tuple(loosen(each, made) for each in args)
+        return tuple(to_apache_spec(each, specs) for each in args)
     if not isinstance(args, list):
         return args
-    if id(args) not in made:
+    if id(args) not in specs:
         fields = {entry[2]: None for entry in args[1] if entry}
-        kind = type(args[0].__name__, (Loose,), fields)
-        made[id(args)] = [kind, ()]
-        kind.spec = made[id(args)][1] = loosen(args[1], made)  # type: ignore[attr-defined]
-    return made[id(args)]
+        kind = type(args[0].__name__, (ApacheStruct,), fields)
+        specs[id(args)] = [kind, ()]
+        kind.spec = specs[id(args)][1] = to_apache_spec(args[1], specs)  # type: ignore[attr-defined]
+    return specs[id(args)]
 
 
-def as_loose(struct: Any, kind: type[Loose]) -> Loose:
+def to_apache(struct: Any, kind: type[ApacheStruct]) -> ApacheStruct:
     """One of our structs, with those inside it, as Loose ones."""
-    made = kind()
+    converted = kind()
     for entry in filter(None, kind.spec):
         value = getattr(struct, entry[2])
-        setattr(made, entry[2], as_loose(value, entry[3][0]) if entry[1] == 12 and value else value)
-    return made
+        setattr(converted, entry[2], to_apache(value, entry[3][0]) if entry[1] == 12 and value else value)
+    return converted
 
 
 def plain(struct: Any) -> Any:
     """Nested dicts of whatever struct it is."""
-    if isinstance(struct, Loose):
+    if isinstance(struct, ApacheStruct):
         return {entry[2]: plain(getattr(struct, entry[2])) for entry in struct.spec if entry}
     if hasattr(struct, "__struct_fields__"):
         return {name: plain(getattr(struct, name)) for name in struct.__struct_fields__}
@@ -142,9 +142,9 @@ def plain(struct: Any) -> Any:
 @settings(max_examples=examples(60))
 @given(results(3), st.sampled_from(WIRES))
 def test_apaches_python_codec_agrees_both_ways(result: Any, wire: Wire) -> None:
-    kind = loosen(type_args(C.ConsumeResult), {})[0]
+    kind = to_apache_spec(type_args(C.ConsumeResult), {})[0]
     written = ApacheBuffer()
-    as_loose(result, kind).write(apache(wire, written))
+    to_apache(result, kind).write(apache(wire, written))
     data = encode_struct(result, wire)
     assert written.getvalue() == data
     read = kind()
@@ -300,11 +300,11 @@ def test_a_frame_of_tiny_elements_is_cut_off_by_processor_time() -> None:
 
 
 def test_a_decode_leaves_nothing_behind() -> None:
-    ours = codec()
+    reader = codec()
     args = type_args(P.Message)
     large = encode_struct(P.Message(body=bytes(3 * CHUNK_BYTES)), Wire.COMPACT)
     small = encode_struct(P.Message(topic=b"after"), Wire.COMPACT)
     for data in (large, large[:-9], small[:-1], b""):
         with pytest.raises(DecodeError):
-            ours.decode(Wire.COMPACT, data[:-1], 0, args)
-        assert ours.decode(Wire.COMPACT, small, 0, args).topic == b"after"
+            reader.decode(Wire.COMPACT, data[:-1], 0, args)
+        assert reader.decode(Wire.COMPACT, small, 0, args).topic == b"after"

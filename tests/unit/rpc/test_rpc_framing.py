@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq_rpc.envelope import FrameRefusedError, Frames
+from ddmq_rpc.envelope import FrameLengthError, Frames
 
 LIMIT = 300
 payloads = st.lists(st.binary(max_size=LIMIT), max_size=12)
@@ -17,31 +17,31 @@ def framed(payload: bytes) -> bytes:
     return pack(">i", len(payload)) + payload
 
 
-def cut(stream: bytes, cuts: list[int]) -> list[bytes]:
+def split(stream: bytes, cuts: list[int]) -> list[bytes]:
     edges = sorted({min(at, len(stream)) for at in cuts} | {0, len(stream)})
     return [stream[start:end] for start, end in pairwise(edges)]
 
 
 def take_all(frames: Frames, data: bytes) -> list[bytes]:
-    taken = []
+    received = []
     frame = frames.feed_bytes(data)
     while frame is not None:
-        taken.append(frame)
+        received.append(frame)
         frame = frames.next_frame()
-    return taken
+    return received
 
 
 @given(payloads, st.lists(st.integers(0, 4_000), max_size=40))
 def test_any_cut_gives_the_same_frames(sent: list[bytes], cuts: list[int]) -> None:
     frames = Frames(LIMIT)
     stream = b"".join(map(framed, sent))
-    taken: list[bytes] = []
-    for piece in cut(stream, cuts):
-        taken += take_all(frames, piece)
-        assert frames.held_bytes <= len(stream)
-    assert taken == [framed(payload) for payload in sent]
-    assert frames.held_bytes == 0
-    assert all(type(frame) is bytes for frame in taken)
+    received: list[bytes] = []
+    for chunk in split(stream, cuts):
+        received += take_all(frames, chunk)
+        assert frames.buffered_bytes <= len(stream)
+    assert received == [framed(payload) for payload in sent]
+    assert frames.buffered_bytes == 0
+    assert all(type(frame) is bytes for frame in received)
 
 
 @given(payloads, st.integers(-(1 << 31), (1 << 31) - 1).filter(lambda n: not 0 <= n <= LIMIT))
@@ -50,16 +50,16 @@ def test_a_bad_length_is_refused_after_the_frames_before_it(sent: list[bytes], l
     frames.keep_bytes(b"".join(map(framed, sent)) + pack(">i", length))
     for payload in sent:
         assert frames.next_frame() == framed(payload)
-    with pytest.raises(FrameRefusedError, match=str(length)):
+    with pytest.raises(FrameLengthError, match=str(length)):
         frames.next_frame()
 
 
 def test_a_bad_length_is_refused_with_its_fourth_byte() -> None:
     frames = Frames(LIMIT)
     assert frames.feed_bytes(b"\x7f\xff\xff") is None
-    with pytest.raises(FrameRefusedError):
+    with pytest.raises(FrameLengthError):
         frames.feed_bytes(b"\xff")
-    assert frames.held_bytes == 4
+    assert frames.buffered_bytes == 4
 
 
 @pytest.mark.parametrize("length", [0, 1, LIMIT])

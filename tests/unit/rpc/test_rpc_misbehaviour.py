@@ -24,8 +24,8 @@ from tests.support.waits import until
 
 @pytest.fixture
 def one() -> Any:
-    with stage() as made:
-        yield made
+    with stage() as running:
+        yield running
 
 
 def sequence_of(frame: bytes) -> int:
@@ -40,7 +40,7 @@ def test_impossible_lengths_close_that_connection_only(one: Stage, length: int) 
     bad, good = one.client(), one.client()
     bad.send(pack(">i", length))
     assert bad.is_closed()
-    assert one.refused("frame_length") == 1
+    assert one.rejected("frame_length") == 1
     assert good.call(send_sync(1)).sequence == 1
 
 
@@ -68,11 +68,11 @@ def test_a_slow_sender_is_closed_by_the_sweep(one: Stage) -> None:
     one.clock.advance(9.9)
     one.server.close_slow_connections()
     slow.send(b"")
-    assert one.refused("slow_frame") == 0
+    assert one.rejected("slow_frame") == 0
     one.clock.advance(0.2)
     one.server.close_slow_connections()
     assert slow.is_closed()
-    assert one.refused("slow_frame") == 1
+    assert one.rejected("slow_frame") == 1
     assert idle.call(send_sync(2)).sequence == 2
 
 
@@ -107,10 +107,10 @@ def test_reading_ahead_is_bounded(one: Stage) -> None:
     count = 4_000
     sender = gevent.spawn(client.send, send_sync(2) * count)
     (connection,) = one.traffic.connections
-    until(lambda: connection._frames.held_bytes >= 16 << 10, "it reads ahead")
+    until(lambda: connection._frames.buffered_bytes >= 16 << 10, "it reads ahead")
     for _ in range(50):
         gevent.sleep(0)
-    assert connection._frames.held_bytes <= 32 << 10
+    assert connection._frames.buffered_bytes <= 32 << 10
     one.calls[0].reply(OK)
     assert sequence_of(client.read_frame()) == 1
     assert all(sequence_of(client.read_frame()) == 2 for _ in range(count))
@@ -125,8 +125,8 @@ def test_a_flood_leaves_the_others_their_turn(monkeypatch: pytest.MonkeyPatch) -
         flood.send(send_sync(1, key="flood") * 200)
         other.send(send_sync(2, key="other"))
         assert sequence_of(other.read_frame()) == 2
-        until(lambda: len(one.seen) == 201, "all are handled")
-        order = [args.message.key for args in one.seen]
+        until(lambda: len(one.received_args) == 201, "all are handled")
+        order = [args.message.key for args in one.received_args]
         assert order.index(b"other") < 150
         for _ in range(200):
             flood.read_frame()
@@ -140,9 +140,9 @@ def test_a_costly_request_makes_its_connection_rest(one: Stage, monkeypatch: pyt
     batch = encode_call(producer, PRODUCER, "sendBatchSync", sequence=1, messages=[message])
     client.send(batch + send_sync(2))
     assert sequence_of(client.read_frame()) == 1
-    assert one.refused("rested") == 1
+    assert one.rejected("rested") == 1
     assert other.call(send_sync(3)).sequence == 3
-    assert len(one.seen) == 2  # the second one of the first client waits
+    assert len(one.received_args) == 2  # the second one of the first client waits
     assert sequence_of(client.read_frame()) == 2
 
 
@@ -167,11 +167,11 @@ def test_a_client_that_goes_while_waiting_is_noticed(one: Stage, how: str) -> No
     client = one.client()
     client.send(send_async())
     one.waits_for(1)
-    told: list[Call] = []
-    one.calls[0].on_abandoned = told.append
+    abandoned: list[Call] = []
+    one.calls[0].on_abandoned = abandoned.append
     leave(client, how)
-    until(lambda: told, "the handler is told")
-    assert told == one.calls
+    until(lambda: abandoned, "the handler is told")
+    assert abandoned == one.calls
     assert not one.calls[0].open
     assert one.server.open_calls == 0
     assert one.abandoned == 0
@@ -222,7 +222,7 @@ def test_a_client_that_does_not_read_is_closed_in_time(one: Stage) -> None:
     assert other.call(send_sync(2)).sequence == 2
     one.clock.advance(11)
     one.server.close_slow_connections()
-    assert one.refused("slow_reader") == 1
+    assert one.rejected("slow_reader") == 1
     assert one.traffic.unsent.total == 0
     assert one.connections == 1
 
@@ -234,7 +234,7 @@ def test_unread_answers_in_sum_are_bounded() -> None:
             client.send(send_async(number))
             one.waits_for(number + 1)
             one.calls[number].reply(P.Result(code=0, msg="x" * 16_000_000))
-        assert one.refused("unread_answers") >= 1
+        assert one.rejected("unread_answers") >= 1
         assert one.traffic.unsent.total <= 30_000_000
         assert sequence_of(deaf[2].read_frame()) == 2
 
@@ -244,11 +244,11 @@ def test_unread_answers_in_sum_are_bounded() -> None:
 
 def test_connections_above_the_bound_are_accepted_and_closed() -> None:
     with stage(connections_max=2) as one:
-        kept = [one.client(), one.client()]
-        assert [client.call(send_sync(1)).sequence for client in kept] == [1, 1]
+        clients = [one.client(), one.client()]
+        assert [client.call(send_sync(1)).sequence for client in clients] == [1, 1]
         assert one.client().is_closed()
-        assert one.refused("connections") == 1
-        kept[0].close()
+        assert one.rejected("connections") == 1
+        clients[0].close()
         until(lambda: one.connections == 1, "one leaves")
         assert one.client().call(send_sync(2)).sequence == 2
 
@@ -262,7 +262,7 @@ def test_at_the_byte_bound_the_next_call_waits() -> None:
         until(lambda: len(one.traffic.partial) == 1, "the second waits")
         third.send(send_async(4))
         until(lambda: len(one.traffic.partial) == 2, "the third waits")
-        assert one.seen == []
+        assert one.received_args == []
         one.calls[0].reply(OK)
         assert sequence_of(second.read_frame()) == 2
         assert sequence_of(second.read_frame()) == 3
@@ -283,7 +283,7 @@ def test_a_client_that_goes_while_waiting_for_room() -> None:
         until(lambda: one.connections == 1, "the server notices")
         one.calls[0].reply(OK)
         first.read_frame()
-        assert one.seen == []
+        assert one.received_args == []
         assert one.client().call(send_sync(3)).sequence == 3
 
 
@@ -359,7 +359,7 @@ def test_idle_connections_are_closed_when_asked_to() -> None:
         one.clock.advance(20)
         one.server.close_slow_connections()
         assert idle.is_closed()
-        assert one.refused("idle") == 1
+        assert one.rejected("idle") == 1
         one.calls[0].reply(OK)
         assert sequence_of(waiting.read_frame()) == 7
         assert active.call(send_sync(2)).sequence == 2
@@ -374,7 +374,7 @@ def test_out_of_descriptors_the_client_is_turned_away(one: Stage) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(fillers) + 1, hard))
         waiting.connect(one.server.address)
         assert waiting.recv(1) == b""
-        assert one.refused("accept") >= 1
+        assert one.rejected("accept") >= 1
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for filler in fillers:
@@ -394,11 +394,11 @@ def test_without_any_descriptor_accepting_pauses(
     monkeypatch.setattr(server, "ACCEPT_PAUSE_S", 0.01)
     monkeypatch.setattr(server.os, "open", none)
     listener = one.server._listener
-    for again in range(3):
+    for attempt in range(3):
         one.server._accept_failed(listener, OSError(errno.EMFILE, "Too many open files"))  # type: ignore[arg-type]
         assert not one.server._acceptor.active
-        until(lambda: one.server._acceptor.active, f"accepting goes on, {again}")
-    assert one.refused("accept") == 3
+        until(lambda: one.server._acceptor.active, f"accepting goes on, {attempt}")
+    assert one.rejected("accept") == 3
     assert len([record for record in caplog.records if record.message == "accept failed"]) == 1
     monkeypatch.undo()
     assert one.client().call(send_sync(1)).sequence == 1

@@ -25,8 +25,8 @@ def test_requests_decode(one: Recorded) -> None:
     args = methods(one.idl, one.service)[header.name.decode()].args
     value = Codec(5_000_000, 16_384, 5.0).decode(header.wire, one.request, header.body_at, args)
     assert (header.wire, header.kind) == (Wire.COMPACT, CALL)
-    again = ENCODERS[Wire.BINARY](value, args)
-    assert Codec(5_000_000, 16_384, 5.0).decode(Wire.BINARY, again, 0, args) == value
+    encoded = ENCODERS[Wire.BINARY](value, args)
+    assert Codec(5_000_000, 16_384, 5.0).decode(Wire.BINARY, encoded, 0, args) == value
 
 
 @pytest.mark.parametrize("one", [one for one in ALL if one.reply], ids=lambda one: one.name)

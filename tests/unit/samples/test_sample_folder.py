@@ -44,9 +44,9 @@ class FaultyDisk(FolderCalls):
         self._at("join")
         super().join(path, self._half(sources))
 
-    def _half(self, parts: Iterable[Path]) -> Iterator[Path]:
-        for part in parts:
-            yield part
+    def _half(self, sources: Iterable[Path]) -> Iterator[Path]:
+        for source in sources:
+            yield source
             self._at("half joined")
 
     def rename(self, path: Path, name: str) -> None:
@@ -65,7 +65,7 @@ def fill(root: Path, instance: str, sequence: Iterable[int], at_ms: int = HOUR) 
     folder = SampleFolder(root, instance)
     for seq in sequence:
         folder.write(
-            samples.folder(at_ms), samples.part_name(instance, seq), f"{instance[0]}{seq}\n".encode()
+            samples.folder(at_ms), samples.interval_name(instance, seq), f"{instance[0]}{seq}\n".encode()
         )
 
 
@@ -76,22 +76,22 @@ def sweep(root: Path, now_ms: int = LATER, keep_days: int = 90, bytes_max: int =
     return swept.deleted
 
 
-def seen(root: Path) -> dict[str, str]:
+def read_files(root: Path) -> dict[str, str]:
     """Every file, hidden ones too, and what is in it."""
     return {path.name: path.read_text() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def lines(root: Path) -> list[str]:
     """What a reader that drops duplicates finds: files that do not start with a dot."""
-    found = {name: text for name, text in seen(root).items() if not name.startswith(".")}
-    return sorted({line for text in found.values() for line in text.splitlines()})
+    visible = {name: text for name, text in read_files(root).items() if not name.startswith(".")}
+    return sorted({line for text in visible.values() for line in text.splitlines()})
 
 
 # --- writing
 
 
 def test_a_file_lies_in_the_folder_of_its_hour(tmp_path: Path) -> None:
-    SampleFolder(tmp_path / "made", MINE).write(samples.folder(HOUR), samples.part_name(MINE, 3), b"x\n")
+    SampleFolder(tmp_path / "made", MINE).write(samples.folder(HOUR), samples.interval_name(MINE, 3), b"x\n")
     path = tmp_path / "made" / "date=2026-11-22" / "hour=03" / f"samples-{MINE}-00000003.jsonl"
     assert path.read_bytes() == b"x\n"
 
@@ -100,21 +100,21 @@ def test_a_file_lies_in_the_folder_of_its_hour(tmp_path: Path) -> None:
 def test_a_file_is_whole_or_not_there(tmp_path: Path, at: str) -> None:
     folder = SampleFolder(tmp_path, MINE, FaultyDisk(at, OSError(errno.ENOSPC, "full")))
     with pytest.raises(OSError, match="full") as caught:
-        folder.write(samples.folder(HOUR), samples.part_name(MINE, 0), b"x\n" * 100)
+        folder.write(samples.folder(HOUR), samples.interval_name(MINE, 0), b"x\n" * 100)
     assert failure_reason(caught.value) == "full"
-    assert seen(tmp_path) == {}, "nor what was begun"
+    assert read_files(tmp_path) == {}, "nor what was begun"
 
 
 @pytest.mark.parametrize("at", ["half", "rename"])
 def test_what_a_killed_process_was_writing_is_hidden_and_deleted_later(tmp_path: Path, at: str) -> None:
     folder = SampleFolder(tmp_path, OTHER, FaultyDisk(at, Crash()))
     with pytest.raises(Crash):
-        folder.write(samples.folder(HOUR), samples.part_name(OTHER, 0), b"x\n" * 100)
-    assert list(seen(tmp_path)) == [samples.part_name(OTHER, 0).hidden]
+        folder.write(samples.folder(HOUR), samples.interval_name(OTHER, 0), b"x\n" * 100)
+    assert list(read_files(tmp_path)) == [samples.interval_name(OTHER, 0).hidden]
     assert lines(tmp_path) == []
     assert sweep(tmp_path, LATER - 1) == {}, "somebody may be writing it"
     assert sweep(tmp_path) == {"left": 1}
-    assert seen(tmp_path) == {}
+    assert read_files(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_file_where_the_folder_should_be_is_missing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError) as caught:
         SampleFolder(tmp_path / "file" / "metrics", MINE).write(
-            "date=2026-01-01/hour=00", samples.part_name(MINE, 0), b""
+            "date=2026-01-01/hour=00", samples.interval_name(MINE, 0), b""
         )
     assert failure_reason(caught.value) == "missing"
 
@@ -157,14 +157,14 @@ def test_an_hour_that_ended_long_ago_becomes_one_file_and_its_parts_go_at_the_ne
     assert sweep(tmp_path, LATER - 1) == {}
     before = lines(tmp_path)
     assert sweep(tmp_path) == {}
-    assert seen(tmp_path)[merged(8, 10)] == "a8\na9\na10\n"
-    assert len(seen(tmp_path)) == 6, "who listed the parts can still read them"
+    assert read_files(tmp_path)[merged(8, 10)] == "a8\na9\na10\n"
+    assert len(read_files(tmp_path)) == 6, "who listed the parts can still read them"
     assert lines(tmp_path) == before
     assert sweep(tmp_path) == {"merged": 3}
-    assert list(seen(tmp_path)) == [
+    assert list(read_files(tmp_path)) == [
         merged(8, 10),
-        str(samples.part_name(OTHER, 1)),
-        str(samples.part_name(OTHER, 2)),
+        str(samples.interval_name(OTHER, 1)),
+        str(samples.interval_name(OTHER, 2)),
     ]
     assert lines(tmp_path) == before
     assert sweep(tmp_path) == {}
@@ -176,14 +176,14 @@ def test_merged_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     before = lines(tmp_path)
     sweep(tmp_path)
     sweep(tmp_path)
-    assert list(seen(tmp_path)) == [merged(1, 2), merged(3, 4), str(samples.part_name(MINE, 5))]
+    assert list(read_files(tmp_path)) == [merged(1, 2), merged(3, 4), str(samples.interval_name(MINE, 5))]
     assert lines(tmp_path) == before
 
 
 def test_a_single_file_stays_as_it_is(tmp_path: Path) -> None:
     fill(tmp_path, MINE, [4])
     sweep(tmp_path)
-    assert list(seen(tmp_path)) == [str(samples.part_name(MINE, 4))]
+    assert list(read_files(tmp_path)) == [str(samples.interval_name(MINE, 4))]
 
 
 def test_what_comes_into_a_merged_hour_is_merged_by_itself(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_what_comes_into_a_merged_hour_is_merged_by_itself(tmp_path: Path) -> No
     fill(tmp_path, MINE, [901])
     sweep(tmp_path)
     sweep(tmp_path)
-    assert list(seen(tmp_path)) == [merged(1, 2), merged(900, 901)]
+    assert list(read_files(tmp_path)) == [merged(1, 2), merged(900, 901)]
     assert lines(tmp_path) == ["a1", "a2", "a900", "a901"]
 
 
@@ -214,7 +214,7 @@ def test_a_crash_anywhere_in_a_merge_loses_nothing(tmp_path: Path, at: str) -> N
         sweep_twice(crashing)
     assert lines(tmp_path) == before
     sweep_twice(SampleFolder(tmp_path, MINE))
-    assert seen(tmp_path) == {merged(0, 4): "a0\na1\na2\na3\na4\n"}
+    assert read_files(tmp_path) == {merged(0, 4): "a0\na1\na2\na3\na4\n"}
 
 
 def test_covered_parts_of_a_process_that_is_gone_are_deleted_by_others(tmp_path: Path) -> None:
@@ -227,14 +227,14 @@ def test_covered_parts_of_a_process_that_is_gone_are_deleted_by_others(tmp_path:
 @pytest.mark.parametrize("at", ["join", "half joined", "rename"])
 def test_a_full_disk_leaves_the_parts(tmp_path: Path, at: str) -> None:
     fill(tmp_path, MINE, range(3))
-    before = seen(tmp_path)
+    before = read_files(tmp_path)
     disk = FaultyDisk(at, OSError(errno.ENOSPC, "full"))
     folder = SampleFolder(tmp_path, MINE, disk)
     assert [failure_reason(error) for error in folder.sweep(LATER, 90, GIB).failed] == ["full"]
-    assert seen(tmp_path) == before
+    assert read_files(tmp_path) == before
     disk.fault = None
     assert folder.sweep(LATER, 90, GIB).failed == []
-    assert merged(0, 2) in seen(tmp_path)
+    assert merged(0, 2) in read_files(tmp_path)
 
 
 # --- deleting
@@ -255,7 +255,7 @@ def test_the_oldest_files_go_until_the_rest_fits(tmp_path: Path) -> None:
     fill(tmp_path, OTHER, [5], HOUR - 30 * HOUR_MS)
     fill(tmp_path, OTHER, [1, 2, 3], HOUR)
     for age, seq in enumerate([3, 1, 2]):  # 3 is the newest
-        path = tmp_path / samples.folder(HOUR) / str(samples.part_name(OTHER, seq))
+        path = tmp_path / samples.folder(HOUR) / str(samples.interval_name(OTHER, seq))
         os.utime(path, ns=(0, (10 - age) * 10**9))
     assert sweep(tmp_path, HOUR, bytes_max=6) == {"bytes": 2}
     assert lines(tmp_path) == ["b1", "b3"]
@@ -270,7 +270,7 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
     (tmp_path / "date=soon").mkdir()
     (tmp_path / "date=2026-01-01").write_text("a file")
     assert sweep(tmp_path, HOUR + 1_000 * 24 * HOUR_MS, keep_days=1) == {"age": 1}
-    assert sorted(seen(tmp_path)) == [".nfs0001", "README", "_SUCCESS", "date=2026-01-01", "notes.txt"]
+    assert sorted(read_files(tmp_path)) == [".nfs0001", "README", "_SUCCESS", "date=2026-01-01", "notes.txt"]
 
 
 def test_deletions_that_fail_are_told_and_the_rest_is_done(tmp_path: Path) -> None:

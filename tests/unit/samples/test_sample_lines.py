@@ -163,8 +163,8 @@ def test_hostile_bytes_are_refused(text: bytes) -> None:
 
 def test_the_example_on_the_page_of_the_format_is_a_sample() -> None:
     page = Path(__file__).resolve().parents[3] / "docs" / "formats-samples.md"
-    found = re.findall(r"```json\n(\{.*?)```", page.read_text(), re.DOTALL)
-    assert [decode(text.encode()).metric for text in found] == ["ddmq_acked_total"]
+    examples = re.findall(r"```json\n(\{.*?)```", page.read_text(), re.DOTALL)
+    assert [decode(text.encode()).metric for text in examples] == ["ddmq_acked_total"]
 
 
 @given(st.binary(max_size=200))

@@ -17,7 +17,9 @@ SEQUENCES = st.integers(0, 10**12)
 
 @given(INSTANCES, SEQUENCES, SEQUENCES, st.booleans())
 def test_a_name_says_what_it_was_made_of(instance: str, first: int, more: int, merged: bool) -> None:
-    name = SampleName(instance, first, first + more, True) if merged else samples.part_name(instance, first)
+    name = (
+        SampleName(instance, first, first + more, True) if merged else samples.interval_name(instance, first)
+    )
     assert samples.parse(str(name)) == name
     assert name.hidden.startswith(".")
     assert samples.parse(name.hidden) is None
@@ -33,7 +35,7 @@ def test_a_folder_is_the_hour_of_the_time(wall_ms: int) -> None:
 
 def test_names_as_documented() -> None:
     assert samples.folder(1_795_316_566_000) == "date=2026-11-22/hour=03"
-    assert str(samples.part_name("00c0ffee00c0ffee", 17)) == "samples-00c0ffee00c0ffee-00000017.jsonl"
+    assert str(samples.interval_name("00c0ffee00c0ffee", 17)) == "samples-00c0ffee00c0ffee-00000017.jsonl"
     merged = SampleName("00c0ffee00c0ffee", 17, 376, True)
     assert str(merged) == "hour-00c0ffee00c0ffee-00000017-00000376.jsonl"
 
@@ -88,8 +90,8 @@ def test_the_folder_of_a_day_is_a_day_that_there_is(folder: str, day: date | Non
 
 def test_a_merged_file_covers_its_own_instance_only() -> None:
     merged = SampleName("a" * 16, 3, 9, True)
-    assert merged.covers(samples.part_name("a" * 16, 3))
-    assert merged.covers(samples.part_name("a" * 16, 9))
-    assert not merged.covers(samples.part_name("a" * 16, 10))
-    assert not merged.covers(samples.part_name("b" * 16, 5))
-    assert not samples.part_name("a" * 16, 3).covers(samples.part_name("a" * 16, 3))
+    assert merged.covers(samples.interval_name("a" * 16, 3))
+    assert merged.covers(samples.interval_name("a" * 16, 9))
+    assert not merged.covers(samples.interval_name("a" * 16, 10))
+    assert not merged.covers(samples.interval_name("b" * 16, 5))
+    assert not samples.interval_name("a" * 16, 3).covers(samples.interval_name("a" * 16, 3))

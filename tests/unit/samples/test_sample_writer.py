@@ -60,11 +60,11 @@ class SamplesRig:
 
     def files(self) -> list[list[dict[str, Any]]]:
         """By sequence number, each as its lines."""
-        found = [
+        files = [
             [json.loads(line) for line in path.read_text().splitlines()]
             for path in self.root.rglob("samples-*.jsonl")
         ]
-        return sorted(found, key=lambda lines: int(lines[0]["seq"]))
+        return sorted(files, key=lambda lines: int(lines[0]["seq"]))
 
     def gains(self) -> list[int]:
         """What each file says `sent` gained."""
@@ -90,7 +90,7 @@ def test_each_sample_holds_what_was_gained_since_the_one_before(tmp_path: Path) 
     assert rig.metrics.cell(catalogue.SAMPLES_WRITTEN).value == 3
 
 
-def told_by_the_writer(caplog: pytest.LogCaptureFixture) -> list[Any]:
+def list_log_records(caplog: pytest.LogCaptureFixture) -> list[Any]:
     """What others log meanwhile, a greenlet of another test say, is not counted."""
     return [record for record in caplog.records if record.name == "ddmq.samples"]
 
@@ -119,9 +119,9 @@ def test_what_could_not_be_written_is_in_the_next_file(
     last = rig.files()[-1][0]
     assert (last["seq"], last["to"] - last["from"]) == (1, 40_000)
     assert rig.failed(reason) == 3
-    told = told_by_the_writer(caplog)
-    assert [record.levelname for record in told] == ["WARNING", "INFO"], "once each"
-    assert told[0].reason == reason
+    log_records = list_log_records(caplog)
+    assert [record.levelname for record in log_records] == ["WARNING", "INFO"], "once each"
+    assert log_records[0].reason == reason
 
 
 def test_another_reason_is_said_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -130,7 +130,7 @@ def test_another_reason_is_said_again(tmp_path: Path, caplog: pytest.LogCaptureF
     for number in (errno.ENOSPC, errno.ENOSPC, errno.EROFS):
         rig.disk.error = OSError(number, "fault")
         rig.writer.sample()
-    assert len(told_by_the_writer(caplog)) == 2
+    assert len(list_log_records(caplog)) == 2
     assert (rig.failed("full"), rig.failed("read-only")) == (2, 1)
 
 
@@ -162,20 +162,20 @@ def test_others_run_while_a_big_registry_is_read_and_while_the_disk_is_slow(tmp_
     rig = SamplesRig(tmp_path, clock=SystemClock())
     for topic in range(10_000):
         rig.metrics.cell(catalogue.SEND_BYTES, f"t{topic}").value += 1
-    turns = 0
+    ticks = 0
     ticker = gevent.get_hub().loop.timer(0.001, 0.001)
 
     def tick() -> None:
-        nonlocal turns
-        turns += 1
+        nonlocal ticks
+        ticks += 1
 
     ticker.start(tick)
     rig.disk.go.clear()
     sampling = gevent.spawn(rig.writer.sample)
     until(rig.disk.entered.is_set)
-    encoding = turns
+    encoding = ticks
     assert encoding >= 5, "the hub was held"
-    until(lambda: turns >= encoding + 3)
+    until(lambda: ticks >= encoding + 3)
     assert not sampling.ready()
     rig.disk.go.set()
     assert sampling.get(timeout=60)
@@ -264,11 +264,11 @@ def test_a_defect_ends_no_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_samples_can_be_off_and_elsewhere(tmp_path: Path) -> None:
     deltas = Deltas(Registry(), "p", "d" * 16, 0)
     assert sample_writer(SamplesConfig(enabled=False), tmp_path, deltas, ManualClock()) is None
-    for config, place in (
+    for config, folder in (
         (SamplesConfig(), tmp_path / "metrics"),
         (SamplesConfig(dir=tmp_path / "elsewhere"), tmp_path / "elsewhere"),
     ):
-        made = sample_writer(config, tmp_path, deltas, ManualClock())
-        assert made is not None
-        assert made.sample()
-        assert len(list(place.rglob("*.jsonl"))) == 1
+        writer = sample_writer(config, tmp_path, deltas, ManualClock())
+        assert writer is not None
+        assert writer.sample()
+        assert len(list(folder.rglob("*.jsonl"))) == 1

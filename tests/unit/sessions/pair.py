@@ -47,13 +47,13 @@ class Pair(Rig):
         assert isinstance(face.current, MemberBackend)
         local = face.current._reads
         assert isinstance(local, LocalReads)
-        ask = local.ask_writer
+        ask = local.read_from_writer
 
         def counted(*args: object) -> None:
             self.asked += 1
             ask(*args)  # type: ignore[arg-type]
 
-        local.ask_writer = counted  # type: ignore[method-assign]
+        local.read_from_writer = counted  # type: ignore[method-assign]
 
     def make(self, name: str = "orders", **more: object) -> QueueRef:
         info = done(self.member.put_topic(TopicInfo(name, 0, 1, **more), soon()))  # type: ignore[arg-type]

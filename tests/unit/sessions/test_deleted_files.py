@@ -8,7 +8,7 @@ from backend.file_log.sessions.server import SOCKET_FILE
 from backend.records import AppendStatus
 from ddmq_client.idl.codes import Code
 from ddmq_common.errors import NotWriterError
-from proxy_producer.core.refusals import failure_of
+from proxy_producer.core.rejections import failure_of
 from tests.support.waits import done, soon, until
 from tests.unit.sessions.pair import Pair
 from tests.unit.sessions.session_kit import record

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.file_log.lock import LOCK_FILE, DirectoryInUseError, DirectoryLock, lock_holder
+from backend.file_log.lock import LOCK_FILE, DirectoryInUseError, DirectoryLock, lock_owner
 from ddmq_common.errors import StorageError
 
 
@@ -15,10 +15,10 @@ def test_a_second_opening_is_refused_and_names_the_holder(tmp_path: Path) -> Non
     lock = DirectoryLock.acquire(tmp_path, 7)
     with pytest.raises(DirectoryInUseError, match=rf"written by another process \(pid {os.getpid()} on host"):
         DirectoryLock.acquire(tmp_path, 8)
-    assert lock.is_held
+    assert lock.is_locked
     lock.release()
     lock.release()
-    assert not lock.is_held
+    assert not lock.is_locked
     DirectoryLock.acquire(tmp_path, 9).release()
     assert "since 9 ms" in (tmp_path / LOCK_FILE).read_text()
 
@@ -47,4 +47,4 @@ def test_a_killed_holder_gives_it_back(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"cannot open the lock file .*gone"):
         DirectoryLock.acquire(tmp_path / "gone", 1)
-    assert lock_holder(tmp_path / "gone") == "unknown"
+    assert lock_owner(tmp_path / "gone") == "unknown"

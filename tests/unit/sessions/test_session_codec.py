@@ -123,7 +123,7 @@ def test_bytes_are_those_of_the_documented_arrays() -> None:
 
 @pytest.mark.parametrize("kind", [*codec._ERRORS.values()])
 def test_every_error_keeps_its_class_and_text(kind: type[Exception]) -> None:
-    row = codec.decode_fault(codec.encode(codec.error_row(kind("what was wrong"))))
+    row = codec.decode_error(codec.encode(codec.error_row(kind("what was wrong"))))
     assert type(codec.error_from(row)) is kind
     assert str(codec.error_from(row)) == "what was wrong"
 

@@ -19,7 +19,7 @@ from ddmq_common.errors import BoundReachedError, RemoteError, StorageError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from tests.played_memory import PlayedMemory
-from tests.support.heard import Heard
+from tests.support.recording_listener import RecordingListener
 from tests.support.waits import PATIENCE_S, done, soon, until
 from tests.unit.sessions.session_kit import CLOCK, RawServer, SessionsRig, house, queue, record
 
@@ -61,14 +61,14 @@ def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(home: Ses
     third, other = home.enter()
     home.make()
     until(lambda: face.topic("orders") and other.topic("orders"), "the topic is told")
-    heard, told = Heard(), []
-    face.join(Join("g", "orders"), heard)
+    listener, told = RecordingListener(), []
+    face.join(Join("g", "orders"), listener)
     face.watch_settings(told.append)
-    until(lambda: heard.epochs, "the assignment")
+    until(lambda: listener.epochs, "the assignment")
     wait = face.wait(queue(), 0, soon())
     home.engine.hold()
     unknown = face.append([record()], soon())
-    finish = ProgressDelta("g", queue(), heard.epochs[0], 0, [(0, 1)])
+    finish = ProgressDelta("g", queue(), listener.epochs[0], 0, [(0, 1)])
     finished = face.commit(CommitBatch(progress=[finish]), soon())
     until(lambda: home.engine.appends and home.engine.commits, "both are at the engine")
     first.close()
@@ -79,9 +79,9 @@ def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(home: Ses
     assert done(finished) == []
     assert done(held)[0].status is AppendStatus.STORED
     assert done(wait) is True
-    until(lambda: len(heard.epochs) == 2, "the membership is assigned anew")
-    assert heard.names == ["assigned", "lost", "assigned"]
-    assert heard.epochs[1] > heard.epochs[0]
+    until(lambda: len(listener.epochs) == 2, "the membership is assigned anew")
+    assert listener.names == ["assigned", "lost", "assigned"]
+    assert listener.epochs[1] > listener.epochs[0]
     done(other.commit(CommitBatch(settings={"k": b"1"}), soon()))
     until(lambda: told, "watchers are told after the change too")
     assert told == ["k"]
@@ -102,12 +102,12 @@ def test_a_membership_is_carried_over_with_all_that_it_asked_for(home: SessionsR
     second, face = home.enter()
     home.make()
     done(writer.put_topic(TopicInfo("orders", 1, 3), soon()))
-    heard = Heard()
-    face.join(Join("g", "orders", Sharing.BY_CIRCLE, frozenset({1}), "host:9713", "me"), heard)
-    until(lambda: heard.epochs, "the assignment")
+    listener = RecordingListener()
+    face.join(Join("g", "orders", Sharing.BY_CIRCLE, frozenset({1}), "host:9713", "me"), listener)
+    until(lambda: listener.epochs, "the assignment")
     first.close()
-    until(lambda: second.is_writer and len(heard.epochs) == 2, "assigned anew")
-    assert [event for event in heard.told if event[0] == "assigned"] == [("assigned", [1])] * 2
+    until(lambda: second.is_writer and len(listener.epochs) == 2, "assigned anew")
+    assert [event for event in listener.events if event[0] == "assigned"] == [("assigned", [1])] * 2
     assert done(face.holders("g", "orders", soon())) == {queue(queue_id=1): "host:9713"}
 
 

@@ -59,7 +59,7 @@ def test_a_topic_that_is_gone_is_not_read_from_its_files(pair: Pair) -> None:
     done(pair.member.append([record()], soon()))
     assert len(pair.bodies(queue)) == 1
     done(pair.member.delete_topic("orders", soon()))
-    assert done(pair.member.read(queue, 0, 10, 1 << 20)).status is ReadStatus.GONE
+    assert done(pair.member.read(queue, 0, 10, 1 << 20)).status is ReadStatus.UNKNOWN_QUEUE
     again = pair.make()
     assert pair.bodies(again) == []
 

@@ -13,8 +13,8 @@ from backend.file_log.sessions.pipe import FrameKind, encode_frame
 from backend.port import Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, Durability, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
-from tests.support.heard import Heard
 from tests.support.passed_over import PassedOver
+from tests.support.recording_listener import RecordingListener
 from tests.support.waits import done, soon, until
 from tests.unit.sessions.session_kit import CLOCK, Engine, SessionsRig, house, queue, record
 
@@ -160,7 +160,7 @@ def test_what_was_held_goes_to_the_next_writer_in_one_pass(tmp_path: Path) -> No
     home, member = without_writer(tmp_path)
     waits = [member.wait(queue(), 0, soon()) for _ in range(50)]
     outstanding = member.link.outstanding
-    held = outstanding.held = PassedOver(outstanding.held)
+    held = outstanding.queued = PassedOver(outstanding.queued)
     home.serve_again(member)
     assert statuses(member.append([record()], soon())) == [AppendStatus.STORED]
     assert all(done(wait) for wait in waits)
@@ -196,40 +196,40 @@ def test_deadlines_pass_while_the_writer_keeps_silent(home: SessionsRig) -> None
 
 
 def test_memberships_are_lost_and_assigned_anew_under_a_higher_epoch(home: SessionsRig) -> None:
-    (server, member), heard = home.served_by(), Heard()
-    membership = member.join(Join("g", "orders"), heard)
-    until(lambda: heard.epochs, "the first assignment")
+    (server, member), listener = home.served_by(), RecordingListener()
+    membership = member.join(Join("g", "orders"), listener)
+    until(lambda: listener.epochs, "the first assignment")
     server.close()
-    until(lambda: heard.names == ["assigned", "lost"], "it is lost")
+    until(lambda: listener.names == ["assigned", "lost"], "it is lost")
     home.serve_again(member)
-    until(lambda: len(heard.epochs) == 2, "the second assignment")
-    assert heard.epochs[1] > heard.epochs[0]
+    until(lambda: len(listener.epochs) == 2, "the second assignment")
+    assert listener.epochs[1] > listener.epochs[0]
     membership.leave()
-    other = Heard()
+    other = RecordingListener()
     home.member().join(Join("g", "orders"), other)
     until(lambda: other.epochs, "it moves on")
-    assert heard.names == ["assigned", "lost", "assigned"]
+    assert listener.names == ["assigned", "lost", "assigned"]
 
 
 def test_unanswered_progress_comes_before_the_new_epoch(home: SessionsRig) -> None:
-    (server, member), heard = home.served_by(), Heard()
-    member.join(Join("g", "orders"), heard)
-    until(lambda: heard.epochs, "the assignment")
+    (server, member), listener = home.served_by(), RecordingListener()
+    member.join(Join("g", "orders"), listener)
+    until(lambda: listener.epochs, "the assignment")
     server.close()
     until(lambda: not member.link.is_attached, "the session is lost")
-    delta = ProgressDelta("g", queue(), heard.epochs[0], 0, [(0, 1)])
+    delta = ProgressDelta("g", queue(), listener.epochs[0], 0, [(0, 1)])
     finished = member.commit(CommitBatch(progress=[delta]), soon())
-    for request in list(member.link.outstanding.held):
+    for request in list(member.link.outstanding.queued):
         request.is_sent = True  # as if it had been sent to the writer that went
     home.serve_again(member)
     assert done(finished) == []
-    until(lambda: len(heard.epochs) == 2, "the second assignment")
+    until(lambda: len(listener.epochs) == 2, "the second assignment")
 
 
 def test_releases_reach_the_writer(home: SessionsRig) -> None:
     home.make()
     home.serve()
-    first, second = Heard(), Heard()
+    first, second = RecordingListener(), RecordingListener()
     membership = home.member().join(Join("g", "orders", Sharing.WHOLE_TOPIC), first)
     until(lambda: first.epochs, "the first holds")
     other = home.member()
@@ -274,7 +274,7 @@ def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(home: Sessions
     commit = member.commit(CommitBatch([record()]), soon())
     wait = member.wait(queue(), 5, soon())
     second = member.append([record()], soon())
-    until(lambda: len(member.link.outstanding.held) == 4, "everything is held again")
+    until(lambda: len(member.link.outstanding.queued) == 4, "everything is held again")
     server.close()
     until(lambda: not member.link.is_attached, "the session is over")
     held = member.append([record()], soon())

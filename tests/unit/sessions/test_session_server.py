@@ -121,7 +121,7 @@ def test_another_version_is_refused_by_name(home: SessionsRig, tmp_path: Path) -
     home.serve()
     client = RawClient(tmp_path, greet=False)
     client.send(FrameKind.HELLO, 0, codec.encode((MAGIC, 9, "newer")))
-    error = codec.error_from(codec.decode_fault(client.next(FrameKind.FAULT)[2]))
+    error = codec.error_from(codec.decode_error(client.next(FrameKind.ERROR)[2]))
     assert isinstance(error, RemoteError)
     assert "speaks session protocol 5, not ddmq-session 9" in str(error)
     client.until_ended()
@@ -133,7 +133,7 @@ def test_sessions_are_bounded(tmp_path: Path) -> None:
     first = RawClient(tmp_path)
     RawClient(tmp_path)
     third = RawClient(tmp_path, greet=False)
-    error = codec.error_from(codec.decode_fault(third.next(FrameKind.FAULT)[2]))
+    error = codec.error_from(codec.decode_error(third.next(FrameKind.ERROR)[2]))
     assert isinstance(error, BoundReachedError)
     third.until_ended()
     assert home.metrics.cell(catalogue.SESSION_REFUSED, "sessions").value == 1
@@ -163,9 +163,9 @@ def test_requests_are_bounded_and_the_rest_goes_on(tmp_path: Path) -> None:
     client = RawClient(tmp_path)
     for ident in range(1, 5):
         client.send(FrameKind.WAIT, ident, wait_body(0))
-    _, ident, body = client.next(FrameKind.FAULT)
+    _, ident, body = client.next(FrameKind.ERROR)
     assert ident == 4
-    assert isinstance(codec.error_from(codec.decode_fault(body)), BoundReachedError)
+    assert isinstance(codec.error_from(codec.decode_error(body)), BoundReachedError)
     client.send(FrameKind.UNWAIT, 2, b"")
     client.send(FrameKind.APPEND, 9, append_body(b"x"))
     answered = {client.next(FrameKind.ANSWER)[1] for _ in range(3)}
@@ -274,12 +274,12 @@ def test_errors_of_the_engine_are_faults(home: SessionsRig, tmp_path: Path) -> N
     home.serve()
     client = RawClient(tmp_path)
     client.send(FrameKind.DELETE_TOPIC, 1, codec.encode((1000, "nowhere")))
-    error = codec.error_from(codec.decode_fault(client.next(FrameKind.FAULT)[2]))
+    error = codec.error_from(codec.decode_error(client.next(FrameKind.ERROR)[2]))
     assert isinstance(error, UnknownTopicError)
     client.send(FrameKind.READ, 2, codec.encode((queue(), -1, 1, 1)))
-    _, ident, body = client.next(FrameKind.FAULT)
+    _, ident, body = client.next(FrameKind.ERROR)
     assert ident == 2
-    assert isinstance(codec.error_from(codec.decode_fault(body)), ValueError)
+    assert isinstance(codec.error_from(codec.decode_error(body)), ValueError)
 
 
 def test_frames_may_come_in_any_pieces(home: SessionsRig, tmp_path: Path) -> None:

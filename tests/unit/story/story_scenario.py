@@ -37,18 +37,18 @@ class StoryScenario:
         self.now_ms = 0
 
     def copy(self, kind: str, stored_ms: str, *words: str) -> None:
-        given: dict[str, Any] = dict(word.split("=", 1) for word in words)
+        values: dict[str, Any] = dict(word.split("=", 1) for word in words)
         number = {"born": "born_ms", "due": "due_ms", "step": "step", "deliveries": "deliveries",
                   "queue": "queue_id", "offset": "offset"}  # fmt: skip
         fields: dict[str, Any] = {"queue_id": 0, "offset": 0, "born_ms": 0}
-        fields |= {number[name]: int(value) for name, value in given.items() if name in number}
-        fields |= {name: value.replace("_", " ") for name, value in given.items() if name not in number}
+        fields |= {number[name]: int(value) for name, value in values.items() if name in number}
+        fields |= {name: value.replace("_", " ") for name, value in values.items() if name not in number}
         self.copies.append(MessageCopy(CopyKind[kind.upper()], "orders", stored_ms=int(stored_ms), **fields))
 
     def event(self, process: str, kind: str, at_ms: str, *words: str) -> None:
         group = words[0] if words and "=" not in words[0] else ""
-        given = dict(word.split("=", 1) for word in words if "=" in word)
-        facts: dict[str, Any] = {name: _value(text) for name, text in given.items()}
+        values = dict(word.split("=", 1) for word in words if "=" in word)
+        facts: dict[str, Any] = {name: _value(text) for name, text in values.items()}
         number = len(self.events) + 1
         event = TraceEvent(number, TraceKind[kind], int(at_ms), group, facts)
         self.events.append(RecordedEvent(process, process, event))

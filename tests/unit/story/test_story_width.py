@@ -17,7 +17,7 @@ SPANS = [
 ]  # fmt: skip
 
 
-def told(after_ms: int = 0) -> dict[str, Any]:
+def build_answer(after_ms: int = 0) -> dict[str, Any]:
     """A story of one group; its last span begins so much later."""
     at_ms, spans = SENT_MS, []
     for what, ms, who, why in SPANS:
@@ -34,7 +34,7 @@ def lines_at(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **how: Any
 ) -> list[str]:
     monkeypatch.setattr(story, "line_width", lambda: width)
-    story.print_story(told(**how))
+    story.print_story(build_answer(**how))
     return capsys.readouterr().out.split("\n\n")[1].splitlines()
 
 

@@ -45,16 +45,16 @@ class TraceRig(Rig):
         """The batches of a message, oldest first."""
         if self.backend.topic(TRACE_TOPIC) is None:
             return []
-        found = done(self.backend.find(TRACE_TOPIC, message_id=message_id, count_max=1_000))
-        return [decode_batch(delivery.decode(each.delivery).value) for each in reversed(found)]
+        records = done(self.backend.find(TRACE_TOPIC, message_id=message_id, count_max=1_000))
+        return [decode_batch(delivery.decode(each.delivery).value) for each in reversed(records)]
 
     def count(self, reason: str = "") -> float:
         cell = self.metrics.cell
         return cell(catalogue.TRACE_DROPPED, reason).value if reason else cell(catalogue.TRACE_STORED).value
 
-    def flushed(self, wanted: int) -> None:
+    def flushed(self, expected: int) -> None:
         self.writer.flush()
-        until(lambda: self.count() == wanted, "they are stored")
+        until(lambda: self.count() == expected, "they are stored")
 
 
 def test_events_of_a_message_are_one_record_found_by_its_id() -> None:
@@ -128,12 +128,12 @@ def test_what_is_kept_takes_no_more_memory_than_is_said(waits: int, monkeypatch:
                 "g",
                 facts,
                 number + 10**12,
-                lambda said=facts: said,
+                lambda facts=facts: facts,
             )
-        taken, _ = tracemalloc.get_traced_memory()
+        allocated_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert taken < traces.BYTES_MAX * 1.2
+    assert allocated_bytes < traces.BYTES_MAX * 1.2
 
 
 def test_a_day_takes_so_many_bytes() -> None:

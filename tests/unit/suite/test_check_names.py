@@ -39,7 +39,7 @@ def gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[
         for path, text in {"backend/engine.py": ENGINE, "backend/limits.py": "MOST = 1", **named}.items():
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / path).write_text(text)
-        return list(check_names.gone(tmp_path))
+        return list(check_names.report_missing(tmp_path))
 
     sys.modules.pop("check_names")
     return ask

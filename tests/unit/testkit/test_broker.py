@@ -47,6 +47,81 @@ def test_a_time_that_is_no_timedelta_is_named() -> None:
                 broker.clock.advance(by)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("method", ["clock.advance", "run_until_idle", "join"])
+def test_a_handler_cannot_wait_for_its_own_return(method: str) -> None:
+    errors: list[ClientError] = []
+
+    def handle(message: Message) -> None:
+        calls = {
+            "clock.advance": lambda: broker.clock.advance(HOUR),
+            "run_until_idle": lambda: broker.run_until_idle(),
+            "join": lambda: broker.join("orders"),
+        }
+        with pytest.raises(
+            ClientError, match=f"{method} is called in a handler, .* allowed: in the"
+        ) as raised:
+            calls[method]()
+        errors.append(raised.value)
+
+    with TestBroker() as broker:
+        broker.consumer("billing", "orders", handle)
+        broker.consumer("mailer", "orders", batch_handler=lambda messages: handle(messages[0]))
+        broker.producer().send("orders", b"one")
+        broker.run_until_idle()
+        assert len(errors) == 2
+        broker.clock.advance(HOUR)
+
+
+@pytest.mark.parametrize("method", ["advance", "run_until_idle", "join"])
+def test_an_asyncio_handler_cannot_wait_for_its_own_return(method: str) -> None:
+    errors: list[ClientError] = []
+    later: list[asyncio.Task[None]] = []
+
+    async def wait(broker: TestBroker) -> None:
+        arguments = {"advance": (HOUR,), "run_until_idle": (), "join": ("orders",)}
+        await getattr(broker.aio, method)(*arguments[method])
+
+    async def wait_after(returned: asyncio.Event, broker: TestBroker) -> None:
+        await returned.wait()
+        await wait(broker)
+
+    async def scenario(broker: TestBroker) -> None:
+        returned = asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            later.append(asyncio.create_task(wait_after(returned, broker)))
+            with pytest.raises(ClientError, match=f"{method} is called in a handler") as raised:
+                await wait(broker)
+            errors.append(raised.value)
+
+        async with broker.aio.producer() as producer:
+            consumer = await broker.aio.consumer("billing", "orders", handle)
+            await producer.send("orders", b"one")
+            await broker.aio.run_until_idle()
+            returned.set()
+            await asyncio.gather(*later)
+            await consumer.stop()
+
+    with TestBroker() as broker:
+        asyncio.run(scenario(broker))
+    assert len(errors) == len(later) == 1
+
+
+def test_a_handler_may_advance_the_clock_of_another_broker() -> None:
+    times: list[datetime] = []
+
+    def handle(message: Message) -> None:
+        other.clock.advance(HOUR)
+        times.append(other.clock.now())
+
+    with TestBroker() as broker, TestBroker() as other:
+        begin = other.clock.now()
+        broker.consumer("billing", "orders", handle)
+        broker.producer().send("orders", b"one")
+        broker.run_until_idle()
+    assert [time - begin for time in times] == [HOUR]
+
+
 def test_a_serializer_gives_values_to_blocking_and_asyncio_handlers() -> None:
     values: list[object] = []
 
@@ -133,6 +208,13 @@ def test_a_handler_that_keeps_failing_leaves_one_traceback_in_the_log(
     assert len(records) == letter.attempts > 1
     assert [record.exc_info is not None for record in records] == [True] + [False] * (letter.attempts - 1)
     assert f"attempt={letter.attempts}): RuntimeError: down at attempt {letter.attempts}" in caplog.text
+
+
+def test_a_path_that_looks_like_the_key_is_rejected() -> None:
+    with TestBroker() as broker:
+        with pytest.raises(OptionError, match="allowed: KEY for the message key"):
+            broker.create_group("billing", "orders", order_key="key")
+        broker.create_group("billing", "orders", order_key="$.key")
 
 
 def test_join_says_what_cannot_be_finished() -> None:

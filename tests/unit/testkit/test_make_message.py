@@ -65,11 +65,51 @@ def test_with_a_serializer_it_has_a_value_as_a_consumer_gives_it() -> None:
         ({"properties": {"a": 1}}, "property 'a' is int 1; allowed: str"),
         ({"lease": 5}, "lease=5 is int; allowed: a timedelta"),
         ({"serializer": JsonSerializer}, "serializer=.* allowed: an object with the methods serialize"),
+        ({"attempt": 0}, "attempt=0; allowed: 1 to "),
+        ({"attempt": "1"}, "attempt='1'; allowed: a whole number from 1"),
+        ({"attempt": True}, "attempt=True; allowed: a whole number"),
+        ({"attempt": None}, "attempt=None; allowed: a whole number"),
+        ({"offset": -1}, "offset=-1; allowed: 0 to "),
+        ({"offset": 2**63 - 1}, "offset=9223372036854775807; allowed: 0 to "),
+        ({"offset": 1.5}, r"offset=1\.5; allowed: a whole number from 0"),
+        ({"topic": ""}, "topic is ''; allowed: 1 to 127 ASCII letters"),
+        ({"topic": "orders.new"}, r"topic is 'orders\.new'; allowed: 1 to 127 ASCII letters"),
+        ({"topic": "o" * 128}, "topic has 128 bytes: .*; allowed: 1 to 127"),
+        ({"topic": None}, "topic is NoneType None; allowed: 1 to 127"),
+        ({"group": ""}, "group is ''; allowed: 1 to 119 ASCII letters"),
+        ({"group": b"billing"}, "group is bytes b'billing'; allowed: 1 to 119"),
+        ({"group": "g" * 120}, "group has 120 bytes: .*; allowed: 1 to 119"),
+        ({"queue": ""}, "queue=''; allowed: text of 1 to 255 characters"),
+        ({"queue": 3}, "queue=3; allowed: text of 1 to 255 characters"),
+        ({"message_id": ""}, "message_id=''; allowed: text of 1 to 255 characters"),
+        ({"key": "k" * 256}, "key has 256 characters; allowed: at most 255"),
+        ({"tags": "\udc80"}, "tags is .*; allowed: text that UTF-8 can carry"),
+        ({"body": "\udc80"}, "body is .*; allowed: text that UTF-8 can carry"),
+        ({"properties": {1: "b"}}, "the name of a property is int 1; allowed: str"),
+        ({"properties": {" ": "b"}}, "the name of a property is ' '; allowed: text that is not blank"),
+        ({"properties": {"a": ""}}, "property 'a' is ''; allowed: text that is not blank"),
+        ({"properties": ["a"]}, "properties=.*; allowed: a mapping of text to text"),
+        ({"sent_at": datetime(2026, 1, 2)}, "sent_at=2026-01-02T00:00:00 has no time zone"),
+        ({"sent_at": 1_700_000_000}, "sent_at=1700000000 is int; allowed: a datetime with a time zone"),
+        ({"sent_at": datetime(1969, 1, 2, tzinfo=UTC)}, "sent_at=1969.*; allowed: a time since 1970"),
+        ({"lease": timedelta(0)}, "lease=0:00:00 is 0 ms; allowed: at least 1 ms"),
+        ({"lease": timedelta(seconds=-1)}, "lease=-1 day, 23:59:59 is -1000 ms; allowed: at least 1 ms"),
+        ({"inline": None}, "inline=None; allowed: True, or False"),
     ],
 )
 def test_what_no_message_can_have_is_rejected(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         make_message(**arguments)
+
+
+def test_what_a_message_can_have_is_accepted() -> None:
+    message = make_message(
+        b"", topic="%DLQ%billing", group="g" * 119, attempt=2**31 - 1, offset=0, key="", tags="t" * 255,
+        queue="%RETRY%_a_0", lease=timedelta(milliseconds=1),
+    )  # fmt: skip
+    assert (message.topic, message.attempt, message.offset, message.queue_id) == (
+        "%DLQ%billing", 2**31 - 1, 0, -1
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import pytest
 
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
-from proxy_producer.transactions.core.ended import Ended, EndedTransactions
+from proxy_producer.transactions.core.decisions import DecisionHistory, TransactionDecision
 from proxy_producer.transactions.core.reservations import PrepareVerdict
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import TransactionShard
 from proxy_producer.transactions.core.transaction import HalfFacts
 
-RULES = TransactionRules(open_max=4, ended_max=3, checks_max=2, check_after_ms=60, check_interval_ms=30,
+RULES = TransactionRules(open_max=4, decisions_max=3, checks_max=2, check_after_ms=60, check_interval_ms=30,
                          age_ms_max=1_000, messages_max=3, bytes_max=100)  # fmt: skip
 A, B, C, D = b"a" * 16, b"b" * 16, b"c" * 16, b"d" * 16
 ADMITTED, FULL = PrepareVerdict.ADMITTED, PrepareVerdict.FULL
@@ -21,7 +21,7 @@ LARGE, CROWDED = PrepareVerdict.LARGE, PrepareVerdict.CROWDED
 
 @pytest.fixture
 def shard() -> TransactionShard:
-    return TransactionShard(RULES, AckMap(), 0, EndedTransactions(RULES.ended_max), 100)
+    return TransactionShard(RULES, AckMap(), 0, DecisionHistory(RULES.decisions_max), 100)
 
 
 def arrive(shard: TransactionShard, transaction: bytes, group: str = "g", size: int = 10) -> None:
@@ -72,10 +72,10 @@ def test_what_ends_or_has_ended_takes_no_more(shard: TransactionShard) -> None:
     arrive(shard, A)
     opened = shard.open[A]
     shard.begin(opened, TransactionOutcome.COMMITTED)
-    assert shard.admit_prepare(A, "g", 1, 10) is PrepareVerdict.ENDING
+    assert shard.admit_prepare(A, "g", 1, 10) is PrepareVerdict.DECIDING
     assert shard.admit_prepare(A, "thieves", 1, 10) is PrepareVerdict.FOREIGN
-    shard.remove_decided(opened, Ended(TransactionOutcome.COMMITTED, "g", 200))
-    assert shard.admit_prepare(A, "g", 1, 10) is PrepareVerdict.ENDED
+    shard.remove_decided(opened, TransactionDecision(TransactionOutcome.COMMITTED, "g", 200))
+    assert shard.admit_prepare(A, "g", 1, 10) is PrepareVerdict.DECIDED
     assert shard.admit_prepare(A, "thieves", 1, 10) is PrepareVerdict.FOREIGN
 
 
@@ -86,11 +86,11 @@ def test_a_dead_letters_messages_without_room_are_left_over_until_they_are_finis
         shard.add_stored(HalfFacts(shard.read_to, A, "g", 100, 10))
     opened, dead = shard.open[A], TransactionOutcome.DEAD_LETTER
     shard.begin(opened, dead)
-    shard.remove_decided(opened, Ended(dead, "g", 200, end=8))
-    assert (shard.left_over, shard.take_loose(), shard.position) == ([6, 7], [], 6)
-    following = TransactionShard(RULES, AckMap(6), 6, shard.ended, 300)
-    following.raise_known_end(9)
+    shard.remove_decided(opened, TransactionDecision(dead, "g", 200, end=8))
+    assert (shard.left_over, shard.take_orphans(), shard.position) == ([6, 7], [], 6)
+    following = TransactionShard(RULES, AckMap(6), 6, shard.decisions, 300)
+    following.raise_observed_end(9)
     following.add_read([HalfFacts(offset, A, "g", 100, 10) for offset in (6, 7, 8)], 9)
-    assert (following.left_over, following.take_loose()) == ([6, 7], [(8, 9)])  # 8 came behind the end
+    assert (following.left_over, following.take_orphans()) == ([6, 7], [(8, 9)])  # 8 came behind the end
     following.finish_left_over([6])
     assert (following.left_over, following.position) == ([7], 7)

@@ -6,7 +6,7 @@ import pytest
 
 from backend.progress.ack_map import AckMap
 from proxy_producer.transactions.core.clock import PAUSE_MS_MAX, SteadyClock
-from proxy_producer.transactions.core.ended import EndedTransactions
+from proxy_producer.transactions.core.decisions import DecisionHistory
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import TOO_OLD, UNANSWERED, TransactionShard
 from proxy_producer.transactions.core.transaction import HalfFacts
@@ -22,9 +22,9 @@ def shard_with(age_ms: int = 0, checks: int = 0, check_after_ms: int = -1) -> Tr
     acks = AckMap()
     if checks:
         acks.record_attempts(0, checks)
-    shard = TransactionShard(RULES, acks, 0, EndedTransactions(1), NOW_MS)
+    shard = TransactionShard(RULES, acks, 0, DecisionHistory(1), NOW_MS)
     stored_ms = RULES.began_ms(NOW_MS - age_ms, NOW_MS, NOW_MS)
-    shard.raise_known_end(1)
+    shard.raise_observed_end(1)
     shard.add_read([HalfFacts(0, A, "g", stored_ms, 10, check_after_ms=check_after_ms)], 1)
     return shard
 
@@ -83,9 +83,9 @@ def test_who_is_first_asked_at_the_end_of_the_day_is_offered_for_an_hour() -> No
 def test_a_check_that_is_out_keeps_it_open_whatever_its_age() -> None:
     shard = shard_with(3 * DAY_MS)
     shard.offer_due(NOW_MS)
-    (found,) = shard.begin_checks("g", 1, 100)
+    (check,) = shard.begin_checks("g", 1, 100)
     assert overdue(shard, NOW_MS + 2 * HOUR_MS) == []  # its attempt is not durable yet
-    assert shard.finish_check(found, NOW_MS + 2 * HOUR_MS)
+    assert shard.finish_check(check, NOW_MS + 2 * HOUR_MS)
     assert overdue(shard, NOW_MS + 2 * HOUR_MS + MINUTE_MS - 1) == []
     assert overdue(shard, NOW_MS + 2 * HOUR_MS + MINUTE_MS) == []
     assert shard.offered("g")  # and it is asked about again
@@ -95,8 +95,8 @@ def test_a_check_that_is_out_keeps_it_open_whatever_its_age() -> None:
 def test_a_check_that_came_to_nothing_is_offered_as_if_new() -> None:
     shard = shard_with(3 * DAY_MS)
     shard.offer_due(NOW_MS)
-    (found,) = shard.begin_checks("g", 1, 100)
-    shard.cancel_check(found, NOW_MS + 2 * HOUR_MS)
+    (check,) = shard.begin_checks("g", 1, 100)
+    shard.cancel_check(check, NOW_MS + 2 * HOUR_MS)
     assert overdue(shard, NOW_MS + 2 * HOUR_MS) == []
     assert shard.offered("g")
     assert overdue(shard, NOW_MS + 3 * HOUR_MS) == [TOO_OLD]

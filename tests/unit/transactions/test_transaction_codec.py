@@ -24,10 +24,10 @@ MARK = HalfMark(ID.decode(), "bank", "orders", 3)
 
 
 def record(**fields: object) -> NewRecord:
-    given = NewRecord("orders", 3, b"m" * 16, 1_700, DELIVERY, b"k", b"red", 1)
+    new_record = NewRecord("orders", 3, b"m" * 16, 1_700, DELIVERY, b"k", b"red", 1)
     for name, value in fields.items():
-        setattr(given, name, value)
-    return given
+        setattr(new_record, name, value)
+    return new_record
 
 
 def stored(new: NewRecord) -> StoredRecord:
@@ -41,8 +41,8 @@ def test_ids() -> None:
     assert codec.parse_id(ID) == codec.parse_id(ID.upper()) == TRANSACTION
     assert codec.began_ms(TRANSACTION) == 1_700_000_000_000
     assert {codec.shard_of(bytes([n]) * 16, 4) for n in range(100)} == {0, 1, 2, 3}
-    for wrong in (b"", ID[:-1], ID + b"0", ID[:-1] + b"\n", b"-" + ID[1:], ID[:12] + b"4" + ID[13:]):
-        assert codec.parse_id(wrong) is None
+    for text in (b"", ID[:-1], ID + b"0", ID[:-1] + b"\n", b"-" + ID[1:], ID[:12] + b"4" + ID[13:]):
+        assert codec.parse_id(text) is None
 
 
 def test_a_half_record_is_the_message_in_another_topic() -> None:
@@ -53,9 +53,9 @@ def test_a_half_record_is_the_message_in_another_topic() -> None:
         "transaction": f'{{"id":"{ID.decode()}","group":"bank","topic":"orders","queue":3}}',
         IDENTITY: "s01.2.0",
     }
-    found = codec.read_half(stored(half))
-    assert (found.offset, found.mark, found.identity) == (7, MARK, "s01.2.0")
-    assert (found.key, found.tags, found.delivery) == (b"k", b"red", DELIVERY)
+    half_read = codec.read_half(stored(half))
+    assert (half_read.offset, half_read.mark, half_read.identity) == (7, MARK, "s01.2.0")
+    assert (half_read.key, half_read.tags, half_read.delivery) == (b"k", b"red", DELIVERY)
 
 
 def test_the_engine_hears_of_no_key() -> None:
@@ -77,10 +77,10 @@ def test_half_records_that_are_none(text: str) -> None:
 
 def test_an_op_record_is_found_by_the_transactions_id() -> None:
     op = Op(1, "bank", 5_000, 2)
-    found = codec.op_record(3, TRANSACTION, op)
-    assert (found.topic, found.queue_id, found.message_id) == (OP_TOPIC, 3, TRANSACTION)
-    assert decode(found.delivery).value == b'{"outcome":1,"group":"bank","at_ms":5000,"messages":2}'
-    assert codec.read_op(found.delivery) == op
+    op_stored = codec.op_record(3, TRANSACTION, op)
+    assert (op_stored.topic, op_stored.queue_id, op_stored.message_id) == (OP_TOPIC, 3, TRANSACTION)
+    assert decode(op_stored.delivery).value == b'{"outcome":1,"group":"bank","at_ms":5000,"messages":2}'
+    assert codec.read_op(op_stored.delivery) == op
     for body in (b"", b"{}", b'{"outcome":9,"group":"g","at_ms":1}', b"\xff"):
         with pytest.raises(DamagedError):
             codec.read_op(encode(b"", body, b"", None))
@@ -97,9 +97,9 @@ def test_a_key_counts_in_its_transaction_and_a_sequence_everywhere() -> None:
         == codec.message_id_of(here, TRANSACTION)
         != codec.message_id_of(there, TRANSACTION)
     )
-    first, again = sequence_identity(b"p", 5, 0), sequence_identity(b"p", 5, 4)
+    first, resent = sequence_identity(b"p", 5, 0), sequence_identity(b"p", 5, 4)
     assert codec.half_identity(first, TRANSACTION) == first
-    ids = [codec.message_id_of(each, TRANSACTION) for each in (first, again, sequence_identity(b"p", 6, 0))]
+    ids = [codec.message_id_of(each, TRANSACTION) for each in (first, resent, sequence_identity(b"p", 6, 0))]
     assert ids[0] == ids[1] != ids[2]
     assert codec.message_id_of(first, b"x" * 16) != ids[0]
     assert codec.message_id_of(sequence_identity(b"p", 5, 4, 3_000), TRANSACTION) == ids[0]
@@ -125,13 +125,13 @@ def test_a_dead_record_keeps_the_message_and_says_why() -> None:
         b"dead-letter-producer-group": b"bank",
     }
     letter = read_dead_letter(stored(dead))
-    assert (letter.transaction, letter.delay, letter.place) == (ID.decode(), "", 3)
-    odd = stored(record(system={codec.TRANSACTION: "?"}))
-    kept = codec.dead_unreadable(odd, 9_000)
-    assert kept.delivery == DELIVERY
-    assert kept.system is not None
-    assert (kept.system[codec.TRANSACTION], kept.system["dead-letter-reason"]) == ("?", "unreadable")
-    assert properties_of(kept.delivery, [b"dead-letter-reason"]) == {}
+    assert (letter.transaction, letter.delay, letter.queue_choice) == (ID.decode(), "", 3)
+    unreadable = stored(record(system={codec.TRANSACTION: "?"}))
+    dead = codec.dead_unreadable(unreadable, 9_000)
+    assert dead.delivery == DELIVERY
+    assert dead.system is not None
+    assert (dead.system[codec.TRANSACTION], dead.system["dead-letter-reason"]) == ("?", "unreadable")
+    assert properties_of(dead.delivery, [b"dead-letter-reason"]) == {}
 
 
 COMMAND = DelayCommand("add", "u", "orders", 5, 50_000, 50, schedule=Schedule())

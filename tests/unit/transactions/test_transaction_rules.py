@@ -7,7 +7,7 @@ import pytest
 
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
-from proxy_producer.transactions.core.ended import CLOCKS_APART_MS, Ended, EndedTransactions
+from proxy_producer.transactions.core.decisions import CLOCKS_APART_MS, DecisionHistory, TransactionDecision
 from proxy_producer.transactions.core.ranges import ranges_of
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import (
@@ -19,7 +19,7 @@ from proxy_producer.transactions.core.shard import (
 )
 from proxy_producer.transactions.core.transaction import HalfFacts, HalfVerdict
 
-RULES = TransactionRules(open_max=4, ended_max=3, checks_max=2, check_after_ms=60, check_interval_ms=30,
+RULES = TransactionRules(open_max=4, decisions_max=3, checks_max=2, check_after_ms=60, check_interval_ms=30,
                          age_ms_max=1_000, messages_max=3, bytes_max=500)  # fmt: skip
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 COMMITTED = TransactionOutcome.COMMITTED
@@ -31,22 +31,22 @@ def half(offset: int, transaction: bytes = A, identity: str = "", group: str = "
 
 @pytest.fixture
 def shard() -> TransactionShard:
-    return TransactionShard(RULES, AckMap(), 0, EndedTransactions(RULES.ended_max), 100)
+    return TransactionShard(RULES, AckMap(), 0, DecisionHistory(RULES.decisions_max), 100)
 
 
 def end(shard: TransactionShard, transaction: bytes, at_ms: int = 200) -> None:
-    found = shard.open[transaction]
-    shard.begin(found, COMMITTED)
-    shard.remove_decided(found, Ended(COMMITTED, found.group, at_ms))
+    opened = shard.open[transaction]
+    shard.begin(opened, COMMITTED)
+    shard.remove_decided(opened, TransactionDecision(COMMITTED, opened.group, at_ms))
 
 
 def test_own_messages_are_taken_in_at_once_and_others_are_read_first(shard: TransactionShard) -> None:
-    assert shard.add_stored(half(0)) is HalfVerdict.PART
+    assert shard.add_stored(half(0)) is HalfVerdict.MEMBER
     assert shard.add_stored(half(2)) is HalfVerdict.AHEAD
     assert shard.must_read()
     assert shard.next_read()[0] == 1
-    assert [taken for _, taken in shard.add_read([half(1, B), half(2)], 3)] == [HalfVerdict.PART] * 2
-    assert shard.add_stored(half(2)) is HalfVerdict.PART
+    assert [verdict for _, verdict in shard.add_read([half(1, B), half(2)], 3)] == [HalfVerdict.MEMBER] * 2
+    assert shard.add_stored(half(2)) is HalfVerdict.MEMBER
     assert (shard.open[A].offsets, shard.open[B].offsets) == ([0, 2], [1])
     assert not shard.must_read()
     assert shard.must_read(through=3)
@@ -62,9 +62,11 @@ def test_what_arrives_while_it_is_decided(shard: TransactionShard) -> None:
     assert shard.open[A].offsets == [0, 1]
     shard.begin(shard.open[A], COMMITTED)
     shard.add_stored(half(2))
-    assert [one.offset for one in shard.remove_decided(shard.open[A], Ended(COMMITTED, "g", 200))] == [2]
-    assert shard.take_loose() == [(2, 3)]
-    assert shard.add_stored(half(3)) is HalfVerdict.ENDED
+    assert [
+        one.offset for one in shard.remove_decided(shard.open[A], TransactionDecision(COMMITTED, "g", 200))
+    ] == [2]
+    assert shard.take_orphans() == [(2, 3)]
+    assert shard.add_stored(half(3)) is HalfVerdict.DECIDED
 
 
 def test_strays_copies_and_gaps_are_finished(shard: TransactionShard) -> None:
@@ -72,11 +74,11 @@ def test_strays_copies_and_gaps_are_finished(shard: TransactionShard) -> None:
     assert shard.add_stored(half(1, identity="x")) is HalfVerdict.COPY
     assert shard.add_stored(half(2, group="other")) is HalfVerdict.FOREIGN
     shard.add_read([half(5)], 7)
-    loose = shard.take_loose()
-    assert loose == [(1, 5), (6, 7)]
-    shard.restore_loose(loose)
-    assert shard.take_loose() == loose
-    shard.finish_loose(loose)
+    orphans = shard.take_orphans()
+    assert orphans == [(1, 5), (6, 7)]
+    shard.restore_orphans(orphans)
+    assert shard.take_orphans() == orphans
+    shard.finish_orphans(orphans)
     end(shard, A)
     assert shard.position == 7
 
@@ -85,8 +87,8 @@ def test_what_was_finished_before_a_take_over_is_passed_over() -> None:
     acks = AckMap(1)
     acks.finish([(2, 100), (101, 103)])
     acks.record_attempts(100, 2)
-    shard = TransactionShard(RULES, acks, 1, EndedTransactions(3), 500)
-    shard.raise_known_end(104)
+    shard = TransactionShard(RULES, acks, 1, DecisionHistory(3), 500)
+    shard.raise_observed_end(104)
     assert shard.next_read() == (1, 2)
     shard.add_read([half(1, B)], 2)
     assert shard.next_read() == (100, 101)
@@ -104,17 +106,17 @@ def test_checks_come_after_a_time_and_are_counted(shard: TransactionShard) -> No
     shard.offer_due(159)
     assert not shard.offered("g")
     shard.offer_due(160)
-    (found,) = shard.begin_checks("g", 1, 100)
+    (transaction,) = shard.begin_checks("g", 1, 100)
     assert not shard.offered("g")
-    shard.cancel_check(found, 160)
-    assert shard.begin_checks("g", 1, 100) == [found]
-    assert shard.finish_check(found, 170)
+    shard.cancel_check(transaction, 160)
+    assert shard.begin_checks("g", 1, 100) == [transaction]
+    assert shard.finish_check(transaction, 170)
     shard.offer_due(199)
     assert not shard.offered("g")
     shard.offer_due(200)
-    assert shard.begin_checks("g", 1, 100) == [found]
+    assert shard.begin_checks("g", 1, 100) == [transaction]
     end(shard, A)
-    assert not shard.finish_check(found, 200)
+    assert not shard.finish_check(transaction, 200)
 
 
 def test_an_end_that_failed_brings_no_check_forward(shard: TransactionShard) -> None:
@@ -186,38 +188,38 @@ def test_timers_of_ended_ones_do_not_pile_up(shard: TransactionShard) -> None:
 
 def test_one_that_is_too_large_takes_no_more(shard: TransactionShard) -> None:
     for offset in range(6):
-        assert shard.add_stored(half(offset)) is HalfVerdict.PART
+        assert shard.add_stored(half(offset)) is HalfVerdict.MEMBER
     assert shard.add_stored(half(6)) is HalfVerdict.LARGE
     assert shard.add_stored(half(6)) is HalfVerdict.LARGE
     assert shard.open[A].beyond == [6]
-    assert shard.take_loose() == []
+    assert shard.take_orphans() == []
     shard.begin(shard.open[A], TransactionOutcome.ROLLED_BACK)
-    shard.remove_decided(shard.open[A], Ended(TransactionOutcome.ROLLED_BACK, "g", 200))
-    assert shard.take_loose() == [(6, 7)]
+    shard.remove_decided(shard.open[A], TransactionDecision(TransactionOutcome.ROLLED_BACK, "g", 200))
+    assert shard.take_orphans() == [(6, 7)]
     shard.add_stored(half(7, B))
     assert shard.add_stored(half(8, B)._replace(size=991)) is HalfVerdict.LARGE
 
 
 def test_ended_ones_are_remembered_within_their_bound() -> None:
-    ended = EndedTransactions(2)
+    history = DecisionHistory(2)
     for number, transaction in enumerate((A, B, C)):
-        ended.remember(transaction, Ended(COMMITTED, "g", 10 * number))
-    ended.remember(C, Ended(TransactionOutcome.ROLLED_BACK, "g", 99))
-    assert ended.get(A) is None
-    assert ended.get(C) == Ended(COMMITTED, "g", 20)
-    assert len(ended) == 2
-    assert not ended.covers(CLOCKS_APART_MS, CLOCKS_APART_MS)
-    assert ended.covers(CLOCKS_APART_MS + 1, CLOCKS_APART_MS)
+        history.remember(transaction, TransactionDecision(COMMITTED, "g", 10 * number))
+    history.remember(C, TransactionDecision(TransactionOutcome.ROLLED_BACK, "g", 99))
+    assert history.get(A) is None
+    assert history.get(C) == TransactionDecision(COMMITTED, "g", 20)
+    assert len(history) == 2
+    assert not history.covers(CLOCKS_APART_MS, CLOCKS_APART_MS)
+    assert history.covers(CLOCKS_APART_MS + 1, CLOCKS_APART_MS)
 
 
 def test_an_id_of_a_wrong_clock_is_not_taken_at_its_word() -> None:
-    ended = EndedTransactions(2)
-    assert ended.covers(0, 0)  # nothing was ever forgotten
+    history = DecisionHistory(2)
+    assert history.covers(0, 0)  # nothing was ever forgotten
     for number, transaction in enumerate((A, B, C)):
-        ended.remember(transaction, Ended(COMMITTED, "g", 1_000 + number))
+        history.remember(transaction, TransactionDecision(COMMITTED, "g", 1_000 + number))
     ahead_ms = 300_000  # its maker's clock, when A was committed
-    assert not ended.covers(1_000 + ahead_ms, 1_000 + ahead_ms)
-    assert not ended.covers(1 << 47, 1_000)
+    assert not history.covers(1_000 + ahead_ms, 1_000 + ahead_ms)
+    assert not history.covers(1 << 47, 1_000)
 
 
 def test_ranges() -> None:

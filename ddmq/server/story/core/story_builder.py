@@ -79,7 +79,7 @@ def _timeline_to_topic(facts: StoryFacts) -> tuple[Timeline, bool]:
         if copy.kind is CopyKind.DEAD:
             timeline.mark(stored_ms, Phase.DEAD, why=words.death_reason(copy))
             return timeline, False
-        ingested = events.get(TraceKind.TAKEN)
+        ingested = events.get(TraceKind.INGESTED)
         who = "" if ingested is None else ingested.process
         why = f"level {copy.step}" if copy.kind is CopyKind.LEVEL else "by the delay service"
         timeline.mark(stored_ms, Phase.DELAYED, who, why, _overdue_from(copy))
@@ -302,7 +302,7 @@ _NEXT = {"parked": Phase.PARKED, "spent": Phase.MOVING, "key": Phase.KEY}
 _HANDLERS = {
     TraceKind.SENT: _GroupStoryBuilder.nothing,
     TraceKind.STORED: _GroupStoryBuilder.nothing,
-    TraceKind.TAKEN: _GroupStoryBuilder.nothing,
+    TraceKind.INGESTED: _GroupStoryBuilder.nothing,
     TraceKind.READ: _GroupStoryBuilder.read,
     TraceKind.RELEASED: _GroupStoryBuilder.released,
     TraceKind.HANDED_OUT: _GroupStoryBuilder.handed_out,

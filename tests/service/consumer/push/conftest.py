@@ -10,8 +10,8 @@ from tests.service.consumer.push.push_rig import PushRig
 
 @pytest.fixture
 def receiver() -> Iterator[http_receiver.Receiver]:
-    with http_receiver.receiver() as made:
-        yield made
+    with http_receiver.receiver() as server:
+        yield server
 
 
 @pytest.fixture

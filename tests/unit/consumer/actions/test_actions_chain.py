@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq_common.config import ConfigPlace, build
+from ddmq_common.config import ConfigLocation, build
 from ddmq_common.delivery import encode
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import SubscriptionDefaults
@@ -34,11 +34,11 @@ from proxy_consumer.push.chain import build_chain, filter_for_actions
 from proxy_consumer.push.sinks.redis import Commands, NoValueError
 
 HTTP = HttpConfig(urls=("http://127.0.0.1:1/x",))
-PLACE = MessagePosition("T", "G", "R_default_a_0", 7)
+POSITION = MessagePosition("T", "G", "R_default_a_0", 7)
 
 
 def job(body: bytes, key: bytes = b"k", properties: dict[bytes, bytes] | None = None) -> ActionJob:
-    return ActionJob(key, b"t", body, properties or {}, PLACE)
+    return ActionJob(key, b"t", body, properties or {}, POSITION)
 
 
 def run(actions: Sequence[str], body: bytes, push: PushConfig, **more: Any) -> tuple[Any, ActionJob]:
@@ -95,7 +95,7 @@ def test_numbers_keep_their_digits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mapping", "made"),
+    ("mapping", "transformed"),
     [
         ({"x": "a"}, '{"x":1}'),
         ({"x.y.z": "$.b.c"}, '{"x":{"y":{"z":[1,2]}}}'),
@@ -110,13 +110,13 @@ def test_numbers_keep_their_digits() -> None:
         ({"big": "$.items[?(@.size>1)].name"}, '{"big":"q"}'),
     ],
 )
-def test_transit(mapping: dict[str, str], made: str) -> None:
+def test_transit(mapping: dict[str, str], transformed: str) -> None:
     body = b'{"a":1,"b":{"c":[1,2],"n":null},"items":[{"name":"p","size":1},{"name":"q","size":2}]}'
     if mapping.get("$") == "$":
         body = b'{"a":1,"b":{"c":[1,2],"n":null}}'
     outcome, one = run(["Json", "Transit", "PullServer"], body, PushConfig(transit=mapping))
     assert outcome.ending is Ending.CONTINUE
-    assert one.text_for_sink() == made
+    assert one.text_for_sink() == transformed
 
 
 @pytest.mark.parametrize("source", ["a", "b", "nowhere"])
@@ -127,7 +127,7 @@ def test_transit_fails_when_the_base_is_no_object(source: str) -> None:
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.integers(), max_size=4))
-def test_transit_of_everything_to_its_own_place_is_the_identity(value: dict[str, int]) -> None:
+def test_transit_of_each_value_to_its_own_name_is_the_identity(value: dict[str, int]) -> None:
     mapping = {name: name for name in "abcd"}
     _, one = run(["Json", "Transit", "PullServer"], msgspec.json.encode(value), PushConfig(transit=mapping))
     assert one.json == value
@@ -191,7 +191,7 @@ def test_form_params_take_the_current_json() -> None:
         ((), []),
     ],
 )
-def test_context_in_the_order_asked_for(order: tuple[str, ...], names: list[str]) -> None:
+def test_context_in_the_configured_order(order: tuple[str, ...], names: list[str]) -> None:
     push = PushConfig(form=FormConfig(append_context=order), http=HTTP)
     _, one = run(["FormParams", "AsyncHttp"], b"x", push)
     assert [name for name, _ in one.params[1:]] == [f"carrera_{name}" for name in names]
@@ -227,7 +227,7 @@ def test_form_params2_of_no_object_is_the_body_alone(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("actions", "push", "said"),
+    ("actions", "push", "message"),
     [
         (["Jsn", "PullServer"], PushConfig(), "did you mean 'Json'?"),
         (["Hdfs"], PushConfig(), "use File"),
@@ -252,10 +252,10 @@ def test_form_params2_of_no_object_is_the_body_alone(body: bytes) -> None:
         (["Script", "PullServer"], PushConfig(), "neither filter nor transform"),
     ],
 )
-def test_chains_that_are_refused(actions: list[str], push: PushConfig, said: str) -> None:
+def test_chains_that_are_refused(actions: list[str], push: PushConfig, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         SubscriptionDefaults(actions=tuple(actions), push=push)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_chains_that_are_refused(actions: list[str], push: PushConfig, said: str
         (),
     ],
 )
-def test_usual_chains_are_taken(actions: tuple[str, ...]) -> None:
+def test_common_chains_are_accepted(actions: tuple[str, ...]) -> None:
     config = SubscriptionDefaults(actions=actions, push=PushConfig(http=HTTP))
     assert config.pushed == ("AsyncHttp" in actions)
 
@@ -301,10 +301,10 @@ def test_settings_survive_the_log() -> None:
         assert stored_subscription(key, value).settings_over(defaults, key) == config
 
 
-def test_an_error_in_a_file_names_its_place() -> None:
+def test_an_error_in_a_file_names_the_key() -> None:
     tree = {"actions": ["Json", "PullServer"], "push": {"http": {"metod": "GET"}}}
     with pytest.raises(ConfigError, match=r"x: push.http.metod: unknown key; did you mean 'method'"):
-        build(SubscriptionDefaults, tree, ConfigPlace("x", ""))
+        build(SubscriptionDefaults, tree, ConfigLocation("x", ""))
     assert CONTEXT_FIELDS[0] == "TOPIC"
 
 
@@ -312,9 +312,9 @@ def test_an_error_in_a_file_names_its_place() -> None:
 
 
 def pull_filter(config: SubscriptionDefaults) -> Any:
-    found = filter_for_actions(config.actions, config.push)
-    assert found is not None
-    return found
+    message_filter = filter_for_actions(config.actions, config.push)
+    assert message_filter is not None
+    return message_filter
 
 
 def test_a_filter_of_actions_before_a_pull() -> None:
@@ -331,7 +331,7 @@ def test_a_filter_of_actions_before_a_pull() -> None:
 
 
 @pytest.mark.parametrize("actions", [(), ("PullServer",), ("Async", "PullServer"), ("Json", "AsyncHttp")])
-def test_no_filter_where_nothing_is_kept_back(actions: tuple[str, ...]) -> None:
+def test_no_filter_where_no_action_rejects_a_message(actions: tuple[str, ...]) -> None:
     assert filter_for_actions(actions, PushConfig(http=HTTP)) is None
 
 
@@ -377,7 +377,7 @@ def test_filters_compare_decimals_and_hits_keep_their_digits(path: str, text: st
     assert one.text_for_sink() == f'{{"x":{text}}}'
 
 
-def test_a_fault_in_an_action_fails_its_message_and_is_not_thrown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_an_action_fails_its_message_and_is_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ActionJob, "properties_text", lambda _: 1 // 0)
     script = PushConfig(script=ScriptConfig(filter="properties.a == 'x'"))
     config = SubscriptionDefaults(actions=("Script", "PullServer"), push=script)
@@ -398,7 +398,7 @@ def test_values_are_not_copied() -> None:
     assert all(one.json[target] is items for target in mapping)
 
 
-def test_targets_inside_what_was_found_leave_it_as_it_was() -> None:
+def test_targets_inside_a_source_value_do_not_change_it() -> None:
     mapping = {"$": "$.base", "a": "$.x", "a.b.c": "$.n", "base.n": "$.n", "again": "$.x"}
     outcome, one = run(
         ["Json", "Transit", "PullServer"],
@@ -423,7 +423,7 @@ def test_paths_together_find_no_more_than_fits(action: str) -> None:
     assert "all paths together find more than" in outcome.reason
 
 
-def test_paths_together_look_through_a_bounded_number_of_values() -> None:
+def test_all_paths_together_search_a_bounded_number_of_values() -> None:
     body = b"[" + b'{"a":1},' * 5_000 + b"{}]"
     mapping = {f"t{number}": "$[*].a" for number in range(4)}
     outcome, _ = run(["Json", "Transit", "PullServer"], body, PushConfig(transit=mapping))

@@ -54,7 +54,7 @@ def test_filter(expression: str, ending: Ending) -> None:
     assert run(filter=expression, name="Groovy")[0] is ending
 
 
-def test_a_script_error_filters_where_that_is_asked_for() -> None:
+def test_a_script_error_filters_the_message_if_configured() -> None:
     ending, job = run(filter="body.nothing == 1", on_script_error="filter")
     assert ending is Ending.FINISH
     assert job.script_failed
@@ -62,7 +62,7 @@ def test_a_script_error_filters_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "made"),
+    ("expression", "transformed"),
     [
         ("{'id': body.a, 'name': body.s}", {"id": 2, "name": "Text"}),
         ("body", msgspec.json.decode(BODY)),
@@ -71,10 +71,10 @@ def test_a_script_error_filters_where_that_is_asked_for() -> None:
         ("{'nested': {'list': [body.o, null, true]}}", {"nested": {"list": [{"n": None}, None, True]}}),
     ],
 )
-def test_transform(expression: str, made: Any) -> None:
+def test_transform(expression: str, transformed: Any) -> None:
     ending, job = run(transform=expression)
     assert ending is Ending.CONTINUE
-    assert job.json == made
+    assert job.json == transformed
 
 
 @pytest.mark.parametrize("expression", ["b'abc'", "{1: 2}", "double('inf')", "timestamp(0)", "body.nothing"])
@@ -89,7 +89,7 @@ def test_filter_comes_before_transform() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "said"),
+    ("expression", "message"),
     [
         ("def x = message.a; return x > 1", "Groovy is not run"),
         ("body.list.any { it > 1 }", "CEL"),
@@ -103,10 +103,10 @@ def test_filter_comes_before_transform() -> None:
         ("(" * 500 + "1" + ")" * 500, "docs/push.md"),
     ],
 )
-def test_expressions_that_are_refused(expression: str, said: str) -> None:
+def test_expressions_that_are_refused(expression: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         run(filter=expression)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "push.script.filter" in str(caught.value)
 
 

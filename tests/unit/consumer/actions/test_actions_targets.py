@@ -34,9 +34,9 @@ from proxy_consumer.push.actions.targets import AllowList, parse_url
     ],
 )
 def test_the_allow_list(entries: list[str], host: str, port: int, allowed: bool) -> None:
-    known = AllowList(entries)
-    assert known.allows_target(host, port) is allowed
-    assert (known.find_target_error(host, port) is None) is allowed
+    allow_list = AllowList(entries)
+    assert allow_list.allows_target(host, port) is allowed
+    assert (allow_list.find_target_error(host, port) is None) is allowed
 
 
 @pytest.mark.parametrize(
@@ -107,17 +107,17 @@ def test_bad_entries_are_named(entry: str) -> None:
     ],
 )
 def test_an_entry_that_is_a_url_allows_paths_below_it(entry: str, url: str, allowed: bool) -> None:
-    known = AllowList([entry])
+    allow_list = AllowList([entry])
     parsed = parse_url(url)
-    assert (known.find_url_error(parsed) is None) is allowed
-    assert not known.allows_target(parsed.host, parsed.port), "what is no HTTP is not meant"
+    assert (allow_list.find_url_error(parsed) is None) is allowed
+    assert not allow_list.allows_target(parsed.host, parsed.port), "what is no HTTP is not meant"
     assert AllowList([entry, parsed.host]).find_url_error(parsed) is None
 
 
 @pytest.mark.parametrize(("nested", "plain"), [(0, True), (2, True), (3, False), (32_760, False)])
 def test_a_path_is_decoded_a_few_times(monkeypatch: pytest.MonkeyPatch, nested: int, plain: bool) -> None:
     """Every decoding passes over the whole path on the hub, and the path may be a producer's."""
-    known, decoded = AllowList(["https://h.example"]), []
+    allow_list, decoded = AllowList(["https://h.example"]), []
 
     def counted(raw: bytes) -> bytes:
         decoded.append(raw)
@@ -125,7 +125,7 @@ def test_a_path_is_decoded_a_few_times(monkeypatch: pytest.MonkeyPatch, nested: 
 
     monkeypatch.setattr(targets, "unquote_to_bytes", counted)
     url = parse_url(f"https://h.example/hooks/a%{'25' * nested}41")
-    assert (known.find_url_error(url) is None) is plain
+    assert (allow_list.find_url_error(url) is None) is plain
     assert len(decoded) <= targets.DECODINGS_MAX
     assert AllowList(["h.example"]).find_url_error(url) is None, (
         "whose host is allowed whole is not looked into"
@@ -161,7 +161,7 @@ def test_a_host_is_no_longer_than_a_name_can_be() -> None:
 
 
 @pytest.mark.parametrize("text", ["http://h/a b?k=s3cret", "http://h:x/?k=s3cret", "ftp://h/?k=s3cret"])
-def test_what_is_wrong_is_told_without_the_query(text: str) -> None:
+def test_an_invalid_url_is_reported_without_its_query(text: str) -> None:
     with pytest.raises(ValueError, match=r"URL '\w+://h") as caught:
         parse_url(text)
     assert "s3cret" not in str(caught.value)

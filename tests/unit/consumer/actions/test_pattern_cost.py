@@ -82,7 +82,7 @@ def test_counts_multiply_the_instructions(outer: int, inner: int) -> None:
     assert outer * inner <= POSITIONS_MAX or cost.steps is None
 
 
-def test_random_patterns_take_no_longer_on_random_text_than_they_are_said_to() -> None:
+def test_random_patterns_take_no_longer_on_random_text_than_estimated() -> None:
     """A short run; `python -m tests.crash.fuzz_patterns` has the long one. The bound is a hundredfold."""
     assert fuzz(seconds=3.0, seed=7, nanoseconds_max=1_000.0) == []
 
@@ -90,58 +90,62 @@ def test_random_patterns_take_no_longer_on_random_text_than_they_are_said_to() -
 # --- which pattern goes where
 
 
-def made_by(expression: str, body: bytes) -> str:
+def evaluator_of(expression: str, body: bytes) -> str:
     """Say who evaluates the filter of a push on this body."""
-    made = []
+    evaluators = []
 
     def heavy(config: ScriptConfig, job: ActionJob, after_json: bool) -> ActionOutcome:
-        made.append("worker")
+        evaluators.append("worker")
         return CONTINUE
 
     chain = build_chain(["Script", "File"], PushConfig(script=ScriptConfig(filter=expression)), heavy)
     chain.run(ActionJob(b"", b"", body, {}))
-    return made[0] if made else "proxy"
+    return evaluators[0] if evaluators else "proxy"
 
 
 @pytest.mark.parametrize("pattern", COSTLY)
-def test_on_a_long_body_a_costly_pattern_is_made_beside_the_proxy(pattern: str) -> None:
-    assert made_by(f"text.matches(r'{pattern}')", b"ab" * 100_000) == "worker"
-    assert made_by(f"true || text.matches(r'{pattern}')", b"ab" * 100_000) == "worker"
+def test_on_a_long_body_a_costly_pattern_is_evaluated_in_a_worker(pattern: str) -> None:
+    assert evaluator_of(f"text.matches(r'{pattern}')", b"ab" * 100_000) == "worker"
+    assert evaluator_of(f"true || text.matches(r'{pattern}')", b"ab" * 100_000) == "worker"
 
 
 @pytest.mark.parametrize("pattern", [*FEW_STATES, "a[ab]{12}c"])
-def test_a_cheap_pattern_or_a_short_body_is_made_in_the_proxy(pattern: str) -> None:
+def test_a_cheap_pattern_or_a_short_body_is_evaluated_in_the_proxy(pattern: str) -> None:
     long = pattern in FEW_STATES
-    assert made_by(f"text.matches(r'{pattern}')", b"ab" * (100_000 if long else 1_000)) == "proxy"
+    assert evaluator_of(f"text.matches(r'{pattern}')", b"ab" * (100_000 if long else 1_000)) == "proxy"
 
 
 @pytest.mark.parametrize("pattern", [r"\pL{300}\pN{300}", *NOT_UNDERSTOOD])
-def test_what_costs_most_to_compile_or_is_not_understood_is_made_beside_the_proxy(pattern: str) -> None:
-    assert made_by("text.matches('''" + pattern.replace("\\", "\\\\") + "''')", b"a") == "worker"
+def test_a_pattern_that_is_costly_to_compile_or_not_understood_is_evaluated_in_a_worker(pattern: str) -> None:
+    assert evaluator_of("text.matches('''" + pattern.replace("\\", "\\\\") + "''')", b"a") == "worker"
 
 
 @pytest.mark.parametrize("chained", [3, 4, 7])
-def test_texts_that_grow_from_call_to_call_are_made_beside_the_proxy(chained: int) -> None:
+def test_texts_that_grow_from_call_to_call_are_evaluated_in_a_worker(chained: int) -> None:
     assert (
-        made_by("text" + ".split('').join('0123456789abcdef')" * chained + " == ''", b"a" * 100) == "worker"
+        evaluator_of("text" + ".split('').join('0123456789abcdef')" * chained + " == ''", b"a" * 100)
+        == "worker"
     )
     assert (
-        made_by("strings.quote(" * 3 * chained + "text" + ")" * 3 * chained + " == ''", b'"' * 100)
+        evaluator_of("strings.quote(" * 3 * chained + "text" + ")" * 3 * chained + " == ''", b'"' * 100)
         == "worker"
     )
 
 
 @pytest.mark.parametrize("name", ["split('').size()", "lowerAscii()" + ".upperAscii()" * 20 + ".size()"])
 def test_calls_that_go_through_a_long_text_count(name: str) -> None:
-    assert made_by(f"text.{name} > 3", b"a" * 250_000) == "worker"
+    assert evaluator_of(f"text.{name} > 3", b"a" * 250_000) == "worker"
 
 
 def test_words_in_texts_and_comments_are_no_calls() -> None:
     assert (
-        made_by("text.contains('matches(') || text == 'format' // text.matches(text)", b"x" * 1000) == "proxy"
+        evaluator_of("text.contains('matches(') || text == 'format' // text.matches(text)", b"x" * 1000)
+        == "proxy"
     )
-    assert made_by("text.matches( // \n text)", b"x") == "worker"
-    assert made_by("\"matches('\" + text == '' || text.matches(text) || text == \"')\"", b"x") == "worker"
+    assert evaluator_of("text.matches( // \n text)", b"x") == "worker"
+    assert (
+        evaluator_of("\"matches('\" + text == '' || text.matches(text) || text == \"')\"", b"x") == "worker"
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,15 +161,15 @@ def test_words_in_texts_and_comments_are_no_calls() -> None:
 def test_an_expression_is_read_without_its_literals(
     source: str, code: str, literals: list[str | None]
 ) -> None:
-    parts = CelSource(source)
-    assert parts.code == code
-    assert parts.literals == literals
+    cel = CelSource(source)
+    assert cel.code == code
+    assert cel.literals == literals
 
 
 # --- in front of a pull
 
 
-def fault(
+def filter_error(
     expression: str, actions: tuple[str, ...] = ("Script", "PullServer"), **settings: int
 ) -> str | None:
     script = ScriptConfig(filter=expression, **settings)  # type: ignore[arg-type]
@@ -175,34 +179,34 @@ def fault(
 @pytest.mark.parametrize("pattern", COSTLY)
 @pytest.mark.parametrize("sink", ["PullServer", "LowLevel"])
 def test_in_front_of_a_pull_a_costly_pattern_is_refused_when_it_is_set(pattern: str, sink: str) -> None:
-    said = fault(f"!text.matches(r'{pattern}')", ("Script", sink))
-    assert said is not None
-    assert "push.script.filter" in said
-    assert repr(pattern)[:80] in said
-    assert "push.script.body_bytes_max" in said
-    assert fault(f"!text.matches(r'{pattern}')", ("Script", "File")) is None
+    error = filter_error(f"!text.matches(r'{pattern}')", ("Script", sink))
+    assert error is not None
+    assert "push.script.filter" in error
+    assert repr(pattern)[:80] in error
+    assert "push.script.body_bytes_max" in error
+    assert filter_error(f"!text.matches(r'{pattern}')", ("Script", "File")) is None
 
 
 @pytest.mark.parametrize("pattern", FEW_STATES)
-def test_in_front_of_a_pull_a_cheap_pattern_is_taken(pattern: str) -> None:
-    assert fault(f"text.matches(r'{pattern}')") is None
+def test_in_front_of_a_pull_a_cheap_pattern_is_accepted(pattern: str) -> None:
+    assert filter_error(f"text.matches(r'{pattern}')") is None
 
 
-def test_the_body_size_that_the_refusal_names_is_taken() -> None:
+def test_the_body_size_that_the_rejection_names_is_accepted() -> None:
     expression = "text.matches('a.{0,200}b')"
-    said = fault(expression)
-    assert said is not None
-    found = re.search(r"body_bytes_max to (\d+)", said)
-    assert found is not None
-    assert fault(expression, body_bytes_max=int(found[1])) is None
-    assert fault(expression, body_bytes_max=int(found[1]) + 1) is not None
+    error = filter_error(expression)
+    assert error is not None
+    match = re.search(r"body_bytes_max to (\d+)", error)
+    assert match is not None
+    assert filter_error(expression, body_bytes_max=int(match[1])) is None
+    assert filter_error(expression, body_bytes_max=int(match[1]) + 1) is not None
 
 
 @pytest.mark.parametrize(
     "expression", ["text.matches(key)", "matches(text, key)", "'%s'.format([text]) == key"]
 )
 def test_in_front_of_a_pull_what_the_message_decides_is_refused(expression: str) -> None:
-    assert "in front of a pull" in str(fault(expression))
+    assert "in front of a pull" in str(filter_error(expression))
 
 
 def test_what_stands_in_the_settings_is_still_understood_and_bounded() -> None:

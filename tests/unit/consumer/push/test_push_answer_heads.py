@@ -16,8 +16,8 @@ class ReceiverSocket:
         self._answer = answer
 
     def recv(self, count: int) -> bytes:
-        piece, self._answer = self._answer[:count], self._answer[count:]
-        return piece
+        chunk, self._answer = self._answer[:count], self._answer[count:]
+        return chunk
 
 
 def read(*lines: bytes, body: bytes = b"{}") -> HttpAnswer:
@@ -26,15 +26,15 @@ def read(*lines: bytes, body: bytes = b"{}") -> HttpAnswer:
 
 
 LENGTH = b"Content-Length: 2"
-ODD = [
+MALFORMED = [
     b"X : y", b"nonsense", b": y", b"X\x01: y", b" X: y", b"\tX: y", b"X Y: z", b"X: a\x00b", b"X: a\rY: b",
     b"Transfer-Encoding : ", b"Content-Length : 2", "Ä: y".encode(),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("odd", ODD)
-def test_behind_a_malformed_line_the_connection_is_not_used_again(odd: bytes) -> None:
-    for lines in ((odd, LENGTH), (LENGTH, odd)):
+@pytest.mark.parametrize("malformed", MALFORMED)
+def test_after_a_malformed_line_the_connection_is_not_reused(malformed: bytes) -> None:
+    for lines in ((malformed, LENGTH), (LENGTH, malformed)):
         assert read(*lines) == HttpAnswer(200, b"{}", complete=False)
 
 

@@ -14,14 +14,14 @@ from proxy_consumer.push.sinks.redis import Commands, NoValueError
 
 
 def job(body: bytes = b'{"id":7,"name":"a b","o":{"x":1},"n":null}', *, parsed: bool = True) -> ActionJob:
-    made = ActionJob(b"k", b"t", body, {b"p": b"v"}, MessagePosition("T", "G", "q_0", 5))
+    action_job = ActionJob(b"k", b"t", body, {b"p": b"v"}, MessagePosition("T", "G", "q_0", 5))
     if parsed:
-        parse(made)
-    return made
+        parse(action_job)
+    return action_job
 
 
-def commands(*given_commands: list[str], after_json: bool = True) -> Commands:
-    config = RedisConfig(hosts=("127.0.0.1:6379",), commands=tuple(map(tuple, given_commands)))
+def commands(*templates: list[str], after_json: bool = True) -> Commands:
+    config = RedisConfig(hosts=("127.0.0.1:6379",), commands=tuple(map(tuple, templates)))
     return Commands(config, after_json=after_json)
 
 
@@ -95,9 +95,9 @@ def test_bodies() -> None:
 
 @given(st.binary())
 def test_a_record_is_one_line_whatever_the_body(body: bytes) -> None:
-    made = encode_line(FileConfig(), job(body, parsed=False))
-    assert made.count(b"\n") == 1
-    assert made.endswith(b"\n")
+    line = encode_line(FileConfig(), job(body, parsed=False))
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
 
 
 @pytest.mark.parametrize("name", ["", ".x", "a/b", "..", "{topic}/x", "{other}", "a b", "x" * 200, "a\0b"])

@@ -34,8 +34,8 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",)))
 @given(st.lists(st.tuples(TEXT.filter(bool), TEXT)), st.integers(0, 9))
 def test_a_form_is_read_back_as_it_was(params: list[tuple[str, str]], requests: int) -> None:
     body = http.encode_form(params, requests).decode()
-    found = parse_qsl(body, keep_blank_values=True, strict_parsing=True)
-    assert found == [*params, ("carrera_req_cnt", str(requests))]
+    pairs = parse_qsl(body, keep_blank_values=True, strict_parsing=True)
+    assert pairs == [*params, ("carrera_req_cnt", str(requests))]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_query_is_read_back_as_it_was(query: list[tuple[str, str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_headers", "sent", "ignored"),
+    ("headers", "sent", "ignored"),
     [
         (b'{"X-A": "1", "x-b": 2}', {"X-A": "1", "x-b": "2"}, 0),
         (b'{\n  "X-A" : "1"\n}\n', {"X-A": "1"}, 0),
@@ -69,8 +69,8 @@ def test_a_query_is_read_back_as_it_was(query: list[tuple[str, str]]) -> None:
         (b"[1]", {}, 1),
     ],
 )
-def test_headers_that_a_message_brings(given_headers: bytes, sent: dict[str, str], ignored: int) -> None:
-    assert http.property_headers(job({b"carrera_headers": given_headers})) == (sent, ignored)
+def test_headers_that_a_message_brings(headers: bytes, sent: dict[str, str], ignored: int) -> None:
+    assert http.property_headers(job({b"carrera_headers": headers})) == (sent, ignored)
     assert http.property_headers(job()) == ({}, 0)
 
 
@@ -84,7 +84,7 @@ UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
 
 @pytest.mark.parametrize(
-    ("key", "chronos", "said"),
+    ("key", "chronos", "requests"),
     [
         (f"1700000000-3-1700100000-9-4-10-0-{UUID}", True, 4),
         (f"1700000000-4-1700100000-9-0-3-0-{UUID}", True, 0),
@@ -93,9 +93,9 @@ UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
         ("k", True, 7),
     ],
 )
-def test_a_loop_message_says_which_occurrence_it_is(key: str, chronos: bool, said: int) -> None:
+def test_a_loop_message_says_which_occurrence_it_is(key: str, chronos: bool, requests: int) -> None:
     properties = {b"from_chronos": b"from_chronos"} if chronos else {}
-    assert http.request_count(job(properties, key.encode()), 7) == said
+    assert http.request_count(job(properties, key.encode()), 7) == requests
 
 
 # --- the answer

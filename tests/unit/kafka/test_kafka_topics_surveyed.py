@@ -20,28 +20,28 @@ from ddmq_common.clock import ManualClock
 from tests.support.waits import until
 
 OPTIONS = KafkaOptions(bootstrap="broker1:9092")
-FOUND = ClusterTopic("orders", "id-1", 4, 3, 1_000_000, False)
+DESCRIBED = ClusterTopic("orders", "id-1", 4, 3, 1_000_000, False)
 
 
-class HeldCluster:
+class PausedCluster:
     """Keeps what it is asked."""
 
     def __init__(self) -> None:
         self.last_error = LastError(OPTIONS)
-        self.asked: list[tuple[partial[Any], Callable[..., None]]] = []
+        self.jobs: list[tuple[partial[Any], Callable[..., None]]] = []
 
     def run_job(self, job: partial[Any], done: Callable[..., None]) -> None:
-        self.asked.append((job, done))
+        self.jobs.append((job, done))
 
-    def answer(self, cluster_id: str, *found: ClusterTopic, topics: int = 1) -> None:
-        [(_, done)] = self.asked
-        self.asked.clear()
-        done(Survey({"orders": "orders"}, found, cluster_id, topics), None)
+    def answer(self, cluster_id: str, *described: ClusterTopic, topics: int = 1) -> None:
+        [(_, done)] = self.jobs
+        self.jobs.clear()
+        done(Survey({"orders": "orders"}, described, cluster_id, topics), None)
 
     @property
     def passed_over(self) -> dict[str, int] | None:
         """The topics that need no look where they have so many partitions; None: all are looked at."""
-        [(job, _)] = self.asked
+        [(job, _)] = self.jobs
         return cast("dict[str, int] | None", job.keywords["unchanged"])
 
     def close(self) -> None:
@@ -49,8 +49,8 @@ class HeldCluster:
 
 
 @pytest.fixture
-def cluster() -> HeldCluster:
-    return HeldCluster()
+def cluster() -> PausedCluster:
+    return PausedCluster()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def table() -> TopicRegistry:
 
 @pytest.fixture
 def topics(
-    cluster: HeldCluster, table: TopicRegistry, forgotten: list[tuple[str, int]]
+    cluster: PausedCluster, table: TopicRegistry, forgotten: list[tuple[str, int]]
 ) -> Iterator[KafkaTopics]:
     def forget(name: str, incarnation: int, _: float) -> Completion[None]:
         forgotten.append((name, incarnation))
@@ -78,27 +78,27 @@ def topics(
         OPTIONS, cast(Cluster, cluster), ManualClock(), table, state, commits, lambda _: None, lambda *_: None
     )
     topics.survey()
-    cluster.answer("cluster-1", FOUND)
+    cluster.answer("cluster-1", DESCRIBED)
     yield topics
     topics.close()
 
 
 def test_another_cluster_in_its_place_is_not_heard(
-    cluster: HeldCluster, topics: KafkaTopics, table: TopicRegistry
+    cluster: PausedCluster, topics: KafkaTopics, table: TopicRegistry
 ) -> None:
     assert topics.reason == ""
     topics.survey()
-    cluster.answer("cluster-2", FOUND._replace(topic_id="id-2", partitions=9))
+    cluster.answer("cluster-2", DESCRIBED._replace(topic_id="id-2", partitions=9))
     assert "cluster-2" in topics.reason
     assert "cluster-1" in topics.reason
     assert table.topics["orders"].info.queues == 4
     topics.survey()
-    cluster.answer("cluster-1", FOUND)
+    cluster.answer("cluster-1", DESCRIBED)
     assert topics.reason == ""
 
 
 def test_where_groups_stood_in_a_topic_that_was_made_anew_is_forgotten(
-    cluster: HeldCluster,
+    cluster: PausedCluster,
     topics: KafkaTopics,
     forgotten: list[tuple[str, int]],
     monkeypatch: pytest.MonkeyPatch,
@@ -106,59 +106,61 @@ def test_where_groups_stood_in_a_topic_that_was_made_anew_is_forgotten(
     """Not in the new one, where a broker that is behind still tells of the old one."""
     monkeypatch.setattr(module, "REPLACED_S", 0.01)
     topics.survey()
-    cluster.answer("cluster-1", FOUND._replace(topic_id="id-2"))
+    cluster.answer("cluster-1", DESCRIBED._replace(topic_id="id-2"))
     topics.survey()
-    cluster.answer("cluster-1", FOUND)
+    cluster.answer("cluster-1", DESCRIBED)
     topics.survey()
-    cluster.answer("cluster-1", FOUND._replace(topic_id="id-2"))
+    cluster.answer("cluster-1", DESCRIBED._replace(topic_id="id-2"))
     until(lambda: len(forgotten) == 2)
     assert set(forgotten) == {("orders", incarnation_of("id-1"))}
 
 
-def test_what_others_have_changed_is_looked_at_some_times(cluster: HeldCluster, topics: KafkaTopics) -> None:
+def test_what_others_have_changed_is_looked_at_some_times(
+    cluster: PausedCluster, topics: KafkaTopics
+) -> None:
     topics.survey()
     assert cluster.passed_over == {"orders": 4}
     cluster.answer("cluster-1")
     topics.on_info_changed("orders")
     for _ in range(CHANGED_CHECKS):
         assert cluster.passed_over == {}
-        cluster.answer("cluster-1", FOUND)
+        cluster.answer("cluster-1", DESCRIBED)
         topics.survey()
     assert cluster.passed_over == {"orders": 4}
 
 
 def test_everything_is_looked_at_where_something_is_not_as_it_was(
-    cluster: HeldCluster, topics: KafkaTopics
+    cluster: PausedCluster, topics: KafkaTopics
 ) -> None:
     topics.survey_all()
     assert cluster.passed_over is None
     topics.survey_all()  # while that is asked for: once more, then
-    cluster.answer("cluster-1", FOUND)
+    cluster.answer("cluster-1", DESCRIBED)
     topics.survey()
     assert cluster.passed_over is None
 
 
 def test_a_topic_that_another_process_creates_during_a_survey_is_noticed_by_the_next_one_at_once(
-    cluster: HeldCluster, topics: KafkaTopics
+    cluster: PausedCluster, topics: KafkaTopics
 ) -> None:
     topics.survey()
     topics.on_info_changed("new")
     topics.on_info_changed("newer")
-    cluster.answer("cluster-1", FOUND)
-    assert len(cluster.asked) == 1
-    cluster.answer("cluster-1", FOUND)
-    assert not cluster.asked
+    cluster.answer("cluster-1", DESCRIBED)
+    assert len(cluster.jobs) == 1
+    cluster.answer("cluster-1", DESCRIBED)
+    assert not cluster.jobs
 
 
 def test_surveys_are_frequent_after_a_change_even_on_a_large_cluster(
-    cluster: HeldCluster, topics: KafkaTopics, monkeypatch: pytest.MonkeyPatch
+    cluster: PausedCluster, topics: KafkaTopics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker may learn of a new topic a little later than the one that created it."""
     intervals: list[float] = []
     timer: Any = SimpleNamespace(once=lambda delay_s, _: intervals.append(delay_s), stop=lambda: None)
     monkeypatch.setattr(topics, "_timer", timer)
     topics.start()
-    cluster.answer("cluster-1", FOUND, topics=10_000)
+    cluster.answer("cluster-1", DESCRIBED, topics=10_000)
     topics.on_info_changed("new")
     cluster.answer("cluster-1", topics=10_000)
     for _ in range(CHANGED_CHECKS):

@@ -16,12 +16,12 @@ SIZE = 10
 
 
 def queue(read_bytes: Count) -> SubscribedQueue:
-    view, plan = ProgressView(0, (), {}, 1, 0), ReadPlan(lambda wanted: (wanted, 1), 1)
+    view, plan = ProgressView(0, (), {}, 1, 0), ReadPlan(lambda count: (count, 1), 1)
     ref = QueueRef("T", 3, 1)
     return SubscribedQueue(ref, view, 0, RetryPolicy((), -1), Budget(), Tally(), plan, read_bytes, deque())
 
 
-def keep(one: SubscribedQueue, offset: int, read: Any, index: int) -> None:
+def cache_message(one: SubscribedQueue, offset: int, read: Any, index: int) -> None:
     one.cached.cache_message(one.reread, offset, read, index)
 
 
@@ -29,40 +29,40 @@ def batch(messages: int = 2) -> Any:
     return SimpleNamespace(deliveries=[bytes(SIZE)] * messages)
 
 
-def test_those_of_the_newest_batches_are_kept_and_counted_with_their_batch() -> None:
+def test_messages_of_the_newest_batches_are_cached_and_counted_with_their_batch() -> None:
     read_bytes = Count()
     one = queue(read_bytes)
     for number in range(CACHED_BATCHES_MAX + 1):
         read = batch()
-        keep(one, 2 * number, read, 0)
-        keep(one, 2 * number + 1, read, 1)
+        cache_message(one, 2 * number, read, 0)
+        cache_message(one, 2 * number + 1, read, 1)
     assert sorted(one.reread) == list(range(2, 2 * CACHED_BATCHES_MAX + 2))
     assert read_bytes.value == CACHED_BATCHES_MAX * 2 * SIZE
     one.forget_reads()
     assert (one.reread, read_bytes.value) == ({}, 0)
 
 
-def test_a_message_that_was_read_again_outlives_its_first_batch() -> None:
+def test_a_message_that_was_reread_outlives_its_first_batch() -> None:
     one = queue(Count())
-    keep(one, 0, batch(), 0)
-    again = batch()
-    one.reread[0] = again, 1
+    cache_message(one, 0, batch(), 0)
+    second_batch = batch()
+    one.reread[0] = second_batch, 1
     for number in range(1, CACHED_BATCHES_MAX + 1):
-        keep(one, number, batch(), 0)
-    assert one.reread[0] == (again, 1)
+        cache_message(one, number, batch(), 0)
+    assert one.reread[0] == (second_batch, 1)
 
 
-def test_nothing_more_is_kept_at_the_bound_of_all_subscriptions() -> None:
+def test_nothing_more_is_cached_at_the_bound_of_all_subscriptions() -> None:
     read_bytes = Count()
     read_bytes.value = CACHED_BYTES_MAX
     one = queue(read_bytes)
-    keep(one, 0, batch(), 0)
+    cache_message(one, 0, batch(), 0)
     assert (one.reread, read_bytes.value) == ({}, CACHED_BYTES_MAX)
 
 
 def test_a_lost_queue_gives_its_bytes_back() -> None:
     read_bytes = Count()
     one = queue(read_bytes)
-    keep(one, 0, batch(), 0)
+    cache_message(one, 0, batch(), 0)
     one.release_all()
     assert read_bytes.value == 0

@@ -1,4 +1,4 @@
-"""KafkaProcess on a real broker with topics that are only said to be there; what a test asks of it."""
+"""KafkaProcess on a real broker with topics that exist only in its registry, and calls for tests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _names = itertools.count(1)
 
 
 def options(**rest: Any) -> KafkaOptions:
-    """Of an installation of its own."""
+    """Return options of a new installation."""
     name = f"s{secrets.token_hex(4)}-{next(_names)}"
     return KafkaOptions(broker(), namespace=name, topic_prefix=f"{name}.", **rest)
 
 
 class StatedTopics(TopicRegistry):
-    """Topics that are only said to be there; a record is no more than its bytes."""
+    """Topics that exist only in this registry; a record is only its bytes."""
 
     def __init__(self, options: KafkaOptions, infos: Mapping[str, TopicInfo]) -> None:
         super().__init__(options.names)
@@ -42,8 +42,8 @@ class StatedTopics(TopicRegistry):
         return ProducerRecord(self.kafka_name(record.topic), record.queue_id, None, record.delivery)
 
 
-class Parts:
-    """One process's parts; several may be on one hub."""
+class ProcessKit:
+    """The Kafka engine of one process; several may be on one hub."""
 
     def __init__(self, options: KafkaOptions, topics: Mapping[str, int] | None = None) -> None:
         self.options = options
@@ -77,10 +77,10 @@ class Parts:
         return self.options.names.to_kafka(topic)
 
     def make_topics(self) -> None:
-        """In Kafka too, for records."""
+        """Create the topics in Kafka, too, for records."""
         admin = AdminClient({"bootstrap.servers": self.options.bootstrap})
-        wanted = [NewTopic(self._kafka_name(name), info.queues, 1) for name, info in self.infos.items()]
-        for answer in admin.create_topics(wanted).values():
+        new_topics = [NewTopic(self._kafka_name(name), info.queues, 1) for name, info in self.infos.items()]
+        for answer in admin.create_topics(new_topics).values():
             answer.result()
 
     def queue(self, number: int = 0, topic: str = "orders") -> QueueRef:
@@ -95,7 +95,7 @@ class Parts:
     ) -> Any:
         return self.commits.commit(CommitBatch(records, progress, settings or {}, absent), soon())
 
-    def ready(self) -> Parts:
+    def ready(self) -> ProcessKit:
         until(lambda: self.state.ready and self.commits.name, "ready")
         return self
 
@@ -105,23 +105,23 @@ class Parts:
 
 
 class Holder:
-    """A listener that keeps what it hears; releases at once, unless it is lazy."""
+    """A listener that records its calls; it releases revoked queues at once, unless `lazy`."""
 
     def __init__(
-        self, parts: Parts, group: str = "g", topic: str = "orders", lazy: bool = False, **terms: Any
+        self, kit: ProcessKit, group: str = "g", topic: str = "orders", lazy: bool = False, **terms: Any
     ) -> None:
-        self.held: dict[QueueRef, int] = {}
+        self.owned: dict[QueueRef, int] = {}
         self.lost_so_far: list[QueueRef] = []
         self.losses = 0
         self._lazy = lazy
-        self.membership = parts.members.join(Join(group, topic, **terms), self)
+        self.membership = kit.members.join(Join(group, topic, **terms), self)
 
     @property
     def numbers(self) -> list[int]:
-        return sorted(queue.queue_id for queue in self.held)
+        return sorted(queue.queue_id for queue in self.owned)
 
     def assigned(self, assignment: Assignment) -> None:
-        self.held.update(dict.fromkeys(assignment.queues, assignment.epoch))
+        self.owned.update(dict.fromkeys(assignment.queues, assignment.epoch))
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
         if not self._lazy:
@@ -135,7 +135,7 @@ class Holder:
 
     def _drop(self, queues: Sequence[QueueRef]) -> None:
         for queue in queues:
-            self.held.pop(queue, None)
+            self.owned.pop(queue, None)
 
 
-__all__ = ["TOPICS", "Holder", "Parts", "Sharing", "done", "options"]
+__all__ = ["TOPICS", "Holder", "ProcessKit", "Sharing", "done", "options"]

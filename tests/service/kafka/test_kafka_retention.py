@@ -14,7 +14,7 @@ from backend.kafka.options import KafkaOptions
 from backend.records import Durability, TopicInfo
 from ddmq_common.clock import SystemClock
 from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
-from tests.service.kafka.parts_kit import options
+from tests.service.kafka.process_kit import options
 from tests.support.waits import done, soon, until
 
 pytestmark = pytest.mark.slow  # a real broker is started for it
@@ -39,12 +39,12 @@ class Watched:
         self._admin = AdminClient({"bootstrap.servers": terms.bootstrap})
         self._name = terms.names.to_kafka(topic)
 
-    def kept(self) -> bool:
+    def has_unlimited_settings(self) -> bool:
         """Whether nothing goes by age or size."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, self._name)
         [answer] = self._admin.describe_configs([resource]).values()
-        found = answer.result()
-        return all(found[name].value == value for name, value in UNLIMITED.items())
+        settings = answer.result()
+        return all(settings[name].value == value for name, value in UNLIMITED.items())
 
     def set(self, name: str, value: str) -> None:
         """As kafka-configs does."""
@@ -59,16 +59,16 @@ def put(backend: KafkaBackend, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [DELAY_TOPIC, SCHEDULE_TOPIC])
-def test_delayed_messages_are_kept(backend: KafkaBackend, terms: KafkaOptions, name: str) -> None:
+def test_delayed_messages_are_retained(backend: KafkaBackend, terms: KafkaOptions, name: str) -> None:
     put(backend, name)
     topic = Watched(terms, name)
-    assert topic.kept()
+    assert topic.has_unlimited_settings()
     topic.set("retention.ms", "1000")
-    until(topic.kept, "set back")
+    until(topic.has_unlimited_settings, "set back")
     topic.set("cleanup.policy", "compact")
-    until(topic.kept, "set back")
+    until(topic.has_unlimited_settings, "set back")
 
 
 def test_a_topic_of_clients_has_what_is_configured(backend: KafkaBackend, terms: KafkaOptions) -> None:
     put(backend, "orders")
-    assert not Watched(terms, "orders").kept()
+    assert not Watched(terms, "orders").has_unlimited_settings()

@@ -12,12 +12,12 @@ NOW = 1_795_289_273_456
 OURS = dialects(["ddmq"])
 
 
-def ask(**properties):
-    given = {
+def read(**properties):
+    properties = {
         f"deliver-{name.replace('_', '-')}".encode(): str(value).encode()
         for name, value in properties.items()
     }
-    return read_command(given, OURS, NOW, ScheduleLimits())
+    return read_command(properties, OURS, NOW, ScheduleLimits())
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def ask(**properties):
     ],
 )
 def test_a_moment_is_never_early(value, due):
-    assert ask(at=value).due_ms == due
+    assert read(at=value).due_ms == due
 
 
 @pytest.mark.parametrize(
@@ -49,31 +49,31 @@ def test_a_moment_is_never_early(value, due):
     ],
 )
 def test_a_wait(value, wait):
-    assert ask(after=value).due_ms == NOW + wait
+    assert read(after=value).due_ms == NOW + wait
 
 
 def test_weekdays_at_nine_in_shanghai():
-    command = ask(cron="0 9 * * MON-FRI", zone="Asia/Shanghai")
+    command = read(cron="0 9 * * MON-FRI", zone="Asia/Shanghai")
     assert datetime.fromtimestamp(command.due_ms // 1_000, UTC).isoformat() == "2026-11-23T01:00:00+00:00"
 
 
 def test_everything_that_a_schedule_can_say():
-    command = ask(
+    command = read(
         after="1s", period="10s", repeat=3, cron="0 * * * *", zone="UTC", occurrences=20, catch_up="skip"
     )
     assert command.schedule == Schedule(1_000, 10_000, 3, "0 * * * *", "UTC", 20, "skip")
 
 
 def test_a_series_may_start_at_a_moment_or_now():
-    assert ask(at=NOW + 5_000, period="1m", repeat=2).due_ms == NOW + 5_000
-    assert ask(period="1m", repeat=2).due_ms == NOW
+    assert read(at=NOW + 5_000, period="1m", repeat=2).due_ms == NOW + 5_000
+    assert read(period="1m", repeat=2).due_ms == NOW
 
 
 def test_what_has_passed_goes_at_once():
-    assert ask(at=1) is None
-    assert ask(at=NOW - 1) is None
-    assert ask(at=NOW).due_ms == NOW, "now is the end of a millisecond that is not over yet"
-    assert ask(after=0) is None
+    assert read(at=1) is None
+    assert read(at=NOW - 1) is None
+    assert read(at=NOW).due_ms == NOW, "now is the end of a millisecond that is not over yet"
+    assert read(after=0) is None
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,6 @@ def test_what_has_passed_goes_at_once():
     ],
 )
 def test_what_is_refused(properties, words):
-    found = ask(**properties)
-    assert not isinstance(found, DelayCommand)
-    assert words in found.text
+    rejection = read(**properties)
+    assert not isinstance(rejection, DelayCommand)
+    assert words in rejection.text

@@ -1,9 +1,9 @@
 """Whether RocksDB takes a write at once.
 
 Its buffers become tables in the background. Where that falls behind, a write would wait in RocksDB, where it
-keeps the interpreter, and on a full disk until there is space, however long. So room is looked for before,
-by its own numbers. There is none while RocksDB works on making some; where it does not, something has
-failed: the next write is let in and told what.
+keeps the interpreter, and on a full disk until there is space, however long. So capacity is checked before
+each write, by RocksDB's own numbers. There is none while RocksDB is writing or merging tables. If it is not,
+something has failed, and the next write is admitted to receive the error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddmq_common.errors import StorageError
 
-ROOM_S = 5.0  # that a write waits for tables to be written
+WRITE_WAIT_S_MAX = 5.0  # that a write waits for tables to be written
 UNMERGED_MAX = 20  # tables that a read looks into one by one: then the database grows no more, …
 UNMERGED_LAST = 4 * UNMERGED_MAX  # … and then nothing is written
 
@@ -34,7 +34,7 @@ class WriteCapacity:
         self._errors = 0  # of the background, of which RocksDB has recovered: it never forgets one
 
     def is_available(self, growing: bool) -> bool:
-        """Return whether a write would go through without waiting; see `Rocks.has_room`."""
+        """Return whether a write would go through without waiting; see `Rocks.has_capacity`."""
         spare, most = (1, UNMERGED_MAX) if growing else (0, UNMERGED_LAST)
         if self._count_waiting() >= max(1, self._full - spare):
             return False
@@ -42,13 +42,14 @@ class WriteCapacity:
         return not (merging and self._number("rocksdb.num-running-compactions"))
 
     def wait_until_available(self) -> None:
-        """Block until a write would go through. Raises StorageError after ROOM_S seconds."""
+        """Block until a write would go through. Raises StorageError after WRITE_WAIT_S_MAX seconds."""
         give_up = None
         while self._count_waiting() >= self._full:
-            give_up = give_up or time.monotonic() + ROOM_S
+            give_up = give_up or time.monotonic() + WRITE_WAIT_S_MAX
             if time.monotonic() >= give_up:
                 raise StorageError(
-                    f"cannot write to {self._folder}: for {ROOM_S:.0f} s its tables were written too slowly"
+                    f"cannot write to {self._folder}: for {WRITE_WAIT_S_MAX:.0f} s"
+                    " its tables were written too slowly"
                 )
             time.sleep(0.0005)
 

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from ddmq_rpc.server import address_of
-from ddmq_rpc.turns import (
+from ddmq_rpc.time_slices import (
     COSTLY_S,
     GIVE_WAY_S,
     NOT_MEASURED,
@@ -30,7 +30,7 @@ class Loop:
         self.armed_at: float | None = None
         self.rested = 0
         self.slowed = 1.0  # by other processes on the core
-        self.turns = TimeSlices(lambda: self.now, self._arm, self._count)
+        self.slices = TimeSlices(lambda: self.now, self._arm, self._count)
         self.members: list[Connection] = []
 
     def _arm(self, seconds: float) -> None:
@@ -42,9 +42,9 @@ class Loop:
     def connect(
         self, address: str, cost_s: float, size: int = 100, every_s: float = 0.0, rounds: int = 0
     ) -> Connection:
-        made = Connection(self, address, cost_s, size, every_s, rounds)
-        self.members.append(made)
-        return made
+        connection = Connection(self, address, cost_s, size, every_s, rounds)
+        self.members.append(connection)
+        return connection
 
     def run(self, seconds: float) -> None:
         end = self.now + seconds
@@ -52,7 +52,7 @@ class Loop:
             self.now += LOOP_S
             if self.armed_at is not None and self.armed_at <= self.now:
                 self.armed_at = None
-                self.turns.run_round()
+                self.slices.run_round()
             for member in self.members:
                 member.readable()
 
@@ -69,13 +69,13 @@ class Connection:
         self.loop = loop
         self.cost_s, self.size, self.every_s = cost_s, size, every_s
         self.rounds, self.missing = rounds, 0
-        self.asked_at = NOT_MEASURED
+        self.called_at = NOT_MEASURED
         self.busy = 0
         self.served = 0
         self.waits: deque[float] = deque()
         self.next_at = 0.0
         self.closed = False
-        self.share: AddressShare = loop.turns.join(address, self)
+        self.share: AddressShare = loop.slices.join(address, self)
 
     def readable(self) -> None:
         if self.missing:
@@ -84,9 +84,9 @@ class Connection:
                 self.answer()
         elif self.busy or self.next_at > self.loop.now:
             pass
-        elif self.share.over:
+        elif self.share.exhausted:
             self.busy = 1
-            self.loop.turns.wait(self.share, self)
+            self.loop.slices.wait(self.share, self)
         else:
             self.work()
 
@@ -95,25 +95,25 @@ class Connection:
         self.work()
 
     def work(self) -> None:
-        turns, share = self.loop.turns, self.share
-        turns.begin_event(share, self.loop.now)
-        turns.bytes = self.size
+        slices, share = self.loop.slices, self.share
+        slices.begin_event(share, self.loop.now)
+        slices.bytes = self.size
         measured = bool(share.suspect)
         share.suspect -= measured
         took = self.cost_s * self.loop.slowed
         self.loop.now += took
         share.used += took
         self.served += 1
-        self.asked_at = turns.record_call(share, self)
+        self.called_at = slices.record_call(share, self)
         self.missing = self.rounds
         if not self.missing:
             self.answer()
         if share.used > SLICE_S:
-            turns.end_slice(share, took, self.cost_s if measured else NOT_MEASURED)
+            slices.end_slice(share, took, self.cost_s if measured else NOT_MEASURED)
 
     def answer(self) -> None:
-        if self.asked_at != NOT_MEASURED:
-            self.loop.turns.record_answer(self.share, self, self.asked_at)
+        if self.called_at != NOT_MEASURED:
+            self.loop.slices.record_answer(self.share, self, self.called_at)
         self.waits.append(self.loop.now - self.next_at)
         self.next_at = self.next_at + self.every_s if self.every_s else self.loop.now
 
@@ -200,12 +200,12 @@ def test_clients_of_another_server_on_the_loop_count_as_others() -> None:
     one = Loop().connect("10.0.0.1", 0.0)
     share = sides[0].join("10.0.0.1", one)
     sides[0].end_slice(share, SLICE_S, NOT_MEASURED)
-    assert not share.over
+    assert not share.exhausted
     sides[1].join("10.0.0.2", Loop().connect("10.0.0.2", 0.0))
     sides[0].end_slice(share, SLICE_S, NOT_MEASURED)
-    assert share.over
+    assert share.exhausted
     sides[0].close()
-    assert shared.turns == [sides[1]]
+    assert shared.slices == [sides[1]]
 
 
 @pytest.mark.slow
@@ -246,8 +246,8 @@ def test_busy_addresses_have_equal_parts(loop: Loop) -> None:
     few = [loop.connect("10.0.0.1", 0.0001) for _ in range(12)]
     many = [loop.connect("10.0.0.2", 0.0001) for _ in range(64)]
     loop.run(2.0)
-    parts = [sum(each.served for each in side) for side in (few, many)]
-    assert parts[0] == pytest.approx(parts[1], rel=0.1)
+    shares = [sum(each.served for each in side) for side in (few, many)]
+    assert shares[0] == pytest.approx(shares[1], rel=0.1)
 
 
 def test_long_requests_that_their_bytes_explain_do_not_rest(loop: Loop) -> None:
@@ -274,43 +274,43 @@ def test_a_rest_is_bounded_by_the_processor_time(loop: Loop) -> None:
     """The server had no core for half a second while it worked on a request that is just costly."""
     loop.connect("10.0.0.1", 0.0001)
     other = loop.connect("10.0.0.2", COSTLY_S * 1.1)
-    loop.turns.begin_event(other.share, loop.now)
+    loop.slices.begin_event(other.share, loop.now)
     loop.now += 0.5
-    loop.turns.end_slice(other.share, 0.5, COSTLY_S * 1.1)
+    loop.slices.end_slice(other.share, 0.5, COSTLY_S * 1.1)
     assert loop.rested == 1
     assert 0.0 < other.share.rest_until - loop.now < 0.1
 
 
 def test_what_has_left_is_forgotten(loop: Loop) -> None:
     loop.connect("10.0.0.1", 0.0001, every_s=0.01)
-    gone = [loop.connect(f"10.0.1.{number}", 0.01) for number in range(100)]
+    closed = [loop.connect(f"10.0.1.{number}", 0.01) for number in range(100)]
     loop.run(1.0)
-    for each in gone:
+    for each in closed:
         loop.members.remove(each)
         each.share.waiting.clear()
-        loop.turns.leave(each.share, each)
+        loop.slices.leave(each.share, each)
     loop.run(5.0)
-    assert list(loop.turns.shares) == ["10.0.0.1"]
+    assert list(loop.slices.shares) == ["10.0.0.1"]
 
 
 def test_who_gives_way(loop: Loop) -> None:
-    turns = loop.turns
+    slices = loop.slices
     first = loop.connect("10.0.0.1", 0.0)
     silent = [loop.connect("10.0.0.2", 0.0) for _ in range(3)]
-    assert turns.least_missed("10.0.0.3") is silent[0]
+    assert slices.least_missed("10.0.0.3") is silent[0]
     first.share.silent.clear()
     newcomer = loop.connect("10.0.0.3", 0.0)
     silent[0].share.silent.clear()
-    assert turns.least_missed("10.0.0.2") is None  # has more connections than the silent newcomer's address
-    assert turns.least_missed("10.0.0.3") is newcomer
-    loop.turns.leave(newcomer.share, newcomer)
-    assert turns.least_missed("10.0.0.3") is silent[0]
+    assert slices.least_missed("10.0.0.2") is None  # has more connections than the silent newcomer's address
+    assert slices.least_missed("10.0.0.3") is newcomer
+    loop.slices.leave(newcomer.share, newcomer)
+    assert slices.least_missed("10.0.0.3") is silent[0]
     silent[0].busy = 1
-    assert turns.least_missed("10.0.0.3") is silent[1]
-    assert turns.least_missed("10.0.0.2") is None
+    assert slices.least_missed("10.0.0.3") is silent[1]
+    assert slices.least_missed("10.0.0.2") is None
     for each in silent:
         each.busy = 1
-    assert turns.least_missed("10.0.0.3") is None
+    assert slices.least_missed("10.0.0.3") is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from backend.kafka.engine.backend import KafkaBackend
 from backend.records import AppendStatus, CommitBatch, Durability, NewRecord, TopicInfo
 from ddmq_common.errors import UnknownTopicError
-from tests.service.kafka.parts_kit import options
+from tests.service.kafka.process_kit import options
 from tests.support.kafka import delete_topics
 from tests.support.waits import done, soon, until
 
@@ -19,11 +19,11 @@ NEVER_MS = 3_600_000
 @pytest.fixture
 def two() -> Iterator[tuple[KafkaBackend, KafkaBackend]]:
     terms = options(topics_poll_ms=NEVER_MS)
-    made = [KafkaBackend(terms), KafkaBackend(terms)]
-    for one in made:
+    backends = [KafkaBackend(terms), KafkaBackend(terms)]
+    for one in backends:
         until(lambda one=one: one.health().ready, lambda one=one: one.health().reason)
-    yield made[0], made[1]
-    for one in made:
+    yield backends[0], backends[1]
+    for one in backends:
         one.close()
     delete_topics(terms.namespace)
 
@@ -55,7 +55,7 @@ def test_who_has_caught_up_knows_it(two: tuple[KafkaBackend, KafkaBackend]) -> N
     assert other.topic("orders") is not None
 
 
-def test_what_nobody_made_is_refused(two: tuple[KafkaBackend, KafkaBackend]) -> None:
+def test_a_topic_that_does_not_exist_is_rejected(two: tuple[KafkaBackend, KafkaBackend]) -> None:
     _, writer = two
     (result,) = done(writer.append([record("none")], soon()))
     assert result.status is AppendStatus.REFUSED

@@ -27,12 +27,12 @@ from backend.records import (
 from ddmq_common.errors import FencedError, RemoteError, TryLaterError
 from ddmq_common.names import OP_TOPIC, TRANSACTION_DEAD_TOPIC, TRANSACTION_GROUP
 from proxy_producer.transactions.codec import HalfMessage, dead_unreadable
+from proxy_producer.transactions.combined_commits import Stored, TransactionCommit
 from proxy_producer.transactions.context import TransactionContext
-from proxy_producer.transactions.core.ended import EndedTransactions
+from proxy_producer.transactions.core.decisions import DecisionHistory
 from proxy_producer.transactions.core.ranges import ranges_of
 from proxy_producer.transactions.core.shard import TransactionShard
 from proxy_producer.transactions.core.transaction import HalfVerdict
-from proxy_producer.transactions.gathered import CommitPart, Stored
 from proxy_producer.transactions.reading import (
     BYTES_MAX,
     COUNT_MAX,
@@ -47,7 +47,7 @@ log = logging.getLogger("ddmq.producer")
 Read = Callable[[Exception | None], None]
 
 
-class HeldShard:
+class ClaimedShard:
     """Reads and commits one shard that this proxy owns, until `stop`. Commits under way then still finish."""
 
     def __init__(
@@ -75,11 +75,11 @@ class HeldShard:
         self._reader = QueueReader(context.backend, queue, self._on_read, self._on_data)
         self._waiters: list[tuple[int, Read]] = []  # the offset that each needs to be read
         self._unreadable: list[StoredRecord] = []
-        self.core = self._new_core(EndedTransactions(1))
+        self.core = self._new_core(DecisionHistory(1))
 
-    def _new_core(self, ended: EndedTransactions) -> TransactionShard:
+    def _new_core(self, decisions: DecisionHistory) -> TransactionShard:
         context = self.context
-        return TransactionShard(context.rules, self._acks, self._acks.committed, ended, context.now_ms())
+        return TransactionShard(context.rules, self._acks, self._acks.committed, decisions, context.now_ms())
 
     @property
     def number(self) -> int:
@@ -109,17 +109,17 @@ class HeldShard:
         queue = None
         if info is not None and self.number < info.queues:
             queue = QueueRef(OP_TOPIC, info.incarnation, self.number)
-        OpReader(self.context.backend, queue, self.context.rules.ended_max, self._on_ops_read).start()
+        OpReader(self.context.backend, queue, self.context.rules.decisions_max, self._on_ops_read).start()
 
-    def _on_ops_read(self, ended: EndedTransactions, error: Exception | None) -> None:
+    def _on_ops_read(self, decisions: DecisionHistory, error: Exception | None) -> None:
         if not self.running:
             return
         if error is not None:
             self._log_failure("the ends of transactions could not be read", error)
             self.stuck = True
             return
-        self.core = self._new_core(ended)
-        self.core.raise_known_end(self._end)
+        self.core = self._new_core(decisions)
+        self.core.raise_observed_end(self._end)
         self.when_read(self._end - 1, self._on_restored)
 
     def _on_restored(self, error: Exception | None) -> None:
@@ -131,7 +131,7 @@ class HeldShard:
             self.stuck = True
 
     def _log_failure(self, what: str, error: Exception) -> None:
-        self.context.counts.count_refused("read failed")
+        self.context.counts.count_rejected("read failed")
         log.warning("transactions: %s", what, extra={"shard": self.number, "error": str(error)})
 
     # --- half messages
@@ -142,7 +142,7 @@ class HeldShard:
         verdict = self.core.add_stored(
             facts_of(half, transaction, context.now_ms(), context.backend.clock_ms())
         )
-        if verdict in (HalfVerdict.PART, HalfVerdict.AHEAD, HalfVerdict.LATE):
+        if verdict in (HalfVerdict.MEMBER, HalfVerdict.AHEAD, HalfVerdict.LATE):
             self.recent.put(half)
         else:
             self._count_stray(verdict)
@@ -178,7 +178,7 @@ class HeldShard:
             if bounds is None or not self.running:
                 then(answer.error or self._explain_move())
                 return
-            self.core.raise_known_end(bounds.next)
+            self.core.raise_observed_end(bounds.next)
             self.when_read(-1, then)
 
         self.context.backend.bounds((self.queue,)).then(on_bounds)
@@ -201,7 +201,9 @@ class HeldShard:
 
     def _add_batch(self, batch: ReadBatch) -> None:
         batch_content = half_batch(batch)
-        self._unreadable += [one for one in batch_content.unreadable if one.offset >= self.core.read_to]
+        self._unreadable += [
+            record for record in batch_content.unreadable if record.offset >= self.core.read_to
+        ]
         rules, wall_ms, now_ms = self.context.rules, self.context.backend.clock_ms(), self.context.now_ms()
         halves = [
             facts_of(half, bytes.fromhex(half.mark.id), rules.began_ms(at_ms, wall_ms, now_ms), at_ms)
@@ -210,10 +212,10 @@ class HeldShard:
         for _, verdict in self.core.add_read(halves, batch.next_offset):
             self._count_stray(verdict)
 
-    def _count_stray(self, taken: HalfVerdict) -> None:
-        """Count a half message that is not part of any transaction."""
-        if taken not in (HalfVerdict.PART, HalfVerdict.AHEAD, HalfVerdict.LATE, HalfVerdict.LEFT_OVER):
-            self.context.counts.count_refused(f"half message: {taken.value}")
+    def _count_stray(self, verdict: HalfVerdict) -> None:
+        """Count a half message that belongs to no transaction."""
+        if verdict not in (HalfVerdict.MEMBER, HalfVerdict.AHEAD, HalfVerdict.LATE, HalfVerdict.LEFT_OVER):
+            self.context.counts.count_rejected(f"half message: {verdict.value}")
 
     def _answer_waiters(self, *, at_end: bool) -> None:
         """Call the waiters whose messages have been read, and continue reading for the others."""
@@ -253,44 +255,44 @@ class HeldShard:
         then: Stored,
         attempts: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Commit `records`, the finish of `offsets` and of loose offsets, and `attempts` under the current
+        """Commit `records`, the finish of `offsets` and of orphaned offsets, and `attempts` under the current
         epoch.
 
         Call `then(results, error)` once.
         """
         context, epoch = self.context, self.epoch
         core = self.core
-        loose = core.take_loose() if core.has_loose and not self._unreadable else []
-        finished = ranges_of(offsets) + loose
+        orphans = core.take_orphans() if core.has_orphans and not self._unreadable else []
+        finished = ranges_of(offsets) + orphans
         delta = ProgressDelta(TRANSACTION_GROUP, self.queue, epoch, self._generation, finished, attempts)
         self._committing += 1
 
         def on_done(results: Sequence[AppendResult], error: Exception | None) -> None:
             self._committing -= 1
             if error is None:
-                if loose:
-                    self.core.finish_loose(loose)
+                if orphans:
+                    self.core.finish_orphans(orphans)
             else:
-                self.core.restore_loose(loose)
+                self.core.restore_orphans(orphans)
             then(results, error)
             if error is not None and self.running and is_claim_uncertain(error, epoch < self.epoch):
                 log.warning("re-acquiring the shards of transactions", extra={"error": str(error)})
                 context.on_claim_uncertain()
             self._idle_when_stopped()
 
-        context.commits.add(CommitPart(records, delta, on_done))
+        context.commits.add(TransactionCommit(records, delta, on_done))
 
     def _idle_when_stopped(self) -> None:
         if not self.running and not self.busy and self._on_idle is not None:
             self._on_idle()
 
     def flush(self) -> None:
-        """Finish loose offsets if no other commit does, and move unreadable half records to the dead
+        """Finish orphaned offsets if no other commit does, and move unreadable half records to the dead
         letters."""
         if self._unreadable:
-            made = ready_topic(self.context.backend, TRANSACTION_DEAD_TOPIC, 1, self.context.deadline())
-            made.then(self._flush_unreadable)
-        elif self.core.has_loose and not self._committing:
+            creation = ready_topic(self.context.backend, TRANSACTION_DEAD_TOPIC, 1, self.context.deadline())
+            creation.then(self._flush_unreadable)
+        elif self.core.has_orphans and not self._committing:
             self.commit((), (), lambda results, error: None)
 
     def _flush_unreadable(self, topic: Completion[TopicInfo]) -> None:
@@ -305,9 +307,9 @@ class HeldShard:
                 self._unreadable += unreadable
             else:
                 for _ in unreadable:
-                    self.context.counts.count_refused("half message: unreadable")
+                    self.context.counts.count_rejected("half message: unreadable")
 
-        self.commit([dead_unreadable(one, now_ms) for one in unreadable], (), on_done)
+        self.commit([dead_unreadable(record, now_ms) for record in unreadable], (), on_done)
 
 
 def is_claim_uncertain(error: Exception, regranted: bool) -> bool:

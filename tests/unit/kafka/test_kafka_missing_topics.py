@@ -19,73 +19,73 @@ from ddmq_common.errors import DrainingError, RemoteError, TryLaterError
 from tests.support.waits import until
 
 
-class HeldTopics:
+class PausedTopics:
     """Topics whose surveys the test answers."""
 
     def __init__(self) -> None:
         self.topics: dict[str, object] = {}
-        self.asking: list[Callable[[str], object]] = []
-        self.survey = self.asking.append
+        self.callbacks: list[Callable[[str], object]] = []
+        self.survey = self.callbacks.append
 
     def answer(self, reason: str = "") -> None:
-        asking, self.asking[:] = list(self.asking), []
-        for told in asking:
-            told(reason)
+        callbacks, self.callbacks[:] = list(self.callbacks), []
+        for callback in callbacks:
+            callback(reason)
 
 
-class DoubtRig:
+class MissingTopicsRig:
     """What one doubt is told."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "MISSING_PAUSE_S", 0.001)
-        self.topics = HeldTopics()
-        self.kept: dict[str, bytes] = {}
+        self.topics = PausedTopics()
+        self.infos: dict[str, bytes] = {}
         self.barrier: Completion[None] = succeeded(None)
-        state = SimpleNamespace(topic_infos=self.kept, catch_up=lambda: self.barrier)
+        state = SimpleNamespace(topic_infos=self.infos, catch_up=lambda: self.barrier)
         table, topics = cast(TopicRegistry, self.topics), cast(KafkaTopics, self.topics)
         self.doubts = MissingTopics(table, topics, cast(KafkaState, state))
-        self.told: list[Exception | None] = []
+        self.errors: list[Exception | None] = []
 
     def settle(self) -> None:
-        self.doubts.confirm_topics(frozenset(["orders"]), self.told.append)
+        self.doubts.confirm_topics(frozenset(["orders"]), self.errors.append)
 
 
 @pytest.fixture
-def rig(monkeypatch: pytest.MonkeyPatch) -> DoubtRig:
-    return DoubtRig(monkeypatch)
+def rig(monkeypatch: pytest.MonkeyPatch) -> MissingTopicsRig:
+    return MissingTopicsRig(monkeypatch)
 
 
-def test_a_topic_that_nobody_knows_of_is_believed_not_to_be_there(rig: DoubtRig) -> None:
+def test_a_topic_that_nobody_knows_of_is_believed_not_to_be_there(rig: MissingTopicsRig) -> None:
     assert rig.doubts.find_unknown([NewRecord("orders", 0, bytes(16), 1, b"")]) == {"orders"}
     rig.settle()
-    assert rig.told == []
+    assert rig.errors == []
     rig.topics.answer()
-    assert rig.told == [None]
+    assert rig.errors == [None]
 
 
-def test_one_that_was_made_and_is_not_to_be_seen_yet_is_looked_for_again(rig: DoubtRig) -> None:
-    rig.kept["orders"] = b"it was made"
+def test_one_that_was_made_and_is_not_to_be_seen_yet_is_looked_for_again(rig: MissingTopicsRig) -> None:
+    rig.infos["orders"] = b"it was made"
     rig.settle()
     rig.topics.answer()
-    assert rig.told == []
-    until(lambda: rig.topics.asking)
+    assert rig.errors == []
+    until(lambda: rig.topics.callbacks)
     rig.topics.topics["orders"] = object()
     rig.topics.answer()
-    assert rig.told == [None]
+    assert rig.errors == [None]
 
 
-def test_but_not_for_ever(rig: DoubtRig) -> None:
-    rig.kept["orders"] = b"somebody deleted it in Kafka itself"
+def test_but_not_for_ever(rig: MissingTopicsRig) -> None:
+    rig.infos["orders"] = b"somebody deleted it in Kafka itself"
     rig.settle()
     for _ in range(MISSING_CHECKS):
-        until(lambda: rig.topics.asking)
+        until(lambda: rig.topics.callbacks)
         rig.topics.answer()
-    assert rig.told == [None]
+    assert rig.errors == [None]
 
 
-def test_what_others_made_is_known_once_it_is_caught_up(rig: DoubtRig) -> None:
+def test_what_others_made_is_known_once_it_is_caught_up(rig: MissingTopicsRig) -> None:
     assert rig.doubts.catch_up().done
-    rig.kept["orders"] = b"it was made"
+    rig.infos["orders"] = b"it was made"
     caught_up = rig.doubts.catch_up()
     assert not caught_up.done
     rig.topics.topics["orders"] = object()
@@ -94,20 +94,20 @@ def test_what_others_made_is_known_once_it_is_caught_up(rig: DoubtRig) -> None:
     assert rig.doubts.catch_up().done
 
 
-def test_a_topic_that_somebody_deleted_in_kafka_is_looked_for_once(rig: DoubtRig) -> None:
-    rig.kept["orders"] = b"it was made"
+def test_a_topic_that_somebody_deleted_in_kafka_is_looked_for_once(rig: MissingTopicsRig) -> None:
+    rig.infos["orders"] = b"it was made"
     caught_up = rig.doubts.catch_up()
     for _ in range(MISSING_CHECKS):
-        until(lambda: rig.topics.asking)
+        until(lambda: rig.topics.callbacks)
         rig.topics.answer()
     assert caught_up.result() is None
     assert rig.doubts.catch_up().done
-    rig.kept["orders"] = b"it was made again"
+    rig.infos["orders"] = b"it was made again"
     assert not rig.doubts.catch_up().done
 
 
-def test_nobody_is_told_that_it_is_caught_up_who_cannot_know(rig: DoubtRig) -> None:
-    rig.kept["orders"] = b"it was made"
+def test_nobody_is_told_that_it_is_caught_up_who_cannot_know(rig: MissingTopicsRig) -> None:
+    rig.infos["orders"] = b"it was made"
     first = rig.doubts.catch_up()
     rig.topics.answer("no broker answers")
     rig.barrier = failed(RemoteError("no broker"))
@@ -115,18 +115,18 @@ def test_nobody_is_told_that_it_is_caught_up_who_cannot_know(rig: DoubtRig) -> N
     assert isinstance(rig.doubts.catch_up().error, RemoteError)
 
 
-def test_a_cluster_that_does_not_answer_says_nothing_of_a_topic(rig: DoubtRig) -> None:
+def test_a_cluster_that_does_not_answer_says_nothing_of_a_topic(rig: MissingTopicsRig) -> None:
     rig.settle()
     rig.topics.answer("no broker answers")
     rig.barrier = failed(RemoteError("no broker"))
     rig.settle()
-    assert [type(error) for error in rig.told] == [TryLaterError, TryLaterError]
-    assert "topic orders" in str(rig.told[0])
+    assert [type(error) for error in rig.errors] == [TryLaterError, TryLaterError]
+    assert "topic orders" in str(rig.errors[0])
 
 
-def test_who_waits_at_the_end_is_refused_once(rig: DoubtRig) -> None:
+def test_who_waits_at_the_end_is_refused_once(rig: MissingTopicsRig) -> None:
     rig.settle()
     rig.doubts.close()
     rig.topics.answer()
-    (error,) = rig.told
+    (error,) = rig.errors
     assert isinstance(error, DrainingError)

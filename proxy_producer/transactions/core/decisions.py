@@ -1,7 +1,7 @@
-"""The ends of the newest ended transactions of one shard; the oldest are forgotten first.
+"""The newest decisions of one shard: how its transactions ended. The oldest are dropped first.
 
-`covers` tells "never there" from "no longer known": every transaction that ended at or after
-`covered_from_ms` is here. A transaction's id says when it began, by the clock of its maker.
+`covers` tells "never there" from "no longer known": every decision made at or after `covered_from_ms` is
+here. A transaction's id says when it began, by the clock of its maker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ddmq_client.idl.codes import TransactionOutcome
 CLOCKS_APART_MS = 3_600_000  # by which the clock of an id's maker may be wrong
 
 
-class Ended(NamedTuple):
+class TransactionDecision(NamedTuple):
     """The end of one transaction. `at_ms`: its time on the store's clock.
 
     `end`: half messages at or above this offset of the shard came too late for it; -1: unknown.
@@ -26,42 +26,41 @@ class Ended(NamedTuple):
     end: int = -1
 
 
-class EndedTransactions:
-    """The newest ended transactions of one shard, at most `count_max`.
+class DecisionHistory:
+    """The newest decisions of one shard, at most `count_max`.
 
-    Every end at or after `covered_from_ms` is here; 0: none was ever dropped. `damaged_ms`: ends up to this
-    time may be lost and cannot be looked up; 0: none.
+    Every decision at or after `covered_from_ms` is here; 0: none was ever dropped. `damaged_ms`: decisions up
+    to this time may be lost and cannot be looked up; 0: none.
     """
 
     def __init__(self, count_max: int, covered_from_ms: int = 0) -> None:
         self._count_max = count_max
-        self._known: OrderedDict[bytes, Ended] = OrderedDict()
+        self._by_id: OrderedDict[bytes, TransactionDecision] = OrderedDict()
         self.covered_from_ms = covered_from_ms
         self.damaged_ms = 0
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._by_id)
 
-    def get(self, transaction: bytes) -> Ended | None:
-        return self._known.get(transaction)
+    def get(self, transaction: bytes) -> TransactionDecision | None:
+        return self._by_id.get(transaction)
 
-    def remember(self, transaction: bytes, ended: Ended) -> None:
-        """Add the end of a transaction. If it is there already, the first end is kept."""
-        if transaction in self._known:
+    def remember(self, transaction: bytes, decision: TransactionDecision) -> None:
+        """Add the decision of a transaction. If it has one already, the first one stays."""
+        if transaction in self._by_id:
             return
-        self._known[transaction] = ended
-        if len(self._known) > self._count_max:
-            _, oldest = self._known.popitem(last=False)
+        self._by_id[transaction] = decision
+        if len(self._by_id) > self._count_max:
+            _, oldest = self._by_id.popitem(last=False)
             self.covered_from_ms = max(self.covered_from_ms, oldest.at_ms + 1)
 
     def damaged(self, until_ms: int) -> None:
-        """Record that some ends up to `until_ms` cannot be read."""
+        """Record that some decisions up to `until_ms` cannot be read."""
         self.damaged_ms = max(self.damaged_ms, until_ms)
         self.covered_from_ms = max(self.covered_from_ms, until_ms + 1)
 
     def covers(self, began_ms: int, now_ms: int) -> bool:
-        """Return whether this store reaches back far enough to contain the end of a transaction that began at
-        `began_ms`, had it ended."""
+        """Return whether the decision of a transaction that began at `began_ms` would be here."""
         return not self.covered_from_ms or began_after(self.covered_from_ms, began_ms, now_ms)
 
 

@@ -1,4 +1,4 @@
-"""The outcomes of ids in another installation, as the body of a KNOWN command: a msgpack array. Pure.
+"""The outcomes of ids in another installation, as the body of an ID_OUTCOMES command: a msgpack array. Pure.
 
 A row is uuid (16 bytes), kind, when it fired or was cancelled, and until when that is kept (epoch
 milliseconds). What waits is not among them: it comes as adds.
@@ -27,13 +27,13 @@ _ROWS = msgspec.msgpack.Decoder(list[tuple[bytes, int, int, int]])
 
 
 def encode_id_outcomes(ids: Iterable[IdOutcome]) -> bytes:
-    """Encode the body of a KNOWN command, which tells a shard the outcomes of ids."""
+    """Encode the body of an ID_OUTCOMES command, which tells a shard the outcomes of ids."""
     rows = [(each.uuid, int(each.state.kind), each.state.at_ms, each.state.forget_ms) for each in ids]
     return msgspec.msgpack.encode(rows)
 
 
 def decode_id_outcomes(delivery: bytes) -> list[IdOutcome]:
-    """Parse the ids and outcomes of a KNOWN command from its delivery bytes. Raises DamagedError."""
+    """Parse the ids and outcomes of an ID_OUTCOMES command from its delivery bytes. Raises DamagedError."""
     try:
         rows = _ROWS.decode(value_of(delivery))
         ids = [IdOutcome(uuid, IdState(IdKind(kind), at, 0, forget)) for uuid, kind, at, forget in rows]

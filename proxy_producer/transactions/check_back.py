@@ -17,11 +17,11 @@ from ddmq_client.idl.codes import OK_TEXT, TransactionOutcome
 from ddmq_common.delivery import decode
 from ddmq_rpc.api import Call
 from ddmq_rpc.codec import structs
-from proxy_producer.core.refusals import SendRefusal
+from proxy_producer.core.rejections import SendRejection
+from proxy_producer.transactions.claimed_shard import ClaimedShard
 from proxy_producer.transactions.codec import HalfMessage
 from proxy_producer.transactions.core.transaction import OpenTransaction
 from proxy_producer.transactions.deciding import DAMAGED, TransactionDecider
-from proxy_producer.transactions.held import HeldShard
 from proxy_producer.transactions.reading import fetch_halves
 
 POLLS_MAX = 10_000  # waiting at a time
@@ -52,13 +52,13 @@ class WaitingPoll:
         self.done = False
         call.on_abandoned = self._on_abandoned
 
-    def answer(self, checks: Sequence[Any], fault: SendRefusal | None = None) -> None:
-        """Answer the poll with these checks or with a refusal. Later calls do nothing."""
+    def answer(self, checks: Sequence[Any], rejection: SendRejection | None = None) -> None:
+        """Answer the poll with these checks or with a rejection. Later calls do nothing."""
         if self.done:
             return
         self.done = True
         self._table.remove_poll(self)
-        code, text = (0, OK_TEXT) if fault is None else (int(fault.code), fault.text)
+        code, text = (0, OK_TEXT) if rejection is None else (int(rejection.code), rejection.text)
         self.call.reply(IDL.PollChecksResponse(code=code, msg=text, checks=list(checks)))
 
     def _on_abandoned(self, _: Call) -> None:
@@ -111,17 +111,17 @@ class WaitingPolls:
             if not poll.is_served:
                 poll.answer(())
 
-    def end(self, fault: SendRefusal) -> None:
-        """Answer all polls with this refusal."""
+    def end(self, rejection: SendRejection) -> None:
+        """Answer all polls with this rejection."""
         for poll in [poll for waiting in self._by_group.values() for poll in waiting]:
-            poll.answer((), fault)
+            poll.answer((), rejection)
 
 
 Checks = Callable[[list[Any]], None]
 
 
 def hand_out_checks(
-    held: HeldShard, deciding: TransactionDecider, group: str, count: int, then: Checks
+    shard: ClaimedShard, deciding: TransactionDecider, group: str, count: int, then: Checks
 ) -> bool:
     """Take up to `count` due checks of the group from this shard, make the attempts durable, and call
     `then(checks)`.
@@ -129,10 +129,10 @@ def hand_out_checks(
     The list may be empty after a failure. Return False, without a call, if the shard has no check for the
     group.
     """
-    checks = held.core.begin_checks(group, count, ANSWER_BYTES_MAX)
+    checks = shard.core.begin_checks(group, count, ANSWER_BYTES_MAX)
     if not checks:
         return False
-    CheckHandout(held, deciding, checks, then)
+    CheckHandout(shard, deciding, checks, then)
     return True
 
 
@@ -141,61 +141,61 @@ class CheckHandout:
     reports."""
 
     def __init__(
-        self, held: HeldShard, deciding: TransactionDecider, chosen: list[OpenTransaction], then: Checks
+        self, shard: ClaimedShard, deciding: TransactionDecider, chosen: list[OpenTransaction], then: Checks
     ) -> None:
-        self._held = held
+        self._shard = shard
         self._deciding = deciding
         self._then = then
         self._transactions: list[tuple[OpenTransaction, list[HalfMessage]]] = []
         self._remaining = len(chosen)
-        for one in chosen:
-            self._fetch(one)
+        for transaction in chosen:
+            self._fetch(transaction)
 
-    def _fetch(self, one: OpenTransaction) -> None:
-        shard = self._held
+    def _fetch(self, transaction: OpenTransaction) -> None:
+        shard = self._shard
 
         def on_fetched(halves: list[HalfMessage], missing: int, error: Exception | None) -> None:
             self._remaining -= 1
             if error is not None or not shard.running:
-                shard.core.cancel_check(one, shard.context.now_ms())
+                shard.core.cancel_check(transaction, shard.context.now_ms())
             elif missing:
-                shard.core.cancel_check(one, shard.context.now_ms())
-                if one.deciding is None and shard.core.open.get(one.id) is one:
-                    self._deciding.end(one, TransactionOutcome.DEAD_LETTER, None, DAMAGED)
+                shard.core.cancel_check(transaction, shard.context.now_ms())
+                if transaction.deciding is None and shard.core.open.get(transaction.id) is transaction:
+                    self._deciding.end(transaction, TransactionOutcome.DEAD_LETTER, None, DAMAGED)
             else:
-                self._transactions.append((one, halves))
+                self._transactions.append((transaction, halves))
             if not self._remaining:
                 self._commit_attempts()
 
-        fetch_halves(shard.context.backend, shard.queue, shard.recent, list(one.offsets), on_fetched)
+        fetch_halves(shard.context.backend, shard.queue, shard.recent, list(transaction.offsets), on_fetched)
 
     def _commit_attempts(self) -> None:
         """Commit the incremented attempt counts of the transactions whose messages were read."""
         if not self._transactions:
             self._then([])
             return
-        attempts = [(one.offsets[0], one.checks + 1) for one, _ in self._transactions]
-        self._held.commit((), (), self._on_attempts_committed, attempts)
+        attempts = [(transaction.offsets[0], transaction.checks + 1) for transaction, _ in self._transactions]
+        self._shard.commit((), (), self._on_attempts_committed, attempts)
 
     def _on_attempts_committed(self, _: Sequence[AppendResult], error: Exception | None) -> None:
-        shard = self._held
+        shard = self._shard
         now_ms, checks = shard.context.now_ms(), []
-        for one, halves in self._transactions:
+        for transaction, halves in self._transactions:
             if error is not None:
-                shard.core.cancel_check(one, now_ms)
-            elif shard.core.finish_check(one, now_ms):
-                checks.append(_check(one, halves))
+                shard.core.cancel_check(transaction, now_ms)
+            elif shard.core.finish_check(transaction, now_ms):
+                checks.append(_check(transaction, halves))
         shard.context.counts.checks.value += len(checks)
         self._then(checks)
 
 
-def _check(one: OpenTransaction, halves: list[HalfMessage]) -> Any:
+def _check(transaction: OpenTransaction, halves: list[HalfMessage]) -> Any:
     return IDL.TransactionCheck(
-        transactionId=one.id.hex(),
-        check=one.checks,
+        transactionId=transaction.id.hex(),
+        check=transaction.checks,
         messages=[_wire_message(half) for half in halves],
-        preparedMs=one.prepared_ms,
-        throughOffset=one.offsets[-1],
+        preparedMs=transaction.prepared_ms,
+        throughOffset=transaction.offsets[-1],
     )
 
 

@@ -39,23 +39,23 @@ class FakeProducers:
     free_ids = 4
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Sequence[ProducerRecord], Then]] = []
+        self.requests: list[tuple[Sequence[ProducerRecord], Then]] = []
         self.names: list[str] = []
 
     def write_plain(self, writes: Sequence[ProducerRecord], then: Then) -> None:
-        self.asked.append((writes, then))
+        self.requests.append((writes, then))
 
     def write_transaction(
         self, writes: Sequence[ProducerRecord], once: bool, limit_s: float, then: Then, on_slow: Any
     ) -> None:
-        self.asked.append((writes, then))
+        self.requests.append((writes, then))
 
     def take_new_id(self, name: str, then: Then) -> None:
         self.names.append(name)
         then(WriteOutcome(OutcomeKind.STORED, [], None))
 
 
-class LineRig:
+class QueueRig:
     def __init__(self) -> None:
         self.state, self.producers = FollowedState(), FakeProducers()
         self.floor = 0
@@ -81,8 +81,8 @@ class LineRig:
         return self.line.commit(CommitBatch(progress=[delta]), soon())
 
     def under_way(self, count: int) -> tuple[Sequence[ProducerRecord], Then]:
-        until(lambda: len(self.producers.asked) == count, "it is under way")
-        return self.producers.asked[-1]
+        until(lambda: len(self.producers.requests) == count, "it is under way")
+        return self.producers.requests[-1]
 
     def follow(self, writes: Sequence[ProducerRecord]) -> None:
         for write in writes:
@@ -91,8 +91,8 @@ class LineRig:
 
 
 @pytest.fixture
-def rig() -> Iterator[LineRig]:
-    rig = LineRig()
+def rig() -> Iterator[QueueRig]:
+    rig = QueueRig()
     yield rig
     rig.line.close()
 
@@ -101,7 +101,7 @@ def stored(writes: Sequence[ProducerRecord]) -> WriteOutcome:
     return WriteOutcome(OutcomeKind.STORED, list(range(len(writes))), None)
 
 
-def test_what_is_stored_is_answered(rig: LineRig) -> None:
+def test_what_is_stored_is_answered(rig: QueueRig) -> None:
     call = rig.finish(0)
     writes, then = rig.under_way(1)
     then(stored(writes))
@@ -109,7 +109,7 @@ def test_what_is_stored_is_answered(rig: LineRig) -> None:
     assert call.error is None
 
 
-def test_stored_under_a_name_that_was_given_up_meanwhile_may_not_count(rig: LineRig) -> None:
+def test_stored_under_a_name_that_was_given_up_meanwhile_may_not_count(rig: QueueRig) -> None:
     call = rig.finish(0)
     writes, then = rig.under_way(1)
     rig.line.renew("it was stopped")
@@ -118,27 +118,27 @@ def test_stored_under_a_name_that_was_given_up_meanwhile_may_not_count(rig: Line
     until(lambda: len(rig.producers.names) == 2, "another name")
 
 
-def test_an_unknown_outcome_that_is_there_is_answered_well(rig: LineRig) -> None:
+def test_an_unknown_outcome_that_is_there_is_answered_well(rig: QueueRig) -> None:
     call = rig.finish(0)
     writes, then = rig.under_way(1)
     rig.follow(writes)
     then(UNKNOWN)
     until(lambda: call.done, "looked up")
     assert call.error is None
-    assert len(rig.producers.asked) == 1
+    assert len(rig.producers.requests) == 1
 
 
-def test_an_unknown_outcome_that_is_not_there_is_done_again(rig: LineRig) -> None:
+def test_an_unknown_outcome_that_is_not_there_is_done_again(rig: QueueRig) -> None:
     call = rig.finish(0)
     first, then = rig.under_way(1)
     then(UNKNOWN)
-    again, then = rig.under_way(2)
-    assert again == first
-    then(stored(again))
+    repeated, then = rig.under_way(2)
+    assert repeated == first
+    then(stored(repeated))
     assert call.error is None
 
 
-def test_it_is_checked_again_first(rig: LineRig) -> None:
+def test_it_is_checked_again_first(rig: QueueRig) -> None:
     call = rig.finish(0)
     _, then = rig.under_way(1)
     rig.floor = 2  # the queue was lost with the name
@@ -148,7 +148,7 @@ def test_it_is_checked_again_first(rig: LineRig) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_what_a_later_holder_has_seen_or_not_stays_unknown(rig: LineRig, there: bool) -> None:
+def test_what_a_later_holder_has_seen_or_not_stays_unknown(rig: QueueRig, there: bool) -> None:
     """It has written its epoch above, and takes lower keys away: that ours is not there says nothing."""
     call = rig.finish(0)
     writes, then = rig.under_way(1)
@@ -160,4 +160,4 @@ def test_what_a_later_holder_has_seen_or_not_stays_unknown(rig: LineRig, there: 
     then(UNKNOWN)
     until(lambda: call.done, "looked up")
     assert isinstance(call.error, RemoteError)
-    assert len(rig.producers.asked) == 1
+    assert len(rig.producers.requests) == 1

@@ -1,4 +1,4 @@
-"""Refusals: the wire code, a reason to count by, a sentence for people; and what a failed append is called.
+"""Rejections: the wire code, a reason to count by, a sentence for people; and what a failed append is called.
 
 The sentence starts with `FAILED:` and says what was wrong, with the value, and what is allowed. The
 reason is one of a small fixed set, so that it can label a metric; it never holds a client's text.
@@ -25,7 +25,7 @@ from ddmq_common.errors import (
 )
 
 
-class SendRefusal(NamedTuple):
+class SendRejection(NamedTuple):
     """The reason why a message was not stored or, with code 12, may not be stored."""
 
     code: Code
@@ -33,25 +33,25 @@ class SendRefusal(NamedTuple):
     text: str
 
 
-def refusal(code: Code, reason: str, what: str, allowed: str) -> SendRefusal:
-    """Build a SendRefusal. `what`: the wrong item with its value.
+def build_rejection(code: Code, reason: str, what: str, allowed: str) -> SendRejection:
+    """Build a SendRejection. `what`: the wrong item with its value.
 
     `allowed`: the valid values, or what to do.
     """
-    return SendRefusal(code, reason, f"{FAILED_PREFIX} {what}; {allowed}")
+    return SendRejection(code, reason, f"{FAILED_PREFIX} {what}; {allowed}")
 
 
-def illegal(reason: str, what: str, allowed: str) -> SendRefusal:
-    """Build a SendRefusal with code 11: the message itself is invalid."""
-    return refusal(Code.ILLEGAL_MESSAGE, reason, what, allowed)
+def illegal(reason: str, what: str, allowed: str) -> SendRejection:
+    """Build a SendRejection with code 11: the message itself is invalid."""
+    return build_rejection(Code.ILLEGAL_MESSAGE, reason, what, allowed)
 
 
 def shown(text: bytes, characters_max: int = 40) -> str:
     """Format a client's text for a message: quoted, shortened to `characters_max`, on one line, in valid
     UTF-8."""
-    whole = text[: 4 * characters_max + 4].decode("utf-8", "backslashreplace")
-    cut = whole[:characters_max]
-    return repr(cut) if len(cut) == len(whole) else f"{cut!r}..."
+    decoded = text[: 4 * characters_max + 4].decode("utf-8", "backslashreplace")
+    shortened = decoded[:characters_max]
+    return repr(shortened) if len(shortened) == len(decoded) else f"{shortened!r}..."
 
 
 _BY_ERROR: tuple[tuple[type[Exception], Code, str], ...] = (
@@ -66,34 +66,34 @@ _BY_ERROR: tuple[tuple[type[Exception], Code, str], ...] = (
 )
 
 
-def refusal_of(error: Exception) -> SendRefusal:
-    """Convert an error of the backend to a SendRefusal; unknown errors become code 10."""
+def to_rejection(error: Exception) -> SendRejection:
+    """Convert an error of the backend to a SendRejection; unknown errors become code 10."""
     for kind, code, reason in _BY_ERROR:
         if isinstance(error, kind):
-            return SendRefusal(code, reason, f"{FAILED_PREFIX} {error}")
+            return SendRejection(code, reason, f"{FAILED_PREFIX} {error}")
     what = f"the backend failed unexpectedly ({type(error).__name__})"
-    return refusal(Code.BACKEND_FAILED, "unexpected", what, "nothing more precise is known")
+    return build_rejection(Code.BACKEND_FAILED, "unexpected", what, "nothing more precise is known")
 
 
-def failure_of(result: AppendResult) -> SendRefusal:
-    """Return the refusal of a record whose result is not STORED: not stored, or outcome unknown."""
+def failure_of(result: AppendResult) -> SendRejection:
+    """Return the rejection of a record whose result is not STORED: not stored, or outcome unknown."""
     if result.status == AppendStatus.UNKNOWN:
         why = f": {result.error}" if result.error else " within the timeout"
-        return refusal(
+        return build_rejection(
             Code.TIMED_OUT, "unknown", f"not acknowledged{why}", "the message may or may not be stored"
         )
     if result.error is not None:
-        return refusal_of(result.error)
-    return refusal(
+        return to_rejection(result.error)
+    return build_rejection(
         Code.TIMED_OUT, "not_stored", "not acknowledged within the timeout", "the message is not stored"
     )
 
 
-def timed_out(waited_ms: int, doing: str, sent: bool) -> SendRefusal:
+def timed_out(waited_ms: int, doing: str, sent: bool) -> SendRejection:
     """Build the code 12 that the sweep answers. `doing`: what the request was waiting for.
 
     `sent`: it may be stored.
     """
     state = "the message may or may not be stored" if sent else "the message is not stored; send it again"
     what = f"no answer within {waited_ms} ms, waiting for {doing}"
-    return refusal(Code.TIMED_OUT, "swept" if sent else "swept_unsent", what, state)
+    return build_rejection(Code.TIMED_OUT, "swept" if sent else "swept_unsent", what, state)

@@ -1,0 +1,127 @@
+"""An address that is wrong shows at the first call; one at which no server runs yet is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ddmq_client import Consumer, NotStoredError, Producer, PullError
+from ddmq_client.aio import AsyncConsumer, AsyncProducer
+from ddmq_client.core.frames import FrameBuffer, FrameError
+from ddmq_client.testing import TestBroker
+from tests.support.ports import port_of, reserved
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "client.md"
+ROW = re.compile(
+    r"^\| (?P<cause>.+) \| (?P<effect>raises `PullError`|logs a warning and waits.*) \|$", re.MULTILINE
+)
+
+
+@pytest.fixture
+def broker() -> Iterator[TestBroker]:
+    with TestBroker() as broker:
+        yield broker
+
+
+def test_a_producer_at_the_consumer_port_names_the_port(broker: TestBroker) -> None:
+    with (
+        Producer(broker.consumers, timeout_ms=500) as producer,
+        pytest.raises(NotStoredError, match=r"seems to be a consumer port: .* 9613 by default"),
+    ):
+        producer.send("orders", b"one espresso")
+
+
+def test_an_asyncio_producer_at_the_consumer_port_names_the_port(broker: TestBroker) -> None:
+    async def send() -> None:
+        async with AsyncProducer(broker.consumers, timeout_ms=500) as producer:
+            await producer.send("orders", b"one espresso", key="order-17")
+
+    with pytest.raises(NotStoredError, match="seems to be a consumer port"):
+        asyncio.run(send())
+
+
+def test_a_pull_from_the_producer_port_names_the_port(broker: TestBroker) -> None:
+    with (
+        Consumer(broker.producers, "billing", "orders") as consumer,
+        pytest.raises(PullError, match=r"seems to be a producer port: .* 9713 by default"),
+    ):
+        consumer.pull(timeout_ms=1_000)
+
+
+def test_on_error_and_the_log_name_the_port(broker: TestBroker, caplog: pytest.LogCaptureFixture) -> None:
+    called = threading.Event()
+    errors: list[Exception] = []
+
+    def note_error(error: Exception) -> None:
+        errors.append(error)
+        called.set()
+
+    with Consumer(broker.producers, "billing", "orders", handler=print, on_error=note_error):
+        assert called.wait(20)
+    assert "seems to be a producer port" in str(errors[0])
+    assert "seems to be a producer port" in caplog.text
+
+
+def test_an_http_server_is_named_as_such() -> None:
+    with pytest.raises(FrameError, match="an HTTP server answers; is this an admin port"):
+        FrameBuffer(1 << 20).feed_bytes(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def run_rejected(broker: TestBroker) -> None:
+    broker.create_group("billing", "orders", order_key="KEY")
+    Consumer(broker.consumers, "billing", "orders", handler=print, order_key="QID").run()
+
+
+def run_at_producer_port(broker: TestBroker) -> None:
+    Consumer(broker.producers, "billing", "orders", handler=print).run()
+
+
+def run_asyncio_at_producer_port(broker: TestBroker) -> None:
+    async def handle(message: object) -> None: ...
+
+    asyncio.run(AsyncConsumer(broker.producers, "billing", "orders", handler=handle).run())
+
+
+def run_at_closed_port(_: TestBroker) -> None:
+    called = threading.Event()
+    with closing(reserved()) as port:
+        consumer = Consumer(
+            f"127.0.0.1:{port_of(port)}",
+            "billing",
+            "orders",
+            handler=print,
+            on_error=lambda error: called.set(),
+        )
+        threading.Thread(target=lambda: (called.wait(20), consumer.stop())).start()
+        assert consumer.run()
+        assert called.is_set()
+
+
+CAUSES: dict[str, tuple[Callable[[TestBroker], None], ...]] = {
+    "the pulls are rejected": (run_rejected,),
+    "the address is a producer port": (run_at_producer_port, run_asyncio_at_producer_port),
+    "no connection can be made": (run_at_closed_port,),
+}
+
+
+def test_run_raises_or_waits_as_the_page_says(broker: TestBroker, caplog: pytest.LogCaptureFixture) -> None:
+    rows = list(ROW.finditer(PAGE.read_text(encoding="utf-8")))
+    assert len(rows) == len(CAUSES)
+    for row, (cause, runs) in zip(rows, CAUSES.items(), strict=True):
+        assert row["cause"].startswith(cause)
+        for run in runs:
+            caplog.clear()
+            if row["effect"].startswith("raises"):
+                with pytest.raises(PullError):
+                    run(broker)
+            else:
+                with caplog.at_level(logging.WARNING):
+                    run(broker)
+                assert "cannot connect to" in caplog.text
