@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from backend.records import AppendResult, CommitBatch, QueueRef, SettingsLimit
 from ddmq_common.errors import BoundReachedError, CallerError
 from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.order import operators
-from proxy_consumer.core.order.chains import Chain, QueueStream
+from proxy_consumer.core.order.chains import QueueStream
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.groups.blocked_keys import (
@@ -102,6 +101,8 @@ class GroupOrdering:
             scope.ledger.parked_keys = parked
         for queue, stream in self._ordered_streams():
             for offset, chain in list(stream.busy.items()):
+                if offset in stream.unstored:
+                    continue
                 if chain.key in parked and chain.key not in before:
                     queue.park(offset)
                 elif chain.key in before and chain.key not in parked and queue.replay(offset):
@@ -246,10 +247,9 @@ class GroupOrdering:
         """Return the first message of a key in each scope that has one which is not durably finished."""
         chains = [(scope, scope.table.get(key)) for scope in self._ordered_scopes()]
         return [
-            KeyHead(scope.queues[stream], offset, chain)
+            KeyHead(scope.queues[chain.head[0]], chain.head[1], chain)
             for scope, chain in chains
-            if chain is not None
-            for stream, offset in chain.heads[:1] or _first_unstored(scope, chain)
+            if chain is not None and chain.head is not None
         ]
 
     def _describe_heads(self, heads: Iterable[KeyHead]) -> list[BlockedKey]:
@@ -267,23 +267,8 @@ class GroupOrdering:
             KeyHead(queue, offset, chain)
             for queue, stream in self._ordered_streams()
             for offset, chain in stream.busy.items()
-            if chain.heads[:1] == [(queue.stream, offset)]
+            if chain.head == (stream, offset)
         ]
-        unstored = {
-            chain: KeyHead(queue, offset, chain)
-            for queue, stream in self._ordered_streams()
-            for offset, chain in stream.unstored.items()
-            if chain.has_waiting and not chain.heads
-        }
-        heads += unstored.values()
         rows = [(head.blocked_since(now), head) for head in heads if head.was_tried or head.chain.has_waiting]
         rows.sort(key=itemgetter(0))  # heads not delivered yet count as blocked since `now`
         return self._describe_heads(head for _, head in rows[:limit])
-
-
-def _first_unstored(scope: OrderScope, chain: Chain) -> list[tuple[QueueStream, int]]:
-    """Return a finished message of a chain whose commit is awaited, as a list of at most one."""
-    unstored = (
-        (stream, offset) for stream in scope.queues for offset, of in stream.unstored.items() if of is chain
-    )
-    return list(islice(unstored, 1))

@@ -609,8 +609,8 @@ class OrderMachine(RuleBasedStateMachine):
             for message in self.messages
             if message.key and message.state != "done" and (message.queue, message.offset) in out
         ]
-        unstored = sum(chain.unstored for chain in self.scope.table)
-        assert unstored == sum(len(stream.unstored) for stream in self.scope.queues)
+        for stream, queue in self.scope.queues.items():
+            assert stream.unstored == {offset for offset in stream.busy if queue.ack_map.is_finished(offset)}
         stopped = {
             message.key
             for message in heads

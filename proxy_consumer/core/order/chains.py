@@ -2,9 +2,9 @@
 
 A *stream* is one queue of the scope; a *spot* is (stream, offset). Spots arrive in the order in which they
 are to be finished. The first spot of a key is released at once, each later one when the one before is
-finished *durably*. From its acknowledgement until the commit of that, a spot is *unstored* and its chain
-releases nothing: so no crash can bring a message back after a later one of its key. Up to `batch` spots may
-be released together, into one reply, if they are consecutive in their chain and in one stream.
+finished *durably*. From its acknowledgement until the commit of that, a spot is *unstored* and stays among
+the heads of its chain: so no crash can bring a message back after a later one of its key. Up to `batch` spots
+may be released together, into one reply, if they are consecutive in their chain and in one stream.
 
 A chain lists a few of its waiting spots in `indexed`. It forgets further ones: it only records, per stream,
 the offset from which on there may be some (`unindexed`). When `indexed` is empty, the chain is *starving*
@@ -12,10 +12,10 @@ until a rescan (rescan.py) reads them. All spots in `unindexed` come after all s
 is bounded by the number of busy keys, however many messages wait behind them. Chains are identified by the
 key itself, not by its hash. The table knows nothing of leases, retries, commits or time.
 
-A released job is in its stream's `busy` until it is finished. On its first delivery it is in `deliverable`
-with its bytes; a job that waited in its chain is read again (core/arrivals.py). A stream knows the chains of
-its scope and nothing above it. When a finished job releases others, perhaps in another queue, the stream
-writes them into the ledger that all streams of the scope share; OrderScope acts on the ledger.
+A released job is in its stream's `busy` until it is durably finished. On its first delivery it is in
+`deliverable` with its bytes; a job that waited in its chain is read again (core/arrivals.py). A stream knows
+the chains of its scope and nothing above it. When a finished job releases others, perhaps in another queue,
+the stream writes them into the ledger that all streams of the scope share; OrderScope acts on the ledger.
 
 A message that another owner of its queue, or this one before a restart, had delivered may be acknowledged
 before it was placed here, or fail for good. Its key is not known then. So the scope places nothing
@@ -39,12 +39,10 @@ _NOWHERE: dict[Any, int] = {}
 
 
 class Chain:
-    """The jobs of one key. `heads`: the released and unfinished messages, as (stream, offset), in order.
+    """The jobs of one key. `heads`: the released messages that are not durably finished, as (stream, offset),
+    in order."""
 
-    `unstored`: how many finished messages are not durably so; while there are any, nothing is released.
-    """
-
-    __slots__ = ("heads", "indexed", "key", "mark", "open", "unindexed", "unstored")
+    __slots__ = ("heads", "indexed", "key", "mark", "open", "unindexed")
 
     def __init__(self, key: str, stream: QueueStream, offset: int) -> None:
         self.key = key
@@ -55,7 +53,15 @@ class Chain:
         )
         self.unindexed: dict[QueueStream, int] = _NOWHERE
         self.mark = 0  # number of the last rescan that left one of its spots unindexed
-        self.unstored = 0
+
+    @property
+    def head(self) -> tuple[QueueStream, int] | None:
+        """The first unfinished head; if all are finished, the first one; None without heads."""
+        for spot in self.heads:
+            stream, offset = spot
+            if offset not in stream.unstored:
+                return spot
+        return self.heads[0] if self.heads else None
 
     @property
     def has_waiting(self) -> bool:
@@ -127,12 +133,10 @@ class ChainTable:
         return self.release_next(chain)
 
     def release_next(self, chain: Chain) -> Iterable[tuple[QueueStream, int]]:
-        """Release and return the next messages of a chain without heads; none while it has unstored ones.
+        """Release and return the next messages of a chain without heads.
 
         A chain without cached waiting messages starves if more may be unindexed, and otherwise ends.
         """
-        if chain.unstored:
-            return ()
         waiting = chain.indexed
         if waiting:
             stream, count = waiting[0][0], 1
@@ -151,14 +155,6 @@ class ChainTable:
             del self.chains[chain.key]
             self.starving.pop(chain.key, None)
         return ()
-
-    def is_first(self, chain: Chain, stream: QueueStream, offset: int) -> bool:
-        """Whether the message at `offset` of `stream` is the first unfinished message of the chain."""
-        return bool(chain.heads) and chain.heads[0] == (stream, offset)
-
-    def offsets_behind(self, chain: Chain, stream: QueueStream, offset: int) -> list[int]:
-        """Return the offsets that were released together with this one and come after it."""
-        return [other for where, other in chain.heads if where is stream and other > offset]
 
     def put_back(self, chain: Chain, stream: QueueStream, offset: int) -> None:
         """Return a released job to its old position among the waiting jobs of its chain."""
@@ -199,13 +195,13 @@ class ChainTable:
         """Forget the messages of a stream; return the chains that thereby release messages of other
         streams."""
         going: list[Chain] = []
-        unstored = stream.forget_unstored()
+        stream.forget_unstored()
         for chain in list(self.chains.values()):
             remaining = [spot for spot in chain.indexed if spot[0] is not stream]
             self.indexed -= len(chain.indexed) - len(remaining)
             chain.indexed = remaining
             chain.unindexed.pop(stream, None)
-            had = bool(chain.heads) or chain in unstored
+            had = bool(chain.heads)
             chain.heads = [spot for spot in chain.heads if spot[0] is not stream]
             if not chain.heads and (had or not chain.has_waiting) and self.release_next(chain):
                 going.append(chain)
@@ -259,10 +255,10 @@ class ScopeLedger:
 class QueueStream:
     """One queue within its scope.
 
-    `requested_at`, `read_at`, `tail_at`: numbers of the scope's reads: the last one requested, answered, and
-    at which the queue had no more messages. `faulty`: offsets on which the filter failed. `unstored`: the
-    messages that are finished, but not durably yet, with their chains; `unplaced`: those that have ended, but
-    not durably yet, before they were placed.
+    `requested_at`, `read_at`, `tail_at`: numbers of the scope's reads: the last one requested, answered, and at
+    which the queue had no more messages. `faulty`: offsets on which the filter failed. `unstored`: those
+    of `busy` that are finished, but not durably yet; `unplaced`: messages that have ended, but not durably
+    yet, before they were placed.
     """
 
     __slots__ = (
@@ -292,7 +288,7 @@ class QueueStream:
         self.unkeyed = unkeyed
         self.faulty: set[int] = set()
         self.busy: dict[int, Chain] = {}
-        self.unstored: dict[int, Chain] = {}
+        self.unstored: set[int] = set()
         self.unplaced: set[int] = set()
         self.deliverable: deque[ReadyMessage] = deque()
         self.unsorted = False  # `deliverable` may not ascend
@@ -308,7 +304,7 @@ class QueueStream:
             chain = busy.pop(offset, None)
             if chain is None:
                 continue
-            if chain.indexed or chain.unindexed or chain.unstored or len(chain.heads) > 1:
+            if chain.indexed or chain.unindexed or len(chain.heads) > 1:
                 ledger.released.append((chain, list(ledger.table.finish_job(chain, self, offset))))
             else:
                 del chains[chain.key]  # no job waits: the chain ends here
@@ -316,23 +312,15 @@ class QueueStream:
             self._place_stored(start, end)
 
     def hold_jobs(self, start: int, end: int) -> None:
-        """Finish the jobs in `[start, end)`; `on_stored` releases the next jobs of their chains."""
-        busy, unstored = self.busy, self.unstored
-        for offset in _offsets_within(busy, start, end):
-            chain = busy.pop(offset, None)
-            if chain is None:
-                continue
-            if len(chain.heads) == 1:
-                chain.heads.clear()
-            else:
-                chain.heads.remove((self, offset))
-            chain.unstored += 1
-            unstored[offset] = chain
+        """Record that the jobs in `[start, end)` are finished; `on_stored` releases the next jobs of their
+        chains."""
+        self.unstored.update(filter(self.busy.__contains__, _offsets_within(self.busy, start, end)))
 
     def hold_spot(self, chain: Chain, offset: int) -> None:
         """Let a chain that has reached a finished message wait until that is durable."""
-        chain.unstored += 1
-        self.unstored[offset] = chain
+        chain.open = False
+        self.busy[offset] = chain
+        self.unstored.add(offset)
 
     def hold_unplaced(self, offsets: Iterable[int]) -> None:
         """Let the scope wait until these offsets, finished in advance, are finished durably."""
@@ -349,23 +337,11 @@ class QueueStream:
         """Release what waited for the commit of these finished offsets; return whether anything did."""
         if not (self.unstored or self.unplaced):
             return False
-        unstored, ledger, table = self.unstored, self.ledger, self.ledger.table
-        before = len(unstored) + len(self.unplaced)
+        before = len(self.unstored) + len(self.unplaced)
         for start, end in ranges:
-            for offset in _offsets_within(unstored, start, end):
-                chain = unstored.pop(offset, None)
-                if chain is None:
-                    continue
-                chain.unstored -= 1
-                if chain.unstored or chain.heads:
-                    continue
-                if chain.indexed or chain.unindexed:
-                    ledger.released.append((chain, list(table.release_next(chain))))
-                else:
-                    del table.chains[chain.key]  # no job waits: the chain ends here
-            if self.unplaced:
-                self._place_stored(start, end)
-        return len(unstored) + len(self.unplaced) < before
+            self.unstored.difference_update(_offsets_within(self.unstored, start, end))
+            self.on_finished(start, end)
+        return len(self.unstored) + len(self.unplaced) < before
 
     def _place_stored(self, start: int, end: int) -> None:
         count = len(self.unplaced)
@@ -377,16 +353,11 @@ class QueueStream:
         if count and not self.ledger.unplaced:
             self.ledger.lifted = True
 
-    def forget_unstored(self) -> set[Chain]:
-        """Forget what waits for commits, because the queue is lost; return the chains that waited only for
-        this."""
-        chains = set(self.unstored.values())
-        for chain in self.unstored.values():
-            chain.unstored -= 1
+    def forget_unstored(self) -> None:
+        """Forget what waits for commits, because the queue is lost."""
         self.unstored.clear()
         self._lower_unplaced(len(self.unplaced))
         self.unplaced.clear()
-        return {chain for chain in chains if not chain.unstored}
 
     def key_of_job(self, offset: int) -> str | None:
         """Return the order key of a released job, or None."""
@@ -401,16 +372,16 @@ class QueueStream:
     def is_first(self, offset: int) -> bool:
         """Whether no unfinished job is before this one in its chain."""
         chain = self.busy.get(offset)
-        return chain is None or self.ledger.table.is_first(chain, self, offset)
+        return chain is None or chain.head == (self, offset)
 
     def on_failing(self, offset: int) -> list[int]:
-        """Close the chain of a failed job to new followers; return the jobs released with it and behind it,
-        last first."""
+        """Close the chain of a failed job to new followers; return the unfinished jobs released with it and
+        behind it, last first."""
         chain = self.busy.get(offset)
         if chain is None:
             return []
         chain.open = False
-        return self.ledger.table.offsets_behind(chain, self, offset)[::-1]
+        return [other for _, other in reversed(chain.heads) if other > offset and other not in self.unstored]
 
     def put_back(self, offset: int) -> None:
         """Return a job to its chain; if it was the only released one, the chain releases its next jobs."""
@@ -452,8 +423,8 @@ class QueueStream:
         return messages
 
     def close(self, offsets: Sequence[int]) -> list[int]:
-        """Fix which of these messages go into a reply: for each chain only a run from its head, and nothing
-        while an earlier message of the chain is unstored.
+        """Fix which of these messages go into a reply: for each chain only a run from its head, which an
+        unstored message ends.
 
         Returns the other released messages of those chains, which must go back to their chains; for each
         chain the last first.
@@ -467,8 +438,8 @@ class QueueStream:
             going = 0
             while going < len(chain.heads) and chain.heads[going][1] in answered:
                 going += 1
-            first = 0 if chain.unstored else max(going, 1)
-            behind += [offset for _, offset in reversed(chain.heads[first:])]
+            followers = reversed(chain.heads[max(going, 1) :])
+            behind += [offset for _, offset in followers if offset not in self.unstored]
         return behind
 
     def drop_ready(self, offset: int) -> bool:

@@ -196,7 +196,8 @@ class OrderScope:
             if queue.ack_map.is_finished(offset):
                 if queue.uncommitted.has_finished(offset):
                     stream.hold_spot(chain, offset)
-                spots += self.table.finish_job(chain, stream, offset)
+                else:
+                    spots += self.table.finish_job(chain, stream, offset)
                 continue
             stream.busy[offset] = chain
             if queue.table.is_spent(offset):
