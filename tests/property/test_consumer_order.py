@@ -681,7 +681,8 @@ class ParkingMachine(OrderMachine):
 
     @rule(data=st.data())
     def skip_the_head(self, data: st.DataObject) -> None:
-        heads = [chain.heads[0] for chain in self.scope.table if chain.heads]
+        chains = [chain.head for chain in self.scope.table]
+        heads = [head for head in chains if head is not None and head[1] not in head[0].unstored]
         if not heads:
             return
         stream, offset = data.draw(st.sampled_from(heads))

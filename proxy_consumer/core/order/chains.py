@@ -255,8 +255,8 @@ class ScopeLedger:
 class QueueStream:
     """One queue within its scope.
 
-    `requested_at`, `read_at`, `tail_at`: numbers of the scope's reads: the last one requested, answered, and at
-    which the queue had no more messages. `faulty`: offsets on which the filter failed. `unstored`: those
+    `requested_at`, `read_at`, `tail_at`: numbers of the scope's reads: the last one requested, answered, and
+    at which the queue had no more messages. `faulty`: offsets on which the filter failed. `unstored`: those
     of `busy` that are finished, but not durably yet; `unplaced`: messages that have ended, but not durably
     yet, before they were placed.
     """
