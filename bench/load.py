@@ -27,14 +27,14 @@ def connect(address: tuple[str, int], count: int) -> list[socket.socket]:
 
 def answered_ok(requests: list[bytes], calls: int, good: Callable[[bytes], bool] = frames.reply_ok) -> Next:
     """For closed_loop: each connection sends its request again until all made `calls`; all are good."""
-    left = calls
+    remaining = calls
 
     def next_frame(index: int, reply: bytes | None) -> bytes | None:
-        nonlocal left
+        nonlocal remaining
         if reply is not None and not good(reply):
             raise AssertionError(f"not stored: {reply!r}")
-        left -= 1
-        return requests[index] if left >= 0 else None
+        remaining -= 1
+        return requests[index] if remaining >= 0 else None
 
     return next_frame
 

@@ -81,9 +81,9 @@ def consume(server: Running, group: bytes, consumers: Consumers) -> dict[str, fl
     for one in connections:
         one.close()
     consumers.check()
-    left = groups.lag(server, group)
-    if left:
-        raise AssertionError(f"all {MESSAGES} acknowledged, lag is {left}")
+    lag = groups.lag(server, group)
+    if lag:
+        raise AssertionError(f"all {MESSAGES} acknowledged, lag is {lag}")
     return {"per_s": MESSAGES / (consumers.last_at - began), "cpu_us": cost_us}
 
 

@@ -152,9 +152,9 @@ def measure(server: Running) -> dict[str, float]:
     spent = server.cpu_seconds() - before
     if len(latencies) != total:
         raise AssertionError(f"{total} sent, {len(latencies)} delivered")
-    left = groups.lag(server, GROUP)
-    if left:
-        raise AssertionError(f"all {total} acknowledged, lag is {left}")
+    lag = groups.lag(server, GROUP)
+    if lag:
+        raise AssertionError(f"all {total} acknowledged, lag is {lag}")
     return percentiles(latencies) | {"generator_late_ms": loop.late_s * 1e3, "cpu_us": spent / total * 1e6}
 
 

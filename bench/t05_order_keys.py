@@ -80,9 +80,9 @@ class SetUp:
             return stored
 
         cost_us = server.cpu_us(act)
-        left = groups.lag(server, self.topic)
-        if left:
-            raise AssertionError(f"all {stored} acknowledged, lag is {left}")
+        lag = groups.lag(server, self.topic)
+        if lag:
+            raise AssertionError(f"all {stored} acknowledged, lag is {lag}")
         return workers.figures() | {"cpu_us": cost_us}
 
     def floor(self) -> dict[str, float]:

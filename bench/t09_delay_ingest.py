@@ -50,14 +50,14 @@ class Adds:
         return b"%b00000000-0000-0000-0000-%012x%b" % (self._head, self._number, self._tail)
 
     def requests(self, calls: int) -> load.Next:
-        left = calls
+        remaining = calls
 
         def next_frame(index: int, reply: bytes | None) -> bytes | None:
-            nonlocal left
+            nonlocal remaining
             if reply is not None and b"\x02OK" not in reply:
                 raise AssertionError(f"not stored: {reply!r}")
-            left -= 1
-            return self.frame() if left >= 0 else None
+            remaining -= 1
+            return self.frame() if remaining >= 0 else None
 
         return next_frame
 

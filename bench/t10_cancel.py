@@ -57,9 +57,9 @@ def cancelled(one: Rig, connections: int, calls: int = CALLS) -> list[float]:
     latencies = load.closed_loop(sockets, next_frame)
     for socket in sockets:
         socket.close()
-    left = before - pending(one.service)
-    if left != calls:
-        raise AssertionError(f"{calls} told cancelled, {left} fewer are pending")
+    cancelled_count = before - pending(one.service)
+    if cancelled_count != calls:
+        raise AssertionError(f"{calls} told cancelled, {cancelled_count} fewer are pending")
     return latencies
 
 

@@ -81,14 +81,14 @@ class Backlog:
             frames.producer_message(b"backlog", b"k%d" % n, bytes(BODY), n) for n in range(sized(KEYS, 1_000))
         ]
         batches = [frames.send_batch_sync(shared[at : at + BATCH]) for at in range(0, len(shared), BATCH)]
-        left = BACKLOG // BATCH
+        remaining = BACKLOG // BATCH
 
         def next_frame(_: int, reply: bytes | None) -> bytes | None:
-            nonlocal left
+            nonlocal remaining
             if reply is not None and not frames.reply_ok(reply):
                 raise AssertionError(f"not stored: {reply!r}")
-            left -= 1
-            return batches[left % len(batches)] if left >= 0 else None
+            remaining -= 1
+            return batches[remaining % len(batches)] if remaining >= 0 else None
 
         connections = load.connect(self.server.addresses["producer"], CONNECTIONS)
         load.closed_loop(connections, next_frame)
@@ -109,9 +109,9 @@ class Backlog:
         for one in connections:
             one.close()
         consumers.check()
-        left = groups.lag(self.server, group)
-        if left:
-            raise AssertionError(f"all {BACKLOG + 1} acknowledged, lag is {left}")
+        lag = groups.lag(self.server, group)
+        if lag:
+            raise AssertionError(f"all {BACKLOG + 1} acknowledged, lag is {lag}")
         groups.admin(self.server, "DELETE", f"/groups/{group.decode()}")
         return sampled.figures() | {"per_s": BACKLOG / seconds}
 

@@ -39,15 +39,15 @@ def server(mode: str) -> Iterator[Running]:
 def scraped(running: Running, enabled: bool) -> Iterator[list[int]]:
     """Ask for /metrics every SCRAPE_S meanwhile, first at once; the sizes of the answers."""
     sizes: list[int] = []
-    over = Event()
+    stopped = Event()
 
     def scrape() -> None:
-        while not over.is_set():
+        while not stopped.is_set():
             connection = http.client.HTTPConnection(*running.addresses["admin"], timeout=30)
             connection.request("GET", "/metrics")
             sizes.append(len(connection.getresponse().read()))
             connection.close()
-            over.wait(SCRAPE_S)
+            stopped.wait(SCRAPE_S)
 
     thread = Thread(target=scrape)
     if enabled:
@@ -55,7 +55,7 @@ def scraped(running: Running, enabled: bool) -> Iterator[list[int]]:
     try:
         yield sizes
     finally:
-        over.set()
+        stopped.set()
         if enabled:
             thread.join()
 

@@ -54,7 +54,7 @@ def all_delivered(server: Running, count: int) -> None:
 
     load.closed_loop(producer, next_send)
     consumers = load.connect(server.addresses["consumer"], min(count, 32))
-    left, at, came = list(range(count)), dict[int, int](), dict.fromkeys(range(count), 0)
+    remaining, at, came = list(range(count)), dict[int, int](), dict.fromkeys(range(count), 0)
     give_up = time.monotonic() + GIVE_UP_S
 
     def next_pull(index: int, reply: bytes | None) -> bytes | None:
@@ -65,10 +65,10 @@ def all_delivered(server: Running, count: int) -> None:
             # Acknowledged by a pull that finds nothing more.
             return frames.pull(name(one), name(one), 1, 0, (answer.qid, answer.offsets))
         if index in at:
-            left.append(at.pop(index))
-        if not left or time.monotonic() > give_up:
+            remaining.append(at.pop(index))
+        if not remaining or time.monotonic() > give_up:
             return None
-        at[index] = left.pop(0)
+        at[index] = remaining.pop(0)
         return frames.pull(name(at[index]), name(at[index]), 1, LINGER_MS, None)
 
     load.closed_loop(consumers, next_pull)

@@ -68,14 +68,14 @@ class Sends:
     def requests(self, calls: int) -> load.Next:
         """For load.closed_loop."""
         open_from = [self._number] * CONNECTIONS[self.method]
-        left = calls
+        remaining = calls
 
         def next_frame(index: int, reply: bytes | None) -> bytes | None:
-            nonlocal left
+            nonlocal remaining
             if reply is not None and b"FAILED" in reply:
                 raise AssertionError(f"not stored: {reply!r}")
-            left -= 1
-            if left < 0:
+            remaining -= 1
+            if remaining < 0:
                 open_from[index] = 1 << 62
                 return None
             first = open_from[index] = self._number

@@ -55,7 +55,7 @@ def prefixed(payload: bytes) -> bytes:
 def make_ready(server: Running) -> None:
     """The first prepare makes the topics, and the proxy takes their queues: until it owns them all, ends are
     to be asked again."""
-    left = {transaction_id(1 << 40 | number) for number in range(200)}
+    remaining = {transaction_id(1 << 40 | number) for number in range(200)}
     deadline = time.monotonic() + 30
 
     def next_frame(index: int, reply: bytes | None) -> bytes | None:
@@ -63,16 +63,16 @@ def make_ready(server: Running) -> None:
             return prepare(transaction_id(0), 0)
         answer = decode_reply(producer, "ProducerService", prefixed(reply)).result.success
         if index in transactions and answer.code != 15:
-            left.discard(transactions[index])
-        if not left or time.monotonic() > deadline:
+            remaining.discard(transactions[index])
+        if not remaining or time.monotonic() > deadline:
             return None
-        transactions[index] = next(iter(left))
+        transactions[index] = next(iter(remaining))
         return commit(transactions[index], -1)
 
     transactions: dict[int, bytes] = {}
     load.closed_loop(load.connect(server.addresses["producer"], 1), next_frame)
-    if left:
-        raise AssertionError(f"{len(left)} of 200 transactions have no owner")
+    if remaining:
+        raise AssertionError(f"{len(remaining)} of 200 transactions have no owner")
 
 
 class Calls:
@@ -85,10 +85,10 @@ class Calls:
 
     def requests(self, calls: int) -> load.Next:
         """For load.closed_loop."""
-        left = calls
+        remaining = calls
 
         def next_frame(index: int, reply: bytes | None) -> bytes | None:
-            nonlocal left
+            nonlocal remaining
             opened = self._open.get(index)
             if reply is not None and b"FAILED" in reply:
                 raise AssertionError(f"refused: {reply!r}")
@@ -96,8 +96,8 @@ class Calls:
                 del self._open[index]
                 answer = decode_reply(producer, "ProducerService", prefixed(reply)).result.success
                 return commit(opened, answer.throughOffset)
-            left -= 1
-            if left < 0:
+            remaining -= 1
+            if remaining < 0:
                 return None
             self._number += 1
             if self._kind == "plain":

@@ -142,8 +142,8 @@ def pulls(one: Installation) -> dict[str, float]:
     for each in opened:
         each.close()
     consumers.check()
-    if left := groups.lag(one.admin, GROUP):
-        raise AssertionError(f"all {count} acknowledged, lag is {left}")
+    if lag := groups.lag(one.admin, GROUP):
+        raise AssertionError(f"all {count} acknowledged, lag is {lag}")
     return figures
 
 

@@ -65,7 +65,7 @@ class Overlay(Generic[T]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def over(self, base: T) -> T:
+    def apply_to(self, base: T) -> T:
         """Return `base` with these fields replaced. Raises ConfigError if the result is inconsistent."""
         try:
             return dataclasses.replace(base, **self.values)  # type: ignore[type-var]
@@ -238,7 +238,7 @@ def _convert_value(raw: Any, hint: Any, location: ConfigLocation) -> Any:
         return build(typing.cast(type[Any], hint), raw, location)
     if origin is Overlay:
         overlaid = overlay(args[0], raw, location)
-        overlaid.over(args[0]())
+        overlaid.apply_to(args[0]())
         return overlaid
     if origin is tuple:
         return _convert_sequence(raw, args[0], location)

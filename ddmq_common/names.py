@@ -92,7 +92,7 @@ def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
 
 
-def letters_topic(group: str) -> str:
+def dead_letter_topic(group: str) -> str:
     """Return the dead-letter topic of `group`.
 
     The dead-letter topic of transactions is returned unchanged.

@@ -27,7 +27,7 @@ from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.context import ShardContext
 from delay_service.core.commands import DEAD_TEXT, FireNow, OutcomeReply
 from delay_service.core.fire_command import FireCommand, progress_of
-from delay_service.due.backend import REFUSED, TOPIC_DELETED, CommitFailure, classify_failure, commit_due
+from delay_service.due.backend import REJECTED, TOPIC_DELETED, CommitFailure, classify_failure, commit_due
 from delay_service.due.service import Alarm
 from delay_service.store.port import StoreChanges
 from delay_service.waiting.rows import FORGOTTEN, values_after, values_in
@@ -44,9 +44,9 @@ NEVER = 1 << 62
 REJECTIONS = (CallerError, BoundReachedError, ValueError, TypeError, OverflowError)
 
 
-def _target_of(one: FireCommand) -> str:
+def _target_of(fire: FireCommand) -> str:
     """Return the topic of a message; "" for a dead letter, which goes elsewhere."""
-    return "" if one.reason else one.message.topic
+    return "" if fire.reason else fire.message.topic
 
 
 class CommitInFlight(NamedTuple):
@@ -114,8 +114,8 @@ class FireLoop:
             return []
         overtaken = [self._awaited.pop(offset) for offset in offsets if offset in self._awaited]
         return [
-            OutcomeReply(one.queue_id, CommandOutcome(reply_id=one.reply_id, code=CANCELLED))
-            for one in overtaken
+            OutcomeReply(request.queue_id, CommandOutcome(reply_id=request.reply_id, code=CANCELLED))
+            for request in overtaken
         ]
 
     # --- when
@@ -224,30 +224,30 @@ class FireLoop:
     def _select_available(self, fires: list[FireCommand]) -> list[FireCommand]:
         """Return the fires without those to topics that were set aside: those are tried by themselves."""
         set_aside = self._context.set_aside
-        if not set_aside.reasons or not any(_target_of(one) in set_aside for one in fires):
+        if not set_aside.reasons or not any(_target_of(fire) in set_aside for fire in fires):
             return fires
         trials: dict[str, list[FireCommand]] = {}
-        for one in fires:
-            if _target_of(one) in set_aside:
-                trials.setdefault(_target_of(one), []).append(one)
+        for fire in fires:
+            if _target_of(fire) in set_aside:
+                trials.setdefault(_target_of(fire), []).append(fire)
         for topic, trial in trials.items():
             if set_aside.trial:
                 self._defer_messages(trial)
             else:
                 set_aside.trial = topic
                 self._launch_commit(trial)
-        return [one for one in fires if _target_of(one) not in set_aside]
+        return [fire for fire in fires if _target_of(fire) not in set_aside]
 
     def _select_committable(self, fires: list[FireCommand]) -> list[FireCommand]:
         """Return the fires to commit now, and block those whose earlier row is not committed yet."""
         if not self._context.has_rows:
             return fires
         uncommitted = self._context.uncommitted_rows
-        waiting = [one for one in fires if one.message.uuid in uncommitted]
+        waiting = [fire for fire in fires if fire.message.uuid in uncommitted]
         if not waiting:
             return fires
         self._blocked_fires += waiting
-        return [one for one in fires if one.message.uuid not in uncommitted]
+        return [fire for fire in fires if fire.message.uuid not in uncommitted]
 
     def on_rows_committed(self) -> None:
         """Commit the blocked fires whose earlier rows are committed now."""
@@ -271,10 +271,10 @@ class FireLoop:
             self._service,
             self._context.fired_progress(finished + commit.passed_offsets, attempts),
         )
-        records = [one.record for one in fires] + replies
+        records = [fire.record for fire in fires] + replies
         if self._context.has_rows:
             records += self._changed_rows(commit)
-        dead_topic = DELAY_DLQ_TOPIC if any(one.reason for one in fires) else ""
+        dead_topic = DELAY_DLQ_TOPIC if any(fire.reason for fire in fires) else ""
         on_done = partial(self._on_commit_done, commit)
         try:
             commit_due(service.backend, dead_topic, records, (progress,), service.deadline(), on_done)
@@ -286,7 +286,9 @@ class FireLoop:
         context, wall_ms = self._context, self._service.clock.wall_ms()
         later = {uuid for uuid in commit.changed_ids if uuid in context.uncommitted_rows}
         self._changed_ids |= later
-        commit.changed_ids.difference_update(later, {one.uuid for one in self._due_scans.busy.values()})
+        commit.changed_ids.difference_update(
+            later, {message.uuid for message in self._due_scans.busy.values()}
+        )
         rows = dict.fromkeys(commit.changed_ids, FORGOTTEN) | values_in(
             context.store, list(commit.changed_ids)
         )
@@ -297,20 +299,20 @@ class FireLoop:
         """Remove and return the fire-now commands that wait for these messages, by offset."""
         if not self._awaited:
             return {}
-        offsets = [one.message.offset for one in fires if one.message.offset in self._awaited]
+        offsets = [fire.message.offset for fire in fires if fire.message.offset in self._awaited]
         return {offset: self._awaited.pop(offset) for offset in offsets}
 
     def _reply_records(self, fires: list[FireCommand], awaited: dict[int, FireNow]) -> list[NewRecord]:
         wall_ms = self._service.clock.wall_ms()
         replies = []
-        for one in fires:
-            request = awaited.get(one.message.offset)
+        for fire in fires:
+            request = awaited.get(fire.message.offset)
             if request is not None:
                 outcome = CommandOutcome(
                     reply_id=request.reply_id,
                     code=ALREADY_FIRED,
                     fired_at_ms=wall_ms,
-                    text=DEAD_TEXT if one.reason else "",
+                    text=DEAD_TEXT if fire.reason else "",
                 )
                 replies.append(OutcomeReply(request.queue_id, outcome))
         return self._service.outcome_records(replies, wall_ms)
@@ -345,10 +347,10 @@ class FireLoop:
         for offset, attempts in commit.attempts:
             context.acks.record_attempts(offset, attempts)
         if context.set_aside.reasons:
-            for topic in {_target_of(one) for one in fires}:
+            for topic in {_target_of(fire) for fire in fires}:
                 context.set_aside.remove(topic)
         if self._rejected_once:
-            self._rejected_once.difference_update(one.message.offset for one in fires)
+            self._rejected_once.difference_update(fire.message.offset for fire in fires)
         self._due_scans.on_commit_done(fires, True)
         if context.running:
             context.write(self._due_scans.changes_of(fires, wall_ms))
@@ -376,10 +378,10 @@ class FireLoop:
         Return False if it is no topic of a due message: nothing is done then.
         """
         deferred: dict[str, list[FireCommand]] = {}
-        for one in commit.fires:
-            topic = _target_of(one)
+        for fire in commit.fires:
+            topic = _target_of(fire)
             if topic in error.topics:
-                deferred.setdefault(topic, []).append(one)
+                deferred.setdefault(topic, []).append(fire)
         if not deferred:
             return False
         self._service.counts.count_failure("fire", error)
@@ -387,7 +389,7 @@ class FireLoop:
         for topic, fires in deferred.items():
             self._context.set_aside.add(topic, error.topics[topic])
             self._defer_messages(fires)
-        others = [one for one in commit.fires if _target_of(one) not in deferred]
+        others = [fire for fire in commit.fires if _target_of(fire) not in deferred]
         if others and self._context.running:
             self._launch_commit(others)
         return True
@@ -407,13 +409,13 @@ class FireLoop:
 
     def _isolate_rejected(self, commit: CommitInFlight, error: Exception) -> None:
         fires = commit.fires
-        topics = sorted({one.record.topic for one in fires})
+        topics = sorted({fire.record.topic for fire in fires})
         if not topics:
             self._begin_pause()  # nothing but `over`, which goes with the next
         elif len(topics) > 1:
             half = frozenset(topics[: len(topics) // 2])
-            self._launch_commit([one for one in fires if one.record.topic in half])
-            self._launch_commit([one for one in fires if one.record.topic not in half])
+            self._launch_commit([fire for fire in fires if fire.record.topic in half])
+            self._launch_commit([fire for fire in fires if fire.record.topic not in half])
         elif isinstance(error, UnknownTopicError) and self._context.find_target_topic(topics[0]) is None:
             log.warning("topic %s is gone: %d delay messages are dead letters", topics[0], len(fires))
             self._launch_commit(self._due_scans.make_dead_letters(fires, TOPIC_DELETED))
@@ -436,21 +438,23 @@ class FireLoop:
     def _defer_messages(self, fires: list[FireCommand]) -> None:
         topic = fires[0].message.topic
         self._context.close_topic_for(topic, CLOSED_S)
-        self._service.counts.deferred.add(Counter(one.message.topic for one in fires if not one.is_deferred))
+        self._service.counts.deferred.add(
+            Counter(fire.message.topic for fire in fires if not fire.is_deferred)
+        )
         changes = self._due_scans.defer_messages(fires)
         self._due_scans.on_commit_done(fires, False)
         self._context.write(changes)
 
-    def _reject_message(self, one: FireCommand, error: Exception) -> None:
+    def _reject_message(self, fire: FireCommand, error: Exception) -> None:
         """Defer a message that the engine rejected; make it a dead letter the second time."""
-        if one.reason:
-            self._due_scans.on_commit_done([one], False)
+        if fire.reason:
+            self._due_scans.on_commit_done([fire], False)
             self._begin_pause()
-        elif one.message.offset in self._rejected_once:
-            log.warning("topic %s never takes a delay message: %s", one.message.topic, error)
-            self._launch_commit(self._due_scans.make_dead_letters([one], REFUSED))
+        elif fire.message.offset in self._rejected_once:
+            log.warning("topic %s never takes a delay message: %s", fire.message.topic, error)
+            self._launch_commit(self._due_scans.make_dead_letters([fire], REJECTED))
         else:
             if len(self._rejected_once) >= REMEMBERED_MAX:
                 self._rejected_once.clear()
-            self._rejected_once.add(one.message.offset)
-            self._defer_messages([one])
+            self._rejected_once.add(fire.message.offset)
+            self._defer_messages([fire])

@@ -25,7 +25,7 @@ _INSTALL = re.compile(
 )
 _INSTALLED = re.compile(rf"{NAME}(?![\w.-]*\.whl)")
 KINDS = {".py", ".md", ".yaml", ".toml", ".service", ".in", ".sh", ".txt", ".html", ""}
-LEFT_OUT = {"__pycache__", ".git", ".venv", "build", "dist", "data", "_compiled", ".scratch"}
+EXCLUDED_FOLDERS = {"__pycache__", ".git", ".venv", "build", "dist", "data", "_compiled", ".scratch"}
 INVENTED_NAMES = ROOT / "tests" / "unit" / "suite"
 
 
@@ -52,7 +52,11 @@ def files(root: Path) -> Iterator[Path]:
     """The texts below a folder."""
     for path in sorted(root.iterdir()):
         if path.is_dir() and not path.is_symlink():
-            if path.name not in LEFT_OUT and path != INVENTED_NAMES and not path.name.endswith(".egg-info"):
+            if (
+                path.name not in EXCLUDED_FOLDERS
+                and path != INVENTED_NAMES
+                and not path.name.endswith(".egg-info")
+            ):
                 yield from files(path)
         elif path.suffix in KINDS and path.is_file():
             yield path

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tools.server_copy import copy_server  # noqa: E402 - it also runs as a script
 
-LEFT_OUT = shutil.ignore_patterns("__pycache__")
+EXCLUDED_FILES = shutil.ignore_patterns("__pycache__")
 
 
 def copy_client(source: Path) -> None:
@@ -24,7 +24,7 @@ def copy_client(source: Path) -> None:
     shutil.copytree(ROOT / "packaging" / "client", source)
     for name in ("LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "ddmq_client", source / "ddmq_client", ignore=LEFT_OUT)
+    shutil.copytree(ROOT / "ddmq_client", source / "ddmq_client", ignore=EXCLUDED_FILES)
     copy_server(source / "ddmq_client" / "testing" / "_server")
 
 

@@ -35,13 +35,13 @@ def walked(file: Path) -> tuple[ast.AST, ...]:
 
 def statements(tree: ast.AST, enters: Callable[[ast.AST], bool] = lambda _: True) -> Iterator[ast.stmt]:
     """The statements, those inside of others too; what `enters` refuses is left out with what it holds."""
-    left = [tree]
-    while left:
-        node = left.pop()
+    pending = [tree]
+    while pending:
+        node = pending.pop()
         for field in ("body", "orelse", "handlers", "finalbody", "cases"):
             for inner in getattr(node, field, ()):
                 if enters(inner):
-                    left.append(inner)
+                    pending.append(inner)
                     if isinstance(inner, ast.stmt):
                         yield inner
 

@@ -70,7 +70,7 @@ with tiny limits). These runs are not counted here. The memory engine is a model
 |---|---|---|---|
 """
 UNBROKEN_WORDS: Mapping[str, bool] = {"break_on_hyphens": False, "break_long_words": False}
-LEFT_OUT = """
+INTRO_UNSUPPORTED = """
 For each engine, this list shows the cases that run only on other engines. Names in code font are test
 functions:
 
@@ -149,7 +149,7 @@ def find_case(item: pytest.Item) -> CollectedCase | None:
     return CollectedCase(Case(promise, file, f"{name}[{'-'.join(others)}]"), engine, why)
 
 
-def left_out(cases: dict[Case, dict[str, str]]) -> Iterator[CollectedCase]:
+def find_unsupported(cases: dict[Case, dict[str, str]]) -> Iterator[CollectedCase]:
     """Yield the cases of the contract that an engine does not run, with the reason."""
     for case, engines in cases.items():
         if case.file.startswith(CONTRACT) and "memory" not in engines:
@@ -166,7 +166,7 @@ def group_cases(tests: Iterable[CollectedCase]) -> dict[Case, dict[str, str]]:
     cases: dict[Case, dict[str, str]] = defaultdict(dict)
     for case, engine, why in tests:
         cases[case][engine] = why
-    for case, engine, why in list(left_out(cases)):
+    for case, engine, why in list(find_unsupported(cases)):
         cases[case][engine] = why
     return cases
 
@@ -228,7 +228,7 @@ def alone(cases: dict[Case, dict[str, str]]) -> str:
 def section() -> str:
     """Return the complete section."""
     cases = group_cases(filter(None, map(find_case, collect())))
-    return TITLE + HEAD + "".join(rows(cases)) + LEFT_OUT + "".join(reasons(cases)) + alone(cases)
+    return TITLE + HEAD + "".join(rows(cases)) + INTRO_UNSUPPORTED + "".join(reasons(cases)) + alone(cases)
 
 
 def main() -> int:

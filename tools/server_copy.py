@@ -24,7 +24,7 @@ SERVER_PACKAGES = (
     "proxy_consumer",
     "proxy_producer",
 )
-LEFT_OUT = (
+EXCLUDED_MODULES = (
     "ddmq_common.compiled", "proxy_consumer.push.chain", "proxy_consumer.push.runner",
     "proxy_consumer.push.script_workers", "proxy_consumer.push.sinks",
 )  # fmt: skip
@@ -58,7 +58,7 @@ def find_modules(start: str) -> set[str]:
     waiting = [start]
     while waiting:
         name = waiting.pop()
-        if name in names or name.startswith(LEFT_OUT) or source_of(name) is None:
+        if name in names or name.startswith(EXCLUDED_MODULES) or source_of(name) is None:
             continue
         names.add(name)
         waiting += imports_of(name)

@@ -64,13 +64,13 @@ class ProducerLoad:
     ) -> None:
         self._producer, self._topic, self._queues = producer, topic, queues
         self._batch, self._body = batch, body
-        self._left = [0] * lanes
+        self._remaining = [0] * lanes
         self._free: list[int] = []
         self._reports = [self._reporter(lane) for lane in range(lanes)]
 
     def run(self, count: int) -> list[float]:
         """Seconds that each batch took."""
-        lanes, self._free = len(self._left), []
+        lanes, self._free = len(self._remaining), []
         started, latencies = [0.0] * lanes, []
         batches, answered = count // self._batch, 0
         sent = min(lanes, batches)
@@ -89,7 +89,7 @@ class ProducerLoad:
 
     def _send(self, lane: int) -> float:
         began = time.perf_counter()
-        self._left[lane] = self._batch
+        self._remaining[lane] = self._batch
         produce, report = self._producer.produce, self._reports[lane]
         for number in range(self._batch):
             at = (lane + number) % self._queues
@@ -100,8 +100,8 @@ class ProducerLoad:
         def reported(error: Any, _: Any) -> None:
             if error is not None:
                 raise AssertionError(f"not stored: {error}")
-            self._left[lane] -= 1
-            if not self._left[lane]:
+            self._remaining[lane] -= 1
+            if not self._remaining[lane]:
                 self._free.append(lane)
 
         return reported

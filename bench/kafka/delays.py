@@ -85,9 +85,9 @@ def settle(server: Running, topic: bytes) -> None:
     def next_frame(_: int, reply: bytes | None) -> bytes | None:
         if reply is not None and frames.pulled(reply) is not None:
             raise AssertionError("more came than were sent")
-        if left := groups.lag(server, topic):
+        if lag := groups.lag(server, topic):
             if time.monotonic() > give_up:
-                raise AssertionError(f"all is acknowledged, lag is {left}")
+                raise AssertionError(f"all is acknowledged, lag is {lag}")
             return frames.pull(topic, topic, 100, 20, None)
         return None
 

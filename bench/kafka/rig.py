@@ -134,7 +134,7 @@ def rig(fsync: bool = FSYNC) -> Iterator[Rig]:
 def settled(server: Running, group: str) -> None:
     """Raise unless everything is acknowledged. The end of a transaction shows a little later."""
     end = time.monotonic() + 10
-    while left := groups.lag(server, group.encode()):
+    while lag := groups.lag(server, group.encode()):
         if time.monotonic() > end:
-            raise AssertionError(f"group {group}: all is acknowledged, lag is {left}")
+            raise AssertionError(f"group {group}: all is acknowledged, lag is {lag}")
         time.sleep(0.05)

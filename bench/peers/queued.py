@@ -55,7 +55,7 @@ class Taker(ABC):
 
 
 class Queued(System):
-    """`sends` and `pulls` are measured; `left`: messages not taken or not acknowledged."""
+    """`sends` and `pulls` are measured; `count_unacknowledged`: messages not taken or not acknowledged."""
 
     @abstractmethod
     def sends(self, connections: int, batch: int, calls: int) -> dict[str, float]:
@@ -109,9 +109,9 @@ class Wired(Queued):
 
     def _settle(self) -> None:
         give_up = time.monotonic() + SETTLED_S
-        while left := self.left():
+        while remaining := self.count_unacknowledged():
             if time.monotonic() > give_up:
-                raise AssertionError(f"{self.name}: all is acknowledged, {left} are left")
+                raise AssertionError(f"{self.name}: all is acknowledged, {remaining} are left")
             time.sleep(0.01)
 
     def senders(self, count: int) -> list[socket.socket]:
@@ -131,7 +131,7 @@ class Wired(Queued):
         """A connection that takes messages."""
 
     @abstractmethod
-    def left(self) -> int:
+    def count_unacknowledged(self) -> int:
         """Messages not taken, or not acknowledged durably."""
 
 
@@ -164,7 +164,7 @@ class DdmqQueue(Wired):
     def taker(self, index: int) -> Taker:
         return DdmqTaker(load.connect(self._server.addresses["consumer"], 1)[0])
 
-    def left(self) -> int:
+    def count_unacknowledged(self) -> int:
         return groups.lag(self._server, GROUP.encode())
 
     def cpu_us(self, act: Callable[[], int]) -> float:

@@ -34,7 +34,7 @@ class RedisStreams(RedisServer, Wired):
     def taker(self, index: int) -> Taker:
         return RedisTaker(load.connect(self.address, 1)[0], b"taker-%d" % index)
 
-    def left(self) -> int:
+    def count_unacknowledged(self) -> int:
         group = self._redis.xinfo_groups(QUEUE)[0]
         return int(group["pending"]) + int(group["lag"])
 
@@ -102,7 +102,7 @@ class RabbitQuorum(RabbitServer, Wired):
     def taker(self, index: int) -> Taker:
         return RabbitTaker(amqp.Channel(self.address))
 
-    def left(self) -> int:
+    def count_unacknowledged(self) -> int:
         return self._channel.waiting(QUEUE)
 
 
@@ -176,7 +176,7 @@ class NatsJetStream(NatsServer, Wired):
         inbox = b"_P.%d" % index
         return NatsTaker(self._connected(inbox), inbox)
 
-    def left(self) -> int:
+    def count_unacknowledged(self) -> int:
         reply = self._request(b"CONSUMER.INFO.bench.group")
         return sum(int(number) for number in re.findall(rb'"num_(?:ack_)?pending":(\d+)', reply))
 
@@ -242,7 +242,7 @@ class BeanstalkTube(BeanstalkServer, Wired):
     def taker(self, index: int) -> Taker:
         return BeanstalkTaker(load.connect(self.address, 1)[0])
 
-    def left(self) -> int:
+    def count_unacknowledged(self) -> int:
         self._requests.sendall(b"stats-tube default\r\n")
         reply = self._requests.recv(1 << 16)
         return sum(int(number) for number in re.findall(rb"current-jobs-(?:ready|reserved): (\d+)", reply))

@@ -270,7 +270,7 @@ def check_groups(config: Configuration) -> None:
     """Check that groups.yaml is consistent with `defaults` in proxy_consumer.yaml. Raises ConfigError."""
     for entry in config.groups.groups.values():
         for subscription in entry.topics.values():
-            subscription.over(config.consumer.defaults)
+            subscription.apply_to(config.consumer.defaults)
 
 
 def with_flags(config: Configuration, **flags: Any) -> Configuration:

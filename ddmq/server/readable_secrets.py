@@ -77,7 +77,7 @@ def _file_settings(config: Configuration, section: str) -> list[Any]:
         return [getattr(config, section)]
     nothing = SubscriptionDefaults()
     return [
-        subscription.over(nothing)
+        subscription.apply_to(nothing)
         for entry in config.groups.groups.values()
         for subscription in entry.topics.values()
     ]

@@ -28,7 +28,7 @@ from cronsim import CronSim, CronSimError
 EXPRESSION_CHARACTERS_MAX = 128
 ZONE_CHARACTERS_MAX = 64
 HORIZON_YEARS = 10
-REFUSED_MS = 86_400_000  # how long it is known that a cron has no time
+NONE_CACHED_MS = 86_400_000  # how long the answer that a cron has no time is cached
 NEVER_MS = -(1 << 62)
 _DAY_MINUTES = 1_440
 _MINUTE_MS = 60_000
@@ -150,7 +150,7 @@ class Cron:
         first, end, answer_ms = self._cached_answer
         if not first <= after_ms < end:
             time_ms = self._search_next(after_ms)
-            end, answer_ms = (after_ms + REFUSED_MS, NEVER_MS) if time_ms is None else (time_ms, time_ms)
+            end, answer_ms = (after_ms + NONE_CACHED_MS, NEVER_MS) if time_ms is None else (time_ms, time_ms)
             self._cached_answer = (after_ms, end, answer_ms)
         return None if answer_ms == NEVER_MS else answer_ms
 

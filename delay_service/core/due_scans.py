@@ -131,10 +131,10 @@ class DueScans:
     def on_commit_done(self, fires: Iterable[FireCommand], fired: bool) -> None:
         """Release the messages of a finished commit. Without `fired` they will be read again."""
         lowest: DueKey | None = None
-        for one in fires:
-            message = one.message
+        for fire in fires:
+            message = fire.message
             self.busy.pop(message.offset, None)
-            if one.is_deferred:
+            if fire.is_deferred:
                 self._coming_back.discard(message.topic)
             elif not fired and (lowest is None or message.key < lowest):
                 lowest = message.key
@@ -144,21 +144,21 @@ class DueScans:
     def changes_of(self, fires: Iterable[FireCommand], fired_ms: int) -> StoreChanges:
         """Return the store changes that follow from the fires of these messages."""
         changes = StoreChanges()
-        for one in fires:
-            message = one.message
-            (changes.removed_deferred if one.is_deferred else changes.removed).append(message)
-            changes.ids[message.uuid] = state_after(one, fired_ms, self._limits.id_retention_ms)
-            if one.following is not None:
-                changes.added.append(one.following)
+        for fire in fires:
+            message = fire.message
+            (changes.removed_deferred if fire.is_deferred else changes.removed).append(message)
+            changes.ids[message.uuid] = state_after(fire, fired_ms, self._limits.id_retention_ms)
+            if fire.following is not None:
+                changes.added.append(fire.following)
         return changes
 
     def defer_messages(self, fires: Iterable[FireCommand]) -> StoreChanges:
         """Return the store changes that defer messages whose topics accept none now."""
         changes = StoreChanges()
-        for one in fires:
-            if not one.is_deferred:
-                changes.deferred.append(one.message)
-                self._deferred_topics.add(one.message.topic)
+        for fire in fires:
+            if not fire.is_deferred:
+                changes.deferred.append(fire.message)
+                self._deferred_topics.add(fire.message.topic)
         return changes
 
     # --- plans
@@ -169,8 +169,8 @@ class DueScans:
         fires = self._scan_head()
         fires += self._scan_ahead()
         fires += self._scan_deferred()
-        for one in fires:
-            self.busy[one.message.offset] = one.message
+        for fire in fires:
+            self.busy[fire.message.offset] = fire.message
         return FirePlan(fires, self._changes, self._stale, self._passed_offsets)
 
     def _begin(self, now_ms: int) -> None:
@@ -225,7 +225,9 @@ class DueScans:
         without = self._crowd | self._deferred_topics
         messages = [self._store.get(key) for key in self._recent.due(self._now, without, limit)]
         after = self._after
-        return [one for one in messages if one is not None and (after is None or one.key > after)]
+        return [
+            message for message in messages if message is not None and (after is None or message.key > after)
+        ]
 
     def _trim_recent(self) -> None:
         if self._after is not None and self._recent and not 0 <= self._now - self._trimmed_ms < TRIM_MS:
@@ -340,7 +342,7 @@ class DueScans:
         self, fires: Iterable[FireCommand], reason: str = TOPIC_DELETED
     ) -> list[FireCommand]:
         """Return fires that move the same messages to the dead letters."""
-        return [dead_fire(one.message, reason, self._now, one.is_deferred) for one in fires]
+        return [dead_fire(fire.message, reason, self._now, fire.is_deferred) for fire in fires]
 
 
 def _total_bytes(messages: list[Pending]) -> int:
@@ -366,7 +368,7 @@ class RecentKeys:
     def add(self, topic: str, key: DueKey) -> None:
         """Add the key of a new waiting message."""
         if self._count >= self._keys_max:
-            largest = max(self._topics, key=lambda one: len(self._topics[one]))
+            largest = max(self._topics, key=lambda name: len(self._topics[name]))
             self._count -= len(self._topics.pop(largest))
         heappush(self._topics.setdefault(topic, []), key)
         self._count += 1

@@ -123,8 +123,8 @@ def waiting_delivery(
 
 def still_waiting(message: Pending, acks: AckMap, now_ms: int, catch_up_max: int) -> Pending | None:
     """Return the delivery of a message that waits according to `acks`; None if the message is finished."""
-    over = acks.is_finished(message.offset)
-    return None if over else waiting_delivery(message, message, acks, now_ms, catch_up_max)
+    is_finished = acks.is_finished(message.offset)
+    return None if is_finished else waiting_delivery(message, message, acks, now_ms, catch_up_max)
 
 
 def offsets_of(message: Pending) -> list[int]:
@@ -212,12 +212,12 @@ def progress_of(fires: Iterable[FireCommand]) -> tuple[list[int], list[tuple[int
     messages."""
     finished: list[int] = []
     attempts: list[tuple[int, int]] = []
-    for one in fires:
-        finished += moved_at(one.message)
-        if one.following is None:
-            finished.append(one.message.offset)
+    for fire in fires:
+        finished += moved_at(fire.message)
+        if fire.following is None:
+            finished.append(fire.message.offset)
         else:
-            attempts.append((one.message.offset, one.message.occurrence + 1))
+            attempts.append((fire.message.offset, fire.message.occurrence + 1))
     return finished, attempts
 
 
@@ -256,13 +256,13 @@ def dead_fire(message: Pending, reason: str, now_ms: int, is_deferred: bool) -> 
 # --- what is known of the id
 
 
-def state_after(one: FireCommand, fired_ms: int, id_retention_ms: int) -> IdState:
+def state_after(fire: FireCommand, fired_ms: int, id_retention_ms: int) -> IdState:
     """Return the id's state after the fire.
 
     It is retained until `id_retention_ms` after the due time or the fire, whichever is later.
     """
-    message = one.message
-    if one.following is not None:
-        return IdState(IdKind.PENDING, one.following.due_ms, message.offset)
-    kind = IdKind.DEAD if one.reason else IdKind.FIRED
-    return IdState(kind, fired_ms, message.offset, max(fired_ms, one.named_ms) + id_retention_ms)
+    message = fire.message
+    if fire.following is not None:
+        return IdState(IdKind.PENDING, fire.following.due_ms, message.offset)
+    kind = IdKind.DEAD if fire.reason else IdKind.FIRED
+    return IdState(kind, fired_ms, message.offset, max(fired_ms, fire.named_ms) + id_retention_ms)

@@ -28,7 +28,10 @@ _ROWS = msgspec.msgpack.Decoder(list[tuple[bytes, int, int, int]])
 
 def encode_id_outcomes(ids: Iterable[IdOutcome]) -> bytes:
     """Encode the body of an ID_OUTCOMES command, which tells a shard the outcomes of ids."""
-    rows = [(each.uuid, int(each.state.kind), each.state.at_ms, each.state.forget_ms) for each in ids]
+    rows = [
+        (outcome.uuid, int(outcome.state.kind), outcome.state.at_ms, outcome.state.forget_ms)
+        for outcome in ids
+    ]
     return msgspec.msgpack.encode(rows)
 
 
@@ -39,9 +42,13 @@ def decode_id_outcomes(delivery: bytes) -> list[IdOutcome]:
         ids = [IdOutcome(uuid, IdState(IdKind(kind), at, 0, forget)) for uuid, kind, at, forget in rows]
     except (msgspec.MsgspecError, ValueError) as error:
         raise DamagedError(f"a delay command that says what is known does not parse: {error}") from error
-    if any(len(each.uuid) != 16 or each.state.kind is IdKind.PENDING for each in ids):
+    if any(len(outcome.uuid) != 16 or outcome.state.kind is IdKind.PENDING for outcome in ids):
         raise DamagedError("a delay command that says what is known names what is no id, or waits")
-    if any(not 0 <= at_ms < 1 << 63 for each in ids for at_ms in (each.state.at_ms, each.state.forget_ms)):
+    if any(
+        not 0 <= at_ms < 1 << 63
+        for outcome in ids
+        for at_ms in (outcome.state.at_ms, outcome.state.forget_ms)
+    ):
         raise DamagedError("a delay command that says what is known names what is no time")
     return ids
 
@@ -52,7 +59,7 @@ def select_new_ids(
     """Return the reported ids that are unexpired and neither in `run_states` nor in the store, with their
     states.
     """
-    fresh = {each.uuid: each.state for each in reported if run_states.get(each.uuid) is None}
+    fresh = {outcome.uuid: outcome.state for outcome in reported if run_states.get(outcome.uuid) is None}
     stored = dict(zip(fresh, store.ids(list(fresh)), strict=True))
     states = {**stored, **run_states}
     return {

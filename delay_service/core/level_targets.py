@@ -18,7 +18,7 @@ from backend.internal_topics import REAL_QUEUE, REAL_TOPIC, real_record, schedul
 from backend.records import NewRecord, StoredRecord
 from ddmq_common.delays.levels import Levels
 from ddmq_common.names import LEVELS_GROUP, dlq_topic
-from delay_service.due.backend import REFUSED, TOPIC_DELETED, UNREADABLE, TargetTopic
+from delay_service.due.backend import REJECTED, TOPIC_DELETED, UNREADABLE, TargetTopic
 
 PUT_OFF_S_MAX = 60.0
 PUT_OFF_S_MIN = 5.0
@@ -95,7 +95,7 @@ class Targets:
             self._rejected_since.pop(topic, None)
         since = self._rejected_since.get(topic, self._rejected_since.get(_record_id(record)))
         if since is not None and now_s - since >= self._patience_s:
-            return _View(fire._replace(reason=REFUSED), False)
+            return _View(fire._replace(reason=REJECTED), False)
         if topic in self._rejected_since:
             return _View(
                 fire._replace(put_off_ms=self._put_off_ms(now_s - self._rejected_since[topic])), False

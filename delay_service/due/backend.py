@@ -26,7 +26,7 @@ from backend.records import (
 from ddmq_common.errors import FencedError, RemoteError
 
 TOPIC_DELETED = "topic gone"  # why a message becomes a dead letter
-REFUSED = "refused"
+REJECTED = "refused"
 UNREADABLE = "unreadable"
 OnCommitDone = Callable[[Exception | None], None]
 CLAIM_ERRORS = (FencedError, RemoteError)  # it is someone else's, or nobody knows what was committed

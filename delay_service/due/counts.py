@@ -110,11 +110,11 @@ class DelayCounts(DueCounts):
     def count_fired(self, fires: Iterable[FireCommand], wall_ms: int) -> None:
         """Count fires that are durable in their topics, with their lateness."""
         per_topic = self._fired
-        for one in fires:
-            if one.reason:
-                self.dead[one.reason].value += 1
+        for fire in fires:
+            if fire.reason:
+                self.dead[fire.reason].value += 1
                 continue
-            topic = one.message.topic
+            topic = fire.message.topic
             cells = per_topic.get(topic)
             if cells is None:
                 cells = per_topic[topic] = (
@@ -122,7 +122,7 @@ class DelayCounts(DueCounts):
                     self._metrics.histogram(catalogue.DELAY_LATENESS, topic),
                 )
             cells[0].value += 1
-            message = one.message
+            message = fire.message
             late_ms = wall_ms - message.due_ms
             if message.due_ms < message.born_ms and not message.occurrence:
                 late_ms = wall_ms - message.born_ms  # it was due before it came

@@ -197,9 +197,9 @@ class LevelRunner:
         context, level = self._context, self.level
         epoch, deadline = level.epoch, context.clock.monotonic() + context.config.commit_timeout_ms / 1e3
         progress = ProgressDelta(LEVELS_GROUP, level.queue, epoch, level.generation, ((0, fire.end),))
-        dead_topic = DEAD_TOPIC if any(one.reason for one in fire.fires) else ""
+        dead_topic = DEAD_TOPIC if any(level_fire.reason for level_fire in fire.fires) else ""
         wall_ms = context.clock.wall_ms()
-        records = [record_of(one, wall_ms, context.levels) for one in fire.fires]
+        records = [record_of(level_fire, wall_ms, context.levels) for level_fire in fire.fires]
 
         def on_done(error: Exception | None) -> None:
             self._on_fire_done(fire, epoch, error)

@@ -27,7 +27,7 @@ LOCK_FILE = "copy.lock"
 MARK_FILE = "DAMAGED"  # in a copy that is not to be trusted
 MAKING, REMOVED, DAMAGED = ".making", ".gone", ".damaged"
 _NAME = re.compile(r"(\d+)-(\d{12,})-(\d{3})")  # epochs of Kafka have 16 digits
-_LEFT_OUT = re.compile(r"LOCK|LOG(\.old.*)?|.*\.dbtmp|copy\.lock")
+_NOT_COPIED = re.compile(r"LOCK|LOG(\.old.*)?|.*\.dbtmp|copy\.lock")
 _TRIES = 20
 
 
@@ -185,7 +185,7 @@ def _file_sizes(folder: Path) -> dict[str, int]:
     return {
         name: 0 if name.endswith(".log") else (folder / name).stat().st_size
         for name in files_in(folder)
-        if not _LEFT_OUT.fullmatch(name)
+        if not _NOT_COPIED.fullmatch(name)
     }
 
 

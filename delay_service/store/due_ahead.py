@@ -74,10 +74,10 @@ class DueAhead:
 
     def _trim_to_bounds(self) -> None:
         """Drop the pairs beyond the bounds, and move `end` to the first of them."""
-        bytes_left = BYTES_MAX
+        remaining_bytes = BYTES_MAX
         for index, (_, value) in enumerate(self._pairs):
-            if index == PAIRS_MAX or bytes_left <= 0:
+            if index == PAIRS_MAX or remaining_bytes <= 0:
                 self._end = self._pairs[index][0]
                 del self._pairs[index:]
                 return
-            bytes_left -= len(value)
+            remaining_bytes -= len(value)

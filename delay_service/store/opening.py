@@ -228,10 +228,10 @@ def _open(folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOp
     """Open a copy: complete, without the damaged end of its write-ahead log, or salvaged."""
     reason = damage_mark(copy.path)
     if reason is None:
-        if left_out := set_aside_log_gap(copy.path):
+        if moved := set_aside_log_gap(copy.path):
             log.warning(
                 "delay shard %d: a power loss left a gap in the write-ahead log of %s: %d files behind it are"
-                " left out (%s keeps them), commands in them are taken in again", shard, copy.path, *left_out,
+                " left out (%s keeps them), commands in them are taken in again", shard, copy.path, *moved,
             )  # fmt: skip
         try:
             return _open_database(folder, shard, copy, lock, options, None)

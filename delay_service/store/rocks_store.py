@@ -309,14 +309,14 @@ def _front_messages(
     """Decode the messages at the beginning of a range up to `bytes_max`, at least one if there is any."""
     front_messages: list[Pending] = []
     names: list[bytes] = []
-    bytes_left = bytes_max
+    remaining_bytes = bytes_max
     for chunk in chunks:
         messages = decode_all(chunk)
         sizes = [len(message.delivery) for message in messages]
-        fit = _count_fitting(sizes, bytes_left, not front_messages)
+        fit = _count_fitting(sizes, remaining_bytes, not front_messages)
         front_messages += messages[:fit]
         names += [key for key, _ in chunk[:fit]]
-        bytes_left -= sum(sizes)
+        remaining_bytes -= sum(sizes)
         if fit < len(messages):
             break
     front.add_scanned(start, names)
@@ -327,12 +327,12 @@ def _due_order(message: Pending) -> tuple[int, int]:
     return message[:2]
 
 
-def _count_fitting(sizes: list[int], bytes_left: int, one: bool) -> int:
-    """Return how many of the first sizes fit into `bytes_left`; at least one if `one`."""
-    if sum(sizes) <= bytes_left:
+def _count_fitting(sizes: list[int], remaining_bytes: int, at_least_one: bool) -> int:
+    """Return how many of the first sizes fit into `remaining_bytes`; at least one with `at_least_one`."""
+    if sum(sizes) <= remaining_bytes:
         return len(sizes)
     for index, size in enumerate(sizes):
-        bytes_left -= size
-        if bytes_left < 0:
-            return max(index, 1) if one else index
+        remaining_bytes -= size
+        if remaining_bytes < 0:
+            return max(index, 1) if at_least_one else index
     return len(sizes)

@@ -79,7 +79,7 @@ class Changes:
             SubscriptionDefaults, retained | dict(settings), subscription_location(group, topic)
         )
         _check_size(group, topic, changed.values)
-        after = changed.over(self._runtime.config.defaults)
+        after = changed.apply_to(self._runtime.config.defaults)
         check_stated(after, before)
         stored_change = self._store_alone(group, topic, stored._replace(overrides=changed.values))
         return followed(stored_change, lambda: succeeded(SubscriptionChange(before, after, changed.values)))
@@ -93,7 +93,7 @@ class Changes:
     ) -> Completion[SubscriptionChange]:
         """Create the subscription; call `change` if a client's pull created it at the same time with other
         settings."""
-        config = changed.over(self._runtime.config.defaults)
+        config = changed.apply_to(self._runtime.config.defaults)
 
         def on_created() -> Completion[SubscriptionChange]:
             stored = self.stored_settings(group, topic)
@@ -109,7 +109,7 @@ class Changes:
         """Return the settings in force; the defaults if the stored ones contradict the present defaults."""
         defaults = self._runtime.config.defaults
         try:
-            return overlay(SubscriptionDefaults, stored.overrides, ConfigLocation("stored", "")).over(
+            return overlay(SubscriptionDefaults, stored.overrides, ConfigLocation("stored", "")).apply_to(
                 defaults
             )
         except ConfigError:
@@ -159,7 +159,7 @@ class Changes:
     def _declare_one(
         self, group: str, topic: str, declared: Overlay[SubscriptionDefaults], source: str
     ) -> Completion[Any]:
-        config = declared.over(self._runtime.config.defaults)
+        config = declared.apply_to(self._runtime.config.defaults)
         stored = self.stored_settings(group, topic)
         if stored is None:
             creation = self._directory.subscribe(group, topic, config, source, declared.values)[1]
@@ -167,7 +167,7 @@ class Changes:
         was = overlay(SubscriptionDefaults, stored.overrides, subscription_location(group, topic))
         if was == declared and stored.source == source:
             return succeeded(None)
-        check_stated(config, was.over(self._runtime.config.defaults))
+        check_stated(config, was.apply_to(self._runtime.config.defaults))
         return self._store_settings(
             group, topic, StoredSubscription(declared.values, stored.created_ms, source)
         )

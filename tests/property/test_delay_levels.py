@@ -25,7 +25,7 @@ from delay_service.core.level import (
     WaitForData,
 )
 from delay_service.core.level_targets import PUT_OFF_S_MIN, Targets
-from delay_service.due.backend import REFUSED, TOPIC_DELETED, UNREADABLE, TargetTopic
+from delay_service.due.backend import REJECTED, TOPIC_DELETED, UNREADABLE, TargetTopic
 from tests.examples import examples
 
 PATIENCE_S = 10.0
@@ -197,7 +197,7 @@ class LevelMachine(RuleBasedStateMachine):
             assert topic == ""
         elif reason == TOPIC_DELETED:
             assert topic in self.closed_since, "the engine has said so"
-        elif reason == REFUSED:
+        elif reason == REJECTED:
             assert self.now_s - self.closed_since[topic] >= PATIENCE_S
         else:
             assert topic

@@ -20,7 +20,7 @@ from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import ALL_ITEMS, NoSuchGroupError, Page
 from ddmq_common.errors import CallerError
-from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, TRANSACTION_DEAD_TOPIC, letters_topic
+from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, TRANSACTION_DEAD_TOPIC, dead_letter_topic
 from proxy_consumer.groups.group import group_key
 
 BATCH = 100
@@ -115,7 +115,7 @@ def _group_row(backend: Backend, group: str) -> dict[str, Any]:
     oldest = [_stored_ms(backend, queue, each.first) for queue, each in zip(queues, opened, strict=True)]
     return {
         "group": group,
-        "topic": letters_topic(group),
+        "topic": dead_letter_topic(group),
         "letters": sum(each.count(*limits) for each, limits in zip(opened, bounds, strict=True)),
         "stored": sum(each.stored for each in opened),
         "oldest_ms": min((ms for ms in oldest if ms is not None), default=None),
@@ -130,7 +130,7 @@ def _stored_ms(backend: Backend, queue: QueueRef, offset: int) -> int | None:
 def letter_queues(backend: Backend, group: str) -> list[QueueRef]:
     """Return the queues of a group's dead-letter topic; none if the group exists and never had a dead letter.
     Raises NoSuchGroupError if neither the topic nor the group exists."""
-    info = backend.topic(letters_topic(group))
+    info = backend.topic(dead_letter_topic(group))
     if info is None and backend.setting(group_key(group)) is not None:
         return []
     if info is None:

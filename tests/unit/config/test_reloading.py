@@ -32,9 +32,9 @@ def test_an_overlay_keeps_only_what_is_named() -> None:
         SubscriptionDefaults, {"concurrency": 5, "in_flight_bytes_max": "2MiB"}, ConfigLocation("x", "")
     )
     assert defaults.values == {"concurrency": 5, "in_flight_bytes_max": 2 << 20}
-    assert defaults.over(SubscriptionDefaults(batch_max=7)).batch_max == 7
+    assert defaults.apply_to(SubscriptionDefaults(batch_max=7)).batch_max == 7
     with pytest.raises(ConfigError, match=r"^x: order_key is 'KEY' and model is broadcasting"):
-        overlay(SubscriptionDefaults, {"order_key": "KEY"}, ConfigLocation("x", "")).over(
+        overlay(SubscriptionDefaults, {"order_key": "KEY"}, ConfigLocation("x", "")).apply_to(
             SubscriptionDefaults(model="broadcasting")
         )
     assert defaults == Overlay({"concurrency": 5, "in_flight_bytes_max": 2 << 20})

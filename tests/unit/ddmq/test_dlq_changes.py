@@ -29,7 +29,7 @@ from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError, RemoteError
-from ddmq_common.names import letters_topic
+from ddmq_common.names import dead_letter_topic
 from proxy_consumer.groups.group import encode_subscription, subscription_key
 from proxy_consumer.retries.headers import RetryHeaders, dead_letter, retry_record
 from tests.played_memory import PlayedMemory
@@ -220,7 +220,7 @@ def test_a_letter_of_a_deleted_subscription_stays_until_it_is_sent_to_the_topic(
 
 @pytest.mark.parametrize("group", ["TRANS_CHECK_MAX_TIME_TOPIC", "%DELAY", "SCHEDULE_TOPIC_XXXX"])
 def test_a_letter_that_no_group_had_goes_to_every_group(house: DeadLettersRig, group: str) -> None:
-    topic = letters_topic(group)
+    topic = dead_letter_topic(group)
     house.make(topic)
     house.die(1)
     record = house.stored("%DLQ%G")[0]
