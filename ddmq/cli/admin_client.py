@@ -18,7 +18,7 @@ from ddmq.cli.output import json_option, reason
 TIMEOUT_S = 15.0
 
 
-class NotThere(click.ClickException):
+class UnknownResourceError(click.ClickException):
     """The error for an answer 404: the server has no topic, group or message of that name."""
 
 
@@ -58,7 +58,7 @@ class AdminClient:
         if status >= 400:
             if not isinstance(answer, dict):
                 raise self._foreign_port_error(f"status {status}, {payload[:40]!r}")
-            kind = NotThere if status == 404 else click.ClickException
+            kind = UnknownResourceError if status == 404 else click.ClickException
             raise kind(str(answer.get("error", f"HTTP status {status}")))
         return answer
 

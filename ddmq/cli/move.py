@@ -132,7 +132,8 @@ def _open_run(
 def _print_tally(tally: Any) -> None:
     if tally.copied:
         hint(
-            f"{cell(tally.copied)} messages, {cell(tally.copied_bytes)} bytes copied, {cell(tally.left)} left"
+            f"{cell(tally.copied)} messages, {cell(tally.copied_bytes)} bytes copied, "
+            f"{cell(tally.remaining)} left"
         )
 
 

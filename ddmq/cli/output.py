@@ -338,8 +338,8 @@ def print_table(
     show(built, wide=True)
     missing = len(columns) - len(built.columns)
     if missing:
-        left_out = "1 column has" if missing == 1 else f"{missing} columns have"
-        hint(f"{left_out} no room here: a wider terminal shows all, and so does --json")
+        count_text = "1 column has" if missing == 1 else f"{missing} columns have"
+        hint(f"{count_text} no room here: a wider terminal shows all, and so does --json")
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:

@@ -132,13 +132,13 @@ def delay_service(config_dir: Path | None, **flags: Any) -> None:
 def _run(config_dir: Path | None, flags: dict[str, Any], components: tuple[str, ...]) -> None:
     from ddmq.server.config import load_folder, with_flags
     from ddmq.server.process import logs
-    from ddmq.server.process.processes import hold_hangup
+    from ddmq.server.process.processes import block_hangup
     from ddmq.server.process.server_process import ServerProcess
     from ddmq.server.process.signals import install_signals, when_parent_ends
     from ddmq.server.retired_keys import warn_of_retired
 
     os.umask(UMASK)
-    hold_hangup()
+    block_hangup()
     with_parent = flags.pop("with_parent")
     config = with_flags(load_folder(config_dir), **flags)
     logs.set_up(config.serve.log_level, config.serve.log_format)

@@ -71,7 +71,7 @@ def list_dead_letters(backend: Backend, group: str) -> list[dict[str, Any]]:
     """Return the dead letters of a group, oldest first."""
     rows = []
     for record in read_records(backend, dlq_topic(group)):
-        letter = read_dead_letter(record)
+        dead_letter = read_dead_letter(record)
         row = content_row(record.delivery)
         row["properties"] = {
             name: text for name, text in row["properties"].items() if not name.startswith("dead-letter-")
@@ -80,14 +80,14 @@ def list_dead_letters(backend: Backend, group: str) -> list[dict[str, Any]]:
             row
             | {
                 "group": group,
-                "topic": letter.topic,
-                "queue_id": letter.queue_id,
-                "offset": letter.offset,
+                "topic": dead_letter.topic,
+                "queue_id": dead_letter.queue_id,
+                "offset": dead_letter.offset,
                 "message_id": record.message_id.hex(),
-                "reason": letter.reason,
-                "error": letter.error,
-                "attempts": letter.attempts,
-                "died_ms": letter.time_ms,
+                "reason": dead_letter.reason,
+                "error": dead_letter.error,
+                "attempts": dead_letter.attempts,
+                "died_ms": dead_letter.time_ms,
             }
         )
     return rows

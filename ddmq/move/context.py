@@ -36,7 +36,7 @@ class MoveTally:
 
     copied: int = 0
     copied_bytes: int = 0
-    left: int = 0  # records between what was copied and the ends of the source's queues, as last looked at
+    remaining: int = 0  # records that the source had at the last check and that are not copied yet
     passed: Counter[str] = field(default_factory=Counter)  # what was not copied, by why
 
 

@@ -92,7 +92,7 @@ class QueueCopier:
             context.tally.passed["damaged at the source"] += run.damaged
             records = [record for record in run.records if self._belongs_to_move(record)]
             self._append_copies(records, run.next_offset)
-            context.tally.left = max(context.tally.left - (run.next_offset - self.position), 0)
+            context.tally.remaining = max(context.tally.remaining - (run.next_offset - self.position), 0)
             self.position = run.next_offset
             if run.at_end:
                 return

@@ -17,7 +17,7 @@ from backend.port import Backend
 from backend.records import CommitBatch
 from ddmq.move.context import WAIT_S, MoveError, wait_for_answer
 from ddmq.move.core.scope import MOVE_SETTINGS_PREFIX
-from ddmq.server.config import Configuration, load_folder, over_backend
+from ddmq.server.config import Configuration, load_folder, override_backend
 from ddmq_common.clock import Clock
 from ddmq_common.errors import ConfigError, FencedError
 from ddmq_common.metrics.registry import Registry
@@ -51,7 +51,7 @@ def parse_side(text: str, folder: Path | None) -> MoveSide:
         raise ConfigError(f"{text!r} names no engine; allowed: file_log:DIRECTORY and kafka:HOST:PORT,…")
     config = load_folder(folder, {})  # a variable could not say which of the two sides it is for
     flags = {"engine": engine, "bootstrap": where} if engine == "kafka" else {"engine": engine}
-    return MoveSide(engine, where, over_backend(config, flags))
+    return MoveSide(engine, where, override_backend(config, flags))
 
 
 def open_side(side: MoveSide, clock: Clock, *, must_exist: bool) -> OpenedSide:

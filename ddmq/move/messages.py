@@ -208,7 +208,7 @@ class TopicCopies:
             queue: limits.next for queue, limits in zip(queues, bounds, strict=True) if limits is not None
         }
         behind = [queue for queue, end in ends.items() if end > self.copiers[queue].position]
-        tally.left = sum(ends[queue] - self.copiers[queue].position for queue in behind)
+        tally.remaining = sum(ends[queue] - self.copiers[queue].position for queue in behind)
         at_once(lambda queue: self.copiers[queue].copy(ends[queue]), behind)
         return tally.copied - before
 
@@ -219,7 +219,7 @@ class TopicCopies:
             if not self.copy_round():
                 gevent.sleep(FOLLOW_S)
 
-    def left(self) -> Mapping[str, int]:
+    def count_remaining(self) -> Mapping[str, int]:
         """Return the number of offsets that are not copied yet, by topic."""
         queues = list(self.copiers)
         counts: dict[str, int] = {}

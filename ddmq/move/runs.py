@@ -21,8 +21,8 @@ COPIED, VERIFIED, PLANNED = "copied", "verified", "planned"
 
 
 class MoveReport(msgspec.Struct, frozen=True):
-    """The result of a run or of a dry run, for people and programs. `left`: how many offsets are not copied
-    yet, by topic."""
+    """The result of a run or of a dry run, for people and programs. `remaining`: how many offsets are not
+    copied yet, by topic."""
 
     did: str
     state: str
@@ -31,7 +31,7 @@ class MoveReport(msgspec.Struct, frozen=True):
     copied: int = 0
     copied_bytes: int = 0
     passed: dict[str, int] = {}
-    left: dict[str, int] = {}
+    remaining: dict[str, int] = msgspec.field(default_factory=dict, name="left")
     queues_verified: int = 0
     messages_verified: int = 0
     differences: list[str] = msgspec.field(default_factory=list, name="faults")
@@ -81,7 +81,9 @@ class MoveRun:
                 self.messages.follow_source(stopped)
         except KeyboardInterrupt:  # each commit is whole: where it ended, the next run goes on
             self._context.print_line("interrupted")
-        return self._build_report(COPIED, COPYING, len(self.messages.pairs), dict(self.messages.left()))
+        return self._build_report(
+            COPIED, COPYING, len(self.messages.pairs), dict(self.messages.count_remaining())
+        )
 
     def finish_move(self) -> MoveReport:
         """Do the last step of the move, and compare both sides."""
@@ -121,15 +123,17 @@ class MoveRun:
             levels = compare_queues(context, waiting, context.scope.takes_record)
             differences += levels.differences + find_delay_differences(context, self._progress)
             queues, messages = queues + levels.queues, messages + levels.messages
-        report = self._build_report(VERIFIED, state, len(self.messages.pairs), dict(self.messages.left()))
+        report = self._build_report(
+            VERIFIED, state, len(self.messages.pairs), dict(self.messages.count_remaining())
+        )
         return msgspec.structs.replace(
             report, queues_verified=queues, messages_verified=messages, differences=differences
         )
 
-    def _build_report(self, did: str, state: str, topics: int, left: dict[str, int]) -> MoveReport:
+    def _build_report(self, did: str, state: str, topics: int, remaining: dict[str, int]) -> MoveReport:
         tally, scope = self._context.tally, self._context.scope
         groups = groups_of(scope.select_settings(self._context.source.settings("")))
         count = len({group for names in groups.values() for group in names})
         passed = {why: number for why, number in Counter(tally.passed).items() if number}
-        there = {topic: number for topic, number in left.items() if number}
-        return MoveReport(did, state, topics, count, tally.copied, tally.copied_bytes, passed, there)
+        counts = {topic: number for topic, number in remaining.items() if number}
+        return MoveReport(did, state, topics, count, tally.copied, tally.copied_bytes, passed, counts)

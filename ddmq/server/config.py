@@ -21,7 +21,14 @@ from backend.kafka.options import KafkaOptions
 from backend.records import Durability
 from ddmq.address import ADMIN, CONSUMER, LOOPBACK, PRODUCER, HostPort, is_loopback, parse
 from ddmq.server.retired_keys import RetiredKey, remove_retired
-from ddmq.server.setting_keys import SettingKey, find_source, find_variables, is_variable, list_keys, put_over
+from ddmq.server.setting_keys import (
+    SettingKey,
+    find_source,
+    find_variables,
+    is_variable,
+    list_keys,
+    override_key,
+)
 from ddmq_common import names
 from ddmq_common.config import ConfigLocation, LocatedMapping, build, name_sources, read, resolved, rules
 from ddmq_common.delays.levels import wait_text as shown_wait
@@ -217,7 +224,7 @@ def load_folder(folder: Path | None, environment: Mapping[str, str] = os.environ
     retired = [key for path, tree in trees.values() for key in remove_retired(path, tree)]
     for key, text in find_variables(environment, KEYS).items():
         tree = trees.setdefault(key.section, (ENVIRONMENT, LocatedMapping({}, {})))[1]
-        put_over(tree, key, text)
+        override_key(tree, key, text)
     sections = {
         section: build(FILES[section][1], tree, _section_location(section, path))
         for section, (path, tree) in trees.items()
@@ -280,7 +287,7 @@ def with_flags(config: Configuration, **flags: Any) -> Configuration:
     of_backend: dict[str, str] = {
         key: overrides.pop(key) for key in ("engine", "bootstrap") if key in overrides
     }
-    config = over_backend(config, of_backend)
+    config = override_backend(config, of_backend)
     for component in ("producer", "consumer", "admin"):
         if component in overrides:
             overrides[component] = str(overrides[component])
@@ -288,7 +295,7 @@ def with_flags(config: Configuration, **flags: Any) -> Configuration:
     return dataclasses.replace(config, serve=serve, flags=frozenset(overrides))
 
 
-def over_backend(config: Configuration, flags: Mapping[str, str]) -> Configuration:
+def override_backend(config: Configuration, flags: Mapping[str, str]) -> Configuration:
     """Return the configuration with the command line's `engine` and `bootstrap`. Raises ConfigError."""
     engine, kafka = flags.get("engine", config.backend.engine), config.backend.kafka
     if "bootstrap" in flags:

@@ -110,7 +110,7 @@ def _join_words(variable: str) -> str:
     return re.sub("_+", "_", variable.removeprefix("DDMQ"))
 
 
-def put_over(tree: Any, key: SettingKey, text: str) -> None:
+def override_key(tree: Any, key: SettingKey, text: str) -> None:
     """Set the key in the tree of its file to the value of a variable, replacing the file's own value."""
     location = ConfigLocation(f"{VARIABLE}{key.variable}", key.name)
     *parents, last = key.path

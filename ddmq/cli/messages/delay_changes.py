@@ -39,7 +39,7 @@ from ddmq_client import CancelOutcome, ClientError, DelayStatus, Producer
 
 AT_ONCE = 16  # requests under way, when many messages are cancelled
 SHOWN = 20  # messages that a dry run lists
-LEFT_OUT = ("orders_waiting", "elsewhere", "not_open")
+MISSING_FIELDS = ("orders_waiting", "elsewhere", "not_open")
 Change = Callable[[Producer, str], CancelOutcome]
 
 
@@ -106,7 +106,7 @@ def _show_choice(admin: AdminClient, choice: Selection, as_json: bool) -> None:
             print_messages(page["messages"][:SHOWN])
         total += len(page["messages"])
     if as_json:
-        print_json({"topic": choice["topic"], "dry_run": True, "would_cancel": total} | _left_out(page))
+        print_json({"topic": choice["topic"], "dry_run": True, "would_cancel": total} | _missing_fields(page))
         return
     if total > SHOWN:
         hint(f"… and {total - SHOWN:,} more")
@@ -130,8 +130,8 @@ def _confirm_choice(admin: AdminClient, choice: Selection) -> None:
     confirm(f"Cancel {they}{describe_choice(choice)}{more}? What is cancelled is never delivered.")
 
 
-def _left_out(page: dict[str, Any]) -> dict[str, Any]:
-    return {name: page[name] for name in LEFT_OUT}
+def _missing_fields(page: dict[str, Any]) -> dict[str, Any]:
+    return {name: page[name] for name in MISSING_FIELDS}
 
 
 class _Cancelling:
@@ -191,7 +191,7 @@ def _cancel_choice(cancelling: _Cancelling, admin: AdminClient, choice: Selectio
     failed = outcomes.total() - cancelling.cancelled_count
     if as_json:
         numbers = {"cancelled": cancelling.cancelled_count, "not_cancelled": failed}
-        print_json({"topic": choice["topic"]} | numbers | _left_out(page))
+        print_json({"topic": choice["topic"]} | numbers | _missing_fields(page))
     else:
         others = [
             f"{number:,} {text}" for text, number in outcomes.items() if text != DelayStatus.CANCELLED.value
@@ -203,7 +203,7 @@ def _cancel_choice(cancelling: _Cancelling, admin: AdminClient, choice: Selectio
         if not outcomes:
             _hint_nothing(choice)
         hint_incomplete(page)
-    if failed or any(_left_out(page).values()):
+    if failed or any(_missing_fields(page).values()):
         raise click.exceptions.Exit(1)
 
 

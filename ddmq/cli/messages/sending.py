@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import click
 
 from ddmq.address import ADDRESS, PRODUCER, HostPort
-from ddmq.cli.admin_client import AdminClient, NotThere, admin_address
+from ddmq.cli.admin_client import AdminClient, UnknownResourceError, admin_address
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import count_queues, hint, print_json, print_line
 from ddmq.cli.values import Integer, check_host, parse_moment
@@ -229,7 +229,7 @@ def announce_new_topic(topic: str) -> Iterator[None]:
     with suppress(click.ClickException):
         try:
             client.get("topics", topic)
-        except NotThere:
+        except UnknownResourceError:
             new = True
     try:
         yield

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ddmq.cli.admin_client import AdminClient, NotThere
+from ddmq.cli.admin_client import AdminClient, UnknownResourceError
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import hint, print_table, show_body
 from ddmq.cli.values import NAME, parse_moment
@@ -99,7 +99,7 @@ def count_levels(admin: AdminClient) -> list[dict[str, Any]]:
     """Return how many messages wait at each delay level; empty from a server of the release before."""
     try:
         rows: list[dict[str, Any]] = admin.get("delay", "levels")
-    except NotThere:
+    except UnknownResourceError:
         return []
     return rows
 

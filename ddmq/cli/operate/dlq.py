@@ -15,7 +15,7 @@ from ddmq.cli.values import GROUP, TOPIC, Integer, parse_moment
 from ddmq.moments import format_moment
 
 COLUMNS = ("group", "letters", "oldest", "stored")
-LETTER_COLUMNS = ("offset", "died", "reason", "error", "from", "key", "attempts", "resent", "body")
+DEAD_LETTER_COLUMNS = ("offset", "died", "reason", "error", "from", "key", "attempts", "resent", "body")
 GROUPS_NAMED = 5  # of those that resent letters reach
 
 
@@ -37,7 +37,7 @@ def dlq() -> None:
 @dlq.command("list", short_help="How many dead letters each group has.")
 @click.argument("group", type=GROUP, required=False)
 @admin_options
-def list_letters(group: str | None, admin: AdminClient, as_json: bool) -> None:
+def list_dead_letters(group: str | None, admin: AdminClient, as_json: bool) -> None:
     """Show how many dead letters each group (or GROUP alone) has, and since when.
 
     "letters" wait to be resent or purged; "stored" also counts those that were resent or purged and are still
@@ -84,7 +84,7 @@ def _describe_none(admin: AdminClient, group: str | None) -> str:
     help="Only dead letters since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.",
 )
 @admin_options
-def show_letters(
+def show_dead_letters(
     group: str,
     count: int,
     start: int | None,
@@ -112,7 +112,7 @@ def show_letters(
         print_line(f"no {which} of {group} waits to be resent or purged")
         hint("`ddmq dlq list` shows which groups have dead letters")
         return None
-    print_table("", LETTER_COLUMNS, [_letter_cells(row) for row in answer["shown"]])
+    print_table("", DEAD_LETTER_COLUMNS, [_dead_letter_cells(row) for row in answer["shown"]])
     if answer["next"] is not None:
         hint(f"{answer['letters']:,} letters in all; go on with --from {answer['next']}")
     else:
@@ -120,7 +120,7 @@ def show_letters(
     return None
 
 
-def _letter_cells(row: dict[str, Any]) -> list[Any]:
+def _dead_letter_cells(row: dict[str, Any]) -> list[Any]:
     position = [row[name] for name in ("topic", "topic_queue", "topic_offset") if row[name] is not None]
     origin = "/".join(map(str, position)) if row["topic"] else None
     if row["transaction"]:
@@ -277,7 +277,7 @@ def purge(
     if yes or waiting:
         answer = admin.post("dlq", group, "purge", body=body)
     purged = answer["purged"]
-    print_json(answer) if as_json else print_line(f"purged {_count_letters(purged)} of {group}")
+    print_json(answer) if as_json else print_line(f"purged {_count_dead_letters(purged)} of {group}")
     if not (purged or as_json):
         hint(f"`ddmq dlq show {group}` shows those that wait, with their times")
 
@@ -293,7 +293,7 @@ def _purge_question(group: str, waiting: int, before: str | None) -> str:
     return f"Purge {which}? They are not sent again."
 
 
-def _count_letters(count: int) -> str:
+def _count_dead_letters(count: int) -> str:
     return f"{count:,} dead letter{'' if count == 1 else 's'}"
 
 

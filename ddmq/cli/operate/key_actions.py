@@ -24,7 +24,7 @@ REPLAYED = {
     "ready": f"is due already: {NEXT_CLIENT}",
     "being acknowledged": "is being acknowledged by {client}",
 }
-LEFT = {
+NOT_REPLAYED = {
     "in flight": "is in flight with {client}, {lease}; --take-away ends the lease and delivers it again",
     "to the dead letters": "is on its way to the dead letters; the next message of the key follows",
 }
@@ -159,7 +159,11 @@ def replay(name: str, key: str, take_away: bool, admin: AdminClient, as_json: bo
     """
     answer = _request_action(admin, name, key, "replay", **({"take_away": True} if take_away else {}))
     heads, unparked = answer["heads"], answer.get("parked", False)
-    unchanged = [_describe_head(head, LEFT[head["outcome"]]) for head in heads if head["outcome"] in LEFT]
+    unchanged = [
+        _describe_head(head, NOT_REPLAYED[head["outcome"]])
+        for head in heads
+        if head["outcome"] in NOT_REPLAYED
+    ]
     if not as_json:
         _print_replayed(answer, unchanged if unparked else [])
         _warn_of_handlers(heads)
@@ -170,12 +174,14 @@ def _print_replayed(answer: Mapping[str, Any], unchanged: list[str]) -> None:
     """Print which first messages of a replayed key are delivered again. `unchanged`: those of a parked key
     that are not."""
     key, heads = answer["key"], answer["heads"]
-    going = [_describe_head(head, REPLAYED[head["outcome"]]) for head in heads if head["outcome"] in REPLAYED]
+    redelivered = [
+        _describe_head(head, REPLAYED[head["outcome"]]) for head in heads if head["outcome"] in REPLAYED
+    ]
     if answer.get("parked", False):
-        print_line("; ".join([f"{key} is not parked any more", *going, *unchanged]))
+        print_line("; ".join([f"{key} is not parked any more", *redelivered, *unchanged]))
         if not heads:
             hint("no message of it is known to wait at this proxy")
-    elif going:
-        print_line("; ".join([f"{key} goes on", *going]))
+    elif redelivered:
+        print_line("; ".join([f"{key} goes on", *redelivered]))
     elif not heads:
         print_line(f"{key} was replayed; what came of it the server, of an older release, does not tell")

@@ -291,8 +291,8 @@ def _latency_name(name: str, cell: Stats) -> str:
 
 def _lag_view(rows: Sequence[dict[str, Any]], height: int) -> Group:
     rows_max = max(1, height - LAG_FRAME_LINES)
-    left_out = len(rows) - rows_max
-    title = f"the {rows_max} furthest behind; {left_out:,} more" if left_out > 0 else ""
+    hidden_rows = len(rows) - rows_max
+    title = f"the {rows_max} furthest behind; {hidden_rows:,} more" if hidden_rows > 0 else ""
     idle = [f"{row['group']} on {row['topic']}" for row in rows if row.get("consumed") is False]
     warning = plain(f"nobody consumes: {', '.join(idle)}") if idle else ""
     view = table(title, LAG_COLUMNS, lag_cells(rows[:rows_max]), LAG_SPARE)

@@ -40,11 +40,13 @@ from proxy_consumer.subscription.membership import LEASES_PREFIX
 from proxy_consumer.subscription.parked_heads import EXHAUSTED_PREFIX
 
 MOVE_SETTINGS_PREFIX = "move/"  # settings of a target about moves into it
-LEFT_SETTINGS = (
+EXCLUDED_SETTINGS = (
     MOVE_SETTINGS_PREFIX, "kafka/", LEASES_PREFIX, EXHAUSTED_PREFIX, DELAY_FULL_PREFIX, RESET_PREFIX,
 )  # fmt: skip
 AT_THE_END = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC))  # what waits there goes when nobody fires it any more
-LEFT_TOPICS = frozenset((OUTCOME_TOPIC, HEARTBEAT_TOPIC, WAITING_TOPIC, HALF_TOPIC, OP_TOPIC, TRACE_TOPIC))
+EXCLUDED_TOPICS = frozenset(
+    (OUTCOME_TOPIC, HEARTBEAT_TOPIC, WAITING_TOPIC, HALF_TOPIC, OP_TOPIC, TRACE_TOPIC)
+)
 
 
 class Scope:
@@ -56,7 +58,7 @@ class Scope:
     def takes_topic(self, name: str) -> bool:
         """Return whether the move reads the queues of a topic: to copy all records, or to find those that
         concern an included topic."""
-        if name in LEFT_TOPICS:
+        if name in EXCLUDED_TOPICS:
             return False
         return is_internal(name) or self.takes(name)
 
@@ -70,7 +72,9 @@ class Scope:
 
     def select_settings(self, source_settings: Mapping[str, bytes]) -> dict[str, bytes]:
         """Return those settings of the source that the move copies to the target."""
-        selected = {key: value for key, value in source_settings.items() if not key.startswith(LEFT_SETTINGS)}
+        selected = {
+            key: value for key, value in source_settings.items() if not key.startswith(EXCLUDED_SETTINGS)
+        }
         if not self.patterns:
             return selected
         groups = {

@@ -29,7 +29,7 @@ SCANNED_MAX = 10_000
 PREVIEW_CHARS = 200
 
 
-class LetterRange(NamedTuple):
+class DeadLetterRange(NamedTuple):
     """A range of offsets `[at, end)` of one dead-letter queue that is still to be read."""
 
     queue: QueueRef
@@ -37,7 +37,7 @@ class LetterRange(NamedTuple):
     end: int
 
 
-class Choice(NamedTuple):
+class DeadLetterFilter(NamedTuple):
     """The filter by which a request chooses dead letters. None (or no offsets) matches all. Times are epoch
     ms."""
 
@@ -46,17 +46,17 @@ class Choice(NamedTuple):
     topic: str | None = None
     since_ms: int | None = None
 
-    def takes(self, letter: DeadLetter) -> bool:
-        """Return whether `letter` matches the filter."""
+    def matches(self, dead_letter: DeadLetter) -> bool:
+        """Return whether `dead_letter` matches the filter."""
         return (
-            (not self.offsets or letter.record.offset in self.offsets)
-            and self.reason in (None, letter.reason)
-            and self.topic in (None, letter.topic)
-            and (self.since_ms is None or letter.time_ms >= self.since_ms)
+            (not self.offsets or dead_letter.record.offset in self.offsets)
+            and self.reason in (None, dead_letter.reason)
+            and self.topic in (None, dead_letter.topic)
+            and (self.since_ms is None or dead_letter.time_ms >= self.since_ms)
         )
 
 
-class Open:
+class OpenDeadLetters:
     """A snapshot of the open dead letters of one queue, which were neither resent nor purged."""
 
     def __init__(self, view: ProgressView, bounds: Bounds, gaps: Iterable[tuple[int, int]] = ()) -> None:
@@ -70,13 +70,13 @@ class Open:
         return not self._done.is_finished(offset)
 
     def count(self, start: int, end: int) -> int:
-        """Count the open letters of `[start, end)` that retention has not deleted."""
+        """Count the open dead letters of `[start, end)` that retention has not deleted."""
         low, high = max(start, self._bounds.min), min(end, self._bounds.next)
         return sum(max(0, min(last, high) - first) for first, last in self.runs(low, high))
 
     @property
     def stored(self) -> int:
-        """The number of letters that retention has not deleted, open or not."""
+        """The number of dead letters that retention has not deleted, open or not."""
         low, high = self._bounds
         return high - low - sum(max(0, min(end, high) - max(start, low)) for start, end in self._gaps)
 
@@ -94,7 +94,7 @@ class Open:
 
     @property
     def first(self) -> int:
-        """The offset of the oldest open letter; `next` when there is none."""
+        """The offset of the oldest open dead letter; `next` when there is none."""
         low, high = self._bounds
         return next((start for start, _ in self.runs(low, high)), high)
 
@@ -110,8 +110,8 @@ def list_dead_letters(backend: Backend, page: Page = ALL_ITEMS) -> list[dict[str
 
 
 def _group_row(backend: Backend, group: str) -> dict[str, Any]:
-    queues = letter_queues(backend, group)
-    bounds, opened = read_open_letters(backend, queues)
+    queues = list_dead_letter_queues(backend, group)
+    bounds, opened = read_open_dead_letters(backend, queues)
     oldest = [_stored_ms(backend, queue, each.first) for queue, each in zip(queues, opened, strict=True)]
     return {
         "group": group,
@@ -127,7 +127,7 @@ def _stored_ms(backend: Backend, queue: QueueRef, offset: int) -> int | None:
     return batch.record(0).stored_ms if batch.status is ReadStatus.DATA and batch.offsets else None
 
 
-def letter_queues(backend: Backend, group: str) -> list[QueueRef]:
+def list_dead_letter_queues(backend: Backend, group: str) -> list[QueueRef]:
     """Return the queues of a group's dead-letter topic; none if the group exists and never had a dead letter.
     Raises NoSuchGroupError if neither the topic nor the group exists."""
     info = backend.topic(dead_letter_topic(group))
@@ -138,12 +138,14 @@ def letter_queues(backend: Backend, group: str) -> list[QueueRef]:
     return info.refs()
 
 
-def read_open_letters(backend: Backend, queues: Sequence[QueueRef]) -> tuple[list[Bounds], list[Open]]:
-    """Read the bounds and the open letters of each queue."""
+def read_open_dead_letters(
+    backend: Backend, queues: Sequence[QueueRef]
+) -> tuple[list[Bounds], list[OpenDeadLetters]]:
+    """Read the bounds and the open dead letters of each queue."""
     views = backend.progress(DONE_GROUP, queues).wait(WAIT_S)
     bounds = [limits or Bounds(0, 0) for limits in backend.bounds(queues).wait(WAIT_S)]
     gaps = [gaps_of(backend, queue, limits) for queue, limits in zip(queues, bounds, strict=True)]
-    return bounds, [Open(*each) for each in zip(views, bounds, gaps, strict=True)]
+    return bounds, [OpenDeadLetters(*each) for each in zip(views, bounds, gaps, strict=True)]
 
 
 class _Gaps:
@@ -158,8 +160,8 @@ _cached_gaps: WeakKeyDictionary[Backend, dict[QueueRef, _Gaps]] = WeakKeyDiction
 
 
 def gaps_of(backend: Backend, queue: QueueRef, limits: Bounds) -> list[tuple[int, int]]:
-    """Return the offsets within `limits` that never held a letter: on Kafka each transaction uses an offset
-    for its marker. Earlier scans are cached; one call scans at most SCANNED_MAX further offsets."""
+    """Return the offsets within `limits` that never held a dead letter: on Kafka each transaction uses an
+    offset for its marker. Earlier scans are cached; one call scans at most SCANNED_MAX further offsets."""
     if backend.gapless:
         return []
     gaps = _cached_gaps.setdefault(backend, {}).setdefault(queue, _Gaps(limits.min))
@@ -179,31 +181,33 @@ def gaps_of(backend: Backend, queue: QueueRef, limits: Bounds) -> list[tuple[int
     return gaps.ranges
 
 
-def show_dead_letters(backend: Backend, group: str, choice: Choice, start: int, count: int) -> dict[str, Any]:
-    """Return up to `count` open letters from offset `start` on, oldest first.
+def show_dead_letters(
+    backend: Backend, group: str, choice: DeadLetterFilter, start: int, count: int
+) -> dict[str, Any]:
+    """Return up to `count` open dead letters from offset `start` on, oldest first.
 
-    `next` is the offset of the next page, None at the end; at most SCANNED_MAX letters are read.
+    `next` is the offset of the next page, None at the end; at most SCANNED_MAX dead letters are read.
     """
-    queues = letter_queues(backend, group)
-    bounds, opened = read_open_letters(backend, queues)
-    letter_ranges = [
-        LetterRange(queue, max(start, b.min), b.next) for queue, b in zip(queues, bounds, strict=True)
+    queues = list_dead_letter_queues(backend, group)
+    bounds, opened = read_open_dead_letters(backend, queues)
+    offset_ranges = [
+        DeadLetterRange(queue, max(start, b.min), b.next) for queue, b in zip(queues, bounds, strict=True)
     ]
     rows: list[dict[str, Any]] = []
     size = 0
     next_offsets: list[int] = []
-    for letter_range, each in zip(letter_ranges, opened, strict=True):
-        at = letter_range.at
-        while at < letter_range.end and len(rows) < count and at - letter_range.at < SCANNED_MAX:
-            letters, at = read_letters(backend, letter_range._replace(at=at), each)
-            for letter in paced(letters):
-                if choice.takes(letter):
-                    rows.append(letter_row(letter))
+    for offset_range, each in zip(offset_ranges, opened, strict=True):
+        at = offset_range.at
+        while at < offset_range.end and len(rows) < count and at - offset_range.at < SCANNED_MAX:
+            dead_letters, at = read_dead_letters(backend, offset_range._replace(at=at), each)
+            for dead_letter in paced(dead_letters):
+                if choice.matches(dead_letter):
+                    rows.append(dead_letter_row(dead_letter))
                     size += sum(map(len, rows[-1]["properties"].values())) + len(rows[-1]["error"])
                     if len(rows) == count or size > ANSWER_BYTES_MAX:
-                        at, count = letter.record.offset + 1, len(rows)
+                        at, count = dead_letter.record.offset + 1, len(rows)
                         break
-        if at < letter_range.end:
+        if at < offset_range.end:
             next_offsets.append(at)
     total = sum(each.count(*limits) for each, limits in zip(opened, bounds, strict=True))
     return {
@@ -214,29 +218,31 @@ def show_dead_letters(backend: Backend, group: str, choice: Choice, start: int, 
     }
 
 
-def read_letters(backend: Backend, letter_range: LetterRange, opened: Open) -> tuple[list[DeadLetter], int]:
-    """Read one batch of open letters of `letter_range`; return the batch and the offset after it."""
-    start = next((first for first, _ in opened.runs(letter_range.at, letter_range.end)), letter_range.end)
-    if start >= letter_range.end:
-        return [], letter_range.end
+def read_dead_letters(
+    backend: Backend, offset_range: DeadLetterRange, opened: OpenDeadLetters
+) -> tuple[list[DeadLetter], int]:
+    """Read one batch of open dead letters of `offset_range`; return the batch and the offset after it."""
+    start = next((first for first, _ in opened.runs(offset_range.at, offset_range.end)), offset_range.end)
+    if start >= offset_range.end:
+        return [], offset_range.end
     batch = backend.read(
-        letter_range.queue, start, min(BATCH, letter_range.end - start), READ_BYTES_MAX
+        offset_range.queue, start, min(BATCH, offset_range.end - start), READ_BYTES_MAX
     ).wait(WAIT_S)
     if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None and batch.bounds.min > start:
-        return [], min(batch.bounds.min, letter_range.end)
+        return [], min(batch.bounds.min, offset_range.end)
     if batch.status is not ReadStatus.DATA:
-        return [], letter_range.end
+        return [], offset_range.end
     records: list[StoredRecord] = [batch.record(index) for index in range(len(batch.offsets))]
     return [
         read_dead_letter(record)
         for record in records
-        if record.offset < letter_range.end and record.offset in opened
+        if record.offset < offset_range.end and record.offset in opened
     ], batch.next_offset
 
 
-def letter_row(letter: DeadLetter) -> dict[str, Any]:
+def dead_letter_row(dead_letter: DeadLetter) -> dict[str, Any]:
     """Return a dead letter as a row for people and programs, with the beginning of its body."""
-    record, content = letter.record, letter.content
+    record, content = dead_letter.record, dead_letter.content
     value = b"" if content is None else content.value
     properties = {} if content is None else content.properties
     return {
@@ -245,16 +251,16 @@ def letter_row(letter: DeadLetter) -> dict[str, Any]:
         "id": record.message_id.hex(),
         "key": "" if content is None else content.key.decode("utf-8", "replace"),
         "tags": "" if content is None else content.tag.decode("utf-8", "replace"),
-        "reason": letter.reason,
-        "error": letter.error,
-        "topic": letter.topic,
-        "topic_queue": letter.queue_id,
-        "topic_offset": letter.offset,
-        "attempts": letter.attempts,
-        "resent": letter.resent,
-        "transaction": letter.transaction,
-        "delay": letter.delay,
-        "time_ms": letter.time_ms,
+        "reason": dead_letter.reason,
+        "error": dead_letter.error,
+        "topic": dead_letter.topic,
+        "topic_queue": dead_letter.queue_id,
+        "topic_offset": dead_letter.offset,
+        "attempts": dead_letter.attempts,
+        "resent": dead_letter.resent,
+        "transaction": dead_letter.transaction,
+        "delay": dead_letter.delay,
+        "time_ms": dead_letter.time_ms,
         "born_ms": record.born_ms,
         "properties": {
             name.decode("utf-8", "replace"): text.decode("utf-8", "replace")
@@ -275,7 +281,7 @@ def preview_body(value: bytes) -> str:
         return f"binary: {value[:24].hex(' ')}"
 
 
-def choice_of(query: Mapping[str, Any]) -> Choice:
+def choice_of(query: Mapping[str, Any]) -> DeadLetterFilter:
     """Read `offsets`, `reason`, `topic` and `since_ms` from query parameters or a JSON body. Raises
     CallerError."""
     offsets = query.get("offsets", [])
@@ -289,4 +295,4 @@ def choice_of(query: Mapping[str, Any]) -> Choice:
     for name in ("reason", "topic"):
         if not isinstance(query.get(name), str | None):
             raise CallerError(f"{name} is {query[name]!r}; a text is wanted")
-    return Choice(frozenset(offsets), query.get("reason"), query.get("topic"), since)
+    return DeadLetterFilter(frozenset(offsets), query.get("reason"), query.get("topic"), since)

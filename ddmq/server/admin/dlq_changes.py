@@ -29,12 +29,12 @@ from backend.records import (
     TopicInfo,
 )
 from ddmq.server.admin.dlq import (
-    Choice,
-    LetterRange,
+    DeadLetterFilter,
+    DeadLetterRange,
     choice_of,
-    letter_queues,
-    read_letters,
-    read_open_letters,
+    list_dead_letter_queues,
+    read_dead_letters,
+    read_open_dead_letters,
 )
 from ddmq.server.admin.topics import WAIT_S
 from ddmq_common.clock import Clock
@@ -62,7 +62,9 @@ class Resend:
     """A request to resend dead letters, with its counts so far. `group`: the only group that gets the
     letters; "" means every group of their topics."""
 
-    def __init__(self, backend: Backend, clock: Clock, choice: Choice, group: str, *, dry_run: bool) -> None:
+    def __init__(
+        self, backend: Backend, clock: Clock, choice: DeadLetterFilter, group: str, *, dry_run: bool
+    ) -> None:
         self._backend = backend
         self._clock = clock
         self._choice = choice
@@ -73,69 +75,69 @@ class Resend:
         self.sent: Counter[str] = Counter()  # by topic
         self.not_sent: Counter[str] = Counter()  # by why they were not sent
 
-    def run(self, letter_ranges: Sequence[LetterRange], stop_at: float) -> list[LetterRange]:
+    def run(self, offset_ranges: Sequence[DeadLetterRange], stop_at: float) -> list[DeadLetterRange]:
         """Resend letters, at least one batch, until `stop_at` (monotonic seconds); return the ranges that
         remain."""
-        remaining = list(letter_ranges)
+        remaining = list(offset_ranges)
         while remaining:
-            letter_range = remaining.pop(0)
-            at = _retry_when_fenced(letter_range.queue, partial(self._resend_batch, letter_range))
-            if at < letter_range.end:
-                remaining.insert(0, letter_range._replace(at=at))
+            offset_range = remaining.pop(0)
+            at = _retry_when_fenced(offset_range.queue, partial(self._resend_batch, offset_range))
+            if at < offset_range.end:
+                remaining.insert(0, offset_range._replace(at=at))
             if self._clock.monotonic() >= stop_at:
                 break
         return remaining
 
-    def _resend_batch(self, letter_range: LetterRange) -> int:
+    def _resend_batch(self, offset_range: DeadLetterRange) -> int:
         """Resend one batch; return the offset after it. The generation is read before the marks, so that a
         later
         change of the marks makes the commit fail."""
-        backend, queue = self._backend, letter_range.queue
+        backend, queue = self._backend, offset_range.queue
         changes = backend.progress(CHANGE_LOCK_GROUP, (queue,)).wait(WAIT_S)[0]
         done_marks = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
-        _, (opened,) = read_open_letters(backend, (queue,))
-        letters, at = read_letters(backend, letter_range, opened)
+        _, (opened,) = read_open_dead_letters(backend, (queue,))
+        dead_letters, at = read_dead_letters(backend, offset_range, opened)
         sent: Counter[str] = Counter()
         not_sent: Counter[str] = Counter()
-        offsets, records = self._choose_letters(letters, sent, not_sent)
+        offsets, records = self._choose_dead_letters(dead_letters, sent, not_sent)
         if records and not self._dry_run:
             self._store_records(queue, offsets, records, (done_marks, changes))
         self.sent += sent
         self.not_sent += not_sent
         return at
 
-    def _choose_letters(
-        self, letters: Sequence[DeadLetter], sent: Counter[str], not_sent: Counter[str]
+    def _choose_dead_letters(
+        self, dead_letters: Sequence[DeadLetter], sent: Counter[str], not_sent: Counter[str]
     ) -> tuple[list[int], list[NewRecord]]:
         offsets: list[int] = []
         records: list[NewRecord] = []
-        for letter in letters:
-            if not self._choice.takes(letter):
+        for dead_letter in dead_letters:
+            if not self._choice.matches(dead_letter):
                 continue
-            info = self._backend.topic(letter.topic) if letter.topic else None
-            reason = self._explain_rejection(letter, info)
+            info = self._backend.topic(dead_letter.topic) if dead_letter.topic else None
+            reason = self._explain_rejection(dead_letter, info)
             if info is None or reason:
                 not_sent[reason] += 1
                 continue
-            record = resent_record(letter, info.queues, self._group)
+            record = resent_record(dead_letter, info.queues, self._group)
             if len(record.delivery) > self._bytes_max:
-                not_sent[f"larger than topic {letter.topic} takes (body_bytes_max of the log)"] += 1
+                not_sent[f"larger than topic {dead_letter.topic} takes (body_bytes_max of the log)"] += 1
                 continue
-            offsets.append(letter.record.offset)
+            offsets.append(dead_letter.record.offset)
             records.append(record)
-            sent[letter.topic] += 1
+            sent[dead_letter.topic] += 1
         return offsets, records
 
-    def _explain_rejection(self, letter: DeadLetter, info: TopicInfo | None) -> str:
+    def _explain_rejection(self, dead_letter: DeadLetter, info: TopicInfo | None) -> str:
         """Return why a letter must not be sent; "" if it may be sent."""
-        topic, group = letter.topic, self._group
+        topic, group = dead_letter.topic, self._group
         if not topic:
             return "it does not say which topic it comes from"
         if info is None:
             return f"topic {topic} does not exist any more"
         if not info.writable:
             return f"topic {topic} takes no messages"
-        if letter.delay:  # nobody is to have it now
+        if dead_letter.delay:  # nobody is to have it now
             return "it was to be delivered later (dead-letter-delay); send it anew, with its delay"
         if group and self._backend.setting(subscription_key(group, topic)) is None:
             return (
@@ -175,7 +177,7 @@ def resend(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) 
     groups that get those), `to_topic`, `kept` (by why) and `cursor`, None when all is done.
     """
     choice = choice_of(body)
-    if not body.get("all") and choice == Choice():
+    if not body.get("all") and choice == DeadLetterFilter():
         raise CallerError("nothing is chosen; give all, offsets, reason, topic or since_ms")
     to_topic = is_to_topic(group, body)
     work = Resend(backend, clock, choice, "" if to_topic else group, dry_run=bool(body.get("dry_run")))
@@ -215,13 +217,15 @@ def list_groups_reached(backend: Backend, topic: str, group: str) -> dict[str, A
     return {"count": len(groups), "groups": groups[:GROUPS_SHOWN]}
 
 
-def _ranges_to_resend(backend: Backend, group: str, choice: Choice, cursor: object) -> list[LetterRange]:
-    queues = letter_queues(backend, group)
+def _ranges_to_resend(
+    backend: Backend, group: str, choice: DeadLetterFilter, cursor: object
+) -> list[DeadLetterRange]:
+    queues = list_dead_letter_queues(backend, group)
     if cursor is not None:
         return _parse_cursor(queues, cursor)
-    bounds, _ = read_open_letters(backend, queues)
+    bounds, _ = read_open_dead_letters(backend, queues)
     ranges = [
-        LetterRange(queue, limits.min, limits.next) for queue, limits in zip(queues, bounds, strict=True)
+        DeadLetterRange(queue, limits.min, limits.next) for queue, limits in zip(queues, bounds, strict=True)
     ]
     if choice.offsets:
         low, high = min(choice.offsets), max(choice.offsets) + 1
@@ -229,11 +233,11 @@ def _ranges_to_resend(backend: Backend, group: str, choice: Choice, cursor: obje
     return [each for each in ranges if each.at < each.end]
 
 
-def _parse_cursor(queues: Sequence[QueueRef], cursor: object) -> list[LetterRange]:
+def _parse_cursor(queues: Sequence[QueueRef], cursor: object) -> list[DeadLetterRange]:
     try:
         rows: list[tuple[int, int, int]] = [tuple(row) for row in cursor]  # type: ignore[attr-defined]
         return [
-            LetterRange(queues[number], int(at), int(end))
+            DeadLetterRange(queues[number], int(at), int(end))
             for number, at, end in rows
             if number >= 0 and 0 <= at < end
         ]
@@ -251,7 +255,7 @@ def purge(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -
         raise CallerError(f"before_ms is {before!r}; give either all, or before_ms in epoch milliseconds")
     purged = sum(
         _retry_when_fenced(queue, partial(_purge_queue, backend, clock, queue, before))
-        for queue in letter_queues(backend, group)
+        for queue in list_dead_letter_queues(backend, group)
     )
     return {"group": group, "purged": purged}
 
@@ -259,7 +263,7 @@ def purge(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -
 def _purge_queue(backend: Backend, clock: Clock, queue: QueueRef, before_ms: int | None) -> int:
     changes = backend.progress(CHANGE_LOCK_GROUP, (queue,)).wait(WAIT_S)[0]
     done_marks = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
-    (limits,), (opened,) = read_open_letters(backend, (queue,))
+    (limits,), (opened,) = read_open_dead_letters(backend, (queue,))
     end = limits.next
     if before_ms is not None:
         end = min(end, backend.offset_for_time(queue, before_ms).wait(WAIT_S))

@@ -109,19 +109,19 @@ class RetryPathView:
         }
 
 
-def subscription_row(each: SubscriptionStats, letters: Mapping[str, int]) -> dict[str, Any]:
+def subscription_row(each: SubscriptionStats, dead_letters: Mapping[str, int]) -> dict[str, Any]:
     """Return a subscription as a row of a listing. `letters`: the number of open dead letters of each
     group."""
     columns = {name: getattr(each, name) for name in ROW}
     return columns | {
-        "dead_letters": letters.get(each.group, 0),
-        "dead_letters_open": letters.get(each.group, 0),
+        "dead_letters": dead_letters.get(each.group, 0),
+        "dead_letters_open": dead_letters.get(each.group, 0),
         "dead_letters_since_start": each.dead_lettered,
         "order_key": each.config.order_key,
     }
 
 
-def open_letters(backend: Backend) -> dict[str, int]:
+def count_open_dead_letters(backend: Backend) -> dict[str, int]:
     """Count the dead letters that were neither resent nor purged, by group."""
     counts: dict[str, int] = {}
     for each in dead_letter_rows(backend):
@@ -151,11 +151,12 @@ class AdminGroups:
 
     def rows(self, page: Page = ALL_ITEMS) -> list[dict[str, Any]]:
         """Return one row per subscription, sorted by group. A page contains whole groups."""
-        retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
+        retries = RetryPathView(self._consumer, self._clock)
+        dead_letters = count_open_dead_letters(self._backend)
         subscriptions: list[dict[str, Any]] = []
         for group in paced(page.of(self._consumer.groups(), lambda group: group.name)):
             for each in self._consumer.group_stats(group.name).wait(WAIT_S):
-                row = subscription_row(each, letters) | retries.row(each.group, each.topic)
+                row = subscription_row(each, dead_letters) | retries.row(each.group, each.topic)
                 subscriptions.append(row | {"clients": self._count_clients(each)})
         return subscriptions
 
@@ -163,7 +164,8 @@ class AdminGroups:
         """Return a group: each subscription with its queues and settings, and the blocked keys."""
         summary = require_group(self._consumer, group)
         subscriptions = self._consumer.group_stats(group).wait(WAIT_S)
-        retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
+        retries = RetryPathView(self._consumer, self._clock)
+        dead_letters = count_open_dead_letters(self._backend)
         clients = self._consumer.clients(group)
         ordered = any(each.config.order_key for each in subscriptions)
         blocked = keys.list_blocked_keys(self._consumer, group, keys_limit + 1) if ordered else []
@@ -172,9 +174,9 @@ class AdminGroups:
             "source": summary.source,
             "created_ms": summary.created_ms,
             "waiters": summary.waiters,
-            "dead_letters_open": letters.get(group, 0),
+            "dead_letters_open": dead_letters.get(group, 0),
             "subscriptions": [
-                self._subscription_detail(each, letters) | retries.row(each.group, each.topic)
+                self._subscription_detail(each, dead_letters) | retries.row(each.group, each.topic)
                 for each in subscriptions
             ],
             "clients": [dataclasses.asdict(each) for each in clients[:CLIENTS_MAX]],
@@ -197,9 +199,10 @@ class AdminGroups:
             each for name in paced(group_names) for each in self._consumer.group_stats(name).wait(WAIT_S)
         ]
         subscriptions.sort(key=lambda each: (-each.lag, each.group, each.topic))
-        retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
+        retries = RetryPathView(self._consumer, self._clock)
+        dead_letters = count_open_dead_letters(self._backend)
         return [
-            subscription_row(each, letters)
+            subscription_row(each, dead_letters)
             | retries.row(each.group, each.topic)
             | self._per_second(each)
             | {"clients": self._count_clients(each)}
@@ -309,7 +312,9 @@ class AdminGroups:
             for each in self._consumer.stalled(group)
         ]
 
-    def _subscription_detail(self, each: SubscriptionStats, letters: Mapping[str, int]) -> dict[str, Any]:
+    def _subscription_detail(
+        self, each: SubscriptionStats, dead_letters: Mapping[str, int]
+    ) -> dict[str, Any]:
         group, topic = each.group, each.topic
         owners = self._read_owners(group, topic)
         queues = [
@@ -319,7 +324,7 @@ class AdminGroups:
         ages = [queue["lag_age_s"] for queue in queues if queue["lag_age_s"] is not None]
         source = self._consumer.subscription_source(group, topic)
         return (
-            subscription_row(each, letters)
+            subscription_row(each, dead_letters)
             | self._per_second(each)
             | {
                 "lag_age_s": max(ages, default=None),

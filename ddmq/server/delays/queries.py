@@ -150,7 +150,7 @@ class DelayQueries:
             for number, standby in service.standbys.items()
         ]
         topics = dict(sorted(service.pending_counts().items()))
-        totals = {"pending": sum(topics.values())} | self._left_out(service)
+        totals = {"pending": sum(topics.values())} | self._missing_shards(service)
         return {
             "health": service.health()._asdict(),
             "topics": topics,
@@ -180,7 +180,7 @@ class DelayQueries:
         count = min(max(request.number("count", 20), 1), SHOWN_MAX)
         rows, last = self._find_messages(_read_choice(request), count, _message_row)
         answer = {"messages": rows, "next": _cursor_text(last), "orders_waiting": sum(behind.values())}
-        return answer | self._left_out(service)
+        return answer | self._missing_shards(service)
 
     def _find_messages(
         self, choice: DelayChoice, count: int, convert: Callable[[Pending], T]
@@ -217,10 +217,10 @@ class DelayQueries:
             most = min(max(request.number("count", COUNTED_MAX), 1), COUNTED_MAX)
             rows, last = self._find_messages(choice, most, _ignore_message)
             number = len(rows)
-        left_out = self._left_out(service)
-        exact = not (last or behind or any(left_out.values()))
+        missing_shards = self._missing_shards(service)
+        exact = not (last or behind or any(missing_shards.values()))
         answer = {"topic": choice.topic, "count": number, "exact": exact, "next": _cursor_text(last)}
-        return answer | left_out
+        return answer | missing_shards
 
     def message(self, request: AdminRequest) -> dict[str, Any]:
         """Return what is known of one message, given its delay id or its uuid."""
@@ -342,7 +342,7 @@ class DelayQueries:
             raise TryLaterError(f"delay shard {number} is not open yet; try again")
         raise TryLaterError(f"delay shard {number} is held by another delay service; ask its admin port")
 
-    def _left_out(self, service: DelayService) -> dict[str, list[int]]:
+    def _missing_shards(self, service: DelayService) -> dict[str, list[int]]:
         """Return the shards whose messages are missing from answers of this process: those of other
         processes, and those that are not open now."""
         closed = [number for number, shard in service.shards.items() if not shard.running]

@@ -60,8 +60,8 @@ class Account:
 
     def pause(self) -> None:
         """Wait until the debt is at most DEBT_S."""
-        while (over := self.debt_s - DEBT_S) > 0:
-            gevent.sleep(over / SHARE_S)
+        while (excess_s := self.debt_s - DEBT_S) > 0:
+            gevent.sleep(excess_s / SHARE_S)
 
     @contextmanager
     def listing_slot(self) -> Iterator[None]:

@@ -63,18 +63,18 @@ class Bounded(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self._counts: dict[tuple[str, int], int] = {}
-        self._left_out: dict[tuple[str, int], int] = {}
+        self._dropped_counts: dict[tuple[str, int], int] = {}
         self._since = 0.0
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line may be written."""
         if not 0 <= record.created - self._since < ALIKE_S:
-            self._left_out |= {kind: n - ALIKE_MAX for kind, n in self._counts.items() if n > ALIKE_MAX}
+            self._dropped_counts |= {kind: n - ALIKE_MAX for kind, n in self._counts.items() if n > ALIKE_MAX}
             self._counts, self._since = {}, record.created
         kind = record.pathname, record.lineno
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
-        if count == 1 and kind in self._left_out:
-            record.left_out_before = self._left_out.pop(kind)
+        if count == 1 and kind in self._dropped_counts:
+            record.left_out_before = self._dropped_counts.pop(kind)
         if count == ALIKE_MAX:
             record.further_ones = f"left out for up to {ALIKE_S:g} s"
         return count <= ALIKE_MAX

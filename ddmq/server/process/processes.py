@@ -43,13 +43,13 @@ EPHEMERAL_FROM = 32_768  # from here on a port may become any connection's at an
 log = logging.getLogger("ddmq.processes")
 
 
-def hold_hangup() -> None:
+def block_hangup() -> None:
     """Block SIGHUP in this process and in processes that it starts. A SIGHUP during a start then waits until
     the process can handle it; otherwise it would kill the process."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 
-def let_hangup() -> None:
+def unblock_hangup() -> None:
     """Unblock SIGHUP; one that has arrived meanwhile is delivered now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
@@ -74,11 +74,11 @@ class ComponentProcess:
         command = [sys.executable, "-P", "-m", "ddmq", self.name, *self.arguments]
         self.started_at = time.monotonic()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C comes through us, once
-        hold_hangup()  # inherited as well, until the component can read its configuration again
+        block_hangup()  # inherited as well, until the component can read its configuration again
         try:
             self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         finally:
-            let_hangup()
+            unblock_hangup()
             signal.signal(signal.SIGINT, before)
         assert self.child.stdout is not None
         threading.Thread(target=self._listen, args=(self.child.stdout,), daemon=True).start()

@@ -27,10 +27,10 @@ from ddmq.server.config import (
     Configuration,
     find_declaring_source,
     load_folder,
-    over_backend,
+    override_backend,
     resolved_values,
 )
-from ddmq.server.process.processes import let_hangup
+from ddmq.server.process.processes import unblock_hangup
 from ddmq.server.process.server_process import ServerProcess
 from ddmq.server.readable_secrets import warn_of_secrets
 from ddmq_common.config import Reloaded, merge_live_values
@@ -49,7 +49,7 @@ def install_signals(process: ServerProcess) -> None:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         gevent.signal_handler(signal.SIGINT, process.request_stop)
     gevent.signal_handler(signal.SIGHUP, reload_configuration, process)
-    let_hangup()
+    unblock_hangup()
 
 
 def reload_configuration(process: ServerProcess) -> None:
@@ -59,7 +59,7 @@ def reload_configuration(process: ServerProcess) -> None:
         log.warning("nothing to reload: started without --config")
         return
     try:
-        fresh = over_backend(load_folder(folder), process.config.backend_flags)
+        fresh = override_backend(load_folder(folder), process.config.backend_flags)
         source = find_declaring_source(fresh, "topics")
         names = topics.apply_file(process.backend, process.clock, fresh.topics.topics, source)
         changed, waiting = _apply(process, fresh)

@@ -77,13 +77,13 @@ def _read_mark(record: StoredRecord) -> HalfMark | None:
 
 
 def _dead_copy(record: StoredRecord) -> MessageCopy:
-    letter = read_dead_letter(record)
-    copy = copy_of(record, CopyKind.DEAD)._replace(reason=letter.reason, error=letter.error)
+    dead_letter = read_dead_letter(record)
+    copy = copy_of(record, CopyKind.DEAD)._replace(reason=dead_letter.reason, error=dead_letter.error)
     if record.topic == names.TRANSACTION_DEAD_TOPIC:
-        checks = "1 check" if letter.attempts == 1 else f"{letter.attempts} checks"
-        return copy._replace(reason=f"its transaction: {letter.reason} after {checks}")
+        checks = "1 check" if dead_letter.attempts == 1 else f"{dead_letter.attempts} checks"
+        return copy._replace(reason=f"its transaction: {dead_letter.reason} after {checks}")
     group = "" if record.topic == names.DELAY_DLQ_TOPIC else record.topic.removeprefix(names.DLQ_PREFIX)
-    return copy._replace(group=group, deliveries=letter.attempts)
+    return copy._replace(group=group, deliveries=dead_letter.attempts)
 
 
 def _level_copy(record: StoredRecord) -> MessageCopy:

@@ -57,7 +57,7 @@ def test_a_second_run_copies_nothing_twice(sides):  # type: ignore[no-untyped-de
     first = moved(source, target).copy(None)
     again = moved(source, target).copy(None)
     assert first.copied
-    assert (again.copied, again.left) == (0, {})
+    assert (again.copied, again.remaining) == (0, {})
 
 
 @pytest.mark.parametrize("times", range(1, 30, 4))
@@ -138,7 +138,7 @@ def test_a_dry_run_says_what_there_is_and_writes_nothing(sides):  # type: ignore
     source.fill(2)
     said = moved(source, target).plan_move()
     assert (said.topics, said.groups) == (5, 2)
-    assert sum(said.left.values())
+    assert sum(said.remaining.values())
     assert not target.backend.topics()
     assert not target.backend.settings("")
 

@@ -24,7 +24,7 @@ from backend.records import (
     TopicInfo,
 )
 from ddmq.server.admin import dlq, dlq_changes
-from ddmq.server.admin.dlq import Choice, Open, choice_of
+from ddmq.server.admin.dlq import DeadLetterFilter, OpenDeadLetters, choice_of
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
@@ -52,7 +52,7 @@ def test_open_letters_as_a_set_has_them(
     gaps = AckMap()  # ranges apart from each other, as they are found
     gaps.finish(empty)
     holes = [(0, gaps.committed), *gaps.finished()]
-    opened = Open(view, Bounds(low, low + more), holes)
+    opened = OpenDeadLetters(view, Bounds(low, low + more), holes)
     stored = set(range(low, low + more)) - {n for first, last in holes for n in range(first, last)}
     model = stored - {n for first, last in finished for n in range(first, last)}
     assert opened.stored == len(stored)
@@ -287,7 +287,9 @@ def test_purge_before_a_moment(house: DeadLettersRig) -> None:
     house.die(2)
     assert house.purge(before_ms=house.clock.wall_ms()) == 3
     assert house.letters() == 2
-    assert [row["offset"] for row in dlq.show_dead_letters(house.backend, "G", Choice(), 0, 10)["shown"]] == [
+    assert [
+        row["offset"] for row in dlq.show_dead_letters(house.backend, "G", DeadLetterFilter(), 0, 10)["shown"]
+    ] == [
         3,
         4,
     ]
@@ -299,12 +301,12 @@ def test_show_goes_on_and_looks_at_so_many_only(
     house: DeadLettersRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.die(300)
-    first = dlq.show_dead_letters(house.backend, "G", Choice(), 0, 150)
+    first = dlq.show_dead_letters(house.backend, "G", DeadLetterFilter(), 0, 150)
     assert (len(first["shown"]), first["next"], first["letters"]) == (150, 150, 300)
-    rest = dlq.show_dead_letters(house.backend, "G", Choice(), first["next"], 1_000)
+    rest = dlq.show_dead_letters(house.backend, "G", DeadLetterFilter(), first["next"], 1_000)
     assert (len(rest["shown"]), rest["next"]) == (150, None)
     monkeypatch.setattr(dlq, "SCANNED_MAX", 200)
-    none = dlq.show_dead_letters(house.backend, "G", Choice(reason="timed-out"), 0, 10)
+    none = dlq.show_dead_letters(house.backend, "G", DeadLetterFilter(reason="timed-out"), 0, 10)
     assert (none["shown"], none["next"]) == ([], 200)
 
 
@@ -340,4 +342,4 @@ def test_purge_wants_one_of_both(house: DeadLettersRig) -> None:
             house.purge(**body)
     assert choice_of({"since_ms": "12"}).since_ms == 12
     with pytest.raises(NoSuchGroupError, match="has no dead letters"):
-        dlq.letter_queues(house.backend, "nobody")
+        dlq.list_dead_letter_queues(house.backend, "nobody")

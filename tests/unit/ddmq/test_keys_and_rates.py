@@ -43,7 +43,7 @@ def test_what_is_no_key(text: str) -> None:
         keys.possible_keys(text)
 
 
-class FakeConsumer:
+class BlockedKeysConsumer:
     """A consumer service with two blocked keys and a parked one."""
 
     def __init__(self, order_key: str = "$.a") -> None:
@@ -63,7 +63,7 @@ class GroupKeys:
 
     parked_keys = frozenset({'"abc"', '"zzz"'})
 
-    def __init__(self, consumer: FakeConsumer, group: str) -> None:
+    def __init__(self, consumer: BlockedKeysConsumer, group: str) -> None:
         self.consumer = consumer
         self.group = group
         self.order_keys = frozenset({consumer.order_key})
@@ -102,13 +102,13 @@ class GroupKeys:
     ],
 )
 def test_which_key_is_meant(order_key: str, text: str, key: str) -> None:
-    consumer: Any = FakeConsumer(order_key)
+    consumer: Any = BlockedKeysConsumer(order_key)
     assert keys.act_on_key(consumer, "G", "skip", text)["key"] == key
     assert consumer.done == [("skip", "G", key)]
 
 
 def test_what_cannot_be_done_about_a_key() -> None:
-    consumer: Any = FakeConsumer()
+    consumer: Any = BlockedKeysConsumer()
     with pytest.raises(CallerError, match="allowed: park, skip, replay"):
         keys.act_on_key(consumer, "G", "drop", "abc")
     with pytest.raises(NoSuchGroupError, match="group 'H' does not exist"):
@@ -122,14 +122,14 @@ def test_what_cannot_be_done_about_a_key() -> None:
 
 @pytest.mark.parametrize(("take_away", "action"), [((), "replay"), ((True,), "take away")])
 def test_only_who_says_so_takes_a_message_away(take_away: tuple[bool, ...], action: str) -> None:
-    consumer: Any = FakeConsumer()
+    consumer: Any = BlockedKeysConsumer()
     done = keys.act_on_key(consumer, "G", "replay", "abc", *take_away)
     assert consumer.done == [(action, "G", '"abc"')]
     assert done == {"group": "G", "key": '"abc"', "action": "replay", "parked": True, "heads": []}
 
 
 def test_the_longest_blocked_comes_first() -> None:
-    consumer: Any = FakeConsumer()
+    consumer: Any = BlockedKeysConsumer()
     rows = keys.list_blocked_keys(consumer, "G", 10)
     assert [row["key"] for row in rows] == ['"abc"', '"17"', '"zzz"']
     assert (rows[2]["state"], rows[2]["topic"]) == ("parked", "")
