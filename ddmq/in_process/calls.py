@@ -15,7 +15,7 @@ from ddmq_rpc.codec import Codec, DecodeError, Method, encode_error, encode_resu
 from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope, Header, HeaderError, read_header
 
 Answered = Callable[[bytes], object]
-HELD_MS = 1 << 30  # on the server's clock, for what waits on the client's
+HOLD_MS = 1 << 30  # on the server's clock, for what waits on the client's
 FRAME_BYTES_MAX, ELEMENTS_MAX, DECODE_S = 16 << 20, 16_384, 60.0
 
 
@@ -138,14 +138,14 @@ class InProcessService:
 
 
 def _stretch_wait(args: Any) -> int:
-    """Raise the wait time in a request that may be held to HELD_MS, because its client ends the wait itself;
+    """Raise the wait time in a request that may be held to HOLD_MS, because its client ends the wait itself;
     return the original wait time in ms."""
     request = getattr(args, "request", None)
     for name in ("maxLingerTime", "timeout"):
         own_ms: int | None = getattr(request, name, None)
         if own_ms is not None and (name == "maxLingerTime" or hasattr(request, "countMax")):
             if own_ms > 0:
-                setattr(request, name, HELD_MS)
+                setattr(request, name, HOLD_MS)
             return own_ms
     return 0
 

@@ -20,7 +20,7 @@ from typing import Any
 from backend.memory import MemoryBackend
 from backend.records import QueueRef, TopicInfo
 from ddmq.in_process import views
-from ddmq.in_process.calls import HELD_MS, Answered, InProcessCall, InProcessService
+from ddmq.in_process.calls import HOLD_MS, Answered, InProcessCall, InProcessService
 from ddmq.in_process.loop import ManualLoop
 from ddmq_common.clock import NEVER, ManualClock
 from ddmq_common.errors import DdmqError
@@ -84,7 +84,7 @@ class InProcessServer:
         self.producer = ProducerService(backend, producer, metrics, clock, random)
         self.consumer = ConsumerService(
             backend,
-            ConsumerConfig(linger_max_ms=HELD_MS),
+            ConsumerConfig(linger_max_ms=HOLD_MS),
             metrics,
             clock,
             random,

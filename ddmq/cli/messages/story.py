@@ -40,8 +40,8 @@ def print_story(story: Mapping[str, Any]) -> None:
     for one in story["stories"]:
         print_line("")
         _print_one(one, story["now_ms"])
-    for note in story["notes"]:
-        hint(f"note: {note}")
+    for caveat in story["notes"]:
+        hint(f"note: {caveat}")
 
 
 def _print_one(one: Mapping[str, Any], now_ms: int) -> None:

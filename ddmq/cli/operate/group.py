@@ -236,8 +236,8 @@ def set_(
     body = settings | {"unset": [setting_name(key) for key in unset]}
     answer = admin.post("groups", name, "topics", topic, body=body)
     _hint_missing(admin, (topic,))
-    for note in answer["notes"]:
-        hint(f"note: {note}")
+    for text in answer["notes"]:
+        hint(f"note: {text}")
     if as_json:
         return print_json(answer)
     if answer["created"]:

@@ -331,8 +331,10 @@ class MessageStates:
         if self._backend.capabilities.find_by_key or not any(map(self._backend.topic, ways)):
             return {"state": DONE}
         engine = self._backend.capabilities.engine
-        note = f"acknowledged, or gone on to a retry or a dead letter, where {engine} finds nothing by its id"
-        return {"state": LEFT, "note": note}
+        explanation = (
+            f"acknowledged, or gone on to a retry or a dead letter, where {engine} finds nothing by its id"
+        )
+        return {"state": LEFT, "note": explanation}
 
     def _unfinished_state(
         self, topic: str, queue: QueueRef, offset: int, view: ProgressView
