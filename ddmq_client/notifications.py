@@ -1,4 +1,4 @@
-"""Notify an application of late results, failing pulls and refusals at the start."""
+"""Notify an application of late results, failing pulls and rejections at the start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddmq_client.errors import PullError, SubscriptionError
 from ddmq_client.idl.codes import Code
 from ddmq_client.printable import printable
 from ddmq_client.received import LateResult, message_position
-from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyFault
+from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyCallError
 
 _log = logging.getLogger("ddmq_client.consumer")
 OnLate = Callable[[LateResult], object]
@@ -82,12 +82,12 @@ class FirstAnswer:
 
         `trying`: another pull is in progress, so that only errors count which it cannot resolve.
         """
-        if self.came or self.failure is None or (trying and not self._is_wrong(self.failure)):
+        if self.came or self.failure is None or (trying and not self._is_permanent(self.failure)):
             return
         kind = SubscriptionError if isinstance(self.failure, SubscriptionError) else PullError
         raise kind(f"no consumer proxy has answered yet: {str(self.failure) or repr(self.failure)}")
 
-    def check_refusal(self) -> None:
+    def check_rejection(self) -> None:
         """Raise PullError if the first pulls were rejected for good, or the server is no consumer proxy.
 
         A server that cannot be reached raises nothing: it may be restarting.
@@ -95,11 +95,11 @@ class FirstAnswer:
         self.check(trying=True)
 
     @staticmethod
-    def _is_wrong(error: BaseException) -> bool:
-        """Return whether another try would fail as well."""
-        if isinstance(error, ProxyFault):
+    def _is_permanent(error: BaseException) -> bool:
+        """Return whether another attempt would fail as well."""
+        if isinstance(error, ProxyCallError):
             return error.kind == UNKNOWN_METHOD
-        return isinstance(error, PullError) and error.code in _WRONG
+        return isinstance(error, PullError) and error.code in _PERMANENT_CODES
 
 
-_WRONG = (Code.ILLEGAL_MESSAGE, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)
+_PERMANENT_CODES = (Code.ILLEGAL_MESSAGE, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)

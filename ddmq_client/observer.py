@@ -144,13 +144,13 @@ def observe_handling(
 def _check_observed(method: str, observed: object, *methods: str) -> None:
     """Raise OptionError unless the result of the observer's `method` has `methods` as plain functions."""
     check_result(f"observer.{method}", observed)
-    fault = _method_fault(cast(Any, type(observed)), methods)
-    if fault:
-        raise OptionError(f"observer.{method} returned {observed!r}, {fault}")
+    error = _find_method_error(cast(Any, type(observed)), methods)
+    if error:
+        raise OptionError(f"observer.{method} returned {observed!r}, {error}")
 
 
 @lru_cache(maxsize=64)
-def _method_fault(kind: Any, methods: Sequence[str]) -> str:
+def _find_method_error(kind: Any, methods: Sequence[str]) -> str:
     """Describe which required method an observer lacks or defines as `async`; "" if all are fine."""
     for name in methods:
         method = getattr(kind, name, None)

@@ -1,11 +1,11 @@
-"""A broadcasting instance's offsets on disk: whole or not at all, also when the machine dies meanwhile.
+"""A broadcasting instance's offsets on disk, replaced atomically, even if the machine crashes meanwhile.
 
-One consumer at a time: two would start each other at places that the other one has not been at, and what lies
-between is handled by one of them alone. A lock on `PATH.lock`, which stays there, says who it is.
+Only one consumer uses a file at a time. Two consumers would overwrite each other's offsets, and each would
+miss messages after a restart. The consumer locks `PATH.lock`, which is never deleted.
 
 The file is JSON, one object: `format` 1, `group`, `instance`, and `offsets`: topic → queue → next offset. A
-file of another group or instance, or one that cannot be read, is refused: starting elsewhere in silence would
-leave out messages.
+file of another group or instance, or one that cannot be read, is rejected: starting at other offsets
+without an error would miss messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
-from ddmq_client.core.places import Offsets
+from ddmq_client.core.instance_offsets import Offsets
 from ddmq_client.core.settings import ConsumerSettings, check_text
 from ddmq_client.errors import OptionError
 from ddmq_client.wire.consuming import FetchSettings
@@ -30,11 +30,11 @@ class OffsetsFile:
         self._instance = instance
         self._written: str | None = None
         self._lock: IO[bytes] | None = None
-        self._ours = False
+        self._is_open = False
 
     def lock_and_load(self) -> Offsets:
         """Lock the file until `leave`, and load it. Raises OptionError if another consumer has locked it."""
-        import fcntl  # not everywhere, but where files are shared
+        import fcntl  # exists on POSIX systems only
 
         try:
             self._lock = open(self._path.with_name(f"{self._path.name}.lock"), "ab")  # noqa: SIM115
@@ -44,8 +44,8 @@ class OffsetsFile:
             text = "is in use by another consumer; each needs an instance and a file of its own"
             raise OptionError(f"offsets_file={str(self._path)!r} {text}") from error
         except OSError:
-            pass  # no such folder, which `save` tells; or a file system without locks
-        self._ours = True
+            pass  # no such folder, which `save` reports; or a file system without locks
+        self._is_open = True
         try:
             return self.load()
         except OptionError:
@@ -54,7 +54,7 @@ class OffsetsFile:
 
     def leave(self) -> None:
         """Unlock the file, so that other consumers can use it; nothing is stored by this one any more."""
-        self._ours = False
+        self._is_open = False
         lock, self._lock = self._lock, None
         if lock is not None:
             import fcntl
@@ -76,7 +76,7 @@ class OffsetsFile:
     def save(self, offsets: Offsets) -> None:
         """Store `offsets` durably and atomically, through a temporary file. Raises OSError."""
         text = _to_text(self._group, self._instance, offsets)
-        if not self._ours or text == self._written or not offsets:
+        if not self._is_open or text == self._written or not offsets:
             return
         fresh = self._path.with_name(f"{self._path.name}.new")
         with open(fresh, "w", encoding="utf-8") as file:
@@ -92,7 +92,7 @@ class OffsetsFile:
         self._written = text
 
 
-def broadcast_place(
+def build_broadcast_settings(
     settings: ConsumerSettings, instance: str | None, path: str | Path | None
 ) -> tuple[FetchSettings, OffsetsFile | None] | None:
     """Return the fetch settings and the offsets file of a broadcasting consumer; None for other consumers.
@@ -110,7 +110,7 @@ def broadcast_place(
     fetches = FetchSettings(settings.group, name, settings.client_id, settings.model, settings.topics or None)
     file = None if path is None else OffsetsFile(Path(path), settings.group, name)
     if file is not None:
-        file.load()  # one that cannot be used is refused at once
+        file.load()  # an unusable file is rejected at once
     return fetches, file
 
 
@@ -119,22 +119,22 @@ FORMAT = 1
 
 def _to_text(group: str, instance: str, offsets: Offsets) -> str:
     """Encode offsets as the text of the file."""
-    whole = {"format": FORMAT, "group": group, "instance": instance, "offsets": offsets}
-    return json.dumps(whole, indent=1, sort_keys=True) + "\n"
+    document = {"format": FORMAT, "group": group, "instance": instance, "offsets": offsets}
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
 def _from_text(text: str, group: str, instance: str, path: str) -> Offsets:
     """Decode the text of an offsets file. Raises OptionError, which names the file and the problem."""
     try:
-        whole = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
         raise _file_error(path, f"is not JSON ({error})") from error
-    if not isinstance(whole, dict) or whole.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise _file_error(path, f"has not the format {FORMAT}")
     for name, required in (("group", group), ("instance", instance)):
-        if whole.get(name) != required:
-            raise _file_error(path, f"belongs to {name} {whole.get(name)!r}, not {required!r}")
-    offsets: Any = whole.get("offsets")
+        if document.get(name) != required:
+            raise _file_error(path, f"belongs to {name} {document.get(name)!r}, not {required!r}")
+    offsets: Any = document.get("offsets")
     if not _is_offsets(offsets):
         raise _file_error(path, "has no offsets: topic, queue, whole number")
     return {topic: dict(queues) for topic, queues in offsets.items()}

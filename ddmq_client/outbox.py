@@ -47,7 +47,7 @@ class Outbox:
 
     def __init__(self, settings: ProducerSettings) -> None:
         self.settings = settings
-        self._place = make_placer(settings.selector)
+        self._select_queue = make_placer(settings.selector)
         self._policy = settings.resend_policy()
         self._sequences = Sequences(_new_producer_field, Lock()) if settings.idempotent else None
 
@@ -61,7 +61,7 @@ class Outbox:
             raise TypeError(f"{what}; allowed: OutgoingMessage(topic, body, key=...)") from None
         if idempotency_key is not None:
             check_text("idempotency_key", idempotency_key)
-        placement = self._place(message)
+        placement = self._select_queue(message)
         if settings.serializer is not None:
             message = serialize_message(settings.serializer, message)
         return encode_message(message, placement, settings.client_id, settings.producer_group)
@@ -102,11 +102,11 @@ class Outbox:
                 f"idempotency_key={message.idempotency_key!r} of a delayed message; allowed: None. By an id"
                 " of its own it is added once, however often it is sent again"
             )
-        placement, client_id = self._place(message), self.settings.client_id
+        placement, client_id = self._select_queue(message), self.settings.client_id
         if self.settings.serializer is not None:
             message = serialize_message(self.settings.serializer, message)
-        encoded, again = encode_delayed(message, placement, client_id, str(uuid4()), when)
-        return self._repeatable_job(encoded, deadline, again)
+        encoded, encode_resend = encode_delayed(message, placement, client_id, str(uuid4()), when)
+        return self._repeatable_job(encoded, deadline, encode_resend)
 
     def job_of_change(
         self, action: DelayAction, delay: str | SendResult, deadline: float, when: When | None = None
@@ -160,10 +160,10 @@ class Outbox:
         return self.settings.producer_group
 
     def _repeatable_job(
-        self, encoded: bytes, deadline: float, again: Callable[[], bytes] | None = None
+        self, encoded: bytes, deadline: float, encode_resend: Callable[[], bytes] | None = None
     ) -> SendJob:
         policy = self._policy._replace(retry_unknown=True)
-        return SendJob([encoded], False, deadline, policy, SEND_DELAYED, again)
+        return SendJob([encoded], False, deadline, policy, SEND_DELAYED, encode_resend)
 
     def plan_batch(self, messages: Iterable[OutgoingMessage]) -> BatchPlan:
         """Encode messages and split them into requests.
@@ -193,14 +193,14 @@ class Outbox:
             elif has_level(message):
                 after.append([member])
             else:
-                requests += [*self._cut_requests(together), [member]]
+                requests += [*self._split_requests(together), [member]]
                 together = []
-        return BatchPlan(results, requests + self._cut_requests(together) + after, keyed)
+        return BatchPlan(results, requests + self._split_requests(together) + after, keyed)
 
-    def _cut_requests(self, members: list[Member]) -> list[list[Member]]:
+    def _split_requests(self, members: list[Member]) -> list[list[Member]]:
         sizes = [len(data) for _, data in members]
-        parts = split_batches(sizes, self.settings.batch_bytes, self.settings.batch_messages)
-        return [members[part.start : part.stop] for part in parts]
+        chunks = split_batches(sizes, self.settings.batch_bytes, self.settings.batch_messages)
+        return [members[chunk.start : chunk.stop] for chunk in chunks]
 
 
 def send_alone_at(now: float, timeout_s: float) -> float:

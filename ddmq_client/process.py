@@ -1,8 +1,8 @@
 """The process that a client lives in: the name it takes from it, forks of it, and the signals that end it.
 
-A fork has none of the process's threads, and shares its connections. Two processes on one connection
-would take each other's answers for their own: a send would hear that it is stored when another process's
-message is. So what was used before a fork refuses to be used after it.
+A fork has none of the process's threads, and shares its connections. Two processes on one connection could
+read each other's answers: a send could succeed because another process's message was stored. So an object
+that was used before a fork raises an error when it is used after the fork.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Home:
             )
 
 
-RUN_LOOK_S = 0.2  # how often `run` looks whether it is over
+RUN_POLL_S = 0.2  # how often `run` checks whether it must stop
 WATCHED = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -6,7 +6,7 @@
 
 The group must be of the model broadcasting, or not exist: then the first call makes it. Nothing is shared
 out, leased, acknowledged or stored at the proxies, and each of them can read every queue: the addresses are
-alternatives, and the next one is asked when one fails. For one thread at a time.
+alternatives, and the next one is called when one fails. For one thread at a time.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ddmq_client.net.connection import FramedConnection, resolve_in_time
 from ddmq_client.process import Home, new_client_id
 from ddmq_client.received import FetchedQueue, Message, fetched_here, queue_number
 from ddmq_client.wire.consuming import FetchSettings, fetch_frame, read_fetched
-from ddmq_client.wire.producing import ProxyFault
+from ddmq_client.wire.producing import ProxyCallError
 
 LINGER_MS_MAX = 30_000
 TRIES_MIN = 3  # a proxy that hangs leaves time to ask others
 PAUSE_S = (0.02, 0.5)  # between tries when no proxy could answer: first, last
-ELSEWHERE = (CallFailed, FrameError, ProxyFault)
+ELSEWHERE = (CallFailed, FrameError, ProxyCallError)
 LATER = (Code.BUSY, Code.SHUTTING_DOWN)
 
 
@@ -85,7 +85,7 @@ class RangeReader:
         name = client_id or new_client_id()
         self._settings = FetchSettings(group, name, name, "broadcasting", topics, exact=True)
         self._timeout_s = timeout_ms / 1000
-        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
+        self._address_cache: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._names: dict[tuple[str, int], str] = {}  # of the queues, on the wire
         self._connection: FramedConnection | None = None
         self._home = Home("reader")
@@ -94,7 +94,7 @@ class RangeReader:
     def bounds(self) -> list[QueueBounds]:
         """Return the readable range of every queue of the topics; a topic that does not exist has no queues.
 
-        Raises PullError if the proxies refuse, or none answers in time.
+        Raises PullError if the proxies reject the call, or none answers in time.
         """
         queues = [
             QueueBounds(one.topic, one.queue, one.first_offset or 0, one.end_offset or 0)
@@ -210,7 +210,7 @@ class RangeReader:
         """Yield the open connection, then a new one to each proxy in turn."""
         if self._connection is not None:
             yield self._connection
-        addresses = resolve_in_time(self._proxies, self._known, deadline - time.monotonic())
+        addresses = resolve_in_time(self._proxies, self._address_cache, deadline - time.monotonic())
         for address in addresses or ():
             self._connection = FramedConnection(address)
             yield self._connection

@@ -305,11 +305,11 @@ class FetchedQueue(NamedTuple):
         return queue_number(self.queue)
 
 
-def fetched_here(found: FetchedQueue, group: str, now: float) -> None:
+def fetched_here(fetched: FetchedQueue, group: str, now: float) -> None:
     """Set the origin and the arrival time of messages that were fetched by offset."""
-    origin = Origin(group, found.topic, found.queue)
+    origin = Origin(group, fetched.topic, fetched.queue)
     delivery = DeliveryContext(origin, now, None, NothingToSettle())
-    for message in found.messages:
+    for message in fetched.messages:
         message.delivery = delivery
 
 

@@ -28,13 +28,13 @@ from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.bodies import serialize_message
 from ddmq_client.wire.replying import encode_reply
 
-MESSAGES_MAX = 4_096  # the most that a proxy may be set to; 1,000 by default
-ROOM_BYTES = 1_024  # of a frame, for what stands around the messages
-_place = make_placer("hash")
+MESSAGES_MAX = 4_096  # the highest limit that a proxy can have; 1,000 by default
+OVERHEAD_BYTES = 1_024  # of a frame, besides the messages
+_select_queue = make_placer("hash")
 
 
 class Delivered(Protocol):
-    """The parts of a received message that its replies use."""
+    """The methods of a received message that its replies use."""
 
     def ack(self) -> bool: ...
 
@@ -116,14 +116,14 @@ class Replies:
     def _add_message(self, message: OutgoingMessage, when: When | None) -> None:
         if self._state != "open":
             raise ClientError(f"the block of these replies is {self._state}; allowed: to send in it")
-        placement = _place(message)
+        placement = _select_queue(message)
         if self._serializer is not None:
             message = serialize_message(self._serializer, message)
         encoded = encode_reply(message, placement, when)
         if len(self._encoded) >= MESSAGES_MAX:
             what = f"{MESSAGES_MAX} messages were sent with this acknowledgement"
             raise InvalidMessageError(f"{what}; allowed: no more", Code.ILLEGAL_MESSAGE)
-        if self._bytes + len(encoded) > FRAME_BYTES_MAX - frames.HEAD_BYTES_MAX - ROOM_BYTES:
+        if self._bytes + len(encoded) > FRAME_BYTES_MAX - frames.HEAD_BYTES_MAX - OVERHEAD_BYTES:
             what = f"{self._bytes + len(encoded)} bytes with all fields in one acknowledgement"
             raise InvalidMessageError(f"{what}; allowed: about {FRAME_BYTES_MAX}", Code.ILLEGAL_MESSAGE)
         self._encoded.append(encoded)

@@ -29,8 +29,8 @@ with (
     at_a_time = datetime.now(UTC) + timedelta(seconds=1)
     producer.send("reminders", "put the kettle on", deliver_at=at_a_time)
 
-    wrong = producer.send("reminders", "coffee is ready", delay=timedelta(seconds=30))
-    outcome = producer.cancel(wrong)
+    coffee = producer.send("reminders", "coffee is ready", delay=timedelta(seconds=30))
+    outcome = producer.cancel(coffee)
     if outcome.status is DelayStatus.CANCELLED:
         print("coffee: cancelled, it will not be delivered")
 

@@ -45,7 +45,7 @@ class HttpRequest(NamedTuple):
 
 def build_target(path: tuple[str, ...], query: Mapping[str, object]) -> str:
     """Return the target of a request: the percent-encoded path, and the query without items that are None."""
-    target = "/" + "/".join(quote(part, safe="") for part in path)
+    target = "/" + "/".join(quote(segment, safe="") for segment in path)
     stated = {name: value for name, value in query.items() if value is not None}
     return f"{target}?{urlencode(stated)}" if stated else target
 

@@ -1,7 +1,7 @@
 """Run a broadcasting consumer: one activity that fetches, from one proxy at a time, and the workers.
 
-Every proxy gives all queues to every instance, so the next proxy is asked only when one fails. Where this
-instance is, is this client's business: see core.places and offsets_file.
+Every proxy serves all queues to every instance, so the next proxy is called only when one fails. This client
+manages its own offsets: see core.instance_offsets and offsets_file.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class AsyncBroadcastPuller:
         self._settings = settings
         self._file = file
         self._clock = get_clock()
-        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
-        self._turn = 0
+        self._address_cache: dict[ProxyAddress, list[ProxyAddress]] = {}
+        self._proxy_index = 0
         self._source = Source(coordinator.get_proxy("broadcast"), None)
         self._connection: AsyncFramedConnection | None = None
         self._pace = Pace(coordinator.settings.linger_ms / 1000, random.random)
@@ -66,7 +66,7 @@ class AsyncBroadcastPuller:
         if self._file is None:
             return True
         try:
-            await run_blocking(self._file.save, self._coordinator.places_now())
+            await run_blocking(self._file.save, self._coordinator.safe_offsets())
         except OSError as error:
             self._coordinator.last_error = f"the offsets file cannot be written: {error}"
             _log.error("the offsets file cannot be written: %s", error)
@@ -75,7 +75,7 @@ class AsyncBroadcastPuller:
 
     async def _run(self) -> None:
         try:
-            while (work := await self._coordinator.wait_room(self._source)) is not None:
+            while (work := await self._coordinator.wait_capacity(self._source)) is not None:
                 pause = await self._fetch(work[0], work[1])
                 if self._clock() - self._saved_at >= SAVE_EVERY_S:
                     await self.save()
@@ -92,12 +92,12 @@ class AsyncBroadcastPuller:
         except FAILURES as error:
             self._coordinator.pull_failed(self._source, None, error)
             name = "" if self._connection is None else self._connection.name
-            if not (self._pace.is_failing or self._coordinator.pulling_stopped or self._source.ended):
+            if not (self._pace.is_failing or self._coordinator.pulling_stopped or self._source.closing):
                 self._coordinator.notifications.report_pull_error(name, error)
             if isinstance(error, PullError):
                 error.proxy = name
             else:
-                self._turn += 1
+                self._proxy_index += 1
                 self._drop_connection()
             return self._pace.pause_after_failure()
         except BaseException as error:
@@ -120,10 +120,10 @@ class AsyncBroadcastPuller:
 
     async def _get_connection(self) -> AsyncFramedConnection:
         if self._connection is None:
-            addresses = await resolve_addresses(self._proxies, self._known)
+            addresses = await resolve_addresses(self._proxies, self._address_cache)
             if not addresses:
                 raise PullError("no proxy address is known: no name resolves")
-            self._connection = AsyncFramedConnection(addresses[self._turn % len(addresses)])
+            self._connection = AsyncFramedConnection(addresses[self._proxy_index % len(addresses)])
         return self._connection
 
     def _drop_connection(self) -> None:
@@ -149,8 +149,8 @@ class AsyncBroadcastPool(AsyncWorkerPool):
 
     async def start(self, workers: int, batch: int, handle: Handle | None) -> None:
         """Start from the stored offsets. Raises OptionError if another consumer uses the offsets file."""
-        if self._file is not None and self._coordinator.places is not None:
-            self._coordinator.places.start(self._file.lock_and_load())
+        if self._file is not None and self._coordinator.instance_offsets is not None:
+            self._coordinator.instance_offsets.start(self._file.lock_and_load())
         await super().start(workers, batch, handle)
 
     async def stop(self, deadline: float, flush_deadline: float) -> bool:

@@ -22,8 +22,8 @@ from ddmq_client.aio.sync import (
     Lock,
     await_result,
     ends_worker,
+    join_activities,
     now,
-    wait_ended,
 )
 from ddmq_client.aio.transactions import AsyncTransactionCalls
 from ddmq_client.callables import ASYNC_PRODUCER, check_function, check_result
@@ -35,14 +35,14 @@ from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.errors import ClientError, ClosedError, OptionError
 from ddmq_client.idl.codes import Code, TransactionAction
 from ddmq_client.transactions import Check, CheckCounts, Decision, UndecidedTransaction
-from ddmq_client.wire.producing import ProxyFault
+from ddmq_client.wire.producing import ProxyCallError
 from ddmq_client.wire.transactions import poll_frame, read_checks
 
 _log = logging.getLogger("ddmq_client.producer")
-POLL_MS = 10_000  # that a proxy holds a poll
+POLL_MS = 10_000  # for which a proxy holds a poll
 ANSWER_S = 5.0  # for its answer, beyond that
 CHECKS_MAX = 16  # of one poll
-DECISION_S = 10.0  # to tell one
+DECISION_S = 10.0  # to report a decision
 ACTIONS = {
     Decision.COMMITTED: TransactionAction.COMMIT,
     Decision.ROLLED_BACK: TransactionAction.ROLLBACK,
@@ -114,7 +114,7 @@ class AsyncChecks:
         if connection is not None:
             connection.close()
         if polling is not None:
-            await wait_ended([polling], deadline)
+            await join_activities([polling], deadline)
 
     async def _poll(self) -> None:
         pace = Pace(POLL_MS / 1000, random.random)
@@ -152,9 +152,9 @@ class AsyncChecks:
         except FrameError as error:
             verdict = CallVerdict.LOST
             self._record_failure(f"{node.name}: {error}")
-        except ProxyFault as fault:
-            verdict = verdicts.of_fault(fault.kind)
-            self._record_failure(f"{node.name}: {fault}")
+        except ProxyCallError as error:
+            verdict = verdicts.of_error_kind(error.kind)
+            self._record_failure(f"{node.name}: {error}")
         if not self._closed and not self._router.record_outcome(node, verdict, tried):
             tried.clear()
         return transactions
@@ -192,7 +192,7 @@ class AsyncChecks:
     async def _settle_transaction(self, transaction: UndecidedTransaction) -> None:
         """Call the application's check for a transaction, and send its decision to the proxies."""
         if self._closed:
-            return  # some other member is asked
+            return  # another member of the group gets the check
         decision = await self._decide_transaction(transaction)
         deadline = now() + DECISION_S
         try:

@@ -1,7 +1,7 @@
 """One asyncio connection to one proxy, one request at a time, within a deadline; names to addresses.
 
-The twin of `net.connection`: the same failures, the same rule that a connection whose call failed or was
-cancelled is closed. Times are the event loop's.
+The asyncio version of `net.connection`: it has the same failures, and a connection whose call failed or was
+cancelled is closed too. Times are the event loop's.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class _Frames(asyncio.Protocol):
         self._buffer = FrameBuffer(frame_bytes_max)
         self._answer: asyncio.Future[bytes] | None = None
         self.transport: asyncio.Transport | None = None
-        self.ended: Exception | None = None
+        self.error: Exception | None = None
         self._drained = asyncio.Event()
         self._drained.set()
 
-    def connection_made(self, made: asyncio.BaseTransport) -> None:
-        assert isinstance(made, asyncio.Transport)
-        self.transport = made
-        sock = made.get_extra_info("socket")
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -70,11 +70,11 @@ class _Frames(asyncio.Protocol):
     async def wait_written(self) -> None:
         """Wait until all written bytes were sent; raise the error that ended the connection, if any."""
         await self._drained.wait()
-        if self.ended is not None:
-            raise ConnectionResetError(str(self.ended))
+        if self.error is not None:
+            raise ConnectionResetError(str(self.error))
 
     def _end(self, error: Exception) -> None:
-        self.ended = self.ended or error
+        self.error = self.error or error
         self._drained.set()
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
@@ -95,7 +95,7 @@ class AsyncFramedConnection:
     @property
     def closed(self) -> bool:
         """Return whether no socket is open."""
-        return self._frames is None or self._frames.ended is not None
+        return self._frames is None or self._frames.error is not None
 
     async def call(self, make_frame: MakeFrame, deadline: float) -> tuple[bytes, int]:
         """Send a request and return its answer as (payload, sequence id).
@@ -151,7 +151,7 @@ class AsyncFramedConnection:
             raise verdicts.answer_lost(self.name, error) from error
 
     async def _get_frames(self, deadline: float) -> _Frames:
-        if self._frames is not None and self._frames.ended is None:
+        if self._frames is not None and self._frames.error is None:
             return self._frames
         loop = asyncio.get_running_loop()
         self._frames = connect_protocol(self._address, lambda: _Frames(self._frame_bytes_max))
@@ -171,27 +171,27 @@ class AsyncFramedConnection:
 
 
 async def resolve_addresses(
-    addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
+    addresses: Iterable[ProxyAddress], cache: dict[ProxyAddress, list[ProxyAddress]]
 ) -> list[ProxyAddress]:
     """Resolve names to addresses.
 
-    If a name cannot be resolved now, its addresses in `known` are used; `known` is updated with those that
+    If a name cannot be resolved now, its addresses in `cache` are used; `cache` is updated with those that
     can.
     """
     loop = asyncio.get_running_loop()
     resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
         with suppress(OSError, UnicodeError):
-            known[address] = from_info(await loop.getaddrinfo(*address, type=1))
-        resolved.update(dict.fromkeys(known.get(address, ())))
+            cache[address] = from_info(await loop.getaddrinfo(*address, type=1))
+        resolved.update(dict.fromkeys(cache.get(address, ())))
     return list(resolved)[:ADDRESSES_MAX]
 
 
 async def resolve_in_time(
-    addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]], timeout_s: float
+    addresses: Iterable[ProxyAddress], cache: dict[ProxyAddress, list[ProxyAddress]], timeout_s: float
 ) -> list[ProxyAddress] | None:
     """Call `resolve_addresses`; return None if a name server has not answered within `timeout_s`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            return await resolve_addresses(addresses, known)
+            return await resolve_addresses(addresses, cache)
     return None

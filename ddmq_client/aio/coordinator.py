@@ -1,4 +1,4 @@
-"""Connects all parts of a consumer: the prefetch buffer behind one lock, and its conditions.
+"""Connects all components of a consumer: the prefetch buffer behind one lock, and its conditions.
 
 Pullers wait for free space, workers and `pull` callers for messages, and each proxy's flusher for results
 that must be submitted separately. An acknowledgement with messages goes through `replies`. No code here uses
@@ -14,8 +14,8 @@ from ddmq_client.aio.due_results import IDLE_WAKE_S, AsyncDueResults
 from ddmq_client.aio.replying import AsyncReplyCalls
 from ddmq_client.aio.sync import INLINE, Condition, Lock, current_worker, get_clock
 from ddmq_client.core.acks import AckBatch, UnappliedResult, late_results
-from ddmq_client.core.held import HeldMessages, keep_at
-from ddmq_client.core.places import Offsets, Places
+from ddmq_client.core.handler_messages import HandlerMessages, keep_at
+from ddmq_client.core.instance_offsets import InstanceOffsets, Offsets
 from ddmq_client.core.prefetch_buffer import (
     ConsumerCounts,
     PrefetchBuffer,
@@ -54,26 +54,27 @@ class AsyncCoordinator:
             self._clock,
         )
         self._buffer.demand = None if handlers else 0
-        self._buffer.places = self.places = Places() if settings.broadcasting else None
-        self._held = HeldMessages(settings.extend_for_ms / 1000 if settings.keeps_leases else 0.0)
+        self.instance_offsets = InstanceOffsets() if settings.broadcasting else None
+        self._buffer.instance_offsets = self.instance_offsets
+        self._in_handlers = HandlerMessages(settings.extend_for_ms / 1000 if settings.keeps_leases else 0.0)
         self._demand_until = 0.0
         self.lock = self._lock = Lock()
-        self._room = Condition(self._lock)
+        self._space_freed = Condition(self._lock)
         self._arrived = Condition(self._lock)
         self._keeping = Condition(self._lock)
-        self._keep_at = 0.0  # when leases are looked at next
+        self._keep_at = 0.0  # when leases are checked next
         self._keeping_stopped = False
         self._due = AsyncDueResults(
             self._lock, self._buffer, lambda: self.pulling_stopped and self._parked > 0
         )
-        self._busy = 0  # messages that workers hold
+        self._busy = 0  # messages that workers are processing
         self.pulling_stopped = False
         self._handing_stopped = False
-        self._parked = 0  # pulls that are under way
-        self.replies = AsyncReplyCalls(settings, self._lock, self._buffer, self._room)
+        self._parked = 0  # pulls in progress
+        self.replies = AsyncReplyCalls(settings, self._lock, self._buffer, self._space_freed)
         self.reply = self.replies.acknowledge
         self.first = FirstAnswer()
-        self.refusal: PullError | None = None
+        self.rejection: PullError | None = None
         self.last_error: str | None = None
 
     def get_proxy(self, name: str) -> ProxyConnection:
@@ -94,25 +95,25 @@ class AsyncCoordinator:
             self._buffer.paused = paused
             if paused:
                 self._return_waiting()
-            self._room.notify_all()
+            self._space_freed.notify_all()
 
     # Pullers.
 
-    async def wait_room(self, source: Source) -> tuple[int, int, AckBatch | None] | None:
+    async def wait_capacity(self, source: Source) -> tuple[int, int, AckBatch | None] | None:
         """Wait for free space; return (batch, linger in ms, results to carry) for the next pull.
 
         Returns None when the puller must end.
         """
         with self._lock:
-            while not (self.pulling_stopped or source.ended):
+            while not (self.pulling_stopped or source.closing):
                 if self._buffer.count_pullable(source, self.settings.max_batch):
                     await self._let_results_ride(source)
                     batch = self._buffer.count_pullable(source, self.settings.max_batch)
-                    if batch and not (self.pulling_stopped or source.ended):
+                    if batch and not (self.pulling_stopped or source.closing):
                         self._parked += 1
                         return batch, self._linger_ms(), self._buffer.begin_pull(source)
                 else:
-                    await self._room.wait()
+                    await self._space_freed.wait()
             return None
 
     def add_pulled(self, source: Source, answer: Pulled) -> None:
@@ -136,15 +137,15 @@ class AsyncCoordinator:
                 self._arrived.notify(count)
             return count
 
-    def places_now(self) -> Offsets:
+    def safe_offsets(self) -> Offsets:
         """Return the offset of each queue from which a broadcasting instance can resume after a restart."""
         with self._lock:
-            return {} if self.places is None else self.places.safe_offsets()
+            return {} if self.instance_offsets is None else self.instance_offsets.safe_offsets()
 
     def fetch_from(self) -> Offsets:
         """Return the offsets from which the next broadcast fetch reads."""
         with self._lock:
-            return {} if self.places is None else self.places.next_offsets()
+            return {} if self.instance_offsets is None else self.instance_offsets.next_offsets()
 
     def pull_failed(self, source: Source, acks: AckBatch | None, error: BaseException) -> None:
         """Make the results of a failed pull pending again."""
@@ -152,7 +153,7 @@ class AsyncCoordinator:
             self._parked -= 1
             self._buffer.pull_failed(source, acks)
             self.last_error = str(error) or repr(error)
-            self.refusal = error if isinstance(error, PullError) else None
+            self.rejection = error if isinstance(error, PullError) else None
             self.first.failed(error)
             self._due.wake_flusher(source.proxy.resolve_failover())
 
@@ -160,8 +161,8 @@ class AsyncCoordinator:
         """Wait before the next pull; returns early when the puller must end."""
         until = self._clock() + seconds
         with self._lock:
-            while not (self.pulling_stopped or source.ended) and self._clock() < until:
-                await self._room.wait(until - self._clock())
+            while not (self.pulling_stopped or source.closing) and self._clock() < until:
+                await self._space_freed.wait(until - self._clock())
 
     # Workers and callers of pull.
 
@@ -175,13 +176,13 @@ class AsyncCoordinator:
                 messages = [] if self._handing_stopped else self._take_messages(count)
                 if messages or self._handing_stopped:
                     self._busy += len(messages)
-                    self._held.add(messages, self._clock(), current_worker())
+                    self._in_handlers.add(messages, self._clock(), current_worker())
                     if messages and keep_at(messages[0]) < self._keep_at:
                         self._keeping.notify()
                     return messages
                 self._buffer.idle += count
                 if self._buffer.widen_windows():
-                    self._room.notify_all()
+                    self._space_freed.notify_all()
                 try:
                     await self._arrived.wait()
                 finally:
@@ -191,7 +192,7 @@ class AsyncCoordinator:
         """Record that a worker has finished these messages, with `errors` exceptions of the handler."""
         with self._lock:
             self._busy -= len(messages)
-            self._held.remove(messages)
+            self._in_handlers.remove(messages)
             self._buffer.counts.handler_errors += errors
             if self._handing_stopped or self.pulling_stopped:
                 self._arrived.notify_all()
@@ -207,9 +208,10 @@ class AsyncCoordinator:
                 await self._keeping.wait(max(0.0, self._keep_at - self._clock()))
             now = self._clock()
             self._return_waiting(now)
-            for message in self._held.due_messages(now):
+            for message in self._in_handlers.due_messages(now):
                 self._extend(message)
-            self._keep_at = min(self._buffer.next_overdue(), self._held.next_due(now), now + IDLE_WAKE_S)
+            next_due = min(self._buffer.next_overdue(), self._in_handlers.next_due(now))
+            self._keep_at = min(next_due, now + IDLE_WAKE_S)
             return not self._keeping_stopped
 
     def stop_keeping(self) -> None:
@@ -229,7 +231,7 @@ class AsyncCoordinator:
                 count = self._buffer.loop_batch(count)
             self._buffer.add_demand(count)
             self._demand_until = max(self._demand_until, deadline)
-            self._room.notify_all()
+            self._space_freed.notify_all()
             try:
                 return await self._wait_messages(1 if one else count, deadline)
             finally:
@@ -238,7 +240,7 @@ class AsyncCoordinator:
     def leave_loop(self) -> None:
         """Return the messages buffered for a caller that stopped iterating to their proxies."""
         with self._lock:
-            if not self._buffer.askers:
+            if not self._buffer.waiting_callers:
                 self._return_waiting()
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
@@ -248,7 +250,7 @@ class AsyncCoordinator:
                 return False
             source: Source = message.delivery.source
             if not source.open:
-                self._room.notify_all()
+                self._space_freed.notify_all()
             self._due.wake_flusher(source.proxy.resolve_failover())
             return not self._buffer.is_over(message)
 
@@ -257,7 +259,7 @@ class AsyncCoordinator:
         with self._lock:
             if not self._buffer.hand_back(message):
                 return False
-            self._room.notify_all()
+            self._space_freed.notify_all()
             self._due.wake_flusher(message.delivery.source.proxy.resolve_failover())
             return not self._buffer.is_over(message)
 
@@ -271,7 +273,7 @@ class AsyncCoordinator:
     async def wait_due(self, proxy: ProxyConnection) -> AckBatch | None:
         """Wait for results that must be submitted now.
 
-        Return None when flushing stops or the proxy is gone.
+        Return None when flushing stops or the proxy was removed.
         """
         with self._lock:
             return await self._due.wait(proxy)
@@ -296,11 +298,11 @@ class AsyncCoordinator:
         with self._lock:
             await self._due.pause_flusher(proxy, seconds)
 
-    def fail_over(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
+    def fail_over(self, removed: ProxyConnection, failover: ProxyConnection) -> None:
         """Move the results of a removed proxy to another proxy, and end the removed one's flusher."""
         with self._lock:
-            self._buffer.fail_over(gone, failover)
-            self._due.remove(gone)
+            self._buffer.fail_over(removed, failover)
+            self._due.remove(removed)
             self._due.wake_flusher(failover)
 
     # Stopping, in this order.
@@ -309,15 +311,15 @@ class AsyncCoordinator:
         """End all pullers after their pulls in progress."""
         with self._lock:
             self.pulling_stopped = True
-            self._room.notify_all()
+            self._space_freed.notify_all()
             self._return_waiting()
             self._due.wake_all()
 
     def end(self, source: Source) -> None:
         """End the puller of this source after its pull in progress."""
         with self._lock:
-            source.ended = True
-            self._room.notify_all()
+            source.closing = True
+            self._space_freed.notify_all()
 
     async def wait_handled(self, deadline: float, alone: bool = False) -> bool:
         """Wait until workers have handled every waiting message; return False if the deadline came first.
@@ -326,7 +328,7 @@ class AsyncCoordinator:
         waiting messages are not handled.
         """
         with self._lock:
-            mine = self._held.held_by(current_worker())
+            mine = self._in_handlers.list_messages(current_worker())
             while self._buffer.demand is None and (
                 (len(self._buffer) and not alone) or self._busy > len(mine)
             ):
@@ -353,8 +355,8 @@ class AsyncCoordinator:
     def _take_messages(self, count: int) -> list[Message]:
         waiting = len(self._buffer)
         messages = self._buffer.take_messages(count)
-        if len(self._buffer) < waiting:  # also when all of them had lost their lease
-            self._room.notify_all()
+        if len(self._buffer) < waiting:  # also when the leases of all of them had expired
+            self._space_freed.notify_all()
         return messages
 
     async def _wait_messages(self, count: int, deadline: float) -> list[Message]:
@@ -366,14 +368,14 @@ class AsyncCoordinator:
             if messages:
                 return messages
             if not in_time:
-                if self.refusal is not None:
-                    raise self.refusal
+                if self.rejection is not None:
+                    raise self.rejection
                 self.first.check(trying=self._parked > 0)
                 return []
             await self._arrived.wait(deadline - self._clock())
 
     def _count_answer(self) -> None:
-        self.refusal = None
+        self.rejection = None
         self.first.came = True
         self._parked -= 1
 
@@ -383,7 +385,7 @@ class AsyncCoordinator:
             self._due.wake_flusher(proxy)
         if proxies:
             self._arrived.notify_all()
-            self._room.notify_all()
+            self._space_freed.notify_all()
 
     def report_unapplied(self, acks: AckBatch | None, unapplied: Sequence[UnappliedResult]) -> None:
         """Report the results of a call that the proxy did not apply."""
@@ -404,7 +406,7 @@ class AsyncCoordinator:
         """Wait briefly for further results, so that the next pull carries them too."""
         until = self._clock() + RIDE_S
         while source.open and not source.waiting and not self.pulling_stopped:
-            if not await self._room.wait(until - self._clock()):
+            if not await self._space_freed.wait(until - self._clock()):
                 return
 
     def _linger_ms(self) -> int:

@@ -1,4 +1,4 @@
-"""AsyncFetchConsumer: the low-level way to read. The application keeps the place in every queue itself.
+"""AsyncFetchConsumer: the low-level way to read. The application manages the offset in every queue itself.
 
     async with AsyncFetchConsumer("mq-1:9713", "loader") as consumer:
         while running():
@@ -10,7 +10,7 @@ The proxies share the group's queues out among its consumers. Nothing is leased,
 dead-lettered: messages come in order, queue by queue, from where the client says, and acknowledging means
 storing the next offset of a queue. For one caller at a time.
 
-Each proxy is asked by an activity of its own, which lasts as long as the call: nothing is left running when a
+Each proxy is called by an activity of its own, which lasts as long as the call: nothing keeps running when a
 consumer is dropped without being closed.
 """
 
@@ -26,8 +26,8 @@ from ddmq_client.aio.connection import AsyncFramedConnection, resolve_in_time
 from ddmq_client.aio.sync import INLINE, AsyncActivity, Condition, Lock, now
 from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.fetching import Assignments, FetchAnswer, Queue, Round
+from ddmq_client.core.instance_offsets import Offsets
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, parse_addresses
-from ddmq_client.core.places import Offsets
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT
@@ -46,7 +46,7 @@ from ddmq_client.wire.consuming import (
 LINGER_MS_MAX = 30_000
 ACK_TRIES = 3
 LEAVE_S = 1.0
-AGAIN_S = 0.2  # for what was resolved before: a name server that hangs does not hold up anybody for longer
+RESOLVE_WAIT_S = 0.2  # while older addresses are cached: a name server that hangs delays no fetch for longer
 
 
 class AsyncFetchConsumer:
@@ -77,14 +77,14 @@ class AsyncFetchConsumer:
         self._settings = FetchSettings(group, name, name, "clustering")
         self._timeout_s = timeout_ms / 1000
         self._assignments = Assignments(group)
-        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
+        self._address_cache: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._addresses: dict[str, ProxyAddress] = {}
         self._connections: dict[str, AsyncFramedConnection] = {}
         self._for_acks: dict[str, AsyncFramedConnection] = {}  # of their own: a fetch may be waiting
         self._calls: dict[str, AsyncActivity] = {}
-        self._lock = Lock()  # of the two below, which calls that end change
-        self._since: dict[str, float] = {}  # when a proxy was asked whose answer was not taken
-        self._ended: list[FetchAnswer] = []
+        self._lock = Lock()  # of the two below, which completed calls change
+        self._since: dict[str, float] = {}  # when the pending call to a proxy started
+        self._answers: list[FetchAnswer] = []
         self._changed = Condition(self._lock)
         self._home = Home("consumer")
         self._resolve_at = 0.0
@@ -108,7 +108,7 @@ class AsyncFetchConsumer:
         """
         self._assignments.seek(topic, queue, offset)
         with self._lock:
-            waiting = self._since.keys() - {answer.proxy for answer in self._ended}
+            waiting = self._since.keys() - {answer.proxy for answer in self._answers}
         for name in waiting:  # from where this queue was: they may last for all their linger time
             self._drop_call(name)
 
@@ -116,8 +116,8 @@ class AsyncFetchConsumer:
         """Fetch up to `max_messages` of each queue; return one entry for each queue with messages.
 
         Waits up to `linger_ms` for the first messages, and does not wait for other proxies once one has
-        delivered some. Raises PullError if a proxy refuses, or the last error if no proxy answers. A fetch
-        that is interrupted loses nothing: its messages are returned by the next one.
+        delivered some. Raises PullError if a proxy rejects the call, or the last error if no proxy answers.
+        An interrupted fetch loses nothing: the next fetch returns its messages.
         """
         check("max_messages", max_messages, 1, 1_000_000)
         check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
@@ -125,9 +125,9 @@ class AsyncFetchConsumer:
         time = now()
         fetch = Round(self._assignments, self._addresses, max_messages, time, linger_ms / 1000)
         while True:
-            for name in fetch.to_ask(self._since):
+            for name in fetch.select_proxies(self._since):
                 await self._start_call(name, max_messages, fetch.linger_ms(time))
-            if not self._ended:
+            if not self._answers:
                 until = fetch.wait_until(now(), self._since)
                 if until is None:
                     return fetch.collect_result(time)
@@ -187,8 +187,8 @@ class AsyncFetchConsumer:
             raise ClosedError("the consumer has been closed")
         self._home.check_process()
         if now() >= self._resolve_at or not self._addresses:
-            wait_s = AGAIN_S if self._addresses else self._timeout_s
-            resolved = await resolve_in_time(self._proxies, self._known, wait_s)
+            wait_s = RESOLVE_WAIT_S if self._addresses else self._timeout_s
+            resolved = await resolve_in_time(self._proxies, self._address_cache, wait_s)
             addresses = (
                 self._addresses if resolved is None else {str(address): address for address in resolved}
             )
@@ -244,21 +244,21 @@ class AsyncFetchConsumer:
                     self._changed.notify()
             raise
         with self._lock:
-            if self._since.get(name) == started:  # else nobody wants it any more
-                self._ended.append(FetchAnswer(name, offsets, max_messages, started, now(), outcome))
+            if self._since.get(name) == started:  # else the call was dropped
+                self._answers.append(FetchAnswer(name, offsets, max_messages, started, now(), outcome))
                 self._changed.notify()
 
     async def _wait(self, until: float) -> None:
-        """Wait until a call has ended, at most until `until`."""
+        """Wait until a call is completed, at most until `until`."""
         with self._lock:
             remaining_s = until - now()
-            if not self._ended and remaining_s > 0:
+            if not self._answers and remaining_s > 0:
                 await self._changed.wait(min(remaining_s, threading.TIMEOUT_MAX))
 
     def _take_answers(self) -> list[FetchAnswer]:
         """Remove and return the received answers, in their order."""
         with self._lock:
-            answers, self._ended = self._ended, []
+            answers, self._answers = self._answers, []
             for answer in answers:
                 del self._since[answer.proxy]
             return answers
@@ -267,7 +267,7 @@ class AsyncFetchConsumer:
         """Cancel the call to this proxy, and discard its answer."""
         with self._lock:
             self._since.pop(name, None)
-            self._ended = [answer for answer in self._ended if answer.proxy != name]
+            self._answers = [answer for answer in self._answers if answer.proxy != name]
         call = self._calls.pop(name, None)
         if call is not None:
             call.cancel()

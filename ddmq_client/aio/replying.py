@@ -1,7 +1,8 @@
 """AsyncReplyCalls: acknowledgements that carry messages, each a call with connections of their own.
 
-It goes to the proxy that the message came from; where that one does not answer, or holds the queue no longer,
-to the others in turn. As many connections are open as handlers acknowledge at a time.
+A call goes to the proxy that the message came from. If that proxy does not answer, or no longer owns the
+queue, the call goes to the other proxies, one after another. Each concurrent acknowledgement has its own
+connection.
 """
 
 from __future__ import annotations
@@ -15,27 +16,30 @@ from ddmq_client.core.nodes import ProxyAddress
 from ddmq_client.core.prefetch_buffer import PrefetchBuffer
 from ddmq_client.core.replying import ReplyJob, ReplyTo
 from ddmq_client.core.settings import ConsumerSettings
-from ddmq_client.core.verdicts import CallFailed, CallVerdict, of_fault
+from ddmq_client.core.verdicts import CallFailed, CallVerdict, of_error_kind
 from ddmq_client.errors import ClientError, ClosedError, LeaseOverError
 from ddmq_client.outgoing import SendResult
 from ddmq_client.received import Message
-from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyFault
+from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyCallError
 from ddmq_client.wire.replying import read_reply, reply_request
 
-IDLE_MAX = 16  # connections kept for one proxy
+IDLE_MAX = 16  # idle connections to one proxy
 
 
 class AsyncReplyCalls:
     """Sends the acknowledgements with messages of one consumer. Safe for many threads."""
 
     def __init__(
-        self, settings: ConsumerSettings, shared: Lock, buffer: PrefetchBuffer, room: Condition
+        self, settings: ConsumerSettings, shared: Lock, buffer: PrefetchBuffer, space_freed: Condition
     ) -> None:
-        """Create the calls. `shared`: the lock of the buffer. `room`: notified when a message was settled."""
+        """Create the calls of one consumer.
+
+        `shared`: the lock of the buffer. `space_freed`: notified when a message was settled.
+        """
         self._settings = settings
         self._shared = shared
         self._buffer = buffer
-        self._room = room
+        self._space_freed = space_freed
         self._lock = Lock()
         self._addresses: Sequence[ProxyAddress] = ()
         self._idle: dict[ProxyAddress, list[AsyncFramedConnection]] = {}
@@ -64,7 +68,7 @@ class AsyncReplyCalls:
         finally:
             with self._shared:
                 self._buffer.end_reply(message, stored=stored)
-                self._room.notify_all()
+                self._space_freed.notify_all()
         return results
 
     async def _run_job(
@@ -87,14 +91,14 @@ class AsyncReplyCalls:
         """
         with self._lock:
             addresses = sorted(self._addresses, key=lambda address: str(address) != first)
-        turn = 0
+        attempt = 0
         wait: float | None = 0.0
         while wait is not None and addresses:
             if wait:
                 await sleep(wait)
-            await self._try_proxy(job, addresses[turn % len(addresses)])
-            turn += 1
-            wait = job.next_wait(now(), turn < len(addresses))
+            await self._try_proxy(job, addresses[attempt % len(addresses)])
+            attempt += 1
+            wait = job.next_wait(now(), attempt < len(addresses))
 
     async def _try_proxy(self, job: ReplyJob, address: ProxyAddress) -> None:
         connection = self._take_connection(address)
@@ -107,11 +111,11 @@ class AsyncReplyCalls:
         except FrameError as error:
             connection.close()
             job.take_failure(CallVerdict.LOST, f"{error} (from {name})", name)
-        except ProxyFault as fault:
-            if fault.kind == UNKNOWN_METHOD:
+        except ProxyCallError as error:
+            if error.kind == UNKNOWN_METHOD:
                 job.on_unsupported(f"the proxy at {name} is too old for acknowledgements that carry messages")
             else:
-                job.take_failure(of_fault(fault.kind), str(fault), name)
+                job.take_failure(of_error_kind(error.kind), str(error), name)
         finally:
             self._give_back(address, connection)
 

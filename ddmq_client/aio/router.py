@@ -11,14 +11,14 @@ import random
 from collections.abc import Collection, Sequence
 
 from ddmq_client.aio.connection import AsyncFramedConnection, resolve_addresses
-from ddmq_client.aio.sync import AsyncActivity, Condition, Lock, now, wait_ended
+from ddmq_client.aio.sync import AsyncActivity, Condition, Lock, join_activities, now
 from ddmq_client.core import frames
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Node, ProxyAddress, Rotation
 from ddmq_client.core.sending import SEND_ONE
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.errors import BusyError, ClosedError
-from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
+from ddmq_client.wire.producing import ProxyCallError, heartbeat_verdict
 
 IDLE_MAX_S = 60.0
 PROBE_TIMEOUT_S = 2.0
@@ -35,11 +35,11 @@ class AsyncProxyRouter:
         self._freed = Condition(self._lock)
         self._upkeep_due = Condition(self._lock)
         self._rotation = Rotation(random.random)
-        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
+        self._address_cache: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._idle: dict[Node, list[tuple[float, AsyncFramedConnection]]] = {}
         self._in_use: set[AsyncFramedConnection] = set()
         self._ending = Condition(self._lock)
-        self._known_first = Condition(self._lock)
+        self._first_resolved = Condition(self._lock)
         self._resolved = False  # the names have been, for the first time
         self._upkeep = AsyncActivity(self._keep_up, "ddmq-producer-upkeep")
         self._upkeep_started = False
@@ -99,23 +99,23 @@ class AsyncProxyRouter:
             connections = [c for entries in self._idle.values() for _, c in entries]
             connections += self._in_use
             self._idle.clear()
-            for condition in (self._upkeep_due, self._freed, self._known_first, self._ending):
+            for condition in (self._upkeep_due, self._freed, self._first_resolved, self._ending):
                 condition.notify_all()
         for connection in connections:
             connection.close()
         self._upkeep.cancel()
-        await wait_ended([self._upkeep], min(deadline, now() + PROBE_TIMEOUT_S))
+        await join_activities([self._upkeep], min(deadline, now() + PROBE_TIMEOUT_S))
 
     async def _wait_resolved(self, deadline: float) -> None:
         if not (self._upkeep_started or self._closed):
             self._upkeep.start()
             self._upkeep_started = True
         while not (self._resolved or self._closed):
-            if not await self._known_first.wait(deadline - now()):
+            if not await self._first_resolved.wait(deadline - now()):
                 return
 
     async def _resolve_addresses(self) -> None:
-        addresses = await resolve_addresses(self._addresses, self._known)
+        addresses = await resolve_addresses(self._addresses, self._address_cache)
         with self._lock:
             for node in self._rotation.update(addresses):
                 self._drop_idle(node)
@@ -139,7 +139,7 @@ class AsyncProxyRouter:
         """Return a leased connection; it is closed if its call failed."""
         with self._lock:
             self._in_use.discard(connection)
-            keep = not (connection.closed or node.gone or self._closed)
+            keep = not (connection.closed or node.removed or self._closed)
             if keep:
                 self._idle.setdefault(node, []).append((now(), connection))
             self._freed.notify()
@@ -154,10 +154,10 @@ class AsyncProxyRouter:
                 return connection
         if len(self._in_use) >= self._connections_max:
             return None
-        self._make_room()
+        self._evict_idle()
         return AsyncFramedConnection(node.address)
 
-    def _make_room(self) -> None:
+    def _evict_idle(self) -> None:
         """Close an idle connection to another node, to keep the number of open ones within its bound."""
         idle = [entries for entries in self._idle.values() if entries]
         if idle and len(self._in_use) + sum(map(len, idle)) >= self._connections_max:
@@ -171,7 +171,7 @@ class AsyncProxyRouter:
         await self._resolve_addresses()
         with self._lock:
             self._resolved = True
-            self._known_first.notify_all()
+            self._first_resolved.notify_all()
         resolve_at = now() + self._resolve_in()
         while True:
             time = now()
@@ -208,7 +208,7 @@ class AsyncProxyRouter:
         try:
             payload, sequence_id = await connection.call(self._probe_frame, now() + PROBE_TIMEOUT_S)
             verdict = heartbeat_verdict(payload, sequence_id)
-        except (CallFailed, FrameError, ProxyFault):
+        except (CallFailed, FrameError, ProxyCallError):
             verdict = CallVerdict.LOST
         finally:
             connection.close()

@@ -21,7 +21,7 @@ from ddmq_client.delays import When, when_of
 from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError, SendError
 from ddmq_client.observer import ClientObserver, SendCall, observe_send
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
-from ddmq_client.wire.producing import ProxyFault, read_results
+from ddmq_client.wire.producing import ProxyCallError, read_results
 
 Read = Callable[[bytes, int, bytes], list[SendResult]]  # payload, sequence id, method
 ONEWAY_ATTEMPTS = 4
@@ -85,8 +85,8 @@ class AsyncJobSender:
             return self._record_failure(job, node, failure.verdict, failure.text)
         except FrameError as error:
             return self._record_failure(job, node, CallVerdict.LOST, f"{error} (from {node.name})")
-        except ProxyFault as fault:
-            return self._record_failure(job, node, verdicts.of_fault(fault.kind), str(fault))
+        except ProxyCallError as error:
+            return self._record_failure(job, node, verdicts.of_error_kind(error.kind), str(error))
         stored = all(result.code == 0 for result in results)
         elsewhere = not stored and self._router.has_fresh(job.tried)
         verdict = job.take_results(node, results, elsewhere)

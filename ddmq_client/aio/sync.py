@@ -17,8 +17,8 @@ from ddmq_client.received import Message
 
 AWAITS = True  # functions of the application may be async
 INLINE = False  # what one caller alone waits for has a task of its own: it may outlive a cancelled caller
-WORKERS = 16  # of a consumer, unless told otherwise
-Lock = threading.Lock  # of parts of a client; held for a few lines
+WORKERS = 16  # of a consumer, by default
+Lock = threading.Lock  # of the components of a client; held for a few lines
 CANCEL_S = 1.0  # for a cancelled handler to end
 Handle = Callable[[list[Message]], Awaitable[int]]  # returns how often the application's handler raised
 
@@ -126,7 +126,7 @@ def _set_results(futures: list[asyncio.Future[bool]] | tuple[asyncio.Future[bool
 
 
 class AsyncActivity:
-    """A task that runs a part of a client in the background."""
+    """A task that runs a component of a client in the background."""
 
     def __init__(self, work: Callable[[], Coroutine[None, None, object]], name: str) -> None:
         """Store `work`, which runs once the activity is started."""
@@ -136,7 +136,7 @@ class AsyncActivity:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the activity has been started and has not ended."""
+        """Return whether the activity is running."""
         return self._task is not None and not self._task.done()
 
     @property
@@ -153,17 +153,17 @@ class AsyncActivity:
         if self._task is not None and not self.is_current:
             self._task.cancel()
 
-    def ended(self) -> asyncio.Future[object] | None:
-        """Return a future that ends with the task; None if it is not running, or is the caller."""
+    def completion(self) -> asyncio.Future[object] | None:
+        """Return a future that is done when the task is; None if it is not running, or is the caller."""
         return self._task if self.is_alive and not self.is_current else None
 
 
-async def wait_ended(activities: Iterable[AsyncActivity], deadline: float) -> bool:
+async def join_activities(activities: Iterable[AsyncActivity], deadline: float) -> bool:
     """Wait until `deadline` for the activities other than the caller's, then cancel them.
 
-    Returns whether all ended without being cancelled.
+    Returns whether all were completed without being cancelled.
     """
-    waiting = [task for activity in activities if (task := activity.ended()) is not None]
+    waiting = [task for activity in activities if (task := activity.completion()) is not None]
     if not waiting:
         return True
     _, late = await asyncio.wait(waiting, timeout=max(0.0, deadline - get_clock()()))

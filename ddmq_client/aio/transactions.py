@@ -1,11 +1,12 @@
-"""AsyncTransaction: messages that are seen when the application's own work is done, all of them or none.
+"""AsyncTransaction: messages that become visible when the application's own work is done, all or none.
 
     async with producer.transaction(check=was_committed, reference="order-17") as tx:
         await tx.send("orders", b"paid", key="order-17")
         await database.commit()
 
-A send returns when its message is durable; nobody sees it before the end. Leaving the block commits, an
-exception rolls back. Where nobody can say how it ended, the check is asked, later (docs/transactions.md).
+A send returns when its message is durable; no consumer receives it before the commit. Leaving the block
+commits, an exception rolls back. If the outcome is uncertain, the check decides it later
+(docs/transactions.md).
 The blocking one is safe for many threads, that of `ddmq_client.aio` for the tasks of one event loop.
 """
 
@@ -42,7 +43,7 @@ from ddmq_client.outbox import Outbox
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home
 from ddmq_client.transactions import check_reference, with_reference
-from ddmq_client.wire.transactions import read_ended, read_prepared
+from ddmq_client.wire.transactions import read_end_result, read_prepared
 
 _log = logging.getLogger("ddmq_client.producer")
 
@@ -84,11 +85,11 @@ class AsyncTransactionCalls:
         """
         self._home.check_process()
         job = self.outbox.end(transaction_id, action, through_offset, deadline, check, messages)
-        (result,) = await self._sender.run(job, read_ended)
+        (result,) = await self._sender.run(job, read_end_result)
         error = end_error(action, transaction_id, result)
         if error is not None:
             raise error
-        return getattr(result, "landed", ())
+        return getattr(result, "locations", ())
 
 
 class AsyncTransaction(AsyncSends):
@@ -173,7 +174,7 @@ class AsyncTransaction(AsyncSends):
         """Leave the outcome to the check: the application does not know it, for instance because the commit
         of its database brought no answer.
 
-        The check is asked a minute after the first message.
+        The check is called a minute after the first message.
         """
         with self._lock:
             self._state.leave()
@@ -184,19 +185,19 @@ class AsyncTransaction(AsyncSends):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._state.has_ended:
+        if self._state.is_closed:
             return
         if error is None:
             await self.commit()
-        elif (self._is_doubt(error) or not isinstance(error, Exception)) and self._checked():
-            self.undecided()  # interrupted, cancelled: perhaps behind the local commit
+        elif (self._is_uncertain_commit(error) or not isinstance(error, Exception)) and self._checked():
+            self.undecided()  # interrupted, cancelled: perhaps after the local commit
         else:
             try:
                 await self.rollback()
             except ClientError as failure:
                 _log.warning("%s (its block raised %r)", failure, error)
 
-    def _is_doubt(self, error: BaseException) -> bool:
+    def _is_uncertain_commit(self, error: BaseException) -> bool:
         """Return whether the error means that the local commit may have happened; DecisionTable raises it."""
         return isinstance(error, UnknownEndError) and error.transaction_id == self.id
 
@@ -221,7 +222,7 @@ class AsyncTransaction(AsyncSends):
                 result.raise_for_error()
         except BaseException as error:
             with self._lock:
-                self._state.send_failed(error, unsure=may_be_stored(error))
+                self._state.send_failed(error, uncertain=may_be_stored(error))
             raise
         with self._lock:
             self._state.record_sent(results)

@@ -1,11 +1,11 @@
 """Run a consumer: per proxy one flusher and a puller for each topic; workers for its handlers.
 
-Names are resolved again every 30 s: new proxies get their pullers, those of vanished ones end, and what is
-still to be told to these goes through another proxy.
+Names are resolved every 30 s: new proxies get their pullers, the pullers of removed proxies end, and the
+pending results of removed proxies go through another proxy.
 
-A puller is bound to one connection; results ride on its pulls. What no pull carries in time the flusher
-submits, over a connection of its own. A call that failed is followed by a pause and a new connection; the
-results that it carried are sent again: the proxy takes repeated ones as said.
+A puller is bound to one connection; results ride on its pulls. If no pull carries them in time, the flusher
+submits them over a connection of its own. A failed call is followed by a pause and a new connection, and its
+results are resent: a proxy applies repeated results once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 
 from ddmq_client.aio.connection import AsyncFramedConnection, resolve_addresses
 from ddmq_client.aio.coordinator import AsyncCoordinator
-from ddmq_client.aio.sync import AsyncActivity, Condition, Handle, Lock, get_clock, wait_ended
+from ddmq_client.aio.sync import AsyncActivity, Condition, Handle, Lock, get_clock, join_activities
 from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Pace, ProxyAddress, is_literal
 from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
@@ -34,7 +34,7 @@ from ddmq_client.wire.consuming import (
     settle_frame,
     submit_frame,
 )
-from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyFault
+from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyCallError
 
 ABORT_S = 0.5  # for a flusher whose connection was closed to end
 _log = logging.getLogger("ddmq_client.consumer")
@@ -61,7 +61,7 @@ class AsyncWorkerPool:
         self._coordinator = coordinator
         self._proxies = proxies
         self._pulls = pulls
-        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
+        self._address_cache: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._lock = Lock()  # of the tables below, and of starting workers
         self._stopped = Condition(self._lock)
         self._stopping = False
@@ -102,21 +102,21 @@ class AsyncWorkerPool:
         try:
             self._upkeep.cancel()
             coordinator.stop_pulling()
-            clean = await wait_ended(pulling, deadline)
+            clean = await join_activities(pulling, deadline)
             for puller in pullers:
                 puller.abort()
             alone = self.is_worker() and len(self._workers) == 1
             clean = await coordinator.wait_handled(deadline, alone) and clean
             coordinator.stop_handing()
-            clean = await wait_ended(self._workers, deadline) and clean
+            clean = await join_activities(self._workers, deadline) and clean
             coordinator.stop_keeping()
             for flusher in flushers:
                 flusher.closing_deadline = flush_deadline
             coordinator.stop_flushing()
-            clean = await wait_ended(flushing, flush_deadline) and clean
+            clean = await join_activities(flushing, flush_deadline) and clean
             for flusher in flushers:
                 flusher.abort()
-            await wait_ended([*flushing, self._leases], flush_deadline + ABORT_S)
+            await join_activities([*flushing, self._leases], flush_deadline + ABORT_S)
             return not coordinator.abandon_results() and clean
         finally:
             coordinator.replies.close()
@@ -145,7 +145,7 @@ class AsyncWorkerPool:
                     return
 
     async def _refresh_proxies(self) -> None:
-        addresses = await resolve_addresses(self._proxies, self._known)
+        addresses = await resolve_addresses(self._proxies, self._address_cache)
         if not addresses:
             self._coordinator.last_error = "no proxy address is known: no name resolves"
             _log.warning("none of %s resolves", ", ".join(map(str, self._proxies)))
@@ -215,7 +215,7 @@ class AsyncPuller:
 
     async def _run(self) -> None:
         try:
-            while (work := await self._coordinator.wait_room(self._source)) is not None:
+            while (work := await self._coordinator.wait_capacity(self._source)) is not None:
                 pause = await self._pull(*work)
                 if pause:
                     await self._coordinator.pause_puller(self._source, pause)
@@ -254,7 +254,7 @@ class AsyncPuller:
         return read_pulled(payload, sequence_id)
 
     def _log_failure(self, error: Exception) -> None:
-        if self._coordinator.pulling_stopped or self._source.ended:
+        if self._coordinator.pulling_stopped or self._source.closing:
             return
         if self._pace.is_failing:
             _log.debug("pull from %s failed: %s", self._source.proxy.name, error)
@@ -349,8 +349,8 @@ class AsyncFlusher:
                 lambda now, number: settle_frame(self._pulls, acks, leave, number), deadline
             )
             self._coordinator.report_unapplied(acks, read_settled(*answer))
-        except ProxyFault as fault:
-            if fault.kind != UNKNOWN_METHOD:
+        except ProxyCallError as error:
+            if error.kind != UNKNOWN_METHOD:
                 raise
             self.proxy.settles = False
         return self.proxy.settles or not acks

@@ -1,6 +1,6 @@
 """Explain a call with an argument that does not exist: name the argument that is meant, and the page. Pure.
 
-`explain_arguments` wraps the constructors and `send`. It changes no signature, and it looks at a call only
+`explain_arguments` wraps the constructors and `send`. It changes no signature, and it examines a call only
 after Python has rejected it. Users of Kafka, RocketMQ, RabbitMQ, Celery and Dramatiq have their own names for
 arguments; the tables below list those that no similar name leads to.
 """
@@ -18,7 +18,7 @@ R = TypeVar("R")
 SIMILARITY_MIN = 0.7
 SUGGESTIONS_MAX = 3
 
-# Our argument, and what others call it.
+# Argument of this client → names of its counterparts in other clients.
 _COUNTERPARTS = {
     "proxies": ("bootstrap_servers", "brokers", "broker_url", "host", "name_server", "servers", "url"),
     "handler": ("callback", "listener", "message_listener", "on_message"),
@@ -39,7 +39,7 @@ _COUNTERPARTS = {
     "every": ("interval", "period"),
     "attempts_max": ("max_retries", "retries", "retry_times"),
 }
-# What is no argument of a client, and what to use.
+# Names without a counterpart, and what to use instead.
 _ELSEWHERE: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("dead_letter_queue", "dead_letter_topic", "dlq", "on_dead_letter", "on_failure"),
@@ -137,11 +137,15 @@ def _explain_error(
 
 
 def _suggest_name(name: str, names: Sequence[str], page: str) -> str:
-    counterparts = [ours for ours, theirs in _COUNTERPARTS.items() if name in theirs and ours in names]
+    counterparts = [
+        argument
+        for argument, foreign_names in _COUNTERPARTS.items()
+        if name in foreign_names and argument in names
+    ]
     if counterparts:
         return _format_question(counterparts, page)
-    for theirs, text in _ELSEWHERE:
-        if name in theirs:
+    for foreign_names, text in _ELSEWHERE:
+        if name in foreign_names:
             return text
     settings = _group_settings() if "group" in names else []
     similar = [] if name in settings else get_close_matches(name, names, SUGGESTIONS_MAX, SIMILARITY_MIN)
@@ -154,7 +158,7 @@ def _suggest_name(name: str, names: Sequence[str], page: str) -> str:
             f" Admin.update_subscription(GROUP, TOPIC, {setting}=...) (docs/configuration.md)"
         )
     words = set(name.split("_")) - {"max", "ms", "on"}
-    sharing = [ours for ours in names if words & set(ours.split("_"))][:SUGGESTIONS_MAX]
+    sharing = [argument for argument in names if words & set(argument.split("_"))][:SUGGESTIONS_MAX]
     return _format_question(sharing, page) if sharing else f"allowed: {', '.join(names)} ({page})"
 
 

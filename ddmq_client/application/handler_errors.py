@@ -58,7 +58,7 @@ class HandlerErrors:
             _log.error("the %s raised on %s", what, shown_messages, exc_info=error)
             return
         has_traceback = number == traceback_number or _log.isEnabledFor(logging.DEBUG)
-        where = f"error {number} of this kind, at {_find_place(error)}"
+        where = f"error {number} of this kind, at {_find_location(error)}"
         _log.error(
             "the %s raised on %s: %s (%s)",
             what,
@@ -108,7 +108,7 @@ def _cause_of(error: BaseException) -> BaseException | None:
     return error.__context__
 
 
-def _find_place(error: BaseException) -> str:
+def _find_location(error: BaseException) -> str:
     """Return FOLDER/FILE:LINE of the innermost frame."""
     stack = _read_stack(error)
     if not stack:

@@ -74,15 +74,15 @@ class OriginResults:
 
     def split_off(self, count: int) -> OriginResults:
         """Remove and return at most `count` results, successes first."""
-        part = OriginResults(self.origin)
-        part.repeated = self.repeated
+        chunk = OriginResults(self.origin)
+        chunk.repeated = self.repeated
         for names in _LISTS:
-            room = count - len(part)
+            capacity = count - len(chunk)
             for name in names:
                 values: list[Any] = getattr(self, name)
-                setattr(part, name, values[:room])
-                setattr(self, name, values[room:])
-        return part
+                setattr(chunk, name, values[:capacity])
+                setattr(self, name, values[capacity:])
+        return chunk
 
 
 # Lists that run beside each other: each group is one kind of result.
@@ -159,16 +159,16 @@ class PendingAcks:
         if not self._count:
             return None
         acks: AckBatch = []
-        room = RESULTS_MAX
+        capacity = RESULTS_MAX
         for origin in list(self._open)[:CONTEXTS_MAX]:
             results = self._open[origin]
             self._count -= results.drop_settled_extensions()
-            if len(results) > room:
-                acks.append(results.split_off(room))
+            if len(results) > capacity:
+                acks.append(results.split_off(capacity))
                 break
             acks.append(self._open.pop(origin))
-            room -= len(results)
-            if not room:
+            capacity -= len(results)
+            if not capacity:
                 break
         self._count -= sum(map(len, acks))
         self.urgent = self.urgent and any(results.is_urgent for results in self._open.values())
@@ -229,7 +229,7 @@ class UnappliedResult(NamedTuple):
 
 
 def late_results(
-    acks: AckBatch, told: Iterable[UnappliedResult]
+    acks: AckBatch, unapplied: Iterable[UnappliedResult]
 ) -> tuple[list[UnappliedResult], list[UnappliedResult]]:
     """Return (late results, late extensions) among the results that the proxy did not apply.
 
@@ -240,7 +240,7 @@ def late_results(
     by_origin = {results.origin: results for results in acks}
     late: list[UnappliedResult] = []
     lost: list[UnappliedResult] = []
-    for each in told:
+    for each in unapplied:
         results = by_origin.get(each.origin)
         if results is None:
             continue

@@ -1,12 +1,13 @@
 """The assignments of a low-level fetching client: the queues from each proxy, and its offset in each. Pure.
 
-A queue belongs to the proxy that answered for it last. When a proxy leaves a queue out, or is gone, the
-queue is somebody else's and its place is forgotten: whoever gets it goes on at the group's stored offset.
+A queue belongs to the proxy that answered for it last. When a proxy no longer lists a queue, or is removed,
+another consumer owns the queue, and this client forgets its offset. The new owner continues at the group's
+stored offset.
 
-All proxies are asked at the same time, and a call may last longer than the fetch that started it: what
-came from one proxy does not wait until the others have nothing. Its answer is then the next fetch's. A
-place moves when messages are handed to the application, not when they arrive: an answer that nobody gets, as
-the fetch was interrupted, is as none.
+All proxies are called at the same time, and a call may last longer than the fetch that started it. Messages
+of one proxy do not wait until the other proxies have answered; a late answer belongs to the next fetch. An
+offset advances when messages are returned to the application, not when they arrive. An answer that was never
+returned, because the fetch was interrupted, changes nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ddmq_client.core.places import Offsets
+from ddmq_client.core.instance_offsets import Offsets
 from ddmq_client.errors import OptionError, PullError
 from ddmq_client.received import FetchedQueue, fetched_here, queue_number
 
 Queue = tuple[str, str]  # topic, queue
 SETTLE_S = 0.02  # a proxy that has messages answers within this time
-GRACE_S = 0.25  # after the linger time, for proxies that answer later than told
-KEEP_S = 5.0  # what came longer ago and was not handed out is fetched again
+GRACE_S = 0.25  # after the linger time, for proxies that answer later than requested
+KEEP_S = 5.0  # an older answer that was not returned is dropped, and its messages are fetched again
 
 
 class FetchAnswer(NamedTuple):
@@ -30,8 +31,8 @@ class FetchAnswer(NamedTuple):
     proxy: str
     requested: Offsets
     max_messages: int
-    started: float  # monotonic seconds, as `ended`
-    ended: float
+    started: float  # monotonic seconds, as `completed`
+    completed: float
     outcome: Sequence[FetchedQueue] | Exception
 
 
@@ -43,16 +44,16 @@ class Round:
     ) -> None:
         self._assignments = assignments
         self._open = set(proxies)
-        self._unheard = set(self._open)  # of those, the ones whose queues may be full, for all we know
+        self._unanswered = set(self._open)  # no answer in this round yet: their queues may have messages
         self._max_messages = max_messages
         self._started = now
         self._until = now + linger_s
         self._silent = True  # no proxy has answered
-        self._refusal: PullError | None = None
+        self._rejection: PullError | None = None
         self._failure: Exception | None = None
-        self._found: list[FetchAnswer] = []
+        self._nonempty_answers: list[FetchAnswer] = []
 
-    def to_ask(self, under_way: Iterable[str]) -> set[str]:
+    def select_proxies(self, under_way: Iterable[str]) -> set[str]:
         """Return the proxies to call now; those in `under_way` are being called."""
         return self._open - set(under_way)
 
@@ -66,18 +67,18 @@ class Round:
         After an empty answer to a call of an earlier round, that proxy is called again.
         """
         proxy, outcome = answer.proxy, answer.outcome
-        self._unheard.discard(proxy)
+        self._unanswered.discard(proxy)
         if isinstance(outcome, PullError):
             outcome.proxy = proxy
             if answer.started >= self._started:
-                self._refusal, self._silent = outcome, False
+                self._rejection, self._silent = outcome, False
         elif isinstance(outcome, Exception):
             self._assignments.drop_proxy(proxy)
             self._failure = outcome
-        elif answer.max_messages <= self._max_messages and now - answer.ended <= KEEP_S:
+        elif answer.max_messages <= self._max_messages and now - answer.completed <= KEEP_S:
             self._silent = False
             if self._assignments.has_messages(outcome, answer.requested):
-                self._found.append(answer)
+                self._nonempty_answers.append(answer)
                 self._open.discard(proxy)
             else:
                 self._assignments.apply_answer(answer, now)
@@ -89,11 +90,11 @@ class Round:
 
         `under_way`: when the call to each proxy began.
         """
-        waited_for = self._unheard if self._found else self._open
+        waited_for = self._unanswered if self._nonempty_answers else self._open
         since = [under_way[proxy] for proxy in waited_for]
         if not since:
             return None
-        if self._found:
+        if self._nonempty_answers:
             until = max(since) + SETTLE_S
         elif self._silent and min(since) >= self._started:
             until = float("inf")  # their own time-outs end them
@@ -104,12 +105,16 @@ class Round:
     def collect_result(self, now: float) -> list[FetchedQueue]:
         """Return the messages of this round.
 
-        Raises PullError if a proxy refused, or the last error if none answered.
+        Raises PullError if a proxy rejected the call, or the last error if none answered.
         """
-        if self._found:
-            return [each for answer in self._found for each in self._assignments.apply_answer(answer, now)]
-        if self._refusal is not None:
-            raise self._refusal
+        if self._nonempty_answers:
+            return [
+                queue
+                for answer in self._nonempty_answers
+                for queue in self._assignments.apply_answer(answer, now)
+            ]
+        if self._rejection is not None:
+            raise self._rejection
         if self._silent and self._failure is not None and not self._open:
             raise PullError(f"no proxy answers: {self._failure}")
         return []
@@ -120,18 +125,18 @@ class Assignments:
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._held: dict[str, dict[Queue, int]] = {}  # proxy → queue → next offset to fetch
-        self._handed: dict[Queue, int] = {}  # next offset after what the application was given
-        self._seeks: dict[Queue, int] = {}  # of `seek`, not yet fetched
+        self._owned: dict[str, dict[Queue, int]] = {}  # proxy → queue → next offset to fetch
+        self._delivered: dict[Queue, int] = {}  # next offset after the messages returned to the application
+        self._seeks: dict[Queue, int] = {}  # set by `seek`, not yet fetched
 
     def list_queues(self) -> list[Queue]:
         """Return all owned queues, sorted."""
-        return sorted({queue for owned in self._held.values() for queue in owned})
+        return sorted({queue for owned in self._owned.values() for queue in owned})
 
     def next_offsets(self, proxy: str) -> Offsets:
         """Return the offsets from which the next fetch from this proxy begins."""
         offsets = self._seeks | {
-            queue: self._seeks.get(queue, offset) for queue, offset in self._held.get(proxy, {}).items()
+            queue: self._seeks.get(queue, offset) for queue, offset in self._owned.get(proxy, {}).items()
         }
         return by_topic(offsets)
 
@@ -150,7 +155,7 @@ class Assignments:
         delivered: list[FetchedQueue] = []
         for each in queues:
             queue = (each.topic, each.queue)
-            for other, theirs in self._held.items():
+            for other, theirs in self._owned.items():
                 if other != proxy:
                     theirs.pop(queue, None)
             if self._has_newer_seek(each, answer.requested):
@@ -159,17 +164,17 @@ class Assignments:
             owned[queue] = each.next_offset
             self._seeks.pop(queue, None)
             if each.messages:
-                self._handed[queue] = each.next_offset
+                self._delivered[queue] = each.next_offset
                 fetched_here(each, self._group, now)
                 delivered.append(each)
-        lost = self._held.get(proxy, {}).keys() - owned.keys()
-        self._held[proxy] = owned
+        lost = self._owned.get(proxy, {}).keys() - owned.keys()
+        self._owned[proxy] = owned
         self._forget_queues(lost)
         return delivered
 
     def drop_proxy(self, proxy: str) -> None:
         """Forget the queues of a proxy that does not answer, because other proxies take them over."""
-        self._forget_queues(self._held.pop(proxy, {}).keys())
+        self._forget_queues(self._owned.pop(proxy, {}).keys())
 
     def seek(self, topic: str, queue: int | str, offset: int) -> None:
         """Let the next fetch of a queue begin at `offset`."""
@@ -183,7 +188,7 @@ class Assignments:
         Without `offsets`, those after all returned messages.
         """
         if offsets is None:
-            next_offsets = dict(self._handed)
+            next_offsets = dict(self._delivered)
         else:
             next_offsets = {
                 (topic, self._name_of(topic, queue)): n
@@ -191,7 +196,7 @@ class Assignments:
                 for queue, n in by_queue.items()
             }
         acks: dict[str, Offsets] = {}
-        for proxy, owned in self._held.items():
+        for proxy, owned in self._owned.items():
             mine = by_topic({queue: offset for queue, offset in next_offsets.items() if queue in owned})
             if mine:
                 acks[proxy] = mine
@@ -201,8 +206,8 @@ class Assignments:
         """Forget offsets to acknowledge, because they are stored."""
         for topic, queues in offsets.items():
             for queue, offset in queues.items():
-                if self._handed.get((topic, queue)) == offset:
-                    del self._handed[topic, queue]
+                if self._delivered.get((topic, queue)) == offset:
+                    del self._delivered[topic, queue]
 
     def _name_of(self, topic: str, queue: int | str) -> str:
         """Return the name of a queue on the wire.
@@ -227,7 +232,7 @@ class Assignments:
 
     def _forget_queues(self, queues: Iterable[Queue]) -> None:
         for queue in queues:
-            self._handed.pop(queue, None)
+            self._delivered.pop(queue, None)
             self._seeks.pop(queue, None)
 
 

@@ -69,9 +69,9 @@ def encode_zigzag(value: int) -> bytes:
     return encode_varint((value << 1) ^ (value >> 63))
 
 
-def build_frame(parts: Sequence[bytes]) -> bytes:
-    """Join the parts of a payload into one frame, with its length."""
-    body = b"".join(parts)
+def build_frame(chunks: Sequence[bytes]) -> bytes:
+    """Join the chunks of a payload into one frame, with its length."""
+    body = b"".join(chunks)
     return len(body).to_bytes(4, "big") + body
 
 
@@ -87,25 +87,25 @@ def call_head(method: bytes, sequence_id: int, kind: int = CALL) -> bytes:
 
 
 def one_message_args(message: bytes, timeout_ms: int | None) -> tuple[bytes, ...]:
-    """Encode the arguments (1 message, 2 timeout) as parts of a frame; no timeout if it is None."""
+    """Encode the arguments (1 message, 2 timeout) as chunks of a frame; no timeout if it is None."""
     if timeout_ms is None:
         return _STRUCT_FIELD, message, _STOP
     return _STRUCT_FIELD, message, _I64_FIELD, encode_zigzag(timeout_ms), _STOP
 
 
 def many_messages_args(messages: Sequence[bytes], timeout_ms: int | None) -> tuple[bytes, ...]:
-    """Encode the arguments (1 list of messages, 2 timeout) as parts of a frame."""
+    """Encode the arguments (1 list of messages, 2 timeout) as chunks of a frame."""
     tail = (_STOP,) if timeout_ms is None else (_I64_FIELD, encode_zigzag(timeout_ms), _STOP)
     return _LIST_FIELD, _list_head(len(messages)), *messages, *tail
 
 
 def prepare_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
-    """Complete an encoded PrepareRequest with messages and timeout, as parts of a frame."""
+    """Complete an encoded PrepareRequest with messages and timeout, as chunks of a frame."""
     return _messages_between(_MESSAGES_FIELD, request, messages, timeout_ms)
 
 
 def reply_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
-    """Complete an encoded ReplyRequest with messages and timeout, as parts of a frame."""
+    """Complete an encoded ReplyRequest with messages and timeout, as chunks of a frame."""
     return _messages_between(_REPLIES_FIELD, request, messages, timeout_ms)
 
 
@@ -118,12 +118,12 @@ def _messages_between(
 
 
 def end_args(request: bytes, timeout_ms: int) -> tuple[bytes, ...]:
-    """Complete an encoded EndTransactionRequest with its timeout, as parts of a frame."""
+    """Complete an encoded EndTransactionRequest with its timeout, as chunks of a frame."""
     return _STRUCT_FIELD, request[:-1], _TIMEOUT_FIELD, encode_zigzag(timeout_ms), _STOP, _STOP
 
 
 def request_args(request: bytes) -> tuple[bytes, ...]:
-    """Wrap a complete encoded request as a call's arguments, as parts of a frame."""
+    """Wrap a complete encoded request as a call's arguments, as chunks of a frame."""
     return _STRUCT_FIELD, request, _STOP
 
 

@@ -24,7 +24,7 @@ from ddmq_client.errors import OptionError
 
 PROXIES_MAX = 256
 ADDRESSES_MAX = 256  # that all names resolve to
-RESOLVE_EVERY_S = 30.0  # a name, again
+RESOLVE_EVERY_S = 30.0  # between two resolutions of a name
 UNRESOLVED_RETRY_S = 1.0  # while no name resolves at all
 
 
@@ -94,7 +94,7 @@ TIME_OUTS_MAX = 3
 class Node:
     """One proxy at one resolved address."""
 
-    __slots__ = ("address", "failures", "gone", "name", "probing", "recognises", "retry_at", "time_outs")
+    __slots__ = ("address", "failures", "name", "probing", "recognises", "removed", "retry_at", "time_outs")
 
     def __init__(self, address: ProxyAddress) -> None:
         self.address = address
@@ -103,8 +103,8 @@ class Node:
         self.time_outs = 0
         self.retry_at: float | None = None  # out of rotation until a probe after this time succeeds
         self.probing = False
-        self.gone = False  # no longer among the resolved addresses
-        self.recognises: bool | None = None  # what it has stored, when it is sent again; None: not seen yet
+        self.removed = False  # no longer among the resolved addresses
+        self.recognises: bool | None = None  # whether it recognises resent messages; None: not observed yet
 
     @property
     def is_healthy(self) -> bool:
@@ -130,7 +130,7 @@ class Rotation:
         """
         self._jitter = jitter
         self._nodes: list[Node] = []
-        self._turn = 0
+        self._pick_count = 0
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -145,7 +145,7 @@ class Rotation:
         resolved = dict.fromkeys(addresses)
         removed = [node for node in self._nodes if node.address not in resolved]
         for node in removed:
-            node.gone = True
+            node.removed = True
         by_address = {node.address: node for node in self._nodes}
         self._nodes = [by_address.get(address) or Node(address) for address in resolved]
         return removed
@@ -159,8 +159,8 @@ class Rotation:
         fresh = [node for node in up if node not in avoid] if avoid else up
         candidates = fresh or up
         if candidates:
-            self._turn += 1
-            return candidates[self._turn % len(candidates)]
+            self._pick_count += 1
+            return candidates[self._pick_count % len(candidates)]
         return min(nodes, key=lambda node: node.retry_at or 0.0, default=None)
 
     def has_fresh(self, avoid: Collection[Node]) -> bool:
@@ -233,14 +233,14 @@ class Pace:
         """Whether the last call failed."""
         return self._failures > 0
 
-    def pause_after_answer(self, messages: int, took_s: float, asked_s: float | None = None) -> float:
+    def pause_after_answer(self, messages: int, took_s: float, call_linger_s: float | None = None) -> float:
         """Return the seconds to wait after an answer.
 
-        `took_s`: how long the call took. `asked_s`: the linger time of this call, if it was not the usual
-        one.
+        `took_s`: how long the call took. `call_linger_s`: the linger time of this call, if it differs from
+        the puller's.
         """
         self._failures = 0
-        linger_s = self._linger_s if asked_s is None else max(asked_s, LINGER_MIN_S)
+        linger_s = self._linger_s if call_linger_s is None else max(call_linger_s, LINGER_MIN_S)
         if messages or took_s >= linger_s / 2:
             self._empties = 0
             return 0.0
@@ -249,7 +249,7 @@ class Pace:
         return pause
 
     def pause_after_failure(self) -> float:
-        """Return the seconds to wait after a call that got no answer or was refused."""
+        """Return the seconds to wait after a call that got no answer or was rejected."""
         pause = min(FAILED_FIRST_S * 2.0 ** min(self._failures, 10), FAILED_MAX_S)
         self._failures += 1
         return pause * (0.75 + self._jitter() / 2)

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ddmq_client.core.acks import AckBatch, PendingAcks
-from ddmq_client.core.places import Places
+from ddmq_client.core.instance_offsets import InstanceOffsets
 from ddmq_client.received import DeliveryContext, FetchedQueue, Message, Origin, Outcome, Settling
 
-WAIT_S = 1.0  # what nobody here takes in so long, or in a third of its lease, is for others
-LEASE_PART = 1 / 3
+WAIT_S = 1.0  # a message that waits longer, or a third of its lease, returns for other consumers
+LEASE_FRACTION = 1 / 3
 
 
 @dataclass(slots=True)
@@ -37,8 +37,8 @@ class ConsumerCounts:
     skipped: int = 0
     failed: int = 0
     extended: int = 0
-    returned: int = 0  # nobody here had looked at them: free for other consumers at once
-    late: int = 0  # acks and fails that came when the lease was over: they did not count
+    returned: int = 0  # unhandled: free for other consumers at once
+    late: int = 0  # acks and fails that came after the lease had expired: they did not count
     expired: int = 0  # waited here longer than the lease: not handed out, the proxy redelivers
     results_dropped: int = 0  # of a proxy that cannot be reached: past their bound, or at the end
     pull_errors: int = 0
@@ -61,9 +61,9 @@ class ProxyConnection:
         self.pending = PendingAcks(results_max)
         self.idle = True  # its flusher sleeps until it is woken
         self.prompt = False  # submit now: nothing else would carry the results
-        self.leave_at = 0.0  # while stopping: when to ask (again) for the answers of parked pulls
-        self.settles = True  # the proxy knows the method `settle`
-        self.failover: ProxyConnection | None = None  # this proxy is gone; that one forwards its results
+        self.leave_at = 0.0  # while stopping: when to request the answers of parked pulls (again)
+        self.settles = True  # the proxy has the method `settle`
+        self.failover: ProxyConnection | None = None  # after this proxy was removed: forwards its results
 
     def resolve_failover(self) -> ProxyConnection:
         """Return this proxy, or the one that has taken over its results."""
@@ -76,7 +76,7 @@ class ProxyConnection:
 class Source:
     """The share of one puller in the buffer."""
 
-    __slots__ = ("changed_at", "ended", "open", "parked", "proxy", "topic", "waiting", "window")
+    __slots__ = ("changed_at", "closing", "open", "parked", "proxy", "topic", "waiting", "window")
 
     def __init__(self, proxy: ProxyConnection, topic: str | None) -> None:
         self.window: int | None = None  # how many may wait here; None: as many as `prefetch` says
@@ -85,7 +85,7 @@ class Source:
         self.topic = topic
         self.waiting = 0  # arrived, not handed out
         self.open = 0  # arrived, not settled
-        self.ended = False  # its puller shall end
+        self.closing = False  # its puller must end
         self.parked = False  # its pull is at the proxy
 
 
@@ -108,11 +108,11 @@ class PrefetchBuffer:
         self._sources: set[Source] = set()  # those with a window smaller than `prefetch`
         self.proxies: dict[str, ProxyConnection] = {}
         self.counts = ConsumerCounts()
-        self.demand: int | None = None  # messages asked for by callers that wait; None: handlers take all
-        self.askers = 0
+        self.demand: int | None = None  # messages requested by waiting callers; None: handlers take all
+        self.waiting_callers = 0
         self.idle = 0  # messages that waiting workers would take
         self.paused = False  # nothing is pulled
-        self.places: Places | None = None  # broadcasting: where this instance is; nothing is pending
+        self.instance_offsets: InstanceOffsets | None = None  # broadcasting only: then no result is pending
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -137,7 +137,7 @@ class PrefetchBuffer:
             batch = min(batch_max, most)
             return batch if most - source.waiting >= batch else 0
         waiting = len(self._waiting)
-        return min(batch_max, self.demand - waiting) if waiting < self.askers else 0
+        return min(batch_max, self.demand - waiting) if waiting < self.waiting_callers else 0
 
     def loop_batch(self, count: int) -> int:
         """Return how many messages to pull for a caller that takes `count` at most, one by one."""
@@ -161,13 +161,13 @@ class PrefetchBuffer:
         """Add the demand of a caller for up to `count` messages; a single one satisfies it."""
         assert self.demand is not None
         self.demand += count
-        self.askers += 1
+        self.waiting_callers += 1
 
     def remove_demand(self, count: int) -> None:
         """Remove the demand of a caller that received messages or stopped waiting."""
         assert self.demand is not None
         self.demand -= count
-        self.askers -= 1
+        self.waiting_callers -= 1
 
     def begin_pull(self, source: Source) -> AckBatch | None:
         """Begin a pull; return the results that it carries."""
@@ -199,13 +199,13 @@ class PrefetchBuffer:
         self, source: Source, group: str, queues: Sequence[FetchedQueue], settling: Settling
     ) -> int:
         """Add the messages of a broadcast fetch; return their number."""
-        assert self.places is not None
+        assert self.instance_offsets is not None
         source.parked = False
         count = 0
-        for each in queues:
-            offsets = [message.offset for message in each.messages]
-            self.places.record_arrival(each.topic, each.queue, offsets, each.next_offset)
-            self.add_pulled(source, Origin(group, each.topic, each.queue), each.messages, settling)
+        for fetched in queues:
+            offsets = [message.offset for message in fetched.messages]
+            self.instance_offsets.record_arrival(fetched.topic, fetched.queue, offsets, fetched.next_offset)
+            self.add_pulled(source, Origin(group, fetched.topic, fetched.queue), fetched.messages, settling)
             count += len(offsets)
         return count
 
@@ -306,8 +306,8 @@ class PrefetchBuffer:
         else:
             self.counts.skipped += 1
         source.open -= 1
-        if self.places is not None:  # nobody is told; a failed message is counted and gone
-            self.places.record_settled(delivery.origin.topic, delivery.origin.queue, message.offset)
+        if self.instance_offsets is not None:  # nothing is reported; a failed message is counted only
+            self.instance_offsets.record_settled(delivery.origin.topic, delivery.origin.queue, message.offset)
             return True
         proxy = source.proxy if source.proxy.failover is None else source.proxy.resolve_failover()
         pending = proxy.pending
@@ -323,7 +323,7 @@ class PrefetchBuffer:
         return True
 
     def is_over(self, message: Message) -> bool:
-        """Return whether the message's lease has ended, as far as this client knows."""
+        """Return whether the message's lease has expired, as far as this client knows."""
         return message.lost or (message.delivery.lease_stated and message.expires_at < self._clock())
 
     def extend(self, message: Message) -> bool:
@@ -366,16 +366,16 @@ class PrefetchBuffer:
         self.counts.results_dropped += count
         return count
 
-    def fail_over(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
+    def fail_over(self, removed: ProxyConnection, failover: ProxyConnection) -> None:
         """Move the results of a removed proxy, pending now or later, to another proxy."""
-        gone.failover = failover
-        if self.proxies.get(gone.name) is gone:
-            del self.proxies[gone.name]
-        while (acks := gone.pending.take_batch()) is not None:
-            self.give_back(gone, acks)
+        removed.failover = failover
+        if self.proxies.get(removed.name) is removed:
+            del self.proxies[removed.name]
+        while (acks := removed.pending.take_batch()) is not None:
+            self.give_back(removed, acks)
 
 
 def wait_until(message: Message) -> float:
     """Return the time at which a buffered message should be returned for another consumer."""
     delivery = message.delivery
-    return delivery.arrived_at + min(WAIT_S, delivery.lease_s * LEASE_PART)
+    return delivery.arrived_at + min(WAIT_S, delivery.lease_s * LEASE_FRACTION)

@@ -1,16 +1,17 @@
-"""An acknowledgement that carries messages, from its first try to its outcome. Pure: a shell does what a
-ReplyJob says, and asks `next_wait` after each try.
+"""An acknowledgement that carries messages, from its first attempt to its outcome. Pure: a shell does what a
+ReplyJob says, and calls `next_wait` after each attempt.
 
-The message's lease makes it stored once, so it is asked again, also elsewhere, until somebody knows: what was
-unknown once stays unknown unless a later answer says that it is stored, or that it never was.
+The message's lease ensures that the reply is stored once, so it is retried, also at other proxies, until the
+outcome is certain. An uncertain outcome stays uncertain unless a later answer confirms that the reply is
+stored, or that it never was.
 
-    answer                          what the caller hears
-    stored, now or before           the results
-    the lease is over               LeaseOverError: nothing is stored
-    finished, by whom is not known  UnknownOutcomeError
-    refused (11, 13, 18, 19)        InvalidMessageError, NoSuchTopicError: nothing is stored
-    not now (14, 15, 20, 21)        again; in the end NotStoredError, ThrottledError
-    nobody knows (10, 12), silence  again; in the end UnknownOutcomeError
+    answer                            result for the caller
+    stored, now or before             the results
+    the lease has expired             LeaseOverError: nothing is stored
+    finished, perhaps by another call UnknownOutcomeError
+    rejected (11, 13, 18, 19)         InvalidMessageError, NoSuchTopicError: nothing is stored
+    not now (14, 15, 20, 21)          retry; after the deadline NotStoredError, ThrottledError
+    uncertain (10, 12), no answer     retry; after the deadline UnknownOutcomeError
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ddmq_client.wire.wording import in_arguments
 
 REPLY = b"reply"
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.02, 0.5
-_AGAIN = {
+_RETRYABLE = {
     Code.NO_SUCH_QUEUE: NotStoredError,
     Code.BUSY: ThrottledError,
     Code.SHUTTING_DOWN: NotStoredError,
@@ -62,7 +63,7 @@ class ReplyAnswer:
 
 
 class ReplyJob:
-    """The state of one reply from its first attempt on; when it has ended, `error` or `results` is set."""
+    """The state of one reply from its first attempt on; when it is completed, `error` or `results` is set."""
 
     def __init__(self, request: bytes, messages: Sequence[bytes], deadline: float) -> None:
         """Create the job.
@@ -75,8 +76,8 @@ class ReplyJob:
         self._request = request
         self._messages = messages
         self._tries = 0
-        self._unsure = False
-        self._over = False
+        self._uncertain = False
+        self._completed = False
 
     def attempt_deadline(self, now: float) -> float:
         """Return the deadline of an attempt that starts now, so that time remains for another one."""
@@ -101,40 +102,40 @@ class ReplyJob:
             self._end(LeaseOverError(text, code, proxy))
         elif outcome == ReplyOutcome.FINISHED:
             self._end(UnknownOutcomeError(text, code, proxy))
-        elif code in _AGAIN:
-            self._try_again(_AGAIN[Code(code)](text, code, proxy))
+        elif code in _RETRYABLE:
+            self._retry_on(_RETRYABLE[Code(code)](text, code, proxy))
         else:
             rule = verdicts.RULES[verdicts.of_code(code)]
             if rule.error is UnknownOutcomeError:
-                self._try_again(UnknownOutcomeError(text, code, proxy))
+                self._retry_on(UnknownOutcomeError(text, code, proxy))
             else:
                 self._end(rule.error(text, code, proxy))
 
     def take_failure(self, verdict: CallVerdict, text: str, proxy: str) -> None:
         """Record an attempt that got no answer."""
         self._tries += 1
-        self._try_again(verdicts.RULES[verdict].error(text, None, proxy))
+        self._retry_on(verdicts.RULES[verdict].error(text, None, proxy))
 
     def on_unsupported(self, text: str) -> None:
         """End the job with an error, because no proxy supports it."""
         self._end(ClientError(text))
 
     def next_wait(self, now: float, elsewhere: bool) -> float | None:
-        """Return the seconds until the next attempt, or None if the job has ended.
+        """Return the seconds until the next attempt, or None if the job is completed.
 
         `elsewhere`: whether a proxy has not been tried yet.
         """
-        if self._over:
+        if self._completed:
             return None
         wait = 0.0 if elsewhere else min(PAUSE_FIRST_S * 2.0 ** min(self._tries, 10), PAUSE_MAX_S)
         return wait if now + wait < self.deadline else None
 
-    def _try_again(self, error: SendError) -> None:
-        self._unsure = self._unsure or isinstance(error, UnknownOutcomeError)
-        if self._unsure and not isinstance(error, UnknownOutcomeError):
+    def _retry_on(self, error: SendError) -> None:
+        self._uncertain = self._uncertain or isinstance(error, UnknownOutcomeError)
+        if self._uncertain and not isinstance(error, UnknownOutcomeError):
             error = UnknownOutcomeError(error.text, error.code, error.proxy)
         self.error = error
 
     def _end(self, error: ClientError | None, results: Sequence[SendResult] = ()) -> None:
-        self._over = True
+        self._completed = True
         self.error, self.results = error, results

@@ -3,7 +3,7 @@
 The client does not know how many queues a topic has; it states a number and the proxy takes it modulo
 their count: `partition_id` >= 0 names a queue, -1 means "by hash_id", -2 "any queue".
 A selector is "hash" (the default: by shard key, any queue without one), "key" (by the message's key),
-"random" (any queue, shard keys ignored), or a callable that is given the message and returns a number
+"random" (any queue, shard keys ignored), or a callable that receives the message and returns a number
 (taken modulo the queue count), or None for any queue.
 """
 
@@ -31,7 +31,7 @@ class Placement(NamedTuple):
 
 
 ANY = Placement(-2, 0)
-_Place = Callable[[OutgoingMessage], Placement]
+_Placer = Callable[[OutgoingMessage], Placement]
 
 
 def hash_of(shard_key: ShardKey) -> int:
@@ -46,12 +46,12 @@ def hash_of(shard_key: ShardKey) -> int:
     return zlib.crc32(data)
 
 
-def make_placer(selector: Selector) -> _Place:
+def make_placer(selector: Selector) -> _Placer:
     """Return the function that selects queues for this selector. Raises OptionError for an unknown one."""
     if callable(selector):
         check_function("selector", selector)
         return _make_own_placer(selector)
-    placers: dict[str, _Place] = {"hash": _by_shard_key, "key": _by_key, "random": _place_anywhere}
+    placers: dict[str, _Placer] = {"hash": _by_shard_key, "key": _by_key, "random": _at_random}
     if not isinstance(selector, str) or selector not in placers:
         raise OptionError(f"selector={selector!r}; allowed: {', '.join(placers)}, or a callable")
     return placers[selector]
@@ -59,7 +59,7 @@ def make_placer(selector: Selector) -> _Place:
 
 def _by_shard_key(message: OutgoingMessage) -> Placement:
     if message.queue is not None:
-        return _place_in_queue(message.queue)
+        return _to_placement(message.queue)
     return ANY if message.shard_key is None else Placement(-1, hash_of(message.shard_key))
 
 
@@ -69,26 +69,26 @@ def _by_key(message: OutgoingMessage) -> Placement:
     return Placement(-1, hash_of(message.key))
 
 
-def _place_anywhere(message: OutgoingMessage) -> Placement:
-    return ANY if message.queue is None else _place_in_queue(message.queue)
+def _at_random(message: OutgoingMessage) -> Placement:
+    return ANY if message.queue is None else _to_placement(message.queue)
 
 
-def _make_own_placer(selector: Callable[[OutgoingMessage], int | None]) -> _Place:
-    def place(message: OutgoingMessage) -> Placement:
+def _make_own_placer(selector: Callable[[OutgoingMessage], int | None]) -> _Placer:
+    def select_queue(message: OutgoingMessage) -> Placement:
         if message.queue is not None:
-            return _place_in_queue(message.queue)
+            return _to_placement(message.queue)
         try:
             number = selector(message)
             check_result("the selector", number)
-        except Exception as error:  # one message's fault, not that of those beside it
+        except Exception as error:  # this message's own error; the others are sent
             what = f"the selector failed for a message to {message.topic!r}: {error!r}"
             raise OptionError(f"{what}; allowed: a whole number, or None for any queue") from error
-        return ANY if number is None else _place_in_queue(number)
+        return ANY if number is None else _to_placement(number)
 
-    return place
+    return select_queue
 
 
-def _place_in_queue(number: int) -> Placement:
+def _to_placement(number: int) -> Placement:
     if not isinstance(number, int) or not 0 <= number <= _QUEUE_MAX:
         raise OptionError(f"queue {number!r} is not a whole number from 0 to {_QUEUE_MAX}")
     return Placement(number, 0)

@@ -3,11 +3,12 @@
 A shell loops: pick a node, `begin()`, write `frame()`, hand back `answered()` or `failed()`, then ask
 `next_wait()`: seconds until the next attempt, or None when every message has its result. The rules of
 resending are in `verdicts`. An outcome that was unknown once stays unknown unless a resend is confirmed as
-stored. `end()` comes last, however it ended.
+stored. `end()` comes last, whatever the outcome.
 
-What may be stored is sent again where that is no second message: it has a number or a key, and proxies were
-seen to recognise such (a key: were not seen to pass over it). A node shows by its results whether it does.
-With its number it says for how long it has been under way: who has forgotten what was stored then refuses it.
+A message that may be stored is resent if that creates no second message. It must have a number, and proxies
+must have been observed to recognise numbers; or it has a key, and no proxy was observed to ignore keys. The
+results of a node show whether it recognises them. With its number a message states for how long it has been
+under way: a proxy that no longer remembers that time rejects it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from ddmq_client.core import frames, verdicts
 from ddmq_client.core.nodes import Node
 from ddmq_client.core.sequences import Sequences
-from ddmq_client.core.verdicts import Again, CallVerdict
+from ddmq_client.core.verdicts import CallVerdict, ResendTarget
 from ddmq_client.errors import NotStoredError, SendError, UnknownOutcomeError
 from ddmq_client.outgoing import SendResult
 from ddmq_client.wire.wording import in_arguments
@@ -48,10 +49,10 @@ class SendJob:
     """The state of one send call of the application: encoded messages in, one SendResult for each out."""
 
     __slots__ = (
-        "_again",
         "_attempts",
         "_batch",
         "_divides",
+        "_encode_resend",
         "_first_at",
         "_keyed",
         "_maybe_stored",
@@ -74,18 +75,18 @@ class SendJob:
         deadline: float,
         policy: ResendPolicy,
         method: bytes | None = None,
-        again: Callable[[], bytes] | None = None,
+        encode_resend: Callable[[], bytes] | None = None,
         sequences: Sequences | None = None,
         keyed: Collection[int] = (),
     ) -> None:
         """`deadline` in monotonic seconds; `batch` chooses sendBatch, else sendSync of one message, or
-        `method`, which takes one argument struct and a timeout as sendSync does. `again` encodes
-        the one message for the attempts after the first; it is called once, when there is a second.
+        `method`, which takes one argument struct and a timeout as sendSync does. `encode_resend` encodes
+        the one message for the attempts after the first; it is called once, before the second.
         `keyed`: which of the messages have a key; the others get a number each, where there are `sequences`.
         """
         self.method = method or (SEND_MANY if batch else SEND_ONE)
         self._messages = messages
-        self._again = again
+        self._encode_resend = encode_resend
         self._sequences = sequences
         self._keyed = keyed
         self._numbers: range | None = None  # one for each message, also for those with a key
@@ -118,8 +119,8 @@ class SendJob:
         if self._sequences is not None and self._attempts == 1:
             self._numbers = self._sequences.take_numbers(len(self._messages))
         self._divides = self._attempts < self._policy.attempts_max and self._any_resend_safe()
-        if self._again is not None and self._attempts > 1:
-            self._messages, self._again = (self._again(),), None
+        if self._encode_resend is not None and self._attempts > 1:
+            self._messages, self._encode_resend = (self._encode_resend(),), None
 
     def attempt_deadline(self, now: float) -> float:
         """Return the deadline of an attempt that starts now."""
@@ -143,13 +144,13 @@ class SendJob:
         if len(results) != len(self._pending):
             text = f"proxy answered {len(results)} results for {len(self._pending)} messages"
             return self.take_failure(node, CallVerdict.LOST, text, elsewhere)
-        worst, refused, recognises = CallVerdict.STORED, [], None
+        worst, not_stored, recognises = CallVerdict.STORED, [], None
         for at, result in zip(self._pending, results, strict=True):
             verdict = verdicts.of_code(result.code)
             result.proxy = node.name
             self.results[at] = result
             if verdict is not CallVerdict.STORED:
-                refused.append((at, verdict, result))
+                not_stored.append((at, verdict, result))
                 if worst is not CallVerdict.LEAVING:
                     worst = verdict
             elif result.duplicate_code is not None:
@@ -161,15 +162,15 @@ class SendJob:
             self._recognised = recognises and self._recognised is not False
         self._pending = [
             at
-            for at, verdict, result in refused
-            if self._record_refusal(at, verdict, in_arguments(result.text), result.code, node.name, elsewhere)
+            for at, verdict, result in not_stored
+            if self._record_error(at, verdict, in_arguments(result.text), result.code, node.name, elsewhere)
         ]
         return worst
 
     def take_failure(self, node: Node, verdict: CallVerdict, text: str, elsewhere: bool) -> CallVerdict:
         """Record an attempt that ended without results: `verdict` applies to all pending messages."""
         self._pending = [
-            at for at in self._pending if self._record_refusal(at, verdict, text, None, node.name, elsewhere)
+            at for at in self._pending if self._record_error(at, verdict, text, None, node.name, elsewhere)
         ]
         return verdict
 
@@ -181,7 +182,7 @@ class SendJob:
         self._pending = ()
 
     def next_wait(self, now: float, elsewhere: bool) -> float | None:
-        """Return the seconds until the next attempt; None if the job has ended."""
+        """Return the seconds until the next attempt; None if the job is completed."""
         if not self._pending:
             return None
         wait = 0.0 if elsewhere else self._next_backoff()
@@ -213,11 +214,11 @@ class SendJob:
                 messages[at] if at in keyed else with_number(messages[at], producer, first + at, below)
                 for at in self._pending
             ]
-        again = frames.under_way(below, self._under_way_ms())
+        resent = frames.under_way(below, self._under_way_ms())
         return [
             messages[at]
             if at in keyed
-            else with_number(messages[at], producer, first + at, again if at in maybe_stored else below)
+            else with_number(messages[at], producer, first + at, resent if at in maybe_stored else below)
             for at in self._pending
         ]
 
@@ -251,7 +252,7 @@ class SendJob:
             self._policy.backoff_first_s * 2.0 ** min(self._attempts - 1, 16), self._policy.backoff_max_s
         )
 
-    def _record_refusal(
+    def _record_error(
         self, at: int, verdict: CallVerdict, text: str, code: int | None, proxy: str, elsewhere: bool
     ) -> bool:
         """Record an error as the message's result for now; return whether the message may be resent."""
@@ -262,7 +263,9 @@ class SendJob:
         self.results[at] = result_of(kind(text, code, proxy))
         if at in self._maybe_stored and not self._is_resend_safe(at):
             return False
-        return rule.again is not Again.NEVER and (rule.again is not Again.ELSEWHERE or elsewhere)
+        if rule.resend is ResendTarget.ELSEWHERE:
+            return elsewhere
+        return rule.resend is not ResendTarget.NEVER
 
 
 def result_of(error: SendError) -> SendResult:

@@ -1,12 +1,12 @@
-"""The numbers by which a proxy recognises what this producer sends a second time. Pure.
+"""The numbers by which a proxy recognises messages that this producer resends. Pure.
 
-A message takes the next number with its first attempt and keeps it in every other. However its send ends, it
-gives the number back: it is not sent again. `lowest` is the lowest one that is still out: proxies may forget
-all below. They remember no more than OPEN_MAX of one producer, so no number is given that is as far above
-the lowest; the message goes without.
+A message takes the next number with its first attempt and uses it in every further attempt. When its send is
+completed, with any outcome, it gives the number back. `lowest` is the lowest number in use; proxies may
+forget all numbers below it. They remember at most OPEN_MAX numbers of one producer, so a number that far
+above the lowest is not issued; the message is then sent without a number.
 
-Numbers are taken and given back by request, a range at a time: the cost does not grow with its messages, nor
-with how long one of the requests takes.
+A request takes and gives back its numbers as one range. The cost depends neither on the number of its
+messages nor on how long it takes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPEN_MAX = 65_536
 class Sequences:
     """The sequence numbers of one producer. Safe for many threads."""
 
-    __slots__ = ("_ended", "_lock", "_new_producer", "_next", "lowest", "producer")
+    __slots__ = ("_lock", "_new_producer", "_next", "_released", "lowest", "producer")
 
     def __init__(self, new_producer: Callable[[], bytes], lock: AbstractContextManager[object]) -> None:
         """Create the numbers.
@@ -31,7 +31,7 @@ class Sequences:
         self._new_producer = new_producer
         self._lock = lock
         self._next = 0
-        self._ended: dict[int, int] = {}  # start → end of what was given back above the lowest
+        self._released: dict[int, int] = {}  # start → end of the ranges given back above the lowest
         self.producer = b""
         self.lowest = 0
 
@@ -46,16 +46,16 @@ class Sequences:
             self._next = start + count
             return range(start, start + count)
 
-    def give_back(self, taken: range) -> None:
+    def give_back(self, numbers: range) -> None:
         """Return numbers whose messages will not be resent, so that proxies may forget them.
 
         They are not reused.
         """
         with self._lock:
-            if taken.start != self.lowest:
-                self._ended[taken.start] = taken.stop
+            if numbers.start != self.lowest:
+                self._released[numbers.start] = numbers.stop
                 return
-            end = taken.stop
-            while end in self._ended:
-                end = self._ended.pop(end)
+            end = numbers.stop
+            while end in self._released:
+                end = self._released.pop(end)
             self.lowest = end

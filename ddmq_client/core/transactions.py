@@ -1,9 +1,10 @@
-"""A transaction as its producer sees it: what it has become, and the calls that make it so. Pure.
+"""The state of a transaction at its producer, and the jobs of its calls. Pure.
 
-Each send of it is a PrepareJob: the message is durable, and invisible, when that succeeds. One that does not
-makes the transaction rollback-only, whatever became of it: a commit would publish a part. The end is an
-EndJob. It is asked again until somebody knows: by its id it is carried out once, and the answer to the second
-asking is what the first one came to. So a late answer goes before an earlier failure, other than for sends.
+Each send is a PrepareJob: when it succeeds, its messages are durable but invisible. A send that fails makes
+the transaction rollback-only, even if its messages are stored, because a commit could publish only some
+messages. The end is an EndJob, which is retried until its outcome is certain. The proxies carry out the end
+once, by the transaction's id, and answer a retry with the outcome of the first request. So a late answer
+replaces an earlier failure, unlike for sends.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ class PreparedResult(SendResult):
 class EndResult(SendResult):
     """The result of ending a transaction.
 
-    `outcome`: the transaction's present state. `landed`: the locations of its messages, from the call that
+    `outcome`: the transaction's present state. `locations`: where its messages are stored, from the call that
     committed it.
     """
 
-    __slots__ = ("landed", "outcome")
+    __slots__ = ("locations", "outcome")
 
     def __init__(self) -> None:
         super().__init__()
         self.outcome: int | None = None
-        self.landed: Sequence[SendResult] = ()
+        self.locations: Sequence[SendResult] = ()
 
 
 class PrepareJob(SendJob):
@@ -96,7 +97,7 @@ class PrepareJob(SendJob):
 
     def take_results(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
         """Record the results, without concluding from them what plain sends can expect of the node."""
-        if len(results) == 1:  # a refusal, which holds for all
+        if len(results) == 1:  # a rejection, which holds for all
             results = [*results] * len(self._pending)
         before = node.recognises
         verdict = super().take_results(node, results, elsewhere)
@@ -139,7 +140,7 @@ def end_error(action: TransactionAction, transaction_id: str, result: SendResult
     called = f"transaction {transaction_id}"
     if action is COMMIT and outcome == TransactionOutcome.COMMITTED and result.code:
         return TransactionError(f"{called} is not committed as a whole: {result.text}", *details)
-    if outcome in _AS_ASKED[action] or (result.code == 0 and outcome == TransactionOutcome.OPEN):
+    if outcome in _REQUESTED_OUTCOMES[action] or (result.code == 0 and outcome == TransactionOutcome.OPEN):
         return None
     if outcome == TransactionOutcome.COMMITTED:
         return TransactionError(f"{called} was committed before it was rolled back here", *details)
@@ -154,7 +155,7 @@ def end_error(action: TransactionAction, transaction_id: str, result: SendResult
     return UnknownEndError(f"whether the {verb} of {called} took place is unknown: {what}", *details)
 
 
-_AS_ASKED: dict[TransactionAction, Collection[int | None]] = {
+_REQUESTED_OUTCOMES: dict[TransactionAction, Collection[int | None]] = {
     COMMIT: (TransactionOutcome.COMMITTED,),
     ROLLBACK: (TransactionOutcome.ROLLED_BACK, TransactionOutcome.NEVER_THERE),
     TransactionAction.NOT_KNOWN_YET: (),
@@ -169,16 +170,16 @@ _NOT_COMMITTED: dict[int | None, str] = {
 class TransactionState:
     """The state of one transaction. The callers hold one lock around every call."""
 
-    __slots__ = ("_ended", "_failure", "_prepared", "_under_way", "_unsure", "id", "through_offset")
+    __slots__ = ("_closed_as", "_failure", "_prepared", "_uncertain", "_under_way", "id", "through_offset")
 
     def __init__(self, transaction_id: str) -> None:
         self.id = transaction_id
         self.through_offset: int | None = None
         self._prepared: set[str | None] = set()  # ids of messages that are durable
         self._under_way = 0
-        self._unsure = False  # whether a send that failed may have made a message durable
+        self._uncertain = False  # whether a send that failed may have made a message durable
         self._failure: str | None = None  # rollback-only, and why
-        self._ended: str | None = None
+        self._closed_as: str | None = None
 
     def begin_send(self) -> None:
         """Begin a send.
@@ -199,13 +200,13 @@ class TransactionState:
             if offset is not None:
                 self.through_offset = max(offset, self.through_offset or 0)
 
-    def send_failed(self, error: BaseException, unsure: bool) -> None:
+    def send_failed(self, error: BaseException, uncertain: bool) -> None:
         """Record a failed send: the transaction can then only be rolled back.
 
-        `unsure`: the message may nevertheless be durable.
+        `uncertain`: the message may nevertheless be durable.
         """
         self._under_way -= 1
-        self._unsure = self._unsure or unsure
+        self._uncertain = self._uncertain or uncertain
         self.fail(f"a message of it was not stored for sure: {str(error) or repr(error)}")
 
     def fail(self, reason: str) -> None:
@@ -220,19 +221,19 @@ class TransactionState:
         self._check_open()
         if self._under_way:
             self.fail(f"{self._under_way} sends of it were under way when it was to be committed")
-        self._ended = "committed" if self._failure is None else "rolled back"
+        self._closed_as = "committed" if self._failure is None else "rolled back"
         return self._action_if_sent(COMMIT if self._failure is None else ROLLBACK)
 
     def roll_back(self) -> TransactionAction | None:
         """End the transaction with a rollback; return the action to request, or None if nothing was sent."""
         self._check_open()
-        self._ended = "rolled back"
+        self._closed_as = "rolled back"
         return self._action_if_sent(ROLLBACK)
 
     def leave(self) -> None:
         """End the transaction undecided; the check will decide it."""
         self._check_open()
-        self._ended = "left to its check"
+        self._closed_as = "left to its check"
 
     @property
     def message_count(self) -> int:
@@ -240,9 +241,9 @@ class TransactionState:
         return len(self._prepared)
 
     @property
-    def has_ended(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the application has ended the transaction."""
-        return self._ended is not None
+        return self._closed_as is not None
 
     @property
     def must_roll_back(self) -> bool:
@@ -254,8 +255,8 @@ class TransactionState:
         return NotCommittedError(f"transaction {self.id} is rolled back: {self._failure}", self.id)
 
     def _action_if_sent(self, action: TransactionAction) -> TransactionAction | None:
-        return action if self._prepared or self._under_way or self._unsure else None
+        return action if self._prepared or self._under_way or self._uncertain else None
 
     def _check_open(self) -> None:
-        if self._ended is not None:
-            raise ClosedError(f"transaction {self.id} has ended: {self._ended}")
+        if self._closed_as is not None:
+            raise ClosedError(f"transaction {self.id} has ended: {self._closed_as}")

@@ -4,7 +4,7 @@ The question is always "can it be stored already?". A message that certainly is 
 again without making a duplicate. One of unknown outcome may be where it would be recognised, by its number
 or idempotency key, and is also where the application allowed duplicates ("if allowed", see SendJob).
 
-    verdict       from                                     error                 send again         proxy
+    verdict       from                                     error                 resend             proxy
     STORED        code 0 (1 from old proxies)              -                     -                  fine
     INVALID       11, 18, 19, 30 to 38                     InvalidMessageError   never              fine
     NO_TOPIC      13, 14                                   NoSuchTopicError      never              fine
@@ -49,7 +49,7 @@ class CallVerdict(Enum):
     TIMED_OUT = "timed out"
 
 
-class Again(Enum):
+class ResendTarget(Enum):
     """The proxies to which a message may be resent."""
 
     NEVER = 0
@@ -62,19 +62,19 @@ class Rule(NamedTuple):
     """One line of the table: the consequences of a verdict."""
 
     error: type[SendError]
-    again: Again
+    resend: ResendTarget
 
 
 RULES: dict[CallVerdict, Rule] = {
-    CallVerdict.INVALID: Rule(InvalidMessageError, Again.NEVER),
-    CallVerdict.NO_TOPIC: Rule(NoSuchTopicError, Again.NEVER),
-    CallVerdict.THROTTLED: Rule(ThrottledError, Again.ANYWHERE),
-    CallVerdict.LEAVING: Rule(NotStoredError, Again.ANYWHERE),
-    CallVerdict.UNAVAILABLE: Rule(NotStoredError, Again.ELSEWHERE),
-    CallVerdict.NOT_SENT: Rule(NotStoredError, Again.ANYWHERE),
-    CallVerdict.UNKNOWN: Rule(UnknownOutcomeError, Again.IF_ALLOWED),
-    CallVerdict.LOST: Rule(UnknownOutcomeError, Again.IF_ALLOWED),
-    CallVerdict.TIMED_OUT: Rule(UnknownOutcomeError, Again.IF_ALLOWED),
+    CallVerdict.INVALID: Rule(InvalidMessageError, ResendTarget.NEVER),
+    CallVerdict.NO_TOPIC: Rule(NoSuchTopicError, ResendTarget.NEVER),
+    CallVerdict.THROTTLED: Rule(ThrottledError, ResendTarget.ANYWHERE),
+    CallVerdict.LEAVING: Rule(NotStoredError, ResendTarget.ANYWHERE),
+    CallVerdict.UNAVAILABLE: Rule(NotStoredError, ResendTarget.ELSEWHERE),
+    CallVerdict.NOT_SENT: Rule(NotStoredError, ResendTarget.ANYWHERE),
+    CallVerdict.UNKNOWN: Rule(UnknownOutcomeError, ResendTarget.IF_ALLOWED),
+    CallVerdict.LOST: Rule(UnknownOutcomeError, ResendTarget.IF_ALLOWED),
+    CallVerdict.TIMED_OUT: Rule(UnknownOutcomeError, ResendTarget.IF_ALLOWED),
 }
 
 _CODES: dict[int, CallVerdict] = {
@@ -91,7 +91,7 @@ _CODES: dict[int, CallVerdict] = {
     **dict.fromkeys(range(Code.DELAY_ID_MALFORMED, Code.DELAY_BASE + 1), CallVerdict.INVALID),
 }
 
-_FAULTS: dict[int, CallVerdict] = {1: CallVerdict.UNAVAILABLE, 7: CallVerdict.UNAVAILABLE}
+_ERROR_KINDS: dict[int, CallVerdict] = {1: CallVerdict.UNAVAILABLE, 7: CallVerdict.UNAVAILABLE}
 
 
 def of_code(code: int) -> CallVerdict:
@@ -99,9 +99,9 @@ def of_code(code: int) -> CallVerdict:
     return _CODES.get(code, CallVerdict.UNKNOWN)
 
 
-def of_fault(kind: int) -> CallVerdict:
+def of_error_kind(kind: int) -> CallVerdict:
     """Return the verdict of a Thrift application exception that came instead of an answer."""
-    return _FAULTS.get(kind, CallVerdict.UNKNOWN)
+    return _ERROR_KINDS.get(kind, CallVerdict.UNKNOWN)
 
 
 class CallFailed(Exception):

@@ -17,7 +17,7 @@ from ddmq_client.producer import Producer
 from ddmq_client.received import Message
 
 _log = logging.getLogger("ddmq_client.dramatiq")
-GATHER_S = 0.01  # a pull waits this long for more room, so that fast actors do not cause a pull each
+GATHER_S = 0.01  # a pull waits this long for more capacity, so that fast actors do not cause a pull each
 STOP_TIMEOUT_MS = 5_000
 
 
@@ -41,17 +41,17 @@ class DdmqConsumer(dramatiq.Consumer):
         self._prefetch = prefetch
         self._timeout_ms = max(1, timeout_ms)
         self._ready: deque[Message] = deque()
-        self._unsettled = 0  # messages that came and are not settled, those in `_ready` included
+        self._unsettled = 0  # messages received and not settled, including those in `_ready`
         self._settled = threading.Condition()
         self._closed = False
         self.is_stopped = False
 
     def __next__(self) -> DeliveredMessage | None:
         if not self._ready:
-            room = self._wait_for_room()
-            if not room:
+            capacity = self._wait_for_capacity()
+            if not capacity:
                 return None
-            self._pull(room)
+            self._pull(capacity)
         return self._decode(self._ready.popleft()) if self._ready else None
 
     def ack(self, message: dramatiq.MessageProxy) -> None:
@@ -90,7 +90,7 @@ class DdmqConsumer(dramatiq.Consumer):
         self.is_stopped = True
         self._client.stop(STOP_TIMEOUT_MS)
 
-    def _wait_for_room(self) -> int:
+    def _wait_for_capacity(self) -> int:
         """Return how many messages may be pulled; 0 if the worker has settled none in time."""
         with self._settled:
             self._settled.wait_for(lambda: self._unsettled < self._prefetch, self._timeout_ms / 1000)
@@ -98,9 +98,9 @@ class DdmqConsumer(dramatiq.Consumer):
                 self._settled.wait_for(lambda: self._unsettled <= self._prefetch // 2, GATHER_S)
             return self._prefetch - self._unsettled
 
-    def _pull(self, room: int) -> None:
+    def _pull(self, capacity: int) -> None:
         try:
-            messages = self._client.pull(room, self._timeout_ms)
+            messages = self._client.pull(capacity, self._timeout_ms)
         except PullError as error:
             raise dramatiq.ConnectionFailed(str(error)) from error
         except ClosedError as error:

@@ -1,8 +1,8 @@
-"""Extends the leases of the messages that a Dramatiq worker holds: those that run, and those that wait for a
-worker thread.
+"""Extends the leases of the messages of a Dramatiq worker: those in actors, and those that wait for a worker
+thread.
 
-Dramatiq keeps a message for as long as its actor takes. A lease lasts for the group's ack time-out, 30 s by
-default, so a thread here extends each lease when a third of it has passed.
+An actor may take longer than a lease, which lasts for the group's ack time-out (30 s by default). So a thread
+extends each lease when a third of it has passed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from math import inf
 
 from ddmq_client.received import Message
 
-LEASE_PART = 1 / 3
+LEASE_FRACTION = 1 / 3
 
 
 class LeaseKeeper:
     """The leases of one broker. Its thread starts with the first message, and ends with `stop`."""
 
     def __init__(self, extend_for_s: float) -> None:
-        """Extend the lease of each message for so long after it came; 0: never."""
+        """Extend the lease of each message for `extend_for_s` after it was received; 0: never."""
         self._extend_for_s = extend_for_s
-        self._held: dict[int, tuple[Message, float]] = {}  # by id(): the message, and when to leave it
+        self._messages: dict[int, tuple[Message, float]] = {}  # by id(): message, end of its extensions
         self._changed = threading.Condition()
         self._wake_at = inf
         self._thread: threading.Thread | None = None
@@ -32,7 +32,7 @@ class LeaseKeeper:
         if not self._extend_for_s:
             return
         with self._changed:
-            self._held[id(message)] = message, time.monotonic() + self._extend_for_s
+            self._messages[id(message)] = message, time.monotonic() + self._extend_for_s
             if self._thread is None or not self._thread.is_alive():  # none yet, or that of a forked process
                 self._thread = threading.Thread(target=self._run, name="ddmq-dramatiq-leases", daemon=True)
                 self._thread.start()
@@ -40,12 +40,12 @@ class LeaseKeeper:
                 self._changed.notify()
 
     def remove(self, message: Message) -> None:
-        """Leave the message's lease alone: it is settled."""
+        """Stop extending the lease of a message, which is settled."""
         with self._changed:
-            self._held.pop(id(message), None)
+            self._messages.pop(id(message), None)
 
     def stop(self) -> None:
-        """Extend no lease any more."""
+        """Stop extending the leases of all messages."""
         with self._changed:
             self._thread = None
             self._changed.notify()
@@ -54,16 +54,16 @@ class LeaseKeeper:
         with self._changed:
             while self._thread is threading.current_thread():
                 now = time.monotonic()
-                for message, until in self._held.values():
+                for message, until in self._messages.values():
                     if extension_due(message) <= now < until and not message.lost:
                         message.extend()
                 extendable = [
-                    message for message, until in self._held.values() if until > now and not message.lost
+                    message for message, until in self._messages.values() if until > now and not message.lost
                 ]
                 self._wake_at = min(map(extension_due, extendable), default=inf)
                 self._changed.wait(None if self._wake_at == inf else max(0.01, self._wake_at - now))
 
 
 def extension_due(message: Message) -> float:
-    """Return when the message's lease is to be extended: monotonic seconds."""
-    return message.leased_at + (message.expires_at - message.leased_at) * LEASE_PART
+    """Return the time at which to extend the message's lease, in monotonic seconds."""
+    return message.leased_at + (message.expires_at - message.leased_at) * LEASE_FRACTION

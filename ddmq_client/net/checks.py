@@ -31,19 +31,19 @@ from ddmq_client.net.sync import (
     Lock,
     await_result,
     ends_worker,
+    join_activities,
     now,
-    wait_ended,
 )
 from ddmq_client.net.transactions import TransactionCalls
 from ddmq_client.transactions import Check, CheckCounts, Decision, UndecidedTransaction
-from ddmq_client.wire.producing import ProxyFault
+from ddmq_client.wire.producing import ProxyCallError
 from ddmq_client.wire.transactions import poll_frame, read_checks
 
 _log = logging.getLogger("ddmq_client.producer")
-POLL_MS = 10_000  # that a proxy holds a poll
+POLL_MS = 10_000  # for which a proxy holds a poll
 ANSWER_S = 5.0  # for its answer, beyond that
 CHECKS_MAX = 16  # of one poll
-DECISION_S = 10.0  # to tell one
+DECISION_S = 10.0  # to report a decision
 ACTIONS = {
     Decision.COMMITTED: TransactionAction.COMMIT,
     Decision.ROLLED_BACK: TransactionAction.ROLLBACK,
@@ -113,7 +113,7 @@ class Checks:
         if connection is not None:
             connection.close()
         if polling is not None:
-            wait_ended([polling], deadline)
+            join_activities([polling], deadline)
 
     def _poll(self) -> None:
         pace = Pace(POLL_MS / 1000, random.random)
@@ -151,9 +151,9 @@ class Checks:
         except FrameError as error:
             verdict = CallVerdict.LOST
             self._record_failure(f"{node.name}: {error}")
-        except ProxyFault as fault:
-            verdict = verdicts.of_fault(fault.kind)
-            self._record_failure(f"{node.name}: {fault}")
+        except ProxyCallError as error:
+            verdict = verdicts.of_error_kind(error.kind)
+            self._record_failure(f"{node.name}: {error}")
         if not self._closed and not self._router.record_outcome(node, verdict, tried):
             tried.clear()
         return transactions
@@ -191,7 +191,7 @@ class Checks:
     def _settle_transaction(self, transaction: UndecidedTransaction) -> None:
         """Call the application's check for a transaction, and send its decision to the proxies."""
         if self._closed:
-            return  # some other member is asked
+            return  # another member of the group gets the check
         decision = self._decide_transaction(transaction)
         deadline = now() + DECISION_S
         try:

@@ -2,7 +2,7 @@
 
 Only the standard library's socket is used, and only at call time: where gevent has patched it, a wait
 parks the greenlet. A connection that failed, or whose call was interrupted, is closed and cannot be used
-again: a late answer would otherwise be taken for the next request's.
+again: a late answer could otherwise be read as that of the next request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_client.testing.proxies import connect_in_process
 
 CONNECT_MAX_S = 2.0
-IDLE_CHECK_S = 1.0  # a connection idle for longer is looked at before it is used
+IDLE_CHECK_S = 1.0  # a connection idle for longer is checked before it is used
 READ_BYTES = 64 * 1024  # larger buffers come from mmap: 30 us more for each small answer
 
 
@@ -154,35 +154,35 @@ def _close_socket(open_socket: socket.socket) -> None:
 
 
 def resolve_addresses(
-    addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
+    addresses: Iterable[ProxyAddress], cache: dict[ProxyAddress, list[ProxyAddress]]
 ) -> list[ProxyAddress]:
     """Resolve names to addresses.
 
-    If a name cannot be resolved now, its addresses in `known` are used; `known` is updated with those that
+    If a name cannot be resolved now, its addresses in `cache` are used; `cache` is updated with those that
     can.
     """
     resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
         try:
-            known[address] = from_info(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
+            cache[address] = from_info(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError):
             pass
-        resolved.update(dict.fromkeys(known.get(address, ())))
+        resolved.update(dict.fromkeys(cache.get(address, ())))
     return list(resolved)[:ADDRESSES_MAX]
 
 
 def resolve_in_time(
-    addresses: Sequence[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]], timeout_s: float
+    addresses: Sequence[ProxyAddress], cache: dict[ProxyAddress, list[ProxyAddress]], timeout_s: float
 ) -> list[ProxyAddress] | None:
     """Call `resolve_addresses`; return None if a name server has not answered within `timeout_s`.
 
     A waiting getaddrinfo cannot be interrupted: it continues in a thread of its own.
     """
     if all(map(is_literal, addresses)):
-        return resolve_addresses(addresses, known)
+        return resolve_addresses(addresses, cache)
     connection: list[list[ProxyAddress]] = []
     thread = threading.Thread(
-        target=lambda: connection.append(resolve_addresses(addresses, known)),
+        target=lambda: connection.append(resolve_addresses(addresses, cache)),
         name="ddmq-resolve",
         daemon=True,
     )

@@ -67,8 +67,8 @@ from ddmq_client.observer import (
     notify_handed_out,
     observe_handling,
 )
-from ddmq_client.offsets_file import broadcast_place
-from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
+from ddmq_client.offsets_file import build_broadcast_settings
+from ddmq_client.process import RUN_POLL_S, Home, Signals, new_client_id
 from ddmq_client.received import Message
 from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.values import deserialize_messages
@@ -128,7 +128,7 @@ class Consumer:
 
     _coordinator: Coordinator | None = None  # this and the next from the start on
     _pool: WorkerPool | None = None
-    _state, _ended, _paused = "new", False, False
+    _state, _stop_completed, _paused = "new", False, False
 
     @explain_arguments("docs/client.md#receiving")
     def __init__(
@@ -186,11 +186,11 @@ class Consumer:
         )
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         self._notifications, self._errors = ConsumerNotifications(on_late, on_error), HandlerErrors()
-        self._place = broadcast_place(self._settings, instance, offsets_file)
+        self._broadcast = build_broadcast_settings(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
-        self._home, self._lock = Home("consumer"), Lock()  # the lock: of _state and _ended
-        self._amid: set[object] = set()  # who starts, or stops
-        self._over = Condition(self._lock)
+        self._home, self._lock = Home("consumer"), Lock()  # the lock: of _state and _stop_completed
+        self._amid: set[object] = set()  # workers that are starting or stopping the consumer
+        self._stop_done = Condition(self._lock)
 
     @property
     def client_id(self) -> str:
@@ -221,10 +221,10 @@ class Consumer:
             self._coordinator = Coordinator(self._settings, handling, self._notifications)
             self._coordinator.set_paused(self._paused)
             pulls = pull_settings(self._settings)
-            if self._place is None:
+            if self._broadcast is None:
                 self._pool = WorkerPool(self._coordinator, self._proxies, pulls)
             else:
-                self._pool = BroadcastPool(self._coordinator, self._proxies, pulls, *self._place)
+                self._pool = BroadcastPool(self._coordinator, self._proxies, pulls, *self._broadcast)
             self._state = "started"
         batch = self._settings.max_batch if self._batch_handler else 1
         self._amid.add(current_worker())
@@ -277,23 +277,23 @@ class Consumer:
             if self._pool is None:
                 return True
             if started != "stopped":
-                self._amid.add(current_worker())  # in the lock: a signal handler finds the one or the other
+                self._amid.add(current_worker())  # under the lock: signal handlers check both
         if started == "stopped":
             return self._is_over(time if self._pool.is_worker() else time + total_s)
         try:
             return self._pool.stop(time + total_s * 0.8, time + total_s)
         finally:
             with self._lock:
-                self._ended = True
-                self._over.notify_all()
+                self._stop_completed = True
+                self._stop_done.notify_all()
             self._amid.discard(current_worker())
 
     def _is_over(self, until: float) -> bool:
         """Wait until the first `stop` ends, at most until `until`; return whether it has ended."""
         with self._lock:
-            while not self._ended and self._over.wait(until - now()):
+            while not self._stop_completed and self._stop_done.wait(until - now()):
                 pass
-            return self._ended
+            return self._stop_completed
 
     def run(self, stop_timeout_ms: int = 30_000) -> bool:
         """Handle messages until SIGTERM or Ctrl-C, or until `stop` is called; then stop, as `stop` does.
@@ -311,8 +311,8 @@ class Consumer:
                 self._begin_once()
                 while not signals.came and self._state == "started":
                     assert self._coordinator is not None
-                    self._coordinator.first.check_refusal()
-                    sleep(RUN_LOOK_S)
+                    self._coordinator.first.check_rejection()
+                    sleep(RUN_POLL_S)
         except BaseException:
             self.stop(0)
             raise
@@ -339,10 +339,10 @@ class Consumer:
             raise ClosedError("the consumer has been stopped")
         self._home.check_process()
         assert self._coordinator is not None
-        deadline, asked_ns = now() + timeout_ms / 1000, time.time_ns()
+        deadline, requested_ns = now() + timeout_ms / 1000, time.time_ns()
         messages = self._request_messages(count, deadline, one)
         if messages and self._observer is not None:
-            notify_handed_out(self._observer, messages, self.client_id, asked_ns)
+            notify_handed_out(self._observer, messages, self.client_id, requested_ns)
         return messages
 
     def _request_messages(self, count: int, deadline: float, one: bool) -> list[Message]:

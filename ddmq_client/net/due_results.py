@@ -13,7 +13,7 @@ from ddmq_client.core.prefetch_buffer import PrefetchBuffer, ProxyConnection
 from ddmq_client.net.sync import Condition, Lock, get_clock
 
 IDLE_WAKE_S = 60.0
-LEAVE_AGAIN_S = 0.2  # a pull that was on its way may have come to the proxy after the first time
+LEAVE_REPEAT_S = 0.2  # a pull on its way may have reached the proxy after the first request to leave
 
 
 class DueResults:
@@ -35,9 +35,9 @@ class DueResults:
         """Register a proxy, whose flusher will wait for its results."""
         self._due.setdefault(proxy, Condition(self._lock))
 
-    def remove(self, gone: ProxyConnection) -> None:
+    def remove(self, proxy: ProxyConnection) -> None:
         """Remove a proxy whose flusher ends."""
-        self._due.pop(gone).notify_all()
+        self._due.pop(proxy).notify_all()
 
     def wake_flusher(self, proxy: ProxyConnection) -> None:
         """Wake the proxy's flusher if the results just added must be submitted now."""
@@ -56,9 +56,12 @@ class DueResults:
         self.wake_all()
 
     def wait(self, proxy: ProxyConnection) -> AckBatch | None:
-        """Wait for results that must be submitted now; return None after `stop`, or if the proxy is gone."""
+        """Wait for results that must be submitted now.
+
+        Returns None after `stop`, or if the proxy was removed.
+        """
         due = self._due.get(proxy)
-        while due is not None and not self._has_ended(proxy):
+        while due is not None and not self._is_stopped(proxy):
             if self._should_leave(proxy):
                 return self._buffer.take_results(proxy) or []
             wait = self._buffer.submit_due(proxy)
@@ -67,16 +70,16 @@ class DueResults:
                 if acks is not None:
                     return acks
             proxy.idle = wait is None
-            due.wait(LEAVE_AGAIN_S if self._leaving() else wait or IDLE_WAKE_S)
+            due.wait(LEAVE_REPEAT_S if self._leaving() else wait or IDLE_WAKE_S)
         return None
 
     def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
-        """Wait after a failed submit; returns early after `stop`, or if the proxy is gone."""
+        """Wait after a failed submit; returns early after `stop`, or if the proxy was removed."""
         until = self._clock() + seconds
-        while not self._has_ended(proxy) and self._clock() < until:
+        while not self._is_stopped(proxy) and self._clock() < until:
             self._due[proxy].wait(until - self._clock())
 
-    def _has_ended(self, proxy: ProxyConnection) -> bool:
+    def _is_stopped(self, proxy: ProxyConnection) -> bool:
         return self._stopped or proxy.failover is not None
 
     def _should_leave(self, proxy: ProxyConnection) -> bool:
@@ -84,5 +87,5 @@ class DueResults:
         now = self._clock()
         if not (self._leaving() and proxy.settles and proxy.leave_at <= now):
             return False
-        proxy.leave_at = now + LEAVE_AGAIN_S
+        proxy.leave_at = now + LEAVE_REPEAT_S
         return True

@@ -12,7 +12,7 @@ from ddmq_client.received import Message
 
 AWAITS = False  # functions of the application must be plain ones
 INLINE = True  # what one caller alone waits for needs no thread of its own
-WORKERS = 4  # of a consumer, unless told otherwise
+WORKERS = 4  # of a consumer, by default
 Lock = threading.RLock  # it knows who has it: see `set_apart`
 Condition = threading.Condition
 now = time.monotonic
@@ -72,7 +72,7 @@ def ends_worker(error: BaseException) -> bool:
 
 
 class Activity:
-    """A thread that runs a part of a client in the background."""
+    """A thread that runs a component of a client in the background."""
 
     def __init__(self, work: Callable[[], object], name: str) -> None:
         """Store `work`, which runs once the activity is started."""
@@ -80,7 +80,7 @@ class Activity:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the activity has been started and has not ended."""
+        """Return whether the activity is running."""
         return self._thread.is_alive()
 
     @property
@@ -107,7 +107,7 @@ class Activity:
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def wait_ended(activities: Iterable[Activity], deadline: float) -> bool:
+def join_activities(activities: Iterable[Activity], deadline: float) -> bool:
     """Wait until `deadline` for the activities other than the caller's; return whether they have ended."""
     waiting = list(activities)
     for activity in waiting:

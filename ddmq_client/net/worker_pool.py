@@ -1,12 +1,12 @@
 # Generated from ddmq_client/aio/worker_pool.py by tools/unasync.py: change that one.
 """Run a consumer: per proxy one flusher and a puller for each topic; workers for its handlers.
 
-Names are resolved again every 30 s: new proxies get their pullers, those of vanished ones end, and what is
-still to be told to these goes through another proxy.
+Names are resolved every 30 s: new proxies get their pullers, the pullers of removed proxies end, and the
+pending results of removed proxies go through another proxy.
 
-A puller is bound to one connection; results ride on its pulls. What no pull carries in time the flusher
-submits, over a connection of its own. A call that failed is followed by a pause and a new connection; the
-results that it carried are sent again: the proxy takes repeated ones as said.
+A puller is bound to one connection; results ride on its pulls. If no pull carries them in time, the flusher
+submits them over a connection of its own. A failed call is followed by a pause and a new connection, and its
+results are resent: a proxy applies repeated results once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection, resolve_addresses
 from ddmq_client.net.coordinator import Coordinator
-from ddmq_client.net.sync import Activity, Condition, Handle, Lock, get_clock, wait_ended
+from ddmq_client.net.sync import Activity, Condition, Handle, Lock, get_clock, join_activities
 from ddmq_client.wire.consuming import (
     FAILURES,
     Pulled,
@@ -35,7 +35,7 @@ from ddmq_client.wire.consuming import (
     settle_frame,
     submit_frame,
 )
-from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyFault
+from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyCallError
 
 ABORT_S = 0.5  # for a flusher whose connection was closed to end
 _log = logging.getLogger("ddmq_client.consumer")
@@ -62,7 +62,7 @@ class WorkerPool:
         self._coordinator = coordinator
         self._proxies = proxies
         self._pulls = pulls
-        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
+        self._address_cache: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._lock = Lock()  # of the tables below, and of starting workers
         self._stopped = Condition(self._lock)
         self._stopping = False
@@ -103,21 +103,21 @@ class WorkerPool:
         try:
             self._upkeep.cancel()
             coordinator.stop_pulling()
-            clean = wait_ended(pulling, deadline)
+            clean = join_activities(pulling, deadline)
             for puller in pullers:
                 puller.abort()
             alone = self.is_worker() and len(self._workers) == 1
             clean = coordinator.wait_handled(deadline, alone) and clean
             coordinator.stop_handing()
-            clean = wait_ended(self._workers, deadline) and clean
+            clean = join_activities(self._workers, deadline) and clean
             coordinator.stop_keeping()
             for flusher in flushers:
                 flusher.closing_deadline = flush_deadline
             coordinator.stop_flushing()
-            clean = wait_ended(flushing, flush_deadline) and clean
+            clean = join_activities(flushing, flush_deadline) and clean
             for flusher in flushers:
                 flusher.abort()
-            wait_ended([*flushing, self._leases], flush_deadline + ABORT_S)
+            join_activities([*flushing, self._leases], flush_deadline + ABORT_S)
             return not coordinator.abandon_results() and clean
         finally:
             coordinator.replies.close()
@@ -146,7 +146,7 @@ class WorkerPool:
                     return
 
     def _refresh_proxies(self) -> None:
-        addresses = resolve_addresses(self._proxies, self._known)
+        addresses = resolve_addresses(self._proxies, self._address_cache)
         if not addresses:
             self._coordinator.last_error = "no proxy address is known: no name resolves"
             _log.warning("none of %s resolves", ", ".join(map(str, self._proxies)))
@@ -216,7 +216,7 @@ class Puller:
 
     def _run(self) -> None:
         try:
-            while (work := self._coordinator.wait_room(self._source)) is not None:
+            while (work := self._coordinator.wait_capacity(self._source)) is not None:
                 pause = self._pull(*work)
                 if pause:
                     self._coordinator.pause_puller(self._source, pause)
@@ -255,7 +255,7 @@ class Puller:
         return read_pulled(payload, sequence_id)
 
     def _log_failure(self, error: Exception) -> None:
-        if self._coordinator.pulling_stopped or self._source.ended:
+        if self._coordinator.pulling_stopped or self._source.closing:
             return
         if self._pace.is_failing:
             _log.debug("pull from %s failed: %s", self._source.proxy.name, error)
@@ -350,8 +350,8 @@ class Flusher:
                 lambda now, number: settle_frame(self._pulls, acks, leave, number), deadline
             )
             self._coordinator.report_unapplied(acks, read_settled(*answer))
-        except ProxyFault as fault:
-            if fault.kind != UNKNOWN_METHOD:
+        except ProxyCallError as error:
+            if error.kind != UNKNOWN_METHOD:
                 raise
             self.proxy.settles = False
         return self.proxy.settles or not acks

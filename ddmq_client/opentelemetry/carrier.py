@@ -76,16 +76,16 @@ class ContextCarrier:
         return None, span if span.is_valid else None
 
     def with_context(
-        self, message: OutgoingMessage, context: Context | None, given: SpanContext | None, fit: bool = True
+        self, message: OutgoingMessage, context: Context | None, preset: SpanContext | None, fit: bool = True
     ) -> tuple[OutgoingMessage, bool]:
         """Add `context` to the message's properties, with traceId and spanId unless it has one of them.
 
-        With None, the span context `given` by the application is used instead. Returns the message, and False
-        if it would have become too large and is unchanged. `fit`: whether the request has space for the
-        context.
+        With None, `preset`, the span context that the application has set, is used instead. Returns the
+        message, and False if it would have become too large and is unchanged. `fit`: whether the request has
+        space for the context.
         """
         added: dict[str, str] = {}
-        span = given
+        span = preset
         if context is not None:
             self._propagator.inject(added, context)
             span = trace.get_current_span(context).get_span_context()
@@ -99,8 +99,10 @@ class ContextCarrier:
                 TRACE_ID: trace.format_trace_id(span.trace_id),
                 SPAN_ID: trace.format_span_id(span.span_id),
             }
-        # What was there and names no context is not left to be taken for a part of this one.
-        retained = before if given is not None else {k: v for k, v in before.items() if k not in self._fields}
+        # Fields of the propagator that name no context are dropped, so that they do not mix with this one.
+        retained = before
+        if preset is None:
+            retained = {name: value for name, value in before.items() if name not in self._fields}
         for more in ({**added, **ids}, added) if fit else ():
             if more and self._fits_limits(message, properties := {**retained, **more}):
                 return replace(message, properties=properties), True

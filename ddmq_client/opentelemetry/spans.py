@@ -30,7 +30,7 @@ from ddmq_client.opentelemetry.carrier import ContextCarrier, Propagator
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.received import Message, Outcome
 
-HELD_MS = 60_000  # between send and store; from then on a trace is not gone on with
+DELAYED_AFTER_MS = 60_000  # between send and store; after that the trace is not continued
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 _log = logging.getLogger("ddmq_client.opentelemetry")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -161,7 +161,7 @@ class OpenTelemetryObserver:
 
         The two times come from two clocks: if they contradict each other, the span has no length.
         """
-        if message.stored_ms is None or _was_held(message):
+        if message.stored_ms is None or _was_delayed(message):
             return
         context, creation = self._carrier.received_context(message.properties)
         if context is None or creation is None:
@@ -187,7 +187,7 @@ class OpenTelemetryObserver:
         else:
             attributes |= message_attributes(messages[0], now_ns)
             attributes["messaging.message.body.size"] = len(messages[0].body)
-            if self._same_trace and not _was_held(messages[0]) and not _in_span(parent):
+            if self._same_trace and not _was_delayed(messages[0]) and not _in_span(parent):
                 parent = origins[0][0] or parent
         span = self._tracer.start_span(
             span_name("process", attributes),
@@ -218,9 +218,10 @@ def _in_span(around: Context) -> bool:
     return trace.get_current_span(around).get_span_context().is_valid
 
 
-def _was_held(message: Message) -> bool:
+def _was_delayed(message: Message) -> bool:
     """Return whether the message may arrive long after it was sent: delayed, in a transaction, or retried."""
-    if message.stored_ms is not None and message.stored_ms - (message.born_ms or message.stored_ms) > HELD_MS:
+    stored_ms = message.stored_ms
+    if stored_ms is not None and stored_ms - (message.born_ms or stored_ms) > DELAYED_AFTER_MS:
         return True
     return FROM_CHRONOS in message.properties
 
@@ -337,7 +338,7 @@ class _Handling:
             span.set_attribute("messaging.ddmq.message.outcome", outcome.value)
 
 
-_logged_once = Lock()  # taken by the first failure, for good
+_logged_once = Lock()  # acquired by the first failure and never released
 
 
 def _log_failure() -> None:

@@ -6,8 +6,8 @@
         db.execute("INSERT INTO orders ...")
         outbox.put(db, "orders", b"order 17", key="order-17")
 
-What is committed is sent, once; what is rolled back never was. Nothing is asked of a proxy meanwhile, so the
-work goes on while none can be reached. `OutboxRelay` sends.
+Committed messages are sent, once; those of a rolled-back transaction never are. Writing a message calls no
+proxy, so the application works while no proxy is reachable. `OutboxRelay` sends the messages.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ddmq_client.idl.codes import Code
 from ddmq_client.outgoing import OutgoingMessage, ShardKey, with_level
 from ddmq_client.sql.statements import create, execute, now_ms, table_name
 
-OUTBOX_ID = "outbox-id"  # property of what a relay sent
-REFUSAL_CHARS_MAX = 500
+OUTBOX_ID = "outbox-id"  # property of the messages that a relay sends
+REJECTION_CHARS_MAX = 500
 _CREATE = (
     "CREATE TABLE IF NOT EXISTS {{table}} (id {serial}, name TEXT NOT NULL UNIQUE, topic TEXT NOT NULL,"
     " body {bytes} NOT NULL, fields TEXT NOT NULL, chain TEXT NOT NULL, written_ms BIGINT NOT NULL,"
@@ -39,7 +39,7 @@ class OutboxRow(NamedTuple):
     name: str
     chain: str  # messages with the same one are sent in order
     message: OutgoingMessage
-    fault: str = ""  # why it is none: `put` did not write it
+    error: str = ""  # why the row cannot be decoded: `put` did not write it
 
 
 class OutboxTable:
@@ -131,7 +131,7 @@ class OutboxTable:
     def refuse(self, database: Any, row: int, reason: str) -> None:
         """Mark a row whose message will never be accepted: it stays in the table and is not sent."""
         statement = f"UPDATE {self._table} SET refused = :reason WHERE id = :id"
-        execute(database, statement, reason=reason[:REFUSAL_CHARS_MAX] or "refused", id=row)
+        execute(database, statement, reason=reason[:REJECTION_CHARS_MAX] or "refused", id=row)
 
     def refused(self, database: Any) -> Sequence[tuple[str, str, str]]:
         """Return (name, topic, reason) of the messages that proxies rejected for good."""

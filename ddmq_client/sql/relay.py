@@ -1,12 +1,13 @@
-"""OutboxRelay: sends what stands in an outbox table, in order and once.
+"""OutboxRelay: sends the messages of an outbox table, in order and once.
 
     with OutboxRelay(lambda: sqlite3.connect("shop.db"), outbox, producer) as relay:
         serve_forever()
 
-It reads the oldest rows, sends of each chain (messages that keep their order among each other) one at a time,
-and deletes a row when it is stored. Whatever ends it in between, the row is there and is sent again: its name
-is its idempotency key, so the proxies know what they have. Therefore two relays over one table do no harm
-either: each sends a chain in order, and whichever attempt of a message comes first is the one that counts.
+The relay reads the oldest rows and sends the messages of each chain (messages that keep their order) one at a
+time. It deletes a row when its message is stored. If the relay is interrupted before that, the message is
+sent again. The row's name is its idempotency key, so the proxies recognise the duplicate. For the same
+reason, two relays can share one table: each sends a chain in order, and only the first attempt of a message
+is stored.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from ddmq_client.sql.statements import check_connect, open_transaction
 
 _log = logging.getLogger("ddmq_client.sql")
 READ_MAX, READ_BYTES_MAX = 1_000, 16 * 1024 * 1024  # rows, and their bodies, at a time
-READS_MAX = 16  # behind what is put off, until the oldest are looked at again
+READS_MAX = 16  # past deferred rows, before the oldest rows are read again
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
 CLOSE_S = 10.0
-CLOSED = "is not writable"  # in the refusal of a topic that takes nothing for now
-NO_KEYS = "cannot tell whether it was stored before"  # in the refusal of a key by an engine that knows none
+CLOSED = "is not writable"  # in the rejection of a topic that accepts no messages for now
+NO_KEYS = "cannot tell whether it was stored before"  # in the rejection of a key by an engine without keys
 
 
 @dataclass(slots=True)
@@ -41,9 +42,9 @@ class RelayCounts:
     """Counters of a relay since its start."""
 
     sent: int = 0
-    known: int = 0  # of these, stored before: by an attempt whose end nobody saw
-    refused: int = 0  # will never be taken as they are: they stay in the table, with the reason
-    failed: int = 0  # attempts that were not confirmed: made again
+    known: int = 0  # of these, stored before: by an attempt whose outcome was lost
+    refused: int = 0  # rejected for good: they stay in the table, with the reason
+    failed: int = 0  # unconfirmed attempts, which are repeated
 
     def copy(self) -> RelayCounts:
         """Return an independent copy of the counters."""
@@ -85,7 +86,7 @@ class OutboxRelay:
         self._due = threading.Event()
         self._stopped = False
         self._failures = 0
-        self._left_at = 0  # the row up to which nearly all is put off, where the last look ended
+        self._left_at = 0  # the row at which the last call stopped: nearly all rows up to it are deferred
         self._thread: threading.Thread | None = None
 
     def counts(self) -> RelayCounts:
@@ -121,19 +122,19 @@ class OutboxRelay:
         deferred delays only those after it in its chain.
         """
         total = after = reads = 0
-        put_off: set[str] = set()
+        deferred: set[str] = set()
         while not self._stopped and reads < READS_MAX:
             with open_transaction(self._connect) as database:
                 rows = self._outbox.waiting(database, READ_MAX, READ_BYTES_MAX, after)
                 for row in rows:
-                    if row.fault:
-                        self._refuse_row(database, row, row.fault)
-            outcome = self._send([row for row in rows if not row.fault and row.chain not in put_off])
+                    if row.error:
+                        self._reject_row(database, row, row.error)
+            outcome = self._send([row for row in rows if not row.error and row.chain not in deferred])
             total += outcome.stored
-            put_off |= outcome.put_off
-            if not rows or not outcome.whole:
+            deferred |= outcome.deferred
+            if not rows or not outcome.all_deferred:
                 break
-            if put_off:
+            if deferred:
                 after, reads = max(rows[-1].row, self._left_at), reads + 1
         self._left_at = after if reads >= READS_MAX else 0
         return total
@@ -173,8 +174,8 @@ class OutboxRelay:
         chains: dict[str, deque[OutboxRow]] = {}
         for row in rows:
             chains.setdefault(row.chain, deque()).append(row)
-        stored, whole = 0, True
-        put_off: set[str] = set()
+        stored, all_deferred = 0, True
+        deferred: set[str] = set()
         while chains and not self._stopped:
             heads = [chain[0] for chain in chains.values()]
             results = self._producer.send_batch([self._message_of(head) for head in heads])
@@ -184,12 +185,12 @@ class OutboxRelay:
                 chain = chains[head.chain]
                 chain.popleft()
                 if not (result.stored or _for_good(result)):
-                    put_off.add(head.chain)
-                    whole = whole and (result.code in _PUT_OFF or CLOSED in result.text)
+                    deferred.add(head.chain)
+                    all_deferred = all_deferred and (result.code in _DEFERRED_CODES or CLOSED in result.text)
                     chain.clear()
                 if not chain:
                     del chains[head.chain]
-        return _Pass(stored, put_off, whole and not chains)
+        return _Pass(stored, deferred, all_deferred and not chains)
 
     def _message_of(self, row: OutboxRow) -> Any:
         return row.message if self._once else replace(row.message, idempotency_key=None)
@@ -204,14 +205,14 @@ class OutboxRelay:
                 raise OptionError(f"once=True, and the proxies say: {result.text}; allowed there: once=False")
             counts.known += result.duplicate
             if _for_good(result):
-                self._refuse_row(database, row, str(result.error))
+                self._reject_row(database, row, str(result.error))
             elif not result.stored:
                 counts.failed += 1
                 if not self._failures:
                     _log.warning("outbox message %s is not sent yet: %s", row.name, result.error)
         return len(sent)
 
-    def _refuse_row(self, database: Any, row: OutboxRow, why: str) -> None:
+    def _reject_row(self, database: Any, row: OutboxRow, why: str) -> None:
         self._counts.refused += 1
         _log.error("outbox message %s to %s is refused: %s", row.name, row.message.topic, why)
         self._outbox.refuse(database, row.row, why)
@@ -220,15 +221,16 @@ class OutboxRelay:
 class _Pass(NamedTuple):
     """The outcome of one pass over some rows of the outbox.
 
-    It states how many messages were stored, which chains wait, and whether proxies deferred all of these.
+    `stored`: the number of stored messages. `deferred`: the chains that wait. `all_deferred`: whether proxies
+    deferred all of these.
     """
 
     stored: int
-    put_off: set[str]
-    whole: bool
+    deferred: set[str]
+    all_deferred: bool
 
 
-_PUT_OFF = (Code.BUSY, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)
+_DEFERRED_CODES = (Code.BUSY, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)
 
 
 def _for_good(result: SendResult) -> bool:

@@ -38,7 +38,7 @@ from ddmq_client.testing.views import DeadLetterView, DelayedMessageView, KeyVie
 
 HOST = "192.0.2.1"  # of a network that is kept for documentation, so it is nobody's
 TIMEOUT_S = 10.0
-CHANGE_S = 0.05  # the longest wait for a change before it is looked again
+CHANGE_S = 0.05  # the longest wait for a change between two checks
 ACK_FLUSH_MS = 1
 LAST_MS = 0.001  # a delay counts from the end of the millisecond in which it was accepted
 JOIN_MAX = timedelta(days=30)
@@ -119,9 +119,9 @@ class TestBroker(BrokerClients):
         self.running = RunningHandlers(self)
         self._is_closed = False
 
-    def _enter_proxy(self, part: str) -> str:
+    def _enter_proxy(self, service: str) -> str:
         address = (HOST, next(_ports) % 65_535 + 1)
-        enter_proxy(address, BrokerProxy(lambda: self.server.connect(part)))
+        enter_proxy(address, BrokerProxy(lambda: self.server.connect(service)))
         return f"{address[0]}:{address[1]}"
 
     # --- clients
@@ -144,16 +144,16 @@ class TestBroker(BrokerClients):
         The arguments are those of the class, without `proxies`. A group that does not exist is created, and
         starts at the first message (`start`). OptionError if `group` and `topics` seem to be exchanged.
         """
-        self.note_names(group, topics)
+        self.record_names(group, topics)
         handler, options = self.running.count_calls(handler, options)
         consumer = Consumer(self.consumers, group, topics, handler=handler, **options)
         self._clients.append(consumer)
-        if self.note_handling(consumer, handler, options):
+        if self.record_handling(consumer, handler, options):
             consumer.start()
             self._wait(lambda: self.arrival_reason(consumer, group), TIMEOUT_S)
         return consumer
 
-    def note_handling(
+    def record_handling(
         self, consumer: Consumer | AsyncConsumer, handler: object, options: Mapping[str, object]
     ) -> bool:
         """Return whether a consumer has a handler; nothing waits for one that has none."""
@@ -162,7 +162,7 @@ class TestBroker(BrokerClients):
             self._pull_clients.add(consumer.client_id)
         return is_handling
 
-    def note_names(self, group: str, topics: str | Sequence[str]) -> None:
+    def record_names(self, group: str, topics: str | Sequence[str]) -> None:
         """Note the names that a consumer is made with. Raises OptionError if they seem to be exchanged."""
         names = topic_names(topics)
         self._check_names(group, names)
@@ -326,7 +326,7 @@ class TestBroker(BrokerClients):
                 with suppress(ClientError):
                     client.flush(int(timeout_s * 1000))
 
-    # --- looking
+    # --- reading the state
 
     def messages(self, topic: str) -> list[MessageView]:
         """Every message of a topic, consumed or not, in the order in which they were stored."""
@@ -405,10 +405,10 @@ class AsyncBroker(BrokerClients):
     ) -> AsyncConsumer:
         """Return a consumer, started if it has a handler; stop it. Else as TestBroker's."""
         broker = self._broker
-        broker.note_names(group, topics)
+        broker.record_names(group, topics)
         handler, options = broker.running.count_calls(handler, options)
         consumer = AsyncConsumer(broker.consumers, group, topics, handler=handler, **options)
-        if broker.note_handling(consumer, handler, options):
+        if broker.record_handling(consumer, handler, options):
             await consumer.start()
             await self._wait(lambda: broker.arrival_reason(consumer, group), TIMEOUT_S)
         return consumer

@@ -29,7 +29,7 @@ from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.received import DEAD_LETTER, DeliveryContext, Message, Origin, Outcome, Settling
 from ddmq_client.serializers import Serializer, check_serializer
 from ddmq_client.wire.codec import Specs, decode
-from ddmq_client.wire.producing import text_fault
+from ddmq_client.wire.producing import find_text_error
 
 ATTEMPTS_MAX = 2**31 - 1
 OFFSET_MAX = 2**63 - 2  # the next offset is a number of the wire, too
@@ -175,15 +175,15 @@ def _check_texts(properties: Mapping[str, str] | None, **texts: str | None) -> N
     if properties is not None and not isinstance(properties, Mapping):
         raise OptionError(f"properties={properties!r:.100}; allowed: a mapping of text to text, or None")
     for name, value in (properties or {}).items():
-        if (error := text_fault(name)) or (error := _find_blank_error(name)):
+        if (error := find_text_error(name)) or (error := _find_blank_error(name)):
             raise OptionError(f"the name of a property {error}")
-        if (error := text_fault(value)) or (error := _find_blank_error(value)):
+        if (error := find_text_error(value)) or (error := _find_blank_error(value)):
             raise OptionError(f"property {name!r} {error}")
     for name, text in texts.items():
         if text is None:
             continue
-        if fault := text_fault(text):
-            raise OptionError(f"{name} {fault}")
+        if error := find_text_error(text):
+            raise OptionError(f"{name} {error}")
         if len(text) > TEXT_MAX:
             raise OptionError(f"{name} has {len(text)} characters; allowed: at most {TEXT_MAX}")
 
@@ -210,7 +210,7 @@ def _encode_body(body: object, serializer: Serializer | None) -> bytes:
     if serializer is not None:
         return serializer.serialize(body)
     if isinstance(body, str):
-        if fault := text_fault(body):
+        if fault := find_text_error(body):
             raise OptionError(f"body {fault}")
         return body.encode()
     raise OptionError(f"body is {type(body).__name__}; allowed: bytes or str, or with serializer= any value")

@@ -47,8 +47,8 @@ class LocalServer:
         fails."""
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-P", "-m", "ddmq", "serve", "--data-dir", str(self.folder / "data")]
-        for part in ("producer", "consumer", "admin"):
-            command += [f"--{part}", "127.0.0.1:0"]
+        for service in ("producer", "consumer", "admin"):
+            command += [f"--{service}", "127.0.0.1:0"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DDMQ_")}
         with self._log.open("a") as log:
             self._process = subprocess.Popen(

@@ -3,10 +3,10 @@
 Decoding never trusts a length: strings are bound by the frame, containers by a count, nesting by the
 codec's own depth limit. Every failure to decode is a FrameError.
 
-The codec fills and reads any object by attribute name, so our own classes stand directly for wire structs:
-a table, made from the IDL that thriftpy2 has loaded, says which attribute holds which field id. Field ids,
-types and nesting come from the IDL; only the attribute names are ours. A name that the table does not mention
-keeps the IDL's; one that it maps to None is left out, and skipped when it comes.
+The codec fills and reads any object by attribute name, so classes of this client can be wire structs. A
+table, made from the IDL that thriftpy2 has loaded, maps attributes to field ids. Field ids, types and nesting
+come from the IDL; attribute names can differ from it. A field that the table does not mention has its name in
+the IDL. A field that the table maps to None is not encoded, and is skipped when decoding.
 
 `string` fields become str (bytes that are not UTF-8 are replaced by U+FFFD), `binary` fields bytes; both
 take either when encoded.
@@ -35,8 +35,8 @@ class _Transport:
     def __init__(self, buffer: BytesIO) -> None:
         self.cstringio_buf = buffer
 
-    def cstringio_refill(self, partial: bytes, wanted: int) -> BytesIO:
-        raise EOFError(f"{wanted} bytes wanted, {len(partial)} left")
+    def cstringio_refill(self, partial: bytes, required: int) -> BytesIO:
+        raise EOFError(f"{required} bytes wanted, {len(partial)} left")
 
 
 class _Source:
@@ -76,23 +76,23 @@ class Specs:
     """The field tables of one IDL module. Structs that are not registered get a generated class."""
 
     def __init__(self) -> None:
-        self._known: dict[type, StructArgs] = {}
+        self._registered: dict[type, StructArgs] = {}
 
     def register_struct(
-        self, struct: type, ours: type | None = None, names: Mapping[str, str | None] | None = None
+        self, struct: type, own_class: type | None = None, names: Mapping[str, str | None] | None = None
     ) -> StructArgs:
-        """Return the type arguments for a thriftpy2 struct that is converted to and from the class `ours`.
+        """Return the type arguments for a thriftpy2 struct that is converted to and from `own_class`.
 
         Register inner structs before the structs that contain them, if they have a class or names of their
         own.
         """
-        if struct in self._known:
-            return self._known[struct]
+        if struct in self._registered:
+            return self._registered[struct]
         fields: dict[int, tuple[Any, ...]] = struct.thrift_spec  # type: ignore[attr-defined]
         renamed = {fid: (names or {}).get(spec[1], spec[1]) for fid, spec in fields.items()}
         renamed = {fid: name for fid, name in renamed.items() if name is not None}
-        args: StructArgs = [ours or _plain_class(struct.__name__, renamed.values()), ()]
-        self._known[struct] = args  # before the fields: a struct may hold itself
+        args: StructArgs = [own_class or _plain_class(struct.__name__, renamed.values()), ()]
+        self._registered[struct] = args  # before the fields: a struct may contain itself
         table: list[tuple[Any, ...] | None] = [None] * (max(fields, default=-1) + 1)
         for fid, name in renamed.items():
             spec = fields[fid]

@@ -15,7 +15,7 @@ from ddmq_client.errors import PullError, SubscriptionError
 from ddmq_client.idl import consumer as idl
 from ddmq_client.received import FetchedQueue, Message, Origin
 from ddmq_client.wire.codec import Specs, decode, encode
-from ddmq_client.wire.producing import ProxyFault, answer_at
+from ddmq_client.wire.producing import ProxyCallError, answer_at
 
 SPECS = Specs()
 SPECS.register_struct(
@@ -55,7 +55,7 @@ class _Method:
         return frames.build_frame((frames.call_head(self._name, sequence_id), encode(args, self._args)))
 
     def answer(self, payload: bytes, sequence_id: int) -> Any:
-        """Decode the returned value of a call. Raises PullError, ProxyFault or FrameError."""
+        """Decode the returned value of a call. Raises PullError, ProxyCallError or FrameError."""
         value = decode(payload, answer_at(payload, self._name, sequence_id), self._result)
         error = getattr(value, "error", None)
         if error is not None:
@@ -141,12 +141,12 @@ def stats_frame(group: str, sequence_id: int) -> bytes:
 
 
 def read_stats(payload: bytes, sequence_id: int) -> None:
-    """Check that the request was answered. Raises PullError, ProxyFault or FrameError."""
+    """Check that the request was answered. Raises PullError, ProxyCallError or FrameError."""
     _STATS.answer(payload, sequence_id)
 
 
 def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
-    """Decode the answer to a pull, which may have no messages. Raises PullError, ProxyFault or FrameError."""
+    """Decode the answer to a pull, which may be empty. Raises PullError, ProxyCallError or FrameError."""
     value = _PULL.answer(payload, sequence_id)
     unapplied, notice = _unapplied_results(value.late), value.notice or ""
     return Pulled(_origin_of(value.context), value.messages or (), value.leaseMs, unapplied, notice)
@@ -165,7 +165,7 @@ def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, seq
 
 
 def read_settled(payload: bytes, sequence_id: int) -> list[UnappliedResult]:
-    """Return the results that were not applied. Raises PullError, ProxyFault or FrameError."""
+    """Return the results that were not applied. Raises PullError, ProxyCallError or FrameError."""
     return _unapplied_results(_SETTLE.answer(payload, sequence_id).late)
 
 
@@ -184,7 +184,7 @@ def _origin_of(context: Any) -> Origin:
 
 
 def read_submitted(payload: bytes, sequence_id: int) -> bool:
-    """Return whether the proxy accepted the results. Raises PullError, ProxyFault or FrameError."""
+    """Return whether the proxy accepted the results. Raises PullError, ProxyCallError or FrameError."""
     return bool(_SUBMIT.answer(payload, sequence_id))
 
 
@@ -220,8 +220,8 @@ def _result_element(results: OriginResults) -> Any:
 
 
 NOWHERE = Origin("", "", "")
-CLUSTER = "R_default"  # demanded by the wire, read by nobody
-FAILURES = (CallFailed, FrameError, ProxyFault, PullError)  # how a call ends without what was asked for
+CLUSTER = "R_default"  # required by the wire, but not read
+FAILURES = (CallFailed, FrameError, ProxyCallError, PullError)  # the errors of a call that got no result
 Offsets = Mapping[str, Mapping[str, int]]
 
 
@@ -272,7 +272,7 @@ def ack_frame(settings: FetchSettings, offsets: Offsets, sequence_id: int) -> by
 def read_fetched(payload: bytes, sequence_id: int) -> list[FetchedQueue]:
     """Decode the answer to a fetch: an entry for each assigned queue.
 
-    Raises PullError, ProxyFault or FrameError.
+    Raises PullError, ProxyCallError or FrameError.
     """
     answer = _FETCH.answer(payload, sequence_id)
     if answer.error is not None:
@@ -291,5 +291,5 @@ def read_fetched(payload: bytes, sequence_id: int) -> list[FetchedQueue]:
 
 
 def read_acked(payload: bytes, sequence_id: int) -> bool:
-    """Return whether the offsets are stored. Raises ProxyFault or FrameError."""
+    """Return whether the offsets are stored. Raises ProxyCallError or FrameError."""
     return bool(_ACK.answer(payload, sequence_id))

@@ -20,11 +20,11 @@ from ddmq_client.wire.codec import Specs, StructArgs, decode, encode
 from ddmq_client.wire.wording import explain_unknown_method
 
 HEARTBEAT_TOPIC = "carrera_heartbeat"
-UNKNOWN_METHOD = 1  # the `kind` of a fault
+UNKNOWN_METHOD = 1  # a `kind` of ProxyCallError
 
 
-class ProxyFault(Exception):
-    """The proxy answered with a Thrift application exception; `kind` is its type number."""
+class ProxyCallError(Exception):
+    """The proxy answered a call with a Thrift application exception; `kind` is its type number."""
 
     def __init__(self, kind: int, text: str) -> None:
         self.kind = kind
@@ -32,7 +32,7 @@ class ProxyFault(Exception):
         super().__init__(f"proxy fault {kind}: {self.text}")
 
 
-class _Fault:
+class _ErrorAnswer:
     message: str | None = None
     type: int | None = None
 
@@ -63,7 +63,7 @@ _DELAY_MESSAGE = _specs.register_struct(idl.DelayMessage)
 _specs.register_struct(idl.DelayResult, DelayResult, _DELAY_NAMES)
 _DELAYED = _specs.register_struct(idl.ProducerService.sendDelaySync_result, _Delayed)
 _ANSWERS = {SEND_ONE: _ONE, SEND_MANY: _MANY, SEND_DELAYED: _DELAYED}
-_FAULT = [_Fault, (None, (1, 11, "message", "UTF8", None), (2, 8, "type", None, None))]
+_ERROR_ANSWER = [_ErrorAnswer, (None, (1, 11, "message", "UTF8", None), (2, 8, "type", None, None))]
 _WireMessage: Any = _MESSAGE[0]
 _WireDelay: Any = _DELAY_MESSAGE[0]
 
@@ -97,11 +97,11 @@ def encode_delayed(
     wire.clientId = client_id
     first = encoded_message(wire, _DELAY_MESSAGE, message, placement)
 
-    def again() -> bytes:
+    def encode_resend() -> bytes:
         wire.fresh = None
         return encode(wire, _DELAY_MESSAGE)
 
-    return first, again
+    return first, encode_resend
 
 
 def encoded_message(wire: Any, args: StructArgs, message: OutgoingMessage, placement: Placement) -> bytes:
@@ -142,7 +142,7 @@ def encode_change(action: DelayAction, delay_id: str, client_id: str, when: When
 def read_results(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
     """Decode the results of sendSync, sendBatch or sendDelaySync.
 
-    Raises ProxyFault, or FrameError if the bytes do not answer this request.
+    Raises ProxyCallError, or FrameError if the bytes do not answer this request.
     """
     at = answer_at(payload, method, sequence_id)
     success = decode(payload, at, _ANSWERS[method]).success
@@ -170,9 +170,9 @@ def answer_at(payload: bytes, method: bytes, sequence_id: int) -> int:
     if head.sequence_id != sequence_id:
         raise FrameError(f"answer to request {head.sequence_id}, expected {sequence_id}")
     if head.kind == frames.EXCEPTION:
-        fault = decode(payload, head.body_at, _FAULT)
-        hint = explain_unknown_method(method) if fault.type == UNKNOWN_METHOD else ""
-        raise ProxyFault(fault.type or 0, (fault.message or "") + hint)
+        error = decode(payload, head.body_at, _ERROR_ANSWER)
+        hint = explain_unknown_method(method) if error.type == UNKNOWN_METHOD else ""
+        raise ProxyCallError(error.type or 0, (error.message or "") + hint)
     return head.body_at
 
 
@@ -185,16 +185,16 @@ def _explain_error(message: OutgoingMessage, error: Exception) -> InvalidMessage
     """Return an error that names the field that the codec rejected."""
     for name in ("topic", "key", "tags"):
         value = getattr(message, name)
-        if value is not None and (fault := text_fault(value)):
-            return _invalid_message(f"{name} {fault}")
+        if value is not None and (error_text := find_text_error(value)):
+            return _invalid_message(f"{name} {error_text}")
     body: object = message.body
     if not isinstance(body, bytes | str):
         return _invalid_message(f"body is {type(body).__name__}; allowed: bytes or str")
     for property_name, text in _list_items(message.properties):
-        if fault := text_fault(property_name):
-            return _invalid_message(f"the name of a property {fault}")
-        if fault := text_fault(text):
-            return _invalid_message(f"the value of property {property_name!r} {fault}")
+        if error_text := find_text_error(property_name):
+            return _invalid_message(f"the name of a property {error_text}")
+        if error_text := find_text_error(text):
+            return _invalid_message(f"the value of property {property_name!r} {error_text}")
     return _invalid_message(f"message cannot be encoded: {error}; properties={message.properties!r}")
 
 
@@ -202,8 +202,8 @@ def _list_items(properties: object) -> Sequence[tuple[object, object]]:
     return list(properties.items()) if isinstance(properties, Mapping) else ()
 
 
-def text_fault(value: object) -> str:
-    """Say why `value` is not text that the wire can carry; "" if it is."""
+def find_text_error(value: object) -> str:
+    """Return the reason why `value` is not text that the wire can carry; "" if it is."""
     if not isinstance(value, str):
         return f"is {type(value).__name__} {value!r:.100}; allowed: str"
     try:

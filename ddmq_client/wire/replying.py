@@ -50,7 +50,7 @@ def reply_request(to: ReplyTo, client_id: str) -> bytes:
 def read_reply(payload: bytes, sequence_id: int) -> ReplyAnswer:
     """Decode the answer to a reply.
 
-    Raises ProxyFault, or FrameError if the bytes do not answer this request.
+    Raises ProxyCallError, or FrameError if the bytes do not answer this request.
     """
     answer: ReplyAnswer | None = decode(payload, answer_at(payload, REPLY, sequence_id), _RESPONSE).success
     if answer is None:

@@ -43,11 +43,11 @@ _specs.register_struct(idl.PrepareResponse, _Prepared, {"msg": "text", "throughO
 _PREPARED = _specs.register_struct(idl.ProducerService.sendPrepared_result, _PreparedAnswer)
 _POLL = _specs.register_struct(idl.PollChecksRequest)
 _POLLED = _specs.register_struct(idl.ProducerService.pollTransactionChecks_result, _PollAnswer)
-_landed = Specs()
-_landed.register_struct(idl.Result, SendResult, RESULT_NAMES)
-_END = _landed.register_struct(idl.EndTransactionRequest)
-_landed.register_struct(idl.EndTransactionResponse, EndResult, {"msg": "text", "results": "landed"})
-_ENDED = _landed.register_struct(idl.ProducerService.endTransaction_result, _EndAnswer)
+_end_specs = Specs()
+_end_specs.register_struct(idl.Result, SendResult, RESULT_NAMES)
+_END = _end_specs.register_struct(idl.EndTransactionRequest)
+_end_specs.register_struct(idl.EndTransactionResponse, EndResult, {"msg": "text", "results": "locations"})
+_END_ANSWER = _end_specs.register_struct(idl.ProducerService.endTransaction_result, _EndAnswer)
 
 
 def prepare_request(
@@ -103,18 +103,18 @@ def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendR
             if isinstance(result, PreparedResult):
                 result.through_offset = answer.through_offset
         return results
-    refused = [result for result in results if result.code != Code.OK]
-    code, text = (refused[0].code, refused[0].text) if refused else (answer.code, answer.text)
-    return [_refused_error(code, text)]
+    rejected = [result for result in results if result.code != Code.OK]
+    code, text = (rejected[0].code, rejected[0].text) if rejected else (answer.code, answer.text)
+    return [_build_rejection(code, text)]
 
 
-def read_ended(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
+def read_end_result(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
     """Decode the answer to an end."""
-    answer = decode(payload, answer_at(payload, method, sequence_id), _ENDED).success
+    answer = decode(payload, answer_at(payload, method, sequence_id), _END_ANSWER).success
     if answer is None:
         raise FrameError("answer without a result")
     answer.text = printable(answer.text or "")
-    answer.landed = answer.landed or ()
+    answer.locations = answer.locations or ()
     return [answer]
 
 
@@ -146,7 +146,7 @@ def _outgoing_message(wire: Any) -> OutgoingMessage:
     )  # fmt: skip
 
 
-def _refused_error(code: int, text: str) -> SendResult:
+def _build_rejection(code: int, text: str) -> SendResult:
     result = PreparedResult()
     result.code, result.text = code, text or OK_TEXT
     return result

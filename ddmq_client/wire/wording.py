@@ -1,4 +1,4 @@
-"""Put a proxy's refusal into the words of the application: names of arguments, not of wire fields. Pure.
+"""Put a proxy's rejection into the words of the application: names of arguments, not of wire fields. Pure.
 
 A proxy answers one sentence to everybody, `FAILED: what is wrong, with its value; allowed: what is`. Some of
 its words are those of the wire, or of the delay dialects that users of other systems write; proxies of
@@ -24,7 +24,7 @@ _WORDS: tuple[tuple[re.Pattern[str], _Rewrite], ...] = tuple(
         (r"^the period is ", "every is "),
         (
             r"^repeat is (-?\d+); allowed: -1 \(without end\) to (\d+)",
-            lambda found: f"times is {int(found[1]) + 1}; allowed: 1 to {int(found[2]) + 1}",
+            lambda match: f"times is {int(match[1]) + 1}; allowed: 1 to {int(match[2]) + 1}",
         ),
         (r"^the occurrences are (-?\d+); allowed: 0 \(no cap\) to ", r"times is \1; allowed: 1 to "),
         (r" bytes in field 7 or 3$", " bytes"),
@@ -33,7 +33,7 @@ _WORDS: tuple[tuple[re.Pattern[str], _Rewrite], ...] = tuple(
 
 
 def in_arguments(text: str) -> str:
-    """Return a proxy's refusal without the wire's prefix, with the names of `Producer.send`'s arguments."""
+    """Return a rejection's text without the wire's prefix, with the names of `Producer.send`'s arguments."""
     text = text.removeprefix(FAILED_PREFIX).lstrip()
     for pattern, words in _WORDS:
         text = pattern.sub(words, text, count=1)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from backend.progress.group_progress import GroupProgress
 from backend.records import QueueRef
-from ddmq_client.core.places import Places
+from ddmq_client.core.instance_offsets import InstanceOffsets
 from proxy_consumer.fetches.group import RELEASE_S, Roster
 from proxy_consumer.fetches.instances import Instance
 from proxy_consumer.fetches.owned_topic import Position
@@ -174,7 +174,7 @@ def test_an_instance_hands_out_each_offset_once_and_counts_what_is_lost(data: An
 
 @given(data=st.data())
 def test_a_place_is_safe_below_everything_open(data: Any) -> None:
-    places = Places({"T": {"q": 3}})
+    places = InstanceOffsets({"T": {"q": 3}})
     ahead, open_ones = 3, set()
     for _ in range(data.draw(st.integers(0, 30))):
         if data.draw(st.booleans()):

@@ -31,7 +31,7 @@ from ddmq_client.core.nodes import ProxyAddress
 from ddmq_client.core.verdicts import CallFailed
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.wire.consuming import read_stats, stats_frame
-from ddmq_client.wire.producing import ProxyFault
+from ddmq_client.wire.producing import ProxyCallError
 from ddmq_common.plain_text import body_fields
 
 GROUP_DEFAULT = "ddmq-cli"
@@ -208,7 +208,7 @@ def _check_proxy(consumer: HostPort, group: str) -> None:
             lambda _, number: stats_frame(group, number), time.monotonic() + REACH_S
         )
         read_stats(payload, number)
-    except (CallFailed, FrameError, ProxyFault) as error:
+    except (CallFailed, FrameError, ProxyCallError) as error:
         raise click.ClickException(f"no consumer proxy at {connection.name}: {error}{WHERE}") from error
     except PullError:
         pass  # it refuses, so it is one

@@ -277,14 +277,14 @@ class Admin:
         not_sent: dict[str, int] = {}
         while True:
             answer = self._post_body("dlq", group, "resend", body=body)
-            part = read_row(records.DeadLettersResent, answer)
-            _add_counts(resent, part.resent)
-            _add_counts(not_sent, part.not_sent)
+            page = read_row(records.DeadLettersResent, answer)
+            _add_counts(resent, page.resent)
+            _add_counts(not_sent, page.not_sent)
             if not answer.get("cursor"):
                 return records.DeadLettersResent(
-                    group=part.group,
-                    dry_run=part.dry_run,
-                    to_topic=part.to_topic,
+                    group=page.group,
+                    dry_run=page.dry_run,
+                    to_topic=page.to_topic,
                     resent=resent,
                     not_sent=not_sent,
                 )
@@ -336,10 +336,10 @@ class Admin:
         topic = self._letters_topic(group)
         bodies: dict[tuple[int, int], Mapping[str, Any]] = {}
         for letter in letters:
-            queue, offset = place = (letter["queue"], letter["offset"])
-            if place in bodies:
+            queue, offset = position = (letter["queue"], letter["offset"])
+            if position in bodies:
                 continue
-            bodies[place] = {}
+            bodies[position] = {}
             rows = self._get("topics", topic, "messages", queue=queue, offset=offset, count=PAGE)
             for row in rows:
                 fields = {name: row[name] for name in ("body", "body_base64") if name in row}
@@ -436,7 +436,7 @@ class Admin:
         self, method: str, path: tuple[str, ...], query: Mapping[str, object], body: Mapping[str, Any] | None
     ) -> Any:
         self._home.check_process()
-        if not all(isinstance(part, str) and part for part in path):
+        if not all(isinstance(segment, str) and segment for segment in path):
             raise OptionError(f"{path[1:]!r}: a name is empty or no text; allowed: 1 to 255 characters")
         request = HttpRequest(method, build_target(path, query), body)
         response, server = self._pool.call(request, self._timeout_ms / 1000)

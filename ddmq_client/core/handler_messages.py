@@ -1,18 +1,18 @@
-"""The messages that handlers hold: since when, who has them, and whose lease is to be extended. Pure."""
+"""The messages that handlers are processing, and the leases to extend meanwhile. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from ddmq_client.core.prefetch_buffer import LEASE_PART
+from ddmq_client.core.prefetch_buffer import LEASE_FRACTION
 from ddmq_client.received import Message
 
 
-class HeldMessages:
+class HandlerMessages:
     """The messages that handlers are processing.
 
-    Times are monotonic seconds; the holder of a message is a thread or a task.
+    Times are monotonic seconds; a worker is a thread or a task.
     """
 
     def __init__(self, extend_for_s: float) -> None:
@@ -21,20 +21,20 @@ class HeldMessages:
         Leases are extended for `extend_for_s` after a handler received the message; 0: never.
         """
         self._extend_for_s = extend_for_s
-        self._held: dict[int, tuple[Message, float, object]] = {}  # by id()
+        self._messages: dict[int, tuple[Message, float, object]] = {}  # by id()
 
-    def add(self, messages: Sequence[Message], now: float, who: object) -> None:
-        """Add messages that a handler starts to process; `who` is its thread or task."""
-        self._held.update((id(message), (message, now, who)) for message in messages)
+    def add(self, messages: Sequence[Message], now: float, worker: object) -> None:
+        """Add messages that a handler starts to process; `worker` is its thread or task."""
+        self._messages.update((id(message), (message, now, worker)) for message in messages)
 
     def remove(self, messages: Iterable[Message]) -> None:
         """Remove messages that their handler has finished."""
         for message in messages:
-            self._held.pop(id(message), None)
+            self._messages.pop(id(message), None)
 
-    def held_by(self, who: object) -> list[Message]:
+    def list_messages(self, worker: object) -> list[Message]:
         """Return the messages that one thread or task is processing."""
-        return [message for message, _, holder in self._held.values() if holder == who]
+        return [message for message, _, owner in self._messages.values() if owner == worker]
 
     def due_messages(self, now: float) -> list[Message]:
         """Return the messages whose leases must be extended now."""
@@ -48,10 +48,10 @@ class HeldMessages:
         if not self._extend_for_s:
             return []
         since = now - self._extend_for_s
-        recent = [message for message, taken_at, _ in self._held.values() if taken_at > since]
+        recent = [message for message, received_at, _ in self._messages.values() if received_at > since]
         return [message for message in recent if message.outcome is None and message.lease_id is not None]
 
 
 def keep_at(message: Message) -> float:
     """Return the time at which to extend the lease of a message in a handler."""
-    return message.leased_at + message.delivery.lease_s * LEASE_PART
+    return message.leased_at + message.delivery.lease_s * LEASE_FRACTION
