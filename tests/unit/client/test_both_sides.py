@@ -81,7 +81,7 @@ def test_what_is_awaited_is_called(tool: ModuleType) -> None:
 
 
 @pytest.mark.slow  # ruff puts the imports in order, a process
-def test_a_stale_module_is_told(
+def test_a_stale_module_is_reported(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folder in ("aio", "net"):
@@ -98,8 +98,8 @@ def test_a_stale_module_is_told(
     assert tool.main(["--check"]) == 1, "its header is missing"
 
 
-class Turns:
-    """Tasks that take turns, as threads would."""
+class FreeSlots:
+    """Slots that tasks take and give back, as threads would."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -129,16 +129,16 @@ async def settled() -> None:
 
 def test_as_many_go_on_as_were_notified_in_their_order() -> None:
     async def test() -> None:
-        turns = Turns()
-        tasks = [asyncio.create_task(turns.take(name)) for name in "abcd"]
+        slots = FreeSlots()
+        tasks = [asyncio.create_task(slots.take(name)) for name in "abcd"]
         await settled()
-        turns.give(2)
+        slots.give(2)
         await settled()
-        assert turns.order == ["a", "b"]
-        assert not turns.lock.locked()
-        with turns.lock:
-            turns.free = 2
-            turns.changed.notify_all()
+        assert slots.order == ["a", "b"]
+        assert not slots.lock.locked()
+        with slots.lock:
+            slots.free = 2
+            slots.changed.notify_all()
         assert await asyncio.gather(*tasks) == [True] * 4
 
     asyncio.run(test(), debug=True)
@@ -146,28 +146,28 @@ def test_as_many_go_on_as_were_notified_in_their_order() -> None:
 
 def test_what_a_cancelled_task_was_notified_of_another_hears() -> None:
     async def test() -> None:
-        turns = Turns()
-        first, second = (asyncio.create_task(turns.take(name)) for name in "ab")
+        slots = FreeSlots()
+        first, second = (asyncio.create_task(slots.take(name)) for name in "ab")
         await settled()
-        turns.give()
+        slots.give()
         first.cancel()
         assert await asyncio.wait_for(second, 20)
-        assert turns.order == ["b"]
+        assert slots.order == ["b"]
         with pytest.raises(asyncio.CancelledError):
             await first
-        assert not turns.lock.locked()
+        assert not slots.lock.locked()
 
     asyncio.run(test(), debug=True)
 
 
 def test_a_wait_ends_with_its_time_and_leaves_nothing() -> None:
     async def test() -> None:
-        turns = Turns()
-        assert not await turns.take("a", 0.0)
-        assert not await turns.take("a", -1.0)
-        task = asyncio.create_task(turns.take("b"))
+        slots = FreeSlots()
+        assert not await slots.take("a", 0.0)
+        assert not await slots.take("a", -1.0)
+        task = asyncio.create_task(slots.take("b"))
         await settled()
-        turns.give()
+        slots.give()
         assert await task
 
     asyncio.run(test(), debug=True)
@@ -175,10 +175,10 @@ def test_a_wait_ends_with_its_time_and_leaves_nothing() -> None:
 
 def test_another_thread_may_notify() -> None:
     async def test() -> None:
-        turns = Turns()
-        task = asyncio.create_task(turns.take("a"))
+        slots = FreeSlots()
+        task = asyncio.create_task(slots.take("a"))
         await settled()
-        await asyncio.to_thread(turns.give)
+        await asyncio.to_thread(slots.give)
         assert await asyncio.wait_for(task, 20)
 
     asyncio.run(test(), debug=True)

@@ -20,7 +20,7 @@ from ddmq_client.idl import producer as producer_idl
 from ddmq_client.outbox import oneway_frame
 from ddmq_client.received import DeliveryContext, NothingToSettle, Origin
 from ddmq_client.wire import consuming, producing
-from ddmq_client.wire.producing import ProxyFault, encode_message
+from ddmq_client.wire.producing import ProxyCallError, encode_message
 from tests.examples import examples
 
 FIXED = settings(deadline=None, derandomize=True)
@@ -117,10 +117,10 @@ def test_what_the_wire_cannot_carry_is_named(message: OutgoingMessage, text: str
 
 
 def test_results_with_and_without_our_fields() -> None:
-    ours = producer_idl.Result(code=0, msg="OK", messageId="ab", queueId=2, offset=5, durability=1)
+    complete = producer_idl.Result(code=0, msg="OK", messageId="ab", queueId=2, offset=5, durability=1)
     old = producer_idl.Result(code=12, msg="FAILED: é", key="ignored", delayId="ignored")
-    made = producer_idl.ProducerService.sendBatch_result(success=[ours, old])
-    first, second = producing.read_results(answer("sendBatch", 7, made), 7, b"sendBatch")
+    result = producer_idl.ProducerService.sendBatch_result(success=[complete, old])
+    first, second = producing.read_results(answer("sendBatch", 7, result), 7, b"sendBatch")
     assert (first.message_id, first.queue_id, first.offset) == ("ab", 2, 5)
     assert first.durability_class is not None
     assert first.durability_class.name == "DURABLE"
@@ -144,11 +144,11 @@ def test_pull_and_submit_requests() -> None:
     assert acks is not None
     frame = consuming.pull_frame(SETTINGS, "t", 8, acks, 4)
     method, _, _, args = request(frame, consumer_idl.ConsumerService)
-    asked = args.request
-    assert (method, asked.groupId, asked.topic, asked.maxBatchSize) == ("pull", "g", "t", 8)
-    assert (asked.maxLingerTime, asked.clientId) == (500, "me")
-    assert (asked.filterType, asked.filter) == ("SQL92", "a = 1")
-    first, second = asked.result, asked.result.nextResult
+    pull = args.request
+    assert (method, pull.groupId, pull.topic, pull.maxBatchSize) == ("pull", "g", "t", 8)
+    assert (pull.maxLingerTime, pull.clientId) == (500, "me")
+    assert (pull.filterType, pull.filter) == ("SQL92", "a = 1")
+    first, second = pull.result, pull.result.nextResult
     assert (first.context.groupId, first.context.topic, first.context.qid) == ("g", "t", "q0")
     assert (first.successOffsets, first.successLeases) == ([1, 2], [10, 20])
     assert (first.failOffsets, first.failLeases, first.failDelaysMs) == ([3, 4], [30, 40], [-1, 500])
@@ -174,8 +174,8 @@ def test_pulled_messages() -> None:
         leaseId=77, attempt=2, bornMs=3, storedMs=4, nextOffset=9,
     )  # fmt: skip
     old = consumer_idl.Message(key="", value=b"x", tag="*", offset=6)
-    origin, (first, second), lease_ms, told, notice = consuming.read_pulled(pulled(full, old), 3)
-    assert (lease_ms, told, notice) == (None, [], "")
+    origin, (first, second), lease_ms, unapplied, notice = consuming.read_pulled(pulled(full, old), 3)
+    assert (lease_ms, unapplied, notice) == (None, [], "")
     assert origin == ("g", "t", "q0")
     assert (first.key, first.body, first.tags, first.offset) == ("k", b"\xff\x00", "a||b", 5)
     assert (first.properties, first.message_id, first.lease_id, first.attempt) == ({"p": "ü"}, "ab", 77, 2)
@@ -185,15 +185,15 @@ def test_pulled_messages() -> None:
     assert not consuming.read_pulled(pulled(), 3).messages
 
 
-def test_refusals_and_faults() -> None:
+def test_rejections_and_errors() -> None:
     error = consumer_idl.PullException(code=4, message="no such filter")
     refused = answer("pull", 3, consumer_idl.ConsumerService.pull_result(error=error))
     with pytest.raises(PullError, match="no such filter") as raised:
         consuming.read_pulled(refused, 3)
     assert raised.value.code == 4
-    fault = answer("pull", 3, TApplicationException(6, "broken"), TMessageType.EXCEPTION)
-    with pytest.raises(ProxyFault, match="broken") as fell:
-        consuming.read_pulled(fault, 3)
+    exception = answer("pull", 3, TApplicationException(6, "broken"), TMessageType.EXCEPTION)
+    with pytest.raises(ProxyCallError, match="broken") as fell:
+        consuming.read_pulled(exception, 3)
     assert fell.value.kind == 6
     with pytest.raises(FrameError, match="answer to request 3, expected 4"):
         consuming.read_pulled(pulled(), 4)
@@ -215,7 +215,7 @@ def test_mutated_answers_end_in_messages_or_a_clean_error(data: st.DataObject) -
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     try:
         consuming.read_pulled(bytes(payload[: data.draw(st.integers(0, len(payload)))]), 3)
-    except (FrameError, ProxyFault, PullError):
+    except (FrameError, ProxyCallError, PullError):
         pass
 
 

@@ -12,7 +12,7 @@ from ddmq_client.net import connection as module
 from ddmq_client.net.connection import FramedConnection
 
 
-def test_closed_by_another_thread_while_it_is_looked_at_it_connects_anew(
+def test_a_connection_closed_during_its_check_reconnects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class ClosedMeanwhile(socket.socket):
@@ -22,10 +22,10 @@ def test_closed_by_another_thread_while_it_is_looked_at_it_connects_anew(
                 connection.close()
 
     def connect(address: tuple[str, int], timeout: float) -> socket.socket:
-        made = ClosedMeanwhile()
-        made.settimeout(timeout)
-        made.connect(address)
-        return made
+        client_socket = ClosedMeanwhile()
+        client_socket.settimeout(timeout)
+        client_socket.connect(address)
+        return client_socket
 
     monkeypatch.setattr(module.socket, "create_connection", connect)
     monkeypatch.setattr(module, "IDLE_CHECK_S", -1.0)

@@ -34,17 +34,17 @@ def test_zigzag_is_read_by_another_codec(value: int) -> None:
 
 @FIXED
 @given(st.lists(st.binary(max_size=300), max_size=8), st.data())
-def test_frames_come_out_whole_however_the_bytes_are_cut(payloads: list[bytes], data: st.DataObject) -> None:
+def test_frames_are_complete_however_the_bytes_are_split(payloads: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(frames.build_frame([payload]) for payload in payloads)
-    buffer, found, at = FrameBuffer(1000), [], 0
+    buffer, received, at = FrameBuffer(1000), [], 0
     while at < len(stream):
         step = data.draw(st.integers(1, 100))
         payload = buffer.feed_bytes(stream[at : at + step])
         at += step
         while payload is not None:
-            found.append(payload)
+            received.append(payload)
             payload = buffer.feed_bytes(b"")
-    assert found == payloads
+    assert received == payloads
     assert len(buffer) == 0
 
 
@@ -74,14 +74,14 @@ def test_any_bytes_are_a_head_or_a_frame_error(payload: bytes) -> None:
 
 
 def test_addresses() -> None:
-    found = parse_addresses("a:1, b ,[::1]:7,a:1,::1", 9613)
-    assert found == (
+    addresses = parse_addresses("a:1, b ,[::1]:7,a:1,::1", 9613)
+    assert addresses == (
         ProxyAddress("a", 1),
         ProxyAddress("b", 9613),
         ProxyAddress("::1", 7),
         ProxyAddress("::1", 9613),
     )
-    assert str(found[2]) == "[::1]:7"
+    assert str(addresses[2]) == "[::1]:7"
     assert parse_addresses(["x:2"], 1) == (ProxyAddress("x", 2),)
 
 
@@ -120,11 +120,11 @@ def test_hashes_are_stable_and_whole_numbers_stay() -> None:
 @FIXED
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 100), st.integers(1, 7))
 def test_batches_cover_all_in_order_within_the_bounds(sizes: list[int], bytes_max: int, most: int) -> None:
-    parts = list(split_batches(sizes, bytes_max, most))
-    assert [at for part in parts for at in part] == list(range(len(sizes)))
-    for part in parts:
-        assert 1 <= len(part) <= most
-        assert len(part) == 1 or sum(sizes[at] for at in part) <= bytes_max
-    for before, after in pairwise(parts):  # and no batch is cut early
+    batches = list(split_batches(sizes, bytes_max, most))
+    assert [at for batch in batches for at in batch] == list(range(len(sizes)))
+    for batch in batches:
+        assert 1 <= len(batch) <= most
+        assert len(batch) == 1 or sum(sizes[at] for at in batch) <= bytes_max
+    for before, after in pairwise(batches):  # and no batch is cut early
         total = sum(sizes[at] for at in before) + sizes[after.start]
         assert len(before) == most or total > bytes_max

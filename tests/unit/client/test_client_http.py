@@ -31,9 +31,9 @@ ANSWERS = [
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_an_answer_is_complete_with_its_last_byte(data: bytes, response: HttpResponse, size: int) -> None:
     reader = ResponseReader()
-    pieces = [data[at : at + size] for at in range(0, len(data), size)]
-    answers = [reader.feed_bytes(piece) for piece in pieces]
-    assert answers == [None] * (len(pieces) - 1) + [response]
+    chunks = [data[at : at + size] for at in range(0, len(data), size)]
+    answers = [reader.feed_bytes(chunk) for chunk in chunks]
+    assert answers == [None] * (len(chunks) - 1) + [response]
 
 
 def test_without_a_length_it_ends_with_the_connection() -> None:

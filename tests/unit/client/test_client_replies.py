@@ -43,7 +43,7 @@ class Taker:
 
     def __init__(self, inline: bool = True, error: Exception | None = None) -> None:
         self.inline = inline
-        self.taken: list[tuple[Sequence[bytes], int | None]] = []
+        self.replied: list[tuple[Sequence[bytes], int | None]] = []
         self.acked = 0
         self.error = error
 
@@ -53,16 +53,16 @@ class Taker:
 
     def reply(self, message: object, messages: Sequence[bytes], timeout_ms: int | None) -> Any:
         assert message is self
-        self.taken.append((messages, timeout_ms))
-        return self._told() if self.inline else self._soon()
+        self.replied.append((messages, timeout_ms))
+        return self._outcome() if self.inline else self._soon()
 
-    def _told(self) -> list[SendResult]:
+    def _outcome(self) -> list[SendResult]:
         if self.error is not None:
             raise self.error
         return [SendResult()]
 
     async def _soon(self) -> list[SendResult]:
-        return self._told()
+        return self._outcome()
 
     def replies(self, timeout_ms: int | None = None) -> Replies:
         return Replies(self, self, timeout_ms)
@@ -92,8 +92,8 @@ def test_what_is_sent_in_the_block_goes_with_the_acknowledgement(taker: Taker) -
         tx.send("out", "ü", key="k", tags="t", properties={"a": "b"}, shard_key="k")
         tx.send("later", b"\x00", delay=timedelta(seconds=5), queue=3)
         tx.send_message(OutgoingMessage("plain", b"x"))
-        assert taker.taken == []
-    ((messages, timeout_ms),) = taker.taken
+        assert taker.replied == []
+    ((messages, timeout_ms),) = taker.replied
     assert (timeout_ms, len(tx.results), taker.acked) == (500, 1, 0)
     request = sent(messages)
     assert (request.context.groupId, request.context.topic, request.context.qid) == TO[:3]
@@ -110,20 +110,20 @@ def test_many_are_one_list(taker: Taker) -> None:
     with taker.replies() as tx:
         for number in range(200):
             tx.send("out", str(number))
-    request = sent(taker.taken[0][0])
+    request = sent(taker.replied[0][0])
     assert [one.body for one in request.messages] == [str(number).encode() for number in range(200)]
 
 
 def test_an_exception_sends_nothing_and_goes_on_its_way(taker: Taker) -> None:
     with pytest.raises(ZeroDivisionError), taker.replies() as tx:
-        tx.send("out", bytes(1 // len(taker.taken)))
-    assert (taker.taken, taker.acked) == ([], 0)
+        tx.send("out", bytes(1 // len(taker.replied)))
+    assert (taker.replied, taker.acked) == ([], 0)
 
 
 def test_a_block_without_messages_is_a_plain_acknowledgement(taker: Taker) -> None:
     with taker.replies():
         pass
-    assert (taker.taken, taker.acked) == ([], 1)
+    assert (taker.replied, taker.acked) == ([], 1)
 
 
 def test_in_asyncio_it_is_awaited() -> None:
@@ -149,14 +149,14 @@ def test_a_block_is_entered_once_and_sends_stand_in_it(taker: Taker) -> None:
         tx.send("out", b"x")
     with pytest.raises(ClientError, match="entered once"), tx:
         pass
-    assert len(taker.taken) == 1
+    assert len(taker.replied) == 1
 
 
-def test_wrong_sends_are_refused_at_once(taker: Taker) -> None:
+def test_invalid_sends_are_rejected_at_once(taker: Taker) -> None:
     with taker.replies() as tx:
-        for wrong in ({"body": b""}, {"body": 7}, {"topic": "\ud800"}, {"properties": {"a": 1}}):
+        for invalid in ({"body": b""}, {"body": 7}, {"topic": "\ud800"}, {"properties": {"a": 1}}):
             with pytest.raises(InvalidMessageError):
-                tx.send(**{"topic": "out", "body": b"x", **wrong})  # type: ignore[arg-type]
+                tx.send(**{"topic": "out", "body": b"x", **invalid})  # type: ignore[arg-type]
         with pytest.raises(OptionError):
             tx.send("out", b"x", level=0)
         with pytest.raises(OptionError, match="idempotency_key"):
@@ -165,7 +165,7 @@ def test_wrong_sends_are_refused_at_once(taker: Taker) -> None:
             tx.send("out", bytes(FRAME_BYTES_MAX // 3))
         with pytest.raises(InvalidMessageError, match="allowed: about"):
             tx.send("out", bytes(FRAME_BYTES_MAX // 3))
-    assert len(taker.taken[0][0]) == 2
+    assert len(taker.replied[0][0]) == 2
     with pytest.raises(OptionError):
         taker.replies(timeout_ms=0)
 
@@ -213,9 +213,9 @@ def test_a_message_is_settled_by_nothing_else_meanwhile() -> None:
 
 
 def answer(code: int = 0, outcome: int | None = None, results: Sequence[SendResult] = ()) -> ReplyAnswer:
-    made = ReplyAnswer()
-    made.code, made.text, made.outcome, made.results = code, "so it is", outcome, results
-    return made
+    reply = ReplyAnswer()
+    reply.code, reply.text, reply.outcome, reply.results = code, "so it is", outcome, results
+    return reply
 
 
 def job() -> ReplyJob:
@@ -260,7 +260,7 @@ def test_what_is_over(code: int, outcome: int | None, error: type[Exception]) ->
         (99, UnknownOutcomeError),
     ],
 )
-def test_what_is_asked_again(code: int, error: type[Exception]) -> None:
+def test_retryable_answers_are_retried(code: int, error: type[Exception]) -> None:
     one = job()
     assert isinstance(one.error, NotStoredError)
     one.take_answer(answer(code), "p:1")
@@ -297,5 +297,5 @@ def test_pauses_grow_and_end_in_time() -> None:
 def test_an_answer_is_read_or_is_none() -> None:
     with pytest.raises(FrameError):
         read_reply(b"\x82\x41\x01\x05reply\x00", 1)
-    told = read_reply(b"\x82\x41\x01\x05reply\x0c\x00\x15\x1e\x18\x02no\x00\x00", 1)
-    assert (told.code, told.text, told.outcome, told.results) == (15, "no", None, ())
+    answer = read_reply(b"\x82\x41\x01\x05reply\x0c\x00\x15\x1e\x18\x02no\x00\x00", 1)
+    assert (answer.code, answer.text, answer.outcome, answer.results) == (15, "no", None, ())

@@ -29,22 +29,22 @@ ORIGINS = [Origin("g", "t", f"q{at}") for at in range(CONTEXTS_MAX + 4)]
 
 def content(acks: AckBatch | None) -> Counter[tuple[object, ...]]:
     """Every result of an ack batch, with what stands beside it."""
-    found: Counter[tuple[object, ...]] = Counter()
+    results: Counter[tuple[object, ...]] = Counter()
     for r in acks or ():
         assert len(r.successes) == len(r.success_leases)
         assert len(r.fails) == len(r.fail_leases) == len(r.fail_delays)
-        found.update(("s", r.origin, *pair) for pair in zip(r.successes, r.success_leases, strict=True))
+        results.update(("s", r.origin, *pair) for pair in zip(r.successes, r.success_leases, strict=True))
         fails = zip(r.fails, r.fail_leases, r.fail_delays, strict=True)
-        found.update(("f", r.origin, *entry) for entry in fails)
-        found.update(("e", r.origin, lease) for lease in r.extends)
-    return found
+        results.update(("f", r.origin, *entry) for entry in fails)
+        results.update(("e", r.origin, lease) for lease in r.extends)
+    return results
 
 
 def message(origin: Origin, offset: int, lease: int) -> Message:
-    made = Message()
-    made.offset, made.lease_id = offset, lease
-    made.delivery = DeliveryContext(origin, 0.0, None, NothingToSettle())
-    return made
+    message = Message()
+    message.offset, message.lease_id = offset, lease
+    message.delivery = DeliveryContext(origin, 0.0, None, NothingToSettle())
+    return message
 
 
 STEP = st.one_of(
@@ -81,12 +81,12 @@ def test_nothing_is_lost_or_doubled_until_confirmed(steps: list[tuple[object, ..
                 owed -= content(under_way.pop(0))
         assert len(pending) + sum(sum(content(acks).values()) for acks in under_way) == owed.total()
         assert (pending.since is None) == (len(pending) == 0)
-    found = Counter[tuple[object, ...]]()
+    remaining = Counter[tuple[object, ...]]()
     for acks in under_way:
         pending.give_back(acks, 1e9)
     while (acks := pending.take_batch()) is not None:
-        found += content(acks)
-    assert found == owed
+        remaining += content(acks)
+    assert remaining == owed
     assert pending.dropped == 0
 
 
@@ -117,11 +117,13 @@ def test_an_extension_that_comes_behind_its_result_is_not_late(table: Table, end
     result = table.buffer.take_results(table.proxy)
     assert extensions is not None
     assert result is not None
-    told = [UnappliedResult(ORIGINS[0], at.offset, at.lease_id or 0, finished=False) for at in (mine, other)]
-    assert late_results(extensions, told) == ([], [told[1]]), "of the other one the lease is over"
+    unapplied = [
+        UnappliedResult(ORIGINS[0], at.offset, at.lease_id or 0, finished=False) for at in (mine, other)
+    ]
+    assert late_results(extensions, unapplied) == ([], [unapplied[1]]), "of the other one the lease is over"
     assert (mine.lost, other.lost) == (False, True)
-    assert late_results(extensions, told) == ([], []), "told of once"
-    assert late_results(result, told[:1]) == ([told[0]], []), "a late result tells itself"
+    assert late_results(extensions, unapplied) == ([], []), "reported once"
+    assert late_results(result, unapplied[:1]) == ([unapplied[0]], []), "a late result is reported as late"
 
 
 def test_a_call_carries_a_bounded_number_of_results() -> None:
@@ -183,7 +185,7 @@ def table() -> Table:
     return Table()
 
 
-def test_handlers_are_fed_whole_batches_while_they_fit() -> None:
+def test_complete_batches_are_pulled_while_they_fit() -> None:
     table = Table(prefetch=10)
     assert table.buffer.count_pullable(table.source, 4) == 4
     table.arrive(7)
@@ -193,7 +195,7 @@ def test_handlers_are_fed_whole_batches_while_they_fit() -> None:
     assert table.buffer.count_pullable(Source(table.proxy, "u"), 10) == 10, "each source has its own share"
 
 
-def test_without_handlers_only_what_was_asked_for_is_pulled() -> None:
+def test_without_handlers_only_requested_messages_are_pulled() -> None:
     table = Table(demand=0)
     assert table.buffer.count_pullable(table.source, 32) == 0
     table.buffer.add_demand(5)
@@ -236,9 +238,9 @@ def test_settled_once(table: Table) -> None:
     assert [m.outcome for m in (one, two, three, four)] == [
         Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, None,
     ]  # fmt: skip
-    found = content(table.buffer.take_results(table.proxy))
-    where = ORIGINS[0]
-    assert found == Counter([("s", where, 0, 1), ("s", where, 2, 3), ("f", where, 1, 2, 70)])
+    results = content(table.buffer.take_results(table.proxy))
+    origin = ORIGINS[0]
+    assert results == Counter([("s", origin, 0, 1), ("s", origin, 2, 3), ("f", origin, 1, 2, 70)])
     counts = table.buffer.counts
     assert (counts.acked, counts.failed, counts.skipped, counts.extended) == (1, 1, 1, 1)
 
@@ -289,7 +291,7 @@ def test_while_others_of_the_source_are_open_results_are_gathered(table: Table) 
     assert table.buffer.submit_due(table.proxy) == 0.0, "an extension cannot wait"
 
 
-def test_a_failed_pull_owes_its_results_again(table: Table) -> None:
+def test_results_of_a_failed_pull_are_pending_afterwards(table: Table) -> None:
     table.arrive(1)
     table.buffer.take_messages(1)[0].ack()
     acks = table.buffer.begin_pull(table.source)
@@ -309,8 +311,8 @@ def test_a_vanished_proxy_leaves_its_results_to_another(table: Table) -> None:
     three.ack()
     assert under_way is not None
     table.buffer.give_back(table.proxy, under_way)
-    found = content(table.buffer.take_results(failover))
-    assert sorted(entry[2] for entry in found) == [0, 1, 2]
+    results = content(table.buffer.take_results(failover))
+    assert sorted(entry[2] for entry in results) == [0, 1, 2]
     assert table.buffer.take_results(table.proxy) is None
     assert list(table.buffer.proxies) == ["b:1"]
 
@@ -338,7 +340,7 @@ def test_what_a_full_book_drops_is_counted() -> None:
     assert buffer.counts.results_dropped == 500
 
 
-def test_an_empty_answer_is_measured_by_what_was_asked() -> None:
+def test_an_empty_answer_is_compared_with_the_linger_of_its_call() -> None:
     pace = Pace(0.5, lambda: 0.5)
     assert pace.pause_after_answer(0, 0.1, 0.1) == 0.0
     assert pace.pause_after_answer(0, 0.02, 0.001) == 0.0, "proxies wait 20 ms at least"

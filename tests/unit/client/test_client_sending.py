@@ -48,9 +48,9 @@ CERTAIN = {11, 13, 14, 15, 18, 19, 20, 21, *range(30, 39)}
 
 
 def result(code: int) -> SendResult:
-    made = SendResult()
-    made.code, made.text = code, f"FAILED: {code}"
-    return made
+    answer = SendResult()
+    answer.code, answer.text = code, f"FAILED: {code}"
+    return answer
 
 
 def run(job: SendJob, *codes: int, elsewhere: bool = False) -> float | None:
@@ -90,22 +90,22 @@ def test_stored(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", sorted(ERRORS))
-def test_where_each_code_is_sent_again(code: int) -> None:
+def test_where_each_code_is_resent(code: int) -> None:
     waits = {
         (alone, allowed): run(job_of(1, retry_unknown=allowed), code, elsewhere=not alone)
         for alone in (True, False)
         for allowed in (True, False)
     }
-    again = {key for key, wait in waits.items() if wait is not None}
+    resends = {key for key, wait in waits.items() if wait is not None}
     everywhere = {(True, True), (True, False), (False, True), (False, False)}
     if code in (15, 20):
-        assert again == everywhere
+        assert resends == everywhere
     elif code == 21:
-        assert again == {(False, True), (False, False)}
+        assert resends == {(False, True), (False, False)}
     elif code in CERTAIN:
-        assert again == set()
+        assert resends == set()
     else:
-        assert again == {(True, True), (False, True)}
+        assert resends == {(True, True), (False, True)}
     assert all(wait == 0.0 for (alone, _), wait in waits.items() if wait is not None and not alone)
     assert all(wait > 0.0 for (alone, _), wait in waits.items() if wait is not None and alone)
 
@@ -129,10 +129,10 @@ def test_a_job_against_a_model(
             job.take_failure(NODES[0], step, "no answer", elsewhere)
         else:
             job.take_results(NODES[0], [result(step)], elsewhere)
-        unsure = step in (10, 12, CallVerdict.LOST, CallVerdict.TIMED_OUT)
-        unknown |= unsure
+        uncertain = step in (10, 12, CallVerdict.LOST, CallVerdict.TIMED_OUT)
+        unknown |= uncertain
         over = job.next_wait(0.0, elsewhere) is None
-        if unsure and not allowed:
+        if uncertain and not allowed:
             assert over, "what may be stored is never sent again unless allowed"
         if over:
             break
@@ -144,7 +144,7 @@ def test_a_job_against_a_model(
         assert isinstance(outcome.error, UnknownOutcomeError) == unknown, "unknown once is unknown for good"
 
 
-def test_of_a_batch_only_what_is_surely_not_stored_goes_again() -> None:
+def test_only_the_certainly_unstored_messages_of_a_batch_are_resent() -> None:
     job = job_of(5)
     assert run(job, 0, 15, 12, 11, 20) is not None
     first = [outcome.error and type(outcome.error) for outcome in job.results]
@@ -201,7 +201,7 @@ def test_retrying_what_is_unknown_leaves_time_for_it() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [3.0, 30.0, 120.0])
-def test_what_is_not_stored_is_sent_again_until_the_timeout(timeout_s: float) -> None:
+def test_an_unstored_message_is_resent_until_the_timeout(timeout_s: float) -> None:
     """A proxy that is down for as long refuses every connection at once."""
     job, now = SendJob([b"m"], False, timeout_s, ResendPolicy()), 0.0
     wait: float | None = 0.0
@@ -213,16 +213,16 @@ def test_what_is_not_stored_is_sent_again_until_the_timeout(timeout_s: float) ->
     assert now > timeout_s - 1.0
 
 
-def test_faults() -> None:
-    assert verdicts.of_fault(1) is verdicts.of_fault(7) is CallVerdict.UNAVAILABLE
-    assert verdicts.of_fault(6) is verdicts.of_fault(99) is CallVerdict.UNKNOWN
+def test_verdicts_of_error_kinds() -> None:
+    assert verdicts.of_error_kind(1) is verdicts.of_error_kind(7) is CallVerdict.UNAVAILABLE
+    assert verdicts.of_error_kind(6) is verdicts.of_error_kind(99) is CallVerdict.UNKNOWN
 
 
 @pytest.fixture
 def rotation() -> Rotation:
-    made = Rotation(lambda: 0.5)  # jitter: back-offs last exactly their length
-    made.update([ProxyAddress(host, 1) for host in "abc"])
-    return made
+    rotation = Rotation(lambda: 0.5)  # jitter: back-offs last exactly their length
+    rotation.update([ProxyAddress(host, 1) for host in "abc"])
+    return rotation
 
 
 def picked(rotation: Rotation, times: int, *avoid: Node) -> list[str]:
@@ -287,11 +287,11 @@ def test_with_every_node_out_the_one_due_first_is_used(rotation: Rotation) -> No
     assert not rotation.has_fresh(())
 
 
-def test_a_new_resolution_keeps_health_and_tells_who_is_gone(rotation: Rotation) -> None:
+def test_a_new_resolution_keeps_health_and_returns_removed_nodes(rotation: Rotation) -> None:
     a, b, c = rotation.nodes
     rotation.record_outcome(a, CallVerdict.LOST, 0.0)
     assert rotation.update([ProxyAddress("d", 1), ProxyAddress("a", 1), ProxyAddress("d", 1)]) == [b, c]
-    assert b.gone
+    assert b.removed
     assert [node.address.host for node in rotation.nodes] == ["d", "a"]
     assert rotation.nodes[1] is a
     assert not a.is_up
@@ -308,8 +308,8 @@ def test_the_pipeline_gathers_what_waits() -> None:
         assert not pipeline.is_full
         pipeline.put(waiting(size))
     assert pipeline.is_full
-    taken = [[len(w.encoded) for w in pipeline.take_batch(0.0)] for _ in range(4)]
-    assert taken == [[10, 10, 10], [10, 90], [200], []]
+    batches = [[len(w.encoded) for w in pipeline.take_batch(0.0)] for _ in range(4)]
+    assert batches == [[10, 10, 10], [10, 90], [200], []]
     assert pipeline.is_full, "in flight until done"
     pipeline.complete_sends(6)
     assert pipeline.in_flight == 0
@@ -320,19 +320,19 @@ def test_delays_and_stragglers_go_alone() -> None:
     late = [waiting(3, deadline=1.0), waiting(4), waiting(5), waiting(6, deadline=1.0)]
     for entry in (waiting(1), waiting(2, alone=True), *late):
         pipeline.put(entry)
-    taken = [[len(w.encoded) for w in pipeline.take_batch(0.9)] for _ in range(5)]
-    assert taken == [[1], [2], [3], [4, 5], [6]]
+    batches = [[len(w.encoded) for w in pipeline.take_batch(0.9)] for _ in range(5)]
+    assert batches == [[1], [2], [3], [4, 5], [6]]
     assert needs_own_request(OutgoingMessage("t", b"b", properties={"DELAY": "3"}))
     assert needs_own_request(OutgoingMessage("t", b"b", properties={"a": "b", "x-delay": "5000"}))
     assert not needs_own_request(OutgoingMessage("t", b"b", properties={"a": "DELAY"}))
 
 
-def test_what_a_topic_may_take_for_a_delay_goes_alone_and_in_its_place() -> None:
+def test_a_possible_delay_has_its_own_request_at_its_position() -> None:
     """Where the topic does not, it is an ordinary message, and those of one queue keep their order."""
     outbox = Outbox(ProducerSettings(client_id="me"))
     plain, level, rabbit = None, {"DELAY": "3"}, {"x-delay": "5000"}
-    asked = [plain, plain, level, rabbit, plain, rabbit, rabbit, plain]
-    plan = outbox.plan_batch([OutgoingMessage("t", b"b", properties=one) for one in asked])
+    properties_of = [plain, plain, level, rabbit, plain, rabbit, rabbit, plain]
+    plan = outbox.plan_batch([OutgoingMessage("t", b"b", properties=one) for one in properties_of])
     assert [[at for at, _ in request] for request in plan.requests] == [[0, 1], [3], [4], [5], [6], [7], [2]]
 
 
@@ -346,20 +346,24 @@ def test_a_selector_that_fails_costs_its_own_message_alone() -> None:
     assert failed.text.startswith("the selector failed for a message to 't': KeyError(b'b')")
 
 
-def test_what_is_sent_again_says_so() -> None:
-    made: list[bytes] = []
+def test_a_resend_is_encoded_as_a_resend() -> None:
+    encodings: list[bytes] = []
 
-    def again() -> bytes:
-        made.append(b"again")
-        return b"again"
+    def encode_resend() -> bytes:
+        encodings.append(b"resent")
+        return b"resent"
 
-    job = SendJob([b"fresh"], False, 10.0, ResendPolicy(retry_unknown=True), b"method", again)
-    for wanted, other, times in ((b"fresh", b"again", 0), (b"again", b"fresh", 1), (b"again", b"fresh", 1)):
+    job = SendJob([b"fresh"], False, 10.0, ResendPolicy(retry_unknown=True), b"method", encode_resend)
+    for expected, other, times in (
+        (b"fresh", b"resent", 0),
+        (b"resent", b"fresh", 1),
+        (b"resent", b"fresh", 1),
+    ):
         job.begin(NODES[0])
         frame = job.encode_request(0.0, 1)
-        assert wanted in frame
+        assert expected in frame
         assert other not in frame
-        assert len(made) == times
+        assert len(encodings) == times
         job.take_failure(NODES[0], CallVerdict.LOST, "lost", False)
 
 

@@ -45,13 +45,13 @@ def new_sequences() -> Sequences:
     return Sequences(lambda: PRODUCER, nullcontext())
 
 
-def all_given_back(sequences: Sequences) -> bool:
+def all_released(sequences: Sequences) -> bool:
     """The next number is the lowest that is out."""
-    taken = sequences.take_numbers(1)
-    assert taken is not None
-    found = sequences.lowest == taken.start
-    sequences.give_back(taken)
-    return found
+    numbers = sequences.take_numbers(1)
+    assert numbers is not None
+    is_lowest = sequences.lowest == numbers.start
+    sequences.give_back(numbers)
+    return is_lowest
 
 
 # --- the numbers
@@ -66,31 +66,31 @@ def test_numbers_against_a_model(data: st.DataObject) -> None:
             sequences.give_back(out.pop(data.draw(st.integers(0, len(out) - 1))))
         else:
             count = data.draw(st.sampled_from([1, 1, 2, 3, 500, 20_000, OPEN_MAX]))
-            lowest = min((taken.start for taken in out), default=following)
-            taken = sequences.take_numbers(count)
-            assert (taken is None) == (following + count - lowest > OPEN_MAX)
-            if taken is not None:
-                assert taken == range(following, following + count), "each number once"
-                out.append(taken)
+            lowest = min((numbers.start for numbers in out), default=following)
+            numbers = sequences.take_numbers(count)
+            assert (numbers is None) == (following + count - lowest > OPEN_MAX)
+            if numbers is not None:
+                assert numbers == range(following, following + count), "each number once"
+                out.append(numbers)
                 following += count
-        assert sequences.lowest == min((taken.start for taken in out), default=following)
-    for taken in out:
-        sequences.give_back(taken)
+        assert sequences.lowest == min((numbers.start for numbers in out), default=following)
+    for numbers in out:
+        sequences.give_back(numbers)
     assert sequences.lowest == following
 
 
-def test_numbers_that_are_held_cost_no_more_the_longer_it_takes() -> None:
+def test_a_long_request_costs_no_more() -> None:
     """One request that does not end, and as many others as there may be meanwhile."""
     sequences = new_sequences()
-    held = sequences.take_numbers(1)
-    assert held is not None
+    pending = sequences.take_numbers(1)
+    assert pending is not None
     for _ in range(OPEN_MAX - 1):
-        taken = sequences.take_numbers(1)
-        assert taken is not None
-        sequences.give_back(taken)
+        numbers = sequences.take_numbers(1)
+        assert numbers is not None
+        sequences.give_back(numbers)
     assert sequences.take_numbers(1) is None
     assert sequences.lowest == 0
-    sequences.give_back(held)
+    sequences.give_back(pending)
     assert sequences.lowest == OPEN_MAX
     assert sequences.take_numbers(OPEN_MAX) is not None
 
@@ -106,22 +106,22 @@ def test_the_producer_is_named_with_its_first_number() -> None:
 
 
 def test_many_threads_share_the_numbers() -> None:
-    sequences, seen = Sequences(lambda: PRODUCER, threading.Lock()), []
+    sequences, collected = Sequences(lambda: PRODUCER, threading.Lock()), []
 
     def work() -> None:
         for count in (1, 2, 3) * 300:
-            taken = sequences.take_numbers(count)
-            assert taken is not None
-            seen.extend(taken)
-            sequences.give_back(taken)
+            numbers = sequences.take_numbers(count)
+            assert numbers is not None
+            collected.extend(numbers)
+            sequences.give_back(numbers)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(seen) == list(range(4 * 6 * 300))
-    assert all_given_back(sequences)
+    assert sorted(collected) == list(range(4 * 6 * 300))
+    assert all_released(sequences)
 
 
 # --- on the wire
@@ -147,7 +147,7 @@ def test_a_number_is_read_as_it_was_meant(group: str | None, first: int) -> None
     for start in range(0, first, OPEN_MAX) if first <= 2**21 else ():
         sequences.give_back(sequences.take_numbers(min(OPEN_MAX, first - start)) or range(0))
     if first > 2**21:
-        sequences.give_back(range(first))  # as if so many had been taken
+        sequences.give_back(range(first))  # as if so many had been issued
         first = 0
     job = SendJob([encoded], False, 3.0, ResendPolicy(), sequences=sequences)
     job.begin(NODE)
@@ -173,18 +173,18 @@ def encoded(count: int, keyed: Collection[int] = ()) -> list[bytes]:
 @pytest.mark.parametrize("count", [2, 14, 15, 200])
 def test_a_batch_has_its_numbers_and_keys(count: int) -> None:
     sequences = new_sequences()
-    held = sequences.take_numbers(5)
+    pending = sequences.take_numbers(5)
     job = SendJob(encoded(count, {1}), True, 3.0, ResendPolicy(), sequences=sequences, keyed={1})
     job.begin(NODE)
     messages = arguments(job.encode_request(0.0, 1)).messages
     assert [message.body for message in messages] == [b"%d" % at for at in range(count)]
-    wanted = [(None, b"p" * 16, 5 + at, 0) for at in range(count)]
-    wanted[1] = ("k1", None, None, None)
-    assert [identity(message) for message in messages] == wanted
-    assert held is not None
-    sequences.give_back(held)
+    expected = [(None, b"p" * 16, 5 + at, 0) for at in range(count)]
+    expected[1] = ("k1", None, None, None)
+    assert [identity(message) for message in messages] == expected
+    assert pending is not None
+    sequences.give_back(pending)
     assert arguments(job.encode_request(0.0, 2)).messages[0].answeredBelow == 5, (
-        "as it is when the request is made"
+        "the lowest number when the request is encoded"
     )
     job.end()
     job.end()
@@ -195,16 +195,16 @@ def test_a_batch_has_its_numbers_and_keys(count: int) -> None:
 
 
 def result(code: int, duplicate: int | None = None, offset: int | None = 7) -> SendResult:
-    made = SendResult()
-    made.code, made.text, made.duplicate_code = code, "told", duplicate
-    made.message_id, made.offset = "0" * 32, offset
-    return made
+    answer = SendResult()
+    answer.code, answer.text, answer.duplicate_code = code, "told", duplicate
+    answer.message_id, answer.offset = "0" * 32, offset
+    return answer
 
 
 STEPS = st.sampled_from(
     [0, 10, 11, 12, 13, 15, 20, 21, CallVerdict.NOT_SENT, CallVerdict.LOST, CallVerdict.TIMED_OUT]
 )
-UNSURE = (10, 12, CallVerdict.LOST, CallVerdict.TIMED_OUT)
+UNCERTAIN = (10, 12, CallVerdict.LOST, CallVerdict.TIMED_OUT)
 
 
 @FIXED
@@ -222,29 +222,29 @@ def test_a_job_against_a_model(
     keyed = {0} if identified == "key" else ()
     policy = ResendPolicy(attempts_max=most)
     job = SendJob(encoded(1, keyed), False, 10.0, policy, sequences=sequences, keyed=keyed)
-    known = {"": False, "number": recognised is True, "key": recognised is not False}[identified]
-    unsure, over = False, False
+    is_safe = {"": False, "number": recognised is True, "key": recognised is not False}[identified]
+    uncertain, over = False, False
     for sent, step in enumerate(steps, 1):
         job.begin(NODE, recognised)
-        assert job.attempt_deadline(0.0) == (5.0 if known and sent < most else 10.0)
+        assert job.attempt_deadline(0.0) == (5.0 if is_safe and sent < most else 10.0)
         if isinstance(step, CallVerdict):
             job.take_failure(NODE, step, "no answer", elsewhere)
         else:
             job.take_results(NODE, [result(step)], elsewhere)
-        unsure |= step in UNSURE
+        uncertain |= step in UNCERTAIN
         over = job.next_wait(0.0, elsewhere) is None
-        if step in UNSURE:
-            assert over == (not known or sent == most)
+        if step in UNCERTAIN:
+            assert over == (not is_safe or sent == most)
         if over:
             break
     (outcome,) = job.results
     if outcome.stored:
         assert step == 0
     else:
-        assert isinstance(outcome.error, UnknownOutcomeError) == unsure, "unknown once is unknown for good"
+        assert isinstance(outcome.error, UnknownOutcomeError) == uncertain, "unknown once is unknown for good"
     job.end()
     if sequences is not None:
-        assert all_given_back(sequences)
+        assert all_released(sequences)
 
 
 @pytest.mark.parametrize("then", [CallVerdict.NOT_SENT, CallVerdict.THROTTLED, CallVerdict.LEAVING])
@@ -261,7 +261,7 @@ def test_what_may_be_stored_is_sent_no_more_once_it_is_not_recognised(then: Call
 
 
 @pytest.mark.parametrize(
-    ("results", "seen"),
+    ("results", "recognises"),
     [
         ([result(0, 0)], True),
         ([result(0, 1)], True),
@@ -275,13 +275,13 @@ def test_what_may_be_stored_is_sent_no_more_once_it_is_not_recognised(then: Call
         ([result(15), result(12)], None),
     ],
 )
-def test_what_results_show_of_a_proxy(results: list[SendResult], seen: bool | None) -> None:
+def test_what_results_show_of_a_proxy(results: list[SendResult], recognises: bool | None) -> None:
     node = Node(ProxyAddress("a", 1))
     count = len(results)
     job = SendJob(encoded(count), count > 1, 10.0, ResendPolicy(), sequences=new_sequences())
     job.begin(node)
     job.take_results(node, results, False)
-    assert node.recognises is seen
+    assert node.recognises is recognises
     unseen = Node(ProxyAddress("b", 1))
     unmarked = SendJob(encoded(count), count > 1, 10.0, ResendPolicy())
     unmarked.begin(unseen)
@@ -304,11 +304,11 @@ def test_what_the_nodes_of_a_cluster_show_together() -> None:
     a, b, _ = rotation.nodes
     assert rotation.recognises_resends() is None
     a.recognises = True
-    assert rotation.recognises_resends() is True, "one that was not seen yet is as the others"
+    assert rotation.recognises_resends() is True, "a node without results is as the others"
     b.recognises = False
     assert rotation.recognises_resends() is False
     rotation.update([ProxyAddress(host, 1) for host in "ac"])
-    assert rotation.recognises_resends() is True, "who is gone does not count"
+    assert rotation.recognises_resends() is True, "a removed node does not count"
 
 
 def test_what_may_be_stored_says_for_how_long_it_is_under_way() -> None:
@@ -319,8 +319,8 @@ def test_what_may_be_stored_says_for_how_long_it_is_under_way() -> None:
     assert [message.underWayMs for message in first] == [None] * 4
     job.take_results(NODE, [result(12), result(15), result(0, 0), result(12)], False)
     job.begin(NODE, True)
-    again = arguments(job.encode_request(4.0, 2)).messages
-    assert [(message.sequence, message.underWayMs) for message in again] == [
+    resent = arguments(job.encode_request(4.0, 2)).messages
+    assert [(message.sequence, message.underWayMs) for message in resent] == [
         (0, 7_500),
         (1, None),
         (None, None),
@@ -328,7 +328,7 @@ def test_what_may_be_stored_says_for_how_long_it_is_under_way() -> None:
     job.end()
 
 
-def test_what_is_not_known_any_more_is_told_and_not_sent_again() -> None:
+def test_a_resend_that_is_no_longer_recognised_is_an_unknown_outcome() -> None:
     job = SendJob(encoded(1), False, 10.0, ResendPolicy(), sequences=new_sequences())
     job.begin(NODE, True)
     job.take_failure(NODE, CallVerdict.LOST, "lost", True)
@@ -388,7 +388,7 @@ def test_whatever_ends_a_send_gives_its_numbers_back(steps: tuple[Any, ...]) -> 
     router: Any = ScriptedRouter(*steps)
     with suppress(type(steps[-1])):
         JobSender(router).run(job)
-    assert all_given_back(sequences)
+    assert all_released(sequences)
 
 
 def test_a_producer_that_is_closed_meanwhile_gives_them_back() -> None:
@@ -413,11 +413,11 @@ def test_a_cancelled_task_gives_them_back() -> None:
     sequences = new_sequences()
 
     async def test() -> None:
-        asked = asyncio.Event()
+        request_received = asyncio.Event()
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read(4096)
-            asked.set()
+            request_received.set()
             await reader.read()
             writer.close()
 
@@ -427,7 +427,7 @@ def test_a_cancelled_task_gives_them_back() -> None:
         deadline = asyncio.get_running_loop().time() + 60
         job = SendJob(encoded(1), False, deadline, ResendPolicy(), sequences=sequences)
         task = asyncio.create_task(AsyncJobSender(router).run(job))
-        await asked.wait()
+        await request_received.wait()
         assert sequences.take_numbers(1) == range(1, 2)
         assert sequences.lowest == 0
         task.cancel()
@@ -440,20 +440,20 @@ def test_a_cancelled_task_gives_them_back() -> None:
     assert sequences.lowest == 1
 
 
-def test_what_waits_when_a_producer_is_closed_has_taken_none() -> None:
+def test_sends_that_wait_when_a_producer_is_closed_have_no_number() -> None:
     """It gets its error, and no request was made of it."""
     settings_ = ProducerSettings(client_id="me", async_workers=1, batch_messages=1)
     outbox = Outbox(settings_)
     entered, leave = threading.Event(), threading.Event()
 
-    class HeldSender:
+    class BlockedSender:
         def run(self, job: SendJob) -> list[SendResult]:
             entered.set()
             assert leave.wait(60)
             job.give_up(NotStoredError("told"))
             return job.results
 
-    sender: Any = HeldSender()
+    sender: Any = BlockedSender()
     background = Background(settings_, outbox, sender)
     futures: list[Any] = []
     for _ in range(3):

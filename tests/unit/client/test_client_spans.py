@@ -28,13 +28,13 @@ from ddmq_client.aio import AsyncConsumer, AsyncProducer
 from ddmq_client.core.sending import result_of
 from ddmq_client.observer import HandleCall, SendCall
 from ddmq_client.opentelemetry import OpenTelemetryObserver
-from ddmq_client.opentelemetry import spans as made_of
+from ddmq_client.opentelemetry import spans as span_module
 from ddmq_client.received import DeliveryContext, NothingToSettle, Origin
 from tests.support.spans import Spans, linked, parent, span_ids, traceparent
 
 SINGLE, BATCH = SendCall("me"), SendCall("me", batch=True)
-GIVEN = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
-GIVEN_PLACE = (int("1" * 32, 16), int("2" * 16, 16))
+PRESET = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+PRESET_CONTEXT = (int("1" * 32, 16), int("2" * 16, 16))
 NAMES = st.sampled_from(["traceparent", "tracestate", "traceId", "spanId", "from_chronos"])
 HEX = st.text("0123456789abcdefABCDEF- \t=,٣", max_size=60)
 
@@ -70,38 +70,40 @@ def test_the_application_s_own_message_stays_as_it_is() -> None:
 
 
 def test_a_context_that_the_application_gave_stays_and_is_linked(spans: Spans) -> None:
-    properties = {"traceparent": GIVEN, "tracestate": "a=b"}
-    found = carried(spans, OutgoingMessage("orders", b"x", properties=properties))
-    assert found == properties | {"traceId": "1" * 32, "spanId": "2" * 16}
+    properties = {"traceparent": PRESET, "tracestate": "a=b"}
+    properties_sent = carried(spans, OutgoingMessage("orders", b"x", properties=properties))
+    assert properties_sent == properties | {"traceId": "1" * 32, "spanId": "2" * 16}
     (span,) = spans.all()
-    assert (span.kind, linked(span)) == (SpanKind.CLIENT, [GIVEN_PLACE])
+    assert (span.kind, linked(span)) == (SpanKind.CLIENT, [PRESET_CONTEXT])
 
 
-def test_what_names_no_context_makes_room_for_one(spans: Spans) -> None:
-    found = carried(spans, OutgoingMessage("o", b"x", properties={"traceparent": "odd", "tracestate": "a=b"}))
-    assert found.pop("traceparent") == traceparent(spans.one("send o"))
-    assert set(found) == {"traceId", "spanId"}
+def test_properties_without_a_valid_context_are_replaced(spans: Spans) -> None:
+    properties_sent = carried(
+        spans, OutgoingMessage("o", b"x", properties={"traceparent": "odd", "tracestate": "a=b"})
+    )
+    assert properties_sent.pop("traceparent") == traceparent(spans.one("send o"))
+    assert set(properties_sent) == {"traceId", "spanId"}
 
 
 @pytest.mark.parametrize("name", ["traceId", "spanId"])
 def test_ids_that_the_application_gave_stay(name: str) -> None:
-    found = carried(Spans(), OutgoingMessage("o", b"x", properties={name: "mine"}))
-    assert set(found) == {name, "traceparent"}
-    assert found[name] == "mine"
+    properties_sent = carried(Spans(), OutgoingMessage("o", b"x", properties={name: "mine"}))
+    assert set(properties_sent) == {name, "traceparent"}
+    assert properties_sent[name] == "mine"
 
 
 def test_a_batch_of_one_trace_and_of_several_topics() -> None:
     spans = Spans(create_spans=False)
-    messages = [OutgoingMessage("a", b"x"), OutgoingMessage("b", b"x", properties={"traceparent": GIVEN})]
+    messages = [OutgoingMessage("a", b"x"), OutgoingMessage("b", b"x", properties={"traceparent": PRESET})]
     send = spans.observer.sending(messages, BATCH)
     send.ended([SendResult(), SendResult()])
     span = spans.one("send")
-    assert [(each.properties or {})["traceparent"] for each in send.messages] == [traceparent(span), GIVEN]
-    assert (span.kind, linked(span)) == (SpanKind.PRODUCER, [GIVEN_PLACE])
+    assert [(each.properties or {})["traceparent"] for each in send.messages] == [traceparent(span), PRESET]
+    assert (span.kind, linked(span)) == (SpanKind.PRODUCER, [PRESET_CONTEXT])
     assert "messaging.destination.name" not in (span.attributes or {})
 
 
-def test_of_a_batch_each_message_s_own_end_is_told(spans: Spans) -> None:
+def test_each_message_of_a_batch_has_its_own_result(spans: Spans) -> None:
     send = spans.observer.sending([OutgoingMessage("o", b"x")] * 3, BATCH)
     stored = SendResult()
     stored.message_id, stored.queue_id, stored.offset, stored.proxy = "id", 3, 7, "[::1]:9613"
@@ -109,17 +111,18 @@ def test_of_a_batch_each_message_s_own_end_is_told(spans: Spans) -> None:
     created = [dict(span.attributes or {}) for span in spans.all("create o")]
     assert created[0]["messaging.message.id"] == "id"
     assert (created[0]["server.address"], created[0]["server.port"]) == ("::1", 9613)
-    assert [one.get("error.type") for one in created] == [None] + ["ddmq_client.errors.NotStoredError"] * 2
-    whole = spans.one("send o")
-    assert (whole.attributes or {})["messaging.ddmq.batch.failed_count"] == 2
-    assert not whole.status.is_ok
+    error = "ddmq_client.errors.NotStoredError"
+    assert [attributes.get("error.type") for attributes in created] == [None, error, error]
+    send_span = spans.one("send o")
+    assert (send_span.attributes or {})["messaging.ddmq.batch.failed_count"] == 2
+    assert not send_span.status.is_ok
 
 
-@pytest.mark.parametrize("odd", [OpenTelemetryObserver, "me", object()])
-def test_an_observer_is_an_object_with_its_methods(odd: Any) -> None:
+@pytest.mark.parametrize("observer", [OpenTelemetryObserver, "me", object()])
+def test_an_observer_is_an_object_with_its_methods(observer: Any) -> None:
     for make in (Producer, AsyncProducer, partial(Consumer, group="g"), partial(AsyncConsumer, group="g")):
         with pytest.raises(OptionError, match=r"observer=.* allowed: an object with the methods sending"):
-            make("h:1", observer=odd)
+            make("h:1", observer=observer)
 
 
 def test_nothing_is_sent_with_nothing(spans: Spans) -> None:
@@ -130,9 +133,9 @@ def test_nothing_is_sent_with_nothing(spans: Spans) -> None:
 
 def test_what_is_not_sampled_says_so_to_those_who_receive_it() -> None:
     spans, others = Spans(ALWAYS_OFF), Spans()
-    found = carried(spans, OutgoingMessage("o", b"x"))
-    assert found["traceparent"].endswith(("-00", "-02"))
-    with others.observer.handling([received(found)], HandleCall("you")):
+    properties_sent = carried(spans, OutgoingMessage("o", b"x"))
+    assert properties_sent["traceparent"].endswith(("-00", "-02"))
+    with others.observer.handling([received(properties_sent)], HandleCall("you")):
         pass
     assert (spans.all(), others.all()) == ([], []), "the sampler's decision goes with the trace"
 
@@ -152,21 +155,21 @@ def test_without_an_sdk_messages_go_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(("size", "left"), [(30_000, 3), (30_600, 1), (30_700, 0), (32_767, 0)])
-def test_a_context_goes_with_it_as_far_as_there_is_room(spans: Spans, size: int, left: int) -> None:
+def test_a_context_is_added_as_far_as_it_fits(spans: Spans, size: int, left: int) -> None:
     """All of it, traceparent alone, nothing."""
-    found = carried(spans, OutgoingMessage("o", b"x", properties={"p": "x" * size}))
-    assert len(found) == 1 + left
+    properties_sent = carried(spans, OutgoingMessage("o", b"x", properties={"p": "x" * size}))
+    assert len(properties_sent) == 1 + left
     assert spans.observer.not_carried == (not left)
     assert (spans.one("send o").attributes or {}).get("messaging.ddmq.context_left_out", False) is not left
 
 
 @pytest.mark.parametrize("body", [b"x" * 4_990_000, "ü" * 1_300_000])
-def test_nor_is_a_frame_made_too_large(spans: Spans, body: bytes | str) -> None:
+def test_a_context_makes_no_frame_too_large(spans: Spans, body: bytes | str) -> None:
     assert carried(spans, OutgoingMessage("o", body)) == {}
     assert spans.observer.not_carried == 1
 
 
-def test_nor_a_transaction_s_request(spans: Spans) -> None:
+def test_a_context_makes_no_request_of_a_transaction_too_large(spans: Spans) -> None:
     call = SendCall("me", batch=True, transaction="tx")
     send = spans.observer.sending([OutgoingMessage("o", b"x" * 2_470_000)] * 2, call)
     assert [message.properties for message in send.messages] == [None, None]
@@ -187,44 +190,46 @@ def test_what_no_message_can_have_is_left_to_who_encodes_it(properties: Any) -> 
 
 
 def test_a_span_of_one_trace_or_of_its_own() -> None:
-    found = received({"traceparent": GIVEN}, stored_ms=1)
-    for same, above in ((True, GIVEN_PLACE), (False, None)):
+    message = received({"traceparent": PRESET}, stored_ms=1)
+    for same, above in ((True, PRESET_CONTEXT), (False, None)):
         spans = Spans(same_trace=same)
-        spans.observer.handed_out([found], "you", None)
-        with spans.observer.handling([found], HandleCall("you")):
+        spans.observer.handed_out([message], "you", None)
+        with spans.observer.handling([message], HandleCall("you")):
             pass
         handled = spans.one("process orders")
-        assert (parent(handled), linked(handled)) == (above, [GIVEN_PLACE])
+        assert (parent(handled), linked(handled)) == (above, [PRESET_CONTEXT])
         assert len(spans.all("deliver orders")) == same
 
 
 @pytest.mark.parametrize(
-    ("held_ms", "properties", "goes_on"),
+    ("delay_ms", "properties", "continued"),
     [(60_000, {}, True), (60_001, {}, False), (10, {"from_chronos": "from_chronos"}, False), (-5, {}, True)],
 )
-def test_what_was_held_on_its_way_has_a_trace_of_its_own(
-    spans: Spans, held_ms: int, properties: dict[str, str], goes_on: bool
+def test_a_delayed_message_has_a_trace_of_its_own(
+    spans: Spans, delay_ms: int, properties: dict[str, str], continued: bool
 ) -> None:
-    message = received(properties | {"traceparent": GIVEN}, stored_ms=1_000_000, born_ms=1_000_000 - held_ms)
+    message = received(
+        properties | {"traceparent": PRESET}, stored_ms=1_000_000, born_ms=1_000_000 - delay_ms
+    )
     spans.observer.handed_out([message], "you", None)
     with spans.observer.handling([message], HandleCall("you")):
         pass
     handled = spans.one("process orders")
-    assert (parent(handled), linked(handled)) == (GIVEN_PLACE if goes_on else None, [GIVEN_PLACE])
-    assert len(spans.all("deliver orders")) == goes_on
+    assert (parent(handled), linked(handled)) == (PRESET_CONTEXT if continued else None, [PRESET_CONTEXT])
+    assert len(spans.all("deliver orders")) == continued
 
 
-def test_the_block_of_an_application_is_part_of_what_goes_on_around_it(spans: Spans) -> None:
+def test_the_block_of_an_application_continues_the_span_around_it(spans: Spans) -> None:
     with (
         spans.tracer.start_as_current_span("request"),
-        spans.observer.handling([received({"traceparent": GIVEN})]),
+        spans.observer.handling([received({"traceparent": PRESET})]),
     ):
         pass
     handled = spans.one("process orders")
-    assert (parent(handled), linked(handled)) == (span_ids(spans.one("request")), [GIVEN_PLACE])
+    assert (parent(handled), linked(handled)) == (span_ids(spans.one("request")), [PRESET_CONTEXT])
 
 
-def test_a_consumer_s_handler_is_not_part_of_what_started_the_consumer(spans: Spans) -> None:
+def test_a_handler_does_not_continue_the_span_that_started_the_consumer(spans: Spans) -> None:
     with (
         spans.tracer.start_as_current_span("main"),
         spans.observer.handling([received({})], HandleCall("you")),
@@ -245,17 +250,17 @@ def test_of_a_batch_it_counts_what_failed(spans: Spans) -> None:
     messages = [received({}, outcome=outcome) for outcome in (Outcome.ACKED, Outcome.FAILED, None)]
     with spans.observer.handling(messages, HandleCall("you", batch=True)):
         pass
-    found = spans.one("process orders")
-    assert (found.attributes or {})["messaging.ddmq.batch.failed_count"] == 1
-    assert (found.attributes or {})["messaging.batch.message_count"] == 3
-    assert found.status.description == "1 of 3 messages failed"
+    span = spans.one("process orders")
+    assert (span.attributes or {})["messaging.ddmq.batch.failed_count"] == 1
+    assert (span.attributes or {})["messaging.batch.message_count"] == 3
+    assert span.status.description == "1 of 3 messages failed"
 
 
 def test_the_time_from_the_store_to_the_hand_out(spans: Spans) -> None:
     """Where the clocks disagree it has no length; what the messages say stands in the attributes."""
     now_ms = time.time_ns() // 1_000_000
     for stored_ms in (now_ms - 5_000, now_ms + 3_600_000, None):
-        message = received({"traceparent": GIVEN}, stored_ms=stored_ms)
+        message = received({"traceparent": PRESET}, stored_ms=stored_ms)
         spans.observer.handed_out([message], "you", None)
     before, ahead = spans.all("deliver orders")
     assert before.start_time == (now_ms - 5_000) * 1_000_000
@@ -268,16 +273,16 @@ def test_the_time_from_the_store_to_the_hand_out(spans: Spans) -> None:
 
 
 @pytest.mark.parametrize(
-    ("queue", "said"),
+    ("queue", "partition"),
     [("R_default_a_3", "3"), ("R_default_%RETRY%_0", "R_default_%RETRY%_0"), ("odd", "odd"), ("", "")],
 )
-def test_a_queue_is_named_as_producers_hear_it(spans: Spans, queue: str, said: str) -> None:
+def test_a_queue_is_named_as_producers_hear_it(spans: Spans, queue: str, partition: str) -> None:
     with spans.observer.handling([received({}, queue=queue)]):
         pass
-    assert (spans.one("process orders").attributes or {})["messaging.destination.partition.id"] == said
+    assert (spans.one("process orders").attributes or {})["messaging.destination.partition.id"] == partition
 
 
-@given(st.dictionaries(NAMES, st.one_of(st.text(max_size=1_000), HEX, st.just(GIVEN))))
+@given(st.dictionaries(NAMES, st.one_of(st.text(max_size=1_000), HEX, st.just(PRESET))))
 def test_whatever_strangers_write_is_handled(properties: dict[str, str]) -> None:
     spans = Spans()
     messages = [received(properties, stored_ms=1)]
@@ -291,10 +296,10 @@ def test_whatever_strangers_write_is_handled(properties: dict[str, str]) -> None
 
 @given(st.dictionaries(st.one_of(NAMES, st.text(min_size=1, max_size=5)), st.text(max_size=40)))
 def test_whatever_an_application_gives_is_sent(properties: dict[str, str]) -> None:
-    found = carried(Spans(), OutgoingMessage("o", b"x", properties=properties))
-    ours = {"traceparent", "tracestate", "traceId", "spanId"}
-    assert {k: v for k, v in found.items() if k not in ours} == {
-        k: v for k, v in properties.items() if k not in ours
+    properties_sent = carried(Spans(), OutgoingMessage("o", b"x", properties=properties))
+    added = {"traceparent", "tracestate", "traceId", "spanId"}
+    assert {k: v for k, v in properties_sent.items() if k not in added} == {
+        k: v for k, v in properties.items() if k not in added
     }
 
 
@@ -305,11 +310,11 @@ def test_the_application_s_own_propagator_carries_what_it_knows() -> None:
     spans = Spans(propagator=propagate.get_global_textmap())
     token = context.attach(baggage.set_baggage("tenant", "7"))
     try:
-        found = carried(spans, OutgoingMessage("o", b"x"))
+        properties_sent = carried(spans, OutgoingMessage("o", b"x"))
     finally:
         context.detach(token)
-    assert found["baggage"] == "tenant=7"
-    with spans.observer.handling([received(found)], HandleCall("you")):
+    assert properties_sent["baggage"] == "tenant=7"
+    with spans.observer.handling([received(properties_sent)], HandleCall("you")):
         assert baggage.get_baggage("tenant") == "7"
     assert baggage.get_baggage("tenant") is None
 
@@ -332,9 +337,9 @@ def test_what_breaks_here_breaks_no_message() -> None:
     send = spans.observer.sending(messages, SINGLE)
     assert send.messages == messages
     send.ended((SendResult(),))
-    spans.observer.handed_out([received({"traceparent": GIVEN}, stored_ms=1)], "you", 1)
+    spans.observer.handed_out([received({"traceparent": PRESET}, stored_ms=1)], "you", 1)
     ran = False
-    with spans.observer.handling([received({"traceparent": GIVEN})], HandleCall("you")):
+    with spans.observer.handling([received({"traceparent": PRESET})], HandleCall("you")):
         ran = True
     assert ran
 
@@ -348,7 +353,7 @@ def test_nor_does_what_is_called_with_nonsense(spans: Spans, monkeypatch: pytest
     send = spans.observer.sending(nonsense, SINGLE)
     assert send.messages is nonsense
     send.failed(ValueError())
-    monkeypatch.setattr(made_of, "set_result", None)
+    monkeypatch.setattr(span_module, "set_result", None)
     broken = spans.observer.sending((OutgoingMessage("o", b"x"),), SINGLE)
     broken.ended((SendResult(),))
     assert spans.all() == []

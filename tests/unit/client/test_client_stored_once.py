@@ -1,5 +1,5 @@
 """Producers and a cluster, which may recognise resends, over a network that loses, delays and overtakes: no
-message is stored twice, and what a producer was told is so."""
+message is stored twice, and the reported outcomes are true."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SimulatedCluster:
     def __init__(self, recognises: bool) -> None:
         self._recognises = recognises
         self.stored: Counter[bytes] = Counter()
-        self._known: dict[Any, tuple[int, bytes]] = {}
+        self._recorded: dict[Any, tuple[int, bytes]] = {}
         self._below: Counter[bytes] = Counter()
 
     def take(self, frame: bytes, codes: list[int]) -> list[SendResult]:
@@ -48,36 +48,36 @@ class SimulatedCluster:
 
     def _one(self, message: Any, code: int) -> SendResult:
         if code:
-            return told(code)
+            return answer(code)
         if not self._recognises:
             return self._unrecognised(message)
         identity = message.idempotencyKey or (message.producerId, message.sequence)
         if message.sequence is not None:
             self._answered(message.producerId, message.answeredBelow)
-            if identity not in self._known and message.sequence < self._below[message.producerId]:
-                return told(11)
-        if identity in self._known:
-            offset, body = self._known[identity]
-            return told(0, offset, 1 if body == message.body else 2)
+            if identity not in self._recorded and message.sequence < self._below[message.producerId]:
+                return answer(11)
+        if identity in self._recorded:
+            offset, body = self._recorded[identity]
+            return answer(0, offset, 1 if body == message.body else 2)
         self.stored[message.body] += 1
-        self._known[identity] = (sum(self.stored.values()), message.body)
-        return told(0, self._known[identity][0], 0)
+        self._recorded[identity] = (sum(self.stored.values()), message.body)
+        return answer(0, self._recorded[identity][0], 0)
 
     def _unrecognised(self, message: Any) -> SendResult:
         if message.idempotencyKey is not None:
-            return told(11)
+            return answer(11)
         self.stored[message.body] += 1
-        return told(0, sum(self.stored.values()))
+        return answer(0, sum(self.stored.values()))
 
     def _answered(self, producer: bytes, below: int) -> None:
         for sequence in range(self._below[producer], below):
-            self._known.pop((producer, sequence), None)
+            self._recorded.pop((producer, sequence), None)
         self._below[producer] = max(self._below[producer], below)
 
 
-def told(code: int, offset: int | None = None, duplicate: int | None = None) -> SendResult:
+def answer(code: int, offset: int | None = None, duplicate: int | None = None) -> SendResult:
     result = SendResult()
-    result.code, result.text, result.offset, result.duplicate_code = code, "told", offset, duplicate
+    result.code, result.text, result.offset, result.duplicate_code = code, "text", offset, duplicate
     return result
 
 
@@ -94,7 +94,7 @@ class RunningProducer:
         self._rotation.update([ProxyAddress(host, 1) for host in "ab"])
         self._open: list[tuple[SendJob, list[bytes]]] = []
         self._sent = 0
-        self.ended: list[tuple[bytes, SendResult]] = []
+        self.completed: list[tuple[bytes, SendResult]] = []
 
     def step(self) -> None:
         """Begin a send, or make an attempt of one, which may end it."""
@@ -107,7 +107,7 @@ class RunningProducer:
             job.end()
             del self._open[at]
             if not cancelled:
-                self.ended += zip(bodies, job.results, strict=True)
+                self.completed += zip(bodies, job.results, strict=True)
 
     def _begin(self) -> None:
         count = self._random.choice((1, 1, 2, 5))
@@ -155,7 +155,7 @@ class RunningProducer:
 
 @settings(deadline=None, derandomize=True, max_examples=examples(200))
 @given(st.integers(0, 2**64), st.booleans())
-def test_no_message_is_stored_twice_and_what_is_told_is_so(seed: int, recognises: bool) -> None:
+def test_no_message_is_stored_twice_and_reported_outcomes_are_true(seed: int, recognises: bool) -> None:
     random = Random(seed)
     cluster, late = SimulatedCluster(recognises), list[bytes]()
     producers = [RunningProducer(name, random, cluster, late) for name in (b"p", b"q")]
@@ -167,10 +167,10 @@ def test_no_message_is_stored_twice_and_what_is_told_is_so(seed: int, recognises
     for frame in late:
         cluster.take(frame, [0] * 5)
     assert not cluster.stored or max(cluster.stored.values()) == 1, cluster.stored.most_common(3)
-    for body, result in [ended for producer in producers for ended in producer.ended]:
+    for body, result in [completed for producer in producers for completed in producer.completed]:
         if result.stored:
-            assert cluster.stored[body] == 1, "told to be stored"
+            assert cluster.stored[body] == 1, "reported as stored"
             assert not result.body_differs
         elif isinstance(result.error, NotStoredError):
-            assert cluster.stored[body] == 0, "told not to be stored"
+            assert cluster.stored[body] == 0, "reported as not stored"
         assert result.code != 11 or not recognises, "nothing is asked about that was forgotten"

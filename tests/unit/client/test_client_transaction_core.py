@@ -60,12 +60,12 @@ def read(frame: bytes) -> Any:
 @given(st.integers(0, 2**48 - 1), st.binary(min_size=RANDOM_BYTES, max_size=RANDOM_BYTES))
 def test_an_id_is_a_uuid_of_version_7(now_ms: int, random: bytes) -> None:
     name = new_id(now_ms, random)
-    made = UUID(name)
-    assert (made.version, made.variant) == (7, UUID(int=8 << 60).variant)
-    assert made.int >> 80 == now_ms
-    assert made.hex == name
+    uuid = UUID(name)
+    assert (uuid.version, uuid.variant) == (7, UUID(int=8 << 60).variant)
+    assert uuid.int >> 80 == now_ms
+    assert uuid.hex == name
     bits = int.from_bytes(random, "big")
-    assert made.int & (1 << 62) - 1 == bits & (1 << 62) - 1
+    assert uuid.int & (1 << 62) - 1 == bits & (1 << 62) - 1
 
 
 def test_ids_of_different_chance_differ() -> None:
@@ -75,7 +75,7 @@ def test_ids_of_different_chance_differ() -> None:
 
 # --- the state
 
-CALLS = ["begin", "sent", "failed", "unsure", "commit", "roll_back", "leave"]
+CALLS = ["begin", "sent", "failed", "uncertain", "commit", "roll_back", "leave"]
 
 
 @settings(FIXED, max_examples=examples(500))
@@ -83,16 +83,16 @@ CALLS = ["begin", "sent", "failed", "unsure", "commit", "roll_back", "leave"]
 def test_the_state_against_a_model(calls: list[str]) -> None:
     state = TransactionState(NAME)
     under_way = stored = 0
-    broken = unsure = ended = False
+    broken = uncertain = closed = False
     for call in calls:
         if call == "begin":
-            if ended or broken:
-                with pytest.raises(ClosedError if ended else NotCommittedError):
+            if closed or broken:
+                with pytest.raises(ClosedError if closed else NotCommittedError):
                     state.begin_send()
             else:
                 state.begin_send()
                 under_way += 1
-        elif call in ("sent", "failed", "unsure"):
+        elif call in ("sent", "failed", "uncertain"):
             if not under_way:
                 continue
             under_way -= 1
@@ -100,21 +100,21 @@ def test_the_state_against_a_model(calls: list[str]) -> None:
                 state.record_sent([SendResult()])
                 stored += 1
             else:
-                state.send_failed(RuntimeError("x"), call == "unsure")
+                state.send_failed(RuntimeError("x"), call == "uncertain")
                 broken = True
-                unsure = unsure or call == "unsure"
-        elif ended:
+                uncertain = uncertain or call == "uncertain"
+        elif closed:
             with pytest.raises(ClosedError):
                 getattr(state, call)()
         else:
-            asked = getattr(state, call)()
-            ended = True
-            something = bool(stored or under_way or unsure)
+            action = getattr(state, call)()
+            closed = True
+            something = bool(stored or under_way or uncertain)
             if call == "commit":
                 broken = broken or bool(under_way)
-            wanted = {"commit": ROLLBACK if broken else COMMIT, "roll_back": ROLLBACK}.get(call)
-            assert asked == (wanted if something else None)
-        assert (state.has_ended, state.must_roll_back) == (ended, broken)
+            expected = {"commit": ROLLBACK if broken else COMMIT, "roll_back": ROLLBACK}.get(call)
+            assert action == (expected if something else None)
+        assert (state.is_closed, state.must_roll_back) == (closed, broken)
 
 
 def test_the_highest_offset_counts() -> None:
@@ -148,11 +148,11 @@ def test_a_prepare_is_what_the_server_reads(check_after_ms: int | None, count: i
     request = prepare_request(NAME, "bank", "me", check_after_ms)
     job = PrepareJob(request, encoded, 100.0, ResendPolicy(), None)
     job.begin(NODE)
-    found = read(job.encode_request(90.0, 7))
-    assert (found.transactionId, found.producerGroup, found.clientId) == (NAME, "bank", "me")
-    assert found.checkAfterMs == check_after_ms
-    assert found.timeout == 9_950
-    assert [(one.topic, one.body, one.key) for one in found.messages] == [("t", b"body", "k")] * count
+    received = read(job.encode_request(90.0, 7))
+    assert (received.transactionId, received.producerGroup, received.clientId) == (NAME, "bank", "me")
+    assert received.checkAfterMs == check_after_ms
+    assert received.timeout == 9_950
+    assert [(one.topic, one.body, one.key) for one in received.messages] == [("t", b"body", "k")] * count
 
 
 @pytest.mark.parametrize("action", list(TransactionAction))
@@ -164,17 +164,17 @@ def test_an_end_is_what_the_server_reads(
 ) -> None:
     job = EndJob(end_request(NAME, "bank", "me", action, through, check, messages), 100.0, ResendPolicy())
     job.begin(NODE)
-    found = read(job.encode_request(90.0, 7))
-    assert (found.transactionId, found.producerGroup, found.clientId) == (NAME, "bank", "me")
-    assert (found.action, found.throughOffset, found.check) == (action, through, check)
-    assert found.messages == messages
-    assert found.timeout == 4_950, "some is left for another attempt"
-    assert found.forwardedBy is None
+    received = read(job.encode_request(90.0, 7))
+    assert (received.transactionId, received.producerGroup, received.clientId) == (NAME, "bank", "me")
+    assert (received.action, received.throughOffset, received.check) == (action, through, check)
+    assert received.messages == messages
+    assert received.timeout == 4_950, "some is left for another attempt"
+    assert received.forwardedBy is None
 
 
 def test_a_poll_is_what_the_server_reads() -> None:
-    found = read(poll_frame("bank", "me", 16, 10_000, 7))
-    assert (found.producerGroup, found.clientId, found.countMax, found.timeout) == ("bank", "me", 16, 10_000)
+    poll = read(poll_frame("bank", "me", 16, 10_000, 7))
+    assert (poll.producerGroup, poll.clientId, poll.countMax, poll.timeout) == ("bank", "me", 16, 10_000)
 
 
 # --- answers to an end
@@ -197,7 +197,7 @@ def test_a_late_answer_goes_before_an_earlier_failure() -> None:
     assert isinstance(end_error(COMMIT, NAME, job.results[0]), NotCommittedError)
 
 
-def test_what_is_refused_for_what_it_is_is_not_asked_again() -> None:
+def test_an_invalid_end_is_not_retried() -> None:
     job = EndJob(end_request(NAME, "g", "me", COMMIT, None), 100.0, ResendPolicy())
     job.begin(NODE)
     assert job.take_results(NODE, [answer(11, TransactionOutcome.OPEN)], True) is CallVerdict.INVALID
@@ -221,17 +221,17 @@ MEANING: dict[tuple[TransactionAction, int | None, int], type[ClientError] | Non
 }
 
 
-@pytest.mark.parametrize(("asked", "kind"), MEANING.items())
+@pytest.mark.parametrize(("case", "kind"), MEANING.items())
 def test_what_an_answer_means(
-    asked: tuple[TransactionAction, int | None, int], kind: type[ClientError] | None
+    case: tuple[TransactionAction, int | None, int], kind: type[ClientError] | None
 ) -> None:
-    action, outcome, code = asked
+    action, outcome, code = case
     error = end_error(action, NAME, answer(code, outcome))
     assert type(error) is (kind or type(None))
     assert error is None or NAME in str(error)
 
 
-def test_a_dead_letter_is_told_with_its_reason() -> None:
+def test_a_dead_letter_is_reported_with_its_reason() -> None:
     dead = answer(11, O.DEAD_LETTER)
     dead.text = "1 of 2 messages are damaged"
     error = end_error(COMMIT, NAME, dead)

@@ -18,7 +18,7 @@ NOON_MS = 1_795_348_800_000
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wanted"),
+    ("arguments", "expected"),
     [
         ({}, None),
         ({"level": 3}, None),
@@ -42,12 +42,12 @@ NOON_MS = 1_795_348_800_000
         ),
     ],
 )
-def test_what_they_mean(arguments, wanted):
-    assert when_of(**arguments) == wanted
+def test_what_they_mean(arguments, expected):
+    assert when_of(**arguments) == expected
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error_text"),
     [
         ({"deliver_at": datetime(2026, 11, 22, 12)}, "2026-11-22T12:00:00 has no time zone"),
         ({"deliver_at": "2026-11-22"}, "is str; allowed: a datetime with a time zone"),
@@ -70,10 +70,10 @@ def test_what_they_mean(arguments, wanted):
         ({"cron": " "}, "five fields"),
     ],
 )
-def test_what_does_not_fit_together(arguments, said):
+def test_what_does_not_fit_together(arguments, error_text):
     with pytest.raises(OptionError) as caught:
         when_of(**arguments)
-    assert said in str(caught.value)
+    assert error_text in str(caught.value)
 
 
 @given(
@@ -107,9 +107,9 @@ def answer(outcome: int | None, **fields: int) -> DelayResult:
     ],
 )
 def test_outcomes(outcome, status):
-    found = outcome_of(answer(outcome))
-    assert (found.status, found.cancelled) == (status, outcome == 2)
-    assert (found.fired_at, found.due_at, found.text) == (None, None, "")
+    result = outcome_of(answer(outcome))
+    assert (result.status, result.cancelled) == (status, outcome == 2)
+    assert (result.fired_at, result.due_at, result.text) == (None, None, "")
 
 
 def test_moments_of_an_outcome_are_in_utc():

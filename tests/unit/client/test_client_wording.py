@@ -25,7 +25,7 @@ LIMITS = ScheduleLimits()
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("text", "words"),
     [
         ("FAILED: uniqDelayMsgId is 'rubbish'; allowed: x", "the delay id is 'rubbish'; allowed: x"),
         ("FAILED: the type in uniqDelayMsgId is 9; allowed: x", "the type in the delay id is 9; allowed: x"),
@@ -41,8 +41,8 @@ LIMITS = ScheduleLimits()
         ("", ""),
     ],
 )
-def test_the_words_of_the_wire_become_those_of_the_library(told: str, words: str) -> None:
-    assert in_arguments(told) == words
+def test_the_words_of_the_wire_become_those_of_the_library(text: str, words: str) -> None:
+    assert in_arguments(text) == words
 
 
 @pytest.mark.parametrize(
@@ -57,21 +57,21 @@ def test_the_words_of_the_wire_become_those_of_the_library(told: str, words: str
         (Schedule(cron="* * * * *", occurrences_max=3_000_000), "times is 3000000; allowed: 1 to 1000000"),
     ],
 )
-def test_what_todays_proxies_say_of_a_schedule(schedule: Schedule, words: str) -> None:
-    fault = find_schedule_error(schedule, LIMITS, 1_795_348_800_000)
-    assert fault is not None
-    assert in_arguments(f"FAILED: {fault}") == words
+def test_rejections_of_schedules_by_the_present_proxies(schedule: Schedule, words: str) -> None:
+    error = find_schedule_error(schedule, LIMITS, 1_795_348_800_000)
+    assert error is not None
+    assert in_arguments(f"FAILED: {error}") == words
 
 
 def test_a_proxy_says_to_each_caller_its_own_words() -> None:
-    for ours, words in ((True, "the delay id is 'rubbish'"), (False, "uniqDelayMsgId is 'rubbish'")):
-        fault = check_delay_id(b"rubbish", 4, extended_client=ours)
-        assert fault is not None
-        assert words in fault.text
+    for extended, words in ((True, "the delay id is 'rubbish'"), (False, "uniqDelayMsgId is 'rubbish'")):
+        rejection = check_delay_id(b"rubbish", 4, extended_client=extended)
+        assert rejection is not None
+        assert words in rejection.text
 
 
 @pytest.mark.parametrize("level", [0, -1, 19, 10**9, True, 1.0, "3"])
-def test_a_level_is_1_to_18_wherever_one_is_taken(level: int) -> None:
+def test_a_level_is_1_to_18_wherever_one_is_an_argument(level: int) -> None:
     async def send_async() -> None:
         await AsyncProducer("127.0.0.1:9").send("t", b"x", level=level)
 
@@ -89,18 +89,18 @@ def test_the_levels_that_there_are() -> None:
 
 def test_a_body_has_one_bound() -> None:
     """Told here of none and of one that no frame holds, by the proxy of what is between."""
-    told = []
+    texts = []
     for body in (b"", bytes(5_000_000)):
         with pytest.raises(InvalidMessageError) as raised:
             encode_message(OutgoingMessage("t", body), Placement(-2, 0), "c", None)
-        told.append(str(raised.value))
+        texts.append(str(raised.value))
     for body in (None, bytes(BODY_BYTES_MAX + 1)):
-        fault = check_content(b"", b"", body, None, ContentLimits(BODY_BYTES_MAX, 1_000))
-        assert fault is not None
-        told.append(in_arguments(fault.text))
-    bounds = [re.search(r"allowed: (1 to \d+ bytes)", text) for text in told]
+        rejection = check_content(b"", b"", body, None, ContentLimits(BODY_BYTES_MAX, 1_000))
+        assert rejection is not None
+        texts.append(in_arguments(rejection.text))
+    bounds = [re.search(r"allowed: (1 to \d+ bytes)", text) for text in texts]
     assert {bound and bound[1] for bound in bounds} == {"1 to 2097152 bytes"}
-    assert all(re.match(r"the body has \d+ bytes; ", text) for text in told)
+    assert all(re.match(r"the body has \d+ bytes; ", text) for text in texts)
 
 
 def test_a_delay_that_is_no_timedelta_is_named() -> None:

@@ -32,9 +32,9 @@ class PlayedProducer:
     def send(self, topic: str, body: bytes, **options: Any) -> SendResult:
         if self.error is not None:
             raise self.error
-        given = {name: value for name, value in options.items() if value is not None}
-        self.sent.append((topic, dramatiq.Message.decode(body), given))
-        is_delayed = bool(given.keys() & {"delay", "cron"})
+        arguments = {name: value for name, value in options.items() if value is not None}
+        self.sent.append((topic, dramatiq.Message.decode(body), arguments))
+        is_delayed = bool(arguments.keys() & {"delay", "cron"})
         result = DelayResult() if is_delayed else SendResult()
         result.delay_id = "17-5-0" if is_delayed else None
         return result
@@ -103,10 +103,10 @@ def producer(monkeypatch: pytest.MonkeyPatch) -> PlayedProducer:
 
 @pytest.fixture
 def broker(producer: PlayedProducer) -> Iterator[DdmqBroker]:
-    made = DdmqBroker(middleware=[Pipelines(), Retries(min_backoff=100)])
-    dramatiq.set_broker(made)
-    yield made
-    made.close()
+    created = DdmqBroker(middleware=[Pipelines(), Retries(min_backoff=100)])
+    dramatiq.set_broker(created)
+    yield created
+    created.close()
 
 
 def encoded(count: int) -> list[bytes]:
@@ -151,7 +151,7 @@ def test_there_is_no_delay_queue_and_a_delay_goes_to_the_server(
         broker.cancel(add.send(2))
 
 
-def test_a_schedule_is_kept_by_the_server(broker: DdmqBroker, producer: PlayedProducer) -> None:
+def test_a_schedule_is_stored_by_the_server(broker: DdmqBroker, producer: PlayedProducer) -> None:
     @dramatiq.actor
     def report() -> None: ...
 
@@ -283,7 +283,7 @@ def test_no_more_than_prefetch_messages_are_unsettled() -> None:
     assert [outcome for _, outcome, _ in client.settled] == [Outcome.ACKED] * 3
 
 
-def test_a_closed_consumer_returns_what_was_not_taken_and_ends_after_the_last_actor() -> None:
+def test_a_closed_consumer_returns_unstarted_messages_and_stops_after_the_last_actor() -> None:
     client = PlayedClient(encoded(3))
     consumer = consumer_of(client, 3)
     running = next(consumer)

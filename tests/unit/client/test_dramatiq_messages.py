@@ -139,7 +139,7 @@ def test_a_key_that_cannot_be_stored_is_an_error(key: object) -> None:
         (1_000, NOW_MS + 1_000, timedelta(seconds=1), None),
     ],
 )
-def test_a_delay_and_an_eta_are_kept_by_the_server(
+def test_a_delay_and_an_eta_are_stored_by_the_server(
     delay_ms: int | None, eta: Any, delay: timedelta | None, deliver_at: datetime | None
 ) -> None:
     options = {} if eta is None else {"eta": eta}
@@ -264,7 +264,7 @@ def test_a_rejected_message_is_a_dead_letter_with_the_exception_as_its_reason() 
     assert settlement.settled == [(Outcome.FAILED, -2, "ValueError: no stock")]
 
 
-def test_a_rejected_message_whose_callback_is_not_stored_comes_again() -> None:
+def test_a_rejected_message_whose_callback_is_not_stored_is_redelivered() -> None:
     settlement = Settlement()
     message = received(settlement)
     follow(message)
@@ -295,12 +295,12 @@ def test_leases_are_extended_until_the_message_is_settled() -> None:
 def test_a_lease_is_extended_no_longer_than_allowed_and_not_when_it_is_lost() -> None:
     settlement, leases = Settlement(), LeaseKeeper(0.0)
     leases.add(deliver(make_message(), settlement))
-    lost, kept, keeper = Settlement(), Settlement(), LeaseKeeper(60.0)
-    first, second = deliver(make_message(), lost), deliver(make_message(), kept)
+    lost, valid, keeper = Settlement(), Settlement(), LeaseKeeper(60.0)
+    first, second = deliver(make_message(), lost), deliver(make_message(), valid)
     first.lost = True
     for delivery in (first, second):
         delivery.delivery.lease_s = 0.03
         keeper.add(delivery)
-    until(lambda: kept.extended >= 3, "the other lease is extended")
+    until(lambda: valid.extended >= 3, "the other lease is extended")
     assert (settlement.extended, lost.extended) == (0, 0)
     keeper.stop()

@@ -51,23 +51,23 @@ def test_the_first_error_has_a_traceback_and_each_further_one_a_line(rig: ErrorL
     for _ in range(3):
         rig.fail(raise_lookup)
     shown = "Message(orders/0/3, key='17', 1 bytes, attempt=2)"
-    place = f"client/test_handler_errors.py:{raise_lookup.__code__.co_firstlineno + 1}"
+    location = f"client/test_handler_errors.py:{raise_lookup.__code__.co_firstlineno + 1}"
     assert rig.read_log() == [
         (f"the handler raised on {shown}", True),
         (
             f"the handler raised on {shown}: LookupError: no address for 17"
-            f" (error 2 of this kind, at {place}; error 1 has the traceback)",
+            f" (error 2 of this kind, at {location}; error 1 has the traceback)",
             False,
         ),
         (
             f"the handler raised on {shown}: LookupError: no address for 17"
-            f" (error 3 of this kind, at {place}; error 1 has the traceback)",
+            f" (error 3 of this kind, at {location}; error 1 has the traceback)",
             False,
         ),
     ]
 
 
-def test_another_type_or_place_is_another_kind(rig: ErrorLogRig) -> None:
+def test_another_type_or_location_is_another_kind(rig: ErrorLogRig) -> None:
     def elsewhere(message: Message) -> None:
         raise LookupError("no address")
 
@@ -102,7 +102,7 @@ def test_another_cause_or_member_of_a_group_is_another_kind(rig: ErrorLogRig) ->
     assert "ExceptionGroup: tasks (1 sub-exception); from ValueError: a (error 2" in lines[5][0]
 
 
-def test_the_traceback_comes_again_after_an_hour(rig: ErrorLogRig) -> None:
+def test_the_traceback_is_logged_once_an_hour(rig: ErrorLogRig) -> None:
     rig.fail(raise_lookup)
     rig.now += TRACEBACK_EVERY_S - 1
     rig.fail(raise_lookup)

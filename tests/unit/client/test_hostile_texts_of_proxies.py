@@ -70,9 +70,9 @@ def test_answers_about_transactions_and_replies(code: int) -> None:
     prepared = producer_idl.PrepareResponse(code=code, msg=HOSTILE)
     payload = answer("sendPrepared", service.sendPrepared_result(success=prepared))
     assert is_harmless(transactions.read_prepared(payload, 1, b"sendPrepared")[0].text)
-    ended = producer_idl.EndTransactionResponse(code=code, msg=HOSTILE)
-    payload = answer("endTransaction", service.endTransaction_result(success=ended))
-    assert is_harmless(transactions.read_ended(payload, 1, b"endTransaction")[0].text)
+    response = producer_idl.EndTransactionResponse(code=code, msg=HOSTILE)
+    payload = answer("endTransaction", service.endTransaction_result(success=response))
+    assert is_harmless(transactions.read_end_result(payload, 1, b"endTransaction")[0].text)
     polled = producer_idl.PollChecksResponse(code=code, msg=HOSTILE)
     payload = answer("pollTransactionChecks", service.pollTransactionChecks_result(success=polled))
     assert is_harmless(transactions.read_checks(payload, 1)[1])
@@ -82,17 +82,17 @@ def test_answers_about_transactions_and_replies(code: int) -> None:
 
 
 def test_exceptions_in_place_of_an_answer() -> None:
-    fault = answer("sendSync", TApplicationException(6, HOSTILE), TMessageType.EXCEPTION)
-    with pytest.raises(producing.ProxyFault) as caught:
-        producing.read_results(fault, 1, producing.SEND_ONE)
+    exception = answer("sendSync", TApplicationException(6, HOSTILE), TMessageType.EXCEPTION)
+    with pytest.raises(producing.ProxyCallError) as caught:
+        producing.read_results(exception, 1, producing.SEND_ONE)
     assert is_harmless(str(caught.value))
     assert is_harmless(caught.value.text)
     refused = consumer_idl.ConsumerService.pull_result(
         error=consumer_idl.PullException(code=11, message=HOSTILE)
     )
-    with pytest.raises(errors.PullError) as refusal:
+    with pytest.raises(errors.PullError) as rejection:
         consuming.read_pulled(answer("pull", refused), 1)
-    assert is_harmless(str(refusal.value))
+    assert is_harmless(str(rejection.value))
     for error in (verdicts.CallFailed(verdicts.CallVerdict.LOST, HOSTILE), frames.FrameError(HOSTILE)):
         assert is_harmless(str(error))
 
@@ -106,10 +106,10 @@ def test_what_is_logged_of_a_proxys_notice(caplog: pytest.LogCaptureFixture) -> 
 
 @given(st.text())
 def test_any_text_is_made_printable_once(text: str) -> None:
-    made = printable(text)
-    assert len(made) <= TEXT_CHARS_MAX
-    assert "\n" not in made
-    assert printable(made) == made
+    printed = printable(text)
+    assert len(printed) <= TEXT_CHARS_MAX
+    assert "\n" not in printed
+    assert printable(printed) == printed
 
 
 @pytest.mark.parametrize("text", ["", "no such topic 'a'", "主题\u3000不存在", "größer"])

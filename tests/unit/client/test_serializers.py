@@ -59,9 +59,9 @@ def test_json_makes_objects_with_a_function() -> None:
 def test_msgspec_reads_what_it_writes_and_checks_the_type(encoding: Any) -> None:
     serializer = MsgspecSerializer(Order, encoding=encoding)
     assert serializer.deserialize(serializer.serialize(Order(1, ["a"]))) == Order(1, ["a"])
-    wrong = MsgspecSerializer(encoding=encoding).serialize({"number": "one"})
+    body = MsgspecSerializer(encoding=encoding).serialize({"number": "one"})
     with pytest.raises(ValueError, match=r"Expected `int`, got `str` - at `\$\.number`"):
-        serializer.deserialize(wrong)
+        serializer.deserialize(body)
     with pytest.raises(ValueError, match=r"."):
         serializer.deserialize(b"\xc1")
 
