@@ -395,7 +395,7 @@ def read_row(kind: type[R], row: Any) -> R:
     """Convert a row of an answer into a record of type `kind`. Raises AdminError if a field is missing."""
     record: Any = kind
     if not isinstance(row, Mapping):
-        raise AdminError(f"the answer has {_cut_text(row)!r} in place of a {kind.__name__}")
+        raise AdminError(f"the answer has {_truncate_text(row)!r} in place of a {kind.__name__}")
     values = {}
     for each in _fields_of(record):
         value = row.get(each.key)
@@ -412,11 +412,11 @@ def read_row(kind: type[R], row: Any) -> R:
 def read_rows(kind: type[R], rows: Any) -> tuple[R, ...]:
     """Convert the rows of an answer into records of type `kind`. Raises AdminError."""
     if not isinstance(rows, list):
-        raise AdminError(f"the answer has {_cut_text(rows)!r} in place of a list")
+        raise AdminError(f"the answer has {_truncate_text(rows)!r} in place of a list")
     return tuple(read_row(kind, row) for row in rows)
 
 
-def _cut_text(value: Any) -> str:
+def _truncate_text(value: Any) -> str:
     try:
         return str(value)[:80]
     except RecursionError:  # it is nested as deeply as can be decoded

@@ -87,7 +87,7 @@ class DdmqBroker(dramatiq.Broker):
         self._producer: Producer | None = None
         self._consumers: list[DdmqConsumer] = []
         self._process = os.getpid()
-        self._state = threading.local()  # `ended`: the message whose middleware runs after its actor
+        self._state = threading.local()  # `finished`: the message whose middleware runs after its actor
 
     # --- declaring
 
@@ -119,18 +119,18 @@ class DdmqBroker(dramatiq.Broker):
         ConnectionClosed if that is not known, and the errors of `Producer.send` if the message is wrong, or
         OptionError if its queue's name is.
         """
-        ended: DeliveredMessage | None = getattr(self._state, "ended", None)
+        finished: DeliveredMessage | None = getattr(self._state, "finished", None)
         eta = {} if delay is None else {ETA_OPTION: current_millis() + delay}
         copy: dramatiq.Message[Any] = message.copy(queue_name=q_name(message.queue_name), options=eta)
         self.emit_before("enqueue", copy, delay)
         try:
-            if ended is not None and message is ended and ended.is_keyed:
-                ended.retry_delay_ms = delay or 0
+            if finished is not None and message is finished and finished.is_keyed:
+                finished.retry_delay_ms = delay or 0
             else:
-                self._store_message(self._queue_message(copy, delay), copy, ended)
+                self._store_message(self._queue_message(copy, delay), copy, finished)
         except Exception as error:
-            if ended is not None:
-                ended.enqueue_error = error
+            if finished is not None:
+                finished.enqueue_error = error
             raise
         self.emit_after("enqueue", copy, delay)
         return copy
@@ -184,11 +184,11 @@ class DdmqBroker(dramatiq.Broker):
         if signal not in AFTER_ACTOR or not args or not isinstance(args[0], DeliveredMessage):
             super().emit_after(signal, *args, **kwargs)
             return
-        self._state.ended = args[0]
+        self._state.finished = args[0]
         try:
             super().emit_after(signal, *args, **kwargs)
         finally:
-            self._state.ended = None
+            self._state.finished = None
 
     def _queue_message(self, message: dramatiq.Message[Any], delay_ms: int | None) -> QueuedMessage:
         actor = self.actors.get(message.actor_name)
@@ -197,10 +197,10 @@ class DdmqBroker(dramatiq.Broker):
         return queue_message(message, topic, key_option, delay_ms, datetime.now(UTC))
 
     def _store_message(
-        self, queued: QueuedMessage, message: dramatiq.Message[Any], ended: DeliveredMessage | None
+        self, queued: QueuedMessage, message: dramatiq.Message[Any], finished: DeliveredMessage | None
     ) -> None:
-        if ended is not None and queued.idempotency_key is None:
-            ended.followers.append(queued)
+        if finished is not None and queued.idempotency_key is None:
+            finished.followers.append(queued)
             return
         with _dramatiq_errors():
             result = queued.send(self._get_producer())

@@ -210,8 +210,8 @@ def _encode_body(body: object, serializer: Serializer | None) -> bytes:
     if serializer is not None:
         return serializer.serialize(body)
     if isinstance(body, str):
-        if fault := find_text_error(body):
-            raise OptionError(f"body {fault}")
+        if error := find_text_error(body):
+            raise OptionError(f"body {error}")
         return body.encode()
     raise OptionError(f"body is {type(body).__name__}; allowed: bytes or str, or with serializer= any value")
 
