@@ -1,7 +1,7 @@
-"""PlayedMemory: the memory engine, which does at a test's word what others do to a real one.
+"""PlayedMemory: the memory engine, with calls for tests that act as other processes do on a real engine.
 
-It can be told to be slow (`hold`, `release_held`), to fail (`fail_next`), and to do what retention, damage
-and other members do (`expire`, `lose`, `revoke`, `depose`).
+Writes can be paused (`pause_writes`, `resume_writes`) or fail (`fail_next`). `expire`, `lose`, `revoke` and
+`depose` act as retention, damage and other members do.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ddmq_common.errors import DdmqError
 class PlayedMemory(MemoryBackend):
     """It loses, refuses, expires and takes back when the test says so."""
 
-    def hold(self) -> None:
-        """Take writes but let none take effect until `release_held`."""
+    def pause_writes(self) -> None:
+        """Accept writes, but let none take effect until `resume_writes`."""
         self._writes.paused = True
         self._tick_on()
 
-    def release_held(self) -> None:
-        """Let held writes take effect, in order."""
+    def resume_writes(self) -> None:
+        """Let paused writes take effect, in order."""
         self._writes.resume()
 
     def fail_next(

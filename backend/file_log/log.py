@@ -16,7 +16,13 @@ import gevent
 from backend.completion import Completion
 from backend.engine import TopicAnswer, Watchers, check_topic, local_capabilities
 from backend.file_log.commit.packing import PackedFrame
-from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
+from backend.file_log.commit.requests import (
+    AppendRequest,
+    CommitRequest,
+    TopicRequest,
+    rejected_results,
+    size_of,
+)
 from backend.file_log.core.layout import ENTRY_BYTES
 from backend.file_log.core.retention import DiskAdmission, Hold
 from backend.file_log.holds import DeadLetterHolds, LevelHolds
@@ -185,7 +191,7 @@ class FileLog(Backend):
         if self._draining or self._retention.admission is not DiskAdmission.OPEN:
             error = self._find_write_error() or self._find_send_error(records)
             if error is not None:
-                self._later(completion.succeed, all_refused(len(records), error))
+                self._later(completion.succeed, rejected_results(len(records), error))
                 return completion
         self._writer.submit(AppendRequest(records, deadline, completion, size_of(records)))
         if not self._ticking:

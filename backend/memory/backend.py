@@ -5,8 +5,8 @@ inside the call; writes take effect in the order of the calls, and readers see t
 settled. Its records end with the process; it answers with the durability that the topic requires, so that
 proxies run on it unchanged.
 
-Writes take effect later, from the hub. A write that is held past its deadline is answered "unknown" and still
-takes effect when the hold ends, like a write whose answer was lost. Deadlines are checked every few
+Writes take effect later, from the hub. A write that is paused past its deadline is answered "unknown" and
+still takes effect when writes resume, like a write whose answer was lost. Deadlines are checked every few
 milliseconds of real time against the given clock, so a ManualClock works.
 """
 
@@ -155,11 +155,11 @@ class MemoryBackend(Backend):
             self._loop.run_callback(self._wake_waits, batch)
             return results
 
-        def refuse(error: Exception, status: AppendStatus) -> None:
+        def fail(error: Exception, status: AppendStatus) -> None:
             result = AppendResult(status, -1, Durability.WRITTEN, error)
             completion.succeed([result] * len(batch))
 
-        return self._write(completion, deadline, act, refuse)
+        return self._write(completion, deadline, act, fail)
 
     def commit(
         self, batch: CommitBatch, deadline: float, into: Completion[list[AppendResult]] | None = None
@@ -184,14 +184,12 @@ class MemoryBackend(Backend):
         completion: Completion[T],
         deadline: float,
         act: Callable[[], T],
-        refuse: Refuse | None = None,
+        fail: Fail | None = None,
         *,
         may_fail: bool = True,
     ) -> Completion[T]:
-        """Queue a write whose `act` returns the result, or refuse it later; return its completion."""
-        write = Write(
-            completion, deadline, act, refuse or (lambda error, _: completion.fail(error)), may_fail
-        )
+        """Queue a write whose `act` returns the result, or fail it later; return its completion."""
+        write = Write(completion, deadline, act, fail or (lambda error, _: completion.fail(error)), may_fail)
         if self._draining:
             error: DdmqError = DrainingError("the memory engine is draining; it accepts nothing new")
         elif len(self._writes) >= self._options.writes_max:
@@ -199,7 +197,7 @@ class MemoryBackend(Backend):
         else:
             self._enqueue_write(write)
             return completion
-        self._loop.run_callback(write.refuse, error, AppendStatus.REFUSED)
+        self._loop.run_callback(write.fail, error, AppendStatus.REFUSED)
         return completion
 
     def _enqueue_write(self, write: Write) -> None:
@@ -315,16 +313,16 @@ class MemoryBackend(Backend):
             self._ticking = False
 
 
-Refuse = Callable[[Exception, AppendStatus], None]
+Fail = Callable[[Exception, AppendStatus], None]
 
 
 class Write(NamedTuple):
-    """A queued write. `refuse` settles it with an error, in the form that its caller expects."""
+    """A queued write. `fail` settles it with an error, in the form that its caller expects."""
 
     completion: Completion[Any]
     deadline: float  # monotonic seconds
     act: Callable[[], Any]
-    refuse: Refuse
+    fail: Fail
     may_fail: bool  # whether it may get the failures that a test requested
 
 
@@ -366,7 +364,7 @@ class WriteQueue:
         for write in list(self._writes):
             if write.deadline <= now and not write.completion.done:
                 error = RemoteError("no answer by the deadline; what was sent may be stored or not")
-                write.refuse(error, AppendStatus.UNKNOWN)
+                write.fail(error, AppendStatus.UNKNOWN)
 
     def close(self, error: Exception) -> None:
         """Fail all queued writes."""
@@ -406,4 +404,4 @@ class WriteQueue:
         if failure is None:
             write.completion.succeed(value)
         else:
-            write.refuse(failure.error, failure.status)
+            write.fail(failure.error, failure.status)

@@ -28,7 +28,7 @@ Rules:
   of the topic (whole topic), or of all whole-group topics of the group (whole group).
 * The process that holds a group stays until it has left or another has joined more of the group's
   whole-group topics: topics that the holder has not joined go to no member, so the wider one serves more.
-* At most `lines_max` pairs of group and topic; a pair without members is forgotten.
+* At most `rows_max` pairs of group and topic; a pair without members is forgotten.
 
 Pure: monotonic seconds, the queues of a topic and the recorded epochs are arguments.
 """

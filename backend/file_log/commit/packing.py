@@ -126,7 +126,7 @@ def _check_numbers(record: NewRecord) -> DdmqError | None:
     return None
 
 
-def refused_result(error: Exception) -> AppendResult:
+def rejected_result(error: Exception) -> AppendResult:
     """Return the result for a record that is refused with `error`."""
     return AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error)
 
@@ -262,7 +262,7 @@ class FramePacker:
                     ) + tail  # fmt: skip
                     entry = pack_entry(position, size, tag, due_ms, packed)
                 except (IndexError, struct.error, TypeError, AttributeError, UnicodeEncodeError) as error:
-                    results.append(refused_result(self._explain_error(record, error)))
+                    results.append(rejected_result(self._explain_error(record, error)))
                     continue
                 meta_crc = add_crc(salt, meta)
                 chunks += (pack_front(RECORD_MAGIC, meta_crc, add_crc(meta_crc, delivery)), meta, delivery)
@@ -289,7 +289,7 @@ class FramePacker:
         try:
             first = self._state.sends.find_first(identity, topic.incarnation, self.frame.sends_ms)
         except DdmqError as error:
-            results.append(refused_result(add_topic_name(topic.info.name, error)))
+            results.append(rejected_result(add_topic_name(topic.info.name, error)))
             return True
         if first is not None:
             result = AppendResult(AppendStatus.STORED, first.offset, topic.durability, None, first)

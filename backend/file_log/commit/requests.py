@@ -12,7 +12,7 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.engine import ROOT, check_absent, check_change, check_limits, check_settings, check_topics_max
-from backend.file_log.commit.packing import FramePacker, Results, refused_result
+from backend.file_log.commit.packing import FramePacker, Results, rejected_result
 from backend.file_log.core.layout import FLAG_DELETED, RecordKind
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogState, TopicState
@@ -61,7 +61,7 @@ class Request:
         """Answer that the request is stored."""
         raise RuntimeError("a request needs a stored method")
 
-    def refuse(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
+    def fail(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
         """Answer that the request is not stored (REFUSED, NOT_STORED) or that its outcome is uncertain
         (UNKNOWN).
         """
@@ -91,7 +91,7 @@ class AppendRequest(Request):
         if not self.completion.done:
             self.completion.succeed(self.results)
 
-    def refuse(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
+    def fail(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
         if not self.completion.done:
             result = AppendResult(status, -1, Durability.WRITTEN, error)
             own = [packed if packed.error is not None else result for packed in self.results]
@@ -134,7 +134,7 @@ class CommitRequest(Request):
                     raise result.error
         except DdmqError as error:
             packer.back_to(mark)
-            self.refuse(error)
+            self.fail(error)
             return False
         for delta, data in zip(self.batch.progress, self.encoded, strict=True):
             self._pack_delta(packer, delta, data)
@@ -192,7 +192,7 @@ class CommitRequest(Request):
         if not self.completion.done:
             self.completion.succeed(self.results)
 
-    def refuse(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
+    def fail(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
         if not self.completion.done:
             self.completion.fail(RemoteError(str(error)) if status is AppendStatus.UNKNOWN else error)
 
@@ -239,7 +239,7 @@ class TopicRequest(Request):
                 return True
             self._result = self._check_change(self._info, topic, packer.frame.topics_more)
         except DdmqError as error:
-            self.refuse(error)
+            self.fail(error)
             return False
         self._pack_topic(packer, self._result)
         packer.frame.topics_more += self._info.incarnation == 0
@@ -284,7 +284,7 @@ class TopicRequest(Request):
         if not self.completion.done:
             self.completion.succeed(self._result)
 
-    def refuse(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
+    def fail(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
         if not self.completion.done:
             self.completion.fail(RemoteError(str(error)) if status is AppendStatus.UNKNOWN else error)
 
@@ -297,6 +297,6 @@ def size_of(records: Sequence[NewRecord]) -> int:
     return size
 
 
-def all_refused(count: int, error: Exception) -> Results:
+def rejected_results(count: int, error: Exception) -> Results:
     """Return the results of an append that is refused before it is queued."""
-    return [refused_result(error)] * count
+    return [rejected_result(error)] * count

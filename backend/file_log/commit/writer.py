@@ -198,10 +198,10 @@ class Writer:
     # --- taking requests
 
     def submit(self, request: Request) -> None:
-        """Queue a request, or refuse it later from the hub."""
+        """Queue a request, or fail it later from the hub."""
         error = self._check_bounds(request)
         if error is not None:
-            self._loop.run_callback(request.refuse, error)
+            self._loop.run_callback(request.fail, error)
             return
         self._pending.append(request)
         self._pending_bytes += request.size
@@ -284,7 +284,7 @@ class Writer:
     def _answer_requests(self, late: list[Request], answered: list[Request]) -> None:
         self._late[0].value += len(late)
         for request in late:
-            self.run_guarded(request.refuse, TryLaterError(LATE), AppendStatus.NOT_STORED)
+            self.run_guarded(request.fail, TryLaterError(LATE), AppendStatus.NOT_STORED)
         for request in answered:
             self.run_guarded(request.stored)
 
@@ -386,7 +386,7 @@ class Writer:
         self._retry_timer.once(self._options.recover_retry_ms / 1000, self._retry_growth)
         late, answered = self._start_next()
         for request in frame.requests:
-            self.run_guarded(request.refuse, growth_error)
+            self.run_guarded(request.fail, growth_error)
         self._answer_requests(late, answered)
 
     def _retry_growth(self) -> None:
@@ -404,7 +404,7 @@ class Writer:
 
     def _fail(self, error: Exception, frame: PackedFrame | None) -> None:
         if self.failure is not None:  # `give_up` was called meanwhile
-            self._refuse_all(frame)
+            self._fail_all(frame)
             return
         self.failure = RefusedUntilRecoveredError(
             f"writing the log failed ({error}); it refuses writes until all of it is proven durable again"
@@ -420,7 +420,7 @@ class Writer:
             return
         if job.error is not None:
             log.error("the log stays refused: a new segment could not be written: %s", job.error)
-            self._refuse_all(job.frame)
+            self._fail_all(job.frame)
             self._retry_timer.once(self._options.recover_retry_ms / 1000, self._retry_rescue)
             return
         log.warning("the log continues in a new segment from position %d", job.durable)
@@ -439,17 +439,17 @@ class Writer:
             self._hand_over(self._rescue)
 
     def give_up(self, error: DdmqError) -> None:
-        """Stop writing: refuse all waiting and later requests with `error`."""
+        """Stop writing: fail all waiting and later requests with `error`."""
         self.failure = error
         rescue, self._rescue = self._rescue, None
-        self._refuse_all(None if rescue is None else rescue.frame)
+        self._fail_all(None if rescue is None else rescue.frame)
 
-    def _refuse_all(self, frame: PackedFrame | None) -> None:
+    def _fail_all(self, frame: PackedFrame | None) -> None:
         pending, self._pending, self._pending_bytes = list(self._pending), deque(), 0
         for request in [] if frame is None else frame.requests:
-            self.run_guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
+            self.run_guarded(request.fail, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
         for request in pending:
-            self.run_guarded(request.refuse, self.failure)
+            self.run_guarded(request.fail, self.failure)
 
     # --- deadlines and the end
 
@@ -465,7 +465,7 @@ class Writer:
         self._answer_requests(late, [])
         self._late[1].value += len(unknown)
         for request in unknown:
-            self.run_guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
+            self.run_guarded(request.fail, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
 
     def _list_requests_in_flight(self) -> list[Request]:
         frame = getattr(self._job or self._rescue, "frame", None)
@@ -491,10 +491,10 @@ class Writer:
             self._sync_us.observe(job.took_us)
             self._complete_frame(job.frame)
         for request in in_flight:
-            self.run_guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
+            self.run_guarded(request.fail, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
         pending, self._pending = list(self._pending), deque()
         for request in pending:
-            self.run_guarded(request.refuse, DrainingError("the log was closed before this was stored"))
+            self.run_guarded(request.fail, DrainingError("the log was closed before this was stored"))
         return stopped
 
 
@@ -559,7 +559,7 @@ def _pack_one(packer: FramePacker, request: Request, later: Later) -> None:
         packer.back_to(mark)
         log.exception("a request of %d bytes could not be packed; it is refused", request.size)
         what = f"the request could not be packed ({type(error).__name__}: {error}); nothing of it was stored"
-        later(request.refuse, StorageError(what))
+        later(request.fail, StorageError(what))
         return
     if packed:
         packer.frame.requests.append(request)

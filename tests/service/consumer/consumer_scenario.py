@@ -434,10 +434,10 @@ class ConsumerScenario:
 
     def on_hold(self) -> None:
         """Writes have no effect and no answer until `release`."""
-        self.rig.backend.hold()
+        self.rig.backend.pause_writes()
 
     def on_release(self) -> None:
-        self.rig.backend.release_held()
+        self.rig.backend.resume_writes()
 
     def on_break(self, kind: str, times: str = "1") -> None:
         """The next writes fail."""

@@ -75,9 +75,9 @@ def test_the_warning_comes_with_messages_too(rig: ConsumerRig, wire: Wire) -> No
 
 def test_a_pull_that_is_answered_before_the_group_is_made_has_it_with_the_next(rig: ConsumerRig) -> None:
     with_messages(rig)
-    rig.backend.hold()
+    rig.backend.pause_writes()
     first = rig.pull(clientId=b"c")
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     rig.settle(lambda: not rig.subscription().creating)
     assert notice(first) == ""
     assert "starts after 5 existing" in notice(rig.pull(clientId=b"c"))

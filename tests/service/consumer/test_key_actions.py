@@ -56,7 +56,7 @@ def test_an_extended_lease_is_shown_as_such(rig: ConsumerRig, held: FakeCall) ->
 
 
 def test_a_replay_of_a_head_on_its_way_to_the_dead_letters_says_so(rig: ConsumerRig, held: FakeCall) -> None:
-    rig.backend.hold()
+    rig.backend.pause_writes()
     state = next(iter(rig.subscription("T").buffer.queues.values()))
     state.dead_letter(0, "failed")
     assert act(rig, "replay")["outcome"] == "to the dead letters"

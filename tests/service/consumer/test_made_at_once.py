@@ -63,13 +63,13 @@ def test_a_pull_that_loses_the_race_for_the_last_group_is_refused() -> None:
     handlers = [rig.handlers]
     rig.start()
     handlers.append(rig.handlers)
-    rig.backend.hold()
+    rig.backend.pause_writes()
     calls = []
     for number, each in enumerate(handlers):
         rig.handlers = each
         calls.append(rig.ask(group=b"G%d" % number, linger=10_000))
     rig.settle()
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     until(lambda: any(call.answered for call in calls), "one of them is refused")
     (refused,) = [call for call in calls if call.answered]
     assert refused.outcome.error.code == Code.BUSY

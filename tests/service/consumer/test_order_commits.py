@@ -31,34 +31,34 @@ def waiting(rig: ConsumerRig, count: int | None = None) -> FakeCall:
 
 
 def test_a_waiting_pull_gets_the_next_with_the_commit(rig: ConsumerRig, first: FakeCall) -> None:
-    rig.backend.hold()
+    rig.backend.pause_writes()
     waiter = waiting(rig)
     acking = rig.ask(result=result([0]), linger=60_000)
     rig.settle()
     rig.advance(0.1)
     assert not waiter.answered
     assert not acking.answered
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     rig.settle()
     assert waiter.values == [b"a2"]
     assert not acking.answered
 
 
 def test_the_pull_that_acknowledges_gets_the_next_of_its_keys(rig: ConsumerRig, first: FakeCall) -> None:
-    rig.backend.hold()
+    rig.backend.pause_writes()
     acking = rig.ask(result=result([0, 1]), linger=60_000)
     rig.advance(0.1)
     assert not acking.answered
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     rig.settle()
     assert acking.values == [b"a2", b"b2"]
 
 
 def test_all_acknowledgements_of_one_call_share_the_commit(rig: ConsumerRig, first: FakeCall) -> None:
-    rig.backend.hold()
+    rig.backend.pause_writes()
     later = waiting(rig, count=1), waiting(rig, count=1)
     rig.ask(result=result([0], then=result([1])), linger=0)
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     rig.settle()
     assert [call.values for call in later] == [[b"a2"], [b"b2"]]
 
@@ -70,10 +70,10 @@ def test_a_failed_commit_releases_nothing_until_it_is_repeated(rig: ConsumerRig,
     rig.settle()
     assert refused.outcome.error.code == Code.BACKEND_FAILED
     assert not waiter.answered
-    rig.backend.hold()
+    rig.backend.pause_writes()
     rig.advance(2.0)  # it is committed again
     assert not waiter.answered
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     rig.settle()
     assert waiter.values == [b"a2"]
     assert rig.progress().committed == 1
@@ -91,13 +91,13 @@ def test_the_same_acknowledgement_sent_again_releases_it(rig: ConsumerRig, first
 
 
 def test_a_queue_that_is_lost_releases_nothing(rig: ConsumerRig, first: FakeCall) -> None:
-    rig.backend.hold()
+    rig.backend.pause_writes()
     waiter = waiting(rig)
     acking = rig.ask(result=result([0]))
     rig.settle()
     subscription = rig.subscription()
     subscription.membership.claims.lost(list(subscription.buffer.queues))
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     rig.settle()
     assert not waiter.answered
     assert not acking.answered or acking.values == []
@@ -116,12 +116,12 @@ def test_a_crash_before_the_commit_repeats_the_first_and_nothing_behind_it(
 
 
 def test_a_planned_stop_stores_what_was_acknowledged(rig: ConsumerRig, first: FakeCall) -> None:
-    rig.backend.hold()
+    rig.backend.pause_writes()
     rig.ask(result=result([0, 1]), linger=60_000)
     drained = rig.service.drain(rig.clock.monotonic() + 10)
     rig.settle()
     assert not drained.done
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     rig.settle()
     rig.advance(0.01)
     assert drained.done
@@ -129,7 +129,7 @@ def test_a_planned_stop_stores_what_was_acknowledged(rig: ConsumerRig, first: Fa
 
 
 def test_an_operator_sees_what_the_key_waits_for(rig: ConsumerRig, first: FakeCall) -> None:
-    rig.backend.hold()
+    rig.backend.pause_writes()
     rig.ask(result=result([0]))
     rig.settle()
     rows = {row["key"]: row for row in keys.list_blocked_keys(rig.service, "G", 20)}
@@ -148,11 +148,11 @@ def test_an_operator_changes_nothing_of_what_is_being_stored(
     rig: ConsumerRig, first: FakeCall, action: str, outcome: str
 ) -> None:
     acking = rig.ask(result=result([0]), linger=60_000)
-    rig.backend.hold()
+    rig.backend.pause_writes()
     rig.settle()
     done = keys.act_on_key(rig.service, "G", "replay" if action == "park" else action, "a")
     assert [head["outcome"] for head in done["heads"]] == [outcome.replace("parked", "being acknowledged")]
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     rig.settle()
     assert acking.values == [b"a2"]
 
@@ -160,6 +160,6 @@ def test_an_operator_changes_nothing_of_what_is_being_stored(
 def test_an_unordered_group_does_not_wait(rig: ConsumerRig) -> None:
     rig.ready(4)
     assert rig.pull(count=2).offsets == [0, 1]
-    rig.backend.hold()
+    rig.backend.pause_writes()
     rig.ask(result=result([0, 1]))
     assert rig.pull(linger=0).offsets == [2, 3]

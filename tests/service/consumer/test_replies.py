@@ -73,14 +73,14 @@ def test_sent_again_it_stores_nothing_and_says_so() -> None:
 def test_while_it_is_committed_the_message_is_nobody_elses() -> None:
     rig = ReplyRig(1, replace(FIRST, ack_timeout_ms=1_000, max_timeout_redeliveries=0))
     (offset,), lease = rig.have()
-    rig.backend.hold()
+    rig.backend.pause_writes()
     call = rig.replying(offset, lease)
     assert rig.ended(rig.replying(offset, lease)) == (15, None), "it is being committed"
     rig.advance(5.0)
     late = rig.call("settle", METHODS["settle"].args[0](request=_failing(offset, lease)))
     until(lambda: late.answered)
     assert late.result.late[0].offsets == [offset]
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     assert rig.ended(call) == (0, STORED)
     assert (rig.bodies(), rig.finished()) == ([b"out"], [offset])
 
@@ -206,11 +206,11 @@ def test_the_next_of_a_key_is_given_out_when_it_is_durable() -> None:
     rig.keyed("a1", "a2")
     (offset,), lease = rig.have(2)
     waits = rig.ask(count=2, clientId=b"other", linger=20_000)
-    rig.backend.hold()
+    rig.backend.pause_writes()
     call = rig.replying(offset, lease)
     rig.settle()
     assert not waits.answered
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     assert rig.ended(call) == (0, STORED)
     until(lambda: waits.answered)
     assert waits.values == [b"a2"]
@@ -232,12 +232,12 @@ def test_a_key_that_is_skipped_meanwhile_is_a_dead_letter_only_if_it_was_not_sto
         rig = ReplyRig(0, ORDERED)
         rig.keyed("a1", "a2")
         (offset,), lease = rig.have()
-        rig.backend.hold()
+        rig.backend.pause_writes()
         if not stored:
             rig.backend.fail_next(TryLaterError("a bound"))
         call = rig.replying(offset, lease)
         skipped = rig.service.order_keys("G").skip('"a"')
-        rig.backend.release_held()
+        rig.backend.resume_writes()
         assert rig.ended(call)[0] == (0 if stored else 15)
         ((_, outcome),) = rig.wait(skipped)
         assert outcome == ("acknowledged" if stored else "dead letter")
@@ -281,13 +281,13 @@ def test_what_comes_late_of_a_commit_that_nobody_knows_of_counts_no_more() -> No
     """The engine is silent past the deadline, the queue is had anew, and the client asks again: once."""
     rig = ReplyRig()
     (offset,), lease = rig.have()
-    rig.backend.hold()
+    rig.backend.pause_writes()
     call = rig.replying(offset, lease, timeout=1_000)
     rig.clock.advance(2.0)
     rig.sends.flow.sweep()
     assert rig.ended(call) == (12, None), "its own time is up; the commit is under way"
     rig.advance(10.0)
-    rig.backend.release_held()
+    rig.backend.resume_writes()
 
     def settled() -> Any:
         answer = rig.reply(offset, lease)
@@ -310,10 +310,10 @@ def test_a_queue_that_was_reset_stores_nothing() -> None:
 def test_a_queue_that_is_someone_elses_stores_nothing() -> None:
     rig = ReplyRig()
     (offset,), lease = rig.have()
-    rig.backend.hold()
+    rig.backend.pause_writes()
     call = rig.replying(offset, lease)
     rig.backend.depose("G", "T")
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     assert rig.ended(call)[0] in (0, 15)
     assert len(rig.bodies()) == len(rig.finished())
 

@@ -54,9 +54,9 @@ def settled(rig: ReplyRig, offset: int, lease: int) -> Any:
 
 def test_a_proxy_dies_between_the_commit_and_its_answer(rig: ReplyRig) -> None:
     (offset,), lease = rig.have()
-    rig.backend.hold()
+    rig.backend.pause_writes()
     lost = rig.replying(offset, lease)
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     until(lambda: len(rig.bodies()) == 1)
     rig.restart()
     assert offset not in rig.pull(count=10, clientId=b"c").offsets
@@ -92,13 +92,13 @@ def test_what_is_being_committed_when_the_writer_is_lost(rig: ReplyRig) -> None:
     """The queues come back under another epoch: the commit counted before that, or not at all."""
     for stored in (True, False):
         (offset,), lease = rig.have()
-        rig.backend.hold()
+        rig.backend.pause_writes()
         call = rig.replying(offset, lease)
         if stored:
-            rig.backend.release_held()
+            rig.backend.resume_writes()
             until(lambda: call.answered)  # noqa: B023
         lose(rig)
-        rig.backend.release_held()
+        rig.backend.resume_writes()
         come_back(rig)
         told = settled(rig, offset, lease)
         assert (told.code, told.outcome in (STORED, STORED_BEFORE)) == (0, True), told
@@ -136,10 +136,10 @@ def test_two_groups_have_the_same_message() -> None:
 
 def test_another_proxy_has_the_queue(rig: ReplyRig) -> None:
     (offset,), lease = rig.have()
-    rig.backend.hold()
+    rig.backend.pause_writes()
     call = rig.replying(offset, lease)
     rig.backend.depose("G", "T")
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     until(lambda: call.answered)
     rig.advance(4.0)
     assert len(rig.bodies()) == len(rig.finished())

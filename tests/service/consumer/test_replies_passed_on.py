@@ -134,10 +134,10 @@ def test_a_holder_that_cannot_be_reached(pair: TwoProxies) -> None:
 
 
 def test_a_holder_that_says_nothing_may_have_done_it(pair: TwoProxies) -> None:
-    pair.here.backend.hold()
+    pair.here.backend.pause_writes()
     told = pair.ask(pair.there, pair.lease, timeout=200)
     assert (told.code, told.outcome) == (12, None)
-    pair.here.backend.release_held()
+    pair.here.backend.resume_writes()
     until(lambda: pair.here.finished() == [pair.offset])
     assert pair.ask(pair.there, pair.lease).outcome == STORED_BEFORE
     assert pair.here.bodies() == [b"out"]

@@ -202,7 +202,7 @@ def test_what_comes_late_of_a_move_that_nobody_knows_of_is_not_stored_again(step
     assert len(moved(rig)) == 2
     rig.send(1)
     assert rig.pull().offsets == [2]
-    rig.backend.hold()
+    rig.backend.pause_writes()
     rig.call("submit", METHODS["submit"].args[0](result=result(fail=[2])))
     publisher = rig.subscription().retries
     for _ in range(3):
@@ -211,7 +211,7 @@ def test_what_comes_late_of_a_move_that_nobody_knows_of_is_not_stored_again(step
         rig.clock.advance(11.0)
         until(lambda: publisher.next_event() < NEVER, "its deadline has passed")
         rig.advance(1.1)
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     metric = "ddmq_retry_steps_total" if steps else "ddmq_dead_letters_total"
 
     def known() -> bool:

@@ -230,7 +230,7 @@ def test_a_cancel_while_the_message_is_being_committed_waits_for_the_outcome(del
     now = delay.clock.wall_ms()
     delay.add(1, now + 100)
     delay.settle()
-    delay.memory.hold()
+    delay.memory.pause_writes()
     delay.clock.advance(0.1)
     delay.alarms.ring()
     shard = delay.service.shards[0]
@@ -244,7 +244,7 @@ def test_a_cancel_while_the_message_is_being_committed_waits_for_the_outcome(del
         shard.context.decisions, [order_at(number, order) for number, order in orders], now + 100
     )
     assert (told.commands, told.replies) == (0, []), "nor does what stands behind it overtake"
-    delay.memory.release_held()
+    delay.memory.resume_writes()
     delay.settle()
     told = decider.decide_commands(
         shard.context.decisions, [order_at(number, order) for number, order in orders], now + 100

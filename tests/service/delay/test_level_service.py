@@ -213,11 +213,11 @@ def test_an_unknown_outcome_makes_no_second_copy(rig: LevelsRig, stored: bool) -
 
 def test_a_commit_that_comes_late_is_kept_out_or_counted(rig: LevelsRig) -> None:
     rig.send(1, [b"1"])
-    rig.memory.hold()
+    rig.memory.pause_writes()
     rig.advance(1)
     rig.clock.advance(11)
     until(lambda: rig.value("ddmq_levels_failed_total", what="fire") == 1, "its deadline has passed")
-    rig.memory.release_held()
+    rig.memory.resume_writes()
     until(lambda: len(rig.stored()) == 1, "it is fired")
     for _ in range(10):
         rig.advance(1)
@@ -258,14 +258,14 @@ def test_a_step_of_the_clock_is_noticed_within_a_second(rig: LevelsRig) -> None:
 def test_draining_ends_what_is_being_fired_and_says_so_in_health(rig: LevelsRig) -> None:
     assert rig.service.health().ready
     rig.send(1, [b"1"])
-    rig.memory.hold()
+    rig.memory.pause_writes()
     rig.advance(1)
     drained = rig.service.drain(rig.clock.monotonic() + 10)
     rig.settle()
     assert not drained.done
     health = rig.service.health()
     assert (health.ready, health.reason) == (False, "no level scheduler: it is draining")
-    rig.memory.release_held()
+    rig.memory.resume_writes()
     drained.wait(5)
     assert bodies(rig) == [b"1"]
     rig.start()

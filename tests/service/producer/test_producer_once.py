@@ -89,11 +89,11 @@ class TestKeys:
         """Both are on their way when the first is stored."""
         with Client(server.port) as one, Client(server.port) as two:
             sent(one, keyed(topic, "before"))
-            server.do(server.backend.hold)
+            server.do(server.backend.pause_writes)
             for each in (one, two):
                 each.ask("sendSync", message=keyed(topic, "a"), timeout=TIMEOUT_MS)
             until(lambda: server.do(lambda: server.proxy.flow.inflight) >= 2)
-            server.do(server.backend.release_held)
+            server.do(server.backend.resume_writes)
             results = [each.answer("sendSync") for each in (one, two)]
         assert sorted(result.duplicate for result in results) == [0, 1]
         assert place(results[0]) == place(results[1])

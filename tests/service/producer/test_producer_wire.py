@@ -188,12 +188,12 @@ def test_a_silent_backend_is_answered_12_within_the_time() -> None:
     try:
         with Client(server.port) as client:
             assert client.send().code == 0
-            server.do(server.backend.hold)
+            server.do(server.backend.pause_writes)
             started = time.monotonic()
             result = client.send(timeout=200)
             assert result.code == 12
             assert time.monotonic() - started < 9.5, "not only at the cap of 10 s"
-            server.do(server.backend.release_held)
+            server.do(server.backend.resume_writes)
             assert client.send().code == 0
     finally:
         server.stop()
@@ -213,12 +213,12 @@ def test_a_full_proxy_answers_15_at_once() -> None:
     server = ProducerServer(TOPICS, inflight_requests_max=1)
     try:
         with Client(server.port) as first, Client(server.port) as second:
-            server.do(server.backend.hold)
+            server.do(server.backend.pause_writes)
             waiting = threading.Thread(target=first.send, daemon=True)
             waiting.start()
             until(lambda: server.do(lambda: server.proxy.flow.inflight))
             assert second.send().code == 15
-            server.do(server.backend.release_held)
+            server.do(server.backend.resume_writes)
             waiting.join(PATIENCE_S)
             assert second.send().code == 0
     finally:

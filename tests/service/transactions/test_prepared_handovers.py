@@ -34,10 +34,10 @@ def prepared(rig: TransactionRig, transaction: bytes, count: int = 1, **fields: 
 def test_an_owner_that_was_deposed_meanwhile_does_not_know(memory: TransactionRig, count: int) -> None:
     """It is in the log; sent again it is found there, once."""
     transaction = memory.begin(body(b"first"))
-    memory.memory.hold()
+    memory.memory.pause_writes()
     call = prepared(memory, transaction, count)
     memory.memory.depose(TRANSACTION_GROUP, HALF_TOPIC)
-    memory.memory.release_held()
+    memory.memory.resume_writes()
     until(lambda: bool(call.answers), "it is answered")
     assert call.answer.code == 12
     assert "moved to another proxy" in str(call.answer.msg)
@@ -52,12 +52,12 @@ def test_an_owner_that_was_deposed_meanwhile_does_not_know(memory: TransactionRi
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_planned_move_waits_for_what_is_on_its_way(memory: TransactionRig, count: int) -> None:
     transaction = memory.begin(body(b"first"))
-    memory.memory.hold()
+    memory.memory.pause_writes()
     call = prepared(memory, transaction, count)
     memory.memory.revoke(TRANSACTION_GROUP, HALF_TOPIC, memory.clock.monotonic() + 30)
     memory.settle()
     assert not call.answers
-    memory.memory.release_held()
+    memory.memory.resume_writes()
     until(lambda: bool(call.answers), "it is answered")
     assert call.answer.code == 0
     memory.caught_up()
@@ -73,11 +73,11 @@ def test_a_prepare_behind_an_unread_message_is_answered_at_once_while_its_shard_
     transaction = memory.begin(body(b"first"))
     shard = shard_of(bytes.fromhex(transaction.decode()), SHARDS)
     memory.append_half(memory.new_id(shard), b"from an owner of before")
-    memory.memory.hold()
+    memory.memory.pause_writes()
     call = prepared(memory, transaction, count)
     memory.memory.revoke(TRANSACTION_GROUP, HALF_TOPIC, memory.clock.monotonic() + 30)
     memory.settle()
-    memory.memory.release_held()
+    memory.memory.resume_writes()
     until(lambda: bool(call.answers), "it is answered before its time is up")
     assert call.answer.code == 12
     assert "moved to another proxy" in str(call.answer.msg)

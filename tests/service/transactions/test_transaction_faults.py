@@ -95,11 +95,11 @@ def test_a_check_that_comes_when_its_client_has_gone_is_for_the_next(memory: Tra
     memory.begin(body(b"x"))
     gone = memory.proxy.polling(timeout=30_000)
     memory.pass_time(60)
-    memory.memory.hold()
+    memory.memory.pause_writes()
     memory.proxy.look()  # the attempt is on its way
     assert gone.on_abandoned is not None
     gone.on_abandoned(gone)
-    memory.memory.release_held()
+    memory.memory.resume_writes()
     memory.settle()
     found = memory.proxy.polling(timeout=0)
     until(lambda: bool(found.answers), "the poll is answered")
@@ -115,12 +115,12 @@ def test_answers_are_made_a_few_at_a_time(memory: TransactionRig, monkeypatch: p
         assert memory.proxy.prepare(memory.new_id(), group=group).code == 0
     memory.caught_up()
     polls = [memory.proxy.polling(timeout=200_000, group=group) for group in groups]
-    memory.memory.hold()
+    memory.memory.pause_writes()
     memory.pass_time(60)
     memory.proxy.look()
     held = memory.proxy.proxy.transactions.polls.waiting
     assert sum(held.find_unserved(group.decode()) is None for group in groups) == 3
-    memory.memory.release_held()
+    memory.memory.resume_writes()
     until(lambda: memory.settle() or all(call.answers for call in polls), "all are asked")
     assert [len(call.answer.checks) for call in polls] == [1] * 10
 
@@ -179,7 +179,7 @@ def test_a_shard_that_cannot_be_read_is_taken_over_a_little_later(memory: Transa
 def test_a_message_that_comes_while_it_is_ended(memory: TransactionRig, *, count: int, stored: bool) -> None:
     """Its sender is answered when that is decided: it is a part of what stays open, and of nothing else."""
     transaction = memory.begin(body(b"first"))
-    memory.memory.hold()
+    memory.memory.pause_writes()
     messages = [body(b"late %d" % number) for number in range(count)]
     request = S.PrepareRequest(transactionId=transaction, producerGroup=GROUP, messages=messages)
     late = memory.proxy.call("sendPrepared", request)
@@ -193,7 +193,7 @@ def test_a_message_that_comes_while_it_is_ended(memory: TransactionRig, *, count
     memory.backend.commit = held  # type: ignore[method-assign, assignment]
     end = memory.proxy.ending(transaction, COMMIT, throughOffset=0)
     until(lambda: bool(asked), "the commit is under way")
-    memory.memory.release_held()
+    memory.memory.resume_writes()
     memory.settle()
     assert not late.answers
     memory.backend.commit = commit  # type: ignore[method-assign]

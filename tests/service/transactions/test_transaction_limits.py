@@ -63,14 +63,14 @@ def test_prepares_at_the_same_time_do_not_pass_it_together(
 ) -> None:
     every = limited(memory, proxies, by)
     transaction = memory.new_id()
-    memory.memory.hold()
+    memory.memory.pause_writes()
     calls = [
         proxy.call("sendPrepared", prepare_request(transaction, body(content(by, number))))
         for number, proxy in zip(range(3 * MESSAGES_MAX), itertools.cycle(every), strict=False)
     ]
     until(lambda: sum(bool(call.answers) for call in calls) == 2 * MESSAGES_MAX, "no more are let in")
     assert {call.answer.code for call in calls if call.answers} == {15}  # the others may come to nothing
-    memory.memory.release_held()
+    memory.memory.resume_writes()
     until(lambda: all(call.answers for call in calls), "all are answered")
     assert [call.answer.code for call in calls].count(0) == MESSAGES_MAX
     assert every[-1].prepare(transaction, body(content(by, 0))).code == 11
@@ -145,14 +145,14 @@ def test_those_that_begin_at_the_same_time_do_not_pass_it_together(
 ) -> None:
     every = memory.serve(proxies, open_max=4)
     group = b"fresh"
-    memory.memory.hold()
+    memory.memory.pause_writes()
     calls = [
         proxy.call("sendPrepared", prepare_request(memory.new_id(shard), body(b"x"), group=group))
         for shard in range(SHARDS)
         for _, proxy in zip(range(9), itertools.cycle(every), strict=False)
     ]
     until(lambda: sum(bool(call.answers) for call in calls) >= 7 * SHARDS, "no more are let in")
-    memory.memory.release_held()
+    memory.memory.resume_writes()
     until(lambda: all(call.answers for call in calls), "all are answered")
     assert [call.answer.code for call in calls].count(0) == 2 * SHARDS  # half of a shard's, for one group
     memory.look()

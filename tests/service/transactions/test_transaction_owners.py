@@ -279,10 +279,10 @@ def test_a_deposed_owner_decides_nothing(memory: TransactionRig) -> None:
     backend = memory.backend
     assert isinstance(backend, PlayedMemory)
     transaction = memory.begin(body(b"x"))
-    backend.hold()
+    backend.pause_writes()
     call = memory.proxy.ending(transaction, COMMIT, throughOffset=0)
     backend.depose(TRANSACTION_GROUP, HALF_TOPIC)
-    backend.release_held()
+    backend.resume_writes()
     until(lambda: bool(call.answers), "it is answered")
     assert call.answer.code in (0, 15)
     assert memory.proxy.end(transaction, COMMIT).outcome == COMMITTED
@@ -294,12 +294,12 @@ def test_a_shard_is_released_after_what_is_under_way(memory: TransactionRig) -> 
     backend = memory.backend
     assert isinstance(backend, PlayedMemory)
     transaction = memory.begin(body(b"x"))
-    backend.hold()
+    backend.pause_writes()
     call = memory.proxy.ending(transaction, COMMIT, throughOffset=0)
     backend.revoke(TRANSACTION_GROUP, HALF_TOPIC, memory.clock.monotonic() + 30)
     memory.settle()
     assert not call.answers
-    backend.release_held()
+    backend.resume_writes()
     until(lambda: bool(call.answers), "it is answered")
     assert (call.answer.code, call.answer.outcome) == (0, COMMITTED)
     assert memory.bodies() == [b"x"]

@@ -66,7 +66,7 @@ def test_a_reset_starts_afresh_and_may_go_back() -> None:
     assert (view.committed, view.finished, view.attempts, view.generation) == (20, (), {}, 1)
 
 
-def test_a_higher_epoch_is_taken_over() -> None:
+def test_a_higher_epoch_is_adopted() -> None:
     progress = GroupProgress()
     progress.apply(delta(epoch=7, finished=((0, 1),)))
     assert progress.fence == Fence(7, 0)

@@ -29,7 +29,7 @@ def queues_after(backend: MemoryBackend, *counts: int) -> list[int]:
     return [ready_topic(backend, "%DLQ%g", queues, 1e9).wait(10).queues for queues in counts]
 
 
-def test_a_topic_is_made_grows_and_does_not_shrink() -> None:
+def test_a_topic_is_created_grows_and_does_not_shrink() -> None:
     backend = MemoryBackend(ManualClock())
     assert queues_after(backend, 2, 2, 5, 1) == [2, 2, 5, 5]
     assert backend.topics()["%DLQ%g"].queues == 5

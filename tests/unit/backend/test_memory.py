@@ -71,20 +71,20 @@ def test_nothing_is_settled_inside_the_call(engine: PlayedMemory) -> None:
         call.wait(5)
 
 
-def test_what_is_held_is_not_seen_and_comes_in_order(engine: PlayedMemory) -> None:
-    engine.hold()
+def test_paused_writes_are_not_visible_and_take_effect_in_order(engine: PlayedMemory) -> None:
+    engine.pause_writes()
     calls = [engine.append([record(n + 1)], FAR) for n in range(3)]
     assert engine.bounds([ref(engine)]).wait(5) == [Bounds(0, 0)]
     assert not any(call.done for call in calls)
-    engine.release_held()
+    engine.resume_writes()
     assert [call.wait(5)[0].offset for call in calls] == [0, 1, 2]
     assert [len(body) for body in engine.read(ref(engine), 0, 9, 999).wait(5).deliveries] == [1, 2, 3]
 
 
-def test_what_is_held_past_its_deadline_is_unknown_and_stored_all_the_same(
+def test_a_write_paused_past_its_deadline_is_uncertain_and_stored(
     engine: PlayedMemory, clock: ManualClock
 ) -> None:
-    engine.hold()
+    engine.pause_writes()
     append = engine.append([record(), record()], clock.monotonic() + 2)
     commit = engine.commit(CommitBatch([record()]), clock.monotonic() + 2)
     patient = engine.append([record()], FAR)
@@ -95,11 +95,11 @@ def test_what_is_held_past_its_deadline_is_unknown_and_stored_all_the_same(
     with pytest.raises(RemoteError, match="deadline"):
         commit.wait(5)
     assert not patient.done
-    engine.release_held()
+    engine.resume_writes()
     assert patient.wait(5)[0].offset == 3
 
 
-def test_a_failure_that_was_asked_for_hits_the_next_writes_only(engine: PlayedMemory) -> None:
+def test_a_requested_failure_affects_only_the_next_writes(engine: PlayedMemory) -> None:
     engine.fail_next(StorageError("no disk"), times=2)
     first, second = engine.append([record()] * 2, FAR), engine.commit(CommitBatch([record()]), FAR)
     third = engine.append([record()], FAR)
@@ -133,7 +133,7 @@ def test_a_lost_record_is_a_gap(engine: PlayedMemory) -> None:
     assert (batch.status, batch.next_offset) == (ReadStatus.NONE, 4)
 
 
-def test_waits_end_by_the_clock_that_was_given(engine: PlayedMemory, clock: ManualClock) -> None:
+def test_waits_end_by_the_clock_of_the_engine(engine: PlayedMemory, clock: ManualClock) -> None:
     soon = engine.wait(ref(engine), 0, clock.monotonic() + 10)
     late = engine.wait(ref(engine), 0, clock.monotonic() + 30)
     clock.advance(11)
@@ -167,16 +167,16 @@ def test_every_bound_is_named_when_it_is_reached(engine: PlayedMemory) -> None:
 
 
 def test_more_writes_than_the_bound_are_refused(engine: PlayedMemory) -> None:
-    engine.hold()
+    engine.pause_writes()
     calls = [engine.append([record()], FAR) for _ in range(5)]
     result = calls[4].wait(5)[0]
     assert result.status is AppendStatus.REFUSED
     assert isinstance(result.error, BoundReachedError)
-    engine.release_held()
+    engine.resume_writes()
     assert [call.wait(5)[0].offset for call in calls[:4]] == [0, 1, 2, 3]
 
 
-def test_bytes_are_bounded_and_freed_again(engine: PlayedMemory) -> None:
+def test_bytes_are_bounded_and_freed(engine: PlayedMemory) -> None:
     engine.append([record(6000)], FAR).wait(5)
     full = engine.append([record(6000)], FAR).wait(5)[0]
     assert (full.status, type(full.error)) == (AppendStatus.REFUSED, BoundReachedError)
@@ -243,7 +243,7 @@ def test_draining_ends_waits_and_joins(engine: PlayedMemory) -> None:
 
 
 def test_a_drain_that_cannot_end_says_so(engine: PlayedMemory, clock: ManualClock) -> None:
-    engine.hold()
+    engine.pause_writes()
     engine.append([record()], FAR)
     drained = engine.drain(clock.monotonic() + 1)
     clock.advance(2)

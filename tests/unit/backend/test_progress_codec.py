@@ -103,7 +103,7 @@ def _decode(kind: int, data: bytes) -> object:
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_cut_short_or_longer_is_damaged(kind: int) -> None:
+def test_truncated_or_longer_data_is_damaged(kind: int) -> None:
     data = _examples()[kind]
     for length in range(len(data)):
         with pytest.raises(DamagedError):

@@ -75,7 +75,7 @@ class UniteratedSends(list[Any]):
         pytest.fail("all notes are looked at")
 
 
-def test_a_key_costs_no_more_when_many_are_known_and_noted() -> None:
+def test_a_key_costs_no_more_when_many_are_stored_and_pending() -> None:
     sends = StoredSends(keys_max=20)
     for number in range(10):
         sends.restore(key_identity(b"t", b"%d" % number, b""), bytes(16), number, 0, 1 + number % 2, NOW_MS)
@@ -88,7 +88,7 @@ def test_a_key_costs_no_more_when_many_are_known_and_noted() -> None:
         sends.find_first(key_identity(b"v", b"0", b""), 3, NOW_MS)
 
 
-def test_what_is_taken_back_makes_room_again() -> None:
+def test_sends_that_are_rolled_back_free_their_space() -> None:
     sends = StoredSends(keys_max=8)
     for number in range(4):
         text = key_identity(b"t", b"%d" % number, b"")
@@ -116,7 +116,7 @@ def test_who_has_many_pays_for_all(sends: StoredSends) -> None:
     assert sends.forgotten == 1 + 19 + 19 - 32
 
 
-def test_of_too_many_producers_the_one_that_was_not_heard_of_for_longest_goes(sends: StoredSends) -> None:
+def test_of_too_many_producers_the_longest_silent_one_is_forgotten(sends: StoredSends) -> None:
     for producer in (1, 2, 3, 4):
         store(sends, producer, 0)
     store(sends, 1, 1)
@@ -129,7 +129,7 @@ def resend(sends: StoredSends, sequence: int, under_way_ms: int, at_ms: int) -> 
     return sends.find_first(sequence_identity(b"1", sequence, 0, under_way_ms), 1, at_ms)
 
 
-def test_what_a_forgotten_producer_sends_again_is_refused(sends: StoredSends) -> None:
+def test_a_resend_of_a_forgotten_producer_is_rejected(sends: StoredSends) -> None:
     """Nobody can know whether it is stored; also when the producer is heard of again."""
     store(sends, 1, 0)
     for producer in (2, 3, 4):
@@ -144,7 +144,7 @@ def test_what_a_forgotten_producer_sends_again_is_refused(sends: StoredSends) ->
         resend(sends, 0, 5_000, NOW_MS + 5_000)
 
 
-def test_what_is_newer_than_all_that_was_forgotten_is_sent_again_as_ever(sends: StoredSends) -> None:
+def test_a_resend_newer_than_everything_forgotten_is_accepted(sends: StoredSends) -> None:
     for producer in (1, 2, 3, 4, 5):
         store(sends, producer, 0)
     late_ms = idempotency.ARRIVES_MS
@@ -154,7 +154,7 @@ def test_what_is_newer_than_all_that_was_forgotten_is_sent_again_as_ever(sends: 
     assert not is_stored(sends, 1, 0), "what says that it is new is taken to be"
 
 
-def test_what_is_sent_again_after_the_window_is_refused() -> None:
+def test_a_resend_after_the_window_is_rejected() -> None:
     sends = StoredSends(window_ms=1_000)
     store(sends, 1, 0)
     store(sends, 2, 0, at_ms=NOW_MS + 1_001)
@@ -193,13 +193,13 @@ def fill(sends: StoredSends, topic: int) -> int:
     return pytest.fail("there is no bound")
 
 
-def test_two_topics_that_take_all_they_can_leave_room_for_others() -> None:
+def test_two_topics_that_take_all_they_can_leave_space_for_others() -> None:
     sends = StoredSends(keys_max=1_200)
     assert [fill(sends, topic) for topic in (1, 2)] == [600, 300]
     assert sends.find_first(key_identity(b"3", b"0", b""), 3, NOW_MS) is None
 
 
-def test_topics_that_want_more_have_an_equal_part_each() -> None:
+def test_topics_that_need_more_have_equal_shares() -> None:
     sends, wanting, stored = StoredSends(keys_max=1_200), {1, 2}, {1: 0, 2: 0}
     while wanting:
         for topic in list(wanting):
@@ -231,7 +231,7 @@ def test_all_shares_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
     assert sends.forgotten == 0
 
 
-def test_copies_that_nobody_had_to_make_room_for_push_out_the_oldest_keys() -> None:
+def test_copies_without_reserved_space_push_out_the_oldest_keys() -> None:
     """`ddmq move` stores by commits, which do not ask."""
     sends = StoredSends(window_ms=8_000, keys_max=10)
     for number in range(50):

@@ -26,7 +26,7 @@ def test_system_topics_of_another_installation_are_never_visible() -> None:
     assert visible(cluster, recorded=frozenset(["teamb%2Ens2%2Esettings"])) == {"orders", "teamb%2Eorders"}
 
 
-def test_names_that_only_look_like_system_topics_are_visible() -> None:
+def test_names_similar_to_system_topics_are_visible() -> None:
     cluster = ["user.settings", "user.progress", "plan.coordination", "a.x.b", "my.SCHEDULE_TOPIC_XXXX"]
     assert len(visible(cluster)) == len(cluster)
 
@@ -41,7 +41,7 @@ def test_an_installation_without_a_prefix_hides_one_that_has_the_same_topic_name
 
 
 @pytest.mark.parametrize(("prefix", "namespace"), [("ns2.", "x"), ("ns2.x.", "ddmq")])
-def test_our_inner_topics_are_visible_where_they_look_like_those_of_another_installation(
+def test_own_inner_topics_are_visible_despite_names_similar_to_those_of_another_installation(
     prefix: str, namespace: str
 ) -> None:
     names = Names(namespace, prefix)
@@ -66,7 +66,7 @@ def test_installations_with_prefixes_of_their_own_are_no_twins() -> None:
 
 
 @pytest.mark.parametrize("patterns", [(), ("bills*",)])
-def test_recorded_topics_are_visible_whatever_the_patterns_say(patterns: tuple[str, ...]) -> None:
+def test_recorded_topics_are_visible_whatever_the_patterns(patterns: tuple[str, ...]) -> None:
     names = Names("ddmq", "", patterns)
     cluster = ["orders", "clicks", "ddmq.x.-25RETRY-25g"]
     assert visible(cluster, names=names) == {"%RETRY%g"}

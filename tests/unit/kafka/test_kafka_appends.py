@@ -295,7 +295,7 @@ def test_a_queue_has_a_share_of_the_bound_and_others_have_the_rest(monkeypatch: 
     house.close()
 
 
-def test_an_append_that_a_queue_may_begin_is_taken_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_that_a_queue_may_begin_is_accepted_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReportingProducer, "created", [], raising=False)
     monkeypatch.setattr(module, "Producer", ReportingProducer)
     house = House(pending_bytes_max=80_000)
@@ -377,7 +377,7 @@ def test_a_queue_without_a_leader_is_refused_with_that_reason(
     until(is_named)
 
 
-def test_many_topics_without_leaders_are_looked_at_in_turn(house: House) -> None:
+def test_many_topics_without_leaders_are_checked_round_robin(house: House) -> None:
     names = [f"t{number}" for number in range(LEADER_TOPICS_MAX + 4)]
     searched: list[str] = []
     house.producer.list_topics = lambda name, _: searched.append(name) or FakeMetadata({})  # type: ignore

@@ -95,7 +95,7 @@ def test_it_waits_for_every_mark(
     done(barrier)
 
 
-def test_where_a_mark_is_not_taken_nobody_knows_and_the_next_one_asks_anew(
+def test_a_mark_that_is_not_written_fails_its_barrier_and_the_next_one_uses_a_new_producer(
     barriers: Barriers, producer: type[PausedProducer], followed: dict[tuple[str, int], int]
 ) -> None:
     producer.refuses.add(1)

@@ -116,7 +116,7 @@ def test_a_topic_that_takes_nothing_costs_those_that_went_with_it_a_moment(rig: 
     assert len(rig.producers.requests) == 2
 
 
-def test_an_id_that_was_fenced_costs_the_name_once_all_outcomes_are_known(rig: LanesRig) -> None:
+def test_a_fenced_id_costs_the_name_once_all_outcomes_are_certain(rig: LanesRig) -> None:
     first, second = rig.move(0, to=0), None
     rig.requests(1)
     second = rig.move(1, to=1)

@@ -122,14 +122,14 @@ def test_what_is_refused_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
     assert commit_plan.to_producer_records() == []
 
 
-def test_a_lost_epoch_is_not_taken_any_more() -> None:
+def test_a_lost_epoch_is_rejected() -> None:
     commit_plan = plan(State(), floor=6)
     with pytest.raises(FencedError):
         commit_plan.add(CommitBatch(progress=[delta(epoch=5, finished=((0, 1),))]))
     commit_plan.add(CommitBatch(progress=[delta(epoch=6)]))
 
 
-def test_older_keys_are_taken_away_by_the_next_commit_once_the_newer_one_counts() -> None:
+def test_older_keys_are_deleted_by_the_next_commit_once_the_newer_one_counts() -> None:
     state = State()
     for epoch in (1, 2):
         commit_plan = plan(state)
@@ -142,7 +142,7 @@ def test_older_keys_are_taken_away_by_the_next_commit_once_the_newer_one_counts(
     assert state.progress.view(KEY).committed == 3
 
 
-def test_a_state_that_grows_too_large_is_refused_and_not_cut() -> None:
+def test_a_state_that_grows_too_large_is_rejected_and_not_truncated() -> None:
     """Every second offset of 18 million: more than two MiB of bits; finishing the lowest ones still goes."""
     state = State()
     commit_plan = plan(state)
@@ -160,7 +160,7 @@ def test_a_state_that_grows_too_large_is_refused_and_not_cut() -> None:
     commit_plan.add(CommitBatch(progress=[delta(finished=((start, start + 1),))]))
 
 
-def test_the_progress_of_a_topic_that_is_gone_goes_whole() -> None:
+def test_all_progress_of_a_deleted_topic_is_deleted() -> None:
     state = State()
     for generation in (0, 1):
         commit_plan = plan(state)

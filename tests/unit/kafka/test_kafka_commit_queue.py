@@ -109,7 +109,7 @@ def test_what_is_stored_is_answered(rig: QueueRig) -> None:
     assert call.error is None
 
 
-def test_stored_under_a_name_that_was_given_up_meanwhile_may_not_count(rig: QueueRig) -> None:
+def test_a_commit_stored_under_a_former_name_may_not_count(rig: QueueRig) -> None:
     call = rig.finish(0)
     writes, then = rig.under_way(1)
     rig.line.renew("it was stopped")
@@ -128,7 +128,7 @@ def test_an_unknown_outcome_that_is_there_is_answered_well(rig: QueueRig) -> Non
     assert len(rig.producers.requests) == 1
 
 
-def test_an_unknown_outcome_that_is_not_there_is_done_again(rig: QueueRig) -> None:
+def test_an_uncertain_commit_that_was_not_stored_is_retried(rig: QueueRig) -> None:
     call = rig.finish(0)
     first, then = rig.under_way(1)
     then(UNKNOWN)
@@ -138,7 +138,7 @@ def test_an_unknown_outcome_that_is_not_there_is_done_again(rig: QueueRig) -> No
     assert call.error is None
 
 
-def test_it_is_checked_again_first(rig: QueueRig) -> None:
+def test_a_retried_commit_is_checked_first(rig: QueueRig) -> None:
     call = rig.finish(0)
     _, then = rig.under_way(1)
     rig.floor = 2  # the queue was lost with the name
@@ -148,7 +148,7 @@ def test_it_is_checked_again_first(rig: QueueRig) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_what_a_later_holder_has_seen_or_not_stays_unknown(rig: QueueRig, there: bool) -> None:
+def test_the_outcome_stays_uncertain_after_a_later_holder(rig: QueueRig, there: bool) -> None:
     """It has written its epoch above, and takes lower keys away: that ours is not there says nothing."""
     call = rig.finish(0)
     writes, then = rig.under_way(1)

@@ -206,7 +206,7 @@ class LogFeeder:
         return {queue.queue_id: member.name for queue, member in holders.items()}
 
 
-def test_a_queue_moves_when_its_holder_lets_go_and_not_when_time_passes() -> None:
+def test_a_queue_moves_when_its_holder_releases_it_and_not_when_time_passes() -> None:
     feed = LogFeeder()
     feed(join("a"))
     assert feed.holders() == {0: "a", 1: "a"}
@@ -230,7 +230,7 @@ def test_a_dead_process_loses_everything_and_never_comes_back_under_its_name() -
     assert feed.holders() == {0: "b", 1: "b"}
 
 
-def test_a_topic_that_is_seen_late_changes_nothing() -> None:
+def test_a_late_topic_event_changes_nothing() -> None:
     feed = LogFeeder()
     feed(join("a"))
     feed(TopicChanged("orders", 1, 2, 3))
@@ -242,7 +242,7 @@ def test_a_topic_that_is_seen_late_changes_nothing() -> None:
     assert feed.holders() == {}
 
 
-def test_a_second_beginning_counts_only_when_the_first_was_not_to_be_seen() -> None:
+def test_a_second_beginning_counts_only_if_its_writer_had_not_read_the_first() -> None:
     feed = LogFeeder()
     feed(join("a"))
     feed(Begun(9_000, 0))

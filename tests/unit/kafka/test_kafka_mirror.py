@@ -162,7 +162,7 @@ AWAY, REFUSED = KafkaError.NOT_COORDINATOR, KafkaError.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.parametrize(("answers", "commits"), [((AWAY, AWAY), 3), ((REFUSED,), 1), ((AWAY, REFUSED), 2)])
-def test_what_no_coordinator_took_is_written_again_and_what_one_refused_is_not(
+def test_an_offset_is_retried_without_a_coordinator_and_not_after_a_rejection(
     answers: tuple[int, ...], commits: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The group commits once and is silent then. Each kind of failure is told once."""
@@ -175,7 +175,7 @@ def test_what_no_coordinator_took_is_written_again_and_what_one_refused_is_not(
     assert len(caplog.records) == len(set(answers))
 
 
-def test_a_queue_that_is_held_no_more_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_offset_of_a_released_queue_is_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(monkeypatch, AWAY)
     monkeypatch.setattr(module, "EVERY_S", 0.1)
     group.commits(7)
@@ -186,7 +186,7 @@ def test_a_queue_that_is_held_no_more_is_not_written_again(monkeypatch: pytest.M
     assert group.offsets_sent == [7]
 
 
-def test_a_group_without_a_coordinator_is_asked_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_without_a_coordinator_is_retried_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(monkeypatch, *[AWAY] * 5)
     began = time.monotonic()
     group.commits(7)
@@ -195,7 +195,7 @@ def test_a_group_without_a_coordinator_is_asked_less_and_less(monkeypatch: pytes
     assert time.monotonic() - began >= sum(0.01 * 2**times for times in range(5))
 
 
-def test_of_groups_without_a_coordinator_one_at_a_time_is_asked_again(
+def test_groups_without_a_coordinator_are_retried_one_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An answer may take as long as a broker is waited for; only one of them does so for all others."""

@@ -63,7 +63,7 @@ def test_a_topic_that_nobody_knows_of_is_believed_not_to_be_there(rig: MissingTo
     assert rig.errors == [None]
 
 
-def test_one_that_was_made_and_is_not_to_be_seen_yet_is_looked_for_again(rig: MissingTopicsRig) -> None:
+def test_a_recorded_topic_that_is_not_visible_yet_is_surveyed_repeatedly(rig: MissingTopicsRig) -> None:
     rig.infos["orders"] = b"it was made"
     rig.settle()
     rig.topics.answer()
@@ -83,7 +83,7 @@ def test_but_not_for_ever(rig: MissingTopicsRig) -> None:
     assert rig.errors == [None]
 
 
-def test_what_others_made_is_known_once_it_is_caught_up(rig: MissingTopicsRig) -> None:
+def test_catching_up_waits_for_the_topics_of_other_processes(rig: MissingTopicsRig) -> None:
     assert rig.doubts.catch_up().done
     rig.infos["orders"] = b"it was made"
     caught_up = rig.doubts.catch_up()
@@ -106,7 +106,7 @@ def test_a_topic_that_somebody_deleted_in_kafka_is_looked_for_once(rig: MissingT
     assert not rig.doubts.catch_up().done
 
 
-def test_nobody_is_told_that_it_is_caught_up_who_cannot_know(rig: MissingTopicsRig) -> None:
+def test_catching_up_fails_without_a_broker(rig: MissingTopicsRig) -> None:
     rig.infos["orders"] = b"it was made"
     first = rig.doubts.catch_up()
     rig.topics.answer("no broker answers")

@@ -23,7 +23,7 @@ PREFIXES = st.sampled_from(["", "one.", "one-"])
 
 
 @given(name=NAMES, prefix=PREFIXES)
-def test_ours_come_back(name: str, prefix: str) -> None:
+def test_own_names_are_decoded_from_kafkas(name: str, prefix: str) -> None:
     names = Names("ddmq", prefix)
     try:
         kafka_name = names.to_kafka(name)
@@ -66,7 +66,7 @@ def test_what_is_never_let_in(kafka_name: str) -> None:
     assert Names().from_kafka(kafka_name) is None
 
 
-def test_patterns_and_prefix_say_what_is_let_in() -> None:
+def test_patterns_and_prefix_decide_which_topics_are_admitted() -> None:
     names = Names("ddmq", "", ("orders.*", "bill?"))
     assert names.from_kafka("orders.eu") == "orders%2Eeu"
     assert names.from_kafka("bills") == "bills"

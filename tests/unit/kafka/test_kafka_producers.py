@@ -156,7 +156,7 @@ def test_the_plain_producer_gives_no_single_record_up(producers: Producers) -> N
     assert renamed(producers, "one").config["message.timeout.ms"] == TIMEOUT_MS, "that aborts, and no more"
 
 
-def test_progress_without_an_answer_is_unknown_and_what_is_on_its_way_is_given_up(
+def test_progress_without_an_answer_is_uncertain_and_records_in_flight_are_dropped(
     producers: Producers, failed: list[object]
 ) -> None:
     plain()[0].silent = True
@@ -200,14 +200,14 @@ def transacted(producers: Producers, *topics: str) -> WriteOutcome:
     return outcomes[0]
 
 
-def test_a_transaction_does_not_wait_for_a_topic_that_is_gone(producers: Producers) -> None:
+def test_a_transaction_does_not_wait_for_a_deleted_topic(producers: Producers) -> None:
     """librdkafka waits until the transaction is over, and everything of the process with it."""
     renamed(producers, "one").silent = True
     outcome = transacted(producers, "there", "gone")
     assert (outcome.kind, type(outcome.error)) == (OutcomeKind.REFUSED, UnknownTopicError)
 
 
-def test_a_record_that_is_never_taken_is_told_from_those_that_went_with_it(producers: Producers) -> None:
+def test_a_record_that_no_broker_accepts_is_distinguished_from_its_batch(producers: Producers) -> None:
     renamed(producers, "one").errors = [PURGED, KafkaError(KafkaError.INVALID_RECORD)]
     outcome = transacted(producers, "other", "compacted")
     assert (outcome.kind, type(outcome.error)) == (OutcomeKind.REFUSED, CallerError)
@@ -230,7 +230,7 @@ def test_where_nothing_was_answered_no_topic_is_blamed(producers: Producers) -> 
     assert (outcome.kind, outcome.blocked) == (OutcomeKind.REFUSED, {})
 
 
-def test_an_id_whose_transaction_does_not_end_is_given_up_until_the_name_changes(
+def test_an_id_whose_transaction_does_not_end_is_retired_until_the_name_changes(
     producers: Producers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "RETIRE_S", 0.0)
@@ -252,7 +252,7 @@ def test_an_id_whose_transaction_does_not_end_is_given_up_until_the_name_changes
     assert "ddmq.m.one.1" in ids
 
 
-def test_an_id_that_can_begin_again_is_used_again(producers: Producers) -> None:
+def test_an_id_that_can_begin_a_transaction_is_reused(producers: Producers) -> None:
     first = renamed(producers, "one")
     first.silent = True
     transacted(producers, "there", "leaderless")

@@ -95,7 +95,7 @@ def test_bytes_that_are_no_message_come_back_as_one(delivery: bytes, tag: bytes)
         assert record.delivery == delivery
 
 
-def test_what_other_tools_see_of_ours() -> None:
+def test_records_as_other_tools_read_them() -> None:
     delivery = encode(b"k", b"body", b"red", {b"colour": "grün".encode(), b"ddmq-x": b"1", b"a\0": b"2"})
     new = NewRecord("t", 0, b"i" * 16, 500, delivery, b"k", b"red", FLAG_PRESSURE, -5, {"REAL_TOPIC": "o"})
     assert to_kafka(new) == (
@@ -134,7 +134,7 @@ def test_a_key_that_is_no_text_comes_as_base64_and_says_so() -> None:
     assert (content.key, content.properties) == (b64encode(b"\xff\x01"), {b"ddmq-key": b"base64"})
 
 
-def test_headers_of_ours_that_are_nonsense_are_as_if_they_were_not_there() -> None:
+def test_invalid_headers_of_ddmq_are_ignored() -> None:
     nonsense = [("ddmq-id", b"short"), ("ddmq-born", b"x"), ("ddmq-flags", None), ("ddmq-due", b"9" * 40)]
     record, content = read(b"k", b"v", [*nonsense, ("ddmq-tag", b"\xff"), ("ddmq-later", b"1")])
     assert (record.born_ms, record.due_ms, record.flags, len(record.message_id)) == (1_000, 0, 0, 16)
@@ -161,7 +161,7 @@ def test_a_system_property_that_no_header_can_be_named_after() -> None:
         ({}, None),
     ],
 )
-def test_what_kafka_counts_is_not_more_than_said(properties: dict[bytes, bytes], system: Any) -> None:
+def test_the_size_in_kafka_is_estimated_closely(properties: dict[bytes, bytes], system: Any) -> None:
     """Names of headers may be longer than those of properties, and system properties are beside them."""
     delivery = encode(b"k", b"v" * 50, b"tag", properties)
     new = NewRecord("t", 2, b"i" * 16, 500, delivery, b"k", b"tag", system=system)
@@ -174,7 +174,7 @@ def test_what_kafka_counts_is_not_more_than_said(properties: dict[bytes, bytes],
 
 
 @pytest.mark.parametrize("flags", [b"-7", b"-1", b"256", b"1e3", b"", None])
-def test_flags_of_other_programs_that_none_of_ours_has_are_not_there(flags: bytes | None) -> None:
+def test_unknown_flags_of_other_programs_are_ignored(flags: bytes | None) -> None:
     assert read(headers=[("ddmq-flags", flags)])[0].flags == 0
 
 

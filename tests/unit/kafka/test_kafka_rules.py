@@ -51,7 +51,7 @@ def check(
 
 
 @pytest.mark.parametrize("kind", GOOD)
-def test_nothing_is_told_of_what_is_good(kind: Kind) -> None:
+def test_valid_settings_have_no_finding(kind: Kind) -> None:
     assert check(kind) == []
 
 
@@ -80,7 +80,7 @@ def test_nothing_is_told_of_what_is_good(kind: Kind) -> None:
         (Kind.BROKER, "socket.request.max.bytes", "1000000", SIZE, False),
     ],
 )
-def test_a_setting_is_told_with_what_to_set(
+def test_a_finding_names_the_value_to_set(
     kind: Kind, setting: str, value: str, required: str, loses: bool
 ) -> None:
     [finding] = check(kind, **{setting: value})
@@ -93,7 +93,7 @@ def test_a_setting_is_told_with_what_to_set(
 
 
 @pytest.mark.parametrize("kind", [Kind.STATE, Kind.COORDINATION, Kind.DELAYED, Kind.INNER, Kind.CREATED])
-def test_copies_are_asked_for_where_there_are_brokers_for_them(kind: Kind) -> None:
+def test_copies_are_required_if_there_are_brokers_for_them(kind: Kind) -> None:
     [finding] = check(kind, copies="2", min_insync_replicas="1")
     assert finding.setting == "replication factor=2"
     assert "replication_factor: 3" in finding.remedy
@@ -106,7 +106,7 @@ def test_one_copy_is_to_be_on_the_disk() -> None:
     assert check(Kind.CREATED, 1, copies="1", flush_messages="1") == []
 
 
-def test_defaults_of_brokers_count_where_ours_do_not_say() -> None:
+def test_defaults_of_brokers_count_without_own_settings() -> None:
     weak = {"default_replication_factor": "1", "min_insync_replicas": "1"}
     assert [each.setting for each in check(Kind.BROKER, **weak)] == [
         "default.replication.factor=1", "min.insync.replicas=1"
@@ -115,7 +115,7 @@ def test_defaults_of_brokers_count_where_ours_do_not_say() -> None:
     assert check(Kind.BROKER, 1, **weak) == []
 
 
-def test_topics_of_others_take_a_batch_and_no_more_than_ours() -> None:
+def test_topics_of_others_accept_a_batch_and_no_more_than_own_topics() -> None:
     [finding] = check(Kind.OTHERS, max_message_bytes="500000")
     assert "batch.size under librdkafka" in finding.remedy
     small = KafkaOptions(librdkafka={"batch.size": "500000"})
@@ -124,7 +124,7 @@ def test_topics_of_others_take_a_batch_and_no_more_than_ours() -> None:
     assert "body_bytes_max" in finding.remedy
 
 
-def test_many_places_are_one_finding() -> None:
+def test_many_resources_are_one_finding() -> None:
     settings = GOOD[Kind.CREATED] | {"unclean.leader.election.enable": "true"}
     resources = tuple(CheckedResource(f"t{number}", Kind.CREATED, settings) for number in range(12))
     [finding] = find_violations(ClusterFacts("id", 3, resources), OPTIONS)
@@ -132,7 +132,7 @@ def test_many_places_are_one_finding() -> None:
     assert "for each" in finding.remedy
 
 
-def test_what_may_not_be_seen_is_told() -> None:
+def test_settings_that_may_not_be_read_are_reported() -> None:
     [finding] = find_violations(ClusterFacts("id", 3, (CheckedResource("one", Kind.CREATED, None),)), OPTIONS)
     assert "DescribeConfigs" in finding.remedy
 
@@ -142,7 +142,7 @@ def test_what_loses_something_comes_first() -> None:
     assert [each.loses for each in check(Kind.CREATED, **changed)] == [True, False]
 
 
-def test_missing_rights_on_our_topics_are_told_with_what_stops() -> None:
+def test_missing_rights_on_own_topics_are_reported_with_their_effect() -> None:
     denied = frozenset(("Write", "Alter"))
     facts = ClusterFacts(
         "id",

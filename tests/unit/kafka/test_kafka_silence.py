@@ -50,7 +50,7 @@ def watching() -> Watching:
     return Watching()
 
 
-def test_who_was_heard_within_the_session_is_left_alone(watching: Watching) -> None:
+def test_a_process_active_within_the_session_is_not_ended(watching: Watching) -> None:
     assert watching.at(2.0, "b", "c", "d") == []
     assert watching.at(5.0) == []
 
@@ -60,7 +60,7 @@ def test_the_oldest_that_is_not_silent_ends_who_is() -> None:
     assert Watching("b").at(3.1, "b", "c", "d") == ["a"], "a is silent: b is the oldest of the others"
 
 
-def test_the_next_ones_have_a_turn_each_should_those_before_not_manage() -> None:
+def test_each_following_process_has_a_slot_if_those_before_fail() -> None:
     for position, own in enumerate(["b", "c", "d"]):
         watching = Watching(own, ["x", *EVERYBODY[1:]])
         slot = SESSION_S + position * SLOT_S
@@ -68,7 +68,7 @@ def test_the_next_ones_have_a_turn_each_should_those_before_not_manage() -> None
         assert watching.at(slot + 0.1, *EVERYBODY[1:]) == ["x"], own
 
 
-def test_who_takes_part_in_nothing_comes_last() -> None:
+def test_a_process_without_membership_comes_last() -> None:
     proxy = Watching("proxy", ["a", "b"])
     slot = SESSION_S + 2 * SLOT_S
     assert proxy.at(slot - 0.1, "a") == []
@@ -77,7 +77,7 @@ def test_who_takes_part_in_nothing_comes_last() -> None:
     assert alone.at(SESSION_S + SLOT_S + 0.1) == ["a"]
 
 
-def test_nobody_is_ended_while_the_log_stands_still(watching: Watching) -> None:
+def test_no_process_is_ended_while_the_log_is_stalled(watching: Watching) -> None:
     watching.stuck = True
     assert watching.at(3.1) == []
     assert watching.at(60.0) == [], "its own beats do not come back either"
@@ -86,7 +86,7 @@ def test_nobody_is_ended_while_the_log_stands_still(watching: Watching) -> None:
     assert watching.at(61.0, "b", "c") == ["d"], "what they had written meanwhile came before that beat"
 
 
-def test_an_answer_to_an_older_beat_says_nothing(watching: Watching) -> None:
+def test_an_older_heartbeat_that_came_back_proves_nothing(watching: Watching) -> None:
     watching.send_heartbeat(2.9)
     watching.stuck = True
     assert watching.at(3.1, "c", "d") == [], "b may have written at 3.0"
@@ -95,7 +95,7 @@ def test_an_answer_to_an_older_beat_says_nothing(watching: Watching) -> None:
     assert watching.at(3.3) == ["b"]
 
 
-def test_a_beat_is_asked_for_once(watching: Watching) -> None:
+def test_a_heartbeat_is_requested_once(watching: Watching) -> None:
     for process in "acd":
         watching.silence.on_event(process, 3.0)
     assert watching.silence.check("a", EVERYBODY, 3.1, 2.9, 2.9).needs_heartbeat
@@ -103,7 +103,7 @@ def test_a_beat_is_asked_for_once(watching: Watching) -> None:
     assert not watching.silence.check("a", EVERYBODY, 3.2, 3.1, 3.1).needs_heartbeat, "it has come back"
 
 
-def test_a_process_is_ended_once_and_again_where_that_has_failed(watching: Watching) -> None:
+def test_a_process_is_ended_once_and_retried_after_a_failure(watching: Watching) -> None:
     assert watching.at(3.1, "c", "d") == ["b"]
     assert watching.at(4.0, "c", "d") == []
     watching.silence.on_end_failed("b")
@@ -113,7 +113,7 @@ def test_a_process_is_ended_once_and_again_where_that_has_failed(watching: Watch
     assert watching.at(4.2, "c", "d") == []
 
 
-def test_who_may_have_been_stopped_begins_to_count_anew(watching: Watching) -> None:
+def test_a_process_that_may_have_been_stopped_forgets_all_times(watching: Watching) -> None:
     watching.silence.clear()
     assert watching.at(60.0) == []
     assert watching.at(62.9) == []
@@ -131,7 +131,7 @@ def test_who_comes_new_is_counted_from_then_on() -> None:
 
 @settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.floats(0.01, 1.0), st.sets(st.sampled_from("bcd")), st.booleans()), max_size=60))
-def test_nobody_is_ended_who_was_heard_or_before_a_beat_came_back(
+def test_no_active_process_is_ended_and_none_before_a_heartbeat_came_back(
     story: list[tuple[float, set[str], bool]],
 ) -> None:
     watching, now = Watching(), 0.0

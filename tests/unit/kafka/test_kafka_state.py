@@ -137,7 +137,7 @@ def test_taking_outdated_keys_away_changes_nothing(writes: list[tuple[int, Stamp
     assert len(state) == 0
 
 
-def test_what_an_old_holder_writes_late_changes_nothing() -> None:
+def test_a_late_write_of_an_old_holder_changes_nothing() -> None:
     state, key = ProgressState(), KEYS[0]
     state.apply(*written(key, Stamp(0, 5), 10))
     state.apply(*written(key, Stamp(0, 6), 12))
@@ -155,7 +155,7 @@ def test_a_reset_under_an_older_epoch_counts_and_the_newer_epoch_still_fences() 
     assert state.find_outdated(KEYS) == [], "its epoch is not in what counts yet"
 
 
-def test_nothing_is_known_of_what_was_never_written() -> None:
+def test_a_queue_without_records_has_no_progress() -> None:
     state = ProgressState()
     assert state.view(KEYS[0]) == NO_PROGRESS
     assert state.get(KEYS[0]) is None

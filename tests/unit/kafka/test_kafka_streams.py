@@ -103,7 +103,7 @@ def read(stream: Stream, model: PartitionModel, what: str, offset: int, second: 
         assert (batch.next_offset, model.at_end) == (max(model.next, offset), True)
 
 
-def test_one_who_has_appended_is_not_told_that_there_is_nothing() -> None:
+def test_a_reader_after_an_append_does_not_get_an_empty_answer() -> None:
     stream = stream_at(0)
     stream.window.set_end(0)
     nothing = stream.answer_read(call(0), 0)
@@ -116,7 +116,7 @@ def test_one_who_has_appended_is_not_told_that_there_is_nothing() -> None:
     assert list(batch.offsets) == [0]
 
 
-def test_what_was_not_taken_is_never_dropped_and_fills_the_window() -> None:
+def test_unread_records_are_never_dropped_and_fill_the_window() -> None:
     stream = stream_at(0)
     for n in range(50):
         add(stream, Plain(n))
@@ -129,7 +129,7 @@ def test_what_was_not_taken_is_never_dropped_and_fills_the_window() -> None:
     assert not stream.window.covers_offset(0)
 
 
-def test_who_waits_is_told_once_and_the_cancelled_are_forgotten() -> None:
+def test_a_wait_is_notified_once_and_cancelled_ones_are_dropped() -> None:
     stream, waits = stream_at(0), [Wait(), Wait(), Wait()]
     stream.parked_waits = [ParkedWait(0, waits[0]), ParkedWait(7, waits[1]), ParkedWait(0, waits[2])]
     waits[2].cancel()
@@ -151,7 +151,7 @@ def test_reads_wait_until_they_can_be_answered() -> None:
     assert stream.is_idle
 
 
-def test_who_asks_for_what_comes_behind_a_full_window_makes_room() -> None:
+def test_a_read_after_a_full_window_frees_space() -> None:
     stream = stream_at(0)
     for n in range(50):
         add(stream, Plain(n))

@@ -72,7 +72,7 @@ def test_one_token_serves_all_clients_until_most_of_its_life_is_over() -> None:
         (OSError("no route to the service"), "OSError: no route to the service"),
     ],
 )
-def test_what_is_wrong_is_said(answer: Any, reason: str) -> None:
+def test_an_invalid_token_is_explained(answer: Any, reason: str) -> None:
     provided = Provided(answer)
     provider = TokenProvider(NAME, provided, lambda: 1_000.0)
     with pytest.raises(RemoteError) as raised:

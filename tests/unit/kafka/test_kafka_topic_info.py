@@ -55,14 +55,14 @@ def test_a_topic_of_others_has_what_all_have() -> None:
     assert (topic.kafka_name, topic.topic_id, topic.message_bytes_max) == ("orders", b"id-1", 1_000_000)
 
 
-def test_what_is_kept_comes_back() -> None:
+def test_stored_settings_of_a_topic_are_decoded() -> None:
     assert to_kafka_topic("orders", DESCRIBED, encode_info(INFO)).info == INFO
     assert to_kafka_topic("orders", DESCRIBED._replace(partitions=9), encode_info(INFO)).info == replace(
         INFO, queues=9
     )
 
 
-def test_what_is_kept_of_an_earlier_incarnation_does_not_count() -> None:
+def test_stored_settings_of_an_earlier_incarnation_do_not_count() -> None:
     described = DESCRIBED._replace(topic_id="id-2")
     assert to_kafka_topic("orders", described, encode_info(INFO)) == to_kafka_topic("orders", described, None)
 
@@ -82,7 +82,7 @@ def test_settings_of_kafkas_are_what_kafka_says() -> None:
     assert kafka_settings(INFO) == {}
 
 
-def test_a_change_of_kafkas_settings_is_seen_in_what_is_kept() -> None:
+def test_stored_settings_count_the_changes_of_kafkas_settings() -> None:
     assert encode_info(INFO, 1) != encode_info(INFO)
     stored = decode_info(encode_info(INFO, 7))
     assert stored is not None

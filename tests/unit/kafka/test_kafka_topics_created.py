@@ -84,7 +84,7 @@ class TopicCreationKit:
         ("coordination", "settings"),  # with the prefix: an installation whose root is `ours`
     ],
 )
-def test_no_topic_is_created_that_makes_another_look_like_a_system_topic(
+def test_no_topic_is_created_whose_name_makes_another_a_system_topic(
     monkeypatch: pytest.MonkeyPatch, patterns: tuple[str, ...], existing: str, name: str
 ) -> None:
     kit = TopicCreationKit(monkeypatch, *patterns)

@@ -83,7 +83,7 @@ def topics(
     topics.close()
 
 
-def test_another_cluster_in_its_place_is_not_heard(
+def test_answers_of_another_cluster_are_ignored(
     cluster: PausedCluster, topics: KafkaTopics, table: TopicRegistry
 ) -> None:
     assert topics.reason == ""
@@ -97,7 +97,7 @@ def test_another_cluster_in_its_place_is_not_heard(
     assert topics.reason == ""
 
 
-def test_where_groups_stood_in_a_topic_that_was_made_anew_is_forgotten(
+def test_progress_in_a_recreated_topic_is_forgotten(
     cluster: PausedCluster,
     topics: KafkaTopics,
     forgotten: list[tuple[str, int]],

@@ -55,7 +55,7 @@ def test_a_topic_without_a_leader_is_set_aside_until_a_survey_sees_one(
     assert rig.changes == 1
 
 
-def test_one_that_did_not_answer_is_tried_again_ever_later_and_by_itself(rig: TopicsRig) -> None:
+def test_a_topic_that_did_not_answer_is_retried_ever_later_and_alone(rig: TopicsRig) -> None:
     pauses = []
     for _ in range(8):
         rig.topics.on_blocked({"dead": TIMED_OUT})
@@ -90,7 +90,7 @@ def test_suspects_are_bounded(rig: TopicsRig) -> None:
     ("leader", "in_sync", "reason"),
     [(1, [1, 2, 3], ""), (1, [1, 2], ""), (1, [1], TOO_FEW_IN_SYNC), (-1, [], NO_LEADER)],
 )
-def test_the_metadata_of_a_partition_say_whether_it_takes_records(
+def test_the_metadata_of_a_partition_tell_whether_it_accepts_records(
     leader: int, in_sync: list[int], reason: str
 ) -> None:
     partitions = {0: SimpleNamespace(leader=leader, isrs=in_sync)}

@@ -64,7 +64,7 @@ def test_the_oldest_that_is_alive_acts_first() -> None:
         until(lambda rig=rig, name=name: rig.written == [Died("a", name)], "declared dead")
 
 
-def test_who_takes_part_in_nothing_acts_when_all_members_are_silent() -> None:
+def test_a_process_without_membership_acts_when_all_members_are_silent() -> None:
     rig = WatchRig("sender", "a", "b")
     rig.after(0)
     rig.after(SESSION_S + 0.5)
@@ -73,7 +73,7 @@ def test_who_takes_part_in_nothing_acts_when_all_members_are_silent() -> None:
     until(lambda: {event.process for event in rig.written} == {"a", "b"}, "both are declared dead")
 
 
-def test_who_takes_part_in_nothing_comes_after_all_members() -> None:
+def test_a_process_without_membership_comes_after_all_members() -> None:
     rig = WatchRig("sender", "a", "b", "c")
     rig.after(0)
     rig.after(SESSION_S + 2 * SLOT_S, "b", "c")
@@ -82,7 +82,7 @@ def test_who_takes_part_in_nothing_comes_after_all_members() -> None:
     until(lambda: rig.written == [Died("a", "sender")], "declared dead by nobody else")
 
 
-def test_processes_that_state_one_address_are_found(caplog: pytest.LogCaptureFixture) -> None:
+def test_processes_that_state_one_address_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     rig = WatchRig("a")
     for process in ("a", "b"):
         joined = Joined(process, 1, "g", "orders", Sharing.AVERAGELY, None, "127.0.0.1:9713", "", 1, 0)
@@ -101,7 +101,7 @@ def test_processes_that_state_one_address_are_found(caplog: pytest.LogCaptureFix
         (0, [], ["ddmq.m.a", *(f"ddmq.m.a.{lane}" for lane in range(1, LANES_MAX))]),
     ],
 )
-def test_all_ids_of_the_silent_process_are_taken_over_before_its_death_is_written(
+def test_all_ids_of_a_silent_process_are_fenced_before_its_death_is_written(
     monkeypatch: pytest.MonkeyPatch, lanes: int, retired: list[int], fenced: list[str]
 ) -> None:
     """0: an earlier version wrote the event. What it has retired need not end."""

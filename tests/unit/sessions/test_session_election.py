@@ -66,7 +66,7 @@ def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(home: Ses
     face.watch_settings(told.append)
     until(lambda: listener.epochs, "the assignment")
     wait = face.wait(queue(), 0, soon())
-    home.engine.hold()
+    home.engine.pause_writes()
     unknown = face.append([record()], soon())
     finish = ProgressDelta("g", queue(), listener.epochs[0], 0, [(0, 1)])
     finished = face.commit(CommitBatch(progress=[finish]), soon())
@@ -74,7 +74,7 @@ def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(home: Ses
     first.close()
     assert done(unknown)[0].status is AppendStatus.UNKNOWN
     held = face.append([record()], soon())
-    home.engine.release_held()
+    home.engine.resume_writes()
     until(lambda: second.is_writer or third.is_writer, "one of the two takes over")
     assert done(finished) == []
     assert done(held)[0].status is AppendStatus.STORED
@@ -176,7 +176,7 @@ def test_a_tool_without_a_server_says_so_at_once(home: SessionsRig, tmp_path: Pa
 
 def test_a_tool_waits_for_a_takeover_that_is_under_way(home: SessionsRig, tmp_path: Path) -> None:
     listen(tmp_path).close()  # what a killed writer leaves
-    home.engine.hold()
+    home.engine.pause_writes()
     turns = 0
 
     def nobody_there() -> bool:
@@ -234,13 +234,13 @@ def test_a_draining_writer_makes_members_hold_what_is_new(home: SessionsRig) -> 
     home.make()
     _, writer = home.enter()
     second, member = home.enter()
-    home.engine.hold()
+    home.engine.pause_writes()
     under_way = member.append([record()], soon())
     until(lambda: home.engine.appends, "it is at the engine")
     drained: Completion[None] = writer.drain(soon())
     until(lambda: second._member is not None and second._member.link.is_writer_leaving, "members know")
     held: Completion[list[AppendResult]] = member.append([record()], soon())
-    home.engine.release_held()
+    home.engine.resume_writes()
     assert done(under_way)[0].status is AppendStatus.STORED
     done(drained)
     assert not held.done

@@ -115,7 +115,7 @@ def test_members_see_each_other_s_changes(home: SessionsRig) -> None:
 
 def test_what_was_sent_and_not_answered_is_unknown(home: SessionsRig) -> None:
     server, member = home.served_by()
-    home.engine.hold()
+    home.engine.pause_writes()
     sent = member.append([record(), record()], soon())
     mixed = member.commit(CommitBatch([record()], FINISH.progress), soon())
     until(lambda: home.engine.appends and home.engine.commits, "both are at the engine")
@@ -128,7 +128,7 @@ def test_what_was_sent_and_not_answered_is_unknown(home: SessionsRig) -> None:
 
 def test_progress_reads_and_waits_go_to_the_next_writer(home: SessionsRig) -> None:
     server, member = home.served_by()
-    home.engine.hold()
+    home.engine.pause_writes()
     finished = member.commit(FINISH, soon())
     wait = member.wait(queue(), 0, soon())
     until(lambda: home.engine.commits, "the commit is at the engine")
@@ -136,7 +136,7 @@ def test_progress_reads_and_waits_go_to_the_next_writer(home: SessionsRig) -> No
     until(lambda: not member.link.is_attached, "the session is lost")
     asked = member.bounds([queue()])
     held = member.append([record()], soon())
-    home.engine.release_held()
+    home.engine.resume_writes()
     assert not any(pending.done for pending in (finished, wait, asked, held))
     home.serve_again(member)
     assert done(finished) == []
@@ -184,13 +184,13 @@ def test_what_was_never_sent_is_not_stored(tmp_path: Path) -> None:
 
 def test_deadlines_pass_while_the_writer_keeps_silent(home: SessionsRig) -> None:
     member = home.served_member()
-    home.engine.hold()
+    home.engine.pause_writes()
     now = CLOCK.monotonic()
     early, late = member.append([record()], now + 0.5), member.append([record()], soon())
     assert statuses(early) == [AppendStatus.UNKNOWN]
     assert CLOCK.monotonic() >= now + 0.5
     assert not late.done
-    home.engine.release_held()
+    home.engine.resume_writes()
     assert statuses(late) == [AppendStatus.STORED]
     assert home.engine.appends == 1
 
@@ -343,7 +343,7 @@ def test_waits_given_up_make_room(tmp_path: Path) -> None:
 
 def test_draining_answers_what_is_under_way(home: SessionsRig) -> None:
     member = home.served_member()
-    home.engine.hold()
+    home.engine.pause_writes()
     pending, wait = member.append([record()], soon()), member.wait(queue(), 0, soon())
     drained = member.drain(soon())
     late = member.append([record()], soon())
@@ -351,14 +351,14 @@ def test_draining_answers_what_is_under_way(home: SessionsRig) -> None:
     with pytest.raises(DrainingError):
         done(wait)
     assert not drained.done
-    home.engine.release_held()
+    home.engine.resume_writes()
     done(drained)
     assert statuses(pending) == [AppendStatus.STORED]
 
 
 def test_closing_fails_what_is_pending(home: SessionsRig) -> None:
     server, member = home.served_by()
-    home.engine.hold()
+    home.engine.pause_writes()
     append, wait, asked = member.append([record()], soon()), member.wait(queue(), 0, soon()), None
     until(lambda: home.engine.appends, "it is at the engine")
     asked = member.put_topic(TopicInfo("bills", 0, 1), soon())

@@ -177,7 +177,7 @@ def test_bytes_in_flight_stop_the_reading_until_answers_leave(tmp_path: Path) ->
     home.make()
     server = home.serve()
     client = RawClient(tmp_path)
-    home.engine.hold()
+    home.engine.pause_writes()
     for ident in range(1, 11):
         client.send(FrameKind.APPEND, ident, append_body(b"x" * 1000))
     until(lambda: home.engine.appends, "the first is taken")
@@ -185,7 +185,7 @@ def test_bytes_in_flight_stop_the_reading_until_answers_leave(tmp_path: Path) ->
     for _ in range(3):
         server.end_silent_sessions()
     assert home.engine.appends == 4
-    home.engine.release_held()
+    home.engine.resume_writes()
     assert [client.next(FrameKind.ANSWER)[1] for _ in range(10)] == list(range(1, 11))
     client.next(FrameKind.PONG)
 

@@ -175,16 +175,16 @@ def test_one_append_at_a_time_and_drain_waits_for_all() -> None:
     rig = TraceRig()
     rig.writer.add(ONE, TraceKind.SENT, "", {})
     rig.flushed(1)
-    rig.backend.hold()
+    rig.backend.pause_writes()
     rig.writer.add(ONE, TraceKind.READ, "g", {})
     rig.writer.flush()
     rig.writer.add(ONE, TraceKind.ACKED, "g", {})
     rig.writer.flush()
     drained = rig.writer.drain(rig.clock.monotonic() + 60)
     assert not drained.done
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     until(lambda: rig.count() == 2, "the first one is stored")
-    rig.backend.release_held()
+    rig.backend.resume_writes()
     until(lambda: drained.done, "drained")
     assert [len(each.events) for each in rig.stored(ONE)] == [1, 1, 1]
     assert done(rig.writer.drain(0.0)) is None, "nothing is left"
