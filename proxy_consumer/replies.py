@@ -298,14 +298,14 @@ class PendingAck:
         batch = CommitBatch(records=records, progress=(delta,))
         runtime.backend.commit(batch, runtime.commit_deadline(), into=into)
 
-    def rejected(self, code: int, text: str) -> None:
+    def on_rejected(self, code: int, text: str) -> None:
         self._end_reservation()
         self._answer.reject_ack(code, text)
 
-    def late(self, code: int, text: str) -> None:
+    def on_deadline(self, code: int, text: str) -> None:
         self._answer.reject_ack(code, text)
 
-    def stored(self, results: Sequence[Any]) -> None:
+    def on_stored(self, results: Sequence[Any]) -> None:
         wire_results = [
             IDL.ReplyResult(
                 messageId=one.messageId,
@@ -329,7 +329,7 @@ class PendingAck:
         self._release_message()
         self._answer.report_outcome(Code.OK, OK_TEXT, ReplyOutcome.STORED, wire_results)
 
-    def failed(self, error: Exception, code: int, text: str) -> None:
+    def on_failed(self, error: Exception, code: int, text: str) -> None:
         self._runtime.progress_failed(error)
         subscription = self._subscription
         if isinstance(error, RemoteError):
@@ -338,9 +338,9 @@ class PendingAck:
             self._release_message()
             self._answer.reject_ack(Code.TIMED_OUT, f"{text}; ask again to learn whether it is stored")
         elif isinstance(error, FencedError):
-            subscription.refence(self._queue, lambda: self.rejected(Code.BUSY, f"{error}; {MOVES}"))
+            subscription.refence(self._queue, lambda: self.on_rejected(Code.BUSY, f"{error}; {MOVES}"))
         else:
-            self.rejected(code, text)
+            self.on_rejected(code, text)
 
     # --- its end
 

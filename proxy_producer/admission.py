@@ -20,9 +20,9 @@ from ddmq_common.delivery import encode
 from ddmq_common.send_identity import IDENTITY
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_requests import check_delay_request
-from proxy_producer.core.dialects import counts_from_now, dialects, drop_dialects, read_command
+from proxy_producer.core.dialects import counts_from_now, drop_dialects, read_command, select_dialects
 from proxy_producer.core.identity import KEY_PROPERTY, IdentityOf
-from proxy_producer.core.rejections import SendRejection, build_rejection, illegal
+from proxy_producer.core.rejections import SendRejection, build_illegal_rejection, build_rejection
 from proxy_producer.core.validation import (
     CHRONOS,
     DELAY,
@@ -127,7 +127,7 @@ class Admission:
             return None
         request.command, spoken = None, self._spoken.get(request.name)
         if request.due_times:
-            spoken = dialects(("ddmq", *(() if spoken is None else spoken.spoken)))
+            spoken = select_dialects(("ddmq", *(() if spoken is None else spoken.spoken)))
         if spoken is not None and not spoken.properties.isdisjoint(properties):
             command = read_command(properties, spoken, request.now_ms, self._delay.limits)
             if isinstance(command, SendRejection):
@@ -153,10 +153,10 @@ class Admission:
     def check_no_delay(self, request: SendRequest) -> SendRejection | None:
         if request.command is not None:
             what = "the batch holds a message whose properties ask for a delay"
-            return illegal("delayed_in_batch", what, _ALONE)
+            return build_illegal_rejection("delayed_in_batch", what, _ALONE)
         if request.level:
             what = f"the batch holds a message with property DELAY = {request.level}"
-            return illegal("delayed_in_batch", what, _ALONE)
+            return build_illegal_rejection("delayed_in_batch", what, _ALONE)
         return None
 
     def check_no_delay_property(self, request: SendRequest) -> SendRejection | None:

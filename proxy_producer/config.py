@@ -13,7 +13,7 @@ from typing import ClassVar
 from ddmq_common.config import rules
 from ddmq_common.delays.schedules import PERIOD_MS_MIN
 from ddmq_common.names import QUEUES_DEFAULT, find_topic_name_error
-from proxy_producer.core.dialects import dialects
+from proxy_producer.core.dialects import select_dialects
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class ProducerConfig:
         for name, spoken in self.delay.dialects.items():
             if error := find_topic_name_error(name):
                 raise ValueError(f"delay.dialects: {error}")
-            dialects(spoken)
+            select_dialects(spoken)
         for name in self.topic_rates:
             if error := find_topic_name_error(name):
                 raise ValueError(f"topic_rates: {error}")

@@ -20,7 +20,12 @@ from proxy_producer.admission import DRAINING, Admission
 from proxy_producer.batches import summarize_rejections
 from proxy_producer.config import ProducerConfig, TransactionLimits
 from proxy_producer.core.identity import KEY_PROPERTY
-from proxy_producer.core.rejections import SendRejection, build_rejection, illegal, to_rejection
+from proxy_producer.core.rejections import (
+    SendRejection,
+    build_illegal_rejection,
+    build_rejection,
+    to_rejection,
+)
 from proxy_producer.flow import Flow
 from proxy_producer.pending import Destination, PendingSend, SendMember, result_of
 from proxy_producer.wire import RequestKind
@@ -31,22 +36,22 @@ IdOf = Callable[[int], bytes]  # the message id of the reply at an index
 class ReplyKeeper(Protocol):
     """The consumer proxy's side of a reply: it holds the acknowledgement and commits the replies with it.
 
-    `rejected`, `stored` or `failed` is called exactly once.
+    `on_rejected`, `on_stored` or `on_failed` is called exactly once.
     """
 
     def commit(self, records: list[NewRecord], into: Completion[list[AppendResult]]) -> None:
         """Commit the replies together with the message's acknowledgement, all or nothing; settle `into`."""
 
-    def rejected(self, code: int, text: str) -> None:
+    def on_rejected(self, code: int, text: str) -> None:
         """Answer that the replies are not stored."""
 
-    def late(self, code: int, text: str) -> None:
+    def on_deadline(self, code: int, text: str) -> None:
         """Answer the caller at its deadline, while the commit is still under way."""
 
-    def stored(self, results: Sequence[Any]) -> None:
+    def on_stored(self, results: Sequence[Any]) -> None:
         """Answer that the replies are committed. `results`: one wire Result for each reply."""
 
-    def failed(self, error: Exception, code: int, text: str) -> None:
+    def on_failed(self, error: Exception, code: int, text: str) -> None:
         """Answer that the commit failed: nothing is stored or, after a RemoteError, the outcome is
         unknown."""
 
@@ -76,7 +81,7 @@ class ReplySends:
         retry = partial(self.begin, call, request, id_of, deadline, keeper)
         if not flow.delay.presence.will_retry(members, retry):
             flow.counts.count_rejected(None, members, size)
-            keeper.rejected(members.code, members.text)
+            keeper.on_rejected(members.code, members.text)
 
     def _check(
         self, messages: Sequence[Any], id_of: IdOf, frame_bytes: int
@@ -110,7 +115,9 @@ class ReplySends:
 
 def _build_long_rejection(what: str, limits: TransactionLimits) -> SendRejection:
     allowed = f"{limits.messages_max} messages and {limits.bytes_max} bytes together, as in a transaction"
-    return illegal("reply_long", f"the acknowledgement has {what}", f"allowed: at most {allowed}")
+    return build_illegal_rejection(
+        "reply_long", f"the acknowledgement has {what}", f"allowed: at most {allowed}"
+    )
 
 
 class ReplyMessage:
@@ -130,7 +137,9 @@ def _check_key(properties: Mapping[bytes, bytes] | None) -> SendRejection | None
     if not properties or KEY_PROPERTY not in properties:
         return None
     what = f"a message that is sent with an acknowledgement has the property {KEY_PROPERTY.decode()}"
-    return illegal("reply_key", what, "allowed: none; by its lease the acknowledgement is stored once")
+    return build_illegal_rejection(
+        "reply_key", what, "allowed: none; by its lease the acknowledgement is stored once"
+    )
 
 
 class ReplyDestination(Destination):
@@ -161,7 +170,7 @@ class ReplyDestination(Destination):
             rejection = to_rejection(send.error)
             if not was_answered:
                 counts.count_rejected(None, rejection, send.size)
-            self._keeper.failed(send.error, rejection.code, rejection.text)
+            self._keeper.on_failed(send.error, rejection.code, rejection.text)
             return
         results = send.value
         if was_answered:
@@ -169,7 +178,7 @@ class ReplyDestination(Destination):
         else:
             send.count_stored(results)
         stored = zip(send.members, send.records, results, strict=True)
-        self._keeper.stored([result_of(member, record, result) for member, record, result in stored])
+        self._keeper.on_stored([result_of(member, record, result) for member, record, result in stored])
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Report to the keeper that the replies were rejected, or that the deadline came before the commit's
@@ -178,5 +187,5 @@ class ReplyDestination(Destination):
             summarize_rejections(send.rejections, send.size, 0) if send.size > 1 else send.rejections[0]
         )
         send.flow.counts.count_rejected(None, rejection, send.size)
-        notify = self._keeper.late if send.sent else self._keeper.rejected
+        notify = self._keeper.on_deadline if send.sent else self._keeper.on_rejected
         notify(rejection.code, rejection.text)

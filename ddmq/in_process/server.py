@@ -289,7 +289,7 @@ class InProcessServer:
         """Return a text if a producer is answering a check of a transaction, else "". A client that has
         answered a check polls again, so a client that does not poll is still answering."""
         answering = any(each.pulls is None and not (each.closed or each.is_polling) for each in self._holding)
-        undecided = any(owned.shard.core.open for owned in self.producer.transactions.ready())
+        undecided = any(owned.shard.core.open for owned in self.producer.transactions.list_ready_shards())
         return "a producer's check is asked about a transaction" if answering and undecided else ""
 
     def waiting_for_retry(self, topic: str) -> str:

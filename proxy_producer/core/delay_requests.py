@@ -31,7 +31,7 @@ from ddmq_common.delays.command import (
 )
 from ddmq_common.delays.levels import duration_text
 from ddmq_common.delays.schedules import ScheduleLimits, find_schedule_error
-from proxy_producer.core.rejections import SendRejection, build_rejection, illegal, shown
+from proxy_producer.core.rejections import SendRejection, build_illegal_rejection, build_rejection, quote_text
 
 TIMESTAMP_S_MIN = 1_000_000_000
 INTERVAL_S_MIN = 3
@@ -111,7 +111,7 @@ def _check_schedule(
         error = find_schedule_error(schedule, limits, now_ms)
         if error is not None:
             what, _, allowed = error.partition("; ")
-            rejection = illegal("delay_schedule", what, allowed)
+            rejection = build_illegal_rejection("delay_schedule", what, allowed)
     return rejection or check_uuid(request.uuid)
 
 
@@ -209,7 +209,7 @@ def check_uuid(uuid: bytes) -> SendRejection | None:
     return build_rejection(
         Code.DELAY_ID_MALFORMED,
         "delay_id",
-        f"uuid is {shown(uuid)}",
+        f"uuid is {quote_text(uuid)}",
         "allowed: 8-4-4-4-12 digits and lower-case letters, or none: then the server makes one",
     )
 
@@ -224,7 +224,7 @@ def check_delay_id(delay_id: bytes, shards: int, *, extended_client: bool) -> Se
     name = "the delay id" if extended_client else "uniqDelayMsgId"
     parsed_id = parse_delay_id(delay_id)
     if parsed_id is None:
-        what = f"{name} is {shown(delay_id, 120)}"
+        what = f"{name} is {quote_text(delay_id, 120)}"
         return build_rejection(Code.DELAY_ID_MALFORMED, "delay_id", what, _ID_ALLOWED)
     if parsed_id.kind not in (ALL_KINDS if extended_client else OLD_KINDS):
         return _build_kind_rejection(f"the type in {name} is {parsed_id.kind}")

@@ -27,7 +27,7 @@ from ddmq_common.delays.levels import duration_text, parse_duration
 from ddmq_common.delays.schedules import ScheduleLimits, find_schedule_error, first_due_ms
 from ddmq_common.names import DELAY_DIALECTS
 from proxy_producer.core.delay_requests import TIMESTAMP_S_MIN
-from proxy_producer.core.rejections import SendRejection, illegal, shown
+from proxy_producer.core.rejections import SendRejection, build_illegal_rejection, quote_text
 from proxy_producer.core.validation import delay_level
 
 Properties = Mapping[bytes, bytes]
@@ -76,7 +76,7 @@ class Dialects(NamedTuple):
     properties: frozenset[bytes]
 
 
-def dialects(names: Iterable[str]) -> Dialects:
+def select_dialects(names: Iterable[str]) -> Dialects:
     """Return the dialects with these names. Raises ValueError for an unknown name."""
     spoken = tuple(dict.fromkeys(names))
     for name in spoken:
@@ -103,7 +103,7 @@ def read_command(
     try:
         parsed = _DIALECTS[names[0]].read(properties, now_ms)
     except PropertyValueError as error:
-        return illegal("delay_dialect", error.what, error.allowed)
+        return build_illegal_rejection("delay_dialect", error.what, error.allowed)
     return None if parsed is None else _make_command(parsed, now_ms, limits)
 
 
@@ -130,7 +130,7 @@ def _make_command(
         error = f"the due time is {duration_text(due - now_ms)} from now; allowed: at most {longest}"
     if error is not None or due is None:
         what, _, allowed = (error or "the cron has no time to come; allowed: one that has").partition("; ")
-        return illegal("delay_dialect", what, allowed)
+        return build_illegal_rejection("delay_dialect", what, allowed)
     relative = parsed.relative or parsed.due_ms is None
     if (due <= now_ms if relative else due < now_ms) and not schedule.repeat and not schedule.cron:
         return None
@@ -141,7 +141,7 @@ def _build_mixed_rejection(level: int, properties: Properties, enabled: Dialects
     names = sorted(name.decode() for name in properties if name in enabled.properties)
     if level:
         names.append(f"DELAY={level}")
-    return illegal(
+    return build_illegal_rejection(
         "delay_dialects_mixed",
         f"the message asks for a delay in several ways: {' '.join(names)}",
         f"allowed: one of the dialects {', '.join(enabled.spoken)}, or DELAY alone",
@@ -339,5 +339,5 @@ def _round_up(value: Decimal) -> int:
 def _build_value_error(properties: Properties, name: bytes, allowed: str) -> PropertyValueError:
     """Return the PropertyValueError for a property. `allowed`: a description of valid values."""
     return PropertyValueError(
-        f"property {name.decode()} has the value {shown(properties[name])}", f"allowed: {allowed}"
+        f"property {name.decode()} has the value {quote_text(properties[name])}", f"allowed: {allowed}"
     )

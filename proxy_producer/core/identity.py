@@ -22,7 +22,7 @@ from ddmq_common.send_identity import (
     sequence_identity,
     sequence_name,
 )
-from proxy_producer.core.rejections import SendRejection, illegal, shown
+from proxy_producer.core.rejections import SendRejection, build_illegal_rejection, quote_text
 from proxy_producer.core.validation import CHRONOS, DELAY
 
 KEY_PROPERTY = IDEMPOTENCY_KEY.encode()
@@ -49,9 +49,9 @@ def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> st
     key = _key_of(message, properties)
     if key is None:
         return None
-    return illegal(
+    return build_illegal_rejection(
         "idempotency_key",
-        f"the message has the idempotency key {shown(key)}, and this cluster's engine cannot tell"
+        f"the message has the idempotency key {quote_text(key)}, and this cluster's engine cannot tell"
         " whether it was stored before",
         "allowed here: messages without one; the file log can",
     )
@@ -76,8 +76,8 @@ def _key_identity(message: Any, key: bytes, *, leveled: bool) -> str | SendRejec
     except UnicodeDecodeError:
         text = ""
     if not text.strip() or len(text) > KEY_CHARACTERS_MAX:
-        what = f"the idempotency key {shown(key)} has {len(key)} bytes"
-        return illegal("idempotency_key", what, _KEY_ALLOWED)
+        what = f"the idempotency key {quote_text(key)} has {len(key)} bytes"
+        return build_illegal_rejection("idempotency_key", what, _KEY_ALLOWED)
     topic = message.topic or b""
     return key_identity(b"\x00" + topic if leveled else topic, key, message.body or message.value or b"")
 
@@ -88,15 +88,15 @@ def _sequence_identity(
     below = below or 0
     if not 1 <= len(producer) <= PRODUCER_BYTES_MAX:
         what = f"sequence {sequence} comes with a producerId of {len(producer)} bytes"
-        return illegal("sequence", what, f"allowed: 1 to {PRODUCER_BYTES_MAX} bytes")
+        return build_illegal_rejection("sequence", what, f"allowed: 1 to {PRODUCER_BYTES_MAX} bytes")
     if not 0 <= below <= sequence <= SEQUENCE_MAX:
         what = f"sequence {sequence} comes with answeredBelow {below}"
-        return illegal("sequence", what, "allowed: 0 <= answeredBelow <= sequence")
+        return build_illegal_rejection("sequence", what, "allowed: 0 <= answeredBelow <= sequence")
     if under_way_ms is None:
         return sequence_identity(producer, sequence, below)
     if not 0 <= under_way_ms <= SEQUENCE_MAX:
         what = f"sequence {sequence} comes with underWayMs {under_way_ms}"
-        return illegal("sequence", what, "allowed: 0 or more, or none with a first attempt")
+        return build_illegal_rejection("sequence", what, "allowed: 0 or more, or none with a first attempt")
     return sequence_identity(producer, sequence, below, under_way_ms)
 
 

@@ -41,12 +41,12 @@ def build_rejection(code: Code, reason: str, what: str, allowed: str) -> SendRej
     return SendRejection(code, reason, f"{FAILED_PREFIX} {what}; {allowed}")
 
 
-def illegal(reason: str, what: str, allowed: str) -> SendRejection:
+def build_illegal_rejection(reason: str, what: str, allowed: str) -> SendRejection:
     """Build a SendRejection with code 11: the message itself is invalid."""
     return build_rejection(Code.ILLEGAL_MESSAGE, reason, what, allowed)
 
 
-def shown(text: bytes, characters_max: int = 40) -> str:
+def quote_text(text: bytes, characters_max: int = 40) -> str:
     """Format a client's text for a message: quoted, shortened to `characters_max`, on one line, in valid
     UTF-8."""
     decoded = text[: 4 * characters_max + 4].decode("utf-8", "backslashreplace")

@@ -17,7 +17,7 @@ from ddmq_client.idl.codes import (
     RESERVED_PROPERTIES,
 )
 from ddmq_common.names import HEARTBEAT_TOPIC, find_topic_name_error, is_internal
-from proxy_producer.core.rejections import SendRejection, illegal, shown
+from proxy_producer.core.rejections import SendRejection, build_illegal_rejection, quote_text
 
 KEY_CHARACTERS_MAX = 255
 DELAY = DELAY_PROPERTY.encode()
@@ -41,13 +41,17 @@ class ContentLimits(NamedTuple):
 def check_topic_name(name: bytes | None) -> SendRejection | None:
     """Return why a client may not use this topic name (malformed or reserved), or None."""
     if not name:
-        return illegal("topic_name", "the topic is empty", "allowed: a name of letters, digits and _ - % |")
+        return build_illegal_rejection(
+            "topic_name", "the topic is empty", "allowed: a name of letters, digits and _ - % |"
+        )
     text = name.decode("utf-8", "backslashreplace")
     if error := find_topic_name_error(text):
         what, _, allowed = error.partition("; ")
-        return illegal("topic_name", what, allowed or "allowed: 1 to 127 of letters, digits and _ - % |")
+        return build_illegal_rejection(
+            "topic_name", what, allowed or "allowed: 1 to 127 of letters, digits and _ - % |"
+        )
     if is_internal(text):
-        return illegal(
+        return build_illegal_rejection(
             "topic_reserved", f"topic {text!r} is reserved", "allowed: names without a system prefix"
         )
     return None
@@ -90,7 +94,9 @@ def _check_text(what: str, text: bytes, forbidden: bytes) -> SendRejection | Non
         except UnicodeDecodeError as error:
             return _build_utf8_rejection(what, text, error)
         if characters > KEY_CHARACTERS_MAX:
-            return illegal(f"{what}_long", f"{what} {shown(text)} has {characters} characters", _TEXT_ALLOWED)
+            return build_illegal_rejection(
+                f"{what}_long", f"{what} {quote_text(text)} has {characters} characters", _TEXT_ALLOWED
+            )
     if forbidden and len(text.translate(None, forbidden)) != len(text):
         return _build_forbidden_rejection(what, text, forbidden)
     return None
@@ -108,7 +114,7 @@ def check_properties(properties: Mapping[Any, Any], limits: ContentLimits) -> Se
             return rejection
         size += len(name) + len(value)
     if size > limits.properties_bytes_max:
-        return illegal(
+        return build_illegal_rejection(
             "properties_long",
             f"the properties have {size} bytes",
             f"allowed: names and values of at most {limits.properties_bytes_max} bytes together",
@@ -122,45 +128,51 @@ def _check_property_name(name: bytes, value: bytes) -> SendRejection | None:
     if name == DELAY and value.isdigit():
         return None
     if not name.strip():
-        return illegal("property_blank", f"a property name {shown(name)} is blank", _BLANK_ALLOWED)
+        return build_illegal_rejection(
+            "property_blank", f"a property name {quote_text(name)} is blank", _BLANK_ALLOWED
+        )
     if name == DELAY:
-        return illegal(
+        return build_illegal_rejection(
             "property_reserved",
-            f"property DELAY has the value {shown(value)}",
+            f"property DELAY has the value {quote_text(value)}",
             "allowed: a whole number, the delay level (0 = none)",
         )
     if name in RESERVED:
-        return illegal(
+        return build_illegal_rejection(
             "property_reserved",
-            f"property name {shown(name)} is reserved",
+            f"property name {quote_text(name)} is reserved",
             f"allowed: any name but these {len(RESERVED)}: {b' '.join(sorted(RESERVED)).decode()}",
         )
     if value.strip():
         return None
-    return illegal("property_blank", f"property {shown(name)} has the value {shown(value)}", _BLANK_ALLOWED)
+    return build_illegal_rejection(
+        "property_blank", f"property {quote_text(name)} has the value {quote_text(value)}", _BLANK_ALLOWED
+    )
 
 
 def _check_property_text(name: bytes, value: bytes) -> SendRejection | None:
     """Return the rejection of non-ASCII text that is not UTF-8 or is blank in Unicode's sense, or None."""
-    for what, text in (("a property name", name), (f"the value of property {shown(name)}", value)):
+    for what, text in (("a property name", name), (f"the value of property {quote_text(name)}", value)):
         try:
             blank = not text.decode("utf-8").strip()
         except UnicodeDecodeError as error:
             return _build_utf8_rejection(what, text, error)
         if blank:
-            return illegal("property_blank", f"{what} is blank: {shown(text)}", _BLANK_ALLOWED)
+            return build_illegal_rejection(
+                "property_blank", f"{what} is blank: {quote_text(text)}", _BLANK_ALLOWED
+            )
     return None
 
 
 def _check_body(body: bytes | None, limits: ContentLimits) -> SendRejection | None:
     if not body:
-        return illegal(
+        return build_illegal_rejection(
             "body_empty",
             "the body has 0 bytes",
             f"allowed: 1 to {limits.body_bytes_max} bytes in field 7 or 3",
         )
     if len(body) > limits.body_bytes_max:
-        return illegal(
+        return build_illegal_rejection(
             "body_long", f"the body has {len(body)} bytes", f"allowed: 1 to {limits.body_bytes_max} bytes"
         )
     return None
@@ -168,16 +180,16 @@ def _check_body(body: bytes | None, limits: ContentLimits) -> SendRejection | No
 
 def _build_utf8_rejection(what: str, text: bytes, error: UnicodeDecodeError) -> SendRejection:
     bad = text[error.start]
-    return illegal(
+    return build_illegal_rejection(
         "not_utf8", f"{what} is not UTF-8: byte 0x{bad:02x} at position {error.start}", "allowed: UTF-8 text"
     )
 
 
 def _build_forbidden_rejection(what: str, text: bytes, forbidden: bytes) -> SendRejection:
     first_byte = next(byte for byte in text if byte in forbidden)
-    return illegal(
+    return build_illegal_rejection(
         "forbidden_byte",
-        f"{what} {shown(text)} holds byte 0x{first_byte:02x}",
+        f"{what} {quote_text(text)} holds byte 0x{first_byte:02x}",
         "allowed: text without the bytes that this cluster's engine keeps for itself",
     )
 
@@ -186,7 +198,7 @@ def _check_forbidden_bytes(properties: Mapping[bytes, bytes], forbidden: bytes) 
     for name, value in properties.items():
         for text in (name, value):
             if len(text.translate(None, forbidden)) != len(text):
-                return _build_forbidden_rejection(f"property {shown(name)}", text, forbidden)
+                return _build_forbidden_rejection(f"property {quote_text(name)}", text, forbidden)
     return None
 
 
@@ -200,14 +212,14 @@ def check_no_delay_property(properties: Mapping[bytes, bytes]) -> SendRejection 
     """Return the rejection of property DELAY in a request that has its own due time, or None."""
     if DELAY not in properties:
         return None
-    return illegal(
+    return build_illegal_rejection(
         "property_reserved", "property DELAY stands in a delay message", "allowed: DELAY in plain sends only"
     )
 
 
 def build_heartbeat_rejection() -> SendRejection:
     """Return the rejection of a heartbeat message in anything but a single send."""
-    return illegal(
+    return build_illegal_rejection(
         "topic_reserved",
         f"topic {HEARTBEAT_TOPIC!r} is for heartbeats, which nothing stores",
         "allowed: a single send without a delay",
@@ -219,13 +231,13 @@ def check_batch_size(
 ) -> SendRejection | None:
     """Return the rejection of a batch that is too large, or None."""
     if messages > messages_max:
-        return illegal(
+        return build_illegal_rejection(
             "batch_long",
             f"the batch has {messages} messages",
             f"allowed: at most {messages_max}; split it",
         )
     if body_bytes > body_bytes_max:
-        return illegal(
+        return build_illegal_rejection(
             "batch_long",
             f"the batch's bodies have {body_bytes} bytes",
             f"allowed: at most {body_bytes_max} together; split it",

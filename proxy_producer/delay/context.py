@@ -37,7 +37,7 @@ from ddmq_common.names import (
 )
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_requests import relay_command, schedule_command, uuid_of
-from proxy_producer.core.dialects import Dialects, dialects
+from proxy_producer.core.dialects import Dialects, select_dialects
 from proxy_producer.core.identity import delay_uuid
 from proxy_producer.core.rejections import SendRejection
 from proxy_producer.counts import SendCounts
@@ -163,7 +163,7 @@ class TopicDialects:
 
     def __init__(self, backend: Backend, configured: Mapping[str, tuple[str, ...]]) -> None:
         self._backend = backend
-        self._configured = {name: dialects(names) for name, names in configured.items()}
+        self._configured = {name: select_dialects(names) for name, names in configured.items()}
         self.spoken: dict[bytes, Dialects] = {name.encode(): d for name, d in self._configured.items()}
         self._unwatch = backend.watch_settings(self._on_setting, "topic/")
         for name in backend.topics():
@@ -181,7 +181,7 @@ class TopicDialects:
         info = self._backend.topic(name)
         stated = () if info is None else info.delay_dialects
         names = [dialect for dialect in stated if dialect in DELAY_DIALECTS]
-        spoken = dialects(names) if names else self._configured.get(name)
+        spoken = select_dialects(names) if names else self._configured.get(name)
         if spoken is not None:
             self.spoken[name.encode()] = spoken
         else:

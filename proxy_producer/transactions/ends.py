@@ -18,7 +18,12 @@ from ddmq_common.errors import DamagedError, TryLaterError
 from ddmq_common.names import OP_TOPIC
 from ddmq_rpc.api import Call
 from ddmq_rpc.codec import structs
-from proxy_producer.core.rejections import SendRejection, build_rejection, illegal, to_rejection
+from proxy_producer.core.rejections import (
+    SendRejection,
+    build_illegal_rejection,
+    build_rejection,
+    to_rejection,
+)
 from proxy_producer.flow import Flow
 from proxy_producer.transactions.codec import began_ms, read_op, shard_of
 from proxy_producer.transactions.context import TransactionCounts
@@ -43,16 +48,16 @@ OUTCOME_TEXTS = {
 
 
 class EndContext(NamedTuple):
-    """The parts of the transaction service that a PendingEnd uses.
+    """The components of the transaction service that a PendingEnd uses.
 
-    `owned(number)`: that shard, if this proxy owns it and has read all of it. `shards()`: the number of
-    shards; 0 if unknown.
+    `find_ready_shard(number)`: that shard, if this proxy owns it and has read all of it. `shards()`: the
+    number of shards; 0 if unknown.
     """
 
     flow: Flow
     owners: Owners
     counts: TransactionCounts
-    owned: Callable[[int], OwnedShard | None]
+    find_ready_shard: Callable[[int], OwnedShard | None]
     shards: Callable[[], int]
 
 
@@ -93,7 +98,7 @@ class PendingEnd:
             self._answer_unknown()
             return
         number = shard_of(self.transaction, shards)
-        owned = service.owned(number)
+        owned = service.find_ready_shard(number)
         if owned is not None:
             through = self.request.throughOffset
             if through is None:
@@ -181,7 +186,9 @@ class PendingEnd:
             self._reject_end(build_foreign_group_rejection(self.group))
         elif check is not None and not 1 <= check <= transaction.checks:
             what = f"check is {check}, and {transaction.checks} checks of this transaction were handed out"
-            self._reject_end(illegal("check_unknown", what, "allowed: the number of one of these"))
+            self._reject_end(
+                build_illegal_rejection("check_unknown", what, "allowed: the number of one of these")
+            )
         elif outcome is None:
             self._answer_outcome(TransactionOutcome.OPEN)
         elif transaction.deciding is not None:
@@ -274,7 +281,7 @@ PASSED_ON = (
 def build_foreign_group_rejection(group: str) -> SendRejection:
     """Return the rejection of a call for a transaction of another producer group."""
     what = f"the transaction is not one of producer group {group!r}"
-    return illegal("producer_group", what, "allowed: the group that prepared it")
+    return build_illegal_rejection("producer_group", what, "allowed: the group that prepared it")
 
 
 def check_half_verdict(verdict: HalfVerdict, transaction: bytes, group: str) -> SendRejection | None:
@@ -292,13 +299,15 @@ def check_half_verdict(verdict: HalfVerdict, transaction: bytes, group: str) -> 
 def build_late_message_rejection(transaction: bytes, why: str) -> SendRejection:
     """Return the rejection of a message for a transaction that accepts no more messages."""
     what = f"transaction {transaction.hex()} {why}"
-    return illegal("transaction_ended", what, "allowed: messages of an open one, or of a new one")
+    return build_illegal_rejection(
+        "transaction_ended", what, "allowed: messages of an open one, or of a new one"
+    )
 
 
 def build_sequence_used_rejection() -> SendRejection:
     """Return the rejection of a message whose sequence number was used in another transaction."""
     what = "sequence names a message that was sent before, in another transaction"
-    return illegal("sequence_used", what, "allowed: another number for each message")
+    return build_illegal_rejection("sequence_used", what, "allowed: another number for each message")
 
 
 class Lookup:

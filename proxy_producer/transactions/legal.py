@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddmq_common.names import find_group_name_error
-from proxy_producer.core.rejections import SendRejection, illegal, shown
+from proxy_producer.core.rejections import SendRejection, build_illegal_rejection, quote_text
 from proxy_producer.transactions.codec import parse_id
 
 
@@ -12,8 +12,10 @@ def parse_transaction_id(text: bytes | None) -> bytes | SendRejection:
     transaction = parse_id(text or b"")
     if transaction is not None:
         return transaction
-    what = f"transactionId is {shown(text or b'')}"
-    return illegal("transaction_id", what, "allowed: 32 hexadecimal digits of a UUID of version 7")
+    what = f"transactionId is {quote_text(text or b'')}"
+    return build_illegal_rejection(
+        "transaction_id", what, "allowed: 32 hexadecimal digits of a UUID of version 7"
+    )
 
 
 def check_group_name(name: bytes | None) -> SendRejection | None:
@@ -25,4 +27,6 @@ def check_group_name(name: bytes | None) -> SendRejection | None:
     if error is None:
         return None
     what, _, allowed = error.partition("; ")
-    return illegal("producer_group", f"producerGroup: {what}", allowed or "allowed: another name")
+    return build_illegal_rejection(
+        "producer_group", f"producerGroup: {what}", allowed or "allowed: another name"
+    )

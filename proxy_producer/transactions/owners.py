@@ -102,7 +102,7 @@ class Owners:
         """Drop the cached owners, because they have changed."""
         self._cached_addresses = None
 
-    def others(self, addresses: OwnerAddresses) -> list[str]:
+    def list_others(self, addresses: OwnerAddresses) -> list[str]:
         """Return the addresses of all owners but this proxy, sorted."""
         return sorted({address for address in addresses.values() if address not in ("", self.address)})
 

@@ -27,7 +27,7 @@ HANDOUTS_MAX = 32  # answers under preparation at a time, each of up to ANSWER_B
 class Polls:
     """Matches the waiting polls of one proxy with transaction checks.
 
-    `owned()`: the ready shards of this proxy.
+    `list_ready_shards()`: the ready shards of this proxy.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class Polls:
         owners: Owners,
         clock: Clock,
         counts: TransactionCounts,
-        owned: Callable[[], Iterable[OwnedShard]],
+        list_ready_shards: Callable[[], Iterable[OwnedShard]],
     ) -> None:
         self._owners = owners
         self._clock = clock
         self._counts = counts
-        self._owned = owned
+        self._list_ready_shards = list_ready_shards
         self._pending_requests: set[tuple[str, str]] = set()  # address and group of requests under way
         self._next_candidate = 0
         self._stored_checks: dict[str, tuple[float, list[Any]]] = {}
@@ -62,8 +62,10 @@ class Polls:
 
     def serve_group(self, group: str) -> None:
         """Hand out the due checks of this proxy's shards to the waiting polls of a group."""
-        for owned in self._owned():
-            while owned.shard.core.offered(group) and (poll := self.waiting.find_unserved(group)) is not None:
+        for owned in self._list_ready_shards():
+            while (
+                owned.shard.core.has_offer(group) and (poll := self.waiting.find_unserved(group)) is not None
+            ):
                 if self._handouts >= HANDOUTS_MAX:
                     self._behind[group] = None
                     return
@@ -135,7 +137,7 @@ class Polls:
             (address, group)
             for group in self.waiting.groups()
             if (poll := self.waiting.find_unserved(group)) is not None and not poll.forwarded
-            for address in self._owners.others(addresses.value)
+            for address in self._owners.list_others(addresses.value)
             if (address, group) not in self._pending_requests
         ]
         if not candidates:

@@ -208,7 +208,7 @@ class OpReader:
         else:
             self._record_gap(read.next_offset)
             if self._damaged:
-                self._decisions.damaged(self._backend.clock_ms())
+                self._decisions.record_damage(self._backend.clock_ms())
             if self._first and self._partly:  # all of them are gone
                 self._decisions.covered_from_ms = self._backend.clock_ms()
             self._done(self._decisions, None)
@@ -236,7 +236,7 @@ class OpReader:
                 continue
             if self._damaged:
                 self._damaged = False
-                self._decisions.damaged(op.at_ms)
+                self._decisions.record_damage(op.at_ms)
             if self._first and self._partly:
                 self._decisions.covered_from_ms = max(self._decisions.covered_from_ms, op.at_ms)
             self._first = False

@@ -25,7 +25,7 @@ from ddmq_common.names import (
 from ddmq_rpc.api import Call
 from proxy_producer.admission import DRAINING
 from proxy_producer.config import ProducerConfig
-from proxy_producer.core.rejections import SendRejection, build_rejection, illegal
+from proxy_producer.core.rejections import SendRejection, build_illegal_rejection, build_rejection
 from proxy_producer.delay.context import DelayLevels
 from proxy_producer.flow import Flow, SweepTimer
 from proxy_producer.topics import InternalTopic
@@ -82,8 +82,8 @@ class Transactions(QueueOwner[OwnedShard]):
             backend, config.transactions.shards, clock, config.timeout_ms_max / 1_000
         )
         self.owners = Owners(backend, clock)
-        self.polls = Polls(self.owners, clock, self.counts, self.ready)
-        self._ends = EndContext(flow, self.owners, self.counts, self.owned, lambda: self.shards)
+        self.polls = Polls(self.owners, clock, self.counts, self.list_ready_shards)
+        self._ends = EndContext(flow, self.owners, self.counts, self.find_ready_shard, lambda: self.shards)
         self._clock = clock
         self._timer = timer
         timeout_s = config.timeout_ms_max / 1_000
@@ -180,22 +180,22 @@ class Transactions(QueueOwner[OwnedShard]):
             self._shard_count = self.topics.shards
         return self._shard_count
 
-    def ready(self) -> Iterator[OwnedShard]:
+    def list_ready_shards(self) -> Iterator[OwnedShard]:
         """Return the shards that this proxy owns and has read completely."""
         return (owned for owned in list(self._owned.values()) if owned.shard.ready)
 
-    def owned(self, number: int) -> OwnedShard | None:
+    def find_ready_shard(self, number: int) -> OwnedShard | None:
         """Return the shard with this number if this proxy owns it and has read it completely, else None."""
         owned = self._by_number.get(number)
         return owned if owned is not None and owned.shard.ready else None
 
-    def owned_of(self, transaction: bytes) -> OwnedShard | None:
+    def find_shard_of(self, transaction: bytes) -> OwnedShard | None:
         """Return the shard of a transaction if this proxy owns it and has read it completely, else None."""
-        return self.owned(shard_of(transaction, self.shards)) if self.shards else None
+        return self.find_ready_shard(shard_of(transaction, self.shards)) if self.shards else None
 
     def first_due(self) -> list[int]:
         """Return when the first transaction of each shard is asked about next, on the clock of `now_ms`."""
-        due = (owned.shard.core.first_due_ms for owned in self.ready())
+        due = (owned.shard.core.first_due_ms for owned in self.list_ready_shards())
         return [due_ms for due_ms in due if due_ms is not None]
 
     def retry_waiting(self) -> None:
@@ -211,7 +211,7 @@ class Transactions(QueueOwner[OwnedShard]):
         if self.backend.capabilities.atomic:
             return None
         what = f"the engine {self.backend.capabilities.engine} cannot commit several topics as one"
-        return illegal("not_atomic", what, "allowed here: sends without a transaction")
+        return build_illegal_rejection("not_atomic", what, "allowed here: sends without a transaction")
 
     def check_group(self, name: bytes | None) -> SendRejection | None:
         """Return the rejection of an invalid producer group name. None: it is valid, and `groups` has it."""
@@ -251,7 +251,9 @@ class Transactions(QueueOwner[OwnedShard]):
         action = ACTIONS.get(request.action)
         if action is None:
             what = f"action is {request.action}"
-            return illegal("action", what, "allowed: 8 (commit), 12 (rollback), 0 (not known yet)")
+            return build_illegal_rejection(
+                "action", what, "allowed: 8 (commit), 12 (rollback), 0 (not known yet)"
+            )
         return self.flow.check_bounds(call.frame_bytes) or (transaction, action)
 
     def poll(self, call: Call) -> None:
@@ -277,7 +279,9 @@ class Transactions(QueueOwner[OwnedShard]):
             return build_rejection(Code.BUSY, "polls_max", what, "that is the bound; poll again later")
         if call.frame_bytes > POLL_BYTES_MAX:
             what = f"a poll of {call.frame_bytes} bytes"
-            return illegal("poll_long", what, f"allowed: at most {POLL_BYTES_MAX}, for it is held")
+            return build_illegal_rejection(
+                "poll_long", what, f"allowed: at most {POLL_BYTES_MAX}, for it is held"
+            )
         return self.check_atomic_support() or self.check_group(request.producerGroup)
 
     # --- periodic work
@@ -303,10 +307,10 @@ class Transactions(QueueOwner[OwnedShard]):
             if owned.shard.stuck:
                 owned.shard.start()
         now_ms = self.now_ms()
-        for owned in self.ready():
+        for owned in self.list_ready_shards():
             core = owned.shard.core
             core.offer_due(now_ms)
-            for transaction, reason in core.overdue():
+            for transaction, reason in core.take_overdue():
                 owned.deciding.end(transaction, TransactionOutcome.DEAD_LETTER, None, reason)
             owned.deciding.retry_postponed()
             owned.shard.flush()
@@ -315,7 +319,7 @@ class Transactions(QueueOwner[OwnedShard]):
         self._set_gauges(self.backend.clock_ms())
         self._runs += 1
         if self._runs % RUNS_PER_TRIM == 0:
-            for owned in self.ready():
+            for owned in self.list_ready_shards():
                 self.backend.trim(owned.shard.queue, owned.shard.core.position)
 
     def _on_bounds(self, queues: list[QueueRef], answer: Completion[list[Bounds | None]]) -> None:

@@ -53,7 +53,7 @@ from proxy_producer.core.delay_requests import (
     schedule_id,
     uuid_of,
 )
-from proxy_producer.core.dialects import dialects, read_command
+from proxy_producer.core.dialects import read_command, select_dialects
 
 NOW = 1_795_000_000_000
 DAY_MS = 86_400_000
@@ -113,7 +113,7 @@ def of_dialect(random: Random) -> Accepted | None:
         properties[property_name.encode()] = random.choice(pool).encode()
     seconds = random.choice((62 * 86_400, YEARS_100_S))
     limits = ScheduleLimits(seconds * 1_000, 1_000_000)
-    command = read_command(properties, dialects([name]), NOW + random.randint(0, 10**9), limits)
+    command = read_command(properties, select_dialects([name]), NOW + random.randint(0, 10**9), limits)
     if not isinstance(command, DelayCommand):
         return None
     uuid = uuid_of(random.randbytes(16))

@@ -166,7 +166,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
         self.shard.offer_due(self.now_ms)
-        for one, _ in self.shard.overdue():
+        for one, _ in self.shard.take_overdue():
             too_old = one.began_ms + RULES.age_ms_max <= self.now_ms
             assert too_old or one.checks >= RULES.checks_max
             self.shard.begin(one, TransactionOutcome.DEAD_LETTER)
@@ -182,7 +182,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
                 assert self.shard.finish_check(one, self.now_ms)
             else:
                 self.shard.cancel_check(one, self.now_ms)
-                assert self.shard.offered(group)
+                assert self.shard.has_offer(group)
 
     @rule()
     def take_over(self) -> None:

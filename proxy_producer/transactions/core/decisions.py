@@ -54,7 +54,7 @@ class DecisionHistory:
             _, oldest = self._by_id.popitem(last=False)
             self.covered_from_ms = max(self.covered_from_ms, oldest.at_ms + 1)
 
-    def damaged(self, until_ms: int) -> None:
+    def record_damage(self, until_ms: int) -> None:
         """Record that some decisions up to `until_ms` cannot be read."""
         self.damaged_ms = max(self.damaged_ms, until_ms)
         self.covered_from_ms = max(self.covered_from_ms, until_ms + 1)

@@ -374,7 +374,7 @@ class TransactionShard:
         rules = self._rules
         return max(transaction.began_ms + rules.age_ms_max, transaction.offered_ms + rules.offer_ms_min)
 
-    def overdue(self) -> Iterator[Overdue]:
+    def take_overdue(self) -> Iterator[Overdue]:
         """Yield and remove the transactions that must become dead letters now."""
         while self._overdue:
             overdue = self._overdue.popleft()
@@ -382,7 +382,7 @@ class TransactionShard:
             if self.open.get(transaction.id) is transaction and transaction.deciding is None:
                 yield overdue
 
-    def offered(self, group: str) -> bool:
+    def has_offer(self, group: str) -> bool:
         """Return whether a transaction is offered to this group."""
         return group in self._offered
 

@@ -28,7 +28,13 @@ from proxy_producer.admission import DRAINING, Admission
 from proxy_producer.batches import summarize_rejections
 from proxy_producer.config import ProducerConfig, TransactionLimits
 from proxy_producer.core.identity import identity_of
-from proxy_producer.core.rejections import SendRejection, build_rejection, illegal, shown, to_rejection
+from proxy_producer.core.rejections import (
+    SendRejection,
+    build_illegal_rejection,
+    build_rejection,
+    quote_text,
+    to_rejection,
+)
 from proxy_producer.flow import Flow
 from proxy_producer.pending import Destination, PendingSend, SendMember
 from proxy_producer.transactions.codec import (
@@ -170,7 +176,7 @@ def check_transaction_size(
     if before:
         what += f", {before} of them from before"
     allowed = f"allowed: at most {limits.messages_max} messages and {limits.bytes_max} bytes together"
-    return illegal("transaction_long", what, allowed)
+    return build_illegal_rejection("transaction_long", what, allowed)
 
 
 class Prepare(NamedTuple):
@@ -204,7 +210,7 @@ class PreparedSends:
             self._reject_call(call, prepare)
             return
         transactions = self._transactions
-        is_owned = transactions.owned_of(prepare.transaction) is not None
+        is_owned = transactions.find_shard_of(prepare.transaction) is not None
         if transactions.shards and not is_owned:
             self._wait_for_owner(call, deadline, prepare)
             return
@@ -241,7 +247,7 @@ class PreparedSends:
             or (properties and IMMUNITY in properties)
         ):
             return False
-        owned = transactions.owned_of(transaction)
+        owned = transactions.find_shard_of(transaction)
         if owned is None or flow.check_bounds(call.frame_bytes) is not None:
             return False
         record = self._admission.make_record(message, topic, None)
@@ -292,7 +298,7 @@ class PreparedSends:
         if self._flow.draining:
             return DRAINING
         if not request.messages:
-            return illegal("prepare", "the request has no messages", "allowed: 1 or more")
+            return build_illegal_rejection("prepare", "the request has no messages", "allowed: 1 or more")
         rejection = transactions.check_atomic_support()
         if rejection is not None:
             return rejection
@@ -307,7 +313,9 @@ class PreparedSends:
             return after_ms
         if call.frame_bytes > FRAME_BYTES_MAX - PASSING_BYTES:
             allowed = f"allowed: at most {FRAME_BYTES_MAX - PASSING_BYTES}"
-            return illegal("prepare_long", f"the request has {call.frame_bytes} bytes", allowed)
+            return build_illegal_rejection(
+                "prepare_long", f"the request has {call.frame_bytes} bytes", allowed
+            )
         rejection = check_transaction_size(self._limits, 0, 0, len(request.messages), 0)
         rejection = rejection or self._flow.check_bounds(call.frame_bytes)
         group = request.producerGroup.decode()
@@ -319,14 +327,18 @@ class PreparedSends:
         if after_ms is not None:
             if 0 <= after_ms <= most:
                 return int(after_ms)
-            return illegal("check_after", f"checkAfterMs is {after_ms}", f"allowed: 0 to {most}")
+            return build_illegal_rejection(
+                "check_after", f"checkAfterMs is {after_ms}", f"allowed: 0 to {most}"
+            )
         for message in request.messages:
             if message.properties and IMMUNITY in message.properties:
                 text = message.properties[IMMUNITY]
                 if text.isdigit() and len(text) < 10 and int(text) * 1_000 <= most:
                     return int(text) * 1_000
-                what = f"property {IMMUNITY.decode()} has the value {shown(text)}"
-                return illegal("check_after", what, f"allowed: whole seconds from 0 to {most // 1_000}")
+                what = f"property {IMMUNITY.decode()} has the value {quote_text(text)}"
+                return build_illegal_rejection(
+                    "check_after", what, f"allowed: whole seconds from 0 to {most // 1_000}"
+                )
         return -1
 
     def _check_messages(self, prepare: Prepare) -> SendRejection | list[SendMember]:
@@ -350,7 +362,7 @@ class PreparedSends:
     ) -> SendRejection | AdmittedPrepare:
         """Reserve capacity for the records in their transaction's shard, or return the rejection."""
         transaction, group = prepare.transaction, prepare.group
-        owned = self._transactions.owned_of(transaction)
+        owned = self._transactions.find_shard_of(transaction)
         if owned is None:
             return to_rejection(TryLaterError("the transaction moves to another proxy; send it again"))
         core, messages = owned.shard.core, len(records)

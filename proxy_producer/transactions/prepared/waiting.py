@@ -96,7 +96,7 @@ class WaitingPrepare:
         transactions = self._transactions
         if transactions.flow.draining:
             self._answer_rejection(DRAINING)
-        elif transactions.owned_of(self._transaction) is not None:
+        elif transactions.find_shard_of(self._transaction) is not None:
             self._stop_waiting()
             self._here(self.call, self.deadline)
         elif transactions.flow.monotonic() >= self._until:
@@ -131,7 +131,7 @@ class WaitingPrepare:
         self._is_request_pending = False
         if self.answered or addresses.error is not None:
             return
-        if self._transactions.owned_of(self._transaction) is not None:
+        if self._transactions.find_shard_of(self._transaction) is not None:
             self.retry()  # it has been claimed meanwhile
             return
         owners = self._transactions.owners

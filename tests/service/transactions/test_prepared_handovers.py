@@ -87,7 +87,7 @@ def test_a_prepare_behind_an_unread_message_is_answered_at_once_while_its_shard_
 def test_what_others_stored_before_it_is_read_before_it_is_answered(rig: TransactionRig, count: int) -> None:
     """An owner of before may have stored a message of a stranger, of whose transaction it then is."""
     rig.begin(body(b"elsewhere"))
-    shard = next(owned.shard.number for owned in rig.proxy.proxy.transactions.ready())
+    shard = next(owned.shard.number for owned in rig.proxy.proxy.transactions.list_ready_shards())
     strange = rig.new_id(shard)
     rig.append_half(strange, b"theirs", group="others")
     call = prepared(rig, strange, count)
@@ -154,7 +154,7 @@ def test_who_waits_for_an_owner_is_answered_at_half_of_the_time(
     """Not at its end, when its client has gone."""
     memory.begin()
     transactions = memory.proxy.proxy.transactions
-    monkeypatch.setattr(transactions, "owned_of", lambda transaction: None)
+    monkeypatch.setattr(transactions, "find_shard_of", lambda transaction: None)
     monkeypatch.setattr(transactions.owners, "fetch_addresses", lambda: succeeded({}))
     call = prepared(memory, memory.new_id(), timeout=4_000)
     memory.clock.advance(1.9)

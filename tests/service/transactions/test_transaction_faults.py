@@ -127,7 +127,7 @@ def test_answers_are_made_a_few_at_a_time(memory: TransactionRig, monkeypatch: p
 
 def test_a_read_that_fails_at_once_is_not_tried_without_end(memory: TransactionRig) -> None:
     memory.begin(body(b"x"))
-    for owned in memory.proxy.proxy.transactions.ready():
+    for owned in memory.proxy.proxy.transactions.list_ready_shards():
         for offset in range(10):
             owned.shard.recent.drop(offset)
     reads = memory.backend.start_read

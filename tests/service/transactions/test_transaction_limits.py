@@ -135,7 +135,7 @@ def test_open_ones_have_one_bound_through_all_proxies(memory: TransactionRig, pr
 
 
 def owned_shards(proxy: TransactionProxy, shard: int) -> list[Any]:
-    owned = proxy.proxy.transactions.owned(shard)
+    owned = proxy.proxy.transactions.find_ready_shard(shard)
     return [] if owned is None else [owned]
 
 
@@ -156,7 +156,11 @@ def test_those_that_begin_at_the_same_time_do_not_pass_it_together(
     until(lambda: all(call.answers for call in calls), "all are answered")
     assert [call.answer.code for call in calls].count(0) == 2 * SHARDS  # half of a shard's, for one group
     memory.look()
-    opened = [one.shard.core.by_group["fresh"] for proxy in every for one in proxy.proxy.transactions.ready()]
+    opened = [
+        one.shard.core.by_group["fresh"]
+        for proxy in every
+        for one in proxy.proxy.transactions.list_ready_shards()
+    ]
     assert sum(opened) == 2 * SHARDS
 
 

@@ -104,12 +104,12 @@ class TransactionProxy:
     @property
     def shards(self) -> set[int]:
         """Those that it owns and is through with."""
-        return {owned.shard.number for owned in self.proxy.transactions.ready()}
+        return {owned.shard.number for owned in self.proxy.transactions.list_ready_shards()}
 
     @property
     def postponed(self) -> int:
         """How many commits wait for a topic that is not known."""
-        return sum(len(owned.deciding.postponed) for owned in self.proxy.transactions.ready())
+        return sum(len(owned.deciding.postponed) for owned in self.proxy.transactions.list_ready_shards())
 
     def counted(self, name: str, **labels: str) -> float:
         rows = self.metrics.snapshot().get(name, [])

@@ -14,10 +14,10 @@ import pytest
 from ddmq_common.delays.command import DelayCommand
 from ddmq_common.delays.schedules import ScheduleLimits
 from delay_service.core.occurrences import next_after
-from proxy_producer.core.dialects import dialects, read_command
+from proxy_producer.core.dialects import read_command, select_dialects
 
 NOW = 1_795_289_273_456
-AMQ = dialects(["amq"])
+AMQ = select_dialects(["amq"])
 
 
 def read(now=NOW, **properties):

@@ -6,10 +6,10 @@ import pytest
 
 from ddmq_common.delays.command import DelayCommand, Schedule
 from ddmq_common.delays.schedules import ScheduleLimits
-from proxy_producer.core.dialects import dialects, read_command
+from proxy_producer.core.dialects import read_command, select_dialects
 
 NOW = 1_795_289_273_456
-OURS = dialects(["ddmq"])
+OURS = select_dialects(["ddmq"])
 
 
 def read(**properties):

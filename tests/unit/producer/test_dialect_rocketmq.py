@@ -11,10 +11,10 @@ import pytest
 
 from ddmq_common.delays.command import DelayCommand
 from ddmq_common.delays.schedules import ScheduleLimits
-from proxy_producer.core.dialects import dialects, read_command
+from proxy_producer.core.dialects import read_command, select_dialects
 
 NOW = 1_795_289_273_456
-ROCKETMQ = dialects(["rocketmq"])
+ROCKETMQ = select_dialects(["rocketmq"])
 
 
 def read(**properties):

@@ -8,12 +8,12 @@ from ddmq_client.idl.codes import DELAY_DIALECT_PROPERTIES, Code
 from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.delays.schedules import ScheduleLimits
 from ddmq_common.names import DELAY_DIALECTS
-from proxy_producer.core.dialects import dialects, drop_dialects, read_command
+from proxy_producer.core.dialects import drop_dialects, read_command, select_dialects
 from proxy_producer.core.rejections import SendRejection
 
 NOW = 1_795_289_273_456
 LIMITS = ScheduleLimits()
-ALL = dialects(DELAY_DIALECTS)
+ALL = select_dialects(DELAY_DIALECTS)
 NAMES = sorted(ALL.properties)
 
 
@@ -27,10 +27,10 @@ def test_an_order_of_a_dialect_keeps_the_message_as_it_is():
 
 def test_what_no_topic_speaks_is_an_ordinary_property():
     properties = dict.fromkeys(NAMES, b"5000")
-    nothing = dialects(())
+    nothing = select_dialects(())
     assert read_command(properties, nothing, NOW, LIMITS) is None
     assert drop_dialects(properties, nothing) == properties
-    rabbit = dialects(["rabbit"])
+    rabbit = select_dialects(["rabbit"])
     assert read_command({b"TIMER_DELAY_MS": b"x"}, rabbit, NOW, LIMITS) is None
     assert drop_dialects({b"TIMER_DELAY_MS": b"x", b"x-delay": b"0"}, rabbit) == {b"TIMER_DELAY_MS": b"x"}
 
@@ -49,7 +49,9 @@ def test_two_dialects_are_refused_by_name():
     assert isinstance(rejection, SendRejection)
     assert (rejection.code, rejection.reason) == (Code.ILLEGAL_MESSAGE, "delay_dialects_mixed")
     assert "AMQ_SCHEDULED_DELAY x-delay" in rejection.text
-    assert read_command({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, dialects(["amq"]), NOW, LIMITS)
+    assert read_command(
+        {b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, select_dialects(["amq"]), NOW, LIMITS
+    )
 
 
 def test_a_dialect_beside_a_level_is_refused():
@@ -86,13 +88,13 @@ def test_a_limit_of_years_is_a_limit_of_years():
 
 def test_an_unknown_dialect_is_named():
     with pytest.raises(ValueError, match=r"'redis' is not known; allowed: amq, rabbit, rocketmq, ddmq"):
-        dialects(["rabbit", "redis"])
+        select_dialects(["rabbit", "redis"])
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.binary(min_size=1, max_size=40), min_size=1, max_size=3))
 def test_no_value_raises(properties):
     for name in DELAY_DIALECTS:
-        command = read_command(properties, dialects([name]), NOW, LIMITS)
+        command = read_command(properties, select_dialects([name]), NOW, LIMITS)
         assert command is None or isinstance(command, DelayCommand | SendRejection)
 
 
@@ -108,7 +110,7 @@ def test_no_value_raises(properties):
 )
 def test_what_is_accepted_is_due_within_the_limits(properties):
     for name in DELAY_DIALECTS:
-        command = read_command(properties, dialects([name]), NOW, LIMITS)
+        command = read_command(properties, select_dialects([name]), NOW, LIMITS)
         if isinstance(command, DelayCommand):
             assert command.schedule is not None
             assert command.schedule.cron or command.due_ms <= NOW + LIMITS.delay_ms_max

@@ -3,7 +3,7 @@
 import pytest
 
 from ddmq_client.idl.codes import RESERVED_PROPERTIES
-from proxy_producer.core.rejections import shown
+from proxy_producer.core.rejections import quote_text
 from proxy_producer.core.validation import (
     ContentLimits,
     check_batch_size,
@@ -151,7 +151,7 @@ def test_batches_are_bounded_in_messages_and_bytes():
 
 
 def test_a_clients_text_is_shown_on_one_short_line():
-    assert shown(b"plain") == "'plain'"
-    assert shown(b"a\nb") == "'a\\nb'"
-    assert shown("é".encode() * 100) == repr("é" * 40) + "..."
-    assert "\\\\xff" in shown(b"\xff")
+    assert quote_text(b"plain") == "'plain'"
+    assert quote_text(b"a\nb") == "'a\\nb'"
+    assert quote_text("é".encode() * 100) == repr("é" * 40) + "..."
+    assert "\\\\xff" in quote_text(b"\xff")

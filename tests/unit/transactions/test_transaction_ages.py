@@ -31,7 +31,7 @@ def shard_with(age_ms: int = 0, checks: int = 0, check_after_ms: int = -1) -> Tr
 
 def overdue(shard: TransactionShard, now_ms: int) -> list[str]:
     shard.offer_due(now_ms)
-    return [reason for _, reason in shard.overdue()]
+    return [reason for _, reason in shard.take_overdue()]
 
 
 def test_the_clock_goes_on_with_the_monotonic_one() -> None:
@@ -50,7 +50,7 @@ def test_of_a_pause_a_few_seconds_count() -> None:
 def test_after_a_long_downtime_there_is_an_hour_left_to_be_asked(age_ms: int) -> None:
     shard = shard_with(age_ms)
     assert overdue(shard, NOW_MS) == []
-    assert shard.offered("g")
+    assert shard.has_offer("g")
     assert overdue(shard, NOW_MS + HOUR_MS - 1) == []
     assert [one.id for one in shard.begin_checks("g", 1, 100)] == [A]
 
@@ -65,9 +65,9 @@ def test_a_group_that_does_not_come_in_that_hour_has_a_dead_letter() -> None:
 def test_a_clock_that_was_set_back_meanwhile_makes_it_new(age_ms: int) -> None:
     shard = shard_with(age_ms)
     assert overdue(shard, NOW_MS + MINUTE_MS - 1) == []
-    assert not shard.offered("g")
+    assert not shard.has_offer("g")
     assert overdue(shard, NOW_MS + MINUTE_MS) == []
-    assert shard.offered("g")
+    assert shard.has_offer("g")
     assert overdue(shard, NOW_MS + DAY_MS - 1) == []
     assert overdue(shard, NOW_MS + DAY_MS) == [TOO_OLD]
 
@@ -75,7 +75,7 @@ def test_a_clock_that_was_set_back_meanwhile_makes_it_new(age_ms: int) -> None:
 def test_who_is_first_asked_at_the_end_of_the_day_is_offered_for_an_hour() -> None:
     shard = shard_with(check_after_ms=DAY_MS)
     assert overdue(shard, NOW_MS + DAY_MS) == []
-    assert shard.offered("g")
+    assert shard.has_offer("g")
     assert overdue(shard, NOW_MS + DAY_MS + HOUR_MS - 1) == []
     assert overdue(shard, NOW_MS + DAY_MS + HOUR_MS) == [TOO_OLD]
 
@@ -88,7 +88,7 @@ def test_a_check_that_is_out_keeps_it_open_whatever_its_age() -> None:
     assert shard.finish_check(check, NOW_MS + 2 * HOUR_MS)
     assert overdue(shard, NOW_MS + 2 * HOUR_MS + MINUTE_MS - 1) == []
     assert overdue(shard, NOW_MS + 2 * HOUR_MS + MINUTE_MS) == []
-    assert shard.offered("g")  # and it is asked about again
+    assert shard.has_offer("g")  # and it is asked about again
     assert overdue(shard, NOW_MS + 3 * HOUR_MS + MINUTE_MS) == [TOO_OLD]
 
 
@@ -98,7 +98,7 @@ def test_a_check_that_came_to_nothing_is_offered_as_if_new() -> None:
     (check,) = shard.begin_checks("g", 1, 100)
     shard.cancel_check(check, NOW_MS + 2 * HOUR_MS)
     assert overdue(shard, NOW_MS + 2 * HOUR_MS) == []
-    assert shard.offered("g")
+    assert shard.has_offer("g")
     assert overdue(shard, NOW_MS + 3 * HOUR_MS) == [TOO_OLD]
 
 

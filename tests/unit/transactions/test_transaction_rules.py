@@ -96,23 +96,23 @@ def test_what_was_finished_before_a_take_over_is_passed_over() -> None:
     assert shard.next_read()[0] == 103
     assert shard.open[A].checks == 2
     shard.offer_due(529)
-    assert not shard.offered("g") or A not in {one.id for one in shard.begin_checks("g", 9, 99)}
+    assert not shard.has_offer("g") or A not in {one.id for one in shard.begin_checks("g", 9, 99)}
     shard.offer_due(530)
-    assert list(shard.overdue()) == [Overdue(shard.open[A], UNANSWERED)]
+    assert list(shard.take_overdue()) == [Overdue(shard.open[A], UNANSWERED)]
 
 
 def test_checks_come_after_a_time_and_are_counted(shard: TransactionShard) -> None:
     shard.add_stored(half(0))
     shard.offer_due(159)
-    assert not shard.offered("g")
+    assert not shard.has_offer("g")
     shard.offer_due(160)
     (transaction,) = shard.begin_checks("g", 1, 100)
-    assert not shard.offered("g")
+    assert not shard.has_offer("g")
     shard.cancel_check(transaction, 160)
     assert shard.begin_checks("g", 1, 100) == [transaction]
     assert shard.finish_check(transaction, 170)
     shard.offer_due(199)
-    assert not shard.offered("g")
+    assert not shard.has_offer("g")
     shard.offer_due(200)
     assert shard.begin_checks("g", 1, 100) == [transaction]
     end(shard, A)
@@ -125,7 +125,7 @@ def test_an_end_that_failed_brings_no_check_forward(shard: TransactionShard) -> 
     shard.not_decided(shard.open[A], 110)
     shard.offer_due(1_099)
     assert [one.id for one in shard.begin_checks("g", 1, 100)] == []
-    assert list(shard.overdue()) == []
+    assert list(shard.take_overdue()) == []
 
 
 def test_as_many_are_asked_about_as_fit(shard: TransactionShard) -> None:
