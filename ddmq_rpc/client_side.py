@@ -1,6 +1,6 @@
 """The other end of a call: for tests, probes and benchmarks. No sockets here.
 
-`encode_call` gives a whole frame; `decode_reply` takes one. The client library has its own way.
+`encode_call` returns a complete frame; `decode_reply` decodes one. The client library has its own codec.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ decode as bytes and encode from str or bytes. A specification is what the C code
 by field id of (id, type, name, type arguments, unused); a struct's type arguments are [class, tuple].
 
 One transport and one protocol object are reused for every decode: nothing here may be re-entered, and
-nothing is, for the C codec calls no code of ours but `_Feed.refill`. Bounds: strings by the frame, every
-container by a count, nesting by the C codec's 64 levels, and the processor time of one frame: a large
-frame is fed to the codec in chunks, and between two of them the time is looked at, so that five
-megabytes of tiny elements cost what an honest frame costs, not half a second of everybody's time.
+nothing is, because the C codec calls no function of this module but `_Feed.refill_buffer`. Bounds: strings
+by the frame, every container by a count, nesting by the C codec's 64 levels, and the processor time of one
+frame. A large frame is fed to the codec in chunks, and the time is checked between two of them. So five
+megabytes of tiny elements cost what an ordinary frame costs, and not half a second of the whole server.
 
 Answers that are always the same are encoded once. `ready = constant_result(producer, "ProducerService",
 "sendSync", success=OK)` at start, then `call.reply_encoded(ready[call.wire])` for each call: only the header

@@ -231,7 +231,7 @@ class RpcConnection(AnswerSender):
         if traffic.open_bytes >= traffic.open_bytes_max:
             self._wait_for_capacity(frame)
             return
-        if self._in_partial and self._share.exhausted:  # read on in between, whole now
+        if self._in_partial and self._share.exhausted:  # complete now
             self._waiting_frame = frame
             traffic.partial.put(self, len(frame) + self._frames.buffered_bytes, traffic.now())
             self._await_slice()

@@ -1,7 +1,7 @@
 """Frames and message headers: the bytes that precede a struct on the wire. Pure.
 
 A frame is a 4-byte big-endian length and that many bytes. A length that is negative or over the limit is
-refused as soon as its four bytes are there, before any memory is taken for it: memory follows what has
+rejected as soon as its four bytes are there, before any memory is taken for it: memory follows what has
 really arrived, never what a length promises. Frames keep their length prefix, so that one that came alone in
 one piece is not copied; a payload starts at byte 4.
 

@@ -180,7 +180,7 @@ class Links(Generic[K, L]):
         return link
 
     def close(self) -> None:
-        """Close every link and refuse new ones."""
+        """Close every link and reject new ones."""
         self._closed = True
         for link in self._links.values():
             link.close()

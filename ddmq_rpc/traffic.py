@@ -2,7 +2,7 @@
 
 Three sums, each with its own answer at the bound, so that no one of them can starve another:
 * open bytes, frames of unanswered calls: the next call waits, first come first served, nothing is read;
-* partial bytes, frames that have not arrived whole or wait for the sum above: nobody reads on except the
+* partial bytes, frames that are incomplete or wait for the sum above: no connection reads on except the
   oldest of them, which so can always finish;
 * unsent bytes, answers that clients do not read: the connection that has been at it longest is closed.
 The processor's time is shared by address (time_slices.py).
@@ -44,7 +44,7 @@ class RpcLimits:
     connections_max: int = 10_000
     connections_max_per_address: int = 0  # of one client address; 0 = no bound of its own
     in_flight_bytes_max: int = 256 << 20  # frames of calls that are not answered yet
-    partial_bytes_max: int = 64 << 20  # frames that have not arrived whole
+    partial_bytes_max: int = 64 << 20  # incomplete frames
     unsent_bytes_max: int = 256 << 20  # answers that clients do not read; the oldest connection is closed
     frame_read_s: float = 10.0  # from the first byte of a frame to its last
     answer_write_s: float = 10.0  # for the client to read an answer
@@ -100,7 +100,7 @@ class RpcCounts:
         self.errors = {kind: registry.cell(RPC_FAULTS, service, kind.name.lower()) for kind in ErrorKind}
 
     def count_rejected(self, reason: str) -> None:
-        """Count one refused frame or connection. `reason`: one of a fixed set."""
+        """Count one rejected frame or connection. `reason`: one of a fixed set."""
         self._registry.cell(RPC_REFUSED, self._service, reason).value += 1
 
 

@@ -134,7 +134,7 @@ _EXTENSION_FIELDS = (
     "clientId", "dueMs", "cron", "zone", "delayMs", "periodMs", "repeat", "occurrencesMax", "catchUp", "key",
     "partitionId", "hashId",
 )  # fmt: skip
-_CRON_CHARACTERS_SHOWN = 256  # longer ones are rejected by their length, and need not be kept whole
+_CRON_CHARACTERS_SHOWN = 256  # longer ones are rejected by their length, and need not be stored completely
 
 
 def delay_request_of(message: Any, born_ms: int, frame_bytes: int) -> SendRequest:

@@ -184,10 +184,10 @@ class ProducerRig:
         return self.call("sendSync", message=message(**fields), timeout=timeout)
 
     def code(self, **fields: Any) -> int:
-        """The code of a send that is refused at once."""
+        """The code of a send that is rejected at once."""
         return int(self.send(**fields).answer.code)
 
-    def refused(self, reason: str) -> float:
+    def rejected(self, reason: str) -> float:
         return self.metrics.cell(catalogue.SEND_REFUSED, reason).value
 
     def counted(self, topic: str, code: int) -> float:

@@ -1,4 +1,4 @@
-"""The checks stand in one order for all requests: of several faults the first row's is the answer."""
+"""The checks have one order for all requests: the rejection of the first row that fails is the answer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def delayed(**fields: Any) -> SendRequest:
 
 
 def reasons(rig: ProducerRig, *requests: SendRequest) -> list[str]:
-    """Why each is refused, one after the other; "" where it is not."""
+    """Why each is rejected, one after the other; "" where it is not."""
     texts = []
     for request in requests:
         rejection = rig.proxy.admission.check_request(request)
@@ -179,7 +179,7 @@ def random_fields(random: Random) -> dict[str, Any]:
 
 
 def test_the_short_way_answers_as_the_table() -> None:
-    """The same record for what it takes, the same refusal for what it refuses."""
+    """The same record for what it takes, the same rejection for what it rejects."""
     rig = ProducerRig(TOPICS, delay=DelayLimits(dialects=DIALECTS))
     admission, random, accepted, rejected = rig.proxy.admission, Random(11), 0, 0
     for _ in range(3_000):

@@ -8,7 +8,7 @@ from proxy_producer.core.rejections import SendRejection
 from proxy_producer.counts import SendCounts
 
 
-def test_a_refused_cancel_is_no_send() -> None:
+def test_a_rejected_cancel_is_no_send() -> None:
     metrics = Registry()
     counts = SendCounts(metrics)
     counts.count_rejected_change(SendRejection(30, "delay id", "no such id"))

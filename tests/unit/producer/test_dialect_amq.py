@@ -98,7 +98,7 @@ def test_a_zone_of_ours_beside_the_cron():
         ({"CRON": "0 * * * *", "ZONE": "Moon"}, "time zone 'Moon'"),
     ],
 )
-def test_what_is_refused(properties, words):
+def test_what_is_rejected(properties, words):
     rejection = read(**properties)
     assert not isinstance(rejection, DelayCommand)
     assert words in rejection.text

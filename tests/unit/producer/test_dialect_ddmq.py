@@ -9,7 +9,7 @@ from ddmq_common.delays.schedules import ScheduleLimits
 from proxy_producer.core.dialects import read_command, select_dialects
 
 NOW = 1_795_289_273_456
-OURS = select_dialects(["ddmq"])
+DDMQ = select_dialects(["ddmq"])
 
 
 def read(**properties):
@@ -17,7 +17,7 @@ def read(**properties):
         f"deliver-{name.replace('_', '-')}".encode(): str(value).encode()
         for name, value in properties.items()
     }
-    return read_command(properties, OURS, NOW, ScheduleLimits())
+    return read_command(properties, DDMQ, NOW, ScheduleLimits())
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_has_passed_goes_at_once():
         ({"cron": "0 9 * * *", "occurrences": "-1"}, "the occurrences are -1"),
     ],
 )
-def test_what_is_refused(properties, words):
+def test_what_is_rejected(properties, words):
     rejection = read(**properties)
     assert not isinstance(rejection, DelayCommand)
     assert words in rejection.text

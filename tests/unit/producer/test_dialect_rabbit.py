@@ -42,7 +42,7 @@ def test_the_edges_of_the_range(value, delay):
 
 
 @pytest.mark.parametrize("value", [b"soon", b"1e3", b"5s", b"0x10", b"nan", b"\xd9\xa3", b"1" * 19])
-def test_what_is_no_number_is_refused(value):
+def test_what_is_no_number_is_rejected(value):
     rejection = read(value)
     assert not isinstance(rejection, DelayCommand)
     assert "property x-delay has the value" in rejection.text

@@ -1,7 +1,7 @@
 """RocketMQ 5's timer properties, by that system's own documentation.
 
 "Delay Message" (rocketmq.apache.org/docs/featureBehavior/02delaymessage) sets a delivery timestamp in
-milliseconds since the epoch, lets a moment that has passed be delivered at once, and refuses one beyond the
+milliseconds since the epoch, lets a moment that has passed be delivered at once, and rejects one beyond the
 longest delay. The property names, and which of several holds, are those of MessageConst and of
 HookUtils.transformTimerMessage in apache/rocketmq. Levels ("Delayed Message Sending",
 rocketmq.apache.org/docs/4.x/producer/04message3) are tests/unit/producer/test_producer_levels.py.
@@ -51,7 +51,7 @@ def test_what_has_passed_goes_at_once(properties):
         ({"DELAY_MS": "1.5"}, "a whole number"),
     ],
 )
-def test_what_is_refused(properties, words):
+def test_what_is_rejected(properties, words):
     rejection = read(**properties)
     assert not isinstance(rejection, DelayCommand)
     assert words in rejection.text

@@ -1,4 +1,4 @@
-"""Dialects as a whole: who speaks them, what is refused, what is delivered."""
+"""Dialects as a whole: who speaks them, what is rejected, what is delivered."""
 
 import pytest
 from hypothesis import given
@@ -44,7 +44,7 @@ def test_names_of_a_dialect_are_never_delivered():
     assert drop_dialects(properties, ALL) == {b"mine": b"1", b"scheduledJobId": b"7"}
 
 
-def test_two_dialects_are_refused_by_name():
+def test_two_dialects_are_rejected_by_name():
     rejection = read_command({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, ALL, NOW, LIMITS)
     assert isinstance(rejection, SendRejection)
     assert (rejection.code, rejection.reason) == (Code.ILLEGAL_MESSAGE, "delay_dialects_mixed")
@@ -54,7 +54,7 @@ def test_two_dialects_are_refused_by_name():
     )
 
 
-def test_a_dialect_beside_a_level_is_refused():
+def test_a_dialect_beside_a_level_is_rejected():
     rejection = read_command({b"x-delay": b"5", b"DELAY": b"3"}, ALL, NOW, LIMITS)
     assert rejection.code == Code.ILLEGAL_MESSAGE
     assert "x-delay DELAY=3" in rejection.text

@@ -86,7 +86,7 @@ def test_the_others_go_where_they_say(rig):
         ({"topic": b"only"}, 19, "message 1: topic 'only'"),
     ],
 )
-def test_one_fault_refuses_a_whole_batch_and_only_its_own_message_of_an_each(rig, bad, code, words):
+def test_one_rejection_stops_a_sync_batch_and_concerns_one_message_of_any_other(rig, bad, code, words):
     call = send_batch_sync(rig, message(), message(**bad), message())
     assert call.answer.code == code
     assert call.answer.msg.startswith("FAILED: 0 of 3 messages are stored; ")

@@ -1,4 +1,4 @@
-"""Topics at their bound of waiting delayed messages: what is refused with code 15, and what is not."""
+"""Topics at their bound of waiting delayed messages: what is rejected with code 15, and what is not."""
 
 from __future__ import annotations
 

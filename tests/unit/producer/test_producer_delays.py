@@ -124,7 +124,7 @@ def test_whatever_a_loop_asks_for_its_id_can_be_cancelled(rig):
 
 @pytest.mark.parametrize("name", ["dueMs", "delayMs", "periodMs", "repeat", "occurrencesMax", "hashId"])
 @pytest.mark.parametrize("value", [-(1 << 63), -1, (1 << 63) - 1])
-def test_numbers_at_the_ends_are_taken_or_refused(rig, name, value):
+def test_numbers_at_the_ends_are_taken_or_rejected(rig, name, value):
     call = send_delay(rig, timestamp=None, dmsgtype=SCHEDULE, fresh=True, **{"delayMs": 5, name: value})
     assert rig.backend.sent or call.answer.code in (11, 33)
 
@@ -220,7 +220,7 @@ def test_out_of_time_before_it_is_durable_is_12(rig):
     assert rig.proxy.flow.inflight == 0
 
 
-def test_an_append_that_is_refused_ends_the_waiting(rig):
+def test_an_append_that_is_rejected_ends_the_waiting(rig):
     call = change(rig, clientId=b"me")
     rig.records()
     rig.backend.sent[0].answer(AppendStatus.NOT_STORED)
@@ -353,7 +353,7 @@ class TestChanges:
 
 
 class TestPresence:
-    def refused(self, rig) -> bool:
+    def rejected(self, rig) -> bool:
         """Whether an add is answered 21; else it was stored."""
         before, call = len(rig.backend.sent), send_delay(rig)
         until(lambda: not call.open or len(rig.backend.sent) > before)
@@ -362,40 +362,40 @@ class TestPresence:
     def test_none_has_ever_run(self):
         rig = ProducerRig(TOPICS[:3])
         rig.clock.advance(1.0)
-        assert self.refused(rig)
-        assert self.refused(rig)
+        assert self.rejected(rig)
+        assert self.rejected(rig)
         assert not rig.backend.sent
 
     def test_a_proxy_that_starts_first_takes_orders_until_the_service_runs_again(self):
         rig = ProducerRig(TOPICS)
         until(lambda: rig.proxy.delay.presence._absent_since is not None)
         rig.clock.advance(9.0)
-        assert not self.refused(rig)
+        assert not self.rejected(rig)
         rig.clock.advance(2.0)
-        assert self.refused(rig)
+        assert self.rejected(rig)
 
     def test_one_that_has_just_begun_is_noticed(self):
         rig = ProducerRig(TOPICS)
         until(lambda: rig.proxy.delay.presence._absent_since is not None)
         rig.clock.advance(11.0)
-        assert self.refused(rig)
+        assert self.rejected(rig)
         shards = Shards(rig.backend)
         until(lambda: shards.queues)
-        assert not self.refused(rig)
+        assert not self.rejected(rig)
 
     def test_one_that_was_seen_may_be_away_for_a_while(self, rig):
-        assert not self.refused(rig)
+        assert not self.rejected(rig)
         rig.shards.membership.leave()
         rig.clock.advance(3.0)
-        assert not self.refused(rig)
+        assert not self.rejected(rig)
         until(lambda: rig.proxy.delay.presence._absent_since is not None)
         rig.clock.advance(9.0)
-        assert not self.refused(rig)
+        assert not self.rejected(rig)
         rig.clock.advance(2.0)
-        assert self.refused(rig)
+        assert self.rejected(rig)
 
     def test_one_that_comes_back_is_noticed(self, rig):
         self.test_one_that_was_seen_may_be_away_for_a_while(rig)
         rig.shards = Shards(rig.backend)
         until(lambda: rig.shards.queues)
-        assert not self.refused(rig)
+        assert not self.rejected(rig)

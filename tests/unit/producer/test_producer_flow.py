@@ -82,17 +82,17 @@ def test_too_many_requests_are_answered_15_at_once():
     assert "2 requests are in flight" in batch.answer.msg
     rig.backend.sent[0].answer()
     assert rig.send().open
-    assert rig.refused("inflight_requests") == 2
+    assert rig.rejected("inflight_requests") == 2
 
 
 def test_too_many_bytes_are_answered_15_at_once():
     rig = ProducerRig(inflight_bytes_max=1_000)
     rig.call("sendSync", message=message(), frame_bytes=600)
-    refused = rig.call("sendSync", message=message(), frame_bytes=401)
-    assert refused.answer.code == 15
-    assert "600 bytes are in flight" in refused.answer.msg
+    rejected = rig.call("sendSync", message=message(), frame_bytes=401)
+    assert rejected.answer.code == 15
+    assert "600 bytes are in flight" in rejected.answer.msg
     assert rig.call("sendSync", message=message(), frame_bytes=400).open
-    assert rig.refused("inflight_bytes") == 1
+    assert rig.rejected("inflight_bytes") == 1
 
 
 def test_an_illegal_message_is_11_even_when_full():
@@ -139,16 +139,16 @@ class TestRates:
         rig = self.rig(defer_ms_max=50)
         rig.send()
         assert rig.code(timeout=5_000) == 15
-        assert rig.refused("rate") == 1
+        assert rig.rejected("rate") == 1
 
     def test_the_queue_of_those_who_wait_is_bounded(self):
         rig = self.rig(defer_ms_max=5_000, deferred_max=2)
         for _ in range(3):
             assert rig.send(timeout=10_000).open
         assert rig.code(timeout=10_000) == 15
-        assert rig.refused("deferred_max") == 1
+        assert rig.rejected("deferred_max") == 1
 
-    def test_refused_ones_take_no_tokens(self):
+    def test_rejected_ones_take_no_tokens(self):
         rig = self.rig(defer_ms_max=0)
         rig.send()
         for _ in range(50):

@@ -84,7 +84,7 @@ class TestDialects:
         assert len(rig.backend.sent) == 1
 
     def test_however_seldom_somebody_sends(self):
-        """The holders of the shards are asked again before it is refused, and before it is taken."""
+        """The holders of the shards are asked again before it is rejected, and before it is taken."""
         rig = ProducerRig(TOPICS, delay=DelayLimits(dialects={"orders": ("rabbit",), "none": ("rabbit",)}))
         until(lambda: rig.proxy.delay.presence._absent_since is not None)
         rig.clock.advance(10.0)
@@ -114,7 +114,7 @@ class TestDialects:
         until(lambda: not call.open or rig.backend.sent)
         assert call.answer.code == 20
 
-    def test_a_dialect_that_nobody_speaks_is_refused_in_the_configuration(self):
+    def test_a_dialect_that_nobody_speaks_is_rejected_in_the_configuration(self):
         with pytest.raises(ValueError, match="klingon"):
             ProducerConfig(delay=DelayLimits(dialects={"orders": ("klingon",)}))
 

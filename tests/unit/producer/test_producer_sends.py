@@ -107,7 +107,7 @@ def test_callers_that_send_a_field_of_ours_get_ours(rig, field):
         ({"topic": b"none", "properties": {b"DELAY": b"3"}}, 18, "'none' takes no delayed"),
     ],
 )
-def test_what_is_refused_before_the_backend(rig, fields, code, words):
+def test_what_is_rejected_before_the_backend(rig, fields, code, words):
     answer = rig.send(**fields).answer
     assert answer.code == code
     assert answer.msg.startswith("FAILED: ")
@@ -210,9 +210,9 @@ def test_a_oneway_send_takes_the_same_path_and_says_nothing(rig):
     rig.backend.sent[0].answer()
     assert call.answer is None
     assert rig.counted("orders", 0) == 1
-    refused = rig.call("sendOneway", message=message(body=b""))
-    assert refused.answer is None
-    assert rig.refused("body_empty") == 1
+    rejected = rig.call("sendOneway", message=message(body=b""))
+    assert rejected.answer is None
+    assert rig.rejected("body_empty") == 1
 
 
 def test_sends_after_a_topics_change_follow_it(rig):

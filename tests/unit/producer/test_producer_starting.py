@@ -1,4 +1,4 @@
-"""While the backend is not there yet every kind of send is refused, counted, and told why."""
+"""While the backend is not there yet every kind of send is rejected, counted, and told why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = ("sendSync", "sendAsync", "sendOneway", "sendDelaySync", "sendBatchSync"
 
 
 @pytest.mark.parametrize("method", KINDS)
-def test_a_send_is_refused_with_the_reason_as_it_is_now(method: str) -> None:
+def test_a_send_is_rejected_with_the_reason_as_it_is_now(method: str) -> None:
     metrics, why = Registry(), ["no broker"]
     handler = reject_sends(lambda: why[0], metrics).handlers[method]
     size = 3 if "Batch" in method else 1

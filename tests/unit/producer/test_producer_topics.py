@@ -159,7 +159,7 @@ def test_a_topic_deleted_as_soon_as_it_was_made(rig):
     assert call.answer.code == 14
 
 
-def test_refusals_of_unknown_topics_do_not_grow_the_metrics():
+def test_rejections_of_unknown_topics_do_not_grow_the_metrics():
     rig = ProducerRig(auto_create_topics=False)
     for number in range(50):
         rig.code(topic=b"invented-%d" % number)

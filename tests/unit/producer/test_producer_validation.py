@@ -1,4 +1,4 @@
-"""Code 11, fault by fault: the reason, the value that was wrong, and what is allowed."""
+"""Each rejection with code 11: its reason, the invalid value, and what is allowed."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_a_legal_message_passes(fields):
     assert check(**fields) is None
 
 
-def test_there_are_22_reserved_names_and_each_is_refused():
+def test_there_are_22_reserved_names_and_each_is_rejected():
     assert len(RESERVED_PROPERTIES) == 22
     for name in RESERVED_PROPERTIES - {"DELAY"}:
         rejection = check(properties={name.encode(): b"v"})

@@ -99,7 +99,7 @@ def test_a_large_answer_arrives_whole(one: Stage, wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_faults_of_the_request(one: Stage, wire: Wire) -> None:
+def test_errors_of_the_request(one: Stage, wire: Wire) -> None:
     client = one.client()
     named = Envelope(b"noSuch", CALL).build_frame(wire, sequence_bytes(wire, 3), b"\x00")
     assert error_of(client, named) == (1, "unknown method 'noSuch'")
@@ -124,7 +124,7 @@ def test_faults_of_the_request(one: Stage, wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_fault_answers_echo_name_sequence_and_protocol(one: Stage, wire: Wire) -> None:
+def test_error_answers_echo_name_sequence_and_protocol(one: Stage, wire: Wire) -> None:
     client = one.client()
     client.send(Envelope(b"noSuch", CALL).build_frame(wire, sequence_bytes(wire, 70_000), b"junk"))
     answer = client.read_frame()
@@ -172,7 +172,7 @@ def test_a_handler_that_raises_is_an_internal_error(one: Stage, caplog: Any) -> 
     assert "the handler breaks" in caplog.text
 
 
-def test_only_a_few_faults_are_logged_per_interval(one: Stage, caplog: Any) -> None:
+def test_only_a_few_errors_are_logged_per_interval(one: Stage, caplog: Any) -> None:
     client = one.client()
     frame = encode_call(producer, PRODUCER, "sendDelaySync", delayMessage=P.DelayMessage())
     for _ in range(15):

@@ -1,4 +1,4 @@
-"""Frames come out as they went in, however the stream is cut; bad lengths are refused at once."""
+"""Frames come out as they went in, however the stream is cut; bad lengths are rejected at once."""
 
 from itertools import pairwise
 from struct import pack
@@ -45,7 +45,7 @@ def test_any_cut_gives_the_same_frames(sent: list[bytes], cuts: list[int]) -> No
 
 
 @given(payloads, st.integers(-(1 << 31), (1 << 31) - 1).filter(lambda n: not 0 <= n <= LIMIT))
-def test_a_bad_length_is_refused_after_the_frames_before_it(sent: list[bytes], length: int) -> None:
+def test_a_bad_length_is_rejected_after_the_frames_before_it(sent: list[bytes], length: int) -> None:
     frames = Frames(LIMIT)
     frames.keep_bytes(b"".join(map(framed, sent)) + pack(">i", length))
     for payload in sent:
@@ -54,7 +54,7 @@ def test_a_bad_length_is_refused_after_the_frames_before_it(sent: list[bytes], l
         frames.next_frame()
 
 
-def test_a_bad_length_is_refused_with_its_fourth_byte() -> None:
+def test_a_bad_length_is_rejected_with_its_fourth_byte() -> None:
     frames = Frames(LIMIT)
     assert frames.feed_bytes(b"\x7f\xff\xff") is None
     with pytest.raises(FrameLengthError):

@@ -146,7 +146,7 @@ def test_a_costly_request_makes_its_connection_rest(one: Stage, monkeypatch: pyt
     assert sequence_of(client.read_frame()) == 2
 
 
-def test_a_frame_of_tiny_elements_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_of_tiny_elements_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddmq_rpc.traffic.DECODE_CPU_S", 0.001)
     with stage() as one:
         properties = {b"%d" % n: b"" for n in range(15_000)}

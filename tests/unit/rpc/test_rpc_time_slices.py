@@ -258,7 +258,7 @@ def test_long_requests_that_their_bytes_explain_do_not_rest(loop: Loop) -> None:
 
 
 @pytest.mark.slow
-def test_time_that_another_process_took_is_nobodys_fault(loop: Loop) -> None:
+def test_time_that_another_process_used_makes_no_address_rest(loop: Loop) -> None:
     """A request that looks long once is measured the next times, and found cheap."""
     loop.connect("10.0.0.1", 0.0001, every_s=0.01)
     other = loop.connect("10.0.0.2", 0.0001, every_s=0.01)

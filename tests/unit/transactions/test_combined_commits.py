@@ -1,4 +1,4 @@
-"""Commits of one turn of the hub are one; where that is refused each goes by itself."""
+"""Commits of one turn of the hub are one; where that is rejected each goes by itself."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_those_of_one_turn_are_one_commit() -> None:
     assert view.committed == 4
 
 
-def test_one_that_is_refused_harms_no_other() -> None:
+def test_one_that_is_rejected_harms_no_other() -> None:
     commits = Commits()
     commits.add(0, epoch=5)
     commits.wait_for_outcomes(1)

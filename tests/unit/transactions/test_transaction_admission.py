@@ -60,7 +60,7 @@ def test_transactions_on_their_way_count_as_open(shard: TransactionShard) -> Non
     assert shard.admit_prepare(b"f" * 16, "g", 1, 10) is FULL
 
 
-def test_a_stranger_is_refused_before_the_first_message_has_arrived(shard: TransactionShard) -> None:
+def test_a_stranger_is_rejected_before_the_first_message_has_arrived(shard: TransactionShard) -> None:
     assert shard.admit_prepare(A, "g", 1, 10) is ADMITTED
     assert shard.admit_prepare(A, "thieves", 1, 10) is PrepareVerdict.FOREIGN
     arrive(shard, A)
