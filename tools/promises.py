@@ -60,23 +60,25 @@ ALONE = {
     "service/kafka": "kafka",
 }  # about one engine, which no parameter names
 HEAD = """
-`python tools/promises.py` generates this section from the tests. The table shows how many cases each engine
-runs with the same test code. `make test` runs the tests for memory and the file log, and `make test-kafka`
-runs those for Kafka on a real broker. The first rows, up to the naive model, are the contract suite of the
-backend port. This suite also runs the file log in three other ways (as a process that is not the writer, and
-with tiny limits). These runs are not counted here. The memory engine is a model for tests; no server uses it.
+`python tools/promises.py` generates this section from the tests. The table shows how many test cases run on
+each engine with the same test code. `make test` runs the tests for memory and the file log, and `make
+test-kafka` runs the tests for Kafka on a real broker. The first rows of the table, up to the naive model, are
+the contract suite of the backend port. The contract suite also runs the file log in three other ways (as a
+process that is not the writer, and with tiny limits). These additional runs are not counted in the table. The
+memory engine is a model for tests; no server uses it.
 
 | promise | memory | file log | Kafka |
 |---|---|---|---|
 """
 UNBROKEN_WORDS: Mapping[str, bool] = {"break_on_hyphens": False, "break_long_words": False}
 INTRO_UNSUPPORTED = """
-For each engine, this list shows the cases that run only on other engines. Names in code font are test
-functions:
+For each engine, the following list shows the cases that run only on other engines. Names in code font
+are test functions:
 
 """
 ONE = """
-**Some cases run on only one engine**, although their folders have the same tests for all engines. They are"""
+**Some cases run on only one engine**, although the tests in their folders are the same for all
+engines. They are"""
 
 
 class Case(NamedTuple):
@@ -215,11 +217,11 @@ def alone(cases: dict[Case, dict[str, str]]) -> str:
         f"{len(which)} cases of the {ENGINES[engine]}" for engine, which in sorted(cases_by_engine.items())
     ]
     tests = [
-        f" Tests of the {ENGINES[engine]}: {named(which, cases)}."
+        f" The tests of the {ENGINES[engine]} are {named(which, cases)}."
         for engine, which in sorted(cases_by_engine.items())
     ]
     text = (
-        f"{ONE.strip()} {', '.join(counts) or 'none'}, and all cases of the last row, which is about Kafka."
+        f"{ONE.strip()} {', '.join(counts) or 'none'}, and all cases of the last row, which concerns Kafka."
     )
     text += "".join(tests)
     return "\n" + textwrap.fill(text, 120, **UNBROKEN_WORDS) + "\n"
