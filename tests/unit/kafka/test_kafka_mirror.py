@@ -35,14 +35,14 @@ def test_it_ends_in_time_though_no_broker_answers() -> None:
     assert all(error for _, error in outcomes), "nothing was committed"
 
 
-class FakeConsumer:
+class FakeOffsetConsumer:
     open = 0
     open_max = 0
     fails = False
 
     def __init__(self, _: dict[str, object]) -> None:
-        FakeConsumer.open += 1
-        FakeConsumer.open_max = max(FakeConsumer.open, FakeConsumer.open_max)
+        FakeOffsetConsumer.open += 1
+        FakeOffsetConsumer.open_max = max(FakeOffsetConsumer.open, FakeOffsetConsumer.open_max)
 
     def list_topics(self, topic: str, _: float) -> SimpleNamespace:
         return SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None, 1: None})})
@@ -53,8 +53,8 @@ class FakeConsumer:
     def commit(self, **_: object) -> None: ...
 
     def close(self) -> None:
-        FakeConsumer.open -= 1
-        if FakeConsumer.fails:
+        FakeOffsetConsumer.open -= 1
+        if FakeOffsetConsumer.fails:
             raise RuntimeError("nobody foresaw it")
 
 
@@ -62,18 +62,18 @@ class FakeConsumer:
 def test_consumers_are_few_and_go_when_they_are_not_used(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "Consumer", FakeConsumer)
+    monkeypatch.setattr(module, "Consumer", FakeOffsetConsumer)
     monkeypatch.setattr(module, "UNUSED_S", 0.05)
-    monkeypatch.setattr(FakeConsumer, "open_max", 0)
-    monkeypatch.setattr(FakeConsumer, "fails", fails)
+    monkeypatch.setattr(FakeOffsetConsumer, "open_max", 0)
+    monkeypatch.setattr(FakeOffsetConsumer, "fails", fails)
     outcomes: list[str] = []
     committer = _OffsetCommitter(KafkaOptions(), lambda group, _: outcomes.append(group))
     for lap in range(2):
         for number in range(3 * CONSUMERS_MAX):
             committer.commit_later(f"g{number}", [TopicPartition("orders", 0, 7)])
         until(lambda lap=lap: len(outcomes) == 3 * CONSUMERS_MAX * (lap + 1), "all are answered")
-        until(lambda: FakeConsumer.open == 0, "closed")
-    assert FakeConsumer.open_max <= CONSUMERS_MAX
+        until(lambda: FakeOffsetConsumer.open == 0, "closed")
+    assert FakeOffsetConsumer.open_max <= CONSUMERS_MAX
     committer.close()
 
 
@@ -83,7 +83,7 @@ def test_what_another_program_committed_is_left_as_it_is(monkeypatch: pytest.Mon
     looks: list[str] = []
     written: list[str] = []
 
-    class Standing(FakeConsumer):
+    class Standing(FakeOffsetConsumer):
         def __init__(self, settings: dict[str, object]) -> None:
             self.group = str(settings["group.id"])
 
@@ -124,7 +124,7 @@ class Group:
         self.raised: list[Exception] = []
         left, offsets_sent = list(answers), self.offsets_sent
 
-        class Elsewhere(FakeConsumer):
+        class Elsewhere(FakeOffsetConsumer):
             def commit(self, *, offsets: list[TopicPartition], **_: object) -> None:
                 offsets_sent.append(offsets[0].offset)
                 if left:
