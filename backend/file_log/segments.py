@@ -1,12 +1,13 @@
-"""The files of the commit log: found by name, mapped for reading, truncated and continued.
+"""The files of the commit log: opened by name, mapped for reading, truncated and continued.
 
 Rules:
-* A segment holds the positions from its name up to the next segment's name; its bytes count up to `end`.
-  No code reads a mapped byte at or past `end`: after a truncation the byte may not exist, and a process that
+* A segment holds the positions from its name up to the next segment's name; its bytes count up to `end`. No
+  code reads a mapped byte at or past `end`: after a truncation the byte may not exist, and a process that
   touches it dies. Nor does code read a byte outside the range passed to `view`, whose page may be unreadable.
 * Creating and truncating block; one owner changes the set, on the hub.
-* An expired segment with young dead letters is *kept*: for them alone, under another name. Kept segments come
-  before all others, with holes between them; the log begins after them.
+* An expired segment with young dead letters becomes a *dead-letter segment*: it is retained for them alone,
+  under another name. Dead-letter segments come before all others, with holes between them; the log begins
+  after them.
 """
 
 from __future__ import annotations

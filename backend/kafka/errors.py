@@ -44,11 +44,11 @@ _PASSING = _SILENT | {
     KafkaError.REQUEST_TIMED_OUT, KafkaError._WAIT_COORD,
 }  # fmt: skip
 TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
-# What is foreseen once the topic was looked at again: its settings, or who may write to it, were changed.
+# Errors that a new survey of the topic foresees: its settings, or the rights to write to it, were changed.
 REFRESH_TOPIC_CODES = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 _LATER = frozenset(
     (KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._QUEUE_FULL, KafkaError.THROTTLING_QUOTA_EXCEEDED,
-     KafkaError._INVALID_DIFFERENT_RECORD)  # another one of its batch is wrong: nothing of that is stored
+     KafkaError._INVALID_DIFFERENT_RECORD)  # another record of its batch is invalid
 )  # fmt: skip
 RAISED = (KafkaException, SystemError)  # by a call that serves reports: see `cause_of`
 

@@ -114,7 +114,7 @@ def _log_waiting(options: KafkaOptions, reason: str) -> None:
 
 CHECK_TIMEOUT_S = 15.0  # for all of it
 ANSWER_S = 2.0  # then the cluster counts as not answering
-BROKERS_MAX = 32  # that are asked for their settings; they are set alike
+BROKERS_MAX = 32  # whose settings are read; all brokers have the same
 TOPICS_AT_ONCE = 200
 TRANSACTIONS = "__transaction_state"
 T = TypeVar("T")
@@ -162,7 +162,7 @@ class ClusterCheck:
             self._admin.poll(0)  # tells its `error_cb`
             why = self._last_error.reason_for(
                 error
-            )  # what was heard last stays: each try has the same reason
+            )  # the last error is retained, so that each retry has the same reason
             raise RemoteError(f"Kafka at {self._options.bootstrap} does not answer: {why}") from error
 
     def _remaining_s(self) -> float:

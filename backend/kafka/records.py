@@ -1,9 +1,9 @@
-"""Messages as Kafka keeps them, so that any Kafka tool reads ours and our consumers read what others wrote.
+"""Messages as Kafka stores them. Any Kafka tool can read them, and ddmq reads those of other programs.
 
 Key and body are the record's key and value. Everything else is in headers: the system's own begin with
 `ddmq-`, all others are properties of the application, under their own names. The table is in
-docs/formats-kafka.md. What comes out of Kafka is never refused: what cannot be understood as ours is taken
-as what another program wrote.
+docs/formats-kafka.md. A record from Kafka is never rejected: one that does not parse as a record of ddmq is
+read as a record of another program.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """UnavailableTopics: the topics to which no transaction should write now, and why. Pure.
 
-A transaction that waits for a partition which does not answer holds its transactional id, its group and
-queue, and what is behind it in its other partitions. So such topics are set aside:
+A transaction that waits for a partition which does not answer blocks its transactional id, its group and
+queue, and the records behind it in its other partitions. So such topics are set aside:
 
-| what was seen                                                           | until                           |
+| observation                                                             | until                           |
 |-------------------------------------------------------------------------|---------------------------------|
-| in SURVEYS_MIN surveys in a row: no leader, or too few replicas in sync | a survey sees that it is over   |
-| a transaction was aborted for such a reason                             | a survey sees that it is over   |
+| in SURVEYS_MIN surveys in a row: no leader, or too few replicas in sync | a survey finds it available     |
+| a transaction was aborted for such a reason                             | a survey finds it available     |
 | a transaction was aborted because its records were not answered         | PAUSE_S, twice as long each     |
 |                                                                         | time, at most PAUSE_MAX_S       |
 
-Commits to a topic that is set aside fail at once. After that, and while one waits for an answer longer than
-usual, the topic is a suspect until a transaction with it is stored: its commits go one by one.
+Commits to a topic that is set aside fail at once. After that, and while a commit waits for an answer longer
+than normal, the topic is a suspect until a transaction with it is stored: its commits go one by one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """QueueClaims: how a process owns queues of a topic in a group, from joining to the last release.
 
     join ──▶ assigned ──▶ loading ──▶ loaded ──▶ owned ─▶ revoked ──▶ release
-     ▲ refused, again       ▲ failed, again        │         └ the owner flushes first, then calls `release`
-     └ after RETRY_S        └ after RETRY_S        └▶ lost: someone else's, or the writer was replaced
+     ▲ rejected, retried    ▲ failed, retried      │         └ the owner flushes first, then calls `release`
+     └ after RETRY_S        └ after RETRY_S        └▶ lost: owned by another, or the writer was replaced
 
-What is done with a queue is its owner's affair (ClaimOwner). These rules are kept here, for everybody:
+The owner (ClaimOwner) decides what is done with a queue. These rules apply to every owner:
 * A queue is handed to its owner once, under the newest epoch; a raised epoch is reported.
 * Progress and bounds that were requested before a queue was lost, revoked or left are not used for it later.
 * A revoked queue is released at the membership that revoked it, and at no other, unless it was granted again.
@@ -25,7 +25,7 @@ from backend.port import Assignment, Backend, Join, Membership
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError
 
-RETRY_S = 0.5  # pause after the backend refused or failed a call
+RETRY_S = 0.5  # pause after the backend rejected or failed a call
 LOST_S = 3.0  # by then most lost queues are granted here again: a writer is replaced in 3 s
 Release = Callable[[Sequence[QueueRef]], None]
 
@@ -100,7 +100,7 @@ class QueueClaims:
         self.joined = False
         self._owned: dict[QueueRef, int] = {}
         self._loading: dict[QueueRef, int] = {}
-        self._pending_loads: dict[QueueRef, int] = {}  # which load asked for it last
+        self._pending_loads: dict[QueueRef, int] = {}  # the load that requested it last
         self._loads = 0
         self._lost_until: dict[QueueRef, float] = {}
         self._granted = False
@@ -126,7 +126,7 @@ class QueueClaims:
         now = self._now()
         return [queue for queue, until in self._lost_until.items() if until > now]
 
-    # --- what the owner asks for
+    # --- calls of the owner
 
     def join(self, join: Join) -> None:
         """Join the group unless joined, and load granted queues.
@@ -185,7 +185,7 @@ class QueueClaims:
                 if membership is not self._membership or queue not in self._owned:
                     continue
                 if self._owned[queue] != epoch:
-                    retried.append(queue)  # raised, or lost and had back: the answer may be older than that
+                    retried.append(queue)  # raised, or lost and granted again: the answer may be older
                     continue
                 if limits is None or view.epoch > epoch:
                     del self._owned[queue]
@@ -202,7 +202,7 @@ class QueueClaims:
 
         self._read_recorded(list(epochs), on_answers, on_failed, then)
 
-    # --- what the membership tells
+    # --- calls of the membership
 
     def assigned(self, assignment: Assignment) -> None:
         """Handle an assignment: this process owns the queues, under this epoch."""

@@ -1,8 +1,8 @@
 """The memberships of one engine: requests of members go into the table, its decisions are carried out.
 
-The engine brings what the table must not know: its clock, how to run something later on its hub, and how
-an epoch becomes durable. Members hear everything from the hub, in order, never inside a call of theirs,
-and nothing after they have left.
+The engine provides what the table must not know: its clock, a way to run a call later on its hub, and how an
+epoch becomes durable. All calls to members are made from the hub, in order, never inside a call of a member,
+and none after the member has left.
 """
 
 from __future__ import annotations

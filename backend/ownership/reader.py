@@ -1,14 +1,15 @@
-"""Reads one queue: what the answer to a read means, and reads and waits one after another until `stop`.
+"""Reads one queue: classifies the answers to reads, and reads and waits one after another until `stop`.
 
 A ReadAnswer has one of four shapes:
 * records: those of `batch`; the next read begins at `next_offset`. `missing` counts damaged ones;
 * the end: `at_end`, there is nothing at or after `next_offset` yet;
 * `oldest`: retention has deleted everything below that offset, and the next read begins there;
-* an error: the backend's own, TryLaterError where the queue is gone or served elsewhere, and StorageError
-  where the queue ends before the read began: the log lost what its reader knows, or has not seen it yet.
+* an error: the backend's own, TryLaterError if the queue was deleted or is served elsewhere, and StorageError
+  if the queue ends before the read began: the log has lost records that its reader has seen, or this process
+  has not followed them yet.
 
-A QueueReader neither remembers a position nor retries: which offset comes next, and after which pause a read
-is tried again, its owner decides. Records have their own bytes, so they may outlive the batch.
+A QueueReader neither remembers an offset nor retries: its owner decides which offset comes next, and after
+which pause a read is retried. Records have their own bytes, so they may outlive the batch.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ Rules:
 * The log is deleted oldest first, and never the live segment.
 * Age: the newest record is older than the limit; in the cleaning hour, or at any time under pressure.
 * Size: the log is larger than its limit; at once.
-* LogDisk: free space is under the cleaning mark; at once, even what has not expired.
-* A hold keeps the segment it points into and all after it, whatever the reason to delete them.
+* Disk: free space is under the cleaning mark; at once, even segments that have not expired.
+* A hold retains the segment it points into and all after it, whatever the reason to delete them.
 * Young dead letters retain only their own segments. When a later segment is deleted, the earlier ones with
-  young dead letters are "kept" for these alone, until they are old.
-* Under the refusal mark client sends are refused. What the system owes (acks, retries, fires) may still use
-  the remaining space, down to the reserve, where nothing is written any more.
+  young dead letters become dead-letter segments: they are retained only for these, until they are old.
+* Under the mark `refuse`, client sends are rejected. Writes that the system owes (acks, retries, fires) may
+  still use the remaining space, down to the reserve, below which nothing is written.
 docs/retention.md is the table for people.
 """
 
@@ -25,7 +25,7 @@ from ddmq_common.errors import ConfigError
 GIB = 1 << 30
 MIB = 1 << 20
 HOUR_MS = 3_600_000
-REOPEN_FACTOR = 1.1  # a refusal ends this far above the mark that began it, so that it does not flap
+REOPEN_FACTOR = 1.1  # rejecting ends this far above the mark at which it began, so that it does not flap
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ class AttachedIndex:
                 "segment is full", dropped, writer.dropped_because,
             )  # fmt: skip
 
-    # --- asking
+    # --- queries
 
     def find_key(
         self, topic: str, incarnation: int, key: bytes, count_max: int

@@ -1,18 +1,18 @@
-"""Election: any server process becomes the writer when there is none, else it is a member.
+"""Election: any server process becomes the writer if there is none; otherwise it is a member.
 
 Rules:
-* Whoever holds the lock opens the log, then listens; no process listens without the lock.
-* A member that loses its session at once tries the lock, then the socket, then again, a little later each
-  time, until one of the two works. So a dead writer is replaced within the time that opening the log takes,
-  plus some milliseconds.
+* The owner of the lock opens the log, then listens; no process listens without the lock.
+* A member that loses its session at once tries the lock, then the socket, and repeats this with growing
+  pauses until one of the two succeeds. So a dead writer is replaced within the time that opening the log
+  takes, plus some milliseconds.
 * A process that may not write (a tool) never touches the lock; if there is no server it fails with one line.
 * A clean stop removes the socket, then releases the lock, in this order.
 
-The proxies use ElectedBackend, whichever of the two this process is. When that changes (this process takes
-over from a writer that died), requests that were not sent go to the new backend, waits are parked again,
-memberships are told `lost` and join again, and watchers are told the differences. Requests that were sent and
-not answered were settled by the member before, with an unknown outcome. The proxies notice only those
-answers.
+The proxies use ElectedBackend, whether this process is the writer or a member. When that changes (this
+process takes over from a writer that died), requests that were not sent go to the new backend, waits are
+parked again, memberships are notified by `lost` and rejoin, and watchers are notified of the differences.
+Requests that were sent and not answered were settled by the member before, with an unknown outcome. The
+proxies notice only those answers.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Election:
     def start(self) -> ElectedBackend:
         """Open the directory's log as its writer or as a member; blocks the calling greenlet.
 
-        Raises RemoteError when nobody answers (and we may not write, or another process holds the lock), else
-        what opening the log raises.
+        Raises RemoteError if no writer answers (and this process may not write, or another has the lock), and
+        the errors of opening the log.
         """
         if self._may_write:
             make_private(self._directory)
@@ -170,7 +170,7 @@ class Election:
     def _try_lock(self) -> ElectedLog | None:
         """Take the lock and open the log.
 
-        Return None if another process holds the lock, or this one may not write.
+        Return None if another process owns the lock, or this one may not write.
         """
         if not self._may_write:
             return None

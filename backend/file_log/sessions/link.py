@@ -1,15 +1,15 @@
-"""Link: a member's end of its session. Requests out, answers in, deadlines kept, whoever the writer is.
+"""Link: a member's end of its session. It sends requests, receives answers and keeps deadlines.
 
 Rules:
 * There is one session at a time. Between sessions, and once the writer says that it is leaving, requests are
   queued in their order and sent to the next writer; at their deadline they are settled as not stored.
-* A request that was sent and not answered when a session ends is resent first, before the queued ones,
-  where that is harmless; otherwise it is settled with an unknown outcome.
+* A request that was sent and not answered when a session ends is resent first, before the queued ones, where
+  that is harmless; otherwise it is settled with an unknown outcome.
 * Unanswered requests are bounded by number and bytes; at the bound a request is rejected at once. A request
-  leaves by `remove`, exactly once, whatever becomes of it.
+  leaves by `remove`, exactly once, whatever its outcome.
 * One sweep keeps all deadlines, with or without a session.
 
-Link decides, Outstanding remembers: the rules above span both, so they are read together.
+Link decides and Outstanding stores: the rules above concern both, so they are read together.
 """
 
 from __future__ import annotations
@@ -484,11 +484,11 @@ H = TypeVar("H", bound=Hashable)
 
 
 class Wheel(Generic[H]):
-    """Deadlines of many things, looked at in sweeps: no timer and no greenlet per thing. Pure.
+    """Deadlines of many entries, checked in sweeps: no timer and no greenlet per entry. Pure.
 
-    Time is cut into slots of `slot_s` seconds; a thing lies in the first one that starts at or after its
-    deadline, so it is handed out at most one slot late and never early. Adding and dropping cost O(1), but
-    for a slot's first thing.
+    Time is divided into slots of `slot_s` seconds. An entry is in the first slot that starts at or after its
+    deadline, so it is returned at most one slot late and never early. Adding and removing cost O(1), except
+    for the first entry of a slot.
     """
 
     def __init__(self, slot_s: float) -> None:
@@ -500,31 +500,31 @@ class Wheel(Generic[H]):
     def __len__(self) -> int:
         return len(self._where)
 
-    def add(self, thing: H, deadline: float) -> None:
-        """Hand `thing` out at `deadline` (monotonic seconds); a thing is in at most once."""
-        self.remove(thing)
+    def add(self, entry: H, deadline: float) -> None:
+        """Add `entry`, due at `deadline` (monotonic seconds), in place of an earlier deadline of it."""
+        self.remove(entry)
         slot = math.ceil(min(deadline, 1e15) / self.slot_s)
         members = self._slots.get(slot)
         if members is None:
             members = self._slots[slot] = set()
             heapq.heappush(self._order, slot)
-        members.add(thing)
-        self._where[thing] = slot
+        members.add(entry)
+        self._where[entry] = slot
 
-    def remove(self, thing: H) -> None:
-        """Remove `thing`; does nothing if it was not added."""
-        slot = self._where.pop(thing, None)
+    def remove(self, entry: H) -> None:
+        """Remove `entry`; does nothing if it was not added."""
+        slot = self._where.pop(entry, None)
         if slot is not None:
-            self._slots[slot].discard(thing)
+            self._slots[slot].discard(entry)
 
     def take_due(self, now: float) -> list[H]:
-        """Take out the entries whose slot has come."""
+        """Remove and return the entries whose slot has started."""
         due: list[H] = []
         last = math.floor(now / self.slot_s)
         while self._order and self._order[0] <= last:
             members = self._slots.pop(heapq.heappop(self._order))
-            for thing in members:
-                del self._where[thing]
+            for entry in members:
+                del self._where[entry]
             due.extend(members)
         return due
 

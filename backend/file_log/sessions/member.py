@@ -2,14 +2,14 @@
 
 Rules:
 * Appends, commits, progress and memberships go through a session with the writer; many small appends of one
-  hub turn leave as one request. Topics and settings are answered from a mirror.
+  iteration of the hub leave as one request. Topics and settings are answered from a mirror.
 * When the session ends, appends without an answer are settled UNKNOWN (proxies answer 12); commits that only
-  finish offsets, reads and waits are sent to the next writer; memberships are told `lost` (the writer has
-  released their queues) and are assigned queues again, under higher epochs.
-* At a new session, progress that was not answered is sent again and answered before any membership joins: an
+  finish offsets, reads and waits are sent to the next writer; memberships are notified by `lost` (the writer
+  has released their queues) and are assigned queues again, under higher epochs.
+* At a new session, progress that was not answered is resent and answered before any membership joins: an
   assignment would fence it.
 * Without a session requests are queued until there is one, or until their deadline.
-* The owner of this keeps it attached (election.py): it makes no connection by itself.
+* Its owner keeps it attached (election.py): it makes no connection by itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Topics and settings at both ends of a session: the writer's frames and the member's copy.
 
-A member answers from memory; the writer's pushes keep it up. A new session brings a whole snapshot; until it
-is complete the old copy answers, then the difference is told to the watchers. A push that changes nothing is
-told to nobody.
+A member answers from memory; the writer's pushes keep the copy up to date. A new session brings a complete
+snapshot; until it is complete the old copy answers, then the watchers are notified of the difference. A push
+that changes nothing notifies no watcher.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Bounds of the writer's socket. What happens at each stands in docs/formats-sessions.md."""
+    """Bounds of the writer's socket. docs/formats-sessions.md describes the effect of each."""
 
     sessions_max: int = 64
     frame_bytes_max: int = 32 << 20  # of one body
@@ -66,9 +66,9 @@ class SessionLimits:
     out_bytes_max: int = 64 << 20  # answers and pushes not yet taken by the other side
     requests_max: int = 65_536  # outstanding per session, parked waits included
     memberships_max: int = 16_384  # per session
-    silence_s: float = 10.0  # a side not heard for so long is gone
+    silence_s: float = 10.0  # a side that sends nothing for so long is disconnected
     request_timeout_s: float = 10.0  # for requests whose call has no deadline of its own
-    batch_bytes: int = 256 << 10  # appends of one hub turn are joined up to here
+    batch_bytes: int = 256 << 10  # appends of one iteration of the hub are joined up to here
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -109,12 +109,12 @@ class Pipe:
 
     `frame_bytes_max` bounds one body, `out_bytes_max` the bytes waiting to be sent.
 
-    * What is sent during one turn of the hub leaves with one system call.
+    * All frames of one iteration of the hub leave with one system call.
     * `on_frame(kind, id, body)` runs on the hub; it may close the pipe. The body is the frame's own bytes.
     * `on_closed(reason, text)` runs once when the other side goes ("gone"), breaks the protocol ("malformed")
       or does not take what it is sent ("untaken"); never after `close`.
-    * A paused pipe reads nothing more (the kernel's buffers then stop the other side); `on_drained` tells
-      its owner when everything queued has left, so that it may resume.
+    * A paused pipe reads nothing more (the kernel's buffers then stop the other side); `on_drained` is
+      called when everything queued has left, so that the owner may resume.
     """
 
     def __init__(

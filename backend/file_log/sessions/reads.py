@@ -1,11 +1,11 @@
-"""A member's reads: from the log's files themselves, and through the writer what is not there.
+"""A member's reads: from the log's files directly, and through the writer for everything that the files lack.
 
 Rules:
-* An entry is in a consume-queue file only when readers may see its record, so a sound entry is all the
-  leave that is needed; the mapped log is touched no further than such entries reach.
-* Whatever is missing or does not check out (end of the queue, too old, damaged, cut by a new writer) is
-  asked of the writer, which decides, counts and repairs. Nothing here counts damage or writes anything.
-* A new session may mean a new writer: every file is opened again.
+* An entry is in a consume-queue file only when readers may see its record. So a valid entry permits a read,
+  and the mapped log is touched no further than such entries reach.
+* Everything that is missing or invalid (end of the queue, too old, damaged, truncated by a new writer) is
+  requested from the writer, which decides, counts and repairs. Nothing here counts damage or writes anything.
+* A new session may mean a new writer, so every file is opened again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ddmq_common.native_threads import off_hub
 
 
 class Reads:
-    """Reads for a member of any engine, by asking the writer."""
+    """Reads for a member of any engine, through the writer."""
 
     def __init__(self, link: Link, clock: Clock, mirror: Mirror) -> None:
         self._link = link
@@ -78,8 +78,8 @@ class Reads:
         """Close all files; the link fails the pending requests."""
 
 
-COUNT_MAX = 4096  # entries looked at in one read
-RELOAD_S = 0.05  # segments are not looked for more often
+COUNT_MAX = 4096  # entries checked in one read
+RELOAD_S = 0.05  # segments are not listed more often
 MakeReads = Callable[[Link, Clock, Mirror], Reads]
 
 
@@ -91,7 +91,7 @@ def local_reads(directory: Path, options: FileLogOptions) -> MakeReads:
 class LocalReads(Reads):
     """Reads for a member that opens the log's files itself.
 
-    It asks the writer for everything that the files do not show.
+    It requests from the writer everything that the files do not contain.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class LocalReads(Reads):
     def _read_entries(self, call: ReadCall) -> bytes:
         """Return the consume-queue entries from the call's offset on.
 
-        B"" if the writer must be asked instead. Entries are returned only if the log segments of their
+        B"" if the read must go to the writer instead. Entries are returned only if the log segments of their
         records are mapped.
         """
         info = self._mirror.topics.get(call.queue.topic)

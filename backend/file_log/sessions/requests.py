@@ -1,14 +1,15 @@
-"""The requests of a session: one table of their kinds, and a member's requests on their way.
+"""The requests of a session: one table of their kinds, and a member's unsettled requests.
 
-REQUEST_KINDS says of each kind how it travels, which call of the port it makes, how the answer travels, and
-whether it may be sent again. The member makes requests of it, the writer serves them by it.
+REQUEST_KINDS states for each kind how the request is encoded, which call of the port it makes, how the answer
+is encoded, and whether it may be resent. The member creates requests by this table, the writer serves them by
+it.
 
 Rules for a member's requests:
-* A request that may be repeated without harm (`can_resend`) is sent again to the next writer; so is a commit
-  of only finished ranges and attempts. Any other request that was sent and not answered is settled with an
+* A request that may be repeated without harm (`can_resend`) is resent to the next writer; so is a commit of
+  only finished ranges and attempts. Any other request that was sent and not answered is settled with an
   unknown outcome.
 * A request that was never sent is certainly not stored, and its error says so. A request that a draining
-  writer rejects counts as never sent: the next writer is asked.
+  writer rejects counts as never sent: it goes to the next writer.
 * `reissue_on` makes the call on another Backend instead (this process has become the writer).
 """
 
@@ -216,7 +217,7 @@ class SessionRequest(ABC):
     def on_answer(self, body: bytes, on_clock: OnClock) -> bool:
         """Settle with the answer; if the answer contains the store's clock, pass that to `on_clock` first.
 
-        Return False when it is not settled: the writer was draining, the next one has to be asked.
+        Return False when it is not settled: the writer was draining, the request must go to the next one.
         """
 
     @abstractmethod

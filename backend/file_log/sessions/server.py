@@ -1,13 +1,14 @@
 """The writer's side: a Unix socket beside the log, over which other processes use this engine.
 
 Rules:
-* It serves any Backend; only `on_readers` ties it to a log whose files members read themselves.
-* A session ends when its socket does, or after `silence_s` without a frame; its memberships are released
-  in the same moment, so that its queues move.
-* Time during which this process itself stood still (stopped, swapped out) is not held against members.
-* Changes of topics and settings go to every member; what becomes readable is told only to members that
-  wait for it, all of one commit with one system call.
-* `announce_stop` before a planned stop: members keep new requests until another writer is there.
+* It serves any Backend; only `on_readers` depends on a log whose files members read directly.
+* A session ends when its socket does, or after `silence_s` without a frame; its memberships are released at
+  the same moment, so that its queues move.
+* Time during which this process itself did not run (stopped, swapped out) does not count as silence of
+  members.
+* Changes of topics and settings go to every member. Only members that wait for records are notified of new
+  ones, for all records of one commit with one system call.
+* `announce_stop` precedes a planned stop: members queue new requests until there is another writer.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ ACCEPT_MAX = 16  # connections taken per turn of the hub
 class SessionServer:
     """Serves `backend` to other processes through the socket DIR/writer.sock.
 
-    Only the holder of the directory's lock may make one. `on_readers` is told whether any member reads the
-    log's files itself (its views should then be written at once). Raises StorageError.
+    Only the owner of the directory's lock may create one. `on_readers` is called with whether any member
+    reads the log's files directly (its views should then be written at once). Raises StorageError.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class SessionServer:
             session.pipe.flush()
             session.end("stopped", "the writer stops")
 
-    # --- what sessions tell (session.Host)
+    # --- calls of sessions (session.Host)
 
     def count_rejection(self, reason: str) -> None:
         """Count a rejected session or request."""
@@ -165,7 +166,7 @@ class SessionServer:
                 sock, _address = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # out of descriptors: whoever waits is taken at a later sweep
+            except OSError as error:  # out of descriptors: waiting connections are accepted at a later sweep
                 self.count_rejection("descriptors")
                 log.error("a session cannot be taken: %s", error.strerror)
                 self._acceptable.stop()
@@ -235,7 +236,7 @@ def socket_address(directory: Path) -> Iterator[str]:
 def listen(directory: Path) -> socket.socket:
     """Create the listening socket, replacing the socket file of a dead writer.
 
-    Only the holder of the directory's lock may call this. Only the owner of the directory's files may connect
+    Only the owner of the directory's lock may call this. Only the owner of the directory's files may connect
     (mode 0600). Raises StorageError.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -264,7 +265,7 @@ def connect(directory: Path) -> socket.socket | None:
     try:
         with socket_address(directory) as address:
             sock.connect(address)
-    except OSError:  # no such file, nobody listening, or its backlog is full: the caller tries again
+    except OSError:  # no such file, no listener, or its backlog is full: the caller retries
         sock.close()
         return None
     owner, peer = directory.stat().st_uid, peer_uid(sock)

@@ -409,7 +409,7 @@ class Recovery:
         if queue is None or not queue.assigned <= record.offset < after:
             return
         if record.position < self._segments.first_of(record.topic):
-            return  # in a segment kept for dead letters alone
+            return  # in a dead-letter segment
         self._add_gaps(queue, record.offset, log_intact)
         self._add_entry(queue, pack_entry(record))
 

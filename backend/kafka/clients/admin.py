@@ -1,7 +1,7 @@
 """The topics of the cluster, described and changed by one native thread with an AdminClient.
 
-Everything here but `Cluster.ask` runs in a native thread, one job after the other, and returns plain data.
-The names and settings of the system's own three topics are here too.
+Everything here except `Cluster.run_job` runs in that native thread, one job after the other, and returns
+plain data. The names and settings of the system's own three topics are here too.
 """
 
 from __future__ import annotations

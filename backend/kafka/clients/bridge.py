@@ -44,7 +44,7 @@ class Bridge:
             function, args = calls.popleft()
             try:
                 function(*args)
-            except Exception as error:  # a bug of one caller costs nobody else the call
+            except Exception as error:  # a bug of one caller must not prevent the other calls
                 self.report_error(function, error)
             if calls and time.monotonic() >= end:
                 self._is_woken = True

@@ -31,7 +31,7 @@ PAUSE_S = 0.5
 BATCH_MAX = 1_000
 BATCHES_MAX = 32
 REQUEST_S = 5.0
-FETCH_WAIT_MS = 500  # data is answered at once; also how late it is known that only a marker follows
+FETCH_WAIT_MS = 500  # data is answered at once; a marker at the end is detected after this time
 Partition = tuple[str, int]  # topic, partition
 
 
@@ -78,7 +78,7 @@ class FollowerThread:
         self._stopped = threading.Event()
         self._finished = threading.Event()
         self._partitions: list[Partition] = []
-        self._next: dict[Partition, int] = {}  # from where on to read; empty until that is known
+        self._next: dict[Partition, int] = {}  # the next offset to read; empty until it was queried
         self.capacity = threading.Semaphore(BATCHES_MAX)
         _thread.start_new_thread(self._run, ())
 
@@ -94,7 +94,7 @@ class FollowerThread:
             while not self._stop:
                 try:
                     self._run_consumer()
-                except Exception as error:  # whatever it was: go on from where it was
+                except Exception as error:  # of any kind: continue at the same offsets
                     log.exception("following the system topics has failed, restarting")
                     self._on_failed(f"following the system topics has failed: {error}")
                     self._stopped.wait(PAUSE_S)

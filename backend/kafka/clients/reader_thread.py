@@ -1,4 +1,4 @@
-"""ReaderThread: one native thread with one Consumer, which reads the partitions that it is told to.
+"""ReaderThread: one native thread with one Consumer, which reads the partitions that the hub assigns.
 
 The Consumer belongs to this thread; the hub talks to it by commands in a deque. A partition is assigned at an
 offset and never sought (a seek far back takes 0.2 s, an assignment 1 to 2 ms). Without partitions the thread
@@ -27,7 +27,7 @@ POLL_MAX_S = 0.1
 FETCH_WAIT_MS = 10  # how long a broker may keep an empty answer; until then no other offset can be requested
 QUIET_FETCH_WAIT_MS = 500
 PAUSE_S = 0.5  # after a failure
-REQUEST_S = 5.0  # how long the brokers may take to tell the bounds of a partition
+REQUEST_S = 5.0  # how long the brokers may take to report the bounds of a partition
 CHUNK_MESSAGES_MAX = 512  # messages handed over at a time
 Partition = tuple[str, int]  # Kafka's name of the topic, and the number
 
@@ -160,7 +160,7 @@ class ReaderThread:
             **self._options.client_settings(),
             "group.id": self._options.names.system_group(
                 "reader"
-            ),  # asked for; nothing is committed under it
+            ),  # required by librdkafka; nothing is committed under it
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "isolation.level": "read_committed",

@@ -151,6 +151,6 @@ def produce_records(
             except KafkaException as error:
                 if error.args[0].code() not in UNKNOWN_TOPIC_CODES or write.topic in refreshed:
                     raise
-                refreshed.add(write.topic)  # it has grown since this producer heard of it last
+                refreshed.add(write.topic)  # it has grown since this producer's last metadata
                 producer.list_topics(write.topic, REQUEST_S)
     return offsets, errors

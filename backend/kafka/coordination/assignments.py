@@ -34,7 +34,7 @@ from ddmq_common.hub_timer import HubTimer
 log = logging.getLogger(__name__)
 WRITE_EPOCHS_S = 10.0  # how long writing the epochs of an assignment may take, before it is retried
 RETRY_S = 0.3
-FLOOR_TTL_S = 60.0  # after a member left: by then its calls are answered, and the next holder is known
+FLOOR_TTL_S = 60.0  # after a member left: by then its calls are answered, and the next holder is recorded
 
 
 class KafkaMembership:

@@ -3,10 +3,10 @@
 Requests of members become events of the coordination topic. Nothing is decided before they are followed,
 where every process applies them alike. A release is written after the commits that were called before it.
 
-Everything is lost when this process is declared dead, or has not seen a heartbeat of its own for `session_ms`
-(monotonic, from when it was sent): it may have been declared dead. It then takes another name, and joins
-again. That is checked before a commit begins, before it is answered, and before any decision is carried out,
-so a process that was stopped does nothing with the queues that it held before.
+All queues are lost when this process is declared dead, or has not followed a heartbeat of its own for
+`session_ms` (monotonic, from when it was sent), because it may have been declared dead. It then takes another
+name, and joins again. That is checked before a commit begins, before it is answered, and before any decision
+is carried out, so a process that was stopped does nothing with the queues that it owned before.
 
 assignments.py carries out the decisions; watch.py watches the other processes.
 """
@@ -48,7 +48,7 @@ from ddmq_common.errors import BoundReachedError, DrainingError
 
 log = logging.getLogger(__name__)
 TICKS = 5  # between two heartbeats
-EPOCH_GAP = 1_000_000  # above every recorded epoch, when the log begins anew
+EPOCH_GAP = 1_000_000  # above every recorded epoch, when the log restarts
 
 
 class KafkaMemberships:

@@ -1,24 +1,24 @@
 """The replicated table: the events of one partition, in their order, decide the same everywhere. Pure.
 
-Every process feeds each event to its own Replica. The table of backend/ownership decides; nothing in it
-depends on the time or the knowledge of one process:
+Every process applies each event to its own CoordinationLog. The table of backend/ownership decides; nothing
+in it depends on the time or the knowledge of one process:
 
-* Time is the broker's stamp of the event. Nothing happens because time passes: a holder that does not let go
-  keeps its queue until it releases it, or until an event says that its process is dead.
-* Which queues a topic has is what events said: `Joined` where nothing is known, then `TopicChanged`, which
-  names the incarnation that it replaces, so that a late event of this kind changes nothing.
-* A grant is durable as soon as the event is that led to it, so it is answered in the same turn. Its epoch is
-  above every epoch ever granted to anybody: the log begins with one, and each grant raises it.
-* A name that is dead stays dead (the last GONE_MAX of them): what its process writes late changes nothing.
+* Time is the broker's stamp of the event. Nothing happens because time passes: a holder that does not release
+  its queue keeps it until an event says that its process is dead.
+* The queues of a topic are those that events stated: `Joined` if the topic is not recorded, then
+  `TopicChanged`, which names the incarnation that it replaces, so that a late event of this kind changes
+  nothing.
+* A grant is durable as soon as its event is, so it is answered while that event is applied. Its epoch is
+  above every epoch ever granted: the log begins with one, and each grant raises it.
+* A name that is dead stays dead (the last DEAD_MAX names): late events of that process change nothing.
 
-Who comes new starts from a snapshot and replays what was written since the state that it holds; the records
-before that were kept for it. Without any snapshot the log begins anew with `Begun`, unless somebody has
-written one, or a snapshot, behind what its writer had seen. Where it does count, everybody's table is empty.
+A new process starts from a snapshot and applies the events since the state of the snapshot; it has retained
+the earlier records for this. Without any snapshot the log restarts with `Begun`. A `Begun` counts only if its
+writer had read the newest snapshot or `Begun`. If it counts, the table is empty in every process.
 
-The whole table as one event, and back. Pure.
-
-Orders matter and are kept: of members (who is the oldest where serials are equal), of a group's topics, of
-queues. What is derived from them (the sharing that holds) is derived again.
+The functions to_snapshot and from_snapshot convert the complete table into one event and back. They retain
+the order of members (which decides who is the oldest), of a group's topics and of queues. The sharing that
+applies is computed again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """MemberWatch: watches the other processes and this one, drives the memberships, and writes snapshots.
 
-A process is silent when nothing of it was followed for `session_s`, on this process's monotonic clock. That
-alone proves nothing: this process may have been stopped, or Kafka may answer nobody. So a silent process is
-ended only after a heartbeat that this process sent at its slot, or later, has come back: anything that the
-other wrote until then precedes that heartbeat in the log, and would have been followed. A living process is
-not taken for dead because others are slow, or because the log stood still for all.
+A process is silent when no event of it was followed for `session_s`, on this process's monotonic clock. That
+alone proves nothing: this process may have been stopped, or Kafka may not answer any process. So a silent
+process is ended only after a heartbeat that this process sent at its slot, or later, has come back:
+everything that the other process wrote until then precedes that heartbeat in the log, and would have been
+followed. A living process is not declared dead because others are slow, or because the log was stalled for
+all.
 
 | a process is silent, and this one is             | its slot, after the last event of the other          |
 |--------------------------------------------------|------------------------------------------------------|
@@ -15,20 +16,20 @@ not taken for dead because others are slow, or because the log stood still for a
 | at its slot                                      | then                                                 |
 |--------------------------------------------------|------------------------------------------------------|
 | no heartbeat that was sent since has come back   | one is sent, unless one is in flight                 |
-| one has                                          | the process is ended, once; again if that has failed |
+| a heartbeat that was sent since has come back    | the process is ended, once; retried after a failure  |
 | an event of the other is followed                | it is not silent any more                            |
 | its death is followed                            | it is forgotten                                      |
 
-The process that ends another first takes over all its transactional ids, and that of the namespace, which
-ends transactions in flight under them and fences them, and only then writes that it is dead. How many ids
-there are is in the event with which the other has joined; of a process that did not state it, as many as this
-version uses are taken. Ids that the other has retired are left out. The oldest process
-writes the snapshots.
+The process that ends another first takes over all its transactional ids, and that of the namespace. This ends
+transactions in flight under them and fences them. Only then it writes that the other is dead. The number of
+ids is in the event with which the other has joined; if a process did not state it, as many as this version
+uses are taken over. Ids that the other has retired are left out. The oldest process writes the snapshots.
 
-No other process judges one that is seen and does not release queues: only that process knows what delays
-them, its commits. After REVOKE_S it releases them for its members. A release is written behind the commits
-that were called before it; if it has not been followed RELEASE_S after the queues were revoked, the process
-gives its name up, and everything with it: then it has either ended under the old name, or it is silent.
+A process that sends heartbeats but does not release queues is not ended by others: only that process knows
+what delays its commits. After REVOKE_S it releases the queues for its members. A release is written behind
+the commits that were called before it. If it has not been followed RELEASE_S after the queues were revoked,
+the process gives up its name and all its queues: then it has either ended under the old name, or it is
+silent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""MissingTopics: keeps a record from being rejected for an unknown topic before the cluster was asked.
+"""MissingTopics: keeps a record from being rejected for an unknown topic before the cluster was queried.
 
-Topics that other processes make are seen within `topics_poll_ms`. A call that writes to one before that waits
-until every record that is answered by now was followed, and then for a survey. A topic that has stored
-settings, and that the asked broker does not have, is looked for a few times more: a broker may learn of it
-later.
+Topics that other processes create become visible within `topics_poll_ms`. A call that writes to one before
+that waits until every record that is answered by now was followed, and then for a survey. If a topic has
+stored settings but the queried broker does not have it, the survey is repeated a few times: a broker may
+learn of a topic later.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """KafkaQueries: reads, waits, bounds and offsets for a time, answered by the readers and the cluster.
-Where queues begin and end, and where a time lies: asked of the cluster, in bulk.
 
-Calls of one turn of the hub are one question. A partition stands at most once in a request (with one twice,
-librdkafka answers wrongly). The end is that of what may be read: behind a transaction that is still open
-nothing is readable.
+Bounds of queues and offsets for a time are queried from the cluster, in bulk: the calls of one iteration of
+the hub are one query. A partition occurs at most once in a request, because librdkafka answers a duplicate
+wrongly. The end is that of the readable records: nothing after a transaction that is still open can be read.
 """
 
 from __future__ import annotations

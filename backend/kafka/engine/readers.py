@@ -1,11 +1,11 @@
-"""Reads and waits: streams over a few reader threads, shared by everybody who reads here.
+"""Reads and waits: streams over a few reader threads, shared by all readers of this process.
 
-A read goes to the stream of its queue that covers its offset. Where there is none, one begins on the first
-thread that is not well used and does not read the queue yet; where all do, the one that was used the longest
-ago moves, or, while all of them are read from, the read waits for its turn. So a queue is read at as many
-places at once as there are threads, and few streams share a thread, its requests and its wake-ups. A stream
-that nobody has used for IDLE_S ends, and so do the longest unused ones where all windows together are too
-large. Everything here is on the hub.
+A read goes to the stream of its queue that covers its offset. If there is none, a stream begins on the first
+thread that has few streams and does not read the queue yet. If all threads read the queue, the stream that
+was unused for longest moves; while all of them have pending reads, the read waits in a queue. So a queue is
+read at as many offsets at once as there are threads, and few streams share a thread, its requests and its
+wake-ups. A stream that was unused for IDLE_S ends, and so do the longest unused ones if all windows together
+are too large. Everything here is on the hub.
 
 A broker keeps the request of a reader thread until there is data or a time has passed, and until then the
 thread cannot request another offset. So this time is short, and idle streams cost many requests. A stream at
@@ -48,12 +48,12 @@ from ddmq_common.errors import (
 from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
-READ_S = 10.0  # then a read that has heard nothing fails
+READ_S = 10.0  # then a read without an answer fails
 IDLE_S = 60.0
 CHECK_HIGH_S = 5.0  # so long before it fails, a read learns whether an open transaction is the reason
 QUIET_S = 10.0
 FOREVER = float("inf")
-CHECK_INTERVAL_S = 0.5  # between two looks for what is idle or late
+CHECK_INTERVAL_S = 0.5  # between two checks for idle streams and late reads
 STREAMS_PER_READER = 16  # streams of a thread, before the next one is used
 _UNKNOWN_TOPIC_CODES = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -286,7 +286,7 @@ class Readers:
             stream.paused = not stream.paused
             self._thread_of(stream.reader).set_paused(_partition_of(stream), stream.serial, stream.paused)
 
-    # --- what the threads bring
+    # --- chunks from the threads
 
     def _on_chunks(self, chunks: list[StreamChunk]) -> None:
         for chunk in chunks:
@@ -342,7 +342,7 @@ class Readers:
             if other is not None:
                 other.parked_waits.append(waiting)
             else:
-                self._call_guarded(_settle_wait, waiting.wait)  # whoever reads now hears what is wrong
+                self._call_guarded(_settle_wait, waiting.wait)  # a read that follows gets the error
         self._start_queued_reads(stream.kafka_queue.queue)
 
     def _settle_failed(self, one: PendingRead, chunk: StreamChunk) -> Exception | None:

@@ -1,18 +1,18 @@
-"""The records that were read of a queue, and the calls that wait for more of them. Pure.
+"""The records that were read from a queue, and the calls that wait for more of them. Pure.
 
-A stream is one reader's way through one partition: it was begun at an offset, gets records in order, and is
-told where the partition ended when it came there. The newest of them are kept in a window, so that several
-groups at nearly the same place, and one that reads again, share what was fetched.
+A stream is one reader's progress through one partition. It begins at an offset, receives records in order,
+and is notified of the partition's end when it reaches it. The newest records are kept in a window. So several
+groups at similar offsets, and a group that rereads, share the fetched records.
 
-    start ──────────── mark ───────────── next          mark: up to here somebody has taken
-      │ taken: may go     │ read ahead       │
+    start ──────────── mark ───────────── next          mark: the records before it were read by some caller
+      │ read: may go      │ read ahead       │
       └───────── the window, bytes_max ──────┘
 
-* Whoever asks for an offset in [start, next] is served here; others need a stream of their own.
-* Offsets have gaps (compaction, markers of transactions): the next one is never found by counting.
-* That there is nothing yet is known at the end alone, and only where no later record is known to be there:
-  one that this process has appended itself is waited for.
-* A full window is paused, and goes on when half of what is ahead has been taken.
+* A read from an offset in [start, next] is served here; other reads need a stream of their own.
+* Offsets have gaps (compaction, markers of transactions), so the next offset is never computed by counting.
+* A read is answered as empty only at the end, and only if no later record is known to exist: a record that
+  this process has appended itself is waited for.
+* A full window is paused, and resumes when half of the records read ahead have been read by callers.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Window:
         self.start = start
         self.next = start
         self.mark = start
-        self.at_end = False  # nothing lay behind `next` when last heard
+        self.at_end = False  # no record followed `next` in the last chunk
         self.bytes = 0
         self._ahead = 0  # bytes behind `mark`
         self._bytes_max = bytes_max
@@ -246,7 +246,7 @@ class Stream:
                 return KafkaBatch(call.queue, ReadStatus.DATA, records, following)
         if self._is_at_end(next_offset):
             return KafkaBatch(call.queue, ReadStatus.NONE, (), max(window.next, call.offset))
-        window.mark_read(call.offset)  # else a full window would wait for somebody who takes what lies before
+        window.mark_read(call.offset)  # else a full window would wait for a reader of the earlier records
         return None
 
     def _is_at_end(self, next_offset: int) -> bool:

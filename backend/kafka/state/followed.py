@@ -2,14 +2,12 @@
 
 It applies the rows of FollowerThread.
 
-Barriers: asked now, settled once everything was followed that is answered by now. Belongs to the hub.
-
-A mark is written to each partition, acknowledged by all that have a copy in sync; a barrier waits until it is
-followed up to its marks. A broker that was deposed and has not heard of it answers as before when it is asked
-where a partition ends, and lets who asks it read up to there; it cannot take a mark. Behind a transaction
-that is still open, answered records may stand already, and these are what a barrier is for: it then waits
-until the transaction has ended, or its owner was fenced. Calls that come while marks are being written wait
-for the next ones.
+A barrier is settled once every record that was answered before the barrier began has been followed. For this,
+a mark is written to each partition, acknowledged by all replicas in sync, and the barrier waits until the
+marks were followed. A deposed broker that has not noticed this still answers where a partition ends, and
+serves reads up to there; but it cannot accept a mark. Answered records may be behind a transaction that is
+still open; the barrier then waits until the transaction has ended, or its owner was fenced. Calls that come
+while marks are being written wait for the next marks.
 """
 
 from __future__ import annotations
@@ -99,7 +97,7 @@ class KafkaState:
         if not self._thread.stop(wait_s):
             log.warning("the thread that follows the system topics did not end in %g s", wait_s)
 
-    # --- what this process wrote itself
+    # --- records that this process wrote
 
     def apply_written_setting(self, partition: int, offset: int, key: bytes, value: bytes | None) -> None:
         """Apply a setting that this process has written, before it is read back from the topic."""
@@ -114,7 +112,7 @@ class KafkaState:
         """Return a completion that succeeds once every record acknowledged by now was read."""
         return self._barriers.add()
 
-    # --- what the thread brings, on the hub
+    # --- rows from the thread, on the hub
 
     def _on_begun(self, first: dict[Partition, int]) -> None:
         self._next.update(first)
@@ -220,10 +218,10 @@ class _MarkWriter:
             partitions, then = job
             try:
                 ends, error = self._write_marks(partitions)
-            except Exception as failed:  # whatever it was: who waits asks again
+            except Exception as failed:  # of any kind: the waiting calls retry
                 ends, error = {}, str(failed)
             if error is not None:
-                self._producer = None  # the next one asks anew who leads
+                self._producer = None  # the next producer queries the leaders
             self._call(then, ends, error)
 
     def _write_marks(self, partitions: Sequence[Partition]) -> tuple[Ends, str | None]:

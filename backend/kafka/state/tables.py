@@ -1,16 +1,16 @@
-"""Settings and progress as the records of the system topics make them. Pure.
+"""Settings and progress as the records of the system topics define them. Pure.
 
-Both topics are compacted: what counts is the last record of each key, and a record without a value (a
-tombstone) takes its key away. docs/formats-kafka.md has the bytes.
+Both topics are compacted: the last record of each key counts, and a record without a value (a tombstone)
+deletes its key. docs/formats-kafka.md has the bytes.
 
-* Settings: the key is `s/KEY`, and `t/NAME` for what Kafka does not know of a topic.
-* Progress: the key is group, queue, generation and epoch; the value is the whole state. Of the keys of one
-  group and queue the highest (generation, epoch) counts, not the last that was written: what an old holder
-  writes late changes nothing. The others are tombstoned by whoever holds the queue.
+* Settings: the key is `s/KEY`, and `t/NAME` for the settings of a topic that Kafka does not store.
+* Progress: the key is group, queue, generation and epoch; the value is the complete state. Of the keys of one
+  group and queue, the highest (generation, epoch) counts, not the one that was written last: a late write of
+  an old holder changes nothing. The holder of the queue writes tombstones for the other keys.
 
-What this process wrote itself counts as soon as Kafka has answered, before it was followed: a key that
-is ahead like that keeps its offset until what is followed has come there. So the state never goes
-back, and at any time it is what the records up to some offset of each partition and key would make.
+A record that this process wrote itself counts as soon as Kafka has answered, before it was followed. Its key
+keeps its offset until the followed records have reached it. So the state never goes back, and at any time it
+is what the records up to some offset of each partition and key define.
 """
 
 from __future__ import annotations
