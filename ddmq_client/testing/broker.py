@@ -156,17 +156,19 @@ class TestBroker(BrokerClients):
     def record_handling(
         self, consumer: Consumer | AsyncConsumer, handler: object, options: Mapping[str, object]
     ) -> bool:
-        """Return whether a consumer has a handler; nothing waits for one that has none."""
+        """Return whether a consumer has a handler; record a consumer without one, for which nothing waits."""
         is_handling = handler is not None or options.get("batch_handler") is not None
         if not is_handling:
             self._pull_clients.add(consumer.client_id)
         return is_handling
 
     def record_names(self, group: str, topics: str | Sequence[str]) -> None:
-        """Note the names that a consumer is made with. Raises OptionError if they seem to be exchanged."""
+        """Record the names of a new consumer. Raises OptionError if group and topic seem to be exchanged."""
         names = topic_names(topics)
         self._check_names(group, names)
         self._subscriptions.add((group, names))
+
+    note_handling, note_names = record_handling, record_names  # their names in earlier releases
 
     def check_subscriptions(self) -> None:
         """Raise OptionError if the names of a consumer seem to be exchanged, now that topics were sent to."""
