@@ -107,6 +107,10 @@ class ClientCollector:
         cell(catalogue.KAFKA_PENDING_BYTES).value = size
         cell(catalogue.KAFKA_PRODUCERS_REPLACED, "messages").value = self._appends.producer_replacements
         cell(catalogue.KAFKA_PRODUCERS_REPLACED, "progress").value = self._producers.replaced
+        cell(catalogue.KAFKA_SENDS_REFUSED, "silent").value = self._appends.refused_silent
+        cell(catalogue.KAFKA_SENDS_REFUSED, "share").value = self._appends.refused_by_share
+        cell(catalogue.KAFKA_QUARANTINES).value = self._appends.quarantined_count
+        cell(catalogue.KAFKA_RETIRED_IDS).value = len(self._producers.retired)
         sent_at, returned_at = self._members.heartbeat_times
         age_s = self._monotonic() - returned_at if returned_at and returned_at < sent_at else 0.0
         cell(catalogue.KAFKA_FOLLOWER_LAG).value = round(age_s * 1000)

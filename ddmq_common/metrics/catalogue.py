@@ -553,6 +553,21 @@ KAFKA_PRODUCERS_REPLACED = _counter(
     "unknown.",
     "producer",
 )
+KAFKA_SENDS_REFUSED = _counter(
+    "ddmq_kafka_sends_refused_total",
+    "Number of records of sends that were rejected because of their partition, by reason: silent (the "
+    "partition does not respond), share (the partition's share of the pending bounds is used up).",
+    "reason",
+)
+KAFKA_QUARANTINES = _counter(
+    "ddmq_kafka_quarantines_total",
+    "Number of times that a partition was moved to the quarantine producer because it did not respond.",
+)
+KAFKA_RETIRED_IDS = _gauge(
+    "ddmq_kafka_retired_ids",
+    "Number of transactional ids that this process no longer uses because their last transaction did not "
+    "end. Above five, the process takes a new name.",
+)
 KAFKA_FOLLOWER_LAG = _gauge(
     "ddmq_kafka_follower_lag_ms",
     "Age of this process's latest returned heartbeat, if a later heartbeat is on its way. The value is "

@@ -218,6 +218,8 @@ def count_messages(topic: str | None, admin: AdminClient, as_json: bool, **optio
     print_line(f"{overview['pending']:,} in all")
     if not overview["pending"]:
         hint_nothing_waits({})
+    for topic, reason in overview.get("set_aside", {}).items():
+        print_line(f"due messages of {topic} wait until it is available: {reason}")
     for shard in overview["shards"]:
         if not shard["fires"]:
             hint(f"shard {shard['shard']} does not fire: {shard['why']}")

@@ -109,3 +109,13 @@ def test_it_says_what_is_empty_and_what_to_do_next(
     assert capsys.readouterr().err.removeprefix("Error: ").partition(";")[0] in hint, (
         "programs get the answer alone"
     )
+
+
+def test_delay_count_names_topics_whose_due_messages_wait(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overview = {"topics": {"t": 3}, "pending": 3, "shards": [], "set_aside": {"t": "no leader"}} | COMPLETE
+    answers: Answers = {("delay",): overview, ("delay", "levels"): []}
+    monkeypatch.setattr(AdminClient, "get", lambda _, *path, **query: answers[path])
+    assert run(["delay", "count"]) == 0
+    assert "due messages of t wait until it is available: no leader\n" in capsys.readouterr().out

@@ -26,8 +26,11 @@ def broker(number: int, rtt_us: int, throttled_ms: int) -> dict[str, Any]:
 class CollectorRig:
     def __init__(self) -> None:
         self.metrics, self.now = Registry(), 100.0
-        self.appends: Any = SimpleNamespace(pending_records_and_bytes=(3, 4_000), producer_replacements=1)
-        self.producers: Any = SimpleNamespace(statistics="", replaced=2)
+        self.appends: Any = SimpleNamespace(
+            pending_records_and_bytes=(3, 4_000), producer_replacements=1, refused_silent=5,
+            refused_by_share=6, quarantined_count=7,
+        )  # fmt: skip
+        self.producers: Any = SimpleNamespace(statistics="", replaced=2, retired={3, 4})
         self.members: Any = SimpleNamespace(heartbeat_times=(0.0, 0.0))
         ClientCollector(self.metrics, self.appends, self.producers, self.members, lambda: self.now)
 
@@ -42,6 +45,14 @@ def test_what_is_on_its_way_and_what_was_replaced() -> None:
     assert rig.value(catalogue.KAFKA_PENDING_BYTES) == 4_000
     assert rig.value(catalogue.KAFKA_PRODUCERS_REPLACED, "messages") == 1
     assert rig.value(catalogue.KAFKA_PRODUCERS_REPLACED, "progress") == 2
+
+
+def test_rejected_sends_quarantines_and_retired_ids_are_counted() -> None:
+    rig = CollectorRig()
+    assert rig.value(catalogue.KAFKA_SENDS_REFUSED, "silent") == 5
+    assert rig.value(catalogue.KAFKA_SENDS_REFUSED, "share") == 6
+    assert rig.value(catalogue.KAFKA_QUARANTINES) == 7
+    assert rig.value(catalogue.KAFKA_RETIRED_IDS) == 2
 
 
 def test_the_lag_is_the_age_of_the_last_heartbeat_that_came_back() -> None:
