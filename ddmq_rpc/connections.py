@@ -257,8 +257,14 @@ class RpcConnection(AnswerSender):
         traffic = self.traffic
         try:
             header = read_header(frame)
-        except HeaderError as error:
-            self._answer_error(error.wire, error.sequence, b"", ErrorKind.PROTOCOL_ERROR, str(error))
+        except HeaderError as invalid_header:  # compiled, `error` below is of one class only
+            self._answer_error(
+                invalid_header.wire,
+                invalid_header.sequence,
+                b"",
+                ErrorKind.PROTOCOL_ERROR,
+                str(invalid_header),
+            )
             return
         wire, kind, name, sequence, body_at = header
         method = traffic.methods.get(name)
