@@ -12,6 +12,14 @@ import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
+from ddmq.server.admin.bodies import (
+    DeadLetterPurge,
+    DeadLetterResend,
+    DelayBackup,
+    KeyAction,
+    OffsetReset,
+    TransactionEnd,
+)
 from ddmq.server.admin.figures import MetricsPage, OtherProcesses
 from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.admin.messages import MessageSearch
@@ -20,7 +28,8 @@ from ddmq.server.config import BACKUPS
 from ddmq.server.delays.levels import count_levels
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import FORWARDED, AdminRequest, AdminRouter, Text
+from ddmq.server.http.parameters import Body, check_names, read_body
+from ddmq.server.http.routing import FORWARDED, NO_LISTINGS, AdminRequest, AdminRouter, Text
 from ddmq.server.story.answer import StoryQueries
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
@@ -77,6 +86,7 @@ class AdminApi:
             self.router.add(route.method, route.path, partial(self._answer_route, route))
 
     def _answer_route(self, route: Route, request: AdminRequest) -> Any:
+        request = check_parameters(route, request)
         try:
             if route.method != "GET":
                 self._catch_up()
@@ -133,10 +143,22 @@ class AdminApi:
         return topics.topic_row(info) | topics.trace_setting(self.backend, request.topic)
 
     def delete_group(self, request: AdminRequest) -> None:
-        unknown = sorted(set(request.query) - {"topic"})
-        if unknown:
-            raise CallerError(f"{unknown[0]!r} says nothing about what to delete; allowed: topic")
         self.groups.delete(request.group, request.query.get("topic"))
+
+
+def check_parameters(route: Route, request: AdminRequest) -> AdminRequest:
+    """Return the request with its body as the route declares it. Raises CallerError for a name that the route
+    does not declare, or a value that its body does not allow.
+
+    Probes and scrapes may have any query, because load balancers add their own.
+    """
+    if route.path not in NO_LISTINGS:
+        check_names("query name", request.query, (*route.query, FORWARDED))
+    if route.body is None:
+        check_names("body key", request.body, ())
+    elif issubclass(route.body, Body):
+        return request._replace(body=read_body(route.body, request.body))
+    return request
 
 
 def _require_consumer(service: T | None) -> T:
@@ -177,13 +199,16 @@ def build_starting_router(health: Callable[[], Health], names: Iterable[str]) ->
 
 
 class Route(NamedTuple):
-    """One route of the admin API. `answers`: what its answer contains, for people; the parameters of its
-    query follow after the semicolon."""
+    """One route of the admin API. `answers`: what its answer contains, for people. `query`: the names that
+    its query may have. `body`: the Struct of its body; dict: settings, which the handler checks; None: it has
+    no body."""
 
     method: str
     path: str
     answers: str
     handler: Callable[[AdminApi, AdminRequest], Any]
+    query: tuple[str, ...] = ()
+    body: type[Body] | type[dict[str, Any]] | None = None
 
 
 ROUTES = (
@@ -193,64 +218,73 @@ ROUTES = (
           lambda api, _: ready_answer(api.health())),
     Route("GET", "/metrics", "Prometheus text", lambda api, _: api.page.text()),
     Route("GET", "/stats", "everything `ddmq stats` shows", AdminApi.stats),
-    Route("GET", "/topics", "rows by name; internal, count, after",
-          lambda api, r: topics.list_topics(api.backend, internal=r.flag("internal"), page=r.page())),
+    Route("GET", "/topics", "rows by name",
+          lambda api, r: topics.list_topics(api.backend, internal=r.flag("internal"), page=r.page()),
+          ("internal", "count", "after")),
     Route("GET", "/topics/{topic}", "one with its queues",
           lambda api, r: topics.show_topic(api.backend, r.topic)),
-    Route("POST", "/topics/{topic}", "the topic, made or changed", AdminApi.post_topic),
+    Route("POST", "/topics/{topic}", "the topic, created or changed", AdminApi.post_topic, body=dict),
     Route("DELETE", "/topics/{topic}", "{}",
           lambda api, r: topics.delete(api.backend, api.clock, r.topic)),
-    Route("GET", "/topics/{topic}/messages", "messages; id, key, queue and offset, time_ms, count, group",
-          lambda api, r: api.messages.in_topic(r)),
-    Route("GET", "/messages/{id}", "the message with that id; group", lambda api, r: api.messages.by_id(r)),
-    Route("GET", "/messages/{id}/story", "all that happened to it, and why it was late; group",
-          lambda api, r: api.stories.by_id(r)),
-    Route("GET", "/topics/{topic}/story", "the same; id, key, queue and offset, group",
-          lambda api, r: api.stories.in_topic(r)),
-    Route("GET", "/groups", "a row per subscription; count, after",
-          lambda api, r: api.groups.rows(r.page())),
-    Route("GET", "/lag", "the same with lag age and rates, the furthest behind first; group, count",
-          lambda api, r: api.groups.lag(r.query.get("group"), r.page().most)),
-    Route("GET", "/groups/{group}", "one in full, with so many blocked keys; keys",
-          lambda api, r: api.groups.detail(r.group, _read_limit(r, "keys"))),
+    Route("GET", "/topics/{topic}/messages", "messages",
+          lambda api, r: api.messages.in_topic(r),
+          ("id", "key", "queue", "offset", "time_ms", "count", "group")),
+    Route("GET", "/messages/{id}", "the message with that id", lambda api, r: api.messages.by_id(r),
+          ("group",)),
+    Route("GET", "/messages/{id}/story", "all that happened to it, and why it was late",
+          lambda api, r: api.stories.by_id(r), ("group",)),
+    Route("GET", "/topics/{topic}/story", "the same",
+          lambda api, r: api.stories.in_topic(r), ("id", "key", "queue", "offset", "group")),
+    Route("GET", "/groups", "a row per subscription",
+          lambda api, r: api.groups.rows(r.page()), ("count", "after")),
+    Route("GET", "/lag", "the same with lag age and rates, the furthest behind first",
+          lambda api, r: api.groups.lag(r.query.get("group"), r.page().most), ("group", "count")),
+    Route("GET", "/groups/{group}", "one in full, with so many blocked keys",
+          lambda api, r: api.groups.detail(r.group, _read_limit(r, "keys")), ("keys",)),
     Route("POST", "/groups/{group}", "the group, subscribed to topics",
-          lambda api, r: api.groups.create(r.group, r.body)),
+          lambda api, r: api.groups.create(r.group, r.body), body=dict),
     Route("POST", "/groups/{group}/topics/{topic}", "what differs and what is in force",
-          lambda api, r: api.groups.change(r.group, r.topic, r.body)),
-    Route("DELETE", "/groups/{group}", "{}; topic", AdminApi.delete_group),
-    Route("GET", "/groups/{group}/offsets", "where it stands, queue by queue; topic",
-          lambda api, r: offsets.list_positions(api.backend, r.group, r.query.get("topic"))),
+          lambda api, r: api.groups.change(r.group, r.topic, r.body), body=dict),
+    Route("DELETE", "/groups/{group}", "{}", AdminApi.delete_group, ("topic",)),
+    Route("GET", "/groups/{group}/offsets", "where it stands, queue by queue",
+          lambda api, r: offsets.list_positions(api.backend, r.group, r.query.get("topic")), ("topic",)),
     Route("POST", "/groups/{group}/offsets", "what a reset did, or would do",
-          lambda api, r: offsets.reset_from_body(api.backend, api.clock, r.group, r.body)),
-    Route("GET", "/groups/{group}/keys", "blocked and parked keys; limit",
-          lambda api, r: keys.list_blocked_keys(api.consumer, r.group, _read_limit(r, "limit"))),
+          lambda api, r: offsets.reset(api.backend, api.clock, r.group, r.body.topic, r.body.to, r.body.queue,
+                                        r.body.dry_run), body=OffsetReset),
+    Route("GET", "/groups/{group}/keys", "blocked and parked keys",
+          lambda api, r: keys.list_blocked_keys(api.consumer, r.group, _read_limit(r, "limit")), ("limit",)),
     Route("POST", "/groups/{group}/keys", "the key, and what parking, skipping or replaying it came to",
-          lambda api, r: keys.act_on_key(api.consumer, r.group, str(r.body.get("action")), r.body.get("key"),
-                                  r.body.get("take_away", False))),
-    Route("GET", "/dlq", "groups with dead letters; count, after",
-          lambda api, r: dlq.list_dead_letters(api.backend, r.page())),
-    Route("GET", "/dlq/{group}", "the open ones; reason, topic, since_ms, from, count",
+          lambda api, r: keys.act_on_key(api.consumer, r.group, r.body.action, r.body.key, r.body.take_away),
+          body=KeyAction),
+    Route("GET", "/dlq", "groups with dead letters",
+          lambda api, r: dlq.list_dead_letters(api.backend, r.page()), ("count", "after")),
+    Route("GET", "/dlq/{group}", "the open ones",
           lambda api, r: dlq.show_dead_letters(
-              api.backend, r.group, dlq.choice_of(r.query), r.number("from", 0),
-              min(r.number("count", 20), dlq.SHOWN_MAX))),
+              api.backend, r.group, dlq.read_filter(r), r.number("from", 0),
+              min(r.number("count", 20), dlq.SHOWN_MAX)), ("reason", "topic", "since_ms", "from", "count")),
     Route("POST", "/dlq/{group}/resend", "what was sent again",
-          lambda api, r: dlq_changes.resend(api.backend, api.clock, r.group, r.body)),
+          lambda api, r: dlq_changes.resend(api.backend, api.clock, r.group, r.body),
+          body=DeadLetterResend),
     Route("POST", "/dlq/{group}/purge", "how many are done with",
-          lambda api, r: dlq_changes.purge(api.backend, api.clock, r.group, r.body)),
-    Route("GET", "/transactions", "those that are open; group, count",
-          lambda api, r: api.transactions.rows(r)),
+          lambda api, r: dlq_changes.purge(api.backend, api.clock, r.group, r.body),
+          body=DeadLetterPurge),
+    Route("GET", "/transactions", "those that are open",
+          lambda api, r: api.transactions.rows(r), ("group", "count")),
     Route("GET", "/transactions/{id}", "one, or how it ended", lambda api, r: api.transactions.show(r)),
-    Route("POST", "/transactions/{id}", "how it ended", lambda api, r: api.transactions.end(r)),
+    Route("POST", "/transactions/{id}", "how it ended", lambda api, r: api.transactions.end(r),
+          body=TransactionEnd),
     Route("GET", "/delay", "what waits, counted",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.overview)),
-    Route("GET", "/delay/messages", "by due time; topic, key, from_ms, to_ms, count, after",
-          lambda api, r: api.delays.answer_anywhere(r, api.delays.messages)),
+    Route("GET", "/delay/messages", "by due time",
+          lambda api, r: api.delays.answer_anywhere(r, api.delays.messages),
+          ("topic", "key", "from_ms", "to_ms", "count", "after")),
     Route("GET", "/delay/messages/{id}", "one, by delay id or uuid",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.message)),
-    Route("GET", "/delay/count", "how many; topic, key, from_ms, to_ms, count, after",
-          lambda api, r: api.delays.answer_anywhere(r, api.delays.count)),
+    Route("GET", "/delay/count", "how many",
+          lambda api, r: api.delays.answer_anywhere(r, api.delays.count),
+          ("topic", "key", "from_ms", "to_ms", "count", "after")),
     Route("GET", "/delay/levels", "how many wait at each delay level, retries included",
           lambda api, _: count_levels(api.backend, api.levels)),
     Route("POST", "/delay/backup", "a copy of what waits",
-          lambda api, r: api.delays.answer_anywhere(r, api.delays.backup)),
+          lambda api, r: api.delays.answer_anywhere(r, api.delays.backup), body=DelayBackup),
 )  # fmt: skip

@@ -7,7 +7,7 @@ on the dead-letter topic, so that it lives exactly as long as the letters do. No
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,8 +18,7 @@ from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRe
 from ddmq.server.admin.messages import ANSWER_BYTES_MAX, READ_BYTES_MAX
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import ALL_ITEMS, NoSuchGroupError, Page
-from ddmq_common.errors import CallerError
+from ddmq.server.http.routing import ALL_ITEMS, AdminRequest, NoSuchGroupError, Page
 from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, TRANSACTION_DEAD_TOPIC, dead_letter_topic
 from proxy_consumer.groups.group import group_key
 
@@ -281,18 +280,8 @@ def preview_body(value: bytes) -> str:
         return f"binary: {value[:24].hex(' ')}"
 
 
-def choice_of(query: Mapping[str, Any]) -> DeadLetterFilter:
-    """Read `offsets`, `reason`, `topic` and `since_ms` from query parameters or a JSON body. Raises
-    CallerError."""
-    offsets = query.get("offsets", [])
-    if not isinstance(offsets, list) or not all(isinstance(each, int) and each >= 0 for each in offsets):
-        raise CallerError(f"offsets is {offsets!r}; a list of whole numbers of 0 or more is wanted")
-    since = query.get("since_ms")
-    if isinstance(since, str) and since.isdecimal() and len(since) <= 15:
-        since = int(since)
-    if since is not None and not isinstance(since, int):
-        raise CallerError(f"since_ms is {since!r}; epoch milliseconds are wanted")
-    for name in ("reason", "topic"):
-        if not isinstance(query.get(name), str | None):
-            raise CallerError(f"{name} is {query[name]!r}; a text is wanted")
-    return DeadLetterFilter(frozenset(offsets), query.get("reason"), query.get("topic"), since)
+def read_filter(request: AdminRequest) -> DeadLetterFilter:
+    """Read `reason`, `topic` and `since_ms` of a query. Raises CallerError."""
+    query = request.query
+    since_ms = request.number("since_ms", 0) if "since_ms" in query else None
+    return DeadLetterFilter(frozenset(), query.get("reason"), query.get("topic"), since_ms)

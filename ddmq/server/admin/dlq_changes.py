@@ -13,7 +13,7 @@ On an engine that is not atomic a crash in between sends again what was sent and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,10 +28,10 @@ from backend.records import (
     QueueRef,
     TopicInfo,
 )
+from ddmq.server.admin.bodies import DeadLetterPurge, DeadLetterResend
 from ddmq.server.admin.dlq import (
     DeadLetterFilter,
     DeadLetterRange,
-    choice_of,
     list_dead_letter_queues,
     read_dead_letters,
     read_open_dead_letters,
@@ -169,24 +169,23 @@ def _done_delta(queue: QueueRef, done: ProgressView, ranges: Sequence[tuple[int,
     return ProgressDelta(DONE_GROUP, queue, done.epoch, done.generation, finished=ranges)
 
 
-def resend(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def resend(backend: Backend, clock: Clock, group: str, body: DeadLetterResend) -> dict[str, Any]:
     """Send chosen letters to their own group again, for a few seconds at most.
 
-    `body`: `all`, or any of `offsets`, `reason`, `topic`, `since_ms`; `to_topic`: to every group of their
-    topics; `dry_run`; `cursor` of an earlier answer. Answers `resent` (by topic), `reached` (by topic, the
-    groups that get those), `to_topic`, `kept` (by why) and `cursor`, None when all is done.
+    They reach every group of their topics if `to_topic` says so, or if no group ever had them. Answers
+    `resent` (by topic), `reached` (by topic, the groups that get those), `to_topic`, `kept` (by why) and
+    `cursor`, None when all is done. Raises CallerError if nothing is chosen.
     """
-    choice = choice_of(body)
-    if not body.get("all") and choice == DeadLetterFilter():
+    choice = DeadLetterFilter(frozenset(body.offsets), body.reason, body.topic, body.since_ms)
+    if not body.all and choice == DeadLetterFilter():
         raise CallerError("nothing is chosen; give all, offsets, reason, topic or since_ms")
-    to_topic = is_to_topic(group, body)
-    work = Resend(backend, clock, choice, "" if to_topic else group, dry_run=bool(body.get("dry_run")))
-    remaining = work.run(
-        _ranges_to_resend(backend, group, choice, body.get("cursor")), clock.monotonic() + WORK_S
-    )
+    to_topic = body.to_topic or find_group_name_error(group) is not None
+    work = Resend(backend, clock, choice, "" if to_topic else group, dry_run=body.dry_run)
+    ranges = _ranges_to_resend(backend, group, choice, body.cursor)
+    remaining = work.run(ranges, clock.monotonic() + WORK_S)
     return {
         "group": group,
-        "dry_run": bool(body.get("dry_run")),
+        "dry_run": body.dry_run,
         "to_topic": to_topic,
         "resent": dict(work.sent),
         "reached": {
@@ -195,17 +194,6 @@ def resend(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) 
         "kept": dict(work.not_sent),
         "cursor": [[each.queue.queue_id, each.at, each.end] for each in remaining] or None,
     }
-
-
-def is_to_topic(group: str, body: Mapping[str, Any]) -> bool:
-    """Return whether letters reach every group of their topics: on request, or if no group ever had them.
-
-    Raises CallerError.
-    """
-    to_topic = body.get("to_topic", False)
-    if not isinstance(to_topic, bool):
-        raise CallerError(f"to_topic is {to_topic!r}; allowed: true, false")
-    return to_topic or find_group_name_error(group) is not None
 
 
 def list_groups_reached(backend: Backend, topic: str, group: str) -> dict[str, Any]:
@@ -218,7 +206,7 @@ def list_groups_reached(backend: Backend, topic: str, group: str) -> dict[str, A
 
 
 def _ranges_to_resend(
-    backend: Backend, group: str, choice: DeadLetterFilter, cursor: object
+    backend: Backend, group: str, choice: DeadLetterFilter, cursor: Sequence[tuple[int, int, int]] | None
 ) -> list[DeadLetterRange]:
     queues = list_dead_letter_queues(backend, group)
     if cursor is not None:
@@ -233,34 +221,36 @@ def _ranges_to_resend(
     return [each for each in ranges if each.at < each.end]
 
 
-def _parse_cursor(queues: Sequence[QueueRef], cursor: object) -> list[DeadLetterRange]:
-    try:
-        rows: list[tuple[int, int, int]] = [tuple(row) for row in cursor]  # type: ignore[attr-defined]
-        return [
-            DeadLetterRange(queues[number], int(at), int(end))
-            for number, at, end in rows
-            if number >= 0 and 0 <= at < end
-        ]
-    except (TypeError, ValueError, IndexError) as error:
-        raise CallerError(f"cursor is {cursor!r}; the one of an earlier answer is wanted") from error
+def _parse_cursor(
+    queues: Sequence[QueueRef], cursor: Sequence[tuple[int, int, int]]
+) -> list[DeadLetterRange]:
+    if any(number >= len(queues) for number, _, _ in cursor):
+        raise CallerError(f"cursor is {cursor!r}; allowed: the cursor of an earlier answer, or null")
+    return [DeadLetterRange(queues[number], at, end) for number, at, end in cursor if at < end]
 
 
-def purge(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def purge(backend: Backend, clock: Clock, group: str, body: DeadLetterPurge) -> dict[str, Any]:
     """Mark letters as done without sending them: `all`, or those stored before `before_ms`.
 
-    They stay readable in the dead-letter topic until retention takes them. Answers `purged`, their number.
+    They stay readable in the dead-letter topic until retention takes them. Answers `purged`, their number;
+    with `dry_run` the number that would be purged. Raises CallerError unless exactly one choice is given.
     """
-    before = body.get("before_ms")
-    if bool(body.get("all")) == (before is not None) or not isinstance(before, int | None):
-        raise CallerError(f"before_ms is {before!r}; give either all, or before_ms in epoch milliseconds")
+    if body.all == (body.before_ms is not None):
+        raise CallerError(
+            f"before_ms is {body.before_ms!r}; give either all, or before_ms in epoch milliseconds"
+        )
     purged = sum(
-        _retry_when_fenced(queue, partial(_purge_queue, backend, clock, queue, before))
+        _retry_when_fenced(
+            queue, partial(_purge_queue, backend, clock, queue, body.before_ms, dry_run=body.dry_run)
+        )
         for queue in list_dead_letter_queues(backend, group)
     )
-    return {"group": group, "purged": purged}
+    return {"group": group, "dry_run": body.dry_run, "purged": purged}
 
 
-def _purge_queue(backend: Backend, clock: Clock, queue: QueueRef, before_ms: int | None) -> int:
+def _purge_queue(
+    backend: Backend, clock: Clock, queue: QueueRef, before_ms: int | None, *, dry_run: bool
+) -> int:
     changes = backend.progress(CHANGE_LOCK_GROUP, (queue,)).wait(WAIT_S)[0]
     done_marks = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
     (limits,), (opened,) = read_open_dead_letters(backend, (queue,))
@@ -268,7 +258,7 @@ def _purge_queue(backend: Backend, clock: Clock, queue: QueueRef, before_ms: int
     if before_ms is not None:
         end = min(end, backend.offset_for_time(queue, before_ms).wait(WAIT_S))
     count = opened.count(0, end)
-    if count:
+    if count and not dry_run:
         marks = (_done_delta(queue, done_marks, [(0, end)]), next_generation(queue, changes))
         backend.commit(CommitBatch(progress=marks), clock.monotonic() + WAIT_S).wait(WAIT_S)
     return count

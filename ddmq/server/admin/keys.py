@@ -59,7 +59,7 @@ def _canonical_key(text: str) -> str:
 
 
 def act_on_key(
-    consumer: ConsumerService, group: str, action: str, text: object, take_away: object = False
+    consumer: ConsumerService, group: str, action: str, text: str, take_away: bool = False
 ) -> dict[str, Any]:
     """Park, skip or replay the key that `text` names; the change is durable on return. Raises CallerError.
 
@@ -67,17 +67,15 @@ def act_on_key(
     message of each of its chains at this proxy (one chain, unless the key has several scopes): the message's
     earlier state, and `outcome`, one of the words in groups/ordering.py.
     """
-    if not isinstance(text, str):
-        raise CallerError(f"key is {text!r}; the key as text is wanted, as `ddmq group keys` shows it")
+    if take_away and action != "replay":
+        raise CallerError(f"take_away goes with replay, not with {action}")
     require_group(consumer, group)
     ordering = consumer.order_keys(group)
     does: dict[str, Callable[[str], Completion[list[KeyOutcome]]]] = {
         "park": ordering.park,
         "skip": ordering.skip,
-        "replay": partial(ordering.replay, take_away=_takes_away(action, take_away)),
+        "replay": partial(ordering.replay, take_away=take_away),
     }
-    if action not in does:
-        raise CallerError(f"action is {action!r}; allowed: {', '.join(ACTIONS)}")
     key = choose_key(ordering, possible_keys(text))
     names = {internal: shown_key(queue) for internal, queue in chain_queues(ordering).items()}
     inside = {chain: internal for internal, chain in names.items()}
@@ -89,14 +87,6 @@ def act_on_key(
         for each in outcomes
     ]
     return {"group": group, "key": names.get(key, key), "action": action, "parked": parked, "heads": heads}
-
-
-def _takes_away(action: str, take_away: object) -> bool:
-    if not isinstance(take_away, bool):
-        raise CallerError(f"take_away is {take_away!r}; allowed: true or false")
-    if take_away and action != "replay":
-        raise CallerError(f"take_away goes with replay, not with {action}")
-    return take_away
 
 
 def chain_queues(ordering: GroupOrdering) -> dict[str, QueueRef]:

@@ -8,7 +8,7 @@ messages that were finished above the new offset come again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,7 +34,6 @@ from proxy_consumer.groups.group import (
 
 TRIES_MAX = 5
 QUEUES_NAMED_MAX = 8
-_RESET_KEYS = ("topic", "to", "queue", "dry_run")
 _ALLOWED = (
     "first, last, an offset (below 1,000,000,000,000), or a time: epoch milliseconds, "
     "2026-11-21T12:00+01:00, or -2h"
@@ -121,21 +120,6 @@ def _position_row(topic: str, each: Standing) -> dict[str, Any]:
         "attempted": len(each.view.attempts),
         "generation": each.view.generation,
     }
-
-
-def reset_from_body(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Reset offsets as the request's body specifies. Raises CallerError for an invalid body."""
-    unknown = sorted(set(body) - set(_RESET_KEYS))
-    if unknown:
-        raise CallerError(f"{unknown[0]!r} is not a key of a reset; known are: {', '.join(_RESET_KEYS)}")
-    topic, queue, dry_run = body.get("topic"), body.get("queue"), body.get("dry_run", False)
-    if not isinstance(topic, str) or not topic:
-        raise CallerError(f"topic is {topic!r}; the name of a topic that the group consumes is wanted")
-    if queue is not None and (not isinstance(queue, int) or isinstance(queue, bool)):
-        raise CallerError(f"queue is {queue!r}; a queue number, or none for all, is wanted")
-    if not isinstance(dry_run, bool):
-        raise CallerError(f"dry_run is {dry_run!r}; allowed: true, false")
-    return reset(backend, clock, group, topic, body.get("to"), queue, dry_run)
 
 
 def reset(

@@ -268,12 +268,10 @@ class DelayQueries:
         With `shards` in the body, copy only those, into a folder that another process has begun; that process
         sends its `secret`.
         """
-        folder = backup_folder(request.body.get("folder"), self._backups)
-        numbers, open_shards = request.body.get("shards"), self._open_shards()
+        folder = backup_folder(request.body.folder, self._backups)
+        numbers, open_shards = request.body.shards, self._open_shards()
         if numbers is not None:
-            if not isinstance(numbers, list):
-                raise CallerError(f"shards is {numbers!r}; a list of numbers is wanted")
-            check_secret(folder, request.body.get("secret"))
+            check_secret(folder, request.body.secret)
             chosen_shards = [one for one in open_shards if one.number in numbers]
             if len(chosen_shards) < len(numbers):
                 raise TryLaterError("not all of these shards are open here; try again")

@@ -74,11 +74,11 @@ ALL_ITEMS = Page()
 
 class AdminRequest(NamedTuple):
     """A request as its handler gets it: path variables, query (the last value of a repeated name), JSON body,
-    and its route."""
+    and its route. `body`: a JSON object, or the Struct that its route declares for it."""
 
     path: Mapping[str, str]
     query: Mapping[str, str]
-    body: Mapping[str, Any]
+    body: Any
     method: str = ""
     pattern: str = ""
 
@@ -321,7 +321,7 @@ def forward_request(address: str, request: AdminRequest) -> Text:
     target = f"{filled}?{urlencode({**request.query, FORWARDED: '1'})}"
     connection = http.client.HTTPConnection(*parse(address), timeout=OTHER_S)
     try:
-        body: Any = msgspec.json.encode(dict(request.body)) if request.body else None
+        body: Any = msgspec.json.encode(request.body) if request.body else None
         connection.request(request.method, target, body, {"Content-Type": JSON})
         response = connection.getresponse()
         return Text(JSON, response.read(), response.status)

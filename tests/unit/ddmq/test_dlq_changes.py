@@ -24,8 +24,10 @@ from backend.records import (
     TopicInfo,
 )
 from ddmq.server.admin import dlq, dlq_changes
-from ddmq.server.admin.dlq import DeadLetterFilter, OpenDeadLetters, choice_of
-from ddmq.server.http.routing import NoSuchGroupError
+from ddmq.server.admin.bodies import DeadLetterPurge, DeadLetterResend
+from ddmq.server.admin.dlq import DeadLetterFilter, OpenDeadLetters, read_filter
+from ddmq.server.http.parameters import read_body
+from ddmq.server.http.routing import AdminRequest, NoSuchGroupError
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError, RemoteError
@@ -93,10 +95,11 @@ class DeadLettersRig:
         self.backend.append(letters, self.deadline()).wait(20)
 
     def resend(self, **body: Any) -> dict[str, Any]:
-        return dlq_changes.resend(self.backend, self.clock, "G", body)
+        return dlq_changes.resend(self.backend, self.clock, "G", read_body(DeadLetterResend, body))
 
     def purge(self, **body: Any) -> int:
-        purged: int = dlq_changes.purge(self.backend, self.clock, "G", body)["purged"]
+        checked = read_body(DeadLetterPurge, body)
+        purged: int = dlq_changes.purge(self.backend, self.clock, "G", checked)["purged"]
         return purged
 
     def stored(self, topic: str) -> list[StoredRecord]:
@@ -227,11 +230,10 @@ def test_a_letter_that_no_group_had_goes_to_every_group(house: DeadLettersRig, g
     facts = {"dead-letter-reason": "given-up", "dead-letter-topic": "T"}
     house.backend.append([dead_record(topic, record, facts, {})], house.deadline()).wait(20)
     for to_topic in ({}, {"to_topic": True}, {"to_topic": False}):
-        dry = dlq_changes.resend(
-            house.backend, house.clock, group, {"all": True, "dry_run": True, **to_topic}
-        )
+        body = DeadLetterResend(all=True, dry_run=True, **to_topic)
+        dry = dlq_changes.resend(house.backend, house.clock, group, body)
         assert (dry["resent"], dry["to_topic"], dry["reached"]["T"]["groups"]) == ({"T": 1}, True, ["G"])
-    dlq_changes.resend(house.backend, house.clock, group, {"all": True})
+    dlq_changes.resend(house.backend, house.clock, group, DeadLetterResend(all=True))
     assert groups_named(house.stored("T")) == [""]
 
 
@@ -323,8 +325,8 @@ def test_bodies_are_begun_only() -> None:
         ({"offsets": "1"}, "offsets is '1'"),
         ({"offsets": [-1]}, "whole numbers of 0 or more"),
         ({"reason": 5}, "reason is 5"),
-        ({"since_ms": "soon"}, "epoch milliseconds are wanted"),
-        ({"since_ms": "9" * 5000}, "epoch milliseconds are wanted"),
+        ({"since_ms": "soon"}, "allowed: a time in epoch milliseconds"),
+        ({"since_ms": "9" * 5000}, "allowed: a time in epoch milliseconds"),
         ({}, "nothing is chosen"),
         ({"all": True, "to_topic": "yes"}, "to_topic is 'yes'; allowed: true, false"),
         ({"all": True, "cursor": [[0, 1]]}, "cursor is"),
@@ -340,6 +342,6 @@ def test_purge_wants_one_of_both(house: DeadLettersRig) -> None:
     for body in ({}, {"all": True, "before_ms": 1}, {"before_ms": "1"}):
         with pytest.raises(CallerError, match="before_ms"):
             house.purge(**body)
-    assert choice_of({"since_ms": "12"}).since_ms == 12
+    assert read_filter(AdminRequest({}, {"since_ms": "12"}, {})).since_ms == 12
     with pytest.raises(NoSuchGroupError, match="has no dead letters"):
         dlq.list_dead_letter_queues(house.backend, "nobody")
