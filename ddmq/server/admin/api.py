@@ -153,7 +153,7 @@ def check_parameters(route: Route, request: AdminRequest) -> AdminRequest:
     Probes and scrapes may have any query, because load balancers add their own.
     """
     if route.path not in NO_LISTINGS:
-        check_names("query name", request.query, (*route.query, FORWARDED))
+        check_names("query name", request.query.keys() - {FORWARDED}, route.query)
     if route.body is None:
         check_names("body key", request.body, ())
     elif issubclass(route.body, Body):

@@ -35,7 +35,7 @@ def check_names(kind: str, names: Iterable[str], allowed: Iterable[str]) -> None
     `kind`: "query name" or "body key".
     """
     allowed = sorted(allowed)
-    for name in names:
+    for name in sorted(names):
         if name not in allowed:
             close = difflib.get_close_matches(name, allowed, n=1, cutoff=SIMILARITY_MIN)
             hint = f"; did you mean {close[0]!r}?" if close else ""
