@@ -343,7 +343,9 @@ class FileLog(Backend):
 
     def health(self) -> Health:
         writer = self._writer
-        error = writer.failure or self._find_write_error() or self._retention.send_error or writer.stuck
+        error = (
+            writer.failure or self._find_write_error() or self._retention.send_error or writer.growth_error
+        )
         if error is not None:
             return Health(False, str(error))
         ranges = self._opened.damage.ranges

@@ -71,7 +71,7 @@ class TopicAdmission:
             return min((root for root in roots if root.startswith(prefix)), default="")
         return ""
 
-    def find_twins(self) -> list[str]:
+    def find_same_prefix_roots(self) -> list[str]:
         """Return the roots of installations whose `topic_prefix` is most likely the same as ours, sorted.
 
         They differ from this installation in their namespace alone, so both fire the same delay levels.

@@ -53,12 +53,15 @@ class CheckedResource(NamedTuple):
 
 
 class ClusterFacts(NamedTuple):
-    """The checked settings of a cluster. `twins`: other installations with the same `topic_prefix`."""
+    """The checked settings of a cluster.
+
+    `same_prefix_roots`: other installations with the same `topic_prefix`.
+    """
 
     cluster_id: str
     brokers: int
     resources: tuple[CheckedResource, ...]
-    twins: tuple[str, ...] = ()
+    same_prefix_roots: tuple[str, ...] = ()
 
 
 class ClusterFinding(NamedTuple):
@@ -345,12 +348,14 @@ def find_violations(facts: ClusterFacts, options: KafkaOptions) -> list[ClusterF
         violations.append(
             ClusterFinding(hidden, "not to be seen", why, "allow it DescribeConfigs there", False)
         )
-    if facts.twins:
+    if facts.same_prefix_roots:
         breaks = "messages at delay levels are delivered once by each of them"
         remedy = "give each installation a topic_prefix of its own (backend.yaml)"
         own = f"topic_prefix={options.topic_prefix!r}"
         violations.append(
-            ClusterFinding(tuple(map("installation {}".format, facts.twins)), own, breaks, remedy, False)
+            ClusterFinding(
+                tuple(map("installation {}".format, facts.same_prefix_roots)), own, breaks, remedy, False
+            )
         )
     return sorted(violations, key=lambda each: not each.loses)
 

@@ -189,8 +189,10 @@ class ClusterCheck:
             resource for batch in _in_batches(list(kinds)) for resource in self._read_topics(batch, kinds)
         ]
         brokers = [self._read_broker(number) for number in sorted(listed.brokers)[:BROKERS_MAX]]
-        twins = tuple(admission.find_twins())
-        return ClusterFacts(listed.cluster_id or "", len(listed.brokers), (*brokers, *topics), twins)
+        same_prefix_roots = tuple(admission.find_same_prefix_roots())
+        return ClusterFacts(
+            listed.cluster_id or "", len(listed.brokers), (*brokers, *topics), same_prefix_roots
+        )
 
     def _kind_of(
         self, name: str, topic: str | None, system: SystemTopics, created: frozenset[str]

@@ -166,7 +166,7 @@ class Writer:
         self.state = state
         self.durable = self.written = position  # log positions
         self.failure: DdmqError | None = None
-        self.stuck: DdmqError | None = None  # why the log could not grow the last time; it is retried
+        self.growth_error: DdmqError | None = None  # why the log could not grow the last time; it is retried
         self._options = options
         self._clock = clock
         self.store_clock = StoreClock(clock, state.last_ms)
@@ -325,7 +325,7 @@ class Writer:
     def _complete_frame(self, frame: PackedFrame) -> None:
         """Make a frame that counts visible, start the next one, and answer the callers."""
         self._commits.value += 1
-        if self.stuck is not None:
+        if self.growth_error is not None:
             self._on_growth_result(None)
         self._records.value += frame.count
         self._sizes.observe(frame.count)
@@ -380,9 +380,9 @@ class Writer:
         self.state.batch_id = frame.batch_id
         text = f"the log cannot grow: {error}; nothing was stored"
         growth_error: DdmqError = DiskFullError(text) if is_full(error.os_error) else StorageError(text)
-        if self.stuck is None:
+        if self.growth_error is None:
             log.error("%s; it is tried again every %d ms", text, self._options.recover_retry_ms)
-        self.stuck = growth_error
+        self.growth_error = growth_error
         self._retry_timer.once(self._options.recover_retry_ms / 1000, self._retry_growth)
         late, answered = self._start_next()
         for request in frame.requests:
@@ -390,14 +390,14 @@ class Writer:
         self._answer_requests(late, answered)
 
     def _retry_growth(self) -> None:
-        if self.stuck is not None and self._job is None and not self._closed:
+        if self.growth_error is not None and self._job is None and not self._closed:
             self._hand_over(GrowJob())
 
     def _on_growth_result(self, error: Exception | None) -> None:
         if error is not None:
             self._retry_timer.once(self._options.recover_retry_ms / 1000, self._retry_growth)
         else:
-            self.stuck = None
+            self.growth_error = None
             log.warning("the log can grow again")
 
     # --- after a failed write or sync
@@ -518,10 +518,10 @@ def fill_frame(
     """
     late: list[Request] = []
     plain: list[AppendRequest] = []
-    bytes_left = bytes_max
-    while pending and bytes_left > 0:
+    remaining_bytes = bytes_max
+    while pending and remaining_bytes > 0:
         request = pending.popleft()
-        bytes_left -= request.size
+        remaining_bytes -= request.size
         if request.completion.done:
             continue
         if request.deadline <= now:
@@ -533,7 +533,7 @@ def fill_frame(
             plain = []
             _pack_one(packer, request, later)
     _pack_plain(packer, plain, later)
-    return FrameRequests(late, bytes_max - bytes_left)
+    return FrameRequests(late, bytes_max - remaining_bytes)
 
 
 def _pack_plain(packer: FramePacker, requests: list[AppendRequest], later: Later) -> None:

@@ -207,13 +207,13 @@ class LogReader:
         offsets: list[int] = []
         served: list[Row] = []
         deliveries: list[bytes] = []
-        bytes_left, after = call.bytes_max, picked.after
+        remaining_bytes, after = call.bytes_max, picked.after
         for at, row in zip(picked.offsets, rows, strict=True):
             checked = self._read_checked(at, row, limit) or self._read_repaired(call.queue, at, row, limit)
             if checked is None or (call.tags is not None and checked[0][2] not in call.tags):
                 continue
-            bytes_left -= len(checked[1])
-            if bytes_left < 0 and deliveries:
+            remaining_bytes -= len(checked[1])
+            if remaining_bytes < 0 and deliveries:
                 after = at
                 break
             offsets.append(at)
@@ -335,14 +335,14 @@ class LogReader:
         if not entries or hot <= 0 or ENTRY_ROWS.unpack_from(entries, len(entries) - ENTRY_BYTES)[0] >= hot:
             return []
         ranges: list[RecordRange] = []
-        bytes_left = bytes_max
+        remaining_bytes = bytes_max
         for position, size, _, _, _ in ENTRY_ROWS.iter_unpack(entries):
             if position < hot and not self._is_warm(position, position + size):
                 segment = self.segments.locate(position)
                 if segment is not None and segment.end >= position + size:
                     ranges.append(RecordRange(segment, position, size))
-            bytes_left -= size
-            if bytes_left < 0:
+            remaining_bytes -= size
+            if remaining_bytes < 0:
                 break
         return ranges
 

@@ -149,16 +149,18 @@ _delta_row: Callable[[ProgressDelta], Any] = msgspec.structs.astuple
 _decode_commit: Callable[[Body], CommitRow] = make_decoder(CommitRow)
 
 
-def commit_row(batch: CommitBatch, left_ms: int) -> CommitRow:
-    """Convert a commit batch with `left_ms` until its deadline into the row that is sent over a session."""
+def commit_row(batch: CommitBatch, remaining_ms: int) -> CommitRow:
+    """Convert a commit batch with `remaining_ms` until its deadline into the row to send over a session."""
     deltas = [_delta_row(delta) for delta in batch.progress]
-    return left_ms, batch.records, deltas, dict(batch.settings), list(batch.absent), list(batch.limits)
+    return remaining_ms, batch.records, deltas, dict(batch.settings), list(batch.absent), list(batch.limits)
 
 
 def decode_commit(body: Body) -> tuple[int, CommitBatch]:
     """Decode a commit request into (milliseconds until its deadline, batch)."""
-    left_ms, records, deltas, settings, absent, limits = _decode_commit(body)
-    return left_ms, CommitBatch(records, [ProgressDelta(*row) for row in deltas], settings, absent, limits)
+    remaining_ms, records, deltas, settings, absent, limits = _decode_commit(body)
+    return remaining_ms, CommitBatch(
+        records, [ProgressDelta(*row) for row in deltas], settings, absent, limits
+    )
 
 
 # --- topics, bounds, progress, capabilities

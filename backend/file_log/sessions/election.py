@@ -332,20 +332,20 @@ class _Relay:
     def __init__(self, membership: ElectedMembership) -> None:
         self._membership, self._move = membership, membership.moves
 
-    def _is_over(self) -> bool:
+    def _has_left(self) -> bool:
         return self._move != self._membership.moves
 
     def assigned(self, assignment: Assignment) -> None:
-        if not self._is_over():
+        if not self._has_left():
             self._membership.owned.update(assignment.queues)
             self._membership.listener.assigned(assignment)
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        if not self._is_over():
+        if not self._has_left():
             self._membership.listener.revoked(queues, deadline)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        if not self._is_over():
+        if not self._has_left():
             self._membership.owned.difference_update(queues)
             self._membership.listener.lost(queues)
 

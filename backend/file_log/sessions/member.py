@@ -255,8 +255,8 @@ class MemberBackend(Backend):
         elif kind == FrameKind.ASSIGNED:
             self._memberships.on_assigned(ident, body)
         elif kind == FrameKind.REVOKED:
-            queues, left_ms = codec.decode_revoked(body)
-            self._memberships.on_revoked(ident, queues, deadline_of(left_ms, self.clock.monotonic()))
+            queues, remaining_ms = codec.decode_revoked(body)
+            self._memberships.on_revoked(ident, queues, deadline_of(remaining_ms, self.clock.monotonic()))
         elif kind == FrameKind.LOST:
             self._memberships.on_lost(ident, body)
         elif kind == FrameKind.ERROR:

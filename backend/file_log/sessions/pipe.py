@@ -91,9 +91,9 @@ def timeout_ms(deadline: float, now: float) -> int:
     return math.ceil(min(max(deadline - now, 0.0) * 1000, TIMEOUT_MS_MAX))
 
 
-def deadline_of(left_ms: int, now: float) -> float:
+def deadline_of(remaining_ms: int, now: float) -> float:
     """Convert received milliseconds left into a deadline on this process's monotonic clock."""
-    return now + min(max(left_ms, 0), TIMEOUT_MS_MAX) / 1000
+    return now + min(max(remaining_ms, 0), TIMEOUT_MS_MAX) / 1000
 
 
 class ProtocolError(Exception):

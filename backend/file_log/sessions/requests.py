@@ -44,8 +44,8 @@ class SessionRequestKind(NamedTuple):
 
     docs/formats-sessions.md describes the bytes.
 
-    * `encode(arguments, left_ms)` makes the body of a request, `decode` reads it back as (left_ms,
-      arguments); left_ms is None for a call without a deadline of its own.
+    * `encode(arguments, remaining_ms)` makes the body of a request, `decode` reads it back as (remaining_ms,
+      arguments); remaining_ms is None for a call without a deadline of its own.
     * `call(backend, arguments, deadline, into)` makes the call of the port; `into` is settled with its
       result.
     * `encode_answer(backend, result)` makes the body of the answer, `decode_answer(arguments, body)` reads
@@ -76,8 +76,8 @@ _decode_group: Callable[[codec.Body], tuple[str, str]] = codec.make_decoder(tupl
 
 
 def _put_topic_arguments(body: codec.Body) -> tuple[int, tuple[TopicInfo, int | None]]:
-    left_ms, row, topics_max = _decode_put_topic(body)
-    return left_ms, (TopicInfo(*row), topics_max)
+    remaining_ms, row, topics_max = _decode_put_topic(body)
+    return remaining_ms, (TopicInfo(*row), topics_max)
 
 
 def _encode_results(backend: Backend, results: Sequence[AppendResult]) -> bytes:
@@ -91,7 +91,7 @@ def _call_find(backend: Backend, call: FindCall, into: Completion[Any]) -> None:
 
 REQUEST_KINDS: dict[int, SessionRequestKind] = {
     FrameKind.APPEND: SessionRequestKind(
-        lambda records, left_ms: (left_ms, records),
+        lambda records, remaining_ms: (remaining_ms, records),
         codec.decode_append,
         lambda backend, records, deadline, into: backend.append(records, deadline, into),
         _encode_results,
@@ -108,7 +108,7 @@ REQUEST_KINDS: dict[int, SessionRequestKind] = {
         changed_keys=lambda batch: batch.settings,
     ),
     FrameKind.PUT_TOPIC: SessionRequestKind(
-        lambda arguments, left_ms: (left_ms, codec.topic_row(arguments[0]), arguments[1]),
+        lambda arguments, remaining_ms: (remaining_ms, codec.topic_row(arguments[0]), arguments[1]),
         _put_topic_arguments,
         lambda backend, arguments, deadline, into: backend.put_topic(
             arguments[0], deadline, into, arguments[1]
@@ -118,7 +118,7 @@ REQUEST_KINDS: dict[int, SessionRequestKind] = {
         changed_keys=lambda arguments: (TOPIC_KEY + arguments[0].name,),
     ),
     FrameKind.DELETE_TOPIC: SessionRequestKind(
-        lambda name, left_ms: (left_ms, name),
+        lambda name, remaining_ms: (remaining_ms, name),
         _decode_delete_topic,
         lambda backend, name, deadline, into: relay(backend.delete_topic(name, deadline), into),
         lambda _, nothing: codec.encode(None),
@@ -291,8 +291,8 @@ class AppendFrame(SessionRequest):
 
     def encode_body(self, now: float) -> bytes:
         self.calls = [call for call in self.calls if not call.completion.done]
-        left_ms = timeout_ms(max([call.deadline for call in self.calls], default=now), now)
-        return codec.encode((left_ms, [record for call in self.calls for record in call.records]))
+        remaining_ms = timeout_ms(max([call.deadline for call in self.calls], default=now), now)
+        return codec.encode((remaining_ms, [record for call in self.calls for record in call.records]))
 
     def on_answer(self, body: bytes, on_clock: OnClock) -> bool:
         clock_ms, results = codec.decode_results(body)

@@ -224,13 +224,13 @@ class Session:
         handler(ident, body)
 
     def _serve_request(self, kind: int, request: SessionRequestKind, ident: int, body: bytes) -> None:
-        left_ms, arguments = request.decode(body)
+        remaining_ms, arguments = request.decode(body)
         limits, now = self.host.limits, self.host.clock.monotonic()
         if kind == FrameKind.READ:  # the answer must fit into a frame
             arguments = arguments._replace(bytes_max=min(arguments.bytes_max, limits.frame_bytes_max // 2))
         self.admit_request(len(body))
         answer = RequestAnswer(self, ident, len(body), request, arguments)
-        deadline = now + limits.request_timeout_s if left_ms is None else deadline_of(left_ms, now)
+        deadline = now + limits.request_timeout_s if remaining_ms is None else deadline_of(remaining_ms, now)
         _call_engine(answer, lambda: request.call(self.host.backend, arguments, deadline, answer))
 
     def _on_hello(self, ident: int, body: bytes) -> None:
@@ -247,12 +247,12 @@ class Session:
         self.host.readers_changed()
 
     def _on_wait(self, ident: int, body: bytes) -> None:
-        queue, offset, left_ms = _decode_wait(body)
+        queue, offset, remaining_ms = _decode_wait(body)
         if ident in self.waits:
             raise ProtocolError(f"wait {ident} is parked already")
         self.admit_request(0)
         wait = self.waits[ident] = WaitAnswer(self, ident)
-        deadline = deadline_of(left_ms, self.host.clock.monotonic())
+        deadline = deadline_of(remaining_ms, self.host.clock.monotonic())
         _call_engine(wait, lambda: self.host.backend.wait(queue, offset, deadline, wait))
 
     def _on_unwait(self, ident: int, body: bytes) -> None:

@@ -117,7 +117,7 @@ class MemberAssignments:
         floors, group = self._epoch_floors.setdefault(queue, {}), membership.join.group
         floors[group] = max(floors.get(group, 0), epoch + 1)
 
-    def end_epochs_of_left(self, membership: KafkaMembership, epochs: Mapping[QueueRef, int]) -> None:
+    def end_epochs_after_leave(self, membership: KafkaMembership, epochs: Mapping[QueueRef, int]) -> None:
         """Reject commits under the epochs of a member that left.
 
         The entries are removed after FLOOR_TTL_S, so that they do not accumulate.

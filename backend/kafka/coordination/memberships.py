@@ -145,7 +145,7 @@ class KafkaMemberships:
         name, number, epochs = membership.joined_as, membership.number, dict(membership.owned)
 
         def write() -> None:
-            self._assignments.end_epochs_of_left(membership, epochs)
+            self._assignments.end_epochs_after_leave(membership, epochs)
             self._write_event(Left(name, [number]), name)
 
         if name:

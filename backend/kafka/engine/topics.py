@@ -73,7 +73,7 @@ class KafkaTopics:
         self._options = options
         self._names = options.names
         self._admission = TopicAdmission(options.names)
-        self._reported_twins: list[str] = []
+        self._reported_roots: list[str] = []
         self._cluster = cluster
         self._upkeep = TopicUpkeep(cluster)
         self._clock = clock
@@ -86,7 +86,7 @@ class KafkaTopics:
         self._deleted_ids: dict[str, None] = {}  # of topics that were deleted here
         self._changes: dict[str, deque[Callable[[], None]]] = {}  # those that wait, by names in change
         self._pending: set[Completion[Any]] = set()
-        self._checks_left: dict[str, int] = {}  # of topics that another process changed
+        self._remaining_checks: dict[str, int] = {}  # of topics that another process changed
         self._survey_count = 0
         self._survey_waiters: list[Callable[[str], object]] = []  # for a survey that has not begun
         self._is_surveying = self._closed = self._is_unreachable = self._needs_full_survey = False
@@ -105,7 +105,7 @@ class KafkaTopics:
 
     def start(self) -> None:
         """Survey the topics now, and then periodically; often after another process has changed a topic."""
-        self._timer.once(self._poll_s if self._checks_left else self._interval_s, self.start)
+        self._timer.once(self._poll_s if self._remaining_checks else self._interval_s, self.start)
         self.survey()
 
     def survey_all(self) -> None:
@@ -133,14 +133,14 @@ class KafkaTopics:
         self._needs_full_survey = False
         before = {topic.kafka_name: topic.partitions for topic in self._described.values()}
         unchanged = None if is_full else dict(before)
-        for name, checks in list(self._checks_left.items()):
+        for name, checks in list(self._remaining_checks.items()):
             described = self._described.get(name)
             if unchanged is not None and described is not None:
                 unchanged.pop(described.kafka_name, None)
             if checks > 1:
-                self._checks_left[name] = checks - 1
+                self._remaining_checks[name] = checks - 1
             else:
-                del self._checks_left[name]
+                del self._remaining_checks[name]
         job = partial(
             topic_admin.survey_topics,
             select=partial(self._admission.select_topics, recorded=frozenset(self._state.topic_infos)),
@@ -179,7 +179,7 @@ class KafkaTopics:
         self.cluster_id = survey.cluster_id
         self._interval_s = max(self._poll_s, survey.topics * INTERVAL_S_PER_TOPIC)
         in_change |= set(self._changes)
-        self._report_twins()
+        self._report_same_prefix_roots()
         for described in survey.described:
             name = survey.names[described.kafka_name]
             if name not in in_change and described.topic_id not in self._deleted_ids:
@@ -193,16 +193,16 @@ class KafkaTopics:
             {survey.names[kafka_name]: reason for kafka_name, reason in survey.blocked.items()}
         )
 
-    def _report_twins(self) -> None:
+    def _report_same_prefix_roots(self) -> None:
         """Log installations that have the same topic names as this one, when their number changes."""
-        twins = self._admission.find_twins()
-        if twins and twins != self._reported_twins:
+        same_prefix_roots = self._admission.find_same_prefix_roots()
+        if same_prefix_roots and same_prefix_roots != self._reported_roots:
             log.error(
                 "other installations on this cluster have the same topic_prefix as this one (%r): %s. Each"
                 " of them also fires the delay levels of the others; give each its own topic_prefix",
-                self._names.prefix, ", ".join(twins),
+                self._names.prefix, ", ".join(same_prefix_roots),
             )  # fmt: skip
-        self._reported_twins = twins
+        self._reported_roots = same_prefix_roots
 
     def _set_reason(self, reason: str) -> None:
         """Set why the engine is not ready, or ""; log one line when that begins and one when it ends."""
@@ -238,9 +238,9 @@ class KafkaTopics:
             if described is not None:
                 self._set_topic(name, described)
             if described is not None or self.has_surveyed:
-                if not self._checks_left and self._interval_s > self._poll_s:
+                if not self._remaining_checks and self._interval_s > self._poll_s:
                     self._timer.once(self._poll_s, self.start)
-                self._checks_left[name] = CHANGED_CHECKS
+                self._remaining_checks[name] = CHANGED_CHECKS
             self._request_survey()
 
     def _set_topic(self, name: str, described: ClusterTopic) -> None:

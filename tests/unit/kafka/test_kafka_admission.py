@@ -35,7 +35,7 @@ def test_an_installation_without_a_prefix_hides_one_that_has_the_same_topic_name
     cluster = ["orders", "ns2.settings", "ns2.coordination", "ns2.x.-25DELAY", "SCHEDULE_TOPIC_XXXX"]
     admission = TopicAdmission(Names())
     assert set(admission.select_topics(cluster, ()).values()) == {"orders", "SCHEDULE_TOPIC_XXXX"}
-    assert admission.find_twins() == ["ns2"]
+    assert admission.find_same_prefix_roots() == ["ns2"]
     assert admission.owner_of("ns2.x.-25RETRY-25g") == "ns2"
     assert admission.owner_of("orders") == ""
 
@@ -62,7 +62,7 @@ def test_installations_with_prefixes_of_their_own_are_no_twins() -> None:
     admission = TopicAdmission(Names("ddmq", "teama."))
     admission.select_topics(["teama.ddmq.coordination", "teama.ddmq.settings", *SYSTEM], ())
     assert admission.other_roots == {OTHER}
-    assert admission.find_twins() == []
+    assert admission.find_same_prefix_roots() == []
 
 
 @pytest.mark.parametrize("patterns", [(), ("bills*",)])

@@ -43,11 +43,11 @@ class MissingTopicsRig:
         self.barrier: Completion[None] = succeeded(None)
         state = SimpleNamespace(topic_infos=self.infos, catch_up=lambda: self.barrier)
         table, topics = cast(TopicRegistry, self.topics), cast(KafkaTopics, self.topics)
-        self.doubts = MissingTopics(table, topics, cast(KafkaState, state))
+        self.missing_topics = MissingTopics(table, topics, cast(KafkaState, state))
         self.errors: list[Exception | None] = []
 
     def settle(self) -> None:
-        self.doubts.confirm_topics(frozenset(["orders"]), self.errors.append)
+        self.missing_topics.confirm_topics(frozenset(["orders"]), self.errors.append)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> MissingTopicsRig:
 
 
 def test_a_topic_that_nobody_knows_of_is_believed_not_to_be_there(rig: MissingTopicsRig) -> None:
-    assert rig.doubts.find_unknown([NewRecord("orders", 0, bytes(16), 1, b"")]) == {"orders"}
+    assert rig.missing_topics.find_unknown([NewRecord("orders", 0, bytes(16), 1, b"")]) == {"orders"}
     rig.settle()
     assert rig.errors == []
     rig.topics.answer()
@@ -84,35 +84,35 @@ def test_but_not_for_ever(rig: MissingTopicsRig) -> None:
 
 
 def test_catching_up_waits_for_the_topics_of_other_processes(rig: MissingTopicsRig) -> None:
-    assert rig.doubts.catch_up().done
+    assert rig.missing_topics.catch_up().done
     rig.infos["orders"] = b"it was made"
-    caught_up = rig.doubts.catch_up()
+    caught_up = rig.missing_topics.catch_up()
     assert not caught_up.done
     rig.topics.topics["orders"] = object()
     rig.topics.answer()
     assert caught_up.result() is None
-    assert rig.doubts.catch_up().done
+    assert rig.missing_topics.catch_up().done
 
 
 def test_a_topic_that_somebody_deleted_in_kafka_is_looked_for_once(rig: MissingTopicsRig) -> None:
     rig.infos["orders"] = b"it was made"
-    caught_up = rig.doubts.catch_up()
+    caught_up = rig.missing_topics.catch_up()
     for _ in range(MISSING_CHECKS):
         until(lambda: rig.topics.callbacks)
         rig.topics.answer()
     assert caught_up.result() is None
-    assert rig.doubts.catch_up().done
+    assert rig.missing_topics.catch_up().done
     rig.infos["orders"] = b"it was made again"
-    assert not rig.doubts.catch_up().done
+    assert not rig.missing_topics.catch_up().done
 
 
 def test_catching_up_fails_without_a_broker(rig: MissingTopicsRig) -> None:
     rig.infos["orders"] = b"it was made"
-    first = rig.doubts.catch_up()
+    first = rig.missing_topics.catch_up()
     rig.topics.answer("no broker answers")
     rig.barrier = failed(RemoteError("no broker"))
     assert isinstance(first.error, TryLaterError)
-    assert isinstance(rig.doubts.catch_up().error, RemoteError)
+    assert isinstance(rig.missing_topics.catch_up().error, RemoteError)
 
 
 def test_a_cluster_that_does_not_answer_says_nothing_of_a_topic(rig: MissingTopicsRig) -> None:
@@ -126,7 +126,7 @@ def test_a_cluster_that_does_not_answer_says_nothing_of_a_topic(rig: MissingTopi
 
 def test_who_waits_at_the_end_is_refused_once(rig: MissingTopicsRig) -> None:
     rig.settle()
-    rig.doubts.close()
+    rig.missing_topics.close()
     rig.topics.answer()
     (error,) = rig.errors
     assert isinstance(error, DrainingError)

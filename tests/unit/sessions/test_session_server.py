@@ -40,8 +40,8 @@ def append_body(*bodies: bytes, topic: str = "orders") -> bytes:
     return codec.encode((5000, [record(topic, 0, body) for body in bodies]))
 
 
-def wait_body(offset: int, left_ms: int = 20_000) -> bytes:
-    return codec.encode((queue(), offset, left_ms))
+def wait_body(offset: int, remaining_ms: int = 20_000) -> bytes:
+    return codec.encode((queue(), offset, remaining_ms))
 
 
 def test_a_welcome_brings_everything_in_one_piece(home: SessionsRig, tmp_path: Path) -> None:
