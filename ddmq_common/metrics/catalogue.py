@@ -274,7 +274,8 @@ BLOCKED_KEYS = _gauge(
 )
 BLOCKED_KEY_AGE = _gauge(
     "ddmq_blocked_key_age_ms",
-    "Time for which the longest blocked key has been blocked.",
+    "Time since the first failure of the order key that has been failing for longest. The time continues "
+    "while messages of the key become dead letters, until one is acknowledged.",
     "group",
     "topic",
     unit="ms",

@@ -421,9 +421,14 @@ class SubscribedQueue:
         job.error = error or job.error
         self.uncommitted.mark_attempts(job.offset, job.packed_attempts)
 
+    def _mark_failing(self, job: UpstreamJob, now: float) -> None:
+        job.since = job.since or now
+        if self.stream is not None:
+            self.stream.mark_failing(job.offset, now)
+
     def _apply_failure(self, job: UpstreamJob, delay_ms: int | None, now: float, error: str) -> None:
         self._count_failure(job, error)
-        job.since = job.since or now
+        self._mark_failing(job, now)
         interval = self.policy.after_fail(job.fails, job.timeouts)
         if interval is None and delay_ms is not None and self.policy.waits_in_place(job.fails):
             interval = delay_ms
@@ -534,7 +539,7 @@ class SubscribedQueue:
                     self.send_back(follower)  # extended on its own
         job = self._returned_job(offset, size)
         job.timeouts += 1
-        job.since = job.since or now
+        self._mark_failing(job, now)
         self.uncommitted.mark_attempts(offset, job.packed_attempts)
         wait_ms = self.policy.after_timeout(job.fails, job.timeouts)
         in_chain = offset in self.out and self.step_back(offset)

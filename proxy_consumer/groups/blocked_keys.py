@@ -33,11 +33,11 @@ class BlockedKey:
     """One key whose chain has an unfinished head, or one whose acknowledgement is being stored.
 
     `key`: its value as canonical JSON text. `topic`, `queue_id`, `offset`: the head. `since_ms`: epoch
-    milliseconds of the head's first delivery, 0 before it. `state`: "ready" (not delivered yet), "in flight",
-    "retrying", "parked", "being acknowledged" or "to the dead letters". `reason`: why a parked key is parked:
-    "operator", or the limit that the head has reached, "failed" or "timed-out". `error`: the last error that
-    a client of this proxy reported. `waiting`: messages known to wait behind the head; `more`: there are more
-    than those.
+    milliseconds of the first failure after the key's last acknowledgement, or else of the head's first
+    delivery; 0 before it. `state`: "ready" (not delivered yet), "in flight", "retrying", "parked", "being
+    acknowledged" or "to the dead letters". `reason`: why a parked key is parked: "operator", or the limit
+    that the head has reached, "failed" or "timed-out". `error`: the last error that a client of this proxy
+    reported. `waiting`: messages known to wait behind the head; `more`: there are more than those.
 
     While the head is in flight: `client` is the name that the client sent, "" for a DDMQ client; `address` is
     where it pulls from; both are "" if it got the message before this proxy acquired the queue. The lease was
@@ -100,8 +100,11 @@ class KeyHead:
         return job is not None and (job.was_tried or job.state in (JobState.PARKED, JobState.SPENT))
 
     def blocked_since(self, now: float) -> float:
-        """Return the monotonic seconds of the first known delivery; `now` if there was none."""
-        since = self.job.since if self.job is not None and self.job.since else now
+        """Return the monotonic seconds since when the key has been failing, or else of the head's first known
+        delivery; `now` if there was none."""
+        stream = self.queue.stream
+        since = 0.0 if stream is None else stream.failing_since(self.chain)
+        since = since or (self.job.since if self.job is not None else 0.0) or now
         return since if self.lease is None else min(since, self.lease.since)
 
     @property

@@ -24,6 +24,7 @@ from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import MetricCell
 from proxy_consumer.core.jobs import JobState
+from proxy_consumer.core.order.chains import QueueStream
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
@@ -268,19 +269,25 @@ _PARKED = (JobState.PARKED, JobState.EXHAUSTED)
 def count_blocked_keys(subscription: Subscription, now: float) -> BlockedKeys:
     """Count the order keys that are blocked here because their head failed or was parked.
 
-    A head in its first delivery does not block its key yet.
+    A head in its first delivery does not block its key. The longest time begins with the first failure after
+    the last acknowledgement of a key, so it continues when one head after the other becomes a dead letter.
     """
-    count, longest, parked = 0, 0.0, 0
+    count, parked = 0, 0
+    starts: list[float] = []
+    streams: dict[QueueStream, None] = {}
     for state, stream in subscription.ordered_streams():
         if not stream.busy:
             continue
+        streams[stream] = None
         for offset, job in state.table.jobs.items():
             stopped = job.fails or job.timeouts or job.state in (JobState.PARKED, JobState.SPENT)
             if stopped and offset in stream.busy and stream.is_first(offset):
                 count += 1
-                longest = max(longest, now - job.since if job.since else 0.0)
                 parked += job.state in _PARKED
-    return BlockedKeys(count, longest, parked)
+                starts.append(job.since or now)
+    for table in dict.fromkeys(stream.ledger.table for stream in streams):
+        starts += [since for stream, since in table.failing_heads() if stream in streams]
+    return BlockedKeys(count, now - min(starts, default=now), parked)
 
 
 class Head:

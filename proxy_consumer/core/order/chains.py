@@ -79,6 +79,8 @@ class ChainTable:
         self.batches: dict[QueueStream, int] = {}  # streams with their own batch size
         self.indexed = 0  # spots, over all chains
         self.starving: dict[str, Chain] = {}
+        # busy keys, with the monotonic seconds of their first failure after their last acknowledgement
+        self.failing: dict[str, float] = {}
         self.chains: dict[str, Chain] = {}
         self._indexed_per_chain = indexed_per_chain
         self._indexed_total = indexed_total
@@ -92,6 +94,14 @@ class ChainTable:
     def get(self, key: str) -> Chain | None:
         """Return the chain of a busy key, or None."""
         return self.chains.get(key)
+
+    def failing_heads(self) -> Iterator[tuple[QueueStream, float]]:
+        """Yield the stream of each failing key's first unfinished message, and the monotonic seconds since
+        when the key has been failing."""
+        for key, since in self.failing.items():
+            chain = self.chains.get(key)
+            if chain is not None and chain.head is not None:
+                yield chain.head[0], since
 
     def add_arrival(self, key: str, stream: QueueStream, offset: int) -> Chain | None:
         """Add the next job of `key`; return its chain if the job is released now, None if it has to wait."""
@@ -154,6 +164,7 @@ class ChainTable:
         elif self.chains.get(chain.key) is chain:
             del self.chains[chain.key]
             self.starving.pop(chain.key, None)
+            self.failing.pop(chain.key, None)
         return ()
 
     def put_back(self, chain: Chain, stream: QueueStream, offset: int) -> None:
@@ -296,18 +307,24 @@ class QueueStream:
 
     # --- called for the queue's jobs
 
-    def on_finished(self, start: int, end: int) -> None:
-        """Finish the jobs in `[start, end)`, durably; the next jobs of their chains are released."""
+    def on_finished(self, start: int, end: int, *, acked: bool = False) -> None:
+        """Finish the jobs in `[start, end)`, durably; the next jobs of their chains are released.
+
+        `acked`: clients acknowledged them, so their keys are no longer failing.
+        """
         busy, ledger = self.busy, self.ledger
-        chains = ledger.table.chains
+        chains, failing = ledger.table.chains, ledger.table.failing
         for offset in _offsets_within(busy, start, end):
             chain = busy.pop(offset, None)
             if chain is None:
                 continue
+            if failing and acked:
+                failing.pop(chain.key, None)
             if chain.indexed or chain.unindexed or len(chain.heads) > 1:
                 ledger.released.append((chain, list(ledger.table.finish_job(chain, self, offset))))
             else:
                 del chains[chain.key]  # no job waits: the chain ends here
+                failing.pop(chain.key, None)
         if self.unplaced:
             self._place_stored(start, end)
 
@@ -340,7 +357,7 @@ class QueueStream:
         before = len(self.unstored) + len(self.unplaced)
         for start, end in ranges:
             self.unstored.difference_update(_offsets_within(self.unstored, start, end))
-            self.on_finished(start, end)
+            self.on_finished(start, end, acked=True)
         return len(self.unstored) + len(self.unplaced) < before
 
     def _place_stored(self, start: int, end: int) -> None:
@@ -358,6 +375,17 @@ class QueueStream:
         self.unstored.clear()
         self._lower_unplaced(len(self.unplaced))
         self.unplaced.clear()
+
+    def mark_failing(self, offset: int, now: float) -> None:
+        """Record that a job failed or timed out at `now`: its key is failing until one of its messages is
+        acknowledged."""
+        chain = self.busy.get(offset)
+        if chain is not None:
+            self.ledger.table.failing.setdefault(chain.key, now)
+
+    def failing_since(self, chain: Chain) -> float:
+        """Return the monotonic seconds since when the chain's key has been failing; 0 if it is not."""
+        return self.ledger.table.failing.get(chain.key, 0.0)
 
     def key_of_job(self, offset: int) -> str | None:
         """Return the order key of a released job, or None."""

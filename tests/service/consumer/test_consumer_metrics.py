@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,6 +171,24 @@ def test_keys_whose_head_failed_are_blocked_until_it_is_finished(rig: ConsumerRi
     assert again.offsets == [0, 2]
     rig.submit(answer([0, 2]))
     assert value(rig, catalogue.BLOCKED_KEYS) == value(rig, catalogue.BLOCKED_KEY_AGE) == 0
+
+
+def test_a_key_stays_blocked_while_one_head_after_the_other_becomes_a_dead_letter(rig: ConsumerRig) -> None:
+    rig.ready(config=replace(BY_KEY, ordered_deliveries_max=1))
+    put(rig, "a", "a", "a", "a", "a")
+    for offset in range(3):
+        assert rig.pull(count=10).offsets == [offset]
+        rig.submit(answer([], [offset]))
+        rig.clock.advance(30)
+        rig.service.tick()
+    age_ms = value(rig, catalogue.BLOCKED_KEY_AGE)
+    assert age_ms >= 90_000, "it began with the first failure, and no message of the key was acknowledged"
+    assert rig.pull(count=10).offsets == [3]
+    assert value(rig, catalogue.BLOCKED_KEY_AGE) >= age_ms, "also while the next head is at a client"
+    (row,) = rig.service.order_keys("G").blocked_keys(10)
+    assert rig.clock.wall_ms() - row.since_ms >= age_ms
+    rig.submit(answer([3]))
+    assert value(rig, catalogue.BLOCKED_KEY_AGE) == 0
 
 
 def test_gauges_of_a_deleted_group_become_zero(rig: ConsumerRig) -> None:
