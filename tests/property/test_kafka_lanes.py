@@ -87,7 +87,7 @@ class LanesModel(RuleBasedStateMachine):
         if (
             call in self.unfinished
             and not started
-            and not call.is_given_up
+            and not call.is_abandoned
             and call.kind is not WorkKind.ACTION
         ):
             self.lanes.give_up(call)
@@ -100,7 +100,7 @@ class LanesModel(RuleBasedStateMachine):
     @rule()
     def act(self) -> None:
         while (call := self.lanes.next_action()) is not None:
-            assert call.kind is WorkKind.ACTION or call.is_given_up
+            assert call.kind is WorkKind.ACTION or call.is_abandoned
             assert not self._unstarted_before(call, []), "an action is taken when its turn has come"
             self.unfinished.remove(call)
 
@@ -114,7 +114,7 @@ class LanesModel(RuleBasedStateMachine):
         assert 1 <= len(batch.members) <= 3
         for call in batch.members:
             call.starts += 1
-            assert not call.is_given_up
+            assert not call.is_abandoned
             assert not self._unstarted_before(call, batch.members), "the order of each resource is kept"
             if batch.kind is WorkKind.PLAIN:
                 assert call.kind is WorkKind.PLAIN
@@ -129,7 +129,7 @@ class LanesModel(RuleBasedStateMachine):
                 (
                     call.place
                     for call in self.unfinished
-                    if call.kind is WorkKind.EXCLUSIVE and not call.is_given_up
+                    if call.kind is WorkKind.EXCLUSIVE and not call.is_abandoned
                 ),
                 default=self.count + 1,
             )

@@ -49,8 +49,8 @@ class LaneWork:
     __slots__ = (
         "blockers",
         "bucket",
+        "is_abandoned",
         "is_alone",
-        "is_given_up",
         "kind",
         "number",
         "resources",
@@ -64,7 +64,7 @@ class LaneWork:
         self.bucket = hash(self.resources[0]) % BUCKETS if self.resources else 0
         self.size = size
         self.is_alone = False
-        self.is_given_up = False  # given up while it waited
+        self.is_abandoned = False  # given up while it waited
         self.waits_for_appends = False  # it could start, but for earlier appends
         self.number = 0  # in the order of the calls; 0: it is not scheduled
         self.blockers = 0  # queues in which it is not the first
@@ -97,7 +97,7 @@ class ReadyHeap(Generic[W]):
     def first_number(self) -> int:
         """Return the number of the first work in it; 0 if there is none."""
         heap = self._heap
-        while heap and (heap[0][1].is_given_up or heap[0][0] != heap[0][1].number or heap[0][1].blockers):
+        while heap and (heap[0][1].is_abandoned or heap[0][0] != heap[0][1].number or heap[0][1].blockers):
             heappop(heap)
         return heap[0][0] if heap else 0
 
@@ -169,7 +169,7 @@ class Lanes(Generic[W]):
 
     def give_up(self, work: W) -> None:
         """Mark waiting work as over: `next_action` returns it when its turn comes."""
-        work.is_given_up, work.waits_for_appends = True, False
+        work.is_abandoned, work.waits_for_appends = True, False
         if not work.blockers:
             self._actions.append(work)
 
@@ -179,7 +179,7 @@ class Lanes(Generic[W]):
             self._push(self._suspects.pop())
 
     def _make_ready(self, work: W) -> None:
-        if work.is_given_up or work.kind is WorkKind.ACTION:
+        if work.is_abandoned or work.kind is WorkKind.ACTION:
             self._actions.append(work)
         elif work.kind is not WorkKind.TRANSACTION or self._may_start(work):
             self._push(work)
@@ -334,7 +334,12 @@ class Lanes(Generic[W]):
 
     def _may_join(self, work: W, kind: WorkKind, end: int, positions: dict[Hashable, int]) -> bool:
         """Return whether work waits for the batch alone, and may be in it."""
-        if not WorkKind.PLAIN <= work.kind <= kind or work.number >= end or work.is_alone or work.is_given_up:
+        if (
+            not WorkKind.PLAIN <= work.kind <= kind
+            or work.number >= end
+            or work.is_alone
+            or work.is_abandoned
+        ):
             return False
         for resource in work.resources:
             queue, position = self._queues[resource], positions.get(resource, 0)
