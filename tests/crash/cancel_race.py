@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from ddmq_client import CancelOutcome, Consumer, DelayResult, DelayStatus, Message
 from ddmq_client.aio import AsyncProducer
-from tests.crash.kit.command import Say, long_run
+from tests.crash.kit.command import PrintLine, long_run
 from tests.scenarios.real_server import RealServer, running
 from tests.support.waits import until
 
@@ -34,7 +34,7 @@ AT_A_TIME = 128
 TIMEOUT_MS = 60_000
 
 
-class Told(NamedTuple):
+class CancelAnswer(NamedTuple):
     """What one cancel was told."""
 
     due_ms: int
@@ -44,15 +44,15 @@ class Told(NamedTuple):
 class Result(NamedTuple):
     """`faults`: in words."""
 
-    told: Counter[DelayStatus]
+    statuses: Counter[DelayStatus]
     delivered: int
-    faults: list[str]
+    violations: list[str]
 
     def line(self) -> str:
         """The numbers."""
-        counts = ", ".join(f"{status.value} {count:,}" for status, count in self.told.items())
-        all_told = f"{self.told.total():,} cancels: {counts}"
-        return f"{all_told}; delivered {self.delivered:,}; faults {len(self.faults)}"
+        counts = ", ".join(f"{status.value} {count:,}" for status, count in self.statuses.items())
+        total = f"{self.statuses.total():,} cancels: {counts}"
+        return f"{total}; delivered {self.delivered:,}; faults {len(self.violations)}"
 
 
 class Race:
@@ -64,7 +64,7 @@ class Race:
         self._cancels = cancels
         self._spread_ms = spread_ms
         self._lead_ms = 0.0
-        self._told: dict[str, Told] = {}
+        self._answers: dict[str, CancelAnswer] = {}
 
     def run(self) -> Result:
         """Blocks until every message is accounted for."""
@@ -72,8 +72,8 @@ class Race:
         self._server.admin("POST", "groups", GROUP, body={"topics": [TOPIC], "start": "first"})
         asyncio.run(self._all())
         delivered = self._delivered()
-        told = Counter(each.outcome.status for each in self._told.values())
-        return Result(told, delivered.total(), list(self._faults(delivered)))
+        statuses = Counter(each.outcome.status for each in self._answers.values())
+        return Result(statuses, delivered.total(), list(self._find_violations(delivered)))
 
     async def _all(self) -> None:
         numbers = iter(range(self._cancels))
@@ -102,49 +102,53 @@ class Race:
             outcome = await producer.cancel(sent, timeout_ms=TIMEOUT_MS)
         self._lead_ms += 0.1 if outcome.status is DelayStatus.FIRED else -0.1
         assert isinstance(sent, DelayResult)
-        self._told[key] = Told(sent.due_ms or 0, outcome)
+        self._answers[key] = CancelAnswer(sent.due_ms or 0, outcome)
 
     def _delivered(self) -> Counter[str]:
         """How often each key lies in the topic; read to its end."""
         stored = self._server.admin("GET", "topics", TOPIC)["messages"]
-        found: Counter[str] = Counter()
+        delivered: Counter[str] = Counter()
         times: dict[str, int] = {}
 
         def take(messages: list[Message]) -> None:
             for message in messages:
-                found[message.key or ""] += 1
+                delivered[message.key or ""] += 1
                 times.setdefault(message.key or "", message.stored_ms or 0)
 
         address = f"127.0.0.1:{self._server.ports['consumer']}"
         with Consumer(address, GROUP, TOPIC, batch_handler=take, threads=1, max_batch=100, prefetch=400):
-            until(lambda: found.total() >= stored, f"{stored} deliveries", 300)
+            until(lambda: delivered.total() >= stored, f"{stored} deliveries", 300)
         self._stored_ms = times
-        return found
+        return delivered
 
-    def _faults(self, delivered: Counter[str]) -> list[str]:
-        faults = [f"{key!r} was delivered and never sent" for key in delivered if key not in self._told]
-        for key, (due_ms, outcome) in self._told.items():
+    def _find_violations(self, delivered: Counter[str]) -> list[str]:
+        violations = [
+            f"{key!r} was delivered and never sent" for key in delivered if key not in self._answers
+        ]
+        for key, (due_ms, outcome) in self._answers.items():
             count = delivered[key]
             fired = outcome.status is DelayStatus.FIRED
             if outcome.status not in (DelayStatus.CANCELLED, DelayStatus.FIRED):
-                faults.append(f"{key}: told {outcome.status.value!r}")
+                violations.append(f"{key}: told {outcome.status.value!r}")
             elif count != fired:
-                faults.append(f"{key}: told {outcome.status.value!r} and delivered {count} times")
+                violations.append(f"{key}: told {outcome.status.value!r} and delivered {count} times")
             elif fired and self._stored_ms[key] < due_ms:
-                faults.append(f"{key}: due at {due_ms}, in the topic at {self._stored_ms[key]}")
+                violations.append(f"{key}: due at {due_ms}, in the topic at {self._stored_ms[key]}")
             elif fired and (outcome.fired_at is None or outcome.fired_at.timestamp() * 1000 < due_ms - 0.5):
-                faults.append(f"{key}: due at {due_ms}, told that it fired at {outcome.fired_at}")
-        return faults
+                violations.append(f"{key}: due at {due_ms}, told that it fired at {outcome.fired_at}")
+        return violations
 
 
-def run(folder: Path, seed: int, cancels: int, spread_ms: float, processes: bool, say: Say) -> list[str]:
+def run(
+    folder: Path, seed: int, cancels: int, spread_ms: float, processes: bool, print_line: PrintLine
+) -> list[str]:
     """Report a race, and return its faults."""
     with running(folder, processes=processes) as server:
         result = Race(server, seed, cancels, spread_ms).run()
-    say(f"seed {seed}: {result.line()}")
-    for fault in result.faults[:50]:
-        say(fault)
-    return result.faults
+    print_line(f"seed {seed}: {result.line()}")
+    for violation in result.violations[:50]:
+        print_line(violation)
+    return result.violations
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ from random import Random
 
 from ddmq_client import CancelOutcome, Consumer, DelayStatus, Message, NotStoredError, Producer
 from ddmq_client.delays import DelayResult
-from tests.crash.kit.command import Say, long_run
+from tests.crash.kit.command import PrintLine, long_run
 from tests.crash.stepped_process import SteppedClock
 from tests.scenarios.real_server import RealServer
 from tests.support.waits import until
@@ -41,7 +41,7 @@ STEP_MS_MAX = 600_000
 SERIES, PERIOD_MS = 4, 1_000
 TIMEOUT_MS = 60_000
 QUIET_S = 1.0  # a clock stood still for so long around a delivery: its store time counts, too
-PARTS = ("producer", "consumer", "delay-service")
+COMPONENTS = ("producer", "consumer", "delay-service")
 LEVELS_S = {1: 1, 2: 5}
 
 
@@ -71,7 +71,7 @@ class SteppedServer(RealServer):
 @contextmanager
 def servers(folder: Path, clock: Path, processes: bool) -> Iterator[dict[str, int]]:
     """All parts, with topic and group; their ports."""
-    commands = PARTS if processes else ("serve",)
+    commands = COMPONENTS if processes else ("serve",)
     started = [SteppedServer(folder, clock, command) for command in commands]
     try:
         ports: dict[str, int] = {}
@@ -111,9 +111,9 @@ class Steps:
         """The latest time that the clock has shown in a span of the monotonic clock."""
         ahead = time.time_ns() // 1_000_000 - time.monotonic() * 1_000
         highest = 0
-        for (begun, offset), (ended, _) in zip(self._begun, [*self._begun[1:], (to_s, 0)], strict=True):
-            if begun <= to_s and ended >= from_s:
-                highest = max(highest, int(min(ended, to_s) * 1_000 + ahead) + 1 + offset)
+        for (begun, offset), (end, _) in zip(self._begun, [*self._begun[1:], (to_s, 0)], strict=True):
+            if begun <= to_s and end >= from_s:
+                highest = max(highest, int(min(end, to_s) * 1_000 + ahead) + 1 + offset)
         return highest
 
     def stood_still(self, at_s: float) -> bool:
@@ -157,10 +157,12 @@ class Load:
         assert isinstance(result, DelayResult)
         series = SERIES if 0.1 <= kind < 0.2 else 1
         first = result.due_ms or 0
-        made = self.sent[key] = SentDelay([first + PERIOD_MS * place for place in range(series)], sent_s)
+        sent_delay = self.sent[key] = SentDelay(
+            [first + PERIOD_MS * index for index in range(series)], sent_s
+        )
         if series == 1 and random.random() < 0.2:
             self._pause(random.uniform(0, 0.05))
-            made.outcome = self._producer.cancel(result, timeout_ms=TIMEOUT_MS)
+            sent_delay.outcome = self._producer.cancel(result, timeout_ms=TIMEOUT_MS)
 
     def _begins(self) -> bool:
         """Whether the first send is taken; refused ones were not sent."""
@@ -202,31 +204,35 @@ class Load:
         self._producer.close()
 
     def _missing(self) -> list[str]:
-        return [key for key, sent in self.sent.items() if len(sent.came) < _wanted(sent)]
+        return [key for key, sent in self.sent.items() if len(sent.came) < _expected_count(sent)]
 
-    def faults(self) -> list[str]:
+    def find_violations(self) -> list[str]:
         """What is not as it should be."""
-        found = []
+        violations = []
         for key, sent in self.sent.items():
-            if len(sent.came) != _wanted(sent):
-                found.append(f"{key}: came {len(sent.came)} times, wanted {_wanted(sent)}: {sent.outcome}")
+            if len(sent.came) != _expected_count(sent):
+                violations.append(
+                    f"{key}: came {len(sent.came)} times, wanted {_expected_count(sent)}: {sent.outcome}"
+                )
             if sent.outcome is not None and sent.outcome.status not in (
                 DelayStatus.CANCELLED,
                 DelayStatus.FIRED,
             ):
-                found.append(f"{key}: its cancel was told {sent.outcome}")
+                violations.append(f"{key}: its cancel was told {sent.outcome}")
             for due_ms, (came_s, stored_ms) in zip(sent.due_ms, sorted(sent.came), strict=False):
                 shown = self._steps.highest_ms(sent.sent_s, came_s)
                 if came_s - sent.sent_s >= sent.wait_s:
                     continue
                 if shown < due_ms:
-                    found.append(f"{key}: due at {due_ms}, came when the clock had shown {shown} at most")
+                    violations.append(
+                        f"{key}: due at {due_ms}, came when the clock had shown {shown} at most"
+                    )
                 elif stored_ms < due_ms and self._steps.stood_still(came_s):
-                    found.append(f"{key}: due at {due_ms}, stored at {stored_ms}")
-        return found
+                    violations.append(f"{key}: due at {due_ms}, stored at {stored_ms}")
+        return violations
 
 
-def _wanted(sent: SentDelay) -> int:
+def _expected_count(sent: SentDelay) -> int:
     cancelled = sent.outcome is not None and sent.outcome.status is DelayStatus.CANCELLED
     return 0 if cancelled else len(sent.due_ms)
 
@@ -239,20 +245,22 @@ def run(folder: Path, seed: int, seconds: float, processes: bool = False) -> tup
     with servers(folder, folder / "clock", processes) as ports:
         load = Load(ports, steps, random)
         load.run(seconds)
-    return load.faults(), load, steps
+    return load.find_violations(), load, steps
 
 
-def run_reported(folder: Path, seed: int, seconds: float, processes: bool, say: Say) -> list[str]:
+def run_reported(
+    folder: Path, seed: int, seconds: float, processes: bool, print_line: PrintLine
+) -> list[str]:
     """Report a run, and return its faults."""
-    faults, load, steps = run(folder, seed, seconds, processes)
+    violations, load, steps = run(folder, seed, seconds, processes)
     came = sum(len(sent.came) for sent in load.sent.values())
     cancels = sum(sent.outcome is not None for sent in load.sent.values())
     sent = f"{len(load.sent):,} messages, {cancels:,} cancels, {came:,} deliveries"
-    say(f"seed {seed}: {steps.count} steps, {sent}")
-    for fault in faults[:50]:
-        say(fault)
-    say(f"{len(faults)} faults")
-    return faults
+    print_line(f"seed {seed}: {steps.count} steps, {sent}")
+    for violation in violations[:50]:
+        print_line(violation)
+    print_line(f"{len(violations)} faults")
+    return violations
 
 
 def main() -> int:

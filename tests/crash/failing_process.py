@@ -67,8 +67,8 @@ def fail_everything(log: FileLog, service: ConsumerService) -> None:
     """Until all of them are dead letters."""
     handlers = service.service().handlers
     while True:
-        asked = IDL.PullRequest(groupId=GROUP.encode(), topic=TOPIC.encode(), maxLingerTime=100)
-        pull = FakeCall("pull", METHODS["pull"].args[0](request=asked))
+        request = IDL.PullRequest(groupId=GROUP.encode(), topic=TOPIC.encode(), maxLingerTime=100)
+        pull = FakeCall("pull", METHODS["pull"].args[0](request=request))
         handlers["pull"](pull)
         until(lambda: pull.answered)  # noqa: B023
         if not pull.result.messages:

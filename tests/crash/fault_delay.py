@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.crash.kill_delay import WAIT_S, Life, Story, report_lives, run_lives
-from tests.crash.kit.command import Say, long_run, same_again
+from tests.crash.kit.command import PrintLine, long_run, replay_command
 from tests.crash.storage_calls import KINDS, Fault, Storage
 
 LIVES = 4  # to one load
@@ -31,9 +31,9 @@ def faulty_life(story: Story, number: int) -> str:
     """One; what met what."""
     random = story.random
     fault = Fault(random.choice(KINDS), int(POINTS ** random.random()))
-    whole = fault.kind == "power"
+    power_loss = fault.kind == "power"
     story.directory.joinpath("delay").mkdir(exist_ok=True)
-    watched = story.directory if whole else story.directory / "delay"
+    watched = story.directory if power_loss else story.directory / "delay"
     storage = Storage(watched, fault, random.randrange(1 << 30), random.uniform(0, 2 * AFTER_S))
     at = story.folder / f"{number}.socket"
     line = storage.listen(at)
@@ -54,17 +54,19 @@ def faulty_life(story: Story, number: int) -> str:
     return what + (" and went on" if alone else "")
 
 
-def run(folder: Path, seed: int, rounds: int, say: Say = print) -> tuple[list[str], Counter[str]]:
+def run(
+    folder: Path, seed: int, rounds: int, print_line: PrintLine = print
+) -> tuple[list[str], Counter[str]]:
     """Return what is broken, which a logged traceback is too, and how often each fault met each call."""
-    broken, met = run_lives(folder, seed, rounds, LIVES, faulty_life, say)
+    broken, met = run_lives(folder, seed, rounds, LIVES, faulty_life, print_line)
     lines = (folder / "process.log").read_text().splitlines()
     return [*broken, *(line for line in lines if line.startswith("Traceback"))], met
 
 
-def run_reported(folder: Path, seed: int, rounds: int, say: Say) -> list[str]:
+def run_reported(folder: Path, seed: int, rounds: int, print_line: PrintLine) -> list[str]:
     """Report a run, and return what was broken."""
-    command = same_again("fault_delay", seed=seed, rounds=rounds)
-    return report_lives(folder, command, *run(folder, seed, rounds, say), say)
+    command = replay_command("fault_delay", seed=seed, rounds=rounds)
+    return report_lives(folder, command, *run(folder, seed, rounds, print_line), print_line)
 
 
 def main() -> int:

@@ -72,16 +72,16 @@ class FaultyFile(File):
 
     def pwrite(self, data: bytes, offset: int) -> None:
         with self.storage.point("write", self.path) as fault:
-            kept = data[: len(data) // 2] if fault == "short" else data
-            super().pwrite(kept, offset)
-            self.inode.dirty.append((offset, offset + len(kept)))
+            written_data = data[: len(data) // 2] if fault == "short" else data
+            super().pwrite(written_data, offset)
+            self.inode.dirty.append((offset, offset + len(written_data)))
 
     def write_through(self, data: bytes, offset: int) -> None:
         with self.storage.point("write through", self.path) as fault:
-            kept = data[: len(data) // 2] if fault == "short" else data
-            super().pwrite(kept, offset)
+            written_data = data[: len(data) // 2] if fault == "short" else data
+            super().pwrite(written_data, offset)
             if fault == "short":  # perhaps on the disk, perhaps not: here not
-                self.inode.dirty.append((offset, offset + len(kept)))
+                self.inode.dirty.append((offset, offset + len(written_data)))
                 return
             durable = self.inode.durable
             self.inode.resize(max(len(durable), offset + len(data)))
@@ -236,10 +236,10 @@ class FaultyStorage(Storage):
                 (target / folder.relative_to(self.root)).mkdir(parents=True, exist_ok=True)
         target.mkdir(parents=True, exist_ok=True)
         for path, inode in sorted(names.items()):
-            content = bytes(inode.durable) if chance is None else _torn(inode, chance)
-            place = target / Path(path).relative_to(self.root)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content)
+            content = bytes(inode.durable) if chance is None else _surviving_bytes(inode, chance)
+            copy = target / Path(path).relative_to(self.root)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content)
         return target
 
     def cache(self, target: Path) -> Path:
@@ -249,7 +249,7 @@ class FaultyStorage(Storage):
         return target
 
 
-def _torn(inode: Inode, chance: random.Random) -> bytes:
+def _surviving_bytes(inode: Inode, chance: random.Random) -> bytes:
     cached, durable = inode.cached(), bytes(inode.durable)
     size = chance.choice((len(cached), len(durable)))
     out = bytearray(max(len(cached), len(durable)))

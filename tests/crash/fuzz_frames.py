@@ -57,10 +57,10 @@ class Seed(NamedTuple):
 
 def corpus() -> list[Seed]:
     """Recorded requests, made-up calls with every field and our additions, in both protocols."""
-    found = [seed for line in _recorded_lines() if (seed := _as_seed(bytes.fromhex(line))) is not None]
-    found += [Seed(0, frame) for frame in _producer_calls()]
-    found += [Seed(1, frame) for frame in _consumer_calls()]
-    return found + [Seed(seed.service, _in_binary(seed)) for seed in found if seed.frame[4] == 0x82]
+    seeds = [seed for line in _recorded_lines() if (seed := _as_seed(bytes.fromhex(line))) is not None]
+    seeds += [Seed(0, frame) for frame in _producer_calls()]
+    seeds += [Seed(1, frame) for frame in _consumer_calls()]
+    return seeds + [Seed(seed.service, _in_binary(seed)) for seed in seeds if seed.frame[4] == 0x82]
 
 
 def _recorded_lines() -> Iterator[str]:
@@ -139,8 +139,8 @@ def _consumer_calls() -> Iterator[bytes]:
 # --- how
 
 
-_TELLING = (b"\x00", b"\xff", b"\x7f", b"\x80", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\xff" * 10)
-_TELLING += (
+_EDGE_BYTES = (b"\x00", b"\xff", b"\x7f", b"\x80", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\xff" * 10)
+_EDGE_BYTES += (
     b"\x80\x00\x00\x00",
     b"\xff\xff\xff\xff\x0f",
     b"\x1c",
@@ -159,16 +159,16 @@ def _set(body: bytearray, rng: random.Random, _: bytes) -> None:
 
 
 def _overwrite(body: bytearray, rng: random.Random, _: bytes) -> None:
-    at, piece = rng.randrange(len(body)), rng.choice(_TELLING)
-    body[at : at + len(piece)] = piece
+    at, chunk = rng.randrange(len(body)), rng.choice(_EDGE_BYTES)
+    body[at : at + len(chunk)] = chunk
 
 
 def _insert(body: bytearray, rng: random.Random, _: bytes) -> None:
     at = rng.randrange(len(body))
-    body[at:at] = rng.choice(_TELLING) * rng.choice((1, 1, 1, 100))
+    body[at:at] = rng.choice(_EDGE_BYTES) * rng.choice((1, 1, 1, 100))
 
 
-def _cut(body: bytearray, rng: random.Random, _: bytes) -> None:
+def _delete(body: bytearray, rng: random.Random, _: bytes) -> None:
     at = rng.randrange(len(body))
     del body[at : at + 1 + rng.randrange(8)]
 
@@ -188,7 +188,7 @@ def _splice(body: bytearray, rng: random.Random, other: bytes) -> None:
 
 
 _WAYS: tuple[Callable[[bytearray, random.Random, bytes], None], ...] = (
-    _flip, _flip, _set, _set, _overwrite, _overwrite, _insert, _cut, _truncate, _repeat, _splice,
+    _flip, _flip, _set, _set, _overwrite, _overwrite, _insert, _delete, _truncate, _repeat, _splice,
 )  # fmt: skip
 
 
@@ -316,11 +316,11 @@ def _echo(method: str) -> Callable[[Call], None]:
 def _read_frame(client: Any) -> bytes:
     data: bytes = client.recv(4)
     while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
-        wanted = 4 if len(data) < 4 else 4 + int.from_bytes(data[:4], "big")
-        piece = client.recv(wanted - len(data))
-        if not piece:
+        frame_bytes = 4 if len(data) < 4 else 4 + int.from_bytes(data[:4], "big")
+        chunk = client.recv(frame_bytes - len(data))
+        if not chunk:
             raise Finding("the server closed a connection because of a frame's content")
-        data += piece
+        data += chunk
     return data
 
 
@@ -360,7 +360,7 @@ def rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def run(seed: int, frames: int, first_slice: int = 0, say: Callable[[str], None] = print) -> int:
+def run(seed: int, frames: int, first_slice: int = 0, print_line: Callable[[str], None] = print) -> int:
     """All slices; 1 when something was found, else 0."""
     seeds, decoding, echoes = corpus(), Decoding(), Echoes()
     started, slices = time.monotonic(), range(first_slice, first_slice + -(-frames // SLICE_FRAMES))
@@ -373,15 +373,15 @@ def run(seed: int, frames: int, first_slice: int = 0, say: Callable[[str], None]
             if rss_bytes() - warm > RSS_RISE_BYTES_MAX:
                 raise Finding(f"resident memory rose from {warm >> 20} to {rss_bytes() >> 20} MiB")
     except Finding as finding:
-        say(f"FOUND in slice {index}: {finding}")
-        say(
+        print_line(f"FOUND in slice {index}: {finding}")
+        print_line(
             f"replay: python -m tests.crash.fuzz_frames --seed {seed} --slice {index} --frames {SLICE_FRAMES}"
         )
         return 1
     finally:
         echoes.close()
     took = time.monotonic() - started
-    say(
+    print_line(
         f"seed {seed}: {len(slices) * min(frames, SLICE_FRAMES):,} frames in {took:.0f} s "
         f"({len(slices) * min(frames, SLICE_FRAMES) / took:,.0f}/s), {decoding.decoded:,} decoded, "
         f"{decoding.refused:,} refused, slowest {decoding.slowest_s * 1000:.1f} ms, "
@@ -395,8 +395,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--slice", type=int, default=0, help="the first slice; with the seed it names a run")
-    given = parser.parse_args()
-    return run(given.seed, given.frames, given.slice)
+    arguments = parser.parse_args()
+    return run(arguments.seed, arguments.frames, arguments.slice)
 
 
 if __name__ == "__main__":

@@ -44,20 +44,20 @@ TEXTS = ("ab", "abc", "abcxyz012 é", "abé订", "aé", "abcdefghij klmn,.-01234
 
 def random_pattern(rnd: random.Random, depth: int = 3) -> str:
     """Return a pattern of up to `depth` groups inside each other."""
-    parts = [random_part(rnd, depth) for _ in range(rnd.randint(1, 4))]
-    made = "|".join(parts) if rnd.random() < 0.2 else "".join(parts)
+    atoms = [random_atom(rnd, depth) for _ in range(rnd.randint(1, 4))]
+    pattern = "|".join(atoms) if rnd.random() < 0.2 else "".join(atoms)
     if depth == 3:
         flags = rnd.choice(("", "", "", "(?i)", "(?s)"))
-        made = flags + rnd.choice(("", "", "^")) + made + rnd.choice(("", "$", "zq"))
-    return made
+        pattern = flags + rnd.choice(("", "", "^")) + pattern + rnd.choice(("", "$", "zq"))
+    return pattern
 
 
-def random_part(rnd: random.Random, depth: int) -> str:
+def random_atom(rnd: random.Random, depth: int) -> str:
     if depth and rnd.random() < 0.3:
-        part = f"({random_pattern(rnd, depth - 1)})"
+        atom = f"({random_pattern(rnd, depth - 1)})"
     else:
-        part = rnd.choice(COSTLY_ATOMS if rnd.random() < 0.05 else ATOMS)
-    return part + (rnd.choice(REPEATS) if rnd.random() < 0.5 else "")
+        atom = rnd.choice(COSTLY_ATOMS if rnd.random() < 0.05 else ATOMS)
+    return atom + (rnd.choice(REPEATS) if rnd.random() < 0.5 else "")
 
 
 def random_text(rnd: random.Random) -> str:
@@ -110,12 +110,12 @@ def fuzz(seconds: float, seed: int, nanoseconds_max: float = NANOSECONDS_MAX) ->
         rate = (spent - OVERHEAD_S) * 1e9 / work
         highest = max(highest, rate)
         if rate > nanoseconds_max:
-            said = (
+            report = (
                 f"{pattern!r}: {spent * 1e3:.1f} ms for {work} ({rate:.1f} ns each), {cost}, "
                 f"a text of {len(text)}: {text[:20]!r}"
             )
-            findings.append(said)
-            print(said, flush=True)
+            findings.append(report)
+            print(report, flush=True)
     print(
         f"{tried} patterns, {proven} of few states; refused {refused}, not understood {unknown}; "
         f"highest {highest:.2f} ns",

@@ -24,7 +24,7 @@ from ddmq.trial.cluster import Ports, TrialCluster, free_ports
 from ddmq_client import Consumer, Message, Producer
 from ddmq_client.errors import ClientError
 from tests.crash.kafka.run import READY_S, post
-from tests.crash.kit.command import Say, long_run
+from tests.crash.kit.command import PrintLine, long_run
 from tests.scenarios.real_server import RealServer, write_config
 from tests.support.waits import until
 
@@ -37,8 +37,8 @@ KINDS = ("clean stop", "kill -9", "stopped")
 class Handover:
     """One run."""
 
-    def __init__(self, folder: Path, brokers: int, say: Say) -> None:
-        self.say = say
+    def __init__(self, folder: Path, brokers: int, print_line: PrintLine) -> None:
+        self.print_line = print_line
         self.cluster = TrialCluster(folder / "kafka")
         self.cluster.make([Ports(*free_ports(2)) for _ in range(brokers)])
         tree = {"engine": "kafka", "kafka": {"bootstrap": self.cluster.bootstrap}}
@@ -48,7 +48,7 @@ class Handover:
         self.deliverer: dict[int, tuple[RealServer, float]] = {}  # of each queue, the last
         self.moved_at: dict[int, float] = {}  # when the other first delivered from it again
         self.done: dict[tuple[int, int], RealServer] = {}  # queue and offset; by whose delivery
-        self.again = 0
+        self.redelivered = 0
         self.stale: list[str] = []
         self.sent: set[bytes] = set()
         self.bodies: set[bytes] = set()
@@ -82,7 +82,7 @@ class Handover:
         )
         for kind, way in ways.items():
             took = [self._once(way) for _ in range(times)]
-            self.say(
+            self.print_line(
                 f"{kind}: until every queue was delivered from by the other: median "
                 f"{statistics.median(took):.2f} s, most {max(took):.2f} s ({times} times: "
                 f"{' '.join(f'{each:.2f}' for each in took)})"
@@ -91,9 +91,9 @@ class Handover:
         sender.join()
         until(lambda: self.sent <= self.bodies, lambda: f"not done: {list(self.sent - self.bodies)[:5]}")
         consumer.stop()
-        self.say(f"sent {len(self.sent)}; given again after it was done: {self.again}")
+        self.print_line(f"sent {len(self.sent)}; given again after it was done: {self.redelivered}")
         for text in self.stale:
-            self.say(f"BROKEN: {text}")
+            self.print_line(f"BROKEN: {text}")
         return self.stale
 
     def _once(self, way: Callable[[], None]) -> float:
@@ -119,7 +119,7 @@ class Handover:
     def _both(self) -> bool:
         with self.lock:
             at = time.monotonic()
-            now = [server for server, seen in self.deliverer.values() if at - seen < 1]
+            now = [server for server, seen_at in self.deliverer.values() if at - seen_at < 1]
         return len(now) == QUEUES and now.count(self.one) == QUEUES // 2
 
     # --- the ways to go
@@ -167,19 +167,19 @@ class Handover:
                 self.moved_at[queue] = now
             finished_by = self.done.setdefault((queue, message.offset), server)
             if message.body in self.bodies:
-                self.again += 1
+                self.redelivered += 1
                 if finished_by is self.other and server is self.one:
                     self.stale.append(f"{queue}/{message.offset} was done by the other; the first gave it")
             self.bodies.add(message.body)
 
 
-def run(folder: Path, times: int, brokers: int, say: Say = print) -> list[str]:
+def run(folder: Path, times: int, brokers: int, print_line: PrintLine = print) -> list[str]:
     """What was broken; the times are said."""
-    running = Handover(folder, brokers, say)
+    running = Handover(folder, brokers, print_line)
     try:
         return running.run(times)
     except AssertionError as error:
-        say(f"BROKEN: the run broke off: {error}")
+        print_line(f"BROKEN: the run broke off: {error}")
         return [str(error)]
 
 

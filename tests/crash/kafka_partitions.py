@@ -19,13 +19,13 @@ from pathlib import Path
 from ddmq.trial.cluster import Ports, TrialCluster
 from tests.crash.kafka.namespaces import Link, Namespaces, why_not
 from tests.crash.kafka.run import SERVERS, KafkaRun, judged
-from tests.crash.kit.command import Say, long_run, same_again
+from tests.crash.kit.command import PrintLine, long_run, replay_command
 from tests.scenarios.real_server import RealServer, write_config
 
 BROKERS = [f"b{number}" for number in (1, 2, 3)]
-OURS = [f"s{number}" for number in range(SERVERS)]
+DDMQ_NODES = [f"s{number}" for number in range(SERVERS)]
 LOAD_S = (2.0, 6.0)  # between two cuts
-CUT_S = (1.0, 15.0)
+PARTITION_S = (1.0, 15.0)
 PORTS = Ports(9092, 9093)  # each broker has an address of its own
 
 
@@ -46,11 +46,11 @@ class SpreadCluster(TrialCluster):
 class Partitions(KafkaRun):
     """One run."""
 
-    def __init__(self, folder: Path, seed: int, nodes: Namespaces, say: Say) -> None:
+    def __init__(self, folder: Path, seed: int, nodes: Namespaces, print_line: PrintLine) -> None:
         self.nodes = nodes
         cluster = SpreadCluster(folder / "kafka", nodes)
         cluster.make([PORTS] * len(BROKERS))
-        super().__init__(folder, seed, cluster, say)
+        super().__init__(folder, seed, cluster, print_line)
 
     def server(self, folder: Path, number: int) -> RealServer:
         open_to_others = {**self.config, "ddmq": {"log_level": "info", "beyond_loopback": True}}
@@ -67,9 +67,9 @@ class Partitions(KafkaRun):
             (self._broker_from_brokers, self._broker_alone, self._server_from_brokers,
              self._server_from_one, self._groups, self._one_way)
         )()  # fmt: skip
-        down_s = self.random.uniform(*CUT_S)
+        down_s = self.random.uniform(*PARTITION_S)
         self.happens(what, what.split(":")[0])
-        self.nodes.cut(links)
+        self.nodes.disconnect(links)
         time.sleep(down_s)  # how long the fault lasts is part of the story
         self.nodes.mend()
         return f"{what} for {down_s:.1f} s"
@@ -80,24 +80,24 @@ class Partitions(KafkaRun):
 
     def _broker_alone(self) -> tuple[str, list[Link]]:
         broker = self.random.choice(BROKERS)
-        return f"broker from everybody: {broker}", _between([broker], [*BROKERS, *OURS])
+        return f"broker from everybody: {broker}", _between([broker], [*BROKERS, *DDMQ_NODES])
 
     def _server_from_brokers(self) -> tuple[str, list[Link]]:
-        server = self.random.choice(OURS)
+        server = self.random.choice(DDMQ_NODES)
         return f"server from brokers: {server}", _between([server], BROKERS)
 
     def _server_from_one(self) -> tuple[str, list[Link]]:
-        server, broker = self.random.choice(OURS), self.random.choice(BROKERS)
+        server, broker = self.random.choice(DDMQ_NODES), self.random.choice(BROKERS)
         return f"server from one broker: {server}, {broker}", _between([server], [broker])
 
     def _groups(self) -> tuple[str, list[Link]]:
-        brokers, ours = self.random.sample(BROKERS, 3), self.random.sample(OURS, 3)
-        minority = [brokers[0], *ours[: self.random.randrange(1, 3)]]
-        majority = [node for node in (*BROKERS, *OURS) if node not in minority]
+        brokers, ddmq_nodes = self.random.sample(BROKERS, 3), self.random.sample(DDMQ_NODES, 3)
+        minority = [brokers[0], *ddmq_nodes[: self.random.randrange(1, 3)]]
+        majority = [node for node in (*BROKERS, *DDMQ_NODES) if node not in minority]
         return f"two groups: {' '.join(minority)} | {' '.join(majority)}", _between(minority, majority)
 
     def _one_way(self) -> tuple[str, list[Link]]:
-        sender, other = self.random.choice(BROKERS), self.random.choice([*BROKERS, *OURS])
+        sender, other = self.random.choice(BROKERS), self.random.choice([*BROKERS, *DDMQ_NODES])
         if sender == other:
             return self._one_way()
         if self.random.random() < 0.5:
@@ -115,12 +115,12 @@ def _between(some: list[str], others: list[str]) -> list[Link]:
     return [*pairs, *((other, one) for one, other in pairs)]
 
 
-def run(folder: Path, seed: int, rounds: int, say: Say = print) -> list[str]:
+def run(folder: Path, seed: int, rounds: int, print_line: PrintLine = print) -> list[str]:
     """Report what the run sees, and return the broken promises."""
-    say("the same again: " + same_again("kafka_partitions", seed=seed, rounds=rounds))
-    nodes = Namespaces([*BROKERS, *OURS])
+    print_line("the same again: " + replay_command("kafka_partitions", seed=seed, rounds=rounds))
+    nodes = Namespaces([*BROKERS, *DDMQ_NODES])
     try:
-        return judged(Partitions(folder, seed, nodes, say), rounds)
+        return judged(Partitions(folder, seed, nodes, print_line), rounds)
     finally:
         nodes.close()
 

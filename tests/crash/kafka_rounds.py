@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ddmq.trial.cluster import Ports, TrialCluster, free_ports
 from tests.crash.kafka.run import READY_S, KafkaRun, judged
-from tests.crash.kit.command import Say, long_run, same_again
+from tests.crash.kit.command import PrintLine, long_run, replay_command
 from tests.scenarios.real_server import RealServer
 from tests.support.waits import until
 
@@ -36,10 +36,10 @@ BROKER_SHARE, BOTH_SHARE, STOP_SHARE = 0.35, 0.15, 0.4
 class Rounds(KafkaRun):
     """One run."""
 
-    def __init__(self, folder: Path, seed: int, brokers: int, say: Say) -> None:
+    def __init__(self, folder: Path, seed: int, brokers: int, print_line: PrintLine) -> None:
         cluster = TrialCluster(folder / "kafka", BUSY)
         cluster.make([Ports(*free_ports(2)) for _ in range(brokers)])
-        super().__init__(folder, seed, cluster, say)
+        super().__init__(folder, seed, cluster, print_line)
         self.ready_s: list[float] = []
 
     def end(self) -> None:
@@ -73,7 +73,7 @@ class Rounds(KafkaRun):
         time.sleep(down_s)  # how long the fault lasts is part of the story
         began = time.monotonic()
         for number in brokers:
-            self._again(number, stopped)
+            self._revive(number, stopped)
         for each in servers:
             if stopped:
                 self._signal(each, signal.SIGCONT)
@@ -83,7 +83,7 @@ class Rounds(KafkaRun):
             self.ready_s.append(time.monotonic() - began)
         return f"{what} for {down_s:.1f} s, again in {time.monotonic() - began:.1f} s"
 
-    def _again(self, number: int, stopped: bool) -> None:
+    def _revive(self, number: int, stopped: bool) -> None:
         if stopped:
             self.cluster.signal(number, signal.SIGCONT)
         else:
@@ -98,13 +98,13 @@ class Rounds(KafkaRun):
     def report(self) -> None:
         super().report()
         if self.ready_s:
-            self.say(f"  ready again after a kill: at most {max(self.ready_s):.1f} s")
+            self.print_line(f"  ready again after a kill: at most {max(self.ready_s):.1f} s")
 
 
-def run(folder: Path, seed: int, rounds: int, brokers: int, say: Say = print) -> list[str]:
+def run(folder: Path, seed: int, rounds: int, brokers: int, print_line: PrintLine = print) -> list[str]:
     """Report what the run sees, and return the broken promises."""
-    say("the same again: " + same_again("kafka_rounds", seed=seed, rounds=rounds, brokers=brokers))
-    return judged(Rounds(folder, seed, brokers, say), rounds)
+    print_line("the same again: " + replay_command("kafka_rounds", seed=seed, rounds=rounds, brokers=brokers))
+    return judged(Rounds(folder, seed, brokers, print_line), rounds)
 
 
 def main() -> int:

@@ -40,7 +40,7 @@ from ddmq_common.delivery import decode, encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from tests.crash.delaying_process import OPTIONS, SHARDS
-from tests.crash.kit.command import Say, long_run, same_again
+from tests.crash.kit.command import PrintLine, long_run, replay_command
 from tests.crash.kit.reading import read_records
 
 WAIT_S = 60.0
@@ -194,50 +194,50 @@ class Story:
 
     # --- checking
 
-    def faults(self) -> list[str]:
+    def violations(self) -> list[str]:
         """What is not as it should be."""
         self.open()
         try:
-            return [*self._faults()]
+            return [*self._find_violations()]
         finally:
             self.shut()
 
-    def _faults(self) -> list[str]:
-        faults, fired = [], Counter[int]()
+    def _find_violations(self) -> list[str]:
+        violations, fired = [], Counter[int]()
         times: dict[int, list[int]] = {}
         for topic in ("here", "there"):
             for value, stored_ms in self._read(topic):
                 fired[int(value)] += 1
                 times.setdefault(int(value), []).append(stored_ms)
         letters = Counter(int(value) for value, _ in self._read("%DLQ%%DELAY"))
-        cancelled = self._answers(faults, fired, letters)
+        cancelled = self._answers(violations, fired, letters)
         for message, due in self.due.items():
-            wanted = 0 if message in cancelled else len(due)
+            expected_count = 0 if message in cancelled else len(due)
             came = letters[message] if message in self.dead else fired[message]
-            if came != wanted:
-                faults.append(f"message {message} came {came} times, wanted {wanted}")
+            if came != expected_count:
+                violations.append(f"message {message} came {came} times, wanted {expected_count}")
             early = [
                 at for at, stored in zip(due, sorted(times.get(message, [])), strict=False) if stored < at
             ]
-            faults += [f"message {message} due at {at} came early" for at in early]
-        return faults
+            violations += [f"message {message} due at {at} came early" for at in early]
+        return violations
 
-    def _answers(self, faults: list[str], fired: Counter[int], letters: Counter[int]) -> set[int]:
+    def _answers(self, violations: list[str], fired: Counter[int], letters: Counter[int]) -> set[int]:
         """Messages whose cancel was in time; each told the truth, as often as it was told."""
-        told: dict[int, set[int]] = {}
+        codes_of: dict[int, set[int]] = {}
         for value, _ in self._read(OUTCOME_TOPIC):
             outcome = decode_outcome(value)
-            told.setdefault(outcome.reply_id, set()).add(outcome.code)
+            codes_of.setdefault(outcome.reply_id, set()).add(outcome.code)
         cancelled = set()
         for reply, message in self.cancels.items():
             came = fired[message] + letters[message]
-            codes = told.get(reply, set())
+            codes = codes_of.get(reply, set())
             if len(codes) != 1:
-                faults.append(f"cancel of message {message} was told {sorted(codes)}")
+                violations.append(f"cancel of message {message} was told {sorted(codes)}")
             if codes == {ALREADY_FIRED} and not came:
-                faults.append(f"message {message} 'already fired' and is not there")
+                violations.append(f"message {message} 'already fired' and is not there")
             if codes == {CANCELLED} and came:
-                faults.append(f"message {message} 'cancelled' and came")
+                violations.append(f"message {message} 'cancelled' and came")
             if codes != {ALREADY_FIRED}:
                 cancelled.add(message)
         return cancelled
@@ -251,7 +251,7 @@ def _uuid(number: int) -> str:
 
 
 def run_lives(
-    folder: Path, seed: int, rounds: int, lives: int, live: Callable[[Story, int], str], say: Say
+    folder: Path, seed: int, rounds: int, lives: int, live: Callable[[Story, int], str], print_line: PrintLine
 ) -> tuple[list[str], Counter[str]]:
     """Run lives of the process by `live`, some to one load; return what is broken, and how lives ended."""
     story = Story(folder, Random(seed))
@@ -262,31 +262,35 @@ def run_lives(
         for _ in range(min(lives, rounds - ends.total())):
             ends[live(story, ends.total())] += 1
         story.last_life()
-        broken = story.faults()
-        say(f"{ends.total()} lives, {story.number} messages, {len(broken)} broken promises")
+        broken = story.violations()
+        print_line(f"{ends.total()} lives, {story.number} messages, {len(broken)} broken promises")
     return broken, ends
 
 
-def report_lives(folder: Path, command: str, broken: list[str], ends: Counter[str], say: Say) -> list[str]:
+def report_lives(
+    folder: Path, command: str, broken: list[str], ends: Counter[str], print_line: PrintLine
+) -> list[str]:
     """Report a run, and return what was broken."""
-    say(", ".join(f"{what} {count}" for what, count in sorted(ends.items())))
+    print_line(", ".join(f"{what} {count}" for what, count in sorted(ends.items())))
     for text in broken[:50] or ["each message once, none early, every cancel told the truth"]:
-        say(text)
+        print_line(text)
     if broken:
-        say((folder / "process.log").read_text()[-6_000:])
-        say(command)
+        print_line((folder / "process.log").read_text()[-6_000:])
+        print_line(command)
     return broken
 
 
-def run(folder: Path, seed: int, rounds: int, say: Say = print) -> tuple[list[str], Counter[str]]:
+def run(
+    folder: Path, seed: int, rounds: int, print_line: PrintLine = print
+) -> tuple[list[str], Counter[str]]:
     """Return what is broken, and how often what was killed."""
-    return run_lives(folder, seed, rounds, LIVES, lambda story, _: story.life(), say)
+    return run_lives(folder, seed, rounds, LIVES, lambda story, _: story.life(), print_line)
 
 
-def run_reported(folder: Path, seed: int, rounds: int, say: Say) -> list[str]:
+def run_reported(folder: Path, seed: int, rounds: int, print_line: PrintLine) -> list[str]:
     """Report a run, and return what was broken."""
-    command = same_again("kill_delay", seed=seed, rounds=rounds)
-    return report_lives(folder, command, *run(folder, seed, rounds, say), say)
+    command = replay_command("kill_delay", seed=seed, rounds=rounds)
+    return report_lives(folder, command, *run(folder, seed, rounds, print_line), print_line)
 
 
 def main() -> int:

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from tests.crash.kill_nine_ledger import Ledger, Place
+from tests.crash.kill_nine_ledger import Ledger, Location
 from tests.crash.kill_nine_load import BROKEN, GROUP, QUEUES, TOPIC, Consumer, Sender, queue_of
-from tests.crash.kit.command import Say, long_run, same_again
-from tests.crash.kit.kill_run import judged, told
+from tests.crash.kit.command import PrintLine, long_run, replay_command
+from tests.crash.kit.kill_run import describe_counts, judged
 from tests.crash.kit.load_thread import stopped
 from tests.crash.kit.server_rounds import STARTING, ServerRounds
 from tests.interop.apache_client import Client, done
@@ -73,14 +73,14 @@ class Killing(ServerRounds):
     load_s = (0.05, 1.2)
     report_every = 20
 
-    def __init__(self, folder: Path, seed: int, processes: bool, say: Say) -> None:
+    def __init__(self, folder: Path, seed: int, processes: bool, print_line: PrintLine) -> None:
         random = Random(f"{seed}/conf")
         config, tails = configuration(folder / "conf", random), choose_tails(random)
         commands = ("consumer", "producer") if processes else ("serve",)
         servers = [RealServer(folder, config, command=command) for command in commands]
         for server in servers:
             server.constants = tails
-        super().__init__(seed, say, servers, Ledger(fails_to_bury=len(RETRY_INTERVALS_MS) + 1))
+        super().__init__(seed, print_line, servers, Ledger(fails_to_bury=len(RETRY_INTERVALS_MS) + 1))
         self.ready_s: list[float] = []
         self.senders = [Sender(n, seed, self.ledger, self._port("producer")) for n in range(SENDERS)]
         self.consumers = [Consumer(n, seed, self.ledger, self._port("consumer")) for n in range(CONSUMERS)]
@@ -90,9 +90,9 @@ class Killing(ServerRounds):
         self._watcher = threading.Thread(target=self._watch, name="stats", daemon=True)
         self.failure: BaseException | None = None
 
-    def _port(self, part: str) -> Callable[[], int]:
-        (server,) = [each for each in self.servers if part in each.ports]
-        return lambda: server.ports[part]
+    def _port(self, component: str) -> Callable[[], int]:
+        (server,) = [each for each in self.servers if component in each.ports]
+        return lambda: server.ports[component]
 
     def prepare(self) -> None:
         consumer = self.servers[0]
@@ -129,25 +129,25 @@ class Killing(ServerRounds):
         """Asks for committed offsets all the time."""
         try:
             while not self._watch_stop.wait(0.02):
-                self._look()
+                self._check_progress()
         except BaseException as error:
             self.failure = error
 
-    def _look(self) -> bool:
+    def _check_progress(self) -> bool:
         """One look; whether everything is consumed."""
         with self._looking:
-            return self._look_alone()
+            return self._compare_offsets()
 
-    def _look_alone(self) -> bool:
+    def _compare_offsets(self) -> bool:
         try:
             with Client(self._port("consumer")(), timeout_s=10.0) as client:
-                found = client.stats(GROUP, TOPIC)
+                stats = client.stats(GROUP, TOPIC)
         except BROKEN:
             return False
-        if not found:
+        if not stats:
             return False
-        self.ledger.committed({queue_of(qid): offset for qid, offset in found[0].consumeOffsets.items()})
-        return bool(found[0].consumeOffsets == found[0].produceOffsets)
+        self.ledger.committed({queue_of(qid): offset for qid, offset in stats[0].consumeOffsets.items()})
+        return bool(stats[0].consumeOffsets == stats[0].produceOffsets)
 
     # --- the end
 
@@ -156,7 +156,7 @@ class Killing(ServerRounds):
         for consumer in self.consumers:
             consumer.gentle = True
         try:
-            until(self._look, "everything is consumed", DRAIN_S)
+            until(self._check_progress, "everything is consumed", DRAIN_S)
         except AssertionError as error:
             self.ledger.violated(f"stuck: {error}; {self._where()}")
         self._watch_stop.set()
@@ -170,39 +170,42 @@ class Killing(ServerRounds):
         with Client(self._port("consumer")(), timeout_s=10.0) as client:
             return str(client.stats(GROUP, TOPIC))
 
-    def _dead(self) -> list[Place]:
+    def _dead(self) -> list[Location]:
         """Origins of all dead letters."""
         consumer = self.servers[0]
-        found: list[Place] = []
+        locations: list[Location] = []
         dead_topic = f"%DLQ%{GROUP}"
         if consumer.ask("GET", f"/topics/{dead_topic.replace('%', '%25')}")[0] != 200:
-            return found
+            return locations
         consumer.admin("POST", "groups", DEAD_GROUP, body={"topics": [dead_topic], "start": "first"})
         with Client(self._port("consumer")()) as client:
-            until(lambda: self._bury(client, dead_topic, found), "all dead letters", DRAIN_S)
-        return found
+            until(lambda: self._bury(client, dead_topic, locations), "all dead letters", DRAIN_S)
+        return locations
 
     @staticmethod
-    def _bury(client: Client, topic: str, found: list[Place]) -> bool:
+    def _bury(client: Client, topic: str, locations: list[Location]) -> bool:
         answer = client.pull(DEAD_GROUP, topic, maxLingerTime=100)
         for letter in answer.messages:
-            told = letter.properties
-            assert told["dead-letter-topic"] == TOPIC
-            found.append((int(told["dead-letter-queue"]), int(told["dead-letter-offset"])))
+            properties = letter.properties
+            assert properties["dead-letter-topic"] == TOPIC
+            locations.append((int(properties["dead-letter-queue"]), int(properties["dead-letter-offset"])))
         client.submit(done(answer))
         stats = client.stats(DEAD_GROUP, topic)
         return bool(stats) and stats[0].consumeOffsets == stats[0].produceOffsets
 
     def numbers(self) -> str:
         ready = sorted(self.ready_s) or [0.0]
-        return f"ready p50 {ready[len(ready) // 2]:.2f} max {ready[-1]:.2f} s; {told(self.ledger.counts)}"
+        counts = describe_counts(self.ledger.counts)
+        return f"ready p50 {ready[len(ready) // 2]:.2f} max {ready[-1]:.2f} s; {counts}"
 
 
-def run(folder: Path, seed: int, rounds: int, processes: bool = False, say: Say = print) -> int:
+def run(folder: Path, seed: int, rounds: int, processes: bool = False, print_line: PrintLine = print) -> int:
     """Report what the run sees, and return the number of broken promises."""
-    say("the same again: " + same_again("kill_nine", seed=seed, rounds=rounds, processes=processes))
-    kept = "0 lost, 0 out of order, 0 acknowledged again, 0 past unfinished"
-    return judged(Killing(folder, seed, processes, say), rounds, kept)
+    print_line(
+        "the same again: " + replay_command("kill_nine", seed=seed, rounds=rounds, processes=processes)
+    )
+    success_text = "0 lost, 0 out of order, 0 acknowledged again, 0 past unfinished"
+    return judged(Killing(folder, seed, processes, print_line), rounds, success_text)
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from tests.crash.kit.violations import Violations
 
-Place = tuple[int, int]  # queue, offset
+Location = tuple[int, int]  # queue, offset
 
 
 class Body(NamedTuple):
@@ -49,14 +49,14 @@ class Body(NamedTuple):
 class Delivery(NamedTuple):
     """One message of one answer."""
 
-    place: Place
+    location: Location
     data: bytes
 
 
 class Ack(NamedTuple):
     """An acknowledgement on its way: of a delivery on a connection of `life`."""
 
-    place: Place
+    location: Location
     life: int
     delivery: int  # its number in the ledger
 
@@ -105,12 +105,12 @@ class Ledger(Violations):
         self._fails_to_bury = fails_to_bury
         self._lock = threading.Lock()
         self._queues: dict[int, _Queue] = defaultdict(_Queue)
-        self._stored: dict[bytes, Place | None] = {}  # answered 0: body → place, where the answer named it
-        self._at: dict[Place, bytes] = {}
-        self._seen: dict[bytes, list[Place]] = defaultdict(list)
+        self._stored: dict[bytes, Location | None] = {}  # answered 0: body → place, where the answer named it
+        self._at: dict[Location, bytes] = {}
+        self._received_at: dict[bytes, list[Location]] = defaultdict(list)
         self._may_repeat: set[bytes] = set()
         self._deliveries = 0
-        self._unsure_lives: set[int] = set()
+        self._uncertain_lives: set[int] = set()
 
     def violated(self, text: str) -> None:
         super().violated(f"life {self.life}: {text}")
@@ -126,20 +126,20 @@ class Ledger(Violations):
         """A pull failed on the client's side: what it carried may come later, out of order."""
         with self._lock:
             self.counts.answers_lost += 1
-            self._unsure_lives.add(life)
+            self._uncertain_lives.add(life)
 
     # --- sends
 
-    def stored(self, data: bytes, place: Place | None) -> None:
+    def stored(self, data: bytes, location: Location | None) -> None:
         """Answered 0."""
         with self._lock:
             self.counts.sent += 1
             self.counts.acknowledged += 1
-            self._stored[data] = place
-            if place is not None:
-                before = self._at.setdefault(place, data)
+            self._stored[data] = location
+            if location is not None:
+                before = self._at.setdefault(location, data)
                 if before != data:
-                    self.violated(f"{place} was answered for two messages: {before[:40]!r}, {data[:40]!r}")
+                    self.violated(f"{location} was answered for two messages: {before[:40]!r}, {data[:40]!r}")
 
     def unknown(self, data: bytes) -> None:
         """No answer, or one that says: perhaps."""
@@ -164,44 +164,52 @@ class Ledger(Violations):
             return acks if not messages else self._first_come(messages, acks, life, sent_at, read_at)
 
     def _one(self, each: Delivery, life: int, sent_at: float) -> Ack:
-        queue, offset = each.place
-        known = self._queues[queue]
+        queue, offset = each.location
+        progress = self._queues[queue]
         self._deliveries += 1
         self.counts.delivered += 1
-        if known.acked_at.get(offset, sent_at) < sent_at:
-            self.violated(f"{each.place} was acknowledged, and came again")
-        if self._at.get(each.place, each.data) != each.data:
-            self.violated(f"{each.place} holds {each.data[:40]!r}, not what was answered for it")
-        if offset in known.data and known.data[offset] != each.data:
-            self.violated(f"{each.place} changed from {known.data[offset][:40]!r} to {each.data[:40]!r}")
-        return Ack(each.place, life, self._deliveries)
+        if progress.acked_at.get(offset, sent_at) < sent_at:
+            self.violated(f"{each.location} was acknowledged, and came again")
+        if self._at.get(each.location, each.data) != each.data:
+            self.violated(f"{each.location} holds {each.data[:40]!r}, not what was answered for it")
+        if offset in progress.data and progress.data[offset] != each.data:
+            self.violated(
+                f"{each.location} changed from {progress.data[offset][:40]!r} to {each.data[:40]!r}"
+            )
+        return Ack(each.location, life, self._deliveries)
 
     def _check_rising(self, messages: Sequence[Delivery]) -> None:
-        offsets = [each.place[1] for each in messages]
+        offsets = [each.location[1] for each in messages]
         if offsets != sorted(set(offsets)):
             self.violated(f"an answer is not in offset order: {offsets[:40]}")
 
     def _first_come(
         self, messages: Sequence[Delivery], acks: list[Ack], life: int, sent_at: float, read_at: float
     ) -> list[Ack]:
-        known = self._queues[messages[0].place[0]]
-        if known.life != life:
-            known.life, known.read_at, known.highest = life, [], []
-        firsts = [each for each in messages if each.place[1] not in known.data]
+        progress = self._queues[messages[0].location[0]]
+        if progress.life != life:
+            progress.life, progress.read_at, progress.highest = life, [], []
+        firsts = [each for each in messages if each.location[1] not in progress.data]
         self.counts.redelivered += len(messages) - len(firsts)
         for each, ack in zip(messages, acks, strict=True):
-            known.latest[each.place[1]] = ack.delivery
+            progress.latest[each.location[1]] = ack.delivery
         if not firsts:
             return acks
-        before = bisect_left(known.read_at, sent_at)
-        if before and known.highest[before - 1] > firsts[0].place[1] and life not in self._unsure_lives:
-            self.violated(f"{firsts[0].place} came first after {known.highest[before - 1]} of its queue had")
+        before = bisect_left(progress.read_at, sent_at)
+        if (
+            before
+            and progress.highest[before - 1] > firsts[0].location[1]
+            and life not in self._uncertain_lives
+        ):
+            self.violated(
+                f"{firsts[0].location} came first after {progress.highest[before - 1]} of its queue had"
+            )
         for each in firsts:
-            known.data[each.place[1]] = each.data
-            self._seen[each.data].append(each.place)
-        last = firsts[-1].place[1]
-        known.read_at.append(read_at)
-        known.highest.append(max(last, known.highest[-1]) if known.highest else last)
+            progress.data[each.location[1]] = each.data
+            self._received_at[each.data].append(each.location)
+        last = firsts[-1].location[1]
+        progress.read_at.append(read_at)
+        progress.highest.append(max(last, progress.highest[-1]) if progress.highest else last)
         return acks
 
     # --- results
@@ -211,11 +219,11 @@ class Ledger(Violations):
         with self._lock:
             for ack in acks:
                 self.counts.acks += 1
-                self._queues[ack.place[0]].ack_sent.add(ack.place[1])
+                self._queues[ack.location[0]].ack_sent.add(ack.location[1])
 
-    def fails_sent(self, places: Iterable[Place]) -> None:
+    def fails_sent(self, locations: Iterable[Location]) -> None:
         with self._lock:
-            for queue, offset in places:
+            for queue, offset in locations:
                 self.counts.fails += 1
                 self._queues[queue].fails_sent[offset] += 1
 
@@ -223,11 +231,11 @@ class Ledger(Violations):
         """They are promised durable, if they were given in the life of their delivery, the newest one."""
         with self._lock:
             for ack in acks:
-                queue, offset = ack.place
-                known = self._queues[queue]
-                if ack.life == life and known.latest[offset] == ack.delivery:
+                queue, offset = ack.location
+                progress = self._queues[queue]
+                if ack.life == life and progress.latest[offset] == ack.delivery:
                     self.counts.acks_binding += 1
-                    known.acked_at.setdefault(offset, at)
+                    progress.acked_at.setdefault(offset, at)
 
     def left(self, count: int) -> None:
         with self._lock:
@@ -243,58 +251,62 @@ class Ledger(Violations):
                 self._check_committed(queue, offset)
 
     def _check_committed(self, queue: int, committed: int) -> None:
-        known = self._queues[queue]
-        if committed < known.committed:
-            self.violated(f"queue {queue}: the committed offset fell from {known.committed} to {committed}")
-        for offset in range(known.committed, committed):
-            if offset not in known.ack_sent and known.fails_sent[offset] < self._fails_to_bury:
+        progress = self._queues[queue]
+        if committed < progress.committed:
+            self.violated(
+                f"queue {queue}: the committed offset fell from {progress.committed} to {committed}"
+            )
+        for offset in range(progress.committed, committed):
+            if offset not in progress.ack_sent and progress.fails_sent[offset] < self._fails_to_bury:
                 self.violated(f"queue {queue} is committed to {committed}, past unfinished {offset}")
-        known.committed = max(committed, known.committed)
+        progress.committed = max(committed, progress.committed)
 
     # --- the end
 
-    def finish(self, dead: Sequence[Place]) -> None:
+    def finish(self, dead: Sequence[Location]) -> None:
         """Everything is consumed; `dead` are the origins of all dead letters, in their order."""
         with self._lock:
             self._check_lost()
             self._check_dead(dead)
-            for queue, known in self._queues.items():
-                self._check_senders(queue, known)
+            for queue, progress in self._queues.items():
+                self._check_senders(queue, progress)
 
     def _check_lost(self) -> None:
-        for data, place in self._stored.items():
-            found = self._seen.get(data)
-            if not found:
-                self.violated(f"lost: {data[:40]!r} was answered 0 at {place}")
-            elif place is not None and place not in found:
-                self.violated(f"{data[:40]!r} was answered for {place}, came from {found}")
-        for data, places in self._seen.items():
-            if len(places) > 1 and data not in self._may_repeat:
-                self.violated(f"{data[:40]!r} is stored twice, at {places}, and was sent once")
+        for data, location in self._stored.items():
+            received = self._received_at.get(data)
+            if not received:
+                self.violated(f"lost: {data[:40]!r} was answered 0 at {location}")
+            elif location is not None and location not in received:
+                self.violated(f"{data[:40]!r} was answered for {location}, came from {received}")
+        for data, locations in self._received_at.items():
+            if len(locations) > 1 and data not in self._may_repeat:
+                self.violated(f"{data[:40]!r} is stored twice, at {locations}, and was sent once")
 
-    def _check_dead(self, dead: Sequence[Place]) -> None:
+    def _check_dead(self, dead: Sequence[Location]) -> None:
         if len(set(dead)) != len(dead):
-            twice = sorted({place for place in dead if dead.count(place) > 1})
+            twice = sorted({location for location in dead if dead.count(location) > 1})
             self.violated(f"more than one dead letter of {twice[:10]}")
         for queue, offset in dead:
-            known = self._queues[queue]
-            if known.fails_sent[offset] < self._fails_to_bury:
-                self.violated(f"{queue, offset} is a dead letter after {known.fails_sent[offset]} failures")
+            progress = self._queues[queue]
+            if progress.fails_sent[offset] < self._fails_to_bury:
+                self.violated(
+                    f"{queue, offset} is a dead letter after {progress.fails_sent[offset]} failures"
+                )
         buried = set(dead)
-        for queue, known in self._queues.items():
-            for offset, data in known.data.items():
-                if offset not in known.ack_sent and (queue, offset) not in buried:
+        for queue, progress in self._queues.items():
+            for offset, data in progress.data.items():
+                if offset not in progress.ack_sent and (queue, offset) not in buried:
                     self.violated(f"{queue, offset} is finished and nobody acknowledged it: {data[:40]!r}")
 
-    def _check_senders(self, queue: int, known: _Queue) -> None:
+    def _check_senders(self, queue: int, progress: _Queue) -> None:
         """What was sent again counts where it stands first."""
         last: dict[int, int] = {}
         before: set[bytes] = set()
-        for offset in sorted(known.data):
-            if known.data[offset] in before:
+        for offset in sorted(progress.data):
+            if progress.data[offset] in before:
                 continue
-            before.add(known.data[offset])
-            body = Body.decode(known.data[offset])
+            before.add(progress.data[offset])
+            body = Body.decode(progress.data[offset])
             if body.queue != queue:
                 self.violated(f"{body} is in queue {queue}")
             if body.number < last.get(body.sender, -1):

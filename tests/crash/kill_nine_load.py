@@ -13,7 +13,7 @@ from typing import Any
 
 from thrift.Thrift import TException
 
-from tests.crash.kill_nine_ledger import Ack, Body, Delivery, Ledger, Place
+from tests.crash.kill_nine_ledger import Ack, Body, Delivery, Ledger, Location
 from tests.crash.kit.load_thread import LoadThread
 from tests.interop.apache_client import (
     Client,
@@ -90,10 +90,10 @@ class Sender(Worker):
         self.number = number
         self.counts = [0] * QUEUES
         self.own = self.random.random() < 0.5  # whether it is a client of ours, which hears the offset
-        self._again: list[Message] = []
+        self._unanswered: list[Message] = []
 
     def step(self, client: Client) -> None:
-        messages, self._again = self._again or self._next(), []
+        messages, self._unanswered = self._unanswered or self._next(), []
         try:
             codes = self._send(client, messages)
         except BROKEN:
@@ -103,7 +103,7 @@ class Sender(Worker):
             for message in messages:
                 self.ledger.unknown(message.body)
             if self.random.random() < 0.5:
-                self._again = messages
+                self._unanswered = messages
 
     def _next(self) -> list[Message]:
         """One message, or a few for one queue."""
@@ -130,13 +130,13 @@ class Sender(Worker):
             if results[0].code:  # of a batch that failed some may be stored
                 return None
         for message, result in zip(messages, results, strict=True):
-            self._note(message, result)
+            self._record_result(message, result)
         return results
 
-    def _note(self, message: Message, result: Any) -> None:
+    def _record_result(self, message: Message, result: Any) -> None:
         if result.code == 0:
-            place = None if result.offset is None else (result.queueId, result.offset)
-            self.ledger.stored(message.body, place)
+            location = None if result.offset is None else (result.queueId, result.offset)
+            self.ledger.stored(message.body, location)
         elif result.code in UNKNOWN_CODES:
             self.ledger.unknown(message.body)
         else:
@@ -149,7 +149,7 @@ class Consumer(Worker):
     def __init__(self, number: int, seed: object, ledger: Ledger, port: Callable[[], int]) -> None:
         super().__init__(f"consumer-{number}", seed, ledger, port)
         self.gentle = False
-        self._results: list[tuple[ConsumeResult, list[Ack], list[Place]]] = []
+        self._results: list[tuple[ConsumeResult, list[Ack], list[Location]]] = []
 
     def step(self, client: Client) -> None:
         waiting, self._results = self._results, []
@@ -203,7 +203,7 @@ class Consumer(Worker):
             self.ledger.acks_answered(acks, life, time.monotonic())
 
     def _leave(self, waiting: list[Any]) -> list[Ack]:
-        acks = [ack for _, given, _ in waiting for ack in given]
+        acks = [ack for _, queue_acks, _ in waiting for ack in queue_acks]
         self.ledger.acks_sent(acks)
         for _, _, failed in waiting:
             self.ledger.fails_sent(failed)
@@ -220,16 +220,16 @@ class Consumer(Worker):
         if not answer.messages:
             return
         queue = queue_of(answer.context.qid)
-        found = [Delivery((queue, each.offset), each.value) for each in answer.messages]
-        acks = self.ledger.delivered(found, life, sent_at, read_at)
+        deliveries = [Delivery((queue, each.offset), each.value) for each in answer.messages]
+        acks = self.ledger.delivered(deliveries, life, sent_at, read_at)
         done: list[Ack] = []
-        failed: list[Place] = []
-        for each, ack in zip(found, acks, strict=True):
+        failed: list[Location] = []
+        for each, ack in zip(deliveries, acks, strict=True):
             choice = self._choice(each)
             if choice == "ack":
                 done.append(ack)
             elif choice == "fail":
-                failed.append(each.place)
+                failed.append(each.location)
             else:
                 self.ledger.left(1)
         self._results.append((_result(answer.context, done, failed), done, failed))
@@ -243,9 +243,9 @@ class Consumer(Worker):
         return "fail" if chance < 0.96 else "leave"
 
 
-def _result(context: Context, done: list[Ack], failed: list[Place]) -> ConsumeResult:
+def _result(context: Context, done: list[Ack], failed: list[Location]) -> ConsumeResult:
     return ConsumeResult(
         context=context,
-        successOffsets=[ack.place[1] for ack in done],
+        successOffsets=[ack.location[1] for ack in done],
         failOffsets=[offset for _, offset in failed],
     )

@@ -23,12 +23,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.crash.kit.command import Say, long_run, same_again
+from tests.crash.kit.command import PrintLine, long_run, replay_command
 from tests.crash.mixed.clients import BROKEN, Load, OldVisit, OurVisit, Proxy, Sender, Surroundings, Visit
-from tests.crash.mixed.history import Ended, Ending, History, Plan
+from tests.crash.mixed.history import Ending, History, Kill, Plan
 from tests.crash.mixed.reading import read_ending
 from tests.crash.mixed.rules import Violation, check, coverage
-from tests.crash.mixed.telling import story
+from tests.crash.mixed.storytelling import story
 from tests.interop.apache_client import Client
 from tests.scenarios.real_server import NotReady, RealServer, write_config
 from tests.support.waits import until
@@ -95,10 +95,10 @@ class MixedRun:
         seconds: float,
         proxies: int,
         processes: bool,
-        say: Say,
+        print_line: PrintLine,
     ) -> None:
         self.random = Random(f"{seed}/killer")
-        self.seed, self.seconds, self.say = seed, seconds, say
+        self.seed, self.seconds, self.print_line = seed, seconds, print_line
         self.history = History()
         self.ending = Ending()
         commands = ["producer", "delay-service"] if processes else ["serve"]
@@ -120,7 +120,7 @@ class MixedRun:
         ]
         self._failures: list[BaseException] = []
         self._stuck: list[Violation] = []
-        self._said_at = time.monotonic()
+        self._reported_at = time.monotonic()
 
     def configuration(self, folder: Path) -> Path:
         """Where everything is set."""
@@ -133,8 +133,8 @@ class MixedRun:
         server.log_path = folder / f"{name}.log"
         return server
 
-    def _port(self, name: str, part: str) -> Callable[[], int]:
-        return lambda: self.servers[name].ports[part]
+    def _port(self, name: str, component: str) -> Callable[[], int]:
+        return lambda: self.servers[name].ports[component]
 
     # --- the run
 
@@ -185,7 +185,7 @@ class MixedRun:
             self._report(REPORT_S)
 
     def _kill(self, name: str) -> None:
-        self.history.ended.append(Ended(name, self.proxies[name].life, time.monotonic()))
+        self.history.kills.append(Kill(name, self.proxies[name].life, time.monotonic()))
         self.servers[name].kill()
         self.kills[name] += 1
 
@@ -231,8 +231,10 @@ class MixedRun:
         try:
             with Client(self.around.proxies[0].port(), timeout_s=10.0) as client:
                 for plan in self.plans:
-                    found = client.stats(plan.name)
-                    if not found or any(each.consumeOffsets != each.produceOffsets for each in found):
+                    violations = client.stats(plan.name)
+                    if not violations or any(
+                        each.consumeOffsets != each.produceOffsets for each in violations
+                    ):
                         return False
         except BROKEN:
             return False
@@ -241,15 +243,17 @@ class MixedRun:
     def _unresolved(self) -> int:
         """Messages of the unordered group that are on the retry path, as far as can be told."""
         plan = self.plans[-1]
-        known = {
+        open_bodies = {
             each.body for each in list(self.history.sent) if each.code == 0 and each.topic in plan.topics
         }
-        known |= {each.body for each in list(self.history.given) if each.group == plan.name}
-        known -= {
-            each.given.body for each in list(self.history.said) if each.ack and each.given.group == plan.name
+        open_bodies |= {each.body for each in list(self.history.deliveries) if each.group == plan.name}
+        open_bodies -= {
+            each.delivery.body
+            for each in list(self.history.settlements)
+            if each.ack and each.delivery.group == plan.name
         }
         rows = self.servers[self.around.proxies[0].name].admin("GET", "dlq")
-        return len(known) - sum(int(row["letters"]) for row in rows if row["group"] == plan.name)
+        return len(open_bodies) - sum(int(row["letters"]) for row in rows if row["group"] == plan.name)
 
     def _where(self) -> str:
         with Client(self.around.proxies[0].port(), timeout_s=10.0) as client:
@@ -269,20 +273,20 @@ class MixedRun:
         return self._stuck + check(self.history, self.ending, self.plans)
 
     def _report(self, every_s: float) -> None:
-        if time.monotonic() < self._said_at + every_s:
+        if time.monotonic() < self._reported_at + every_s:
             return
-        self._said_at = time.monotonic()
-        self.say(self.counts())
+        self._reported_at = time.monotonic()
+        self.print_line(self.counts())
 
     def counts(self) -> str:
         """One line."""
         history = self.history
-        said = list(history.said)
-        acks = sum(each.ack for each in said)
+        settlements = list(history.settlements)
+        acks = sum(each.ack for each in settlements)
         kills = ", ".join(f"{name} {count}" for name, count in self.kills.items())
         return (
-            f"sent {len(history.sent)}; given {len(history.given)}; acknowledged {acks}, failed "
-            f"{len(said) - acks}; answers missed {len(history.unseen)}; killed: {kills}; dead letters "
+            f"sent {len(history.sent)}; given {len(history.deliveries)}; acknowledged {acks}, failed "
+            f"{len(settlements) - acks}; answers missed {len(history.unseen)}; killed: {kills}; dead letters "
             f"{len(self.ending.letters)}"
         )
 
@@ -294,31 +298,33 @@ def run(
     seconds: float,
     proxies: int = 2,
     processes: bool = False,
-    say: Say = print,
+    print_line: PrintLine = print,
     kafka: int = 0,
 ) -> int:
     """The number of broken rules; what was seen is said."""
     options = {"seed": seed, "keys": load.keys, "messages": load.messages, "seconds": seconds}
-    command = same_again("mixed_run", **options, proxies=proxies, processes=processes, kafka=kafka)
-    say(f"the same again: {command}")
+    command = replay_command("mixed_run", **options, proxies=proxies, processes=processes, kafka=kafka)
+    print_line(f"the same again: {command}")
     if kafka:
         from tests.crash.mixed.on_kafka import KafkaMixedRun  # needs what only those have who use Kafka
 
-        mixed: MixedRun = KafkaMixedRun(folder, seed, load, seconds, proxies, processes, say, kafka)
+        mixed: MixedRun = KafkaMixedRun(folder, seed, load, seconds, proxies, processes, print_line, kafka)
     else:
-        mixed = MixedRun(folder, seed, load, seconds, proxies, processes, say)
+        mixed = MixedRun(folder, seed, load, seconds, proxies, processes, print_line)
     try:
-        found = mixed.run()
+        violations = mixed.run()
     except NotReady as error:
-        say(f"BROKEN: a process did not start: {error}")
+        print_line(f"BROKEN: a process did not start: {error}")
         return 1
-    say(mixed.counts())
-    say(coverage(mixed.history, mixed.ending, mixed.plans))
-    for violation in found[:SHOWN]:
-        say(f"BROKEN: {violation}")
-        say(story(mixed.history, mixed.ending, violation))
-    say(f"{len(found)} broken; the same again: {command}" if found else "every rule was kept")
-    return len(found)
+    print_line(mixed.counts())
+    print_line(coverage(mixed.history, mixed.ending, mixed.plans))
+    for violation in violations[:SHOWN]:
+        print_line(f"BROKEN: {violation}")
+        print_line(story(mixed.history, mixed.ending, violation))
+    print_line(
+        f"{len(violations)} broken; the same again: {command}" if violations else "every rule was kept"
+    )
+    return len(violations)
 
 
 def run_load(folder: Path, seed: int, keys: int, messages: int, seconds: float, **options: Any) -> int:

@@ -46,10 +46,10 @@ class OnceCounts:
 
 
 @dataclass
-class _Known:
+class _Record:
     """One body, or one key (its body is the key's)."""
 
-    places: set[StoredAt] = field(default_factory=set)
+    locations: set[StoredAt] = field(default_factory=set)
     firsts: int = 0  # answers that said it was stored by that call
     confirmed: bool = False
     unknown: bool = False
@@ -68,7 +68,7 @@ class OnceLedger(Violations):
         super().__init__()
         self.counts = OnceCounts()
         self._lock = threading.Lock()
-        self._known: dict[str, _Known] = defaultdict(_Known)
+        self._records: dict[str, _Record] = defaultdict(_Record)
         self._keys: set[str] = set()
 
     def key(self, body: bytes) -> None:
@@ -77,33 +77,33 @@ class OnceLedger(Violations):
             self.counts.key_sends += 1
             self._keys.add(name_of(body))
 
-    def confirmed(self, body: bytes, place: StoredAt | None, duplicate: bool | None) -> None:
+    def confirmed(self, body: bytes, location: StoredAt | None, duplicate: bool | None) -> None:
         """Stored. `place` and `duplicate` None: the answer did not say."""
         with self._lock:
             name = name_of(body)
-            known = self._known[name]
+            record = self._records[name]
             self.counts.confirmed += 1
             self.counts.duplicates += bool(duplicate)
-            known.firsts += duplicate is False
-            if place is not None:
-                known.places.add(place)
-            if len(known.places) > 1:
-                self.violated(f"{name} was answered for {sorted(known.places)}")
-            if known.firsts > 1:
-                self.violated(f"{name} was stored for the first time {known.firsts} times")
-            known.confirmed = True
+            record.firsts += duplicate is False
+            if location is not None:
+                record.locations.add(location)
+            if len(record.locations) > 1:
+                self.violated(f"{name} was answered for {sorted(record.locations)}")
+            if record.firsts > 1:
+                self.violated(f"{name} was stored for the first time {record.firsts} times")
+            record.confirmed = True
 
     def unknown(self, body: bytes) -> None:
         """Its time was over: perhaps."""
         with self._lock:
             self.counts.unknown += 1
-            self._known[name_of(body)].unknown = True
+            self._records[name_of(body)].unknown = True
 
     def refused(self, body: bytes) -> None:
         """Certainly not stored by this send."""
         with self._lock:
             self.counts.not_stored += 1
-            self._known.setdefault(name_of(body), _Known())
+            self._records.setdefault(name_of(body), _Record())
 
     # --- the end
 
@@ -111,24 +111,24 @@ class OnceLedger(Violations):
         """`stored`: all that is in the topics."""
         with self._lock:
             self.counts.keys = len(self._keys)
-            found: dict[str, list[StoredAt]] = defaultdict(list)
-            for place, body in stored:
-                found[name_of(body)].append(place)
-            for name, places in found.items():
-                if name not in self._known:
-                    self.violated(f"nobody sent {name}, stored at {places}")
-                if len(places) > 1:
-                    self.violated(f"{name} is stored {len(places)} times, at {places}")
-            for name, known in self._known.items():
-                self._check(name, known, found.get(name, []))
+            locations_of: dict[str, list[StoredAt]] = defaultdict(list)
+            for location, body in stored:
+                locations_of[name_of(body)].append(location)
+            for name, locations in locations_of.items():
+                if name not in self._records:
+                    self.violated(f"nobody sent {name}, stored at {locations}")
+                if len(locations) > 1:
+                    self.violated(f"{name} is stored {len(locations)} times, at {locations}")
+            for name, record in self._records.items():
+                self._check(name, record, locations_of.get(name, []))
 
-    def _check(self, name: str, known: _Known, places: list[StoredAt]) -> None:
-        if known.confirmed and not places:
-            self.violated(f"lost: {name} was confirmed at {sorted(known.places)}")
-        elif known.confirmed and not known.places.issubset(places):
-            self.violated(f"{name} was answered for {sorted(known.places)}, is at {places}")
-        elif not known.confirmed and known.unknown:
-            self.counts.unknown_stored += bool(places)
-            self.counts.unknown_absent += not places
-        elif not known.confirmed and places:
-            self.violated(f"{name} was refused as not stored, and is at {places}")
+    def _check(self, name: str, record: _Record, locations: list[StoredAt]) -> None:
+        if record.confirmed and not locations:
+            self.violated(f"lost: {name} was confirmed at {sorted(record.locations)}")
+        elif record.confirmed and not record.locations.issubset(locations):
+            self.violated(f"{name} was answered for {sorted(record.locations)}, is at {locations}")
+        elif not record.confirmed and record.unknown:
+            self.counts.unknown_stored += bool(locations)
+            self.counts.unknown_absent += not locations
+        elif not record.confirmed and locations:
+            self.violated(f"{name} was refused as not stored, and is at {locations}")

@@ -37,17 +37,17 @@ class OnceWorker(LoadThread):
         addresses = ",".join(f"127.0.0.1:{port}" for port in self.ports())
         return Producer(addresses, timeout_ms=self.random.choice(TIMEOUTS_MS), batch_messages=50)
 
-    def note(self, message: OutgoingMessage, result: SendResult) -> None:
+    def record_result(self, message: OutgoingMessage, result: SendResult) -> None:
         """What the library says of one message."""
         if result.error is not None:
-            self.note_error(message, result.error)
+            self.record_error(message, result.error)
             return
-        place = StoredAt(message.topic, result.queue_id or 0, result.offset or 0, result.message_id or "")
-        self.ledger.confirmed(bytes(message.body), place, result.duplicate)
+        location = StoredAt(message.topic, result.queue_id or 0, result.offset or 0, result.message_id or "")
+        self.ledger.confirmed(bytes(message.body), location, result.duplicate)
         if result.body_differs:
             self.ledger.violated(f"{message.body[:40]!r}: told that the first had another body")
 
-    def note_error(self, message: OutgoingMessage, error: SendError) -> None:
+    def record_error(self, message: OutgoingMessage, error: SendError) -> None:
         """Nothing but these two is right here: no message is illegal, and no sequence unknown."""
         if isinstance(error, UnknownOutcomeError):
             self.ledger.unknown(bytes(message.body))
@@ -77,22 +77,22 @@ class NumberedSender(OnceWorker):
         messages = [self._message() for _ in range(self.random.randrange(2, 60))]
         if way < 0.75:
             for message, result in zip(messages, producer.send_batch(messages), strict=True):
-                self.note(message, result)
+                self.record_result(message, result)
             return
         for message, future in [(message, producer.send_async(message)) for message in messages]:
             error = future.exception(ASYNC_S)
             if error is None:
-                self.note(message, future.result())
+                self.record_result(message, future.result())
             elif isinstance(error, SendError):
-                self.note_error(message, error)
+                self.record_error(message, error)
             else:
                 raise error
 
     def _send(self, producer: Producer, message: OutgoingMessage) -> None:
         try:
-            self.note(message, producer.send_message(message))
+            self.record_result(message, producer.send_message(message))
         except SendError as error:
-            self.note_error(message, error)
+            self.record_error(message, error)
 
     def _message(self) -> OutgoingMessage:
         self.count += 1
@@ -118,7 +118,7 @@ class KeySender(OnceWorker):
                 for message in messages:
                     self.ledger.key(bytes(message.body))
                 for message, result in zip(messages, producer.send_batch(messages), strict=True):
-                    self.note(message, result)
+                    self.record_result(message, result)
 
     def _number(self) -> int:
         """Keys of now, and some that were left long ago."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from ddmq_client import Producer
 from tests.crash.kit.boundaries import BoundaryServer
 from tests.crash.kit.boundary_process import SEND
-from tests.crash.kit.command import Say, long_run, same_again
-from tests.crash.kit.kill_run import COMMANDS, configuration, judged, told
+from tests.crash.kit.command import PrintLine, long_run, replay_command
+from tests.crash.kit.kill_run import COMMANDS, configuration, describe_counts, judged
 from tests.crash.kit.load_thread import stopped
 from tests.crash.kit.reading import read_on
 from tests.crash.kit.server_rounds import ServerRounds
@@ -36,10 +36,10 @@ class OnceRun(ServerRounds):
     ledger: OnceLedger
     boundary_names = {"producer": (SEND,)}
 
-    def __init__(self, folder: Path, seed: int, say: Say) -> None:
+    def __init__(self, folder: Path, seed: int, print_line: PrintLine) -> None:
         config = configuration(folder / "conf", seed)
         servers = [BoundaryServer(folder, config, command=command) for command in COMMANDS]
-        super().__init__(seed, say, servers, OnceLedger())
+        super().__init__(seed, print_line, servers, OnceLedger())
         numbered = [NumberedSender(f"numbered-{n}", seed, self.ledger, self.ports) for n in range(NUMBERED)]
         self.keyed = [KeySender(f"keyed-{n}", seed, self.ledger, self.ports) for n in range(KEYED)]
         self.workers = [*numbered, *self.keyed]
@@ -53,7 +53,7 @@ class OnceRun(ServerRounds):
         return self.ledger.counts.confirmed > 10 * rounds
 
     def numbers(self) -> str:
-        return told(self.ledger.counts)
+        return describe_counts(self.ledger.counts)
 
     # --- the end
 
@@ -69,7 +69,7 @@ class OnceRun(ServerRounds):
             messages = [keyed.message(number) for number in range(numbers)]
             for message, result in zip(messages, last.send_batch(messages), strict=True):
                 self.ledger.key(bytes(message.body))
-                keyed.note(message, result)
+                keyed.record_result(message, result)
 
     def _stored(self) -> list[tuple[StoredAt, bytes]]:
         """All that is in the topics."""
@@ -79,11 +79,15 @@ class OnceRun(ServerRounds):
         ]
 
 
-def run(folder: Path, seed: int, rounds: int, say: Say = print, *, boundaries: bool = False) -> int:
+def run(
+    folder: Path, seed: int, rounds: int, print_line: PrintLine = print, *, boundaries: bool = False
+) -> int:
     """Report what the run sees, and return the number of broken promises."""
-    say("the same again: " + same_again("once_run", seed=seed, rounds=rounds, boundaries=boundaries))
-    kept = "0 lost, 0 stored twice, 0 answered for another place"
-    return judged(OnceRun(folder, seed, say), rounds, kept, boundaries=boundaries)
+    print_line(
+        "the same again: " + replay_command("once_run", seed=seed, rounds=rounds, boundaries=boundaries)
+    )
+    success_text = "0 lost, 0 stored twice, 0 answered for another place"
+    return judged(OnceRun(folder, seed, print_line), rounds, success_text, boundaries=boundaries)
 
 
 def main() -> int:

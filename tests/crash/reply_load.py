@@ -20,11 +20,11 @@ from ddmq_client import Consumer, LeaseOverError, Message, SendError
 JOBS, PARTS, SIDES, ENDS = "cwp-jobs", "cwp-parts", "cwp-sides", "cwp-ends"
 FIRST, SECOND = "cwp-first", "cwp-second"
 THREADS = 4
-PARTS_MAX = 3
+COUNT_MAX = 3
 LATE_S = 2.5  # longer than the longest lease, and the client's extensions are off
 
 
-class Piece(NamedTuple):
+class Work(NamedTuple):
     """What the body of a message says: it is this one of so many that a handling made of a job."""
 
     job: str
@@ -37,9 +37,9 @@ class GaveUpError(Exception):
     """A handler fails."""
 
 
-def pieces_of(job: str) -> int:
+def count_parts(job: str) -> int:
     """How many parts a job has; what is stored says no other."""
-    return 1 + sum(job.encode()) % PARTS_MAX
+    return 1 + sum(job.encode()) % COUNT_MAX
 
 
 class ReplyLoad:
@@ -48,31 +48,31 @@ class ReplyLoad:
     def __init__(self, name: str, seed: str) -> None:
         self._random = Random(f"{seed}/{name}")
         self._name = name
-        self._made = 0
+        self._tokens = 0
 
     def _token(self) -> str:
-        self._made += 1
-        return f"{self._name}/{self._made}/{self._random.getrandbits(32)}"
+        self._tokens += 1
+        return f"{self._name}/{self._tokens}/{self._random.getrandbits(32)}"
 
     def first(self, message: Message) -> None:
         """A job becomes parts, and one side."""
         job, token = message.text(), self._token()
-        key, count = job.partition("/")[0], pieces_of(job)
+        key, count = job.partition("/")[0], count_parts(job)
         with message.replies(timeout_ms=10_000) as tx:
             for index in range(count):
-                tx.send(PARTS, json.dumps(Piece(job, index, count, token)), key=key, shard_key=key)
-            tx.send(SIDES, json.dumps(Piece(job, 0, 1, token)), key=key, shard_key=key)
-            self._trouble()
+                tx.send(PARTS, json.dumps(Work(job, index, count, token)), key=key, shard_key=key)
+            tx.send(SIDES, json.dumps(Work(job, 0, 1, token)), key=key, shard_key=key)
+            self._fail_sometimes()
 
     def second(self, message: Message) -> None:
         """A part becomes an end."""
-        part = Piece(*json.loads(message.body))
+        work = Work(*json.loads(message.body))
         with message.replies(timeout_ms=10_000) as tx:
-            end = json.dumps(part._replace(token=self._token()))
+            end = json.dumps(work._replace(token=self._token()))
             tx.send(ENDS, end, key=message.key, shard_key=message.key)
-            self._trouble()
+            self._fail_sometimes()
 
-    def _trouble(self) -> None:
+    def _fail_sometimes(self) -> None:
         fate = self._random.random()
         if fate < 0.03:
             raise GaveUpError
@@ -94,11 +94,11 @@ def quietly(handle):  # type: ignore[no-untyped-def]
 
 def main(name: str, seed: str, *ports: str) -> None:
     """Until it is killed, or its standard input ends: then it stops as it should."""
-    load, places = ReplyLoad(name, seed), [f"127.0.0.1:{port}" for port in ports]
+    load, addresses = ReplyLoad(name, seed), [f"127.0.0.1:{port}" for port in ports]
     options = {"threads": THREADS, "extend_for_ms": 0, "linger_ms": 200, "max_batch": 8}
     with (
-        Consumer(places, FIRST, [JOBS], handler=quietly(load.first), **options),
-        Consumer(places, SECOND, [PARTS], handler=quietly(load.second), **options),
+        Consumer(addresses, FIRST, [JOBS], handler=quietly(load.first), **options),
+        Consumer(addresses, SECOND, [PARTS], handler=quietly(load.second), **options),
     ):
         sys.stdin.read()
 

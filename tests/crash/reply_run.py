@@ -28,11 +28,11 @@ from random import Random
 from ddmq_client import Producer, SendError, UnknownOutcomeError
 from tests.crash.kit.boundaries import boundary_servers
 from tests.crash.kit.boundary_process import PROGRESS, REPLY, SEND
-from tests.crash.kit.command import Say, long_run, same_again
+from tests.crash.kit.command import PrintLine, long_run, replay_command
 from tests.crash.kit.kill_run import configuration, judged
 from tests.crash.kit.process_rounds import ProcessRounds
 from tests.crash.kit.reading import Reached, read_on
-from tests.crash.reply_load import ENDS, FIRST, JOBS, PARTS, SECOND, SIDES, Piece, pieces_of
+from tests.crash.reply_load import ENDS, FIRST, JOBS, PARTS, SECOND, SIDES, Work, count_parts
 from tests.scenarios.real_server import RealServer, write_config
 from tests.support.installations import Installation, installed
 from tests.support.waits import until
@@ -44,56 +44,56 @@ AHEAD_MAX = 400  # jobs that are sent and not through
 END_S = 240.0
 QUIET_S = 1.0
 STOPPED_S = 12.0  # others have its queues after 10
-Places = Mapping[int, Sequence[Piece]]  # by queue, in order
+WorkByQueue = Mapping[int, Sequence[Work]]  # by queue, in order
 
 
 def broken_rules(
     jobs: Iterable[str],
-    parts: Places,
-    sides: Places,
-    ends: Places,
+    parts: WorkByQueue,
+    sides: WorkByQueue,
+    ends: WorkByQueue,
     *,
     ordered: bool,
-    unsure: Iterable[str] = (),
+    uncertain: Iterable[str] = (),
 ) -> list[str]:
     """What does not agree. `jobs`: those that are stored, each once; `unsure`: those that may be; the others:
     what is in the topics."""
     broken: list[str] = []
-    sides_of = {piece.job for queue in sides.values() for piece in queue}
-    wanted = set(jobs) | sides_of.intersection(unsure)
-    for name, places in (("parts", parts), ("sides", sides), ("ends", ends)):
-        found: dict[str, list[Piece]] = {}
-        for piece in (piece for queue in places.values() for piece in queue):
-            found.setdefault(piece.job, []).append(piece)
-        broken += [f"{job} is in {name}, and nobody sent it" for job in found.keys() - wanted]
-        for job in wanted:
-            broken += _of_job(name, job, found.get(job, []))
+    sides_of = {work.job for queue in sides.values() for work in queue}
+    expected = set(jobs) | sides_of.intersection(uncertain)
+    for name, queues in (("parts", parts), ("sides", sides), ("ends", ends)):
+        works_of: dict[str, list[Work]] = {}
+        for work in (work for queue in queues.values() for work in queue):
+            works_of.setdefault(work.job, []).append(work)
+        broken += [f"{job} is in {name}, and nobody sent it" for job in works_of.keys() - expected]
+        for job in expected:
+            broken += _of_job(name, job, works_of.get(job, []))
         if ordered:
-            broken += _out_of_order(name, places, set(unsure))
-    tokens = {piece.job: piece.token for queue in parts.values() for piece in queue}
-    others = [piece for queue in sides.values() for piece in queue if tokens.get(piece.job) != piece.token]
-    broken += [f"the parts and the side of {piece.job} are of two handlings" for piece in others]
+            broken += _out_of_order(name, queues, set(uncertain))
+    tokens = {work.job: work.token for queue in parts.values() for work in queue}
+    others = [work for queue in sides.values() for work in queue if tokens.get(work.job) != work.token]
+    broken += [f"the parts and the side of {work.job} are of two handlings" for work in others]
     return broken
 
 
-def _of_job(name: str, job: str, pieces: Sequence[Piece]) -> list[str]:
-    count = 1 if name == "sides" else pieces_of(job)
-    times = Counter(piece.index for piece in pieces)
+def _of_job(name: str, job: str, works: Sequence[Work]) -> list[str]:
+    count = 1 if name == "sides" else count_parts(job)
+    times = Counter(work.index for work in works)
     if times != Counter(range(count)):
         return [f"{name} of {job} are {dict(times)}; {count} are wanted, each once"]
-    if name != "ends" and len({piece.token for piece in pieces}) > 1:
+    if name != "ends" and len({work.token for work in works}) > 1:
         return [f"{name} of {job} are of several handlings"]
     return []
 
 
-def _out_of_order(name: str, places: Places, unsure: Container[str]) -> list[str]:
+def _out_of_order(name: str, queues: WorkByQueue, uncertain: Container[str]) -> list[str]:
     """Of those whose place in their own topic is known."""
     broken, last = [], dict[str, tuple[int, int]]()
-    for piece in (piece for queue in places.values() for piece in queue if piece.job not in unsure):
-        key, _, number = piece.job.partition("/")
-        at = (int(number), piece.index)
+    for work in (work for queue in queues.values() for work in queue if work.job not in uncertain):
+        key, _, number = work.job.partition("/")
+        at = (int(number), work.index)
         if at <= last.get(key, (-1, -1)):
-            broken.append(f"{name}: {piece.job}, {piece.index} comes after {last[key]}")
+            broken.append(f"{name}: {work.job}, {work.index} comes after {last[key]}")
         last[key] = at
     return broken
 
@@ -105,7 +105,7 @@ class Feeder(threading.Thread):
     def __init__(self, seed: int, jobs: int, addresses: Callable[[], list[str]], once: bool) -> None:
         super().__init__(name="feeder", daemon=True)
         self.sent: list[str] = []
-        self.unsure: list[str] = []
+        self.uncertain: list[str] = []
         self.through = 0  # how many the run has seen in the end
         self.failure: BaseException | None = None
         self.stopping = threading.Event()
@@ -132,7 +132,7 @@ class Feeder(threading.Thread):
             producer.send(JOBS, job, key=key, shard_key=key, idempotency_key=job if self._once else None)
         except UnknownOutcomeError:
             if not self._once:
-                self.unsure.append(job)
+                self.uncertain.append(job)
             return not self._once
         except SendError:
             return False
@@ -148,7 +148,13 @@ class ReplyRun(ProcessRounds):
     boundary_names = {"producer": (SEND,), "consumer": (REPLY, PROGRESS)}
 
     def __init__(
-        self, folder: Path, seed: int, jobs: int, say: Say, installation: Installation, stops: bool
+        self,
+        folder: Path,
+        seed: int,
+        jobs: int,
+        print_line: PrintLine,
+        installation: Installation,
+        stops: bool,
     ) -> None:
         config = configuration(folder / "conf", seed)
         lease_ms = Random(f"{seed}/lease").choice([500, 2_000])
@@ -156,11 +162,11 @@ class ReplyRun(ProcessRounds):
         write_config(folder / "conf", proxy_consumer={"defaults": {"ack_timeout_ms": lease_ms, **retries}})
         kafka = installation.engine == "kafka"
         servers = boundary_servers(folder, config, COMMANDS, installation)
-        super().__init__(folder, seed, say, servers)
+        super().__init__(folder, seed, print_line, servers)
         self.ordered = seed % 2 == 1
         self._stops = stops
         self._reached: Reached = {}
-        self._found: dict[str, dict[int, list[Piece]]] = {name: {} for name in (PARTS, SIDES, ENDS)}
+        self._read: dict[str, dict[int, list[Work]]] = {name: {} for name in (PARTS, SIDES, ENDS)}
         self._feeder = Feeder(seed, jobs, self.addresses, once=not kafka)
 
     def prepare(self) -> None:
@@ -183,18 +189,18 @@ class ReplyRun(ProcessRounds):
         return not self._feeder.is_alive()
 
     def progress(self) -> int:
-        return len(self._feeder.sent) + len(self._feeder.unsure) + sum(self._counts().values())
+        return len(self._feeder.sent) + len(self._feeder.uncertain) + sum(self._counts().values())
 
     def broken(self) -> list[str]:
-        found = (self._found[name] for name in (PARTS, SIDES, ENDS))
-        sent, unsure = self._feeder.sent, self._feeder.unsure
-        return broken_rules(sent, *found, ordered=self.ordered, unsure=unsure)
+        works_of = (self._read[name] for name in (PARTS, SIDES, ENDS))
+        sent, uncertain = self._feeder.sent, self._feeder.uncertain
+        return broken_rules(sent, *works_of, ordered=self.ordered, uncertain=uncertain)
 
     def over(self) -> None:
         self._feeder.stopping.set()
         super().over()
 
-    def fault(self) -> None:
+    def inject_fault(self) -> None:
         if self._stops and self.random.random() < 0.3:
             self._stand_still(self.random.choice([s for s in self.servers if s.command == "consumer"]))
 
@@ -213,27 +219,27 @@ class ReplyRun(ProcessRounds):
         def through() -> bool:
             """All of them, and nothing came of late."""
             self.all_live()
-            self.look()
-            begun = {piece.job for queue in self._found[SIDES].values() for piece in queue}
-            wanted = sum(map(pieces_of, begun.union(self._feeder.sent)))
+            self.check_round()
+            begun = {work.job for queue in self._read[SIDES].values() for work in queue}
+            expected = sum(map(count_parts, begun.union(self._feeder.sent)))
             before.append(self._counts())
             time.sleep(QUIET_S)  # for what would come of late; the next look sees it
-            return before[-1][ENDS] >= wanted and before[-1] == before[-2]
+            return before[-1][ENDS] >= expected and before[-1] == before[-2]
 
         until(through, lambda: f"of {len(self._feeder.sent)} jobs {self._counts()}", END_S)
         for load in self.loads.values():
             load.communicate(timeout=60)
-        self.look()
+        self.check_round()
 
-    def look(self) -> None:
+    def check_round(self) -> None:
         """Read on in the topics that follow."""
         for queue, each in read_on(self.addresses("consumer"), (PARTS, SIDES, ENDS), self._reached):
-            pieces = self._found[queue.topic].setdefault(queue.number, [])
-            pieces.append(Piece(*json.loads(each.body)))
-        self._feeder.through = sum(map(len, self._found[SIDES].values()))
+            works = self._read[queue.topic].setdefault(queue.number, [])
+            works.append(Work(*json.loads(each.body)))
+        self._feeder.through = sum(map(len, self._read[SIDES].values()))
 
     def _counts(self) -> dict[str, int]:
-        return {name: sum(map(len, queues.values())) for name, queues in self._found.items()}
+        return {name: sum(map(len, queues.values())) for name, queues in self._read.items()}
 
     def numbers(self) -> str:
         order = "by key" if self.ordered else "without order"
@@ -241,14 +247,14 @@ class ReplyRun(ProcessRounds):
 
 
 def run(
-    folder: Path, seed: int, jobs: int, say: Say = print, *, stops: bool = False, kafka: bool = False,
-    boundaries: bool = False,
+    folder: Path, seed: int, jobs: int, print_line: PrintLine = print, *, stops: bool = False,
+    kafka: bool = False, boundaries: bool = False,
 ) -> int:  # fmt: skip
     """Report what the run sees, and return the number of broken promises."""
     options = {"seed": seed, "jobs": jobs, "stops": stops, "kafka": kafka, "boundaries": boundaries}
-    say("the same again: " + same_again("reply_run", **options))
-    with installed("kafka" if kafka else "file_log") as made:
-        one = ReplyRun(folder, seed, jobs, say, made, stops)
+    print_line("the same again: " + replay_command("reply_run", **options))
+    with installed("kafka" if kafka else "file_log") as installation:
+        one = ReplyRun(folder, seed, jobs, print_line, installation, stops)
         return judged(one, jobs, "every job once and whole, through both steps", boundaries=boundaries)
 
 

@@ -39,8 +39,8 @@ class SteppedClock:
     @property
     def offset_ms(self) -> int:
         """How far it is ahead of the machine's."""
-        found: int = _OFFSET.unpack(self._map)[0]
-        return found
+        offset: int = _OFFSET.unpack(self._map)[0]
+        return offset
 
     def step(self, offset_ms: int) -> None:
         """Put it so far ahead of the machine's."""

@@ -54,9 +54,9 @@ _MACHINES = {"x86_64": (317, 0xC000003E, _X86), "aarch64": (277, 0xC00000B7, _AR
 _PAGE = 4096  # bytes
 _START_S = 60.0  # until a process calls
 _NO_NEW_PRIVILEGES, _WITH_FILTER, _NEW_LISTENER = 38, 1, 8
-_ALLOW, _ASK, _CONTINUE = 0x7FFF0000, 0x7FC00000, 1
+_ALLOW, _NOTIFY, _CONTINUE = 0x7FFF0000, 0x7FC00000, 1
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
-_ASKED, _ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
+_NOTIFICATION, _ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
 _BY_DESCRIPTOR = {
     "write": "write", "pwrite": "write", "writev": "write", "sync": "sync", "truncate": "truncate",
     "allocate": "allocate", "copy": "copy", "sendfile": "copy",
@@ -79,8 +79,8 @@ def give_in(path: str) -> None:
     """From now on this process, and each thread that it begins, asks whoever listens at the socket `path`."""
     seccomp, mark, calls = machine()
     rows = [(0x20, 0, 0, 4), (0x15, 0, len(calls) + 1, mark), (0x20, 0, 0, 0)]
-    rows += [(0x15, len(calls) - place, 0, number) for place, number in enumerate(calls)]
-    rows += [(0x06, 0, 0, _ALLOW), (0x06, 0, 0, _ASK)]
+    rows += [(0x15, len(calls) - index, 0, number) for index, number in enumerate(calls)]
+    rows += [(0x06, 0, 0, _ALLOW), (0x06, 0, 0, _NOTIFY)]
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *row) for row in rows))
     header = struct.pack("@HP", len(rows), ctypes.addressof(program))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -125,7 +125,7 @@ class Storage:
         self.calls: list[Call] = []
         self.struck: Call | None = None  # the call that the fault met
         self._random = Random(f"{seed} {fault}")
-        self._kept = Path(f"{folder}.kept")  # names that were removed, in case that is undone
+        self._removed = Path(f"{folder}.kept")  # names that were removed, in case that is undone
         self._synced = {entry.stat().st_ino: entry.stat().st_size for entry in _files(folder)}
         self._undo: list[tuple[str, Callable[[], None]]] = []
         self._dropped: list[tuple[str, int, int]] = []
@@ -136,7 +136,7 @@ class Storage:
 
     def listen(self, path: Path) -> socket.socket:
         """Where the process is to call."""
-        self._kept.mkdir(exist_ok=True)
+        self._removed.mkdir(exist_ok=True)
         line = socket.socket(socket.AF_UNIX)
         with socket_address(path) as address:
             line.bind(address)
@@ -176,24 +176,24 @@ class Storage:
         raise TimeoutError(f"the process goes on for ever after {self.fault} at {self.struck}")
 
     def _answer(self, listener: int) -> None:
-        asked = bytearray(_ASKED.size)
+        notification = bytearray(_NOTIFICATION.size)
         try:
-            fcntl.ioctl(listener, _RECEIVE, asked)
-            key, thread, _, number, _, _, *given = _ASKED.unpack(asked)
-            code = self._decide(thread, number, given)
+            fcntl.ioctl(listener, _RECEIVE, notification)
+            key, thread, _, number, _, _, *arguments = _NOTIFICATION.unpack(notification)
+            code = self._decide(thread, number, arguments)
             fcntl.ioctl(listener, _SEND, _ANSWER.pack(key, 0, -code, 0 if code else _CONTINUE))
         except FileNotFoundError:
             return  # it was killed meanwhile
 
     # --- one call
 
-    def _decide(self, thread: int, number: int, given: list[int]) -> int:
+    def _decide(self, thread: int, number: int, arguments: list[int]) -> int:
         """The error to answer, 0: let it be done."""
         if self._limited == thread:
             self._limited = 0
             resource.prlimit(self._pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         try:
-            call = self._call(thread, machine()[2][number], given)
+            call = self._call(thread, machine()[2][number], arguments)
         except (OSError, ValueError):
             return 0  # no path, or none that is there
         if call is None:
@@ -204,7 +204,7 @@ class Storage:
         else:
             code = errno.ENOSPC if call.what in _TAKES_SPACE and self._is_full() else 0
         if not code:
-            self._note(call)
+            self._record_undo(call)
         return code
 
     def _is_full(self) -> bool:
@@ -218,8 +218,8 @@ class Storage:
             return errno.EIO
         if kind == "failed":
             if call.what == "sync" and os.path.isfile(call.path):
-                known = self._synced.get(os.stat(call.path).st_ino, 0)
-                self._dropped.append((call.path, known, os.stat(call.path).st_size))
+                synced_bytes = self._synced.get(os.stat(call.path).st_ino, 0)
+                self._dropped.append((call.path, synced_bytes, os.stat(call.path).st_size))
             return errno.EIO if call.what != "remove" else 0
         self._full_until = time.monotonic() + self._mend_s
         if kind == "short" and call.what == "write" and call.size > 1:
@@ -228,23 +228,23 @@ class Storage:
             resource.prlimit(self._pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         return 0
 
-    def _call(self, thread: int, name: str, given: list[int]) -> Call | None:
+    def _call(self, thread: int, name: str, arguments: list[int]) -> Call | None:
         proc = f"/proc/{thread}"
         if name in _BY_DESCRIPTOR:
-            descriptor = given[2] if name == "copy" else given[0]
+            descriptor = arguments[2] if name == "copy" else arguments[0]
             path = os.readlink(f"{proc}/fd/{descriptor}")
             if not self._inside(path):
                 return None
             if name == "write":
-                return Call("write", path, size=given[2], at=_position(proc, descriptor))
+                return Call("write", path, size=arguments[2], at=_position(proc, descriptor))
             if name == "pwrite":
-                return Call("write", path, size=given[2], at=given[3])
+                return Call("write", path, size=arguments[2], at=arguments[3])
             return Call(_BY_DESCRIPTOR[name], path)
         if name in ("open", "openat"):
-            place = 1 if name == "open" else 2
-            if not given[place] & os.O_CREAT:
+            index = 1 if name == "open" else 2
+            if not arguments[index] & os.O_CREAT:
                 return None
-        names = [self._path(proc, *one) for one in _path_arguments(name, given)]
+        names = [self._path(proc, *one) for one in _path_arguments(name, arguments)]
         if not any(self._inside(path) for path in names):
             return None
         what = name.removesuffix("at")
@@ -257,12 +257,12 @@ class Storage:
         return path.startswith(self.folder + "/") or path == self.folder
 
     def _path(self, proc: str, folder: int, address: int) -> str:
-        kept = b""
+        link = b""
         with open(f"{proc}/mem", "rb", buffering=0) as memory:
             memory.seek(address)
-            while b"\0" not in kept:  # page by page: the one after the text's last need not be there
-                kept += memory.read(_PAGE - (address + len(kept)) % _PAGE)
-        text = os.fsdecode(kept.partition(b"\0")[0])
+            while b"\0" not in link:  # page by page: the one after the text's last need not be there
+                link += memory.read(_PAGE - (address + len(link)) % _PAGE)
+        text = os.fsdecode(link.partition(b"\0")[0])
         if text.startswith("/"):
             return text
         here = ctypes.c_int(folder & 0xFFFFFFFF).value
@@ -270,7 +270,7 @@ class Storage:
 
     # --- what is durable
 
-    def _note(self, call: Call) -> None:
+    def _record_undo(self, call: Call) -> None:
         """What a power loss could undo."""
         path = call.path
         if call.what == "sync":
@@ -286,12 +286,12 @@ class Storage:
         elif call.what == "link":
             self._undo.append((os.path.dirname(call.to), lambda: _remove(call.to)))
         elif call.what == "remove" and os.path.isfile(path):
-            kept = self._keep(path)
-            self._undo.append((os.path.dirname(path), lambda: _put_back(kept, path)))
+            link = self._keep(path)
+            self._undo.append((os.path.dirname(path), lambda: _put_back(link, path)))
         elif call.what == "rename" and os.path.exists(path):
-            kept = self._keep(call.to) if os.path.isfile(call.to) else None
+            link = self._keep(call.to) if os.path.isfile(call.to) else None
             self._moved(path, call.to)
-            self._undo.append((os.path.dirname(call.to), lambda: _rename_back(path, call.to, kept)))
+            self._undo.append((os.path.dirname(call.to), lambda: _rename_back(path, call.to, link)))
 
     def _moved(self, path: str, to: str) -> None:
         """A folder has another name: a sync of that makes durable what was done in it before."""
@@ -301,9 +301,9 @@ class Storage:
         ]
 
     def _keep(self, path: str) -> Path:
-        kept = self._kept / str(len(self.calls))
-        os.link(path, kept)
-        return kept
+        link = self._removed / str(len(self.calls))
+        os.link(path, link)
+        return link
 
     def lose(self) -> None:
         """What the fault has cost. Call it when the process is gone."""
@@ -316,7 +316,7 @@ class Storage:
                 undo()
             for entry in _files(Path(self.folder)):
                 self._lose_end(entry)
-        shutil.rmtree(self._kept)
+        shutil.rmtree(self._removed)
 
     def _lose_end(self, entry: os.DirEntry[str]) -> None:
         synced, size = self._synced.get(entry.stat().st_ino, 0), entry.stat().st_size
@@ -329,16 +329,16 @@ class Storage:
             os.truncate(entry.path, keep)
 
 
-def _path_arguments(name: str, given: list[int]) -> list[tuple[int, int]]:
+def _path_arguments(name: str, arguments: list[int]) -> list[tuple[int, int]]:
     """(folder's descriptor, address of the text) of each path."""
     here = -100
     if name in ("open", "mkdir", "remove"):
-        return [(here, given[0])]
+        return [(here, arguments[0])]
     if name in ("rename", "link"):
-        return [(here, given[0]), (here, given[1])]
+        return [(here, arguments[0]), (here, arguments[1])]
     if name in ("renameat", "linkat"):
-        return [(given[0], given[1]), (given[2], given[3])]
-    return [(given[0], given[1])]
+        return [(arguments[0], arguments[1]), (arguments[2], arguments[3])]
+    return [(arguments[0], arguments[1])]
 
 
 def _position(proc: str, descriptor: int) -> int:
@@ -347,11 +347,11 @@ def _position(proc: str, descriptor: int) -> int:
 
 
 def _files(folder: Path) -> list[os.DirEntry[str]]:
-    found = []
+    files = []
     for path, _, _ in os.walk(folder):
         with os.scandir(path) as entries:
-            found += [entry for entry in entries if entry.is_file(follow_symlinks=False)]
-    return found
+            files += [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+    return files
 
 
 def _zero(path: str, start: int, end: int) -> None:
@@ -367,13 +367,13 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _put_back(kept: Path, path: str) -> None:
+def _put_back(link: Path, path: str) -> None:
     if os.path.isdir(os.path.dirname(path)):
-        kept.replace(path)
+        link.replace(path)
 
 
-def _rename_back(path: str, to: str, kept: Path | None) -> None:
+def _rename_back(path: str, to: str, link: Path | None) -> None:
     if os.path.exists(to) and os.path.isdir(os.path.dirname(path)):
         os.replace(to, path)
-    if kept is not None:
-        _put_back(kept, to)
+    if link is not None:
+        _put_back(link, to)

@@ -33,7 +33,7 @@ from tests.crash.kit.boundary_process import (
 
 FINISH = ProgressDelta("billing", QueueRef("orders", 7, 0), 1, 0, ((0, 1),))
 DECIDED = ProgressDelta(TRANSACTION_GROUP, QueueRef(HALF_TOPIC, 7, 0), 1, 0, ((0, 1),))
-ASKED = ProgressDelta(TRANSACTION_GROUP, QueueRef(HALF_TOPIC, 7, 0), 1, 0, attempts=((0, 1),))
+CHECK_DELTA = ProgressDelta(TRANSACTION_GROUP, QueueRef(HALF_TOPIC, 7, 0), 1, 0, attempts=((0, 1),))
 
 
 def to(*topics: str) -> list[NewRecord]:
@@ -46,7 +46,7 @@ def to(*topics: str) -> list[NewRecord]:
         ((HALF_TOPIC,), (), PREPARE),
         (("orders", OP_TOPIC), (DECIDED,), END),
         ((TRANSACTION_DEAD_TOPIC, OP_TOPIC), (DECIDED,), GIVE_UP),
-        ((), (ASKED,), CHECK),
+        ((), (CHECK_DELTA,), CHECK),
         ((), (DECIDED,), PROGRESS),
         ((), (FINISH,), PROGRESS),
         (("orders",), (), SEND),
@@ -65,12 +65,12 @@ class Scripted(BoundaryServer):
 
     def __init__(self, folder: Path, deaths: int) -> None:
         super().__init__(folder, command="producer")
-        self.told: list[Doomed | None] = []
+        self.label: list[Doomed | None] = []
         self.deaths = deaths
 
     def _command(self) -> list[str]:
-        self.told.append(self.plan)
-        dies = self.plan is not None and len(self.told) <= self.deaths
+        self.label.append(self.plan)
+        dies = self.plan is not None and len(self.label) <= self.deaths
         return [
             "sh",
             "-c",
@@ -78,7 +78,7 @@ class Scripted(BoundaryServer):
         ]
 
 
-def test_each_boundary_and_moment_comes_in_turn(tmp_path: Path) -> None:
+def test_every_boundary_and_moment_gets_its_kill(tmp_path: Path) -> None:
     server = Scripted(tmp_path, deaths=7)
     kills = BoundaryKills([server], {"producer": (SEND, END)}, Random(1))
     server.launch()
@@ -87,7 +87,7 @@ def test_each_boundary_and_moment_comes_in_turn(tmp_path: Path) -> None:
     server.kill()
     assert kills.unmet == []
     assert set(kills.counts.values()) == {1}
-    assert {(plan.boundary, plan.moment) for plan in server.told[1:7] if plan} == {
+    assert {(plan.boundary, plan.moment) for plan in server.label[1:7] if plan} == {
         (name, moment) for name in (SEND, END) for moment in MOMENTS
     }
     server.is_to_die(Doomed(END, AFTER, 1, 0))
@@ -109,10 +109,10 @@ def test_where_nobody_has_died_somebody_is_to_die_sooner(
     server.launch()
     for _ in range(5):
         kills.start(*kills.fallen())
-    first, again, other = filter(None, server.told)
+    first, again, other = filter(None, server.label)
     assert first.count > 1
     assert again == first._replace(count=1)
-    assert other.told != first.told
+    assert other.label != first.label
     assert kills.counts["unmet"] == 2
     server.kill()
 
@@ -130,6 +130,6 @@ def test_a_server_that_ends_by_itself_breaks_the_run_off(tmp_path: Path) -> None
     assert sorted(kills.unmet) == sorted(f"{moment} {SEND}" for moment in MOMENTS)
 
 
-def test_what_is_sent_again_is_stored_once_at_each_boundary(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert once_run.run(tmp_path, 5, 9, said.append, boundaries=True) == 0, "\n".join(said)
+def test_resent_messages_are_stored_once_at_every_boundary(tmp_path: Path) -> None:
+    printed: list[str] = []
+    assert once_run.run(tmp_path, 5, 9, printed.append, boundaries=True) == 0, "\n".join(printed)

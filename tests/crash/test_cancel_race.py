@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddmq_client import CancelOutcome, DelayStatus
-from tests.crash.cancel_race import Race, Told
+from tests.crash.cancel_race import CancelAnswer, Race
 from tests.scenarios.real_server import running
 
 
@@ -16,13 +16,15 @@ from tests.scenarios.real_server import running
 def test_no_cancel_lies(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         result = Race(server, 7, 2_000, 15.0).run()
-    assert result.faults == []
-    assert result.told.total() == 2_000
-    assert min(result.told[DelayStatus.CANCELLED], result.told[DelayStatus.FIRED]) > 20, "they really met"
+    assert result.violations == []
+    assert result.statuses.total() == 2_000
+    assert min(result.statuses[DelayStatus.CANCELLED], result.statuses[DelayStatus.FIRED]) > 20, (
+        "they really met"
+    )
 
 
 @pytest.mark.parametrize(
-    ("status", "count", "fault"),
+    ("status", "count", "violation"),
     [
         (DelayStatus.CANCELLED, 1, "told 'cancelled' and delivered 1 times"),
         (DelayStatus.FIRED, 0, "told 'already fired' and delivered 0 times"),
@@ -32,7 +34,7 @@ def test_no_cancel_lies(tmp_path: Path) -> None:
         (DelayStatus.CANCELLED, 0, None),
     ],
 )
-def test_each_lie_is_noticed(status: DelayStatus, count: int, fault: str | None) -> None:
+def test_each_lie_is_noticed(status: DelayStatus, count: int, violation: str | None) -> None:
     race = Race.__new__(Race)
-    race._told, race._stored_ms = {"1": Told(5, CancelOutcome(status))}, {"1": 5}
-    assert race._faults(Counter({"1": count})) == ([] if fault is None else [f"1: {fault}"])
+    race._answers, race._stored_ms = {"1": CancelAnswer(5, CancelOutcome(status))}, {"1": 5}
+    assert race._find_violations(Counter({"1": count})) == ([] if violation is None else [f"1: {violation}"])

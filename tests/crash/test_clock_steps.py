@@ -18,8 +18,8 @@ from tests.crash.stepped_process import SteppedClock
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [False, True])
 def test_never_early_nothing_lost_nothing_twice(tmp_path: Path, processes: bool) -> None:
-    faults, load, steps = run(tmp_path, seed=3, seconds=8, processes=processes)
-    assert faults == []
+    violations, load, steps = run(tmp_path, seed=3, seconds=8, processes=processes)
+    assert violations == []
     assert steps.count >= 3
     assert len(load.sent) > 50
 
@@ -27,32 +27,39 @@ def test_never_early_nothing_lost_nothing_twice(tmp_path: Path, processes: bool)
 INF = float("inf")
 
 
-def faults_of(sent: SentDelay, steps: Steps) -> list[str]:
+def violations_of(sent: SentDelay, steps: Steps) -> list[str]:
     load = Load.__new__(Load)
     load._steps, load.sent = steps, {"1": sent}
-    return load.faults()
+    return load.find_violations()
 
 
-def test_each_fault_is_noticed(tmp_path: Path) -> None:
+def test_each_violation_is_noticed(tmp_path: Path) -> None:
     clock = SteppedClock(tmp_path / "clock")
     steps = Steps(clock, None)  # type: ignore[arg-type]
     now_s, now_ms = time.monotonic() + 2, clock.wall_ms() + 2_000
     cancelled = CancelOutcome(DelayStatus.CANCELLED)
-    assert not faults_of(SentDelay([now_ms], now_s - 1, None, INF, [(now_s, now_ms)]), steps)
-    assert not faults_of(SentDelay([now_ms + 500], now_s - 1, None, 0.9, [(now_s, now_ms)]), steps)
-    assert "wanted 1" in faults_of(SentDelay([now_ms], now_s, None), steps)[0]
-    assert "wanted 1" in faults_of(SentDelay([now_ms], now_s - 1, None, INF, [(now_s, now_ms)] * 2), steps)[0]
+    assert not violations_of(SentDelay([now_ms], now_s - 1, None, INF, [(now_s, now_ms)]), steps)
+    assert not violations_of(SentDelay([now_ms + 500], now_s - 1, None, 0.9, [(now_s, now_ms)]), steps)
+    assert "wanted 1" in violations_of(SentDelay([now_ms], now_s, None), steps)[0]
     assert (
-        "wanted 0" in faults_of(SentDelay([now_ms], now_s - 1, cancelled, INF, [(now_s, now_ms)]), steps)[0]
+        "wanted 1"
+        in violations_of(SentDelay([now_ms], now_s - 1, None, INF, [(now_s, now_ms)] * 2), steps)[0]
     )
     assert (
-        "had shown" in faults_of(SentDelay([now_ms + 500], now_s - 1, None, 1.1, [(now_s, now_ms)]), steps)[0]
+        "wanted 0"
+        in violations_of(SentDelay([now_ms], now_s - 1, cancelled, INF, [(now_s, now_ms)]), steps)[0]
     )
     assert (
-        "had shown" in faults_of(SentDelay([now_ms + 500], now_s - 1, None, INF, [(now_s, now_ms)]), steps)[0]
+        "had shown"
+        in violations_of(SentDelay([now_ms + 500], now_s - 1, None, 1.1, [(now_s, now_ms)]), steps)[0]
     )
     assert (
-        "stored at" in faults_of(SentDelay([now_ms], now_s - 1, None, INF, [(now_s, now_ms - 1)]), steps)[0]
+        "had shown"
+        in violations_of(SentDelay([now_ms + 500], now_s - 1, None, INF, [(now_s, now_ms)]), steps)[0]
+    )
+    assert (
+        "stored at"
+        in violations_of(SentDelay([now_ms], now_s - 1, None, INF, [(now_s, now_ms - 1)]), steps)[0]
     )
 
 

@@ -14,6 +14,6 @@ from tests.crash.fault_delay import run
 
 @pytest.mark.slow
 def test_twelve_faults(tmp_path: Path) -> None:
-    faults, met = run(tmp_path, seed=5, rounds=12)
-    assert not faults, faults[:20]
+    violations, met = run(tmp_path, seed=5, rounds=12)
+    assert not violations, violations[:20]
     assert sum(count for what, count in met.items() if "nothing" not in what) >= 6, met

@@ -14,6 +14,6 @@ from tests.crash.kill_delay import run
 
 @pytest.mark.slow
 def test_twenty_kills(tmp_path: Path) -> None:
-    faults, kills = run(tmp_path, seed=11, rounds=20)
-    assert not faults, faults[:20]
+    violations, kills = run(tmp_path, seed=11, rounds=20)
+    assert not violations, violations[:20]
     assert kills["running"] >= 10

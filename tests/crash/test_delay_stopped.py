@@ -76,9 +76,9 @@ class StoppedRig:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[StoppedRig]:
-    made = StoppedRig(tmp_path)
-    yield made
-    made.close()
+    rig = StoppedRig(tmp_path)
+    yield rig
+    rig.close()
 
 
 def fill(house: StoppedRig, count: int, spread_ms: int) -> dict[int, int]:

@@ -8,9 +8,9 @@ from tests.crash import fuzz_frames
 
 
 def test_no_mutated_frame_is_a_finding() -> None:
-    said: list[str] = []
-    assert fuzz_frames.run(seed=3, frames=20_000, say=said.append) == 0, said
-    assert "20,000 frames" in said[0]
+    printed: list[str] = []
+    assert fuzz_frames.run(seed=3, frames=20_000, print_line=printed.append) == 0, printed
+    assert "20,000 frames" in printed[0]
 
 
 def test_a_slice_is_repeatable() -> None:
@@ -29,6 +29,6 @@ def test_a_finding_names_its_replay(monkeypatch: pytest.MonkeyPatch) -> None:
         raise fuzz_frames.Finding("too slow")
 
     monkeypatch.setattr(fuzz_frames.Decoding, "take", hang)
-    said: list[str] = []
-    assert fuzz_frames.run(seed=3, frames=100, first_slice=41, say=said.append) == 1
-    assert said[-1].startswith("replay: python -m tests.crash.fuzz_frames --seed 3 --slice 41 ")
+    printed: list[str] = []
+    assert fuzz_frames.run(seed=3, frames=100, first_slice=41, print_line=printed.append) == 1
+    assert printed[-1].startswith("replay: python -m tests.crash.fuzz_frames --seed 3 --slice 41 ")

@@ -24,7 +24,7 @@ connection, _ = socket.create_server(('', 7)).accept()
 while data := connection.recv(9):
     connection.sendall(data)
 """
-_ASK = """import socket, sys, time
+_CLIENT = """import socket, sys, time
 end = time.monotonic() + 30
 while True:
     try:
@@ -57,25 +57,27 @@ def started(nodes: Namespaces, node: str, program: str, *arguments: str) -> subp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cut", [("one", "other"), ("other", "one")])
-def test_an_open_connection_feels_a_cut_in_either_direction(nodes: Namespaces, cut: tuple[str, str]) -> None:
+@pytest.mark.parametrize("link", [("one", "other"), ("other", "one")])
+def test_a_cut_link_stops_an_open_connection_in_either_direction(
+    nodes: Namespaces, link: tuple[str, str]
+) -> None:
     echo = started(nodes, "other", _ECHO)
-    ask = started(nodes, "one", _ASK, nodes.address("other"))
+    client = started(nodes, "one", _CLIENT, nodes.address("other"))
     try:
-        assert ask.stdin is not None
-        assert ask.stdout is not None
+        assert client.stdin is not None
+        assert client.stdout is not None
 
-        def asked() -> str:
-            ask.stdin.write("\n")
-            return ask.stdout.readline().strip()
+        def ask_once() -> str:
+            client.stdin.write("\n")
+            return client.stdout.readline().strip()
 
-        assert asked() == "yes"
-        nodes.cut([cut])
-        assert asked() == "no"
+        assert ask_once() == "yes"
+        nodes.disconnect([link])
+        assert ask_once() == "no"
         nodes.mend()
-        until(lambda: asked() == "yes", "TCP sends it again")
+        until(lambda: ask_once() == "yes", "TCP sends it again")
     finally:
-        for process in (echo, ask):
+        for process in (echo, client):
             process.kill()
             process.communicate()
 
@@ -91,6 +93,6 @@ def test_two_rounds(tmp_path: Path) -> None:
         java()
     except ConfigError as error:
         pytest.skip(f"NO KAFKA IS TESTED: {error}")
-    said: list[str] = []
-    broken = kafka_partitions.run(tmp_path, seed=5, rounds=2, say=said.append)
-    assert broken == [], "\n".join(said)
+    printed: list[str] = []
+    broken = kafka_partitions.run(tmp_path, seed=5, rounds=2, print_line=printed.append)
+    assert broken == [], "\n".join(printed)

@@ -28,9 +28,9 @@ def test_three_rounds_on_three_brokers(tmp_path: Path) -> None:
         java()
     except ConfigError as error:
         pytest.skip(f"NO KAFKA IS TESTED: {error}")
-    said: list[str] = []
-    broken = kafka_rounds.run(tmp_path, seed=3, rounds=3, brokers=3, say=said.append)
-    assert broken == [], "\n".join(said)
+    printed: list[str] = []
+    broken = kafka_rounds.run(tmp_path, seed=3, rounds=3, brokers=3, print_line=printed.append)
+    assert broken == [], "\n".join(printed)
 
 
 def stored(offset: int, body: bytes = b"", at_ms: int = 0, topic: str = ORDERED, step: str = "") -> Stored:
@@ -42,7 +42,7 @@ def finished(*offsets: int) -> Account:
     account = Account()
     for time, offset in enumerate(offsets):
         account.began[ORDERED, 0, offset] = float(time)
-        account.ended[ORDERED, 0, offset] = time + 0.5
+        account.done_at[ORDERED, 0, offset] = time + 0.5
     return account
 
 
@@ -55,38 +55,38 @@ def test_all_is_well() -> None:
 def test_acknowledged_and_not_stored() -> None:
     account = finished(1)
     account.acknowledged[b"k/2"] = ORDERED
-    (fault,) = account.judge([stored(1)])
-    assert fault.startswith("LOST: b'k/2', acknowledged")
+    (violation,) = account.judge([stored(1)])
+    assert violation.startswith("LOST: b'k/2', acknowledged")
 
 
 def test_refused_and_stored() -> None:
     account = finished(1)
     account.refused[b"k/1"] = ORDERED
-    (fault,) = account.judge([stored(1)])
-    assert fault.startswith("STORED: b'k/1', refused")
+    (violation,) = account.judge([stored(1)])
+    assert violation.startswith("STORED: b'k/1', refused")
 
 
 def test_stored_and_never_done() -> None:
-    (fault,) = finished(1).judge([stored(1), stored(2)])
-    assert fault.startswith("LOST")
-    assert "never done" in fault
+    (violation,) = finished(1).judge([stored(1), stored(2)])
+    assert violation.startswith("LOST")
+    assert "never done" in violation
 
 
 def test_a_later_one_of_the_key_first() -> None:
-    (fault,) = finished(2, 1).judge([stored(1), stored(2)])
-    assert fault.startswith("ORDER")
+    (violation,) = finished(2, 1).judge([stored(1), stored(2)])
+    assert violation.startswith("ORDER")
 
 
-def test_the_same_of_the_key_again_after_a_later_one() -> None:
+def test_a_message_handled_again_after_a_later_one_of_its_key_breaks_the_order() -> None:
     account = finished(1, 2)
     account.deliveries[0, b"k"] = [KeyDelivery(at, when, when + 0.5) for when, at in enumerate([1, 1, 2, 1])]
-    (fault,) = account.judge([stored(1), stored(2)])
-    assert fault.startswith("ORDER")
+    (violation,) = account.judge([stored(1), stored(2)])
+    assert violation.startswith("ORDER")
 
 
 def test_a_second_copy() -> None:
-    (fault,) = finished(1, 2).judge([stored(1, b"same"), stored(2, b"same")])
-    assert fault.startswith("TWICE")
+    (violation,) = finished(1, 2).judge([stored(1, b"same"), stored(2, b"same")])
+    assert violation.startswith("TWICE")
 
 
 def test_stored_before_it_was_due() -> None:
@@ -107,12 +107,14 @@ def test_each_time_of_what_repeats_is_there_once_and_not_early() -> None:
     account = repeated(finished(1, 2, 3))
     times = [stored(n, b"r", 100 + EVERY_MS * (n - 1)) for n in (1, 2, 3)]
     assert account.judge(times) == []
-    assert [fault[:5] for fault in account.judge([*times[:2], stored(3, b"r", EVERY_MS + 101)])] == ["EARLY"]
-    assert [fault[:4] for fault in repeated(finished(1, 2)).judge(times[:2])] == ["LOST"]
+    assert [violation[:5] for violation in account.judge([*times[:2], stored(3, b"r", EVERY_MS + 101)])] == [
+        "EARLY"
+    ]
+    assert [violation[:4] for violation in repeated(finished(1, 2)).judge(times[:2])] == ["LOST"]
 
 
 @pytest.mark.parametrize(
-    ("told", "copies", "fault"),
+    ("status", "copies", "violation"),
     [
         (DelayStatus.CANCELLED, 0, ""),
         (DelayStatus.CANCELLED, 1, "TWICE"),
@@ -123,14 +125,14 @@ def test_each_time_of_what_repeats_is_there_once_and_not_early() -> None:
         (DelayStatus.UNKNOWN, 1, "b'k/1'"),
     ],
 )
-def test_a_cancel_is_told_the_truth(told: DelayStatus, copies: int, fault: str) -> None:
+def test_a_wrong_answer_to_a_cancel_is_noticed(status: DelayStatus, copies: int, violation: str) -> None:
     account = finished(1)
     account.acknowledged[b"k/1"] = DELAYED
-    account.cancels[b"k/1"] = told
-    found = account.judge([stored(1)][:copies])
-    assert [each.partition(":")[0].partition(" ")[0] for each in found] == [fault.replace("TWICE", "STORED")][
-        : bool(fault)
-    ]
+    account.cancels[b"k/1"] = status
+    violations = account.judge([stored(1)][:copies])
+    assert [each.partition(":")[0].partition(" ")[0] for each in violations] == [
+        violation.replace("TWICE", "STORED")
+    ][: bool(violation)]
 
 
 def poisoned(*more: Stored) -> list[str]:
@@ -141,12 +143,12 @@ def poisoned(*more: Stored) -> list[str]:
 
 
 def test_what_always_fails_is_one_dead_letter() -> None:
-    once, again = (stored(n, b"p/poison", topic=RETRY, step="1") for n in (1, 2))
+    once, redelivered = (stored(n, b"p/poison", topic=RETRY, step="1") for n in (1, 2))
     letter, another = (stored(n, b"p/poison", topic=DEAD) for n in (1, 2))
     assert poisoned(once, letter) == []
-    assert [fault[:5] for fault in poisoned(once, again, letter)] == ["TWICE"]
-    assert [fault[:5] for fault in poisoned(once, letter, another)] == ["TWICE"]
-    assert [fault[:4] for fault in poisoned(once)] == ["LOST", "LOST"]
+    assert [violation[:5] for violation in poisoned(once, redelivered, letter)] == ["TWICE"]
+    assert [violation[:5] for violation in poisoned(once, letter, another)] == ["TWICE"]
+    assert [violation[:4] for violation in poisoned(once)] == ["LOST", "LOST"]
 
 
 def test_what_fails_sometimes_is_no_dead_letter() -> None:
@@ -155,14 +157,14 @@ def test_what_fails_sometimes_is_no_dead_letter() -> None:
     account.handled.add(b"k/1")
     copies = [stored(1, topic=RETRIED), stored(1, b"k/1", topic=RETRY, step="1")]
     assert account.judge(copies) == []
-    (fault,) = account.judge([*copies, stored(1, b"k/1", topic=DEAD)])
-    assert "dead letter" in fault
+    (violation,) = account.judge([*copies, stored(1, b"k/1", topic=DEAD)])
+    assert "dead letter" in violation
 
 
-def test_a_broker_just_started_is_seen_to_run() -> None:
+def test_waiting_for_a_started_process_sees_its_command_line() -> None:
     for _ in range(30):
         with subprocess.Popen(["sleep", "60"], start_new_session=True) as started:
             wait_for_command_line(started)
-            seen = Path(f"/proc/{started.pid}/cmdline").read_bytes()
+            command_line = Path(f"/proc/{started.pid}/cmdline").read_bytes()
             started.kill()
-        assert seen == b"sleep\x0060\x00"
+        assert command_line == b"sleep\x0060\x00"

@@ -23,27 +23,27 @@ def returned(deliveries: list[KeyDelivery]) -> list[int]:
     [[], [0], [0, 1, 2, 3], [0, 0, 0, 1, 2, 2, 3], [2, 3]],
     ids=["nothing", "one", "in order", "each again before the next", "some unseen"],
 )
-def test_an_order_that_is_kept(indexes: list[int]) -> None:
+def test_deliveries_in_order_break_no_rule(indexes: list[int]) -> None:
     assert returned(one_after_the_other(indexes)) == []
 
 
-def test_messages_that_come_again_after_a_kill_are_found_each() -> None:
-    found = find_returns(one_after_the_other(BEFORE_COMMITS))
-    assert [each.delivery.index for each in found] == [2, 1, 2, 3, 4]
-    assert {each.later.index for each in found[1:]} == {5}
+def test_every_return_after_a_kill_is_reported() -> None:
+    returns = find_returns(one_after_the_other(BEFORE_COMMITS))
+    assert [each.delivery.index for each in returns] == [2, 1, 2, 3, 4]
+    assert {each.later.index for each in returns[1:]} == {5}
 
 
 def test_the_second_delivery_counts_like_the_first() -> None:
     assert returned(one_after_the_other([0, 1, 2, 1, 3])) == [1]
 
 
-def test_deliveries_that_were_asked_for_at_the_same_time_prove_nothing() -> None:
+def test_deliveries_requested_at_the_same_time_prove_nothing() -> None:
     early, late = KeyDelivery(0, 0.0, 9.0), KeyDelivery(1, 1.0, 2.0)
     assert returned([early, late]) == []
-    assert returned([late, early._replace(asked=1.9)]) == []
+    assert returned([late, early._replace(requested=1.9)]) == []
 
 
-def test_a_delivery_that_was_asked_for_after_a_later_message_was_there_breaks_it() -> None:
+def test_a_delivery_requested_after_a_later_message_arrived_breaks_the_order() -> None:
     early, late = KeyDelivery(0, 2.0, 9.0), KeyDelivery(1, 1.0, 2.0)
     assert returned([early, late]) == [0]
 

@@ -17,16 +17,16 @@ from tests.crash.kill_nine_ledger import Ack, Body, Delivery, Ledger
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "rounds"), [(False, 4), (True, 4)], ids=["serve", "processes"])
 def test_nothing_is_lost_by_kill_nine(tmp_path: Path, processes: bool, rounds: int) -> None:
-    said: list[str] = []
-    broken = kill_nine.run(tmp_path, 5, rounds, processes, said.append)
-    assert broken == 0, "\n".join(said)
+    printed: list[str] = []
+    broken = kill_nine.run(tmp_path, 5, rounds, processes, printed.append)
+    assert broken == 0, "\n".join(printed)
 
 
 def data(number: int, sender: int = 0, queue: int = 0, poison: bool = False) -> bytes:
     return Body(sender, queue, number, poison).encode(b"x")
 
 
-class ToldLedger:
+class StoryLedger:
     """A ledger told of one consumer's deliveries, a second apart each."""
 
     def __init__(self) -> None:
@@ -36,10 +36,10 @@ class ToldLedger:
     def deliver(self, *offsets: int, sent_at: float | None = None, life: int = 0) -> list[Ack]:
         self.now += 1
         messages = [Delivery((0, offset), data(offset)) for offset in offsets]
-        asked = self.now - 0.5 if sent_at is None else sent_at
-        return self.ledger.delivered(messages, life, asked, self.now)
+        requested = self.now - 0.5 if sent_at is None else sent_at
+        return self.ledger.delivered(messages, life, requested, self.now)
 
-    def place(self, *messages: bytes) -> None:
+    def store(self, *messages: bytes) -> None:
         """One answer with these messages, at offsets from 0 on."""
         answer = [Delivery((0, offset), message) for offset, message in enumerate(messages)]
         self.ledger.delivered(answer, 0, 0.0, 1.0)
@@ -55,11 +55,11 @@ class ToldLedger:
 
 
 @pytest.fixture
-def story() -> ToldLedger:
-    return ToldLedger()
+def story() -> StoryLedger:
+    return StoryLedger()
 
 
-def test_an_honest_story(story: ToldLedger) -> None:
+def test_an_honest_story(story: StoryLedger) -> None:
     for number in range(4):
         story.ledger.stored(data(number), (0, number) if number % 2 else None)
     story.ack(story.deliver(0, 1))
@@ -71,7 +71,7 @@ def test_an_honest_story(story: ToldLedger) -> None:
     assert story.broken == ""
 
 
-STORIES: dict[str, tuple[Callable[[ToldLedger], object], str]] = {
+STORIES: dict[str, tuple[Callable[[StoryLedger], object], str]] = {
     "a lost message": (lambda s: [s.ledger.stored(data(0), None), s.ledger.finish([])], "lost"),
     "another message than was answered": (
         lambda s: [s.ledger.stored(data(7), (0, 0)), s.deliver(0)], "not what was answered",
@@ -80,11 +80,11 @@ STORIES: dict[str, tuple[Callable[[ToldLedger], object], str]] = {
         lambda s: [s.ledger.stored(data(number), (0, 5)) for number in (0, 1)], "answered for two",
     ),
     "stored twice without a resend": (
-        lambda s: [s.ledger.stored(data(0), None), s.place(data(0), data(0)), s.ledger.finish([])],
+        lambda s: [s.ledger.stored(data(0), None), s.store(data(0), data(0)), s.ledger.finish([])],
         "stored twice",
     ),
     "a sender out of order": (
-        lambda s: [s.place(data(1), data(0)), s.ledger.finish([])], "comes after number 1",
+        lambda s: [s.store(data(1), data(0)), s.ledger.finish([])], "comes after number 1",
     ),
     "an answer out of order": (lambda s: s.deliver(1, 0), "not in offset order"),
     "first deliveries out of order": (lambda s: [s.deliver(5), s.deliver(4)], "came first after 5"),
@@ -100,13 +100,13 @@ STORIES: dict[str, tuple[Callable[[ToldLedger], object], str]] = {
 
 @pytest.mark.parametrize(("happens", "words"), STORIES.values(), ids=STORIES)
 def test_a_broken_promise_is_noticed(
-    story: ToldLedger, happens: Callable[[ToldLedger], object], words: str
+    story: StoryLedger, happens: Callable[[StoryLedger], object], words: str
 ) -> None:
     happens(story)
     assert words in story.broken
 
 
-def test_order_says_nothing_of_answers_that_crossed(story: ToldLedger) -> None:
+def test_order_says_nothing_of_answers_that_crossed(story: StoryLedger) -> None:
     story.deliver(5)
     story.deliver(4, sent_at=0.0)
     story.deliver(6)
@@ -115,7 +115,7 @@ def test_order_says_nothing_of_answers_that_crossed(story: ToldLedger) -> None:
     assert story.broken == ""
 
 
-def test_acknowledgements_that_bind_nobody(story: ToldLedger) -> None:
+def test_acknowledgements_that_bind_nobody(story: StoryLedger) -> None:
     """Of an older delivery, of an older life, or on the way when the pull was sent."""
     old = story.deliver(0)
     story.deliver(0)
@@ -130,7 +130,7 @@ def test_acknowledgements_that_bind_nobody(story: ToldLedger) -> None:
     assert story.broken == ""
 
 
-def test_committed_past_an_unfinished_one(story: ToldLedger) -> None:
+def test_committed_past_an_unfinished_one(story: StoryLedger) -> None:
     story.ack(story.deliver(0))
     story.deliver(1)
     story.ledger.committed({0: 1})
@@ -139,7 +139,7 @@ def test_committed_past_an_unfinished_one(story: ToldLedger) -> None:
     assert "past unfinished 1" in story.broken
 
 
-def test_committed_past_one_that_may_be_dead(story: ToldLedger) -> None:
+def test_committed_past_one_that_may_be_dead(story: StoryLedger) -> None:
     story.deliver(0)
     story.ledger.fails_sent([(0, 0)] * 3)
     story.ledger.committed({0: 1})
@@ -147,7 +147,7 @@ def test_committed_past_one_that_may_be_dead(story: ToldLedger) -> None:
     assert story.broken == ""
 
 
-def test_dead_letters(story: ToldLedger) -> None:
+def test_dead_letters(story: StoryLedger) -> None:
     story.deliver(0, 1)
     story.ledger.fails_sent([(0, 0)] * 3)
     story.ledger.finish([(0, 0), (0, 0), (0, 1)])

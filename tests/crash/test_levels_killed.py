@@ -25,7 +25,7 @@ from tests.support.waits import until
 
 WAITS = ["1ms", "2ms", "1h"]
 MESSAGES = 600  # on each of the two short levels
-GONE_EVERY = 50  # of them to a topic that is gone
+DELETED_EVERY = 50  # of them to a topic that is gone
 WAIT_S = 30.0
 
 
@@ -61,7 +61,7 @@ class Directory:
 
     @staticmethod
     def message(level: int, number: int) -> NewRecord:
-        topic = "gone" if number % GONE_EVERY == 7 else f"level{level}"
+        topic = "gone" if number % DELETED_EVERY == 7 else f"level{level}"
         return NewRecord(topic, 0, Random(f"{level}/{number}").randbytes(16), 1, _delivery(level, number))
 
     def bodies(self, topic: str) -> list[bytes]:
@@ -90,15 +90,17 @@ def test_every_message_comes_once_and_in_order(tmp_path: Path, seed: int) -> Non
     directory = Directory(server.data_dir)
     directory.fill()
     directory.close()
-    dead = len(range(7, MESSAGES, GONE_EVERY)) * 2
+    dead = len(range(7, MESSAGES, DELETED_EVERY)) * 2
     alive = MESSAGES * 2 - dead
     fired, kills = 0, 0
     try:
         while fired < alive:
             server.start()
-            wanted = min(fired + random.randint(20, 350), alive)
+            fired_goal = min(fired + random.randint(20, 350), alive)
             before = fired
-            until(lambda wanted=wanted: _fired(server) >= wanted, f"{wanted} messages are fired")
+            until(
+                lambda fired_goal=fired_goal: _fired(server) >= fired_goal, f"{fired_goal} messages are fired"
+            )
             fired = _fired(server)
             kills += before < fired < alive
             server.kill()
@@ -108,13 +110,13 @@ def test_every_message_comes_once_and_in_order(tmp_path: Path, seed: int) -> Non
     after = Directory(server.data_dir)
     try:
         for level in (1, 2):
-            wanted_bodies = [
-                b"%d/%d" % (level, number) for number in range(MESSAGES) if number % GONE_EVERY != 7
+            expected_bodies = [
+                b"%d/%d" % (level, number) for number in range(MESSAGES) if number % DELETED_EVERY != 7
             ]
-            assert after.bodies(f"level{level}") == wanted_bodies
+            assert after.bodies(f"level{level}") == expected_bodies
         letters = sorted(after.bodies(dlq_topic(SCHEDULE_TOPIC)))
         assert letters == sorted(
-            b"%d/%d" % (level, number) for level in (1, 2) for number in range(7, MESSAGES, GONE_EVERY)
+            b"%d/%d" % (level, number) for level in (1, 2) for number in range(7, MESSAGES, DELETED_EVERY)
         )
     finally:
         after.close()

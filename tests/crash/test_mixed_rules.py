@@ -8,20 +8,20 @@ from typing import NamedTuple
 import pytest
 
 from tests.crash.mixed.history import (
-    Ended,
+    Delivery,
     Ending,
     Finish,
-    Given,
     History,
+    Kill,
     Letter,
     Loss,
     Plan,
     Row,
-    Said,
+    Settlement,
     Unseen,
 )
 from tests.crash.mixed.rules import check
-from tests.crash.mixed.telling import story
+from tests.crash.mixed.storytelling import story
 
 ORDERED = Plan("keys", ("T",), "topic", 1.0, 2, 2, 6, 0)
 PLAIN = Plan("plain", ("T",), "", 1.0, 1, 2, -1, 3)
@@ -39,7 +39,7 @@ class Tale:
         self.ending = Ending()
         for offset, body in enumerate((A, B, C)):
             sent = self.history.send(body, "T", "k", self.tick())
-            sent.code, sent.place = 0, ("T", 0, offset)
+            sent.code, sent.location = 0, ("T", 0, offset)
             self.ending.rows.append(Row(("T", 0, offset), offset * 100, body, "k"))
 
     def tick(self) -> float:
@@ -52,9 +52,9 @@ class Tale:
         lease: int = 0,
         proxy: str = "p",
         life: int = 1,
-        asked: float | None = None,
+        requested: float | None = None,
         qid: str = "q_0",
-    ) -> Given:
+    ) -> Delivery:
         read = self.tick()
         return self.history.give(
             self.plan.name,
@@ -65,29 +65,29 @@ class Tale:
             proxy=proxy,
             life=life,
             lease=lease,
-            asked=read - 0.5 if asked is None else asked,
+            requested=read - 0.5 if requested is None else requested,
             read=read,
             client="x",
         )
 
-    def say(
-        self, given: Given, ack: bool = True, answered: bool = True, reason: str = "", soon: bool = True
-    ) -> Said:
-        at = given.read + 0.1 if soon else self.tick()
-        (said,) = self.history.say([given], "p", at, ack=ack, reason=reason)
-        said.answered = at + 0.1 if answered else None
-        return said
+    def settle(
+        self, delivery: Delivery, ack: bool = True, answered: bool = True, reason: str = "", soon: bool = True
+    ) -> Settlement:
+        at = delivery.read + 0.1 if soon else self.tick()
+        (settlement,) = self.history.settle([delivery], "p", at, ack=ack, reason=reason)
+        settlement.answered = at + 0.1 if answered else None
+        return settlement
 
     def done(self, body: str, lease: int = 0) -> None:
-        self.say(self.give(body, lease))
+        self.settle(self.give(body, lease))
 
     def fails(self, body: str, count: int) -> None:
         for _ in range(count):
-            self.say(self.give(body), ack=False, reason="no")
+            self.settle(self.give(body), ack=False, reason="no")
 
     def bury(self, body: str, attempts: int, reason: str = "failed", error: str = "no") -> Letter:
-        place = ("T", 0, "abc".index(body))
-        letter = Letter(self.plan.name, body, reason, error, place, attempts, self.tick())
+        location = ("T", 0, "abc".index(body))
+        letter = Letter(self.plan.name, body, reason, error, location, attempts, self.tick())
         self.ending.letters.append(letter)
         return letter
 
@@ -100,10 +100,10 @@ class Tale:
 
     def broken(self) -> list[str]:
         """The rules that are broken, and that each can be told."""
-        found = check(self.history, self.ending, [self.plan])
-        for violation in found:
+        violations = check(self.history, self.ending, [self.plan])
+        for violation in violations:
             assert not violation.bodies or violation.bodies[0] in story(self.history, self.ending, violation)
-        return sorted({violation.rule for violation in found})
+        return sorted({violation.rule for violation in violations})
 
 
 @pytest.fixture
@@ -135,35 +135,35 @@ HISTORIES = {
     "one after the other": HistoryCase(ORDERED, lambda t: None, "abc"),
     "one after the other, with leases": HistoryCase(ORDERED, lambda t: [t.done(body, 7) for body in "abc"]),
     "an answer that was read late, asked for before the acknowledgement": HistoryCase(
-        ORDERED, lambda t: [asked := t.tick(), t.done(A), t.done(B), t.give(A, asked=asked)], "c"
+        ORDERED, lambda t: [requested := t.tick(), t.done(A), t.done(B), t.give(A, requested=requested)], "c"
     ),
     "a dead letter lets the next go": HistoryCase(ORDERED, lambda t: [t.fails(A, 6), t.bury(A, 6)], "bc"),
-    "a retried one": HistoryCase(PLAIN, lambda t: [t.fails(A, 2), t.say(t.give(A, qid=RETRY))], "cb"),
+    "a retried one": HistoryCase(PLAIN, lambda t: [t.fails(A, 2), t.settle(t.give(A, qid=RETRY))], "cb"),
     "a later one while the first is at a client": HistoryCase(
         ORDERED, lambda t: [t.give(A), t.done(B), t.done(A)], "c", ["backwards", "order"]
     ),
     "a later one before the first": HistoryCase(ORDERED, lambda t: None, "bac", ["backwards", "order"]),
     "a later one on a stale acknowledgement, whose lease was replaced": HistoryCase(
         ORDERED,
-        lambda t: [old := t.give(A, 1), t.give(A, 2), t.say(old, soon=False)],
+        lambda t: [old := t.give(A, 1), t.give(A, 2), t.settle(old, soon=False)],
         "bc",
         ["lost", "order"],
     ),
     "a later one after the first, done once, had come again in the same term": HistoryCase(
-        ORDERED, lambda t: [t.say(t.give(A, 1)), t.give(A, 2)], "bc", ["again", "order"]
+        ORDERED, lambda t: [t.settle(t.give(A, 1)), t.give(A, 2)], "bc", ["again", "order"]
     ),
     "a later one before the dead letter": HistoryCase(
         ORDERED, lambda t: [t.fails(A, 6), t.give(B), t.bury(A, 6)], "bc", ["order"]
     ),
     "back to an earlier one": HistoryCase(
-        ORDERED, lambda t: [t.say(t.give(A), answered=False), t.give(B), t.done(A)], "bc", ["backwards"]
+        ORDERED, lambda t: [t.settle(t.give(A), answered=False), t.give(B), t.done(A)], "bc", ["backwards"]
     ),
     "back to an earlier one, at another proxy after a kill": HistoryCase(
         ORDERED,
         lambda t: [
-            t.say(t.give(A), answered=False),
+            t.settle(t.give(A), answered=False),
             t.give(B),
-            t.history.ended.append(Ended("p", 1, t.tick())),
+            t.history.kills.append(Kill("p", 1, t.tick())),
             t.done(A),
         ],
         "bc",
@@ -173,10 +173,10 @@ HISTORIES = {
         ORDERED, lambda t: t.finishes((1, 500), (0, 600), (2, 700)), "abc", ["completion"]
     ),
     "acknowledged and given again": HistoryCase(
-        PLAIN, lambda t: [t.say(t.give(A)), t.give(A)], "bc", ["again"]
+        PLAIN, lambda t: [t.settle(t.give(A)), t.give(A)], "bc", ["again"]
     ),
     "acknowledged with its lease and given again": HistoryCase(
-        PLAIN, lambda t: [t.say(t.give(A, 4)), t.give(A)], "bc", ["again"]
+        PLAIN, lambda t: [t.settle(t.give(A, 4)), t.give(A)], "bc", ["again"]
     ),
     "acknowledged and given again by another": HistoryCase(
         PLAIN, lambda t: [t.done(A), t.give(A, proxy="other")], "bc", ["again"]
@@ -206,37 +206,37 @@ def test_a_history_breaks_these_rules_and_no_other(case: HistoryCase) -> None:
     assert rest(tale, case.rest) == list(case.broken)
 
 
-def test_the_same_again_after_kills_time_outs_and_failures(tale: Tale) -> None:
+def test_redelivery_after_kills_timeouts_and_failures_is_allowed(tale: Tale) -> None:
     tale.give(A, lease=1)
-    tale.say(tale.give(A, lease=2), ack=False)
-    tale.history.ended.append(Ended("p", 1, tale.tick()))
-    tale.say(tale.give(A, lease=3, life=2), answered=False)
+    tale.settle(tale.give(A, lease=2), ack=False)
+    tale.history.kills.append(Kill("p", 1, tale.tick()))
+    tale.settle(tale.give(A, lease=3, life=2), answered=False)
     tale.lose()
     tale.done(A)
     tale.give(B, life=2)
     assert rest(tale, (B, C)) == []
 
 
-def test_what_a_failure_without_lease_may_have_ended(tale: Tale) -> None:
+def test_a_failure_without_a_lease_may_end_a_leased_delivery(tale: Tale) -> None:
     old = tale.give(A)
-    ours = tale.give(A, lease=5)
-    tale.say(old, ack=False, soon=False)
-    tale.say(ours)
-    tale.history.said[-2].at = ours.read
-    tale.history.said[-2].answered = ours.read + 0.05
+    leased = tale.give(A, lease=5)
+    tale.settle(old, ack=False, soon=False)
+    tale.settle(leased)
+    tale.history.settlements[-2].at = leased.read
+    tale.history.settlements[-2].answered = leased.read + 0.05
     tale.done(A)
     assert rest(tale, (B, C)) == []
 
 
 @pytest.mark.parametrize("uncertain", ["no answer", "lost in between", "late", "killed", "of two lives"])
 def test_uncertain_acknowledgements_bind_nobody(plain: Tale, uncertain: str) -> None:
-    given = plain.give(A, lease=3, life=-1 if uncertain == "of two lives" else 1)
+    delivery = plain.give(A, lease=3, life=-1 if uncertain == "of two lives" else 1)
     if uncertain == "lost in between":
         plain.lose()
     if uncertain == "killed":
-        plain.history.ended.append(Ended("p", 1, plain.tick()))
-    plain.say(given, answered=uncertain != "no answer", soon=uncertain in ("no answer", "of two lives"))
-    plain.say(plain.give(A, proxy="other"))
+        plain.history.kills.append(Kill("p", 1, plain.tick()))
+    plain.settle(delivery, answered=uncertain != "no answer", soon=uncertain in ("no answer", "of two lives"))
+    plain.settle(plain.give(A, proxy="other"))
     assert rest(plain, (B, C)) == []
 
 
@@ -248,9 +248,9 @@ def test_stored_wrongly(plain: Tale) -> None:
     assert len(check(plain.history, plain.ending, [PLAIN])) >= 4
 
 
-def test_given_what_is_not_there(plain: Tale) -> None:
+def test_a_delivery_of_an_unstored_message_is_a_violation(plain: Tale) -> None:
     plain.give(A)
-    plain.history.given[-1] = plain.history.given[-1]._replace(offset=9)
+    plain.history.deliveries[-1] = plain.history.deliveries[-1]._replace(offset=9)
     assert rest(plain, (A, B, C)) == ["given"]
 
 
@@ -261,21 +261,21 @@ def test_given_what_is_not_there(plain: Tale) -> None:
         {"attempts": 7},
         {"reason": "whim"},
         {"error": "never said"},
-        {"place": ("T", 0, 1)},
+        {"location": ("T", 0, 1)},
         {"at": 0.1},
         {"body": "nobody"},
     ],
 )
-def test_dead_letters_that_do_not_fit(tale: Tale, wrong: dict[str, object]) -> None:
+def test_dead_letters_that_do_not_fit(tale: Tale, changed: dict[str, object]) -> None:
     tale.fails(A, 6)
     letter = tale.bury(A, 6)
-    tale.ending.letters.append(letter._replace(**wrong))  # type: ignore[arg-type]
-    if "body" not in wrong:
+    tale.ending.letters.append(letter._replace(**changed))  # type: ignore[arg-type]
+    if "body" not in changed:
         tale.ending.letters.remove(letter)
     assert "letters" in rest(tale, (B, C))
 
 
-def test_more_attempts_than_were_seen_or_missed(tale: Tale) -> None:
+def test_more_attempts_than_deliveries_is_a_violation(tale: Tale) -> None:
     tale.fails(A, 5)
     tale.bury(A, 6)
     assert rest(tale, (B, C)) == ["letters"]

@@ -17,10 +17,10 @@ from tests.crash.mixed.clients import Load
 
 @pytest.mark.slow
 def test_a_short_mixed_run(tmp_path: Path) -> None:
-    said: list[str] = []
+    printed: list[str] = []
     load = Load(1_000, 150, mixed_run.TOPICS, poison_share=0.01, stone_share=0.0)  # a stone takes 12 s to die
-    broken = mixed_run.run(tmp_path, 4, load, seconds=4.0, say=said.append)
-    assert broken == 0, "\n".join(said)
+    broken = mixed_run.run(tmp_path, 4, load, seconds=4.0, print_line=printed.append)
+    assert broken == 0, "\n".join(printed)
 
 
 @pytest.mark.long
@@ -32,7 +32,7 @@ def test_a_short_mixed_run_on_kafka(tmp_path: Path) -> None:
         java()
     except ConfigError as error:
         pytest.skip(f"NO KAFKA IS TESTED: {error}")
-    said: list[str] = []
+    printed: list[str] = []
     load = Load(1_000, 150, mixed_run.TOPICS, poison_share=0.01, stone_share=0.0)
-    broken = mixed_run.run(tmp_path, 4, load, seconds=10.0, say=said.append, kafka=1)
-    assert broken == 0, "\n".join(said)
+    broken = mixed_run.run(tmp_path, 4, load, seconds=10.0, print_line=printed.append, kafka=1)
+    assert broken == 0, "\n".join(printed)

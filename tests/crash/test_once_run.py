@@ -16,9 +16,9 @@ A, B, C = b"a/1/x", b"b/2/x", b"c/3/x"
 
 
 @pytest.mark.slow
-def test_what_is_sent_again_is_stored_once(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert once_run.run(tmp_path, 5, 3, said.append) == 0, "\n".join(said)
+def test_resent_messages_are_stored_once(tmp_path: Path) -> None:
+    printed: list[str] = []
+    assert once_run.run(tmp_path, 5, 3, printed.append) == 0, "\n".join(printed)
 
 
 def at(offset: int, message_id: str = "id", topic: str = "t") -> StoredAt:
@@ -61,7 +61,7 @@ def test_one_that_is_there_twice(ledger: OnceLedger, confirmed: bool) -> None:
 
 
 @pytest.mark.parametrize("where", [at(2), at(1, "other id"), at(1, topic="u")])
-def test_another_place_than_was_answered(ledger: OnceLedger, where: StoredAt) -> None:
+def test_a_message_stored_elsewhere_than_answered_is_noticed(ledger: OnceLedger, where: StoredAt) -> None:
     ledger.confirmed(A, at(1), duplicate=False)
     ledger.finish([(where, A)])
     assert "was answered for" in ledger.violations[0]

@@ -46,7 +46,7 @@ def used_up(directory: Path) -> set[int]:
         assert log.topic(f"%DLQ%{GROUP}") is None
         info = log.topic(TOPIC)
         assert info is not None
-        found = set()
+        used = set()
         for queue in info.refs():
             (view,) = log.progress(GROUP, [QueueRef(*queue)]).wait(PATIENCE_S)
             assert (view.committed or 0, list(view.finished)) == (0, [])
@@ -54,8 +54,8 @@ def used_up(directory: Path) -> set[int]:
                 fails, timeouts, _, _ = unpack_attempts(packed)
                 assert fails + timeouts <= DELIVERIES_MAX
                 if fails + timeouts == DELIVERIES_MAX:
-                    found.add(2 * offset + queue.queue_id)
-        return found
+                    used.add(2 * offset + queue.queue_id)
+        return used
     finally:
         log.close()
 
@@ -69,16 +69,16 @@ def test_parked_keys_stay_parked_whenever_the_process_dies(tmp_path: Path) -> No
     kills = met = 0
     while kills < KILLS or not met:
         assert kills < KILLS_MAX, f"no kill met keys on their way, seed {seed}"
-        seen = deliveries(tmp_path / "log", random.uniform(0.02, 0.1 + 0.03 * kills))
-        assert not parked.intersection(seen), f"a parked head was delivered, seed {seed}"
-        delivered.update(seen)
+        heads = deliveries(tmp_path / "log", random.uniform(0.02, 0.1 + 0.03 * kills))
+        assert not parked.intersection(heads), f"a parked head was delivered, seed {seed}"
+        delivered.update(heads)
         now_parked = used_up(tmp_path / "log")
         assert parked <= now_parked
         met += 0 < len(now_parked) < KEYS
         parked, kills = now_parked, kills + 1
-    seen = deliveries(tmp_path / "log", None)
-    assert not parked.intersection(seen), f"a parked head was delivered, seed {seed}"
-    delivered.update(seen)
+    heads = deliveries(tmp_path / "log", None)
+    assert not parked.intersection(heads), f"a parked head was delivered, seed {seed}"
+    delivered.update(heads)
     assert used_up(tmp_path / "log") == set(range(KEYS))
     assert set(delivered) == set(range(KEYS)), f"of {MESSAGES} only the heads were delivered, seed {seed}"
     assert all(DELIVERIES_MAX <= count <= DELIVERIES_MAX + kills for count in delivered.values())

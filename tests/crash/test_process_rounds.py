@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.kit.command import Say
+from tests.crash.kit.command import PrintLine
 from tests.crash.kit.kill_run import judged
 from tests.crash.kit.process_rounds import ProcessRounds
 from tests.scenarios.real_server import RealServer
@@ -28,8 +28,8 @@ class ScriptedRounds(ProcessRounds):
 
     load_s = (0.0, 0.0)
 
-    def __init__(self, folder: Path, module: str, say: Say) -> None:
-        super().__init__(folder, 1, say, [NoServer(folder)])
+    def __init__(self, folder: Path, module: str, print_line: PrintLine) -> None:
+        super().__init__(folder, 1, print_line, [NoServer(folder)])
         self.module = module
         self.rounds = 0
 
@@ -45,11 +45,11 @@ class ScriptedRounds(ProcessRounds):
     def progress(self) -> int:
         return self.rounds
 
-    def fault(self) -> None:
+    def inject_fault(self) -> None:
         if self.module == DIES:
             until(lambda: all(load.poll() is not None for load in self.loads.values()))
 
-    def look(self) -> None:
+    def check_round(self) -> None:
         self.rounds += 1
 
     def settle(self) -> None:
@@ -67,30 +67,30 @@ class Standing(ScriptedRounds):
 
     stuck_s = 0.0
 
-    def look(self) -> None:
+    def check_round(self) -> None:
         pass
 
 
 @pytest.fixture
-def said() -> list[str]:
+def printed() -> list[str]:
     return []
 
 
-def test_loads_that_are_killed_break_nothing(tmp_path: Path, said: list[str]) -> None:
-    one = ScriptedRounds(tmp_path, LIVES, said.append)
+def test_loads_that_are_killed_break_nothing(tmp_path: Path, printed: list[str]) -> None:
+    one = ScriptedRounds(tmp_path, LIVES, printed.append)
     assert judged(one, 6, "all is well") == 0
-    assert said[-1] == "all is well"
+    assert printed[-1] == "all is well"
     assert one.kills["clients"] > 0
     assert all(load.poll() is not None for load in one.loads.values())
 
 
-def test_a_load_that_ends_by_itself_breaks_the_run_off(tmp_path: Path, said: list[str]) -> None:
-    assert judged(ScriptedRounds(tmp_path, DIES, said.append), 6, "") == 1
-    (broken,) = [text for text in said if text.startswith("BROKEN")]
+def test_a_load_that_ends_by_itself_breaks_the_run_off(tmp_path: Path, printed: list[str]) -> None:
+    assert judged(ScriptedRounds(tmp_path, DIES, printed.append), 6, "") == 1
+    (broken,) = [text for text in printed if text.startswith("BROKEN")]
     assert "load one ended by itself with 1" in broken
     assert "No module named no_such_load" in broken
 
 
-def test_nothing_goes_on(tmp_path: Path, said: list[str]) -> None:
-    assert judged(Standing(tmp_path, LIVES, said.append), 6, "") == 1
-    assert "BROKEN: the run broke off: nothing went on for 0 s, behind 0" in said
+def test_nothing_goes_on(tmp_path: Path, printed: list[str]) -> None:
+    assert judged(Standing(tmp_path, LIVES, printed.append), 6, "") == 1
+    assert "BROKEN: the run broke off: nothing went on for 0 s, behind 0" in printed

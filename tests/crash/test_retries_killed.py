@@ -23,7 +23,7 @@ from tests.crash.failing_process import GROUP, MESSAGES, PATIENCE_S, STEPS, TOPI
 from tests.crash.kit.reading import read_records
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-HOLDERS = {TOPIC: GROUP, f"%RETRY%{GROUP}": GROUP, SCHEDULE_TOPIC: LEVELS_GROUP, f"%DLQ%{GROUP}": None}
+GROUP_OF = {TOPIC: GROUP, f"%RETRY%{GROUP}": GROUP, SCHEDULE_TOPIC: LEVELS_GROUP, f"%DLQ%{GROUP}": None}
 KILLS = 6
 KILLS_MAX = 40  # until one of them has met messages on their way
 
@@ -46,7 +46,7 @@ def departing(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
 def open_records(log: FileLog, topic: str, group: str | None) -> list[StoredRecord]:
     """What `group` has not finished of a topic; None: everything."""
     info = log.topic(topic)
-    found: list[StoredRecord] = []
+    unfinished: list[StoredRecord] = []
     for number in range(info.queues if info is not None else 0):
         assert info is not None
         queue = QueueRef(topic, info.incarnation, number)
@@ -55,20 +55,20 @@ def open_records(log: FileLog, topic: str, group: str | None) -> list[StoredReco
             view = log.progress(group, [queue]).wait(PATIENCE_S)[0]
             done = AckMap(view.committed or 0)
             done.finish(view.finished)
-        found += [each for each in read_records(log, topic, number) if not done.is_finished(each.offset)]
-    return found
+        unfinished += [each for each in read_records(log, topic, number) if not done.is_finished(each.offset)]
+    return unfinished
 
 
 def everywhere(directory: Path) -> dict[str, list[StoredRecord]]:
     log = opened(directory)
     try:
-        return {topic: open_records(log, topic, group) for topic, group in HOLDERS.items()}
+        return {topic: open_records(log, topic, group) for topic, group in GROUP_OF.items()}
     finally:
         log.close()
 
 
 @pytest.mark.slow
-def test_each_message_is_in_one_place_whenever_the_process_dies(tmp_path: Path) -> None:
+def test_each_message_is_in_exactly_one_topic_whenever_the_process_dies(tmp_path: Path) -> None:
     seed = 20_261_121
     random = Random(seed)
     under_way = 0
@@ -78,10 +78,10 @@ def test_each_message_is_in_one_place_whenever_the_process_dies(tmp_path: Path) 
         longest_s = 0.4 + 0.05 * kill  # a busy machine takes longer to begin
         with departing(tmp_path / "log") as process, contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(random.uniform(0.02, longest_s))
-        found = everywhere(tmp_path / "log")
-        copies = Counter(record.message_id for records in found.values() for record in records)
+        records_of = everywhere(tmp_path / "log")
+        copies = Counter(record.message_id for records in records_of.values() for record in records)
         assert (len(copies), copies.total()) == (MESSAGES, MESSAGES), f"seed {seed}"
-        under_way += len(found[SCHEDULE_TOPIC]) + len(found[f"%RETRY%{GROUP}"])
+        under_way += len(records_of[SCHEDULE_TOPIC]) + len(records_of[f"%RETRY%{GROUP}"])
     assert under_way, "the kills met messages on their way"
     with departing(tmp_path / "log") as process:
         assert process.stdout is not None
@@ -89,9 +89,9 @@ def test_each_message_is_in_one_place_whenever_the_process_dies(tmp_path: Path) 
     _check_letters(everywhere(tmp_path / "log"))
 
 
-def _check_letters(found: dict[str, list[StoredRecord]]) -> None:
-    letters = found.pop(f"%DLQ%{GROUP}")
-    assert not any(found.values()), "everything is accounted for"
+def _check_letters(records_of: dict[str, list[StoredRecord]]) -> None:
+    letters = records_of.pop(f"%DLQ%{GROUP}")
+    assert not any(records_of.values()), "everything is accounted for"
     assert sorted(letter.message_id for letter in letters) == [
         number.to_bytes(16, "big") for number in range(MESSAGES)
     ]

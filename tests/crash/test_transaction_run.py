@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests.crash import transaction_run
-from tests.crash.transaction_load import Part
+from tests.crash.transaction_load import TxMessage
 from tests.crash.transaction_run import broken_rules
 
-A, B = Part("a", 0, 2), Part("a", 1, 2)
+A, B = TxMessage("a", 0, 2), TxMessage("a", 1, 2)
 
 
 @pytest.mark.slow
 def test_ledger_and_topics_agree_whatever_is_killed(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert transaction_run.run(tmp_path, 5, 150, said.append) == 0, "\n".join(said)
+    printed: list[str] = []
+    assert transaction_run.run(tmp_path, 5, 150, printed.append) == 0, "\n".join(printed)
 
 
 def test_an_honest_run() -> None:
@@ -28,7 +28,7 @@ def test_an_honest_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decisions", "stored", "asked", "text"),
+    ("decisions", "stored", "checks", "text"),
     [
         ({"a": "committed"}, [], {}, "a is committed, and lost"),
         ({"a": "committed"}, [B], {}, "of a only [1] of 2 are seen"),
@@ -38,8 +38,8 @@ def test_an_honest_run() -> None:
         ({}, [], {"a": 16}, "a was asked about 16 times"),
     ],
 )
-def test_what_is_broken_is_told(
-    decisions: dict[str, str], stored: list[Part], asked: dict[str, int], text: str
+def test_every_broken_promise_is_reported(
+    decisions: dict[str, str], stored: list[TxMessage], checks: dict[str, int], text: str
 ) -> None:
-    (broken,) = broken_rules(decisions, stored, asked)
+    (broken,) = broken_rules(decisions, stored, checks)
     assert broken.startswith(text)

@@ -17,19 +17,19 @@ A, B = b"one/1/", b"one/2/"
 
 
 @pytest.mark.slow
-def test_each_is_whole_once_or_never(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert tx_run.run(tmp_path, 5, 3, said.append) == 0, "\n".join(said)
+def test_each_transaction_is_complete_once_or_absent(tmp_path: Path) -> None:
+    printed: list[str] = []
+    assert tx_run.run(tmp_path, 5, 3, printed.append) == 0, "\n".join(printed)
 
 
-def heard(meant: Meant, *outcomes: int, unsure: bool = False) -> TxLedger:
+def ledger_of(meant: Meant, *outcomes: int, uncertain: bool = False) -> TxLedger:
     """A ledger of one transaction of two messages; the second was perhaps not stored."""
     ledger = TxLedger()
     ledger.begin("one", meant)
     ledger.prepared("one", [A, B], sure=False)
-    ledger.prepared("one", [A] if unsure else [A, B], sure=True)
+    ledger.prepared("one", [A] if uncertain else [A, B], sure=True)
     for outcome in outcomes:
-        ledger.ended("one", outcome)
+        ledger.decided("one", outcome)
     return ledger
 
 
@@ -48,17 +48,17 @@ def broken(ledger: TxLedger, visible: list[bytes], dead: list[bytes] | None = No
     ],
 )
 def test_an_honest_run(meant: Meant, outcome: int, visible: list[bytes], dead: list[bytes]) -> None:
-    ledger = heard(meant, outcome, outcome)
-    assert [ledger.asked("one", number) for number in (1, 2, 15)] == [meant] * 3
+    ledger = ledger_of(meant, outcome, outcome)
+    assert [ledger.checked("one", number) for number in (1, 2, 15)] == [meant] * 3
     assert broken(ledger, visible, dead) == ""
 
 
 def test_one_whose_second_message_nobody_knows_of() -> None:
-    assert broken(heard(Meant.ROLLBACK, ROLLED_BACK, unsure=True), []) == ""
+    assert broken(ledger_of(Meant.ROLLBACK, ROLLED_BACK, uncertain=True), []) == ""
     ledger = TxLedger()
     ledger.begin("one", Meant.ROLLBACK)
     ledger.prepared("one", [A], sure=False)
-    ledger.ended("one", NEVER)
+    ledger.decided("one", NEVER)
     assert broken(ledger, []) == ""
 
 
@@ -82,13 +82,13 @@ def test_one_whose_second_message_nobody_knows_of() -> None:
 def test_a_broken_promise(
     meant: Meant, outcomes: list[int], visible: list[bytes], dead: list[bytes], words: str
 ) -> None:
-    assert words in broken(heard(meant, *outcomes), visible, dead)
+    assert words in broken(ledger_of(meant, *outcomes), visible, dead)
 
 
 def test_checks_that_should_not_come() -> None:
-    ledger = heard(Meant.SILENT)
-    ledger.asked("one", 3)
-    ledger.asked("one", 3)
-    ledger.asked("one", 16)
-    ledger.asked("else", 1)
+    ledger = ledger_of(Meant.SILENT)
+    ledger.checked("one", 3)
+    ledger.checked("one", 3)
+    ledger.checked("one", 16)
+    ledger.checked("else", 1)
     assert len(ledger.violations) == 3

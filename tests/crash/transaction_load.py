@@ -34,7 +34,7 @@ SCHEMA = (
 )
 
 
-class Part(NamedTuple):
+class TxMessage(NamedTuple):
     """What the body of a message says: it is this one of so many of its transaction."""
 
     transaction: str
@@ -42,7 +42,7 @@ class Part(NamedTuple):
     count: int
 
 
-class GivenUpError(Exception):
+class AbandonedError(Exception):
     """A transaction is rolled back."""
 
 
@@ -55,9 +55,9 @@ class CrashLedger:
 
     def connect(self) -> sqlite3.Connection:
         """Durable over the death of processes; that of the machine is not asked for."""
-        found = sqlite3.connect(self._path, timeout=60)
-        found.execute("PRAGMA synchronous = OFF")
-        return found
+        connection = sqlite3.connect(self._path, timeout=60)
+        connection.execute("PRAGMA synchronous = OFF")
+        return connection
 
     def create(self) -> None:
         """Make its tables."""
@@ -84,17 +84,17 @@ class TransactionLoad:
     def run(self, random: Random) -> None:
         """One thread: one transaction after the other, for ever."""
         while True:
-            with suppress(GivenUpError, SendError, TransactionError):
+            with suppress(AbandonedError, SendError, TransactionError):
                 self._one(random)
 
     def _one(self, random: Random) -> None:
         count, fate = random.randint(1, MESSAGES_MAX), random.random()
         with self._producer.transaction(check_after=CHECK_AFTER) as tx:
             for index in range(count):
-                body = json.dumps(Part(tx.id, index, count))
+                body = json.dumps(TxMessage(tx.id, index, count))
                 tx.send(random.choice(TOPICS), body, key=tx.id)
             if fate < 0.1:
-                raise GivenUpError
+                raise AbandonedError
             if fate < 0.15:
                 tx.undecided()
                 return
@@ -108,8 +108,8 @@ class TransactionLoad:
 def main(folder: str, name: str, seed: str, *ports: str) -> None:
     """Until it is killed."""
     ledger = CrashLedger(Path(folder))
-    places = [f"127.0.0.1:{port}" for port in ports]
-    with Producer(places, producer_group=GROUP, check=ledger.check, timeout_ms=5_000) as producer:
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    with Producer(addresses, producer_group=GROUP, check=ledger.check, timeout_ms=5_000) as producer:
         load = TransactionLoad(ledger, producer)
         threads = [
             threading.Thread(target=load.run, args=(Random(f"{seed}/{name}/{number}"),))

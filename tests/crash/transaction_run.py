@@ -23,45 +23,49 @@ from ddmq_client import Producer
 from ddmq_client.sql.statements import open_transaction
 from tests.crash.kit.boundaries import boundary_servers
 from tests.crash.kit.boundary_process import CHECK, END, PREPARE
-from tests.crash.kit.command import Say, long_run, same_again
+from tests.crash.kit.command import PrintLine, long_run, replay_command
 from tests.crash.kit.kill_run import COMMANDS, configuration, judged
 from tests.crash.kit.process_rounds import ProcessRounds
 from tests.crash.kit.reading import read_on
-from tests.crash.transaction_load import GROUP, TOPICS, CrashLedger, Part
+from tests.crash.transaction_load import GROUP, TOPICS, CrashLedger, TxMessage
 from tests.scenarios.real_server import write_config
 from tests.support.installations import Installation, installed
 from tests.support.waits import until
 
 CHECKS_MAX = 15
 SETTLED_WITHIN_S = 240.0
-SEEN_WITHIN_S = 90.0
+CHECK_WITHIN_S = 90.0
 BETWEEN_LOOKS_S = 1.5
 CHECKS = {"transactions": {"check_interval_ms": 500}}
 
 
-def broken_rules(decisions: Mapping[str, str], stored: Iterable[Part], asked: Mapping[str, int]) -> list[str]:
+def broken_rules(
+    decisions: Mapping[str, str], stored: Iterable[TxMessage], checks: Mapping[str, int]
+) -> list[str]:
     """What does not agree. `decisions`: by id, what the ledger says; `asked`: how often a check was."""
-    found: dict[str, Counter[int]] = {}
+    copies_of: dict[str, Counter[int]] = {}
     counts: dict[str, int] = {}
-    for part in stored:
-        found.setdefault(part.transaction, Counter())[part.index] += 1
-        counts[part.transaction] = part.count
+    for message in stored:
+        copies_of.setdefault(message.transaction, Counter())[message.index] += 1
+        counts[message.transaction] = message.count
     broken = []
-    for name, parts in found.items():
+    for name, copies in copies_of.items():
         if decisions.get(name) != "committed":
-            broken.append(f"{name} is {decisions.get(name, 'not in the ledger')}, and {len(parts)} are seen")
-        elif set(parts) != set(range(counts[name])):
-            broken.append(f"of {name} only {sorted(parts)} of {counts[name]} are seen")
-        elif max(parts.values()) > 1:
-            broken.append(f"of {name} some are seen twice: {dict(parts)}")
-    broken += [f"{name} is committed, and lost" for name in decisions if lost(name, decisions, found)]
-    broken += [f"{name} was asked about {times} times" for name, times in asked.items() if times > CHECKS_MAX]
+            broken.append(f"{name} is {decisions.get(name, 'not in the ledger')}, and {len(copies)} are seen")
+        elif set(copies) != set(range(counts[name])):
+            broken.append(f"of {name} only {sorted(copies)} of {counts[name]} are seen")
+        elif max(copies.values()) > 1:
+            broken.append(f"of {name} some are seen twice: {dict(copies)}")
+    broken += [f"{name} is committed, and lost" for name in decisions if lost(name, decisions, copies_of)]
+    broken += [
+        f"{name} was asked about {times} times" for name, times in checks.items() if times > CHECKS_MAX
+    ]
     return broken
 
 
-def lost(name: str, decisions: Mapping[str, str], found: Mapping[str, object]) -> bool:
+def lost(name: str, decisions: Mapping[str, str], copies_of: Mapping[str, object]) -> bool:
     """Committed in the ledger, and nothing of it is seen."""
-    return decisions[name] == "committed" and name not in found
+    return decisions[name] == "committed" and name not in copies_of
 
 
 class TransactionRun(ProcessRounds):
@@ -71,11 +75,11 @@ class TransactionRun(ProcessRounds):
     load_s = (0.05, 1.0)
     boundary_names = {"producer": (PREPARE, END, CHECK)}
 
-    def __init__(self, folder: Path, seed: int, say: Say, installation: Installation) -> None:
+    def __init__(self, folder: Path, seed: int, print_line: PrintLine, installation: Installation) -> None:
         config = configuration(folder / "conf", seed)
         write_config(folder / "conf", proxy_producer=CHECKS)
         servers = boundary_servers(folder, config, COMMANDS, installation)
-        super().__init__(folder, seed, say, servers)
+        super().__init__(folder, seed, print_line, servers)
         self._database = CrashLedger(folder)
         self._broken: list[str] = []
 
@@ -100,16 +104,16 @@ class TransactionRun(ProcessRounds):
         check = self._database.check
         with Producer(self.addresses(), producer_group=GROUP, check=check, timeout_ms=5_000):
             until(self._none_is_open, "no transaction is open", SETTLED_WITHIN_S)
-            self._broken = self._looked()
+            self._broken = self._find_broken()
 
-    def _looked(self) -> list[str]:
+    def _find_broken(self) -> list[str]:
         """What is broken, if it stays so: a shard may have no owner yet that counts what is open, and what is
         committed may be behind what a killed process left open in Kafka."""
-        deadline = time.monotonic() + SEEN_WITHIN_S
+        deadline = time.monotonic() + CHECK_WITHIN_S
         while True:
-            found = broken_rules(self._decisions(), self._stored(), self._asked())
-            if not found or time.monotonic() >= deadline:
-                return found
+            broken = broken_rules(self._decisions(), self._stored(), self._checks())
+            if not broken or time.monotonic() >= deadline:
+                return broken
             time.sleep(BETWEEN_LOOKS_S)
 
     def broken(self) -> list[str]:
@@ -134,29 +138,34 @@ class TransactionRun(ProcessRounds):
     def _decisions(self) -> dict[str, str]:
         return {name: str(how) for name, how in self._rows("SELECT id, decision FROM ddmq_decisions")}
 
-    def _asked(self) -> dict[str, int]:
+    def _checks(self) -> dict[str, int]:
         return dict(self._rows("SELECT id, COUNT(*) FROM asked GROUP BY id"))
 
-    def _stored(self) -> list[Part]:
+    def _stored(self) -> list[TxMessage]:
         """All that is in the topics."""
-        return [Part(*json.loads(each.body)) for _, each in read_on(self.addresses("consumer"), TOPICS)]
+        return [TxMessage(*json.loads(each.body)) for _, each in read_on(self.addresses("consumer"), TOPICS)]
 
     def numbers(self) -> str:
         ends = dict(Counter(self._decisions().values()))
-        asked = dict(sorted(Counter(self._asked().values()).items()))
-        return f"{ends}; transactions by checks asked {asked}"
+        checks = dict(sorted(Counter(self._checks().values()).items()))
+        return f"{ends}; transactions by checks asked {checks}"
 
 
 def run(
-    folder: Path, seed: int, transactions: int, say: Say = print, *, kafka: bool = False,
+    folder: Path, seed: int, transactions: int, print_line: PrintLine = print, *, kafka: bool = False,
     boundaries: bool = False,
 ) -> int:  # fmt: skip
     """Report what the run sees, and return the number of broken promises."""
     options = {"seed": seed, "transactions": transactions, "kafka": kafka, "boundaries": boundaries}
-    say("the same again: " + same_again("transaction_run", **options))
-    kept = "ledger and topics agree: 0 lost, 0 twice, 0 in part"
-    with installed("kafka" if kafka else "file_log") as made:
-        return judged(TransactionRun(folder, seed, say, made), transactions, kept, boundaries=boundaries)
+    print_line("the same again: " + replay_command("transaction_run", **options))
+    success_text = "ledger and topics agree: 0 lost, 0 twice, 0 in part"
+    with installed("kafka" if kafka else "file_log") as installation:
+        return judged(
+            TransactionRun(folder, seed, print_line, installation),
+            transactions,
+            success_text,
+            boundaries=boundaries,
+        )
 
 
 def main() -> int:

@@ -43,17 +43,17 @@ class TxCounts:
     dead: int = 0
     checks: int = 0
     resends: int = 0
-    asked_again: int = 0  # ends that were answered "try later"
+    ends_deferred: int = 0  # ends that were answered "try later"
     messages: int = 0
 
 
 @dataclass
-class Known:
+class TxRecord:
     """One transaction. `bodies`: of the messages that were answered for; `unsure`: of those that were not."""
 
     meant: Meant
     bodies: set[bytes] = field(default_factory=set)
-    unsure: set[bytes] = field(default_factory=set)
+    uncertain: set[bytes] = field(default_factory=set)
     outcomes: set[int] = field(default_factory=set)
     checks: Counter[int] = field(default_factory=Counter)
 
@@ -64,95 +64,95 @@ class TxLedger(Violations):
     def __init__(self) -> None:
         super().__init__()
         self.counts = TxCounts()
-        self.known: dict[str, Known] = {}
+        self.transactions: dict[str, TxRecord] = {}
         self._lock = threading.Lock()
 
     def begin(self, transaction: str, meant: Meant) -> None:
         with self._lock:
-            self.known[transaction] = Known(meant)
+            self.transactions[transaction] = TxRecord(meant)
 
     def mean(self, transaction: str, meant: Meant) -> Meant:
         """Its client wants something else now; what it means: the other, where a check was told that."""
         with self._lock:
-            known = self.known[transaction]
-            if not known.checks:
-                known.meant = meant
-            return known.meant
+            record = self.transactions[transaction]
+            if not record.checks:
+                record.meant = meant
+            return record.meant
 
     def prepared(self, transaction: str, bodies: Iterable[bytes], *, sure: bool) -> None:
         """Messages were answered for, or perhaps stored."""
         with self._lock:
-            known = self.known[transaction]
-            (known.bodies if sure else known.unsure).update(bodies)
+            record = self.transactions[transaction]
+            (record.bodies if sure else record.uncertain).update(bodies)
 
-    def asked(self, transaction: str, number: int) -> Meant | None:
+    def checked(self, transaction: str, number: int) -> Meant | None:
         """A check came; what its client says to it."""
         with self._lock:
             self.counts.checks += 1
-            known = self.known.get(transaction)
-            if known is None:
+            record = self.transactions.get(transaction)
+            if record is None:
                 self.violated(f"asked about {transaction}, which nobody prepared")
                 return None
-            known.checks[number] += 1
-            if known.checks[number] > 1 or not 1 <= number <= CHECKS_MAX:
-                self.violated(f"check {number} of {transaction} came {known.checks[number]} times")
-            return known.meant
+            record.checks[number] += 1
+            if record.checks[number] > 1 or not 1 <= number <= CHECKS_MAX:
+                self.violated(f"check {number} of {transaction} came {record.checks[number]} times")
+            return record.meant
 
-    def ended(self, transaction: str, outcome: int) -> None:
+    def decided(self, transaction: str, outcome: int) -> None:
         """An answer says how it ended."""
         with self._lock:
-            known = self.known[transaction]
-            known.outcomes.add(outcome)
-            if len(known.outcomes) > 1:
-                self.violated(f"{transaction} was answered to be {sorted(known.outcomes)}")
+            record = self.transactions[transaction]
+            record.outcomes.add(outcome)
+            if len(record.outcomes) > 1:
+                self.violated(f"{transaction} was answered to be {sorted(record.outcomes)}")
 
     # --- the end
 
     def undecided(self) -> list[tuple[str, Meant]]:
         """Those of which nobody has heard how they ended."""
         with self._lock:
-            return [(name, known.meant) for name, known in self.known.items() if not known.outcomes]
+            return [(name, record.meant) for name, record in self.transactions.items() if not record.outcomes]
 
     def finish(self, visible: Iterable[bytes], dead: Iterable[bytes]) -> None:
         """All that is in the topics, and in the dead-letter topic."""
-        seen, died = Counter(visible), Counter(dead)
+        delivered, died = Counter(visible), Counter(dead)
         owners: dict[bytes, str] = {}
-        for name, known in self.known.items():
-            owners.update(dict.fromkeys(known.bodies | known.unsure, name))
-        for body in seen | died:
+        for name, record in self.transactions.items():
+            owners.update(dict.fromkeys(record.bodies | record.uncertain, name))
+        for body in delivered | died:
             if body not in owners:
                 self.violated(f"nobody prepared {body[:60]!r}")
-        for name, known in self.known.items():
-            self._check(name, known, seen, died)
-        self.counts.prepared = len(self.known)
-        self.counts.messages = sum(seen.values())
+        for name, record in self.transactions.items():
+            self._check(name, record, delivered, died)
+        self.counts.prepared = len(self.transactions)
+        self.counts.messages = sum(delivered.values())
 
-    def _check(self, name: str, known: Known, seen: Counter[bytes], died: Counter[bytes]) -> None:
-        every = known.bodies | known.unsure
+    def _check(self, name: str, record: TxRecord, delivered: Counter[bytes], died: Counter[bytes]) -> None:
+        every = record.bodies | record.uncertain
         for body in every:
-            if seen[body] > 1 or died[body] > 1 or (seen[body] and died[body]):
-                self.violated(f"{body[:60]!r} is visible {seen[body]} times, dead {died[body]} times")
-        shown, gone = {b for b in every if seen[b]}, {b for b in every if died[b]}
-        if len(known.outcomes) != 1:
-            if known.bodies or shown or gone:
-                self.violated(f"how {name} ended is not known: {sorted(known.outcomes)}")
+            if delivered[body] > 1 or died[body] > 1 or (delivered[body] and died[body]):
+                self.violated(f"{body[:60]!r} is visible {delivered[body]} times, dead {died[body]} times")
+        shown, buried = {b for b in every if delivered[b]}, {b for b in every if died[b]}
+        if len(record.outcomes) != 1:
+            if record.bodies or shown or buried:
+                self.violated(f"how {name} ended is not known: {sorted(record.outcomes)}")
             return
-        (outcome,), all_of = known.outcomes, len(known.bodies)
+        (outcome,), all_of = record.outcomes, len(record.bodies)
         if outcome == COMMITTED:
             self.counts.committed += 1
-            if not known.bodies <= shown or gone:
-                self.violated(f"{name} is committed; visible {len(shown)} of {all_of}, dead {len(gone)}")
-            if known.meant is not Meant.COMMIT:
-                self.violated(f"{name} is committed, its client meant {known.meant.value}")
+            if not record.bodies <= shown or buried:
+                self.violated(f"{name} is committed; visible {len(shown)} of {all_of}, dead {len(buried)}")
+            if record.meant is not Meant.COMMIT:
+                self.violated(f"{name} is committed, its client meant {record.meant.value}")
         elif outcome == ROLLED_BACK:
             self.counts.rolled_back += 1
-            if shown or gone:
-                self.violated(f"{name} is rolled back; visible {len(shown)}, dead {len(gone)}")
-            if known.meant is not Meant.ROLLBACK:
-                self.violated(f"{name} is rolled back, its client meant {known.meant.value}")
+            if shown or buried:
+                self.violated(f"{name} is rolled back; visible {len(shown)}, dead {len(buried)}")
+            if record.meant is not Meant.ROLLBACK:
+                self.violated(f"{name} is rolled back, its client meant {record.meant.value}")
         elif outcome == DEAD:
             self.counts.dead += 1
-            if not known.bodies <= gone or shown:
-                self.violated(f"{name} is dead; dead {len(gone)} of {all_of}, visible {len(shown)}")
-        elif known.bodies or shown or gone:  # never there
-            self.violated(f"{name} was answered {outcome}, and {len(known.bodies)} messages were prepared")
+            if not record.bodies <= buried or shown:
+                self.violated(f"{name} is dead; dead {len(buried)} of {all_of}, visible {len(shown)}")
+        elif record.bodies or shown or buried:  # never there
+            self.violated(f"{name} was answered {outcome}, and {len(record.bodies)} messages were prepared")

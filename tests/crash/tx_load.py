@@ -19,9 +19,9 @@ GROUP = "crashed"
 CALL_S = 20.0
 PAUSE_S = 0.05
 RESENDS_MAX = 40
-AGAIN = (10, 12, 15, 20, 21)
+RETRY_LATER = (10, 12, 15, 20, 21)
 ACTIONS = {Meant.COMMIT: COMMIT, Meant.ROLLBACK: ROLLBACK, Meant.SILENT: NOT_KNOWN_YET}
-_GONE = (OSError, EOFError, ReplyError, ValueError)
+_CONNECTION_ERRORS = (OSError, EOFError, ReplyError, ValueError)
 
 
 class TxWorker(LoadThread):
@@ -39,7 +39,7 @@ class TxWorker(LoadThread):
             if self._calls is None:
                 self._calls = TransactionCalls(self.random.choice(self._ports()), CALL_S)
             return act(self._calls)
-        except _GONE:
+        except _CONNECTION_ERRORS:
             self.hang_up()
             self.stopping.wait(PAUSE_S)
             return None
@@ -54,15 +54,15 @@ class TxWorker(LoadThread):
         action = ACTIONS[meant]
         fields = {"throughOffset": through, "check": check}
         answer = self.call(lambda calls: calls.end_once(transaction, action, GROUP, **fields))
-        if answer is None or answer.code in AGAIN:
-            self.ledger.counts.asked_again += 1
+        if answer is None or answer.code in RETRY_LATER:
+            self.ledger.counts.ends_deferred += 1
             return False
         if answer.outcome is None:
             self.ledger.violated(
                 f"end of {transaction} as {action}, check {check}: {answer.code} {answer.msg}"
             )
         elif answer.outcome != 6:
-            self.ledger.ended(transaction, answer.outcome)
+            self.ledger.decided(transaction, answer.outcome)
             return True
         return action == NOT_KNOWN_YET
 
@@ -98,7 +98,7 @@ class TxClient(TxWorker):
             self.ledger.prepared(transaction, bodies, sure=False)
             for _ in range(RESENDS_MAX):
                 answer = self.call(lambda calls: calls.prepare(transaction, *sent, group=GROUP))  # noqa: B023
-                if answer is not None and answer.code not in AGAIN:
+                if answer is not None and answer.code not in RETRY_LATER:
                     break
                 self.ledger.counts.resends += 1
                 self.stopping.wait(PAUSE_S)
@@ -124,14 +124,16 @@ class TxMember(TxWorker):
     def work(self) -> None:
         if self.random.random() < 0.05:
             self.hang_up()
-        found = self.call(lambda calls: calls.poll(GROUP, timeout_ms=self.random.choice((0, 500, 2_000))))
-        if found is None or found.code:
+        due_checks = self.call(
+            lambda calls: calls.poll(GROUP, timeout_ms=self.random.choice((0, 500, 2_000)))
+        )
+        if due_checks is None or due_checks.code:
             self.stopping.wait(PAUSE_S)
             return
-        for check in found.checks:
+        for check in due_checks.checks:
             transaction = check.transactionId
             name = transaction.decode() if isinstance(transaction, bytes) else transaction
-            meant = self.ledger.asked(name, check.check)
+            meant = self.ledger.checked(name, check.check)
             if meant is None or self.random.random() < 0.05:
                 continue
             if self.random.random() < 0.1:

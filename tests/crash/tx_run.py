@@ -20,8 +20,8 @@ from random import Random
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
 from tests.crash.kit.boundaries import BoundaryServer
 from tests.crash.kit.boundary_process import CHECK, END, GIVE_UP, PREPARE
-from tests.crash.kit.command import Say, long_run, same_again
-from tests.crash.kit.kill_run import COMMANDS, configuration, judged, told
+from tests.crash.kit.command import PrintLine, long_run, replay_command
+from tests.crash.kit.kill_run import COMMANDS, configuration, describe_counts, judged
 from tests.crash.kit.load_thread import stopped
 from tests.crash.kit.reading import read_on
 from tests.crash.kit.server_rounds import ServerRounds
@@ -41,13 +41,13 @@ class TxRun(ServerRounds):
     ledger: TxLedger
     boundary_names = {"producer": (PREPARE, END, CHECK, GIVE_UP)}
 
-    def __init__(self, folder: Path, seed: int, say: Say) -> None:
+    def __init__(self, folder: Path, seed: int, print_line: PrintLine) -> None:
         config = configuration(folder / "conf", seed)
         periods = {"check_after_ms": CHECK_MS, "check_interval_ms": CHECK_MS, "shards": 8}
         few = {"outcomes_max": Random(f"{seed}/few").choice([20, 10_000])}
         write_config(folder / "conf", proxy_producer={"transactions": periods | few})
         servers = [BoundaryServer(folder, config, command=command) for command in COMMANDS]
-        super().__init__(seed, say, servers, TxLedger())
+        super().__init__(seed, print_line, servers, TxLedger())
         self.clients = [TxClient(f"client-{n}", seed, self.ledger, self.ports) for n in range(CLIENTS)]
         self.members = [TxMember(f"member-{n}", seed, self.ledger, self.ports) for n in range(MEMBERS)]
         self.workers = [*self.clients, *self.members]
@@ -57,11 +57,11 @@ class TxRun(ServerRounds):
             self.servers[0].admin("POST", "topics", topic, body={"create": True, "queues": QUEUES})
 
     def is_proof(self, rounds: int) -> bool:
-        return len(self.ledger.known) > 5 * rounds
+        return len(self.ledger.transactions) > 5 * rounds
 
     def numbers(self) -> str:
-        self.ledger.counts.prepared = len(self.ledger.known)
-        return told(self.ledger.counts)
+        self.ledger.counts.prepared = len(self.ledger.transactions)
+        return describe_counts(self.ledger.counts)
 
     # --- the end
 
@@ -83,11 +83,11 @@ class TxRun(ServerRounds):
                 if meant is not Meant.SILENT:
                     last.end(transaction, meant, None)
                 else:
-                    self._look_at(transaction)
+                    self._check_state(transaction)
             time.sleep(0.2)  # between two askings of all that are left, within END_S
         last.hang_up()
 
-    def _look_at(self, transaction: str) -> None:
+    def _check_state(self, transaction: str) -> None:
         """How a silent one stands: an end that is none tells."""
         self.clients[0].end(transaction, Meant.SILENT, None)
 
@@ -99,10 +99,12 @@ class TxRun(ServerRounds):
         return [bytes(each.body) for _, each in read_on(self.addresses("consumer"), there)]
 
 
-def run(folder: Path, seed: int, rounds: int, say: Say = print, *, boundaries: bool = False) -> int:
+def run(
+    folder: Path, seed: int, rounds: int, print_line: PrintLine = print, *, boundaries: bool = False
+) -> int:
     """Report what the run sees, and return the number of broken promises."""
-    say("the same again: " + same_again("tx_run", seed=seed, rounds=rounds, boundaries=boundaries))
-    return judged(TxRun(folder, seed, say), rounds, "each whole, once or never", boundaries=boundaries)
+    print_line("the same again: " + replay_command("tx_run", seed=seed, rounds=rounds, boundaries=boundaries))
+    return judged(TxRun(folder, seed, print_line), rounds, "each whole, once or never", boundaries=boundaries)
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from tests.crash.delay_store.store_scenes import SCENES, Told, faults_of, heard, live
+from tests.crash.delay_store.store_scenes import SCENES, Reported, live, read_reports, violations_of
 from tests.crash.storage_calls import KINDS, Call, Fault, Storage
 from tests.support.folders import find_reachable_base
 
@@ -45,8 +45,8 @@ class Outcome(NamedTuple):
 
     struck: Call | None
     calls: list[Call]
-    told: Told
-    faults: list[str]
+    reported: Reported
+    violations: list[str]
 
 
 def _keep_sockets_below_a_short_path() -> None:
@@ -76,35 +76,35 @@ class Stage:
     def run(self, trial: Trial) -> Outcome:
         """One trial."""
         self._number += 1
-        place = self.folder / str(self._number)
-        shutil.copytree(self.folder / "before" / trial.scene, place)
-        storage = Storage(place, trial.fault, trial.seed)
-        at = Path(f"{place}.socket")
+        folder = self.folder / str(self._number)
+        shutil.copytree(self.folder / "before" / trial.scene, folder)
+        storage = Storage(folder, trial.fault, trial.seed)
+        at = Path(f"{folder}.socket")
         line = storage.listen(at)
         near, far = self._processes.Pipe(duplex=False)
-        process = self._processes.Process(target=live, args=(trial.scene, place, str(at), far), daemon=True)
+        process = self._processes.Process(target=live, args=(trial.scene, folder, str(at), far), daemon=True)
         process.start()
         far.close()
-        faults = []
+        violations = []
         try:
             storage.serve(line, process.pid or 0, SECONDS)
         except TimeoutError as error:
-            faults.append(str(error))
+            violations.append(str(error))
         process.join()
-        told = heard(near)
+        reported = read_reports(near)
         near.close()
         storage.lose()
         at.unlink()
-        faults += faults_of(trial.scene, place, told)
-        shutil.rmtree(place)
-        return Outcome(storage.struck, storage.calls, told, faults)
+        violations += violations_of(trial.scene, folder, reported)
+        shutil.rmtree(folder)
+        return Outcome(storage.struck, storage.calls, reported, violations)
 
     def points(self, scene: str, seed: int) -> int:
         """How many calls there are without a fault. Raises when even that is wrong."""
         outcome = self.run(Trial(scene, Fault("none", 0), seed))
-        assert outcome.told.ended, outcome
-        assert not outcome.told.refused, outcome
-        assert not outcome.faults, outcome.faults
+        assert outcome.reported.completed, outcome
+        assert not outcome.reported.refused, outcome
+        assert not outcome.violations, outcome.violations
         return len(outcome.calls)
 
 
@@ -135,8 +135,8 @@ def run(
         outcome = stage.run(trial)
         if outcome.struck is not None:
             met[f"{trial.fault.kind} {outcome.struck.what}"] += 1
-        for fault in outcome.faults:
-            broken.append(f"{trial.text} at {outcome.struck}: {fault}")
+        for violation in outcome.violations:
+            broken.append(f"{trial.text} at {outcome.struck}: {violation}")
             print(broken[-1], flush=True)
         if met.total() % 500 == 499:
             print(f"{met.total() + 1} faults", flush=True)
@@ -154,10 +154,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, help="so many faults; without it every one")
     parser.add_argument("--only", type=_trial, help="one, as it is printed: SCENE:KIND:CALL:SEED")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="store-faults-") as folder:
-        broken, met = run(Path(folder), given.seed, given.count, given.only)
-    print(f"seed {given.seed}: {met.total()} faults, {len(broken)} not survived")
+        broken, met = run(Path(folder), arguments.seed, arguments.count, arguments.only)
+    print(f"seed {arguments.seed}: {met.total()} faults, {len(broken)} not survived")
     print(", ".join(f"{what} {count}" for what, count in sorted(met.items())))
     if broken:
         only = broken[0].split()[0]

@@ -57,7 +57,7 @@ class Image:
         """The newest file of a kind."""
         return max(self.copy.glob(pattern))
 
-    def again(self, folder: Path) -> Image:
+    def reopen(self, folder: Path) -> Image:
         """A second image of the same, to be damaged otherwise."""
         other = object.__new__(Image)
         other.folder, other.seed = folder, self.seed
@@ -66,10 +66,10 @@ class Image:
         return other
 
 
-def flip(path: Path, place: int, bit: int) -> None:
+def flip(path: Path, position: int, bit: int) -> None:
     """One bit of one byte."""
     content = bytearray(path.read_bytes())
-    content[place] ^= 1 << bit
+    content[position] ^= 1 << bit
     path.write_bytes(content)
 
 

@@ -28,7 +28,7 @@ BATCHES = 16
 LATER = 100  # an epoch that is newer than all in the scenes
 
 
-class Told(NamedTuple):
+class Reported(NamedTuple):
     """By the process: `flushed` batches are durable; `backups` that were made hold so many. `refused`: how it
     was told of the fault, in words. `bug`: what should not have been raised."""
 
@@ -36,10 +36,10 @@ class Told(NamedTuple):
     backups: dict[str, int]
     refused: list[str]
     bug: str
-    ended: bool
+    completed: bool
 
 
-class Teller:
+class Reporter:
     """The process's side of the line."""
 
     def __init__(self, line: Connection) -> None:
@@ -49,9 +49,9 @@ class Teller:
         self._line.send((what, value))
 
 
-def heard(line: Connection) -> Told:
+def read_reports(line: Connection) -> Reported:
     """All that a process has told."""
-    flushed, backups, refused, bug, ended = 0, {}, [], "", False
+    flushed, backups, refused, bug, completed = 0, {}, [], "", False
     try:
         while line.poll():
             what, value = line.recv()
@@ -64,37 +64,37 @@ def heard(line: Connection) -> Told:
             elif what == "bug":
                 bug = value
             else:
-                ended = True
+                completed = True
     except EOFError:
         pass
-    return Told(flushed, backups, refused, bug, ended)
+    return Reported(flushed, backups, refused, bug, completed)
 
 
 def live(name: str, folder: Path, call_at: str, line: Connection) -> None:
     """The process: the scene, with its storage watched."""
-    tell = Teller(line)
+    report = Reporter(line)
     give_in(call_at)
     try:
-        SCENES[name].act(folder, tell)
+        SCENES[name].act(folder, report)
     except DdmqError as error:
-        tell("refused", f"{type(error).__name__}: {error}")
+        report("refused", f"{type(error).__name__}: {error}")
     except BaseException:
-        tell("bug", traceback.format_exc())
-    tell("ended", None)
+        report("bug", traceback.format_exc())
+    report("ended", None)
 
 
 # --- at work: open, write, flush, tidy, back up, close, open again
 
 
-def _work(folder: Path, tell: Teller) -> None:
+def _work(folder: Path, report: Reporter) -> None:
     load = Load(SEED)
     for epoch in (1, 2):
         store = open_store(folder / "delay", SHARD, epoch, SMALL)
         try:
-            _write(store, load, tell, epoch * BATCHES)
+            _write(store, load, report, epoch * BATCHES)
             if epoch == 1:
                 store.checkpoint(folder / "backup")
-                tell("backup", ("backup", load.number))
+                report("backup", ("backup", load.number))
                 store.tidy()
         except StorageError:
             _refuses(store)
@@ -103,12 +103,12 @@ def _work(folder: Path, tell: Teller) -> None:
             store.close()
 
 
-def _write(store: DelayStore, load: Load, tell: Teller, until: int) -> None:
+def _write(store: DelayStore, load: Load, report: Reporter, until: int) -> None:
     while load.number < until:
         for _ in range(load.number % 3 + 1):
             store.write(load.next())
         store.flush()
-        tell("flushed", load.number)
+        report("flushed", load.number)
 
 
 def _refuses(store: DelayStore) -> None:
@@ -124,17 +124,17 @@ def _refuses(store: DelayStore) -> None:
             raise AssertionError("a store that failed to flush went on") from None
 
 
-def _check_work(folder: Path, told: Told) -> None:
+def _check_work(folder: Path, reported: Reported) -> None:
     store = open_store(folder / "delay", SHARD, LATER, SMALL)
     if _salvage_of(store) is not None:
-        _check_salvaged(store, told)
+        _check_salvaged(store, reported)
     else:
         number = written(store)
-        assert number >= told.flushed, f"{told.flushed} batches were durable, {number} are there"
+        assert number >= reported.flushed, f"{reported.flushed} batches were durable, {number} are there"
         assert_same(store, model_of(SEED, number))
         _goes_on(store, number)
     store.close()
-    for name, count in told.backups.items():
+    for name, count in reported.backups.items():
         restore(folder / name, folder / "restored", SHARD)
         store = open_store(folder / "restored", SHARD, LATER, SMALL)
         assert written(store) == count, f"{name} was made of {count} batches and has {written(store)}"
@@ -148,13 +148,13 @@ def _salvage_of(store: RocksStore) -> StoreDamage | None:
     return None if damage is None or damage.log_truncated else damage
 
 
-def _check_salvaged(store: RocksStore, told: Told) -> None:
+def _check_salvaged(store: RocksStore, reported: Reported) -> None:
     """Power loss may leave zeros at the end of the list of tables: everything is there, and is looked at
     again."""
     assert written(store) == 0, "orders are to be taken in again"
-    found = _all(store)
-    numbers = range(told.flushed, max(told.flushed, 4 * BATCHES) + 1)
-    assert any(found == _all(model_of(SEED, number)) for number in numbers), "messages are missing"
+    messages = _all(store)
+    numbers = range(reported.flushed, max(reported.flushed, 4 * BATCHES) + 1)
+    assert any(messages == _all(model_of(SEED, number)) for number in numbers), "messages are missing"
 
 
 def _goes_on(store: RocksStore, number: int) -> None:
@@ -169,7 +169,7 @@ def _goes_on(store: RocksStore, number: int) -> None:
 # --- many writes between two flushes, over several files of the write-ahead log
 
 
-def _rush(folder: Path, tell: Teller) -> None:
+def _rush(folder: Path, report: Reporter) -> None:
     load = Load(SEED)
     store = open_store(folder / "delay", SHARD, 1, SMALL)
     try:
@@ -177,7 +177,7 @@ def _rush(folder: Path, tell: Teller) -> None:
             store.write(load.next())
             if load.number % 20 == 0:
                 store.flush()
-                tell("flushed", load.number)
+                report("flushed", load.number)
     finally:
         store.close()
 
@@ -185,14 +185,14 @@ def _rush(folder: Path, tell: Teller) -> None:
 # --- a stopped owner still has the copy: it is cloned
 
 
-def _clone(folder: Path, tell: Teller) -> None:
+def _clone(folder: Path, report: Reporter) -> None:
     load = Load(SEED)
     old = open_store(folder / "delay", SHARD, 1, SMALL)
     try:
-        _write(old, load, tell, 9)
+        _write(old, load, report, 9)
         new = open_store(folder / "delay", SHARD, 2, SMALL)
         try:
-            _write(new, load, tell, 20)
+            _write(new, load, report, 20)
             new.tidy()
         finally:
             new.close()
@@ -208,22 +208,24 @@ def _prepare_image(folder: Path) -> None:
     (image.copy / MARK_FILE).write_text("a test says so")
 
 
-def _salvage(folder: Path, tell: Teller) -> None:
+def _salvage(folder: Path, report: Reporter) -> None:
     open_store(folder / "delay", SHARD, 2, SMALL).close()
-    tell("flushed", 18)
+    report("flushed", 18)
 
 
-def _check_salvage(folder: Path, told: Told) -> None:
+def _check_salvage(folder: Path, reported: Reported) -> None:
     store = open_store(folder / "delay", SHARD, LATER, SMALL)
     assert written(store) == 0, "orders are to be taken in again"
     assert _all(store) == _all(model_of(SEED, 18))
     assert dict(store.counts()) == dict(model_of(SEED, 18).counts())
     store.close()
-    kept = [path for path in (folder / "delay").iterdir() if path.name.endswith(DAMAGED)]
-    assert len(kept) == 1 + _is_torn(store), f"each damaged copy is kept once, and there is {kept}"
+    damaged_copies = [path for path in (folder / "delay").iterdir() if path.name.endswith(DAMAGED)]
+    assert len(damaged_copies) == 1 + _is_last_write_partial(store), (
+        f"each damaged copy is kept once, and there is {damaged_copies}"
+    )
 
 
-def _is_torn(store: RocksStore) -> bool:
+def _is_last_write_partial(store: RocksStore) -> bool:
     """Whether power was lost while the database wrote its list of tables: it is salvaged then."""
     damage = _salvage_of(store)
     return damage is not None and "MANIFEST" in damage.reason
@@ -244,11 +246,11 @@ def _prepare_damaged_log(folder: Path) -> None:
     log.write_bytes(content)
 
 
-def _cut(folder: Path, tell: Teller) -> None:
+def _truncate(folder: Path, report: Reporter) -> None:
     open_store(folder / "delay", SHARD, 2, SMALL).close()
 
 
-def _check_cut(folder: Path, told: Told) -> None:
+def _check_truncated(folder: Path, reported: Reported) -> None:
     store = open_store(folder / "delay", SHARD, LATER, SMALL)
     if (damage := _salvage_of(store)) is not None:
         _check_damaged_twice(store, damage)
@@ -257,9 +259,9 @@ def _check_cut(folder: Path, told: Told) -> None:
     assert 6 <= number < 12, number
     assert_same(store, model_of(SEED, number))
     store.close()
-    kept = sorted((folder / "delay").glob("*/damaged-log-*"))
-    assert kept, "the damaged log is kept"
-    assert len(kept) <= 3, kept
+    damaged_copies = sorted((folder / "delay").glob("*/damaged-log-*"))
+    assert damaged_copies, "the damaged log is kept"
+    assert len(damaged_copies) <= 3, damaged_copies
 
 
 def _check_damaged_twice(store: RocksStore, damage: StoreDamage) -> None:
@@ -268,11 +270,11 @@ def _check_damaged_twice(store: RocksStore, damage: StoreDamage) -> None:
     assert written(store) == 0
     lost = {DueKey(due_ms, offset) for _, due_ms, offset in lost_ids(damage.lost_file)}
     at_each = [{one.key for one in _all(model_of(SEED, number))} for number in range(6, 19)]
-    found = {one.key for one in _all(store)}
-    assert found <= set.union(*at_each)
-    assert set.intersection(*at_each) <= found | lost
-    kept = [path for path in store.folder.parent.iterdir() if path.name.endswith(DAMAGED)]
-    assert kept, "the damaged copy is kept"
+    messages = {one.key for one in _all(store)}
+    assert messages <= set.union(*at_each)
+    assert set.intersection(*at_each) <= messages | lost
+    damaged_copies = [path for path in store.folder.parent.iterdir() if path.name.endswith(DAMAGED)]
+    assert damaged_copies, "the damaged copy is kept"
     store.close()
 
 
@@ -289,19 +291,19 @@ def _prepare_backup(folder: Path) -> None:
     shutil.rmtree(folder / "other")
 
 
-def _restore(folder: Path, tell: Teller) -> None:
+def _restore(folder: Path, report: Reporter) -> None:
     restore(folder / "backup", folder / "delay", SHARD)
-    tell("flushed", 14)
+    report("flushed", 14)
     open_store(folder / "delay", SHARD, 1, SMALL).close()
 
 
-def _check_restore(folder: Path, told: Told) -> None:
+def _check_restore(folder: Path, reported: Reported) -> None:
     make_folder(folder / "delay")
     if not copies_of(folder / "delay", SHARD):
-        assert not told.flushed, "a restore that was told to be done is gone"
+        assert not reported.flushed, "a restore that was told to be done is gone"
         restore(folder / "backup", folder / "delay", SHARD)  # again, because it was cut short
     store = open_store(folder / "delay", SHARD, LATER, SMALL)
-    if _is_torn(store):
+    if _is_last_write_partial(store):
         assert written(store) == 0, "orders are to be taken in again"
         assert _all(store) == _all(model_of(SEED, 14))
     else:
@@ -313,8 +315,8 @@ def _check_restore(folder: Path, told: Told) -> None:
 class Scene(NamedTuple):
     """`prepare` makes what is there before; its storage is sound."""
 
-    act: Callable[[Path, Teller], None]
-    check: Callable[[Path, Told], None]
+    act: Callable[[Path, Reporter], None]
+    check: Callable[[Path, Reported], None]
     prepare: Callable[[Path], None] | None = None
 
 
@@ -323,19 +325,19 @@ SCENES: dict[str, Scene] = {
     "rush": Scene(_rush, _check_work),
     "clone": Scene(_clone, _check_work),
     "salvage": Scene(_salvage, _check_salvage, _prepare_image),
-    "cut": Scene(_cut, _check_cut, _prepare_damaged_log),
+    "cut": Scene(_truncate, _check_truncated, _prepare_damaged_log),
     "restore": Scene(_restore, _check_restore, _prepare_backup),
 }
 
 
-def faults_of(name: str, folder: Path, told: Told) -> Iterable[str]:
+def violations_of(name: str, folder: Path, reported: Reported) -> Iterable[str]:
     """What is not as it should be; nothing but errors that a user can act on may have been told."""
-    if told.bug:
-        yield f"raised what nobody expects: {told.bug}"
-    for text in told.refused:
+    if reported.bug:
+        yield f"raised what nobody expects: {reported.bug}"
+    for text in reported.refused:
         if str(folder) not in text and "failed before" not in text:
             yield f"refused without saying where: {text}"
     try:
-        SCENES[name].check(folder, told)
+        SCENES[name].check(folder, reported)
     except (AssertionError, DdmqError):
-        yield f"{traceback.format_exc()}told: {told}"
+        yield f"{traceback.format_exc()}told: {reported}"

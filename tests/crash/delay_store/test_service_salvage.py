@@ -76,8 +76,8 @@ def deliveries(rig: DelayRig) -> list[int]:
 def expected(hour: int) -> list[int]:
     """What has been delivered so many hours after the first second."""
     once = [number for number in range(COUNT) if number not in (*CANCELLED, *MOVED, *LOOPS)]
-    found = [number for _ in range(hour + 1) for number in LOOPS]
-    return sorted(found + (once if hour else []) + (list(MOVED) if hour > 1 else []))
+    numbers = [number for _ in range(hour + 1) for number in LOOPS]
+    return sorted(numbers + (once if hour else []) + (list(MOVED) if hour > 1 else []))
 
 
 def damage(path: Path, random: Random) -> None:
@@ -86,8 +86,8 @@ def damage(path: Path, random: Random) -> None:
     if kind == "CURRENT":
         (path / "CURRENT").unlink()
     elif kind == "MANIFEST-*":
-        found = max(path.glob(kind))
-        found.write_bytes(bytes(found.stat().st_size))
+        newest = max(path.glob(kind))
+        newest.write_bytes(bytes(newest.stat().st_size))
     else:
         table = random.choice(sorted(path.glob("*.sst")))
         flip(table, random.randrange(table.stat().st_size), random.randrange(8))
@@ -105,8 +105,8 @@ def check(folder: Path, seed: int) -> None:
         assert deliveries(rig) == expected(0), "nothing comes before its time, or once more"
         for hour in (1, 2):
             rig.clock.advance(LATER_MS / 1e3)
-            wanted = expected(hour)
-            until(lambda: deliveries(rig) == wanted or rig.advance(1), f"hour {hour}")  # noqa: B023
+            expected_numbers = expected(hour)
+            until(lambda: deliveries(rig) == expected_numbers or rig.advance(1), f"hour {hour}")  # noqa: B023
             stopped(rig)
             rig.start()  # it meets the damage that nobody has read yet, or has been salvaged before
         rig.advance(1)

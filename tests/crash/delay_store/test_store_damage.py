@@ -21,18 +21,18 @@ UUID_LIST = [b"%016d" % offset for offset in range(1, UUIDS)]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Image:
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Image:
     return Image(tmp_path_factory.mktemp("whole") / "image", 9, 38, 45, 50)
 
 
 def everything(store: RocksStore) -> dict[DueKey, Pending]:
     """All messages, read in every way."""
-    found = {message.key: message for message in store.scan(Scan(None, 0, FOREVER, 1 << 30))}
+    messages = {message.key: message for message in store.scan(Scan(None, 0, FOREVER, 1 << 30))}
     aside = [message for topic in TOPICS for message in store.read_deferred(topic, 1 << 30)]
     due = store.due(FOREVER, 1 << 30, FOREVER)
-    assert found == {message.key: message for message in (*due, *aside)}
+    assert messages == {message.key: message for message in (*due, *aside)}
     store.ids(UUID_LIST)
-    return found
+    return messages
 
 
 def read_through(image: Image) -> tuple[RocksStore, dict[DueKey, Pending], bool]:
@@ -54,56 +54,56 @@ def read_through(image: Image) -> tuple[RocksStore, dict[DueKey, Pending], bool]
 
 def check(image: Image) -> tuple[int, int, bool]:
     """Messages, those listed as lost, and whether it was reported."""
-    store, found, reported = read_through(image)
+    store, messages, reported = read_through(image)
     if store.damage is None or store.damage.log_truncated:
         assert store.damage is not None or written(store) >= image.flushed
-        assert found == messages_of(image, written(store))
+        assert messages == messages_of(image, written(store))
     else:
         assert written(store) == 0, "orders are to be taken in again"
-        check_loss(image, found, lost_ids(store.damage.lost_file))
-    assert sum(store.counts().values()) == len(found)
-    check_ids(store, found)
+        check_loss(image, messages, lost_ids(store.damage.lost_file))
+    assert sum(store.counts().values()) == len(messages)
+    check_ids(store, messages)
     path, lost = store.folder, store.damage.lost if store.damage else 0
     store.close()
     assert unlocked(path)
-    return len(found), lost, reported
+    return len(messages), lost, reported
 
 
 def messages_of(image: Image, number: int) -> dict[DueKey, Pending]:
     return {one.key: one for one in model_of(image.seed, number).scan(Scan(None, 0, FOREVER, 1 << 30))}
 
 
-def check_loss(image: Image, found: dict[DueKey, Pending], lost: set[tuple[bytes, int, int]]) -> None:
+def check_loss(image: Image, messages: dict[DueKey, Pending], lost: set[tuple[bytes, int, int]]) -> None:
     """Some number of batches explains what was found and what is listed, but for what one table held."""
     unexplained = []
     for number in range(image.written, 0, -1):
         model = messages_of(image, number)
-        wrong = [key for key, one in found.items() if model.get(key) != one]
-        missing = {(one.uuid, *key) for key, one in model.items() if key not in found}
-        unexplained.append(len(wrong) + len(missing ^ lost))
+        changed = [key for key, one in messages.items() if model.get(key) != one]
+        missing = {(one.uuid, *key) for key, one in model.items() if key not in messages}
+        unexplained.append(len(changed) + len(missing ^ lost))
         if not unexplained[-1]:
             return
     assert not lost, f"at best {min(unexplained)} messages are not explained"
     everything = {
         one for number in range(1, image.written + 1) for one in messages_of(image, number).values()
     }
-    assert set(found.values()) <= everything, "a message that is not one of them was served"
+    assert set(messages.values()) <= everything, "a message that is not one of them was served"
 
 
-def check_ids(store: RocksStore, found: dict[DueKey, Pending]) -> None:
+def check_ids(store: RocksStore, messages: dict[DueKey, Pending]) -> None:
     states = dict(zip(UUID_LIST, store.ids(UUID_LIST), strict=True))
-    for key, message in found.items():
+    for key, message in messages.items():
         state = states[message.uuid]
         assert state is not None
         assert (state.kind, state.at_ms, state.offset) == (IdKind.PENDING, *key)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_flipped_bit(whole: Image, pattern: str, tmp_path: Path) -> None:
+def test_a_flipped_bit(intact: Image, pattern: str, tmp_path: Path) -> None:
     random = Random(pattern)
     outcomes = []
     for number in range(12):
-        image = whole.again(tmp_path / f"flip-{number}")
+        image = intact.reopen(tmp_path / f"flip-{number}")
         path = random.choice(sorted(image.copy.glob(pattern)))
         flip(path, random.randrange(path.stat().st_size), random.randrange(8))
         outcomes.append(check(image))
@@ -111,9 +111,9 @@ def test_a_flipped_bit(whole: Image, pattern: str, tmp_path: Path) -> None:
         assert any(reported for _, _, reported in outcomes)
 
 
-def test_a_damaged_block_costs_no_more_than_itself(whole: Image, tmp_path: Path) -> None:
+def test_a_damaged_block_costs_no_more_than_itself(intact: Image, tmp_path: Path) -> None:
     """Blocks here have some ten messages."""
-    image = whole.again(tmp_path / "block")
+    image = intact.reopen(tmp_path / "block")
     path = min(image.copy.glob("*.sst"))  # the first keys: messages
     flip(path, path.stat().st_size * 7 // 10, 3)
     messages, lost, reported = check(image)
@@ -122,16 +122,16 @@ def test_a_damaged_block_costs_no_more_than_itself(whole: Image, tmp_path: Path)
 
 
 @pytest.mark.parametrize("pattern", ["MANIFEST-*", "CURRENT"])
-def test_a_missing_list_of_tables(whole: Image, pattern: str, tmp_path: Path) -> None:
-    image = whole.again(tmp_path / "missing")
+def test_a_missing_list_of_tables(intact: Image, pattern: str, tmp_path: Path) -> None:
+    image = intact.reopen(tmp_path / "missing")
     image.newest(pattern).unlink()
     _, _, reported = check(image)
     assert reported
 
 
-def test_a_salvage_cut_short_keeps_the_damaged_copy(whole: Image, tmp_path: Path) -> None:
+def test_an_interrupted_salvage_keeps_the_damaged_copy(intact: Image, tmp_path: Path) -> None:
     """The new revision has its name already, the old one still has its own."""
-    image = whole.again(tmp_path / "cut")
+    image = intact.reopen(tmp_path / "cut")
     (image.copy / MARK_FILE).write_text("a test says so")
     store = open_store(image.folder, SHARD, 2, SMALL)
     store.close()
@@ -145,12 +145,12 @@ def test_a_salvage_cut_short_keeps_the_damaged_copy(whole: Image, tmp_path: Path
     store.close()
 
 
-def test_damage_that_shows_again_when_the_old_files_are_closed(
-    whole: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_damage_that_reappears_when_the_old_files_are_closed(
+    intact: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RocksDB may meet it in the background. The salvage is complete by then, and no file stays open: the
     shard could not be opened in this process otherwise."""
-    image = whole.again(tmp_path / "image")
+    image = intact.reopen(tmp_path / "image")
     for file in image.copy.glob("MANIFEST-*"):
         file.write_bytes(bytes(file.stat().st_size))
     close = Rocks.close

@@ -79,16 +79,16 @@ def test_what_comes_behind_a_gap_in_the_log_is_left_out(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_torn_end_is_told_from_damage(tmp_path: Path) -> None:
+def test_a_partial_last_write_is_not_taken_for_damage(tmp_path: Path) -> None:
     store = open_store(tmp_path, SHARD, 1, SMALL)
     load = Load(SEED)
     for _ in range(3):
         store.write(load.next())
     store.flush()
     [log] = store.folder.glob("*.log")
-    whole, names = log.read_bytes(), list(store.folder.iterdir())
+    intact, names = log.read_bytes(), list(store.folder.iterdir())
     images = {}
-    for what, content in (("torn", whole[:-5]), ("flipped", whole[:40] + b"\xff" + whole[41:])):
+    for what, content in (("partial", intact[:-5]), ("flipped", intact[:40] + b"\xff" + intact[41:])):
         images[what] = tmp_path / what
         images[what].mkdir()
         for file in names:
@@ -96,5 +96,5 @@ def test_a_torn_end_is_told_from_damage(tmp_path: Path) -> None:
         with pytest.raises(Exception, match="damaged"):
             Rocks(images[what], SMALL)
     store.close()
-    assert lacks_only_log_ends(images["torn"], SMALL)
+    assert lacks_only_log_ends(images["partial"], SMALL)
     assert not lacks_only_log_ends(images["flipped"], SMALL)

@@ -46,8 +46,8 @@ def kills(folder: Path, count: int) -> None:
         writer = start(folder, epoch)
         assert writer.stdout is not None
         for _ in range(random.randrange(1, 25)):
-            told = writer.stdout.readline().split()
-            flushed = int(told[1]) if told[0] == "f" else flushed
+            reported = writer.stdout.readline().split()
+            flushed = int(reported[1]) if reported[0] == "f" else flushed
         writer.kill()
         for line in writer.stdout:
             if line.startswith("f ") and line.endswith("\n"):
@@ -71,8 +71,8 @@ def test_writes_that_fail(tmp_path: Path, file_kib: int) -> None:
     flushed = 0
     for epoch in (1, 3):
         writer = start(tmp_path, epoch, str(file_kib * 1024))
-        told, _ = writer.communicate(timeout=60)
-        lines = told.splitlines()
+        reported, _ = writer.communicate(timeout=60)
+        lines = reported.splitlines()
         assert lines[-1] == "failed", lines[-3:]
         flushed = max([flushed, *(int(line.split()[1]) for line in lines if line.startswith("f "))])
         flushed = check(tmp_path, epoch + 1, flushed)

@@ -20,15 +20,15 @@ def check(image: Image) -> None:
 
 
 def test_the_end_of_the_log_is_missing(tmp_path: Path) -> None:
-    whole = Image(tmp_path / "image", 5, 4, 12, 18)
-    log = whole.newest("*.log")
-    synced, size = whole.synced[log.name], log.stat().st_size
+    original = Image(tmp_path / "image", 5, 4, 12, 18)
+    log = original.newest("*.log")
+    synced, size = original.synced[log.name], log.stat().st_size
     assert synced < size
     random = Random(5)
     for number, length in enumerate(
         [synced, synced + 1, *(random.randrange(synced, size) for _ in range(12))]
     ):
-        image = whole.again(tmp_path / f"cut-{number}")
+        image = original.reopen(tmp_path / f"cut-{number}")
         with open(image.newest("*.log"), "r+b") as file:
             file.truncate(length)
         check(image)
@@ -36,14 +36,14 @@ def test_the_end_of_the_log_is_missing(tmp_path: Path) -> None:
 
 def test_the_end_of_the_log_was_never_written(tmp_path: Path) -> None:
     """The file has its length, and zeros where nothing was written."""
-    whole = Image(tmp_path / "image", 6, 4, 12, 18)
-    log = whole.newest("*.log")
-    synced, size = whole.synced[log.name], log.stat().st_size
+    original = Image(tmp_path / "image", 6, 4, 12, 18)
+    log = original.newest("*.log")
+    synced, size = original.synced[log.name], log.stat().st_size
     random = Random(6)
     for number in range(6):
-        image = whole.again(tmp_path / f"zeros-{number}")
-        place = random.randrange(synced, size)
+        image = original.reopen(tmp_path / f"zeros-{number}")
+        synced_end = random.randrange(synced, size)
         with open(image.newest("*.log"), "r+b") as file:
-            file.seek(place)
-            file.write(bytes(size - place))
+            file.seek(synced_end)
+            file.write(bytes(size - synced_end))
         check(image)

@@ -41,20 +41,20 @@ DELAY_MS = (1_000, 5_000)
 CANCEL_SHARE, REPEAT_SHARE = 0.3, 0.15
 CANCEL_SPREAD_S = 1.0  # how far from the due time a cancel leaves
 TIMES, EVERY_MS = 3, 1_000
-Place = tuple[str, int, int]  # topic, queue, offset
+Location = tuple[str, int, int]  # topic, queue, offset
 
 
 class Stored(NamedTuple):
     """A message as it stands in Kafka. `step`: of the retry path."""
 
-    place: Place
+    location: Location
     body: bytes
     key: bytes
     at_ms: int
     step: str = ""
 
 
-class Given(NamedTuple):
+class HandlerCall(NamedTuple):
     """When a queue's message came to a handler, and when it had been born."""
 
     at_ms: int
@@ -75,47 +75,49 @@ class Account:
         self.due_ms: dict[bytes, int] = {}
         self.repeated: set[bytes] = set()
         self.cancels: dict[bytes, DelayStatus] = {}  # what each cancel was told; PENDING: nothing certain
-        self.began: dict[Place, float] = {}  # when it was given first …
-        self.ended: dict[Place, float] = {}  # … and when a handler was first done with it
-        self.bodies: dict[Place, bytes] = {}
+        self.began: dict[Location, float] = {}  # when it was given first …
+        self.done_at: dict[Location, float] = {}  # … and when a handler was first done with it
+        self.bodies: dict[Location, bytes] = {}
         self.handled: set[bytes] = set()  # of the retried: a handler was done with it, somewhere
-        self.given: list[Given] = []
+        self.handler_calls: list[HandlerCall] = []
         self.fails: Counter[Any] = Counter()
         self.pulls = PullTimes()
         self.deliveries: dict[tuple[int, bytes], list[KeyDelivery]] = defaultdict(list)  # by queue and key
-        self.again = 0  # given after it was done: allowed, and counted
-        self.last_again_s = 0.0
-        self.faults: list[str] = []
+        self.redelivered = 0  # given after it was done: allowed, and counted
+        self.last_redelivery_s = 0.0
+        self.violations: list[str] = []
 
     # --- clients
 
-    def begin(self, message: Message) -> Place:
+    def begin(self, message: Message) -> Location:
         topic = RETRY if "%RETRY%" in message.queue else message.topic
-        place = topic, int(message.queue.rpartition("_")[2]), message.offset
+        location = topic, int(message.queue.rpartition("_")[2]), message.offset
         now, wall = time.monotonic(), time.time_ns() // 1_000_000
         with self.lock:
-            self.began.setdefault(place, now)
-            asked, received = self.pulls.take(message)
+            self.began.setdefault(location, now)
+            requested, received = self.pulls.take(message)
             if topic == ORDERED:
-                delivery = KeyDelivery(place[2], asked, received, str(place))
-                self.deliveries[place[1], (message.key or "").encode()].append(delivery)
-            before = self.bodies.setdefault(place, message.body)
+                delivery = KeyDelivery(location[2], requested, received, str(location))
+                self.deliveries[location[1], (message.key or "").encode()].append(delivery)
+            before = self.bodies.setdefault(location, message.body)
             if before != message.body:
-                self.faults.append(f"{place} was {before!r} and is {message.body!r}")
-            if place in self.ended:
-                self.again += 1
-                self.last_again_s = max(self.last_again_s, now - self.ended[place])
-            self.given.append(Given(wall, message.group, place[:2], message.born_ms or 0))
+                self.violations.append(f"{location} was {before!r} and is {message.body!r}")
+            if location in self.done_at:
+                self.redelivered += 1
+                self.last_redelivery_s = max(self.last_redelivery_s, now - self.done_at[location])
+            self.handler_calls.append(HandlerCall(wall, message.group, location[:2], message.born_ms or 0))
             if wall < self.due_ms.get(message.body, 0):
-                self.faults.append(f"{message.body!r} was given {self.due_ms[message.body] - wall} ms early")
-        return place
+                self.violations.append(
+                    f"{message.body!r} was given {self.due_ms[message.body] - wall} ms early"
+                )
+        return location
 
-    def end(self, place: Place, body: bytes) -> None:
+    def end(self, location: Location, body: bytes) -> None:
         with self.lock:
-            self.ended.setdefault(place, time.monotonic())
+            self.done_at.setdefault(location, time.monotonic())
             self.handled.add(body)
 
-    def may_fail(self, what: Place | bytes) -> bool:
+    def may_fail(self, what: Location | bytes) -> bool:
         with self.lock:
             self.fails[what] += 1
             return self.fails[what] <= FAILS_MAX
@@ -126,8 +128,10 @@ class Account:
         """What there is still to wait for."""
         with self.lock:
             there = Counter(each.body for each in stored)
-            dead = {each.body for each in stored if each.place[0] == DEAD}
-            left = [f"{s.place} {s.body!r} is not done" for s in self._own(stored) if not self._done(s, dead)]
+            dead = {each.body for each in stored if each.location[0] == DEAD}
+            left = [
+                f"{s.location} {s.body!r} is not done" for s in self._own(stored) if not self._done(s, dead)
+            ]
             return left + [
                 f"{body!r} is stored {there[body]} times"
                 for body in self.acknowledged
@@ -135,125 +139,132 @@ class Account:
             ]
 
     def _own(self, stored: list[Stored]) -> list[Stored]:
-        return [each for each in stored if each.place[0] in TOPICS]
+        return [each for each in stored if each.location[0] in TOPICS]
 
     def _done(self, each: Stored, dead: set[bytes]) -> bool:
-        if each.place[0] == RETRIED:
+        if each.location[0] == RETRIED:
             return each.body in self.handled or each.body in dead
-        return each.place in self.ended
+        return each.location in self.done_at
 
     def _copies(self, body: bytes) -> set[int]:
         """How often a body may stand in its own topic."""
         times = TIMES if body in self.repeated else 1
         if body in self.refused:
             return {0}
-        told = self.cancels.get(body)
-        if told is DelayStatus.CANCELLED:
+        cancel_status = self.cancels.get(body)
+        if cancel_status is DelayStatus.CANCELLED:
             return {0}
-        if body in self.unknown or told is DelayStatus.PENDING:
+        if body in self.unknown or cancel_status is DelayStatus.PENDING:
             return {0, times}
         return {times}
 
     def judge(self, stored: list[Stored]) -> list[str]:
         """What was broken."""
-        faults = list(self.faults)
-        dead = {each.body for each in stored if each.place[0] == DEAD}
+        violations = list(self.violations)
+        dead = {each.body for each in stored if each.location[0] == DEAD}
         own = self._own(stored)
-        faults += [f"LOST: {s.place} {s.body!r} was never done" for s in own if not self._done(s, dead)]
-        faults += self._counted(own)
-        faults += [
+        violations += [
+            f"LOST: {s.location} {s.body!r} was never done" for s in own if not self._done(s, dead)
+        ]
+        violations += self._counted(own)
+        violations += [
             f"{body!r} was acknowledged; a cancel was told that there never was such a message"
-            for body, told in self.cancels.items()
-            if told is DelayStatus.UNKNOWN
+            for body, cancel_status in self.cancels.items()
+            if cancel_status is DelayStatus.UNKNOWN
         ]
         for each in own:
-            if self.bodies.get(each.place, each.body) != each.body:
-                faults.append(f"{each.place} holds {each.body!r}, {self.bodies[each.place]!r} was given")
-        return faults + self._early(own) + self._order(own) + self._retries(stored)
+            if self.bodies.get(each.location, each.body) != each.body:
+                violations.append(
+                    f"{each.location} holds {each.body!r}, {self.bodies[each.location]!r} was given"
+                )
+        return violations + self._early(own) + self._order(own) + self._retries(stored)
 
     def _counted(self, own: list[Stored]) -> list[str]:
-        faults = []
+        violations = []
         there = Counter(each.body for each in own)
-        known = {**self.acknowledged, **self.unknown, **self.refused}
-        for body in known.keys() | there.keys():
-            allowed = self._copies(body) if body in known else {1}
+        sent = {**self.acknowledged, **self.unknown, **self.refused}
+        for body in sent.keys() | there.keys():
+            allowed = self._copies(body) if body in sent else {1}
             if there[body] in allowed:
                 continue
             word = "LOST" if there[body] < min(allowed) else "TWICE" if min(allowed) else "STORED"
-            told = self.cancels.get(body)
+            cancel_status = self.cancels.get(body)
             how = "acknowledged" if body in self.acknowledged else "of unknown outcome"
             how = "refused" if body in self.refused else how
-            how += f", cancel: {told.value}" if told else ""
-            places = [(each.place, each.at_ms) for each in own if each.body == body]
-            faults.append(
-                f"{word}: {body!r}, {how}, is stored {there[body]} times, allowed {sorted(allowed)}: {places}"
+            how += f", cancel: {cancel_status.value}" if cancel_status else ""
+            copies = [(each.location, each.at_ms) for each in own if each.body == body]
+            violations.append(
+                f"{word}: {body!r}, {how}, is stored {there[body]} times, allowed {sorted(allowed)}: {copies}"
             )
-        return faults
+        return violations
 
     def _early(self, own: list[Stored]) -> list[str]:
-        faults, number = [], Counter[bytes]()
+        violations, number = [], Counter[bytes]()
         for each in sorted(own, key=lambda each: each.at_ms):
             due_ms = self.due_ms.get(each.body, 0)
             if due_ms and each.body in self.repeated:
                 due_ms += EVERY_MS * number[each.body]
             number[each.body] += 1
             if each.at_ms < due_ms:
-                faults.append(
-                    f"EARLY: {each.place} {each.body!r} was stored {due_ms - each.at_ms} ms before it was due"
+                violations.append(
+                    f"EARLY: {each.location} {each.body!r} was stored "
+                    f"{due_ms - each.at_ms} ms before it was due"
                 )
-        return faults
+        return violations
 
     def _order(self, own: list[Stored]) -> list[str]:
         """Within a queue: no message of a key was given before each earlier one of it was done, and none
         again after a later one had been given."""
-        faults = [
+        violations = [
             f"ORDER: {delivery.label} was given again after {later.label}, of the same key, was with a client"
             for deliveries in self.deliveries.values()
             for delivery, later in find_returns(deliveries)
         ]
         done: dict[tuple[int, bytes], tuple[float, Stored]] = {}
         for each in sorted(own):
-            if each.place[0] != ORDERED or each.place not in self.ended:
+            if each.location[0] != ORDERED or each.location not in self.done_at:
                 continue
-            of_key = each.place[1], each.key
+            of_key = each.location[1], each.key
             last, before = done.get(of_key, (0.0, each))
-            if self.began[each.place] < last:
-                early_s = last - self.began[each.place]
-                faults.append(
-                    f"ORDER: {each.place} {each.body!r} was given {early_s:.3f} s before "
-                    f"{before.place} {before.body!r} was done"
+            if self.began[each.location] < last:
+                early_s = last - self.began[each.location]
+                violations.append(
+                    f"ORDER: {each.location} {each.body!r} was given {early_s:.3f} s before "
+                    f"{before.location} {before.body!r} was done"
                 )
-            done[of_key] = max((last, before), (self.ended[each.place], each))
-        return faults
+            done[of_key] = max((last, before), (self.done_at[each.location], each))
+        return violations
 
     def _retries(self, stored: list[Stored]) -> list[str]:
         """One copy of each step, one dead letter of what always fails, none of anything else."""
-        steps = Counter((s.body, s.step) for s in stored if s.place[0] == RETRY)
-        letters = Counter(s.body for s in stored if s.place[0] == DEAD)
-        faults = [
+        steps = Counter((s.body, s.step) for s in stored if s.location[0] == RETRY)
+        letters = Counter(s.body for s in stored if s.location[0] == DEAD)
+        violations = [
             f"TWICE: {body!r} stands {count} times on the retry path as step {step}: "
-            f"{[s.place for s in stored if (s.body, s.step) == (body, step)]}"
+            f"{[s.location for s in stored if (s.body, s.step) == (body, step)]}"
             for (body, step), count in steps.items()
             if count > 1
         ]
-        faults += [f"TWICE: {body!r} is {count} dead letters" for body, count in letters.items() if count > 1]
+        violations += [
+            f"TWICE: {body!r} is {count} dead letters" for body, count in letters.items() if count > 1
+        ]
         for each in self._own(stored):
-            if each.place[0] != RETRIED:
+            if each.location[0] != RETRIED:
                 continue
             poison = is_poison(each.body)
             if poison and not letters[each.body]:
-                faults.append(f"LOST: {each.body!r} always fails and is no dead letter")
+                violations.append(f"LOST: {each.body!r} always fails and is no dead letter")
             if not poison and letters[each.body]:
-                faults.append(f"{each.body!r} fails {FAILS_MAX} times at most and is a dead letter")
+                violations.append(f"{each.body!r} fails {FAILS_MAX} times at most and is a dead letter")
             if poison and each.body in self.handled:
-                faults.append(f"{each.body!r} always fails and was done")
-        return faults
+                violations.append(f"{each.body!r} always fails and was done")
+        return violations
 
     def handed_over_s(self, since_ms: int, until_ms: int) -> float | None:
         """From `since_ms` until every queue that was given something born afterwards had been."""
         first: dict[tuple[str, tuple[str, int]], int] = {}
         with self.lock:
-            for each in self.given:
+            for each in self.handler_calls:
                 if since_ms < each.born_ms <= each.at_ms < until_ms and each.queue[0] in (PLAIN, ORDERED):
                     of_queue = each.group, each.queue
                     first[of_queue] = min(each.at_ms, first.get(of_queue, each.at_ms))
@@ -300,13 +311,13 @@ class Sender(threading.Thread):
         try:
             result = self._producer.send(self.topic, body, key=key, shard_key=key, **more)
         except UnknownOutcomeError:
-            what, told = "unknown", self.account.unknown
+            what, cancel_status = "unknown", self.account.unknown
         except NotStoredError:
-            what, told = "refused", self.account.refused
+            what, cancel_status = "refused", self.account.refused
         else:
-            what, told = "acknowledged", self.account.acknowledged
+            what, cancel_status = "acknowledged", self.account.acknowledged
         with self.account.lock:
-            told[body] = self.topic
+            cancel_status[body] = self.topic
             self.account.sent[f"{self.topic} {what}"] += 1
         if isinstance(result, DelayResult):
             self._added(body, result)
@@ -330,29 +341,29 @@ class Sender(threading.Thread):
 
     def _cancel(self, body: bytes, result: DelayResult) -> None:
         try:
-            told = self._producer.cancel(result).status
+            cancel_status = self._producer.cancel(result).status
         except ClientError:
-            told = DelayStatus.PENDING
+            cancel_status = DelayStatus.PENDING
         with self.account.lock:
-            self.account.cancels[body] = told
-            self.account.sent[f"cancel {told.value}"] += 1
+            self.account.cancels[body] = cancel_status
+            self.account.sent[f"cancel {cancel_status.value}"] += 1
 
 
 def consumer(group: str, number: int, seed: int, proxies: str, account: Account) -> Consumer:
     """One that handles what its group subscribes to; handlers of two groups fail now and then."""
     random = Random(f"{seed}/{group}/{number}")
 
-    def fails(message: Message, place: Place) -> bool:
+    def fails(message: Message, location: Location) -> bool:
         if message.topic == RETRIED:
             sometimes = random.random() < RETRY_SHARE and account.may_fail(message.body)
             return is_poison(message.body) or sometimes
-        return message.topic == ORDERED and random.random() < FAIL_SHARE and account.may_fail(place)
+        return message.topic == ORDERED and random.random() < FAIL_SHARE and account.may_fail(location)
 
     def handle(message: Message) -> None:
-        place = account.begin(message)
+        location = account.begin(message)
         time.sleep(random.uniform(0, 0.01))  # the handler's work, so that faults meet leases
-        if fails(message, place):
+        if fails(message, location):
             raise RuntimeError("it fails now and then")
-        account.end(place, message.body)
+        account.end(location, message.body)
 
     return Consumer(proxies, group, GROUPS[group], handler=handle, threads=4, timeout_ms=TIMEOUT_MS)

@@ -34,7 +34,7 @@ class Namespaces:
         self._tag = f"dq{os.getpid() % 100_000}"
         self._net = f"198.18.{os.getpid() % 250}"
         self._numbers = {node: number for number, node in enumerate(nodes, 10)}
-        self.cut_links: set[Link] = set()
+        self.broken_links: set[Link] = set()
         try:
             self._make()
         except BaseException:
@@ -59,7 +59,7 @@ class Namespaces:
             inside = [f"addr add {self.address(node)}/24 dev eth0", "link set eth0 up", "link set lo up"]
             _ip(*inside, inside=name)
         for node in self._numbers:
-            self._tell([(node, other) for other in self._numbers if other != node])
+            self._apply([(node, other) for other in self._numbers if other != node])
 
     def _port(self, number: int) -> str:
         return f"{self._tag}p{number}"
@@ -76,21 +76,21 @@ class Namespaces:
         """What stands before a command line that is to run there."""
         return ("ip", "netns", "exec", self.name(node))
 
-    def cut(self, links: Iterable[Link]) -> None:
+    def disconnect(self, links: Iterable[Link]) -> None:
         """Nothing goes over these any more, in this direction."""
         changed = set(links)
-        self.cut_links |= changed
-        self._tell(changed)
+        self.broken_links |= changed
+        self._apply(changed)
 
     def mend(self) -> None:
         """Everything goes everywhere."""
-        changed, self.cut_links = self.cut_links, set()
-        self._tell(changed)
+        changed, self.broken_links = self.broken_links, set()
+        self._apply(changed)
 
-    def _tell(self, links: Iterable[Link]) -> None:
+    def _apply(self, links: Iterable[Link]) -> None:
         commands: dict[str, list[str]] = {}
         for sender, other in links:
-            hardware = NOBODY if (sender, other) in self.cut_links else _hardware(self._numbers[other])
+            hardware = NOBODY if (sender, other) in self.broken_links else _hardware(self._numbers[other])
             line = f"neigh replace {self.address(other)} lladdr {hardware} dev eth0 nud permanent"
             commands.setdefault(sender, []).append(line)
         for sender, lines in commands.items():

@@ -32,7 +32,7 @@ from tests.crash.kafka.load import (
     Stored,
     consumer,
 )
-from tests.crash.kit.command import Say
+from tests.crash.kit.command import PrintLine
 from tests.scenarios.real_server import NotReady, RealServer, write_config
 from tests.support.waits import until
 
@@ -58,20 +58,20 @@ def post(server: RealServer, target: str, body: dict[str, object]) -> None:
     """Until it is taken: a cluster that has just begun may ask for it again, and then has it already."""
     answers: list[object] = []
 
-    def taken() -> bool:
+    def is_accepted() -> bool:
         status, answer = server.ask("POST", target, body)
         answers.append(answer)
         return status == 200 or (len(answers) > 1 and "exists" in str(answer))
 
-    until(taken, lambda: f"{target}: {answers[-1]}")
+    until(is_accepted, lambda: f"{target}: {answers[-1]}")
 
 
 class KafkaRun:
     """One run. `round` of whoever derives from it does something bad, undoes it, and says what it was."""
 
-    def __init__(self, folder: Path, seed: int, cluster: TrialCluster, say: Say) -> None:
+    def __init__(self, folder: Path, seed: int, cluster: TrialCluster, print_line: PrintLine) -> None:
         self.random = Random(f"{seed}/faults")
-        self.seed, self.say, self.cluster = seed, say, cluster
+        self.seed, self.print_line, self.cluster = seed, print_line, cluster
         backend = {"engine": "kafka", "kafka": {"bootstrap": cluster.bootstrap}}
         self.config = {"backend": backend, "ddmq": {"log_level": "info"}, "delay_service": {"levels": LEVELS}}
         self.servers = [self.server(folder, number) for number in range(SERVERS)]
@@ -83,9 +83,9 @@ class KafkaRun:
         """The processes of ours."""
         return RealServer(folder / f"server-{number}", write_config(folder / f"conf-{number}", **self.config))
 
-    def address(self, server: RealServer, part: str) -> str:
+    def address(self, server: RealServer, component: str) -> str:
         """Where clients find it."""
-        return f"{server.host}:{server.ports[part]}"
+        return f"{server.host}:{server.ports[component]}"
 
     def load_s(self) -> float:
         """How long there is load before the next fault."""
@@ -121,8 +121,8 @@ class KafkaRun:
         for group, topics in GROUPS.items():
             post(self.servers[0], f"/groups/{group}", {"topics": topics, **SETTINGS[group]})
 
-    def _addresses(self, part: str) -> str:
-        return ",".join(self.address(server, part) for server in self.servers)
+    def _addresses(self, component: str) -> str:
+        return ",".join(self.address(server, component) for server in self.servers)
 
     def _under_load(self, rounds: int) -> list[str]:
         producers, consumers = self._addresses("producer"), self._addresses("consumer")
@@ -138,10 +138,10 @@ class KafkaRun:
                 each.start()
         for number in range(1, rounds + 1):
             time.sleep(self.load_s())  # load without a fault: its length is the seed's
-            self._look()
-            self.say(f"round {number}: {self.round()}")
+            self._check_servers()
+            self.print_line(f"round {number}: {self.round()}")
         time.sleep(LAST_S)  # load after the last fault
-        self._look()
+        self._check_servers()
         self._stop(senders)
         stored = self._drained()
         for client in clients:
@@ -156,12 +156,12 @@ class KafkaRun:
             if sender.failure is not None:
                 raise sender.failure
 
-    def _look(self) -> None:
+    def _check_servers(self) -> None:
         """A server that has ended by itself is a fault; it is started again."""
         for number, server in enumerate(self.servers):
             if server.process is not None and server.process.poll() is not None:
                 last = server.log.splitlines()[-1:]
-                self.account.faults.append(f"ENDED: server {number} ended by itself: {last}")
+                self.account.violations.append(f"ENDED: server {number} ended by itself: {last}")
                 server.start()
 
     def happens(self, what: str, *kinds: str) -> None:
@@ -181,7 +181,8 @@ class KafkaRun:
                 break
             time.sleep(2)  # between two readings of everything, within DRAIN_S
             stored = self._read()
-        self.say(f"drained in {time.monotonic() - began:.0f} s, {len(self.account.unfinished(stored))} left")
+        unfinished = len(self.account.unfinished(stored))
+        self.print_line(f"drained in {time.monotonic() - began:.0f} s, {unfinished} left")
         return stored
 
     def _read(self) -> list[Stored]:
@@ -195,7 +196,7 @@ class KafkaRun:
                 "isolation.level": "read_committed",
             }
         )
-        found: list[Stored] = []
+        stored: list[Stored] = []
         end = time.monotonic() + READ_S
         try:
             names = {Names().to_kafka(topic): topic for topic in (*TOPICS, *INNER)}
@@ -208,33 +209,35 @@ class KafkaRun:
                 for each in client.consume(500, 0.2):
                     error = each.error()
                     if error is None:
-                        found.append(_stored(each, names))
+                        stored.append(_stored(each, names))
                     elif error.code() == KafkaError._PARTITION_EOF:
                         open_queues.discard((each.topic(), each.partition()))
         finally:
             client.close()
-        return found
+        return stored
 
     def report(self) -> None:
         """For people."""
         account = self.account
-        self.say(f"faults: {dict(self.done)}; sent: {dict(sorted(account.sent.items()))}")
-        self.say(
-            f"given {len(account.given)}, done {len(account.ended)}, failed {account.fails.total()} times, "
-            f"given again after it was done {account.again} (the latest {account.last_again_s:.1f} s after)"
+        self.print_line(f"faults: {dict(self.done)}; sent: {dict(sorted(account.sent.items()))}")
+        self.print_line(
+            f"given {len(account.handler_calls)}, done {len(account.done_at)}, "
+            f"failed {account.fails.total()} times, "
+            f"given again after it was done {account.redelivered} "
+            f"(the latest {account.last_redelivery_s:.1f} s after)"
         )
-        for place, (what, at_ms) in enumerate(self.times):
-            until_ms = self.times[place + 1][1] if place + 1 < len(self.times) else at_ms + 60_000
+        for index, (what, at_ms) in enumerate(self.times):
+            until_ms = self.times[index + 1][1] if index + 1 < len(self.times) else at_ms + 60_000
             took = account.handed_over_s(at_ms, until_ms)
-            self.say(f"  {what}: every queue went on after {'?' if took is None else f'{took:.1f}'} s")
+            self.print_line(f"  {what}: every queue went on after {'?' if took is None else f'{took:.1f}'} s")
 
 
 def _stored(message: Any, names: dict[str, str]) -> Stored:
     kind, at_ms = message.timestamp()
     assert kind == TIMESTAMP_LOG_APPEND_TIME, "the topic has the producer's times"
-    place = names[message.topic()], message.partition(), message.offset()
+    location = names[message.topic()], message.partition(), message.offset()
     step = dict(message.headers() or []).get(STEP, b"").decode()
-    return Stored(place, message.value() or b"", message.key() or b"", at_ms, step)
+    return Stored(location, message.value() or b"", message.key() or b"", at_ms, step)
 
 
 def judged(running: KafkaRun, rounds: int) -> list[str]:
@@ -245,8 +248,8 @@ def judged(running: KafkaRun, rounds: int) -> list[str]:
         broken = [f"the run broke off: {error}"]
     running.report()
     for text in broken[:SHOWN]:
-        running.say(f"BROKEN: {text}")
-    running.say(
+        running.print_line(f"BROKEN: {text}")
+    running.print_line(
         f"{len(broken)} broken" if broken else "0 lost, 0 out of order, 0 early, 0 twice, every cancel true"
     )
     return broken

@@ -23,7 +23,7 @@ from tests.support.installations import Installation
 UNMET_S = 20.0  # after which a server that has not met its boundary is killed from outside
 FEW_MAX, MANY_MAX = 8, 80  # commits before the one where it dies
 DELAY_US_MAX = 4_000
-LOOK_S = 0.01
+POLL_INTERVAL_S = 0.01
 BY_HAND_SHARE = 0.2
 
 
@@ -36,7 +36,7 @@ class Doomed(NamedTuple):
     delay_us: int
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         return f"{self.moment} {self.boundary}"
 
 
@@ -79,15 +79,15 @@ class BoundaryKills:
         self._deaths: Counter[str] = Counter()
         self._next: BoundaryServer | None = None
         self._random = random
-        self._plans = {command: self._in_turn(wanted) for command, wanted in names.items()}
-        self._wanted = {
+        self._plans = {command: self._plan_deaths(boundaries) for command, boundaries in names.items()}
+        self._planned = {
             f"{moment} {name}" for every in names.values() for name in every for moment in MOMENTS
         }
 
     @property
     def unmet(self) -> list[str]:
         """Where nobody has died yet."""
-        return sorted(self._wanted - self.counts.keys())
+        return sorted(self._planned - self.counts.keys())
 
     def is_by_hand(self) -> bool:
         """Whether the next kill is one from outside, as in a run without boundaries."""
@@ -112,7 +112,7 @@ class BoundaryKills:
                     assert server.plan is not None
                     self._sooner(server.command, server.plan)
                 return armed
-            time.sleep(LOOK_S)  # between two looks, until the deadline
+            time.sleep(POLL_INTERVAL_S)  # between two looks, until the deadline
         for server in dead:
             self._met(server)
         return dead
@@ -146,7 +146,7 @@ class BoundaryKills:
         code = _code(server)
         assert code == -signal.SIGKILL, f"{server.command} ended by itself with {code}: {server.log[-2000:]}"
         assert server.plan is not None
-        self.counts[server.plan.told] += 1
+        self.counts[server.plan.label] += 1
         self._deaths[server.command] += 1
         server.kill()  # what it left of its group
 
@@ -155,7 +155,7 @@ class BoundaryKills:
         if plan.count > 1:
             self._plans[command] = chain([plan._replace(count=1)], self._plans[command])
 
-    def _in_turn(self, names: Sequence[str]) -> Iterator[Doomed]:
+    def _plan_deaths(self, names: Sequence[str]) -> Iterator[Doomed]:
         every = list(product(names, MOMENTS))
         while True:
             self._random.shuffle(every)

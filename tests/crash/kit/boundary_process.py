@@ -82,8 +82,8 @@ class Doom:
 
 def main(boundary: str, moment: str, count: str, delay_us: str, *words: str) -> None:
     def doomed(opened: Callable[..., Backend]) -> Callable[..., Any]:
-        def opens(*given: Any, **named: Any) -> Backend:
-            backend = opened(*given, **named)
+        def opens(*args: Any, **kwargs: Any) -> Backend:
+            backend = opened(*args, **kwargs)
             Doom(backend, boundary, moment, int(count), int(delay_us) / 1e6)
             return backend
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 HELP = {
     "boundaries": "servers kill themselves at named boundaries of commits",
     "kafka": "on a Kafka broker, not on the file log",
@@ -22,7 +22,7 @@ HELP = {
 }
 
 
-def same_again(module: str, **options: Any) -> str:
+def replay_command(module: str, **options: Any) -> str:
     """Return the command that runs a module of tests/crash with these options, without flags that are off."""
     shown = {
         name: f"{value:g}" if isinstance(value, float) else f"{value}" for name, value in options.items()
@@ -41,21 +41,21 @@ def long_run(doc: str | None, name: str, run: Callable[..., object], **options: 
     """
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     for option, default in options.items():
-        flag, told = f"--{option.replace('_', '-')}", HELP.get(option)
+        flag, help_text = f"--{option.replace('_', '-')}", HELP.get(option)
         if default is False:
-            parser.add_argument(flag, action="store_true", help=told)
+            parser.add_argument(flag, action="store_true", help=help_text)
         elif isinstance(default, tuple):
-            parser.add_argument(flag, type=int, choices=default, default=default[0], help=told)
+            parser.add_argument(flag, type=int, choices=default, default=default[0], help=help_text)
         else:
-            parser.add_argument(flag, type=type(default or 0), default=default, help=told)
+            parser.add_argument(flag, type=type(default or 0), default=default, help=help_text)
     parser.add_argument("--dir", type=Path, help="where the data is (default: the temporary folder)")
-    given = vars(parser.parse_args())
-    if "seed" in given and given["seed"] is None:
-        given["seed"] = int(time.time())
+    arguments = vars(parser.parse_args())
+    if "seed" in arguments and arguments["seed"] is None:
+        arguments["seed"] = int(time.time())
     for noisy in ("thrift", "ddmq_client"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)  # they report every failed call
-    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=given.pop("dir")))
-    if run(folder, say=lambda text: print(time.strftime("%H:%M:%S"), text, flush=True), **given):
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=arguments.pop("dir")))
+    if run(folder, print_line=lambda text: print(time.strftime("%H:%M:%S"), text, flush=True), **arguments):
         print(f"kept for inspection: {folder}")
         return 1
     shutil.rmtree(folder, ignore_errors=True)

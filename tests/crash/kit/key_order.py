@@ -19,12 +19,12 @@ from typing import NamedTuple
 class KeyDelivery(NamedTuple):
     """One delivery of the message with the number `index` of its key, in order.
 
-    `asked`: when the pull for it left the client; `received`: when its answer had arrived. `label`: what it
-    is, for people.
+    `requested`: when the pull for it left the client; `received`: when its answer had arrived. `label`: what
+    it is, for people.
     """
 
     index: int
-    asked: float
+    requested: float
     received: float
     label: str = ""
 
@@ -40,10 +40,10 @@ def find_returns(deliveries: Iterable[KeyDelivery]) -> list[Return]:
     """Return the deliveries of one key whose message a later one had already followed."""
     received = sorted(deliveries, key=lambda delivery: delivery.received)
     returns: list[Return] = []
-    newest: KeyDelivery | None = None  # of those received before `asked`, the one with the highest index
+    newest: KeyDelivery | None = None  # of those received before `requested`, the one with the highest index
     at = 0
-    for delivery in sorted(received, key=lambda delivery: delivery.asked):
-        while at < len(received) and received[at].received <= delivery.asked:
+    for delivery in sorted(received, key=lambda delivery: delivery.requested):
+        while at < len(received) and received[at].received <= delivery.requested:
             if newest is None or received[at].index > newest.index:
                 newest = received[at]
             at += 1

@@ -69,14 +69,14 @@ class KeyWatch:
 
     def pull(self, client: Client, linger_ms: int, result: ConsumeResult | None = None) -> PullResponse:
         """One pull of one message, whose delivery is noted."""
-        asked = time.monotonic()
+        requested = time.monotonic()
         pulled: PullResponse = client.pull(
             GROUP, TOPIC, maxBatchSize=1, maxLingerTime=linger_ms, result=result, clientId="watch"
         )
         received = time.monotonic()
         with self._lock:
             for message in pulled.messages or ():
-                self.deliveries.append(KeyDelivery(int(message.value), asked, received))
+                self.deliveries.append(KeyDelivery(int(message.value), requested, received))
         return pulled
 
     def client(self) -> Client:

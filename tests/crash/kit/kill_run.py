@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from tests.crash.kit.boundaries import BoundaryKills, BoundaryServer
-from tests.crash.kit.command import Say
+from tests.crash.kit.command import PrintLine
 from tests.crash.kit.violations import Violations
 from tests.scenarios.real_server import NotReady, RealServer, write_config
 
@@ -46,8 +46,10 @@ class KillRun:
     report_every = 10
     boundary_names: Mapping[str, Sequence[str]] = {}
 
-    def __init__(self, seed: int, say: Say, servers: Sequence[RealServer], ledger: Violations) -> None:
-        self.seed, self.say = seed, say
+    def __init__(
+        self, seed: int, print_line: PrintLine, servers: Sequence[RealServer], ledger: Violations
+    ) -> None:
+        self.seed, self.print_line = seed, print_line
         self.random = Random(f"{seed}/killer")
         self.servers = list(servers)
         self.ledger = ledger
@@ -69,7 +71,7 @@ class KillRun:
         finally:
             self.over()
 
-    def again(self, server: RealServer) -> None:
+    def restart(self, server: RealServer) -> None:
         """Start it, until it is ready."""
         if self.boundaries is None:
             server.start()
@@ -94,13 +96,13 @@ class KillRun:
         """The load, the rounds, and the end."""
         raise NotImplementedError
 
-    def ports(self, part: str = "producer") -> list[int]:
+    def ports(self, component: str = "producer") -> list[int]:
         """Of all servers that have the part."""
-        return [server.ports[part] for server in self.servers if part in server.ports]
+        return [server.ports[component] for server in self.servers if component in server.ports]
 
-    def addresses(self, part: str = "producer") -> list[str]:
+    def addresses(self, component: str = "producer") -> list[str]:
         """The same as clients write them."""
-        return [server.address(part) for server in self.servers if part in server.ports]
+        return [server.address(component) for server in self.servers if component in server.ports]
 
     def numbers(self) -> str:
         """What a report says beside the kills."""
@@ -110,16 +112,16 @@ class KillRun:
         """One line."""
         every = self.kills + (self.boundaries.counts if self.boundaries else Counter())
         kills = ", ".join(f"{count} {what}" for what, count in sorted(every.items()))
-        self.say(f"{when}: kills {kills or 'none'}; {self.numbers()}")
+        self.print_line(f"{when}: kills {kills or 'none'}; {self.numbers()}")
 
 
-def told(counts: Any) -> str:
+def describe_counts(counts: Any) -> str:
     """The fields of a dataclass of counts, for people."""
     fields = dataclasses.asdict(counts)
     return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in fields.items())
 
 
-def judged(one: KillRun, length: int, kept: str, *, boundaries: bool = False) -> int:
+def judged(one: KillRun, length: int, success_text: str, *, boundaries: bool = False) -> int:
     """The number of broken promises of a run; what was seen is said, `kept` where there is none."""
     if boundaries:
         one.at_boundaries()
@@ -131,7 +133,7 @@ def judged(one: KillRun, length: int, kept: str, *, boundaries: bool = False) ->
         one.ledger.violated(f"the run broke off: {error}")
     one.report("end")
     for text in one.ledger.violations:
-        one.say(f"BROKEN: {text}")
+        one.print_line(f"BROKEN: {text}")
     broken = one.ledger.violations_count
-    one.say(f"{broken} promises broken" if broken else kept)
+    one.print_line(f"{broken} promises broken" if broken else success_text)
     return broken

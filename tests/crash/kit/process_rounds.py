@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.crash.kit.command import Say
+from tests.crash.kit.command import PrintLine
 from tests.crash.kit.kill_run import KillRun
 from tests.crash.kit.violations import Violations
 from tests.scenarios.real_server import RealServer
@@ -30,8 +30,8 @@ class ProcessRounds(KillRun):
     report_every = 20
     stuck_s = 240.0  # of rounds without any progress; the slowest machine makes some
 
-    def __init__(self, folder: Path, seed: int, say: Say, servers: Sequence[RealServer]) -> None:
-        super().__init__(seed, say, servers, Violations())
+    def __init__(self, folder: Path, seed: int, print_line: PrintLine, servers: Sequence[RealServer]) -> None:
+        super().__init__(seed, print_line, servers, Violations())
         self.folder = folder
         self.loads: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -74,10 +74,10 @@ class ProcessRounds(KillRun):
         """What does not agree in the end."""
         raise NotImplementedError
 
-    def fault(self) -> None:
+    def inject_fault(self) -> None:
         """Something bad besides, before the kills of a round."""
 
-    def look(self) -> None:
+    def check_round(self) -> None:
         """At the end of a round."""
 
     def all_live(self) -> None:
@@ -101,11 +101,11 @@ class ProcessRounds(KillRun):
     def _round(self) -> None:
         if self.boundaries is not None and not self.boundaries.is_by_hand():
             for server in self.boundaries.fallen():
-                self.again(server)
-            self.look()
+                self.restart(server)
+            self.check_round()
             return
         time.sleep(self.random.uniform(*self.load_s))  # load without a fault: its length is the seed's
-        self.fault()
+        self.inject_fault()
         self.all_live()
         victims = self.random.sample([*self.servers, *LOADS], self.random.choice((1, 1, 1, 2, 3)))
         servers = [victim for victim in victims if isinstance(victim, RealServer)]
@@ -117,10 +117,10 @@ class ProcessRounds(KillRun):
             self.end(self.loads[name])
             self.kills[self.load_kind] += 1
         for server in servers:
-            self.again(server)
+            self.restart(server)
         for name in loads:
             self._begin(name)
-        self.look()
+        self.check_round()
         if self.kills.total() % self.report_every < len(victims):
             self.report("so far")
 

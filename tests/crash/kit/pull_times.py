@@ -31,20 +31,20 @@ class PullTimes:
 
         class TimedPuller(Puller):
             def _call(self, batch: int, linger_ms: int, acks: AckBatch | None) -> Pulled:
-                asked = time.monotonic()
+                requested = time.monotonic()
                 answer = super()._call(batch, linger_ms, acks)
-                times.note(answer, asked)
+                times.record(answer, requested)
                 return answer
 
         with _installing, mock.patch.object(worker_pool, "Puller", TimedPuller):
             yield
 
-    def note(self, answer: Pulled, asked: float) -> None:
+    def record(self, answer: Pulled, requested: float) -> None:
         """An answer has arrived."""
         received, origin = time.monotonic(), answer.origin
         for message in answer.messages:
-            place: Any = (origin.queue, message.offset, message.lease_id)  # type: ignore[union-attr]
-            self._times[place] = asked, received
+            delivery_key: Any = (origin.queue, message.offset, message.lease_id)  # type: ignore[union-attr]
+            self._times[delivery_key] = requested, received
 
     def take(self, message: Message) -> tuple[float, float]:
         """Return when the pull of a delivered message left, and when its answer arrived."""

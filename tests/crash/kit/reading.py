@@ -20,13 +20,13 @@ def read_on(
     reached = {} if reached is None else reached
     with RangeReader(consumers, "run-reader", topics, timeout_ms=int(READ_S * 1_000)) as reader:
         for queue in reader.bounds():
-            place = queue.topic, queue.queue
-            at = reached.get(place, queue.first)
+            queue_key = queue.topic, queue.queue
+            at = reached.get(queue_key, queue.first)
             while at < queue.end:
                 read = reader.read(queue.topic, queue.queue, at)
                 for each in read.messages:
                     yield queue, each
-                at = reached[place] = read.next_offset
+                at = reached[queue_key] = read.next_offset
 
 
 def read_records(log: Backend, topic: str, queue: int = 0) -> Iterator[StoredRecord]:

@@ -74,4 +74,4 @@ class ServerRounds(KillRun):
     def start(self, victims: Sequence[RealServer]) -> None:
         """All of them, until they are ready."""
         for server in victims:
-            self.again(server)
+            self.restart(server)

@@ -50,7 +50,7 @@ def open_story(directory: Path, storage: FaultyStorage | None = None, **options:
     return open_log(directory, chosen, clock=CLOCK, metrics=Registry(), storage=storage)
 
 
-class Told:
+class Promises:
     """What the log said."""
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ class Told:
 class Story:
     """Tells it to one log."""
 
-    def __init__(self, log: FileLog, told: Told) -> None:
+    def __init__(self, log: FileLog, promises: Promises) -> None:
         self.log = log
-        self.told = told
+        self.promises = promises
 
-    def tell(self, rounds: int = 4) -> None:
+    def play(self, rounds: int = 4) -> None:
         self.make("orders", 2)
         self.make("events", 1, Durability.WRITTEN)
         for number in range(rounds):
@@ -89,50 +89,50 @@ class Story:
 
     def make(self, name: str, queues: int, durability: Durability = Durability.DURABLE) -> None:
         info = TopicInfo(name, 0, queues, durability)
-        made = self.ask(lambda: self.log.put_topic(info, soon()))
-        if made is not None:
-            self.told.topics[name] = made
+        created = self.attempt(lambda: self.log.put_topic(info, soon()))
+        if created is not None:
+            self.promises.topics[name] = created
 
-    def append(self, wanted: Sequence[tuple[str, int, int]]) -> None:
-        bodies = [self.told.body(size) for _, _, size in wanted]
+    def append(self, messages: Sequence[tuple[str, int, int]]) -> None:
+        bodies = [self.promises.body(size) for _, _, size in messages]
         records = [
-            (known_record if topic == "orders" else new_record)(topic, queue, body)
-            for (topic, queue, _), body in zip(wanted, bodies, strict=True)
+            (keyed_record if topic == "orders" else new_record)(topic, queue, body)
+            for (topic, queue, _), body in zip(messages, bodies, strict=True)
         ]
-        results = self.ask(lambda: self.log.append(records, soon())) or []
+        results = self.attempt(lambda: self.log.append(records, soon())) or []
         for record, result in zip(records, results, strict=False):
-            self.note(record, result)
+            self.record_result(record, result)
 
-    def note(self, record: NewRecord, result: AppendResult) -> None:
-        place = (record.topic, record.queue_id, result.offset)
+    def record_result(self, record: NewRecord, result: AppendResult) -> None:
+        location = (record.topic, record.queue_id, result.offset)
         if result.status is AppendStatus.STORED:
-            into = self.told.stored if record.topic == "orders" else self.told.written
-            assert place not in self.told.stored
-            assert place not in self.told.written
-            into[place] = record.delivery
+            into = self.promises.stored if record.topic == "orders" else self.promises.written
+            assert location not in self.promises.stored
+            assert location not in self.promises.written
+            into[location] = record.delivery
         elif result.status is AppendStatus.UNKNOWN:
-            self.told.failures.append(result.error or AssertionError("unknown without a reason"))
+            self.promises.failures.append(result.error or AssertionError("unknown without a reason"))
         else:
-            self.told.absent.add(record.delivery)
+            self.promises.absent.add(record.delivery)
             assert isinstance(result.error, DdmqError), result
-            self.told.failures.append(result.error)
+            self.promises.failures.append(result.error)
 
     def move(self, number: int) -> None:
         """Acknowledge one offset and append its copy elsewhere, in one commit."""
-        info = self.told.topics.get("orders")
+        info = self.promises.topics.get("orders")
         if info is None:
             return
         ref = QueueRef("orders", info.incarnation, 0)
-        body = self.told.body(100)
+        body = self.promises.body(100)
         delta = ProgressDelta("group", ref, 0, 0, [(number, number + 1)])
         key, value = f"setting/{number}", b"%d" % number
         batch = CommitBatch([new_record("orders", 1, body)], [delta], {key: value})
-        self.told.pairs.append((body, ref, number))
-        results = self.ask(lambda: self.log.commit(batch, soon()))
+        self.promises.pairs.append((body, ref, number))
+        results = self.attempt(lambda: self.log.commit(batch, soon()))
         if results is not None:
-            self.note(batch.records[0], results[0])
-            self.told.finished[ref] = number + 1
-            self.told.settings[key] = value
+            self.record_result(batch.records[0], results[0])
+            self.promises.finished[ref] = number + 1
+            self.promises.settings[key] = value
 
     def checkpoint(self) -> None:
         """It comes when the log is at rest; a log that refuses does not rest."""
@@ -140,11 +140,11 @@ class Story:
         self.log.write_checkpoint(lambda: done.append(True))
         until(lambda: done or not self.log.health().ready)
 
-    def ask(self, call: Callable[[], Completion[T]]) -> T | None:
+    def attempt(self, call: Callable[[], Completion[T]]) -> T | None:
         try:
             return wait(call())
         except DdmqError as error:
-            self.told.failures.append(error)
+            self.promises.failures.append(error)
             return None
 
 
@@ -152,7 +152,7 @@ def new_record(topic: str, queue: int, body: bytes) -> NewRecord:
     return NewRecord(topic, queue, body[:16].ljust(16, b"."), 1_700_000_000_000, body, body[:6], b"tag")
 
 
-def known_record(topic: str, queue: int, body: bytes) -> NewRecord:
+def keyed_record(topic: str, queue: int, body: bytes) -> NewRecord:
     """One that says who it is: odd ones by a producer's sequence, even ones by a key."""
     record, number = new_record(topic, queue, body), int(body[:6])
     identity = (
@@ -165,7 +165,7 @@ def known_record(topic: str, queue: int, body: bytes) -> NewRecord:
 def read_all(log: FileLog, topic: str) -> dict[tuple[int, int], StoredRecord]:
     """Everything that a topic serves, by queue and offset."""
     info = log.topic(topic)
-    found: dict[tuple[int, int], StoredRecord] = {}
+    records: dict[tuple[int, int], StoredRecord] = {}
     for queue_id in range(info.queues if info is not None else 0):
         assert info is not None
         ref = QueueRef(topic, info.incarnation, queue_id)
@@ -178,69 +178,69 @@ def read_all(log: FileLog, topic: str) -> dict[tuple[int, int], StoredRecord]:
                 record = batch.record(index)
                 assert record.offset == at
                 assert record.delivery == batch.deliveries[index]
-                found[queue_id, at] = record
+                records[queue_id, at] = record
             assert batch.next_offset > offset
             offset = batch.next_offset
-    return found
+    return records
 
 
-def check(log: FileLog, told: Told, *, written_too: bool, lost: int = 0) -> None:
+def check(log: FileLog, promises: Promises, *, written_too: bool, lost: int = 0) -> None:
     """Everything promised is there, nothing refused is, and the log goes on. `lost`: damaged records."""
-    found = {topic: read_all(log, topic) for topic in ("orders", "events")}
-    promised = {**told.stored, **(told.written if written_too else {})}
+    records = {topic: read_all(log, topic) for topic in ("orders", "events")}
+    promised = {**promises.stored, **(promises.written if written_too else {})}
     missing = []
     for (topic, queue, offset), body in promised.items():
-        record = found[topic].get((queue, offset))
+        record = records[topic].get((queue, offset))
         if record is None:
             missing.append((topic, queue, offset))
         else:
             assert record.delivery == body
     assert len(missing) <= lost, f"acknowledged and gone: {missing}"
-    served = [record.delivery for topic in found.values() for record in topic.values()]
+    served = [record.delivery for topic in records.values() for record in topic.values()]
     assert len(served) == len(set(served)), "a record is served twice"
-    assert told.absent.isdisjoint(served)
-    _check_progress(log, told, set(served), lost)
-    _check_known(log, found["orders"].values(), told, lost)
+    assert promises.absent.isdisjoint(served)
+    _check_progress(log, promises, set(served), lost)
+    _check_resends(log, records["orders"].values(), promises, lost)
     _check_goes_on(log)
 
 
-def _check_progress(log: FileLog, told: Told, served: set[bytes], lost: int) -> None:
-    for ref, committed in told.finished.items():
+def _check_progress(log: FileLog, promises: Promises, served: set[bytes], lost: int) -> None:
+    for ref, committed in promises.finished.items():
         view = wait(log.progress("group", [ref]))[0]
         if not lost:
             assert view.committed is not None
             assert view.committed >= committed
     if lost:
         return
-    for key, value in told.settings.items():
+    for key, value in promises.settings.items():
         assert log.setting(key) == value
-    for body, ref, offset in told.pairs:
+    for body, ref, offset in promises.pairs:
         view = wait(log.progress("group", [ref]))[0]
         finished = (view.committed or 0) > offset or any(a <= offset < b for a, b in view.finished)
         assert finished == (body in served), "a commit came apart"
 
 
-def _check_known(log: FileLog, found: Iterable[StoredRecord], told: Told, lost: int) -> None:
+def _check_resends(log: FileLog, records: Iterable[StoredRecord], promises: Promises, lost: int) -> None:
     """What is served is recognised when it is sent again."""
-    for stored in found:
+    for stored in records:
         identity = stored.system.get(IDENTITY)
         if identity is None:
             continue
-        again = known_record(stored.topic, 1 - stored.queue_id, bytes(stored.delivery))
-        result = wait(log.append([again], soon()))[0]
+        resend = keyed_record(stored.topic, 1 - stored.queue_id, bytes(stored.delivery))
+        result = wait(log.append([resend], soon()))[0]
         assert result.status is AppendStatus.STORED, result.error
         if result.first is None:
             lost -= 1
             assert lost >= 0, f"{identity} is stored a second time"
         else:
-            place = (stored.message_id, stored.queue_id, stored.offset, False)
-            assert result.first == place
+            location = (stored.message_id, stored.queue_id, stored.offset, False)
+            assert result.first == location
 
 
-def check_absent(log: FileLog, told: Told) -> None:
+def check_absent(log: FileLog, promises: Promises) -> None:
     """What was not stored is taken when it is sent again; this log has then served its time."""
-    for body in told.absent if log.topic("orders") is not None else ():
-        result = wait(log.append([known_record("orders", 0, body)], soon()))[0]
+    for body in promises.absent if log.topic("orders") is not None else ():
+        result = wait(log.append([keyed_record("orders", 0, body)], soon()))[0]
         assert (result.status, result.first) == (AppendStatus.STORED, None)
 
 

@@ -51,15 +51,15 @@ class SmallDisk(Storage):
         for where, _, names in os.walk(self.folder):
             for name in names:
                 with suppress(FileNotFoundError):  # renamed by another thread
-                    found = os.lstat(f"{where}/{name}")
-                    inodes[found.st_ino] = found.st_blocks * 512
+                    status = os.lstat(f"{where}/{name}")
+                    inodes[status.st_ino] = status.st_blocks * 512
         for descriptor in os.listdir("/proc/self/fd"):
             try:
-                path, found = os.readlink(f"/proc/self/fd/{descriptor}"), os.stat(int(descriptor))
+                path, status = os.readlink(f"/proc/self/fd/{descriptor}"), os.stat(int(descriptor))
             except OSError:
                 continue
             if path.startswith(f"{self.folder}/"):
-                inodes[found.st_ino] = found.st_blocks * 512
+                inodes[status.st_ino] = status.st_blocks * 512
         return sum(inodes.values())
 
     def free(self) -> int:

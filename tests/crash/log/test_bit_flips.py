@@ -14,7 +14,7 @@ from backend.file_log.core.layout import FRAME_BYTES, UNSALTED, Frame, Record, R
 from backend.file_log.core.scan import scan_items
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
-from tests.crash.log.log_story import Story, Told, check, open_story, read_all, soon, wait
+from tests.crash.log.log_story import Promises, Story, check, open_story, read_all, soon, wait
 from tests.support.waits import until
 
 SEED = 20_261_121
@@ -25,20 +25,20 @@ class Built(NamedTuple):
     """A closed log, and what it had answered."""
 
     folder: Path
-    told: Told
+    promises: Promises
     proven: int  # log position below which frame headers or the checkpoint prove durability
 
 
 def build(folder: Path, *, drained: bool) -> Built:
-    log, told = open_story(folder), Told()
-    Story(log, told).tell(3)
+    log, promises = open_story(folder), Promises()
+    Story(log, promises).play(3)
     if drained:
         wait(log.drain(soon()))
     log.close()
     items = list(all_items(folder))
     end = max(item.end for item in items)
     proven = end if drained else max(item.durable for item in items if isinstance(item, Frame))
-    return Built(folder, told, proven)
+    return Built(folder, promises, proven)
 
 
 def all_items(folder: Path) -> Iterator[Frame | Record]:
@@ -70,14 +70,14 @@ def one_flip(built: Built, target: Path, file: str, at: int, bit: int, lost: int
     flip(target / file, at, bit)
     log = open_story(target)
     try:
-        check(log, built.told, written_too=not lost, lost=lost)
+        check(log, built.promises, written_too=not lost, lost=lost)
         return bool(log.damaged_ranges or log.recovered.tail_bytes)
     finally:
         log.close()
         shutil.rmtree(target)
 
 
-class Place(NamedTuple):
+class TargetByte(NamedTuple):
     """A byte to hit. `in_record`: what is lost is that record, at most."""
 
     file: str
@@ -87,12 +87,12 @@ class Place(NamedTuple):
     to_be_noticed: bool  # in a message, all of which are read, where the second CRC does not vouch for it
 
 
-def places(built: Built) -> list[Place]:
+def target_bytes(built: Built) -> list[TargetByte]:
     """One byte per region of every frame header and record."""
     chance = random.Random(SEED)
     items = list(all_items(built.folder))
     starts = sorted(int(path.name) for path in (built.folder / "commitlog").glob("[0-9]*"))
-    found = []
+    targets = []
     for item in items:
         segment = max(start for start in starts if start <= item.position)
         if isinstance(item, Frame):
@@ -105,20 +105,20 @@ def places(built: Built) -> list[Place]:
                 at = item.position - segment + chance.randrange(low, high)
                 in_record = isinstance(item, Record)
                 noticed = isinstance(item, Record) and item.kind == RecordKind.MESSAGE and low >= HEALED_BYTES
-                found.append(Place(f"commitlog/{segment:020d}", at, item.position, in_record, noticed))
-    return found
+                targets.append(TargetByte(f"commitlog/{segment:020d}", at, item.position, in_record, noticed))
+    return targets
 
 
 @pytest.mark.slow
 def test_a_bit_of_the_commit_log(built: Built, tmp_path: Path) -> None:
     chance = random.Random(SEED + 1)
-    for number, place in enumerate(places(built)):
-        lost = 1 if place.in_record else 0
-        if place.position + FRAME_BYTES > built.proven:
+    for number, byte in enumerate(target_bytes(built)):
+        lost = 1 if byte.in_record else 0
+        if byte.position + FRAME_BYTES > built.proven:
             lost = 1_000  # nothing proves the rest: it is cut there
         target = tmp_path / str(number)
-        noticed = one_flip(built, target, place.file, place.at, chance.randrange(8), lost)
-        assert noticed or not place.to_be_noticed, f"{place}: nothing was reported"
+        noticed = one_flip(built, target, byte.file, byte.at, chance.randrange(8), lost)
+        assert noticed or not byte.to_be_noticed, f"{byte}: nothing was reported"
 
 
 def test_every_bit_of_one_record_header(built: Built, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_bit_of_a_consume_queue_loses_nothing(built: Built, tmp_path: Path) ->
     chance = random.Random(SEED + 2)
     names = [path.relative_to(built.folder) for path in (built.folder / "consumequeue").rglob("*-*")]
     clean = open_story(built.folder)
-    wanted = {topic: read_all(clean, topic) for topic in ("orders", "events")}
+    expected = {topic: read_all(clean, topic) for topic in ("orders", "events")}
     clean.close()
     for name in names:
         for at in range(0, (built.folder / name).stat().st_size, 5):
@@ -142,7 +142,7 @@ def test_a_bit_of_a_consume_queue_loses_nothing(built: Built, tmp_path: Path) ->
             shutil.copytree(built.folder, target)
             flip(target / name, at, chance.randrange(8))
             log = open_story(target)
-            assert {topic: read_all(log, topic) for topic in wanted} == wanted
+            assert {topic: read_all(log, topic) for topic in expected} == expected
             log.close()
             shutil.rmtree(target)
 
@@ -157,7 +157,7 @@ def test_a_bit_of_a_checkpoint_loses_nothing(built: Built, tmp_path: Path) -> No
             shutil.copytree(built.folder, target)
             flip(target / name, at, at % 8)
             log = open_story(target)
-            check(log, built.told, written_too=True)
+            check(log, built.promises, written_too=True)
             assert name != "checkpoint" or log.damaged_ranges
             log.close()
             shutil.rmtree(target)
@@ -172,13 +172,13 @@ def test_a_bit_of_the_idempotency_keys_loses_nothing(built: Built, tmp_path: Pat
             shutil.copytree(built.folder, target)
             flip(target / "sends" / path.name, at, at % 8)
             log = open_story(target)
-            check(log, built.told, written_too=True)
+            check(log, built.promises, written_too=True)
             log.close()
             shutil.rmtree(target)
 
 
 @pytest.mark.parametrize("name", ["consumequeue", "index", "checkpoint", "checkpoint.old", "sends"])
-def test_a_view_that_is_gone_is_made_again(built: Built, tmp_path: Path, name: str) -> None:
+def test_a_deleted_view_is_rebuilt(built: Built, tmp_path: Path, name: str) -> None:
     target = tmp_path / "log"
     shutil.copytree(built.folder, target)
     path = target / name
@@ -187,13 +187,13 @@ def test_a_view_that_is_gone_is_made_again(built: Built, tmp_path: Path, name: s
     else:
         path.unlink(missing_ok=True)
     log = open_story(target)
-    check(log, built.told, written_too=True)
-    body = next(iter(built.told.stored.values()))
+    check(log, built.promises, written_too=True)
+    body = next(iter(built.promises.stored.values()))
 
-    def found() -> list[bytes]:
+    def find_bodies() -> list[bytes]:
         return [record.delivery for record in wait(log.find("orders", message_id=body[:16]))]
 
-    until(lambda: found() == [body], "the index is made again")
+    until(lambda: find_bodies() == [body], "the index is made again")
     log.close()
 
 

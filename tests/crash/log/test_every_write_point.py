@@ -10,57 +10,57 @@ import pytest
 from backend.file_log import FileLog
 from ddmq_common.errors import DdmqError
 from tests.crash.faulty_storage import FaultyStorage
-from tests.crash.log.log_story import Story, Told, check, check_absent, open_story
+from tests.crash.log.log_story import Promises, Story, check, check_absent, open_story
 
 
-def live(folder: Path, plan: dict[int, str], rounds: int) -> tuple[FaultyStorage, Told]:
+def live(folder: Path, plan: dict[int, str], rounds: int) -> tuple[FaultyStorage, Promises]:
     """Tell the story to a log whose storage fails as planned."""
     folder.mkdir(parents=True)
     storage = FaultyStorage(folder, plan)
-    told = Told()
+    promises = Promises()
     try:
         log = open_story(folder, storage)
     except DdmqError as error:
-        told.failures.append(error)
-        return storage, told
+        promises.failures.append(error)
+        return storage, promises
     try:
-        Story(log, told).tell(rounds)
+        Story(log, promises).play(rounds)
         if not storage.lost and log.health().ready:
-            check_living(log, storage, told)
+            check_living(log, storage, promises)
     finally:
         log.close()
-    return storage, told
+    return storage, promises
 
 
-def check_living(log: FileLog, storage: FaultyStorage, told: Told) -> None:
+def check_living(log: FileLog, storage: FaultyStorage, promises: Promises) -> None:
     try:
-        check(log, told, written_too=True)
+        check(log, promises, written_too=True)
     except AssertionError:
         if not storage.lost:  # else it happened right here
             raise
 
 
-def reopen_and_check(folder: Path, told: Told, *, written_too: bool) -> None:
+def reopen_and_check(folder: Path, promises: Promises, *, written_too: bool) -> None:
     log = open_story(folder)
     try:
         assert log.recovered.damaged_ranges == 0, "a torn tail was taken for damage"
-        check(log, told, written_too=written_too)
-        check_absent(log, told)
+        check(log, promises, written_too=written_too)
+        check_absent(log, promises)
     finally:
         log.close()
 
 
 def run(tmp_path: Path, plan: dict[int, str], rounds: int = 3) -> FaultyStorage:
-    storage, told = live(tmp_path / "live", plan, rounds)
-    reopen_and_check(storage.image(tmp_path / "dark"), told, written_too=False)
+    storage, promises = live(tmp_path / "live", plan, rounds)
+    reopen_and_check(storage.image(tmp_path / "dark"), promises, written_too=False)
     for seed in range(2):
         image = storage.image(tmp_path / f"torn{seed}", seed)
-        reopen_and_check(image, told, written_too=False)
-    reopen_and_check(storage.cache(tmp_path / "killed"), told, written_too=True)
+        reopen_and_check(image, promises, written_too=False)
+    reopen_and_check(storage.cache(tmp_path / "killed"), promises, written_too=True)
     return storage
 
 
-def test_without_a_fault_everything_is_there(tmp_path: Path) -> None:
+def test_without_a_fault_every_record_is_there(tmp_path: Path) -> None:
     storage = run(tmp_path, {})
     kinds = {line.split(" ", 1)[1].rsplit(" ", 1)[0] for line in storage.trace}
     assert {"write through", "write", "sync", "sync all", "create", "rename", "sync folder"} <= kinds

@@ -10,7 +10,7 @@ from backend.file_log import FileLog
 from backend.records import AppendResult, AppendStatus, TopicInfo
 from ddmq_common.errors import NotWriterError, RefusedUntilRecoveredError, RemoteError
 from tests.crash.faulty_storage import FaultyStorage
-from tests.crash.log.log_story import Story, Told, check, new_record, open_story, read_all, soon, wait
+from tests.crash.log.log_story import Promises, Story, check, new_record, open_story, read_all, soon, wait
 from tests.support.waits import until
 
 
@@ -29,27 +29,27 @@ def until_ready(log) -> None:  # type: ignore[no-untyped-def]
     until(lambda: log.health().ready)
 
 
-def failing_story(folder: Path) -> tuple[Failing, Told, FileLog, Story]:
+def failing_story(folder: Path) -> tuple[Failing, Promises, FileLog, Story]:
     """A log in `live` on a storage that fails as told, and who appends to it."""
     (folder / "live").mkdir()
-    storage, told = Failing(folder / "live"), Told()
+    storage, promises = Failing(folder / "live"), Promises()
     log = open_story(folder / "live", storage)
-    return storage, told, log, Story(log, told)
+    return storage, promises, log, Story(log, promises)
 
 
 def test_a_failed_sync_moves_the_log_on_and_the_answer_is_true(tmp_path: Path) -> None:
-    storage, told, log, story = failing_story(tmp_path)
+    storage, promises, log, story = failing_story(tmp_path)
     story.make("orders", 2)
     story.append([("orders", 0, 100)])
     storage.plan[storage.points + 1] = "fail"  # the next write through
     story.append([("orders", 0, 200)])
-    assert (("orders", 0, 1)) in told.stored, "it was written once more, elsewhere, and is durable"
+    assert (("orders", 0, 1)) in promises.stored, "it was written once more, elsewhere, and is durable"
     assert len(list((tmp_path / "live" / "commitlog").glob("[0-9]*"))) == 2
     log.close()
     for image in (storage.image(tmp_path / "dark"), storage.cache(tmp_path / "killed")):
-        again = open_story(image)
-        check(again, told, written_too=True)
-        again.close()
+        reopened = open_story(image)
+        check(reopened, promises, written_too=True)
+        reopened.close()
 
 
 def test_refused_until_it_can_be_written_elsewhere(tmp_path: Path) -> None:
@@ -73,12 +73,12 @@ def test_refused_until_it_can_be_written_elsewhere(tmp_path: Path) -> None:
     bodies = [record.delivery for record in read_all(log, "orders").values()]
     assert bodies == [b"000001:unknown", b"000003:stored"]
     log.close()
-    again = open_story(storage.image(tmp_path / "dark"))
-    assert [record.delivery for record in read_all(again, "orders").values()] == bodies
-    again.close()
+    reopened = open_story(storage.image(tmp_path / "dark"))
+    assert [record.delivery for record in read_all(reopened, "orders").values()] == bodies
+    reopened.close()
 
 
-def test_a_log_that_was_given_up_while_it_was_refused_stays_so(tmp_path: Path) -> None:
+def test_a_writer_that_is_replaced_while_it_recovers_never_accepts_again(tmp_path: Path) -> None:
     """Another process may write it now."""
     (tmp_path / "live").mkdir()
     storage = Failing(tmp_path / "live")
@@ -96,7 +96,7 @@ def test_a_log_that_was_given_up_while_it_was_refused_stays_so(tmp_path: Path) -
     log.close()
 
 
-def test_a_disk_that_fails_again_and_again_costs_a_segment_a_period_not_one_each(tmp_path: Path) -> None:
+def test_a_disk_that_keeps_failing_costs_one_segment_a_period(tmp_path: Path) -> None:
     (tmp_path / "live").mkdir()
     storage = Failing(tmp_path / "live")
     log = open_story(tmp_path / "live", storage, recover_retry_ms=3_600_000)
@@ -124,73 +124,73 @@ def test_a_disk_that_fails_again_and_again_costs_a_segment_a_period_not_one_each
 
 
 def test_written_records_survive_a_failed_sync_of_them(tmp_path: Path) -> None:
-    storage, told, log, story = failing_story(tmp_path)
-    story.tell(1)
+    storage, promises, log, story = failing_story(tmp_path)
+    story.play(1)
     story.append([("events", 0, 150)])
     storage.broken = ("sync",)
     story.append([("orders", 0, 150)])  # shares a sync with what was only written
     storage.broken = ()
     until_ready(log)
     story.append([("orders", 1, 150)])
-    check(log, told, written_too=True)
+    check(log, promises, written_too=True)
     log.close()
-    again = open_story(storage.image(tmp_path / "dark"))
-    check(again, told, written_too=True)
-    again.close()
+    reopened = open_story(storage.image(tmp_path / "dark"))
+    check(reopened, promises, written_too=True)
+    reopened.close()
 
 
 def test_a_full_disk_is_refused_and_nothing_of_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "live").mkdir()
-    storage, told = FaultyStorage(tmp_path / "live"), Told()
+    storage, promises = FaultyStorage(tmp_path / "live"), Promises()
     log = open_story(tmp_path / "live", storage)
-    story = Story(log, told)
+    story = Story(log, promises)
     story.make("orders", 2)
     for number in itertools.count():
-        before = len(told.absent)
+        before = len(promises.absent)
         storage.plan.clear()
         if number == 3:
             storage.plan.update(dict.fromkeys(range(storage.points + 1, storage.points + 40), "nospace"))
         story.append([("orders", 0, 6000)])
         if number == 3:
-            assert len(told.absent) == before + 1
+            assert len(promises.absent) == before + 1
             assert "planned fault" in log.health().reason
             assert not log.health().ready
         if number == 4:
             assert log.health().ready, "a full disk is no damage"
         if number == 6:
             break
-    check(log, told, written_too=True)
+    check(log, promises, written_too=True)
     log.close()
-    again = open_story(storage.image(tmp_path / "dark"))
-    check(again, told, written_too=True)
-    again.close()
+    reopened = open_story(storage.image(tmp_path / "dark"))
+    check(reopened, promises, written_too=True)
+    reopened.close()
 
 
-def test_what_readers_may_be_looking_at_is_not_cut_off(tmp_path: Path) -> None:
-    storage, told, log, story = failing_story(tmp_path)
-    story.tell(1)
+def test_a_failed_sync_truncates_no_bytes_that_readers_may_map(tmp_path: Path) -> None:
+    storage, promises, log, story = failing_story(tmp_path)
+    story.play(1)
     story.append([("events", 0, 9_000)])
     (first,) = (tmp_path / "live" / "commitlog").glob("[0-9]*")
-    seen = log._writer.written
+    readable_end = log._writer.written
     storage.broken = ("sync",)
     story.append([("orders", 0, 150)])
     storage.broken = ()
     until_ready(log)
     assert len(list((tmp_path / "live" / "commitlog").glob("[0-9]*"))) == 2
-    assert first.stat().st_size >= seen, "what was written and seen stays"
+    assert first.stat().st_size >= readable_end, "what was written and seen stays"
     log.close()
-    again = open_story(tmp_path / "live")
-    check(again, told, written_too=True)
-    assert (again.recovered.tail_bytes, again.damaged_ranges) == (0, 0)
-    again.close()
+    reopened = open_story(tmp_path / "live")
+    check(reopened, promises, written_too=True)
+    assert (reopened.recovered.tail_bytes, reopened.damaged_ranges) == (0, 0)
+    reopened.close()
 
 
 def test_what_a_failed_sync_moved_is_as_young_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "live").mkdir()
-    storage, told = Failing(tmp_path / "live"), Told()
+    storage, promises = Failing(tmp_path / "live"), Promises()
     log = open_story(tmp_path / "live", storage, written_sync_ms=1)
-    story = Story(log, told)
-    story.tell(1)
+    story = Story(log, promises)
+    story.play(1)
     storage.broken = ("sync",)
     story.append([("events", 0, 150)])  # its sync comes by itself
     until(lambda: len(list((tmp_path / "live" / "commitlog").glob("[0-9]*"))) >= 2, "something is moved")

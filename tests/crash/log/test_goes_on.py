@@ -12,7 +12,7 @@ from backend.file_log import FileLog
 from backend.file_log.storage import File
 from backend.records import Durability
 from tests.crash.faulty_storage import FaultyStorage
-from tests.crash.log.log_story import Story, Told, check, open_story
+from tests.crash.log.log_story import Promises, Story, check, open_story
 from tests.support.waits import until
 
 ROUNDS = 2
@@ -36,48 +36,48 @@ def until_ready(log: FileLog, point: int) -> None:
 def points(tmp_path: Path) -> int:
     storage = FaultyStorage(tmp_path)
     log = open_story(tmp_path, storage)
-    written_and_durable(Story(log, Told()))
+    written_and_durable(Story(log, Promises()))
     log.close()
     return storage.points
 
 
-def one_fault(folder: Path, point: int) -> None:
+def check_one_fault(folder: Path, point: int) -> None:
     folder.mkdir()
-    storage, told = FaultyStorage(folder), Told()
+    storage, promises = FaultyStorage(folder), Promises()
     log = open_story(folder, storage)
     storage.plan[point] = "fail"
-    story = Story(log, told)
+    story = Story(log, promises)
     written_and_durable(story)
     until_ready(log, point)
     story.append([("orders", 1, 100)])
-    check(log, told, written_too=True)
+    check(log, promises, written_too=True)
     log.close()
 
 
-def test_after_one_fault_anywhere_the_log_is_ready_again(tmp_path: Path) -> None:
+def test_the_log_recovers_from_one_fault_at_some_points(tmp_path: Path) -> None:
     (tmp_path / "counted").mkdir()
     for point in range(8, points(tmp_path / "counted"), 3):
-        one_fault(tmp_path / str(point), point)
+        check_one_fault(tmp_path / str(point), point)
 
 
 @pytest.mark.slow
-def test_after_one_fault_everywhere_the_log_is_ready_again(tmp_path: Path) -> None:
+def test_the_log_recovers_from_one_fault_at_every_point(tmp_path: Path) -> None:
     (tmp_path / "counted").mkdir()
     for point in range(8, points(tmp_path / "counted")):
-        one_fault(tmp_path / str(point), point)
+        check_one_fault(tmp_path / str(point), point)
 
 
 def test_what_failed_writes_leave_behind_takes_no_space_and_no_descriptor(tmp_path: Path) -> None:
-    storage, told = FaultyStorage(tmp_path), Told()
+    storage, promises = FaultyStorage(tmp_path), Promises()
     log = open_story(tmp_path, storage, allocate_bytes=1 << 20, segment_bytes=8 << 20)
-    story = Story(log, told)
+    story = Story(log, promises)
     story.make("orders", 2)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
         storage.plan[storage.points + 1] = "fail"
         story.append([("orders", 0, 300)])
         story.append([("orders", 0, 300)])
-    check(log, told, written_too=True)
+    check(log, promises, written_too=True)
     left = log._opened.segments.segments[:-1]
     assert sum(one.file.size() - (one.end - one.start) for one in left) == 0
     assert len(os.listdir("/proc/self/fd")) - before <= 2 * len(left) + 2, (
@@ -86,9 +86,9 @@ def test_what_failed_writes_leave_behind_takes_no_space_and_no_descriptor(tmp_pa
     log.close()
 
 
-def test_space_behind_what_a_crash_left_is_given_back_at_the_next_opening(tmp_path: Path) -> None:
+def test_reopening_releases_the_space_that_a_crash_left_allocated(tmp_path: Path) -> None:
     log = open_story(tmp_path, allocate_bytes=4 << 20, segment_bytes=8 << 20)
-    story = Story(log, Told())
+    story = Story(log, Promises())
     story.make("orders", 2)
     story.append([("orders", 0, 100)])
     log.close()

@@ -22,9 +22,9 @@ def _send(log: FileLog, body: bytes) -> None:
 
 
 def _checkpoint(log: FileLog) -> None:
-    ended: Completion[None] = Completion()
-    log.write_checkpoint(lambda: ended.succeed(None))
-    wait(ended)
+    written: Completion[None] = Completion()
+    log.write_checkpoint(lambda: written.succeed(None))
+    wait(written)
 
 
 @pytest.mark.parametrize("others", [0, 2 * OTHERS_BYTES_MAX])
@@ -46,9 +46,9 @@ def test_what_a_checkpoint_says_of_many_queues_is_there(
         image = storage.image(tmp_path / name)
         if name == "checkpoint.old":
             (image / "checkpoint").unlink()
-        again = open_story(image)
-        assert (again.recovered.rebuilt_queues, again.recovered.damaged_ranges) == (0, 0)
+        reopened = open_story(image)
+        assert (reopened.recovered.rebuilt_queues, reopened.recovered.damaged_ranges) == (0, 0)
         for queue in range(QUEUES):
-            read = again.read(QueueRef("t", info.incarnation, queue), 0, 10, 1 << 20)
+            read = reopened.read(QueueRef("t", info.incarnation, queue), 0, 10, 1 << 20)
             assert list(map(bytes, wait(read).deliveries)) == [b"first", b"second", b"third"]
-        again.close()
+        reopened.close()

@@ -69,12 +69,12 @@ class Disk:
         return self.clock.monotonic() + 1_000
 
     def send(self, count: int = 1, body: bytes = BODY) -> list[AppendStatus]:
-        found = []
+        statuses = []
         for _ in range(count):
             self.sent += 1
             record = NewRecord("t", 0, self.sent.to_bytes(16, "big"), 0, body)
-            found.append(wait(self.log.append([record], self.soon))[0].status)
-        return found
+            statuses.append(wait(self.log.append([record], self.soon))[0].status)
+        return statuses
 
     def acknowledge(self, offset: int) -> None:
         delta = ProgressDelta("g", self.ref, 0, 0, [(offset, offset + 1)])
@@ -83,13 +83,13 @@ class Disk:
     def offsets(self) -> list[int]:
         bounds = wait(self.log.bounds([self.ref]))[0]
         assert bounds is not None
-        found: list[int] = []
+        offsets: list[int] = []
         at = bounds.min
         while at < bounds.next:
             batch = wait(self.log.read(self.ref, at, 100, MIB))
-            found += batch.offsets
+            offsets += batch.offsets
             at = batch.next_offset
-        return found
+        return offsets
 
     def crash(self, into: Path) -> None:
         """What kill -9 leaves, on a disk as full as it was."""
@@ -126,17 +126,17 @@ def test_what_an_open_log_set_aside_is_used_before_it_says_full(tmp_path: Path) 
                 refuse_free_percent=0, reserve_free_percent=0))  # fmt: skip
     disk.send()
     disk.storage.fill()
-    taken = 0
+    stored = 0
     while disk.send() == [AppendStatus.STORED]:
-        taken += 1
-    assert taken >= TOTAL // FREE_SHARE // 20_000, "an eighth of the disk lay ready"
-    place = disk.log._writer._committer.log_end
-    assert place._allocated - disk.log._writer.written < 2 * len(BODY)
+        stored += 1
+    assert stored >= TOTAL // FREE_SHARE // 20_000, "an eighth of the disk lay ready"
+    log_end = disk.log._writer._committer.log_end
+    assert log_end._allocated - disk.log._writer.written < 2 * len(BODY)
     disk.goes_on()
     disk.log.close()
 
 
-def test_the_disk_is_used_down_to_the_marks_not_to_the_piece(tmp_path: Path) -> None:
+def test_the_disk_is_filled_beyond_the_last_large_allocation(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "live", retention=RetentionOptions(clean_free_percent=0, refuse_free_percent=0,
                 reserve_free_percent=0))  # fmt: skip
     disk.storage.fill(600 << 10)
@@ -148,20 +148,20 @@ def test_the_disk_is_used_down_to_the_marks_not_to_the_piece(tmp_path: Path) -> 
     disk.log.close()
 
 
-def test_a_piece_that_failed_is_given_back(tmp_path: Path) -> None:
+def test_a_failed_allocation_is_released(tmp_path: Path) -> None:
     storage = SmallDisk(tmp_path, 4 * MIB)
     segments = SegmentSet(storage, str(tmp_path))
     storage.make_folder(segments.folder)
     segments.add(segments.create(0, 64 * MIB))
-    place = LogEnd(segments, 64 * MIB, 64 * MIB)
+    log_end = LogEnd(segments, 64 * MIB, 64 * MIB)
     storage.space = lambda _: storage.__class__.space(storage, "")._replace(free=1 << 40)  # type: ignore[method-assign]
-    place.write(b"a small frame", 0, sync=True)
+    log_end.write(b"a small frame", 0, sync=True)
     assert storage.used() < 64 << 10, "a file system keeps what it found before it failed"
     assert storage.allocations == 2
     segments.close()
 
 
-def test_a_crash_on_a_disk_with_no_room_for_views_leaves_retention_at_work(tmp_path: Path) -> None:
+def test_retention_works_after_a_crash_on_a_disk_without_space_for_views(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "live", retention=RetentionOptions(log_bytes_max=4 * MIB, cleaning_hour=None,
                 clean_free_percent=0, refuse_free_percent=0, reserve_free_percent=0))  # fmt: skip
     disk.send(700)

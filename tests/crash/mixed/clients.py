@@ -21,7 +21,7 @@ from thrift.Thrift import TException
 
 from ddmq_client import Consumer
 from ddmq_client import Message as OurMessage
-from tests.crash.mixed.history import Given, History, Plan, Said, Unseen
+from tests.crash.mixed.history import Delivery, History, Plan, Settlement, Unseen
 from tests.crash.mixed.reading import body_id
 from tests.crash.mixed.tap import Tap
 from tests.interop.apache_client import (
@@ -102,7 +102,7 @@ class Sender(threading.Thread):
         self._history = around.history
         self._over = around.over
         self._proxy = proxy
-        self._ours = number % 2 == 0  # it gives a clientId, and hears places
+        self._extended = number % 2 == 0  # it gives a clientId, and hears places
 
     def run(self) -> None:
         """Everything, over as many connections as it takes."""
@@ -142,7 +142,7 @@ class Sender(threading.Thread):
         message = Message(
             topic=topic, key=key, body=body.encode(), partitionId=zlib.crc32(key.encode()) % queues
         )
-        message.clientId = self.name if self._ours else None
+        message.clientId = self.name if self._extended else None
         return message
 
     def _send(self, client: Client, batch: list[Any]) -> None:
@@ -155,7 +155,7 @@ class Sender(threading.Thread):
         for each, answer in zip(sent, answers, strict=True):
             each.code = answer.code
             if answer.code == 0 and answer.offset is not None:
-                each.place = (each.topic, answer.queueId, answer.offset)
+                each.location = (each.topic, answer.queueId, answer.offset)
 
 
 # --- consumers
@@ -191,8 +191,8 @@ class Waiting(NamedTuple):
     """A result that has not left."""
 
     result: ConsumeResult
-    acked: list[Given]
-    failed: list[Given]
+    acked: list[Delivery]
+    failed: list[Delivery]
 
 
 class OldVisit(Visit):
@@ -240,7 +240,7 @@ class OldVisit(Visit):
             self._back(waiting)
 
     def _submit(self, client: Client, waiting: list[Waiting], proxy: str = "") -> None:
-        said = self._leave(waiting, proxy)
+        settlements = self._leave(waiting, proxy)
         try:
             client.submit(chained([each.result for each in waiting]))  # type: ignore[arg-type]
         except PullError:
@@ -250,13 +250,13 @@ class OldVisit(Visit):
             self._back(waiting)
             raise
         else:
-            answered(said)
+            answered(settlements)
 
     def _pull(self, client: Client, waiting: list[Waiting]) -> None:
-        said = self._leave(waiting)
+        settlements = self._leave(waiting)
         topic = self.random.choice((None, *self.plan.topics))
         count = self.random.choice((1, 4, 16, 64))
-        asked = time.monotonic()
+        requested = time.monotonic()
         result = chained([each.result for each in waiting])
         try:
             answer = client.pull(
@@ -267,22 +267,22 @@ class OldVisit(Visit):
             self.around.over.wait(PAUSE_S)
             return
         except BROKEN:
-            self._missed(asked)
+            self._missed(requested)
             self._back(waiting)
             raise
-        answered(said)
-        self._take(answer, asked, time.monotonic())
+        answered(settlements)
+        self._take(answer, requested, time.monotonic())
 
-    def _missed(self, asked: float) -> None:
+    def _missed(self, requested: float) -> None:
         over = time.monotonic()
-        self.around.history.unseen.append(Unseen(self.plan.name, self.proxy.name, asked, over))
+        self.around.history.unseen.append(Unseen(self.plan.name, self.proxy.name, requested, over))
 
-    def _leave(self, waiting: list[Waiting], proxy: str = "") -> list[Said]:
-        now, history, said = time.monotonic(), self.around.history, []
+    def _leave(self, waiting: list[Waiting], proxy: str = "") -> list[Settlement]:
+        now, history, settlements = time.monotonic(), self.around.history, []
         for each in waiting:
-            said += history.say(each.acked, proxy or self.proxy.name, now, ack=True)
-            said += history.say(each.failed, proxy or self.proxy.name, now, ack=False)
-        return said
+            settlements += history.settle(each.acked, proxy or self.proxy.name, now, ack=True)
+            settlements += history.settle(each.failed, proxy or self.proxy.name, now, ack=False)
+        return settlements
 
     def _back(self, waiting: list[Waiting]) -> None:
         """Not answered: mostly said again."""
@@ -291,13 +291,13 @@ class OldVisit(Visit):
                 each.result.nextResult = None
             self._waiting = waiting + self._waiting
 
-    def _take(self, answer: PullResponse, asked: float, read: float) -> None:
-        acked: list[Given] = []
-        failed: list[Given] = []
+    def _take(self, answer: PullResponse, requested: float, read: float) -> None:
+        acked: list[Delivery] = []
+        failed: list[Delivery] = []
         life = self._life if self._life == self.proxy.life else -1
         for message in answer.messages:
             body = json.loads(message.value)
-            given = self.around.history.give(
+            delivery = self.around.history.give(
                 self.plan.name,
                 body["id"],
                 topic=answer.context.topic,
@@ -306,13 +306,13 @@ class OldVisit(Visit):
                 proxy=self.proxy.name,
                 life=life,
                 lease=0,
-                asked=asked,
+                requested=requested,
                 read=read,
                 client=self.name,
             )
-            said = choice(self.random, body["kind"], self.around.gentle.is_set())
-            if said != "leave":
-                (acked if said == "ack" else failed).append(given)
+            verdict = choice(self.random, body["kind"], self.around.gentle.is_set())
+            if verdict != "leave":
+                (acked if verdict == "ack" else failed).append(delivery)
         if acked or failed:
             offsets = [each.offset for each in acked], [each.offset for each in failed]
             result = ConsumeResult(context=answer.context, successOffsets=offsets[0], failOffsets=offsets[1])
@@ -345,15 +345,15 @@ class OurVisit(Visit):
         consumer.stop(timeout_ms=self.random.choice((0, 3_000)))
 
     def _handle(self, message: OurMessage) -> None:
-        said = choice(self.random, json.loads(message.body)["kind"], self.around.gentle.is_set())
-        if said == "ack":
+        verdict = choice(self.random, json.loads(message.body)["kind"], self.around.gentle.is_set())
+        if verdict == "ack":
             message.ack()
-        elif said == "fail":
+        elif verdict == "fail":
             message.fail(reason=self.random.choice(REASONS))
 
 
-def answered(said: Sequence[Said]) -> None:
+def answered(settlements: Sequence[Settlement]) -> None:
     """The answer is here."""
     now = time.monotonic()
-    for each in said:
+    for each in settlements:
         each.answered = now

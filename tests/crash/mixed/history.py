@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-Place = tuple[str, int, int]  # topic, queue, offset
+Location = tuple[str, int, int]  # topic, queue, offset
 RETRY = "%RETRY%"
 
 
@@ -50,10 +50,10 @@ class Sent:
     key: str
     at: float
     code: int | None = None
-    place: Place | None = None
+    location: Location | None = None
 
 
-class Given(NamedTuple):
+class Delivery(NamedTuple):
     """One message of one answer. `life` of the proxy's process; −1 when it may be either of two.
 
     `asked`: when the pull was sent; `read`: when its answer was here. `lease` 0: an old client.
@@ -68,7 +68,7 @@ class Given(NamedTuple):
     proxy: str
     life: int
     lease: int
-    asked: float
+    requested: float
     read: float
     client: str
 
@@ -83,10 +83,10 @@ class Given(NamedTuple):
 
 
 @dataclass(slots=True)
-class Said:
+class Settlement:
     """A result on its way: acknowledged, or failed. `answered` None: no answer, or a refusal."""
 
-    given: Given
+    delivery: Delivery
     ack: bool
     proxy: str
     at: float
@@ -104,11 +104,11 @@ class Unseen(NamedTuple):
 
     group: str
     proxy: str
-    asked: float
+    requested: float
     over: float
 
 
-class Ended(NamedTuple):
+class Kill(NamedTuple):
     """A process was killed, as its `life`-th."""
 
     process: str
@@ -129,7 +129,7 @@ class Loss(NamedTuple):
 class Row(NamedTuple):
     """One stored message; `position` in the log."""
 
-    place: Place
+    location: Location
     position: int
     body: str
     key: str
@@ -142,7 +142,7 @@ class Letter(NamedTuple):
     body: str
     reason: str
     error: str
-    place: Place
+    location: Location
     attempts: int
     at: float
 
@@ -166,7 +166,7 @@ class Ending:
     letters: list[Letter] = field(default_factory=list)
     finishes: list[Finish] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
-    unfinished: list[tuple[str, Place]] = field(default_factory=list)
+    unfinished: list[tuple[str, Location]] = field(default_factory=list)
 
 
 class History:
@@ -174,10 +174,10 @@ class History:
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
-        self.given: list[Given] = []
-        self.said: list[Said] = []
+        self.deliveries: list[Delivery] = []
+        self.settlements: list[Settlement] = []
         self.unseen: list[Unseen] = []
-        self.ended: list[Ended] = []
+        self.kills: list[Kill] = []
         self._numbers = itertools.count()
 
     def send(self, body: str, topic: str, key: str, at: float) -> Sent:
@@ -197,21 +197,21 @@ class History:
         proxy: str,
         life: int,
         lease: int,
-        asked: float,
+        requested: float,
         read: float,
         client: str,
-    ) -> Given:
+    ) -> Delivery:
         """A message is here."""
-        given = Given(
-            next(self._numbers), group, body, topic, qid, offset, proxy, life, lease, asked, read, client
+        delivery = Delivery(
+            next(self._numbers), group, body, topic, qid, offset, proxy, life, lease, requested, read, client
         )
-        self.given.append(given)
-        return given
+        self.deliveries.append(delivery)
+        return delivery
 
-    def say(
-        self, given: Iterable[Given], proxy: str, at: float, *, ack: bool, reason: str = ""
-    ) -> list[Said]:
+    def settle(
+        self, deliveries: Iterable[Delivery], proxy: str, at: float, *, ack: bool, reason: str = ""
+    ) -> list[Settlement]:
         """Results leave; `answered` is for the caller to set."""
-        said = [Said(each, ack, proxy, at, reason=reason) for each in given]
-        self.said += said
-        return said
+        settlements = [Settlement(each, ack, proxy, at, reason=reason) for each in deliveries]
+        self.settlements += settlements
+        return settlements

@@ -48,24 +48,24 @@ class KafkaMixedRun(MixedRun):
         seconds: float,
         proxies: int,
         processes: bool,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         brokers: int,
     ) -> None:
         self.cluster = TrialCluster(folder / "kafka")
         self.cluster.make([Ports(*free_ports(2)) for _ in range(brokers)])
-        super().__init__(folder, seed, load, seconds, proxies, processes, say)
+        super().__init__(folder, seed, load, seconds, proxies, processes, print_line)
 
     def configuration(self, folder: Path) -> Path:
-        made = configuration(folder)
+        config = configuration(folder)
         tree = {"engine": "kafka", "kafka": {"bootstrap": self.cluster.bootstrap}}
-        (made / "backend.yaml").write_text(json.dumps(tree))
-        (made / "file_log.yaml").unlink()
-        return made
+        (config / "backend.yaml").write_text(json.dumps(tree))
+        (config / "file_log.yaml").unlink()
+        return config
 
     def server(self, folder: Path, config: Path, name: str) -> RealServer:
-        made = super().server(folder, config, name)
-        made.data_dir = folder / name
-        return made
+        server = super().server(folder, config, name)
+        server.data_dir = folder / name
+        return server
 
     def run(self) -> list[Violation]:
         try:
@@ -88,16 +88,16 @@ class KafkaMixedRun(MixedRun):
 
 def _finishes(options: KafkaOptions) -> Iterator[Finish]:
     """What each record of progress that counted has added to what the ones before it said."""
-    known: dict[Key, tuple[Stamp, AckMap]] = {}
+    progress_of: dict[Key, tuple[Stamp, AckMap]] = {}
     for message in _everything(options, options.names.system_topic("progress")):
         if message.value() is None:
             continue
         key, stamp = parse_progress_key(message.key())
-        before, acks = known.get(key, (stamp, AckMap()))
+        before, acks = progress_of.get(key, (stamp, AckMap()))
         if stamp < before:
             continue
         _, queue, progress = decode_progress(message.value())
-        known[key] = stamp, progress.acks
+        progress_of[key] = stamp, progress.acks
         view = progress.view()
         for start, end in [(acks.committed, view.committed or 0), *view.finished]:
             for offset in range(start, end):

@@ -25,7 +25,7 @@ from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import decode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC, dlq_topic, retry_topic
-from tests.crash.mixed.history import Ending, Finish, Letter, Loss, Place, Plan, Row
+from tests.crash.mixed.history import Ending, Finish, Letter, Location, Loss, Plan, Row
 
 WAIT_S = 60.0
 LOST_EVENTS = ("queues lost", "queues handed over")
@@ -57,9 +57,9 @@ def read_backend(log: Backend, plans: Sequence[Plan], offset_s: float) -> Ending
         letters = _records(log, dlq_topic(plan.name))
         ending.letters += [_letter(plan.name, record, offset_s) for record in letters]
         for topic in (*plan.topics, retry_topic(plan.name)):
-            ending.unfinished += [(plan.name, place) for place in _unfinished(log, plan.name, topic)]
+            ending.unfinished += [(plan.name, location) for location in _unfinished(log, plan.name, topic)]
     on_the_way = _unfinished(log, LEVELS_GROUP, SCHEDULE_TOPIC)
-    ending.unfinished += [(plan.name, place) for place in on_the_way for plan in plans if plan.steps]
+    ending.unfinished += [(plan.name, location) for location in on_the_way for plan in plans if plan.steps]
     return ending
 
 
@@ -83,20 +83,28 @@ def _records(log: Backend, topic: str) -> Iterator[StoredRecord]:
 
 def _row(record: StoredRecord) -> Row:
     content = decode(record.delivery)
-    place = (record.topic, record.queue_id, record.offset)
+    location = (record.topic, record.queue_id, record.offset)
     position = record.offset if record.position < 0 else record.position  # Kafka: in its queue alone
-    return Row(place, position, body_id(content.value), content.key.decode())
+    return Row(location, position, body_id(content.value), content.key.decode())
 
 
 def _letter(group: str, record: StoredRecord, offset_s: float) -> Letter:
-    said = read_dead_letter(record)
-    assert said.content is not None
-    place = (said.topic, said.queue_id, said.offset)
-    at = said.time_ms / 1000 - offset_s
-    return Letter(group, body_id(said.content.value), said.reason, said.error, place, said.attempts, at)
+    dead_letter = read_dead_letter(record)
+    assert dead_letter.content is not None
+    location = (dead_letter.topic, dead_letter.queue_id, dead_letter.offset)
+    at = dead_letter.time_ms / 1000 - offset_s
+    return Letter(
+        group,
+        body_id(dead_letter.content.value),
+        dead_letter.reason,
+        dead_letter.error,
+        location,
+        dead_letter.attempts,
+        at,
+    )
 
 
-def _unfinished(log: Backend, group: str, topic: str) -> Iterator[Place]:
+def _unfinished(log: Backend, group: str, topic: str) -> Iterator[Location]:
     done: dict[int, AckMap] = {}
     for queue in _queues(log, topic):
         (view,) = log.progress(group, [queue]).wait(WAIT_S)
@@ -130,8 +138,8 @@ def _losses(proxy: str, path: Path, offset_s: float) -> Iterator[Loss]:
     for line in path.read_text(errors="replace").splitlines():
         if not any(event in line for event in LOST_EVENTS):
             continue
-        said = json.loads(line)
-        if said["event"] in LOST_EVENTS:
-            at = datetime.fromisoformat(said["time"]).timestamp() - offset_s
-            for queue in said["queues"]:
-                yield Loss(proxy, said["group"], said["topic"], queue, at)
+        event = json.loads(line)
+        if event["event"] in LOST_EVENTS:
+            at = datetime.fromisoformat(event["time"]).timestamp() - offset_s
+            for queue in event["queues"]:
+                yield Loss(proxy, event["group"], event["topic"], queue, at)

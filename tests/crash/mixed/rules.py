@@ -35,7 +35,17 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from tests.crash.kit.key_order import KeyDelivery, find_returns
-from tests.crash.mixed.history import Ending, Finish, Given, History, Letter, Place, Plan, Row, Said
+from tests.crash.mixed.history import (
+    Delivery,
+    Ending,
+    Finish,
+    History,
+    Letter,
+    Location,
+    Plan,
+    Row,
+    Settlement,
+)
 
 SLACK_S = 0.05  # log lines carry wall time in whole milliseconds
 UNKNOWN_CODES = (None, 10, 12)
@@ -64,61 +74,68 @@ class Evidence:
         self.ending = ending
         self.plans = {plan.name: plan for plan in plans}
         self.rows = {row.body: row for row in ending.rows}
-        self.given: dict[tuple[str, str], list[Given]] = defaultdict(list)
-        self.said: dict[tuple[str, str], list[Said]] = defaultdict(list)
+        self.deliveries: dict[tuple[str, str], list[Delivery]] = defaultdict(list)
+        self.settlements: dict[tuple[str, str], list[Settlement]] = defaultdict(list)
         self.letters: dict[tuple[str, str], list[Letter]] = defaultdict(list)
-        self._acks: dict[tuple[str, str], list[Said]] = {}
-        for given in sorted(history.given, key=lambda each: each.read):
-            self.given[given.group, given.body].append(given)
-        for said in history.said:
-            self.said[said.given.group, said.given.body].append(said)
+        self._acks: dict[tuple[str, str], list[Settlement]] = {}
+        for delivery in sorted(history.deliveries, key=lambda each: each.read):
+            self.deliveries[delivery.group, delivery.body].append(delivery)
+        for settlement in history.settlements:
+            self.settlements[settlement.delivery.group, settlement.delivery.body].append(settlement)
         for letter in ending.letters:
             self.letters[letter.group, letter.body].append(letter)
-        self._ended = {(each.process, each.life): each.at for each in history.ended}
+        self._killed_at = {(each.process, each.life): each.at for each in history.kills}
         self._losses: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
         for loss in sorted(ending.losses, key=lambda each: each.at):
             self._losses[loss.proxy, loss.group, loss.topic, loss.queue].append(loss.at)
 
-    def acks(self, group: str, body: str) -> list[Said]:
+    def acks(self, group: str, body: str) -> list[Settlement]:
         """Those that may count."""
-        known = self._acks.get((group, body))
-        if known is None:
-            said = self.said[group, body]
-            known = self._acks[group, body] = [each for each in said if each.ack and self._may_count(each)]
-        return known
+        acks = self._acks.get((group, body))
+        if acks is None:
+            settlements = self.settlements[group, body]
+            acks = self._acks[group, body] = [
+                each for each in settlements if each.ack and self._may_count(each)
+            ]
+        return acks
 
-    def _may_count(self, said: Said) -> bool:
-        given = said.given
-        return not given.lease or not any(
-            later.asked >= given.read
-            and (later.proxy, later.life) == (given.proxy, given.life)
-            and given.life >= 0
-            and said.at > later.read
-            for later in self.given[given.group, given.body]
+    def _may_count(self, settlement: Settlement) -> bool:
+        delivery = settlement.delivery
+        return not delivery.lease or not any(
+            later.requested >= delivery.read
+            and (later.proxy, later.life) == (delivery.proxy, delivery.life)
+            and delivery.life >= 0
+            and settlement.at > later.read
+            for later in self.deliveries[delivery.group, delivery.body]
         )
 
-    def held(self, given: Given, start: float, until: float) -> bool:
+    def keeps_queue(self, delivery: Delivery, start: float, until: float) -> bool:
         """Whether the giver held the queue without a break, certainly, from `start` to `until`."""
-        if given.life < 0 or self._ended.get((given.proxy, given.life), NEVER) <= until:
+        if delivery.life < 0 or self._killed_at.get((delivery.proxy, delivery.life), NEVER) <= until:
             return False
-        losses = self._losses[given.proxy, given.group, *given.queue]
+        losses = self._losses[delivery.proxy, delivery.group, *delivery.queue]
         return bisect_left(losses, start - SLACK_S) == bisect_right(losses, until + SLACK_S)
 
-    def binds(self, said: Said) -> bool:
+    def binds(self, settlement: Settlement) -> bool:
         """See the module."""
-        given = said.given
-        if not said.ack or said.answered is None or not self.held(given, given.asked, said.answered):
+        delivery = settlement.delivery
+        if (
+            not settlement.ack
+            or settlement.answered is None
+            or not self.keeps_queue(delivery, delivery.requested, settlement.answered)
+        ):
             return False
-        return not given.lease or self.in_time(said)
+        return not delivery.lease or self.in_time(settlement)
 
-    def in_time(self, said: Said) -> bool:
+    def in_time(self, settlement: Settlement) -> bool:
         """Whether the lease was there, certainly, when the result was answered."""
-        given = said.given
-        if said.until >= given.asked + self.plans[given.group].ack_timeout_s:
+        delivery = settlement.delivery
+        if settlement.until >= delivery.requested + self.plans[delivery.group].ack_timeout_s:
             return False
-        others = (each for each in self.said[given.group, given.body] if not each.ack)
+        others = (each for each in self.settlements[delivery.group, delivery.body] if not each.ack)
         return not any(
-            not each.given.lease and each.at < said.until and each.until > given.asked for each in others
+            not each.delivery.lease and each.at < settlement.until and each.until > delivery.requested
+            for each in others
         )
 
     def done_from(self, group: str, body: str) -> float:
@@ -131,73 +148,76 @@ class Evidence:
 def check(history: History, ending: Ending, plans: Sequence[Plan]) -> list[Violation]:
     """Every broken rule."""
     evidence = Evidence(history, ending, plans)
-    found = [*_stored(evidence), *_given(evidence), *_letters(evidence)]
+    violations = [*_stored(evidence), *_deliveries(evidence), *_letters(evidence)]
     for plan in plans:
-        found += [*_again(evidence, plan), *_lost(evidence, plan)]
+        violations += [*_check_redeliveries(evidence, plan), *_lost(evidence, plan)]
         if plan.scope:
-            found += _chains(evidence, plan)
-    return found
+            violations += _chains(evidence, plan)
+    return violations
 
 
 def coverage(history: History, ending: Ending, plans: Sequence[Plan]) -> str:
     """How much there was to prove, for people."""
     evidence = Evidence(history, ending, plans)
-    told = []
+    lines = []
     for plan in plans:
-        keys = {(row.place[0], row.key) for row in ending.rows if row.place[0] in plan.topics}
+        keys = {(row.location[0], row.key) for row in ending.rows if row.location[0] in plan.topics}
         acks = [
             each
-            for (group, _), said in evidence.said.items()
+            for (group, _), settlements in evidence.settlements.items()
             if group == plan.name
-            for each in said
+            for each in settlements
             if each.ack
         ]
         binding = sum(map(evidence.binds, acks))
-        given = [len(many) for (group, _), many in evidence.given.items() if group == plan.name]
+        delivery_counts = [
+            len(many) for (group, _), many in evidence.deliveries.items() if group == plan.name
+        ]
         dead = sum(letter.group == plan.name for letter in ending.letters)
-        told.append(
-            f"{plan.name}: {len(given)} messages of {len(keys)} keys, given {sum(given)} times, {binding} of "
+        lines.append(
+            f"{plan.name}: {len(delivery_counts)} messages of {len(keys)} keys, "
+            f"given {sum(delivery_counts)} times, {binding} of "
             f"{len(acks)} acknowledgements bind, {dead} dead letters"
         )
-    return "\n".join(told)
+    return "\n".join(lines)
 
 
 # --- what lies in the log, and what is given
 
 
 def _stored(evidence: Evidence) -> Iterator[Violation]:
-    by_place: dict[Place, Row] = {}
-    seen: set[str] = set()
+    by_location: dict[Location, Row] = {}
+    stored_bodies: set[str] = set()
     for row in evidence.ending.rows:
-        by_place[row.place] = row
-        if row.body in seen:
-            yield Violation("stored", f"{row.body} lies twice, once at {row.place}", "", row.body)
-        seen.add(row.body)
+        by_location[row.location] = row
+        if row.body in stored_bodies:
+            yield Violation("stored", f"{row.body} lies twice, once at {row.location}", "", row.body)
+        stored_bodies.add(row.body)
     sent = {each.body: each for each in evidence.history.sent}
     for body, each in sent.items():
-        found = evidence.rows.get(body)
-        if each.code == 0 and found is None:
+        row = evidence.rows.get(body)
+        if each.code == 0 and row is None:
             yield Violation("lost", f"{body} was answered 0 and is not in the log", "", body)
-        elif found is not None and (each.place or found.place) != found.place:
-            yield Violation("stored", f"{body} lies at {found.place}, answered {each.place}", "", body)
-        elif found is not None and each.code != 0 and each.code not in UNKNOWN_CODES:
+        elif row is not None and (each.location or row.location) != row.location:
+            yield Violation("stored", f"{body} lies at {row.location}, answered {each.location}", "", body)
+        elif row is not None and each.code != 0 and each.code not in UNKNOWN_CODES:
             yield Violation(
                 "stored", f"{body} was refused with code {each.code} and lies in the log", "", body
             )
-    for body in seen - set(sent):
+    for body in stored_bodies - set(sent):
         yield Violation("stored", f"{body} was never sent", "", body)
 
 
-def _given(evidence: Evidence) -> Iterator[Violation]:
-    for each in evidence.history.given:
+def _deliveries(evidence: Evidence) -> Iterator[Violation]:
+    for each in evidence.history.deliveries:
         row, plan = evidence.rows.get(each.body), evidence.plans[each.group]
-        if row is None or row.place[0] not in plan.topics:
+        if row is None or row.location[0] not in plan.topics:
             yield Violation("given", f"{each.body}, which the group has no message of", each.group, each.body)
-        elif each.topic != row.place[0]:
+        elif each.topic != row.location[0]:
             yield Violation("given", f"{each.body} as of topic {each.topic}", each.group, each.body)
-        elif not each.retried and (*each.queue, each.offset) != row.place:
+        elif not each.retried and (*each.queue, each.offset) != row.location:
             at = (*each.queue, each.offset)
-            yield Violation("given", f"{each.body} at {at}, it lies at {row.place}", each.group, each.body)
+            yield Violation("given", f"{each.body} at {at}, it lies at {row.location}", each.group, each.body)
         elif each.retried and plan.scope:
             yield Violation("given", f"{each.body} on the retry path", each.group, each.body)
 
@@ -205,26 +225,28 @@ def _given(evidence: Evidence) -> Iterator[Violation]:
 # --- one message
 
 
-def _again(evidence: Evidence, plan: Plan) -> Iterator[Violation]:
-    for (group, body), said in list(evidence.said.items()):
+def _check_redeliveries(evidence: Evidence, plan: Plan) -> Iterator[Violation]:
+    for (group, body), settlements in list(evidence.settlements.items()):
         if group != plan.name:
             continue
-        for ack in said:
-            if not evidence.binds(ack) or (not ack.given.lease and evidence.letters[group, body]):
+        for ack in settlements:
+            if not evidence.binds(ack) or (not ack.delivery.lease and evidence.letters[group, body]):
                 continue
             assert ack.answered is not None
-            for given in evidence.given[group, body]:
-                if given.asked >= ack.answered:
-                    text = f"{body} was acknowledged, {ack.given.number}, and given again, {given.number}"
+            for delivery in evidence.deliveries[group, body]:
+                if delivery.requested >= ack.answered:
+                    text = (
+                        f"{body} was acknowledged, {ack.delivery.number}, and given again, {delivery.number}"
+                    )
                     yield Violation("again", text, group, body)
 
 
 def _lost(evidence: Evidence, plan: Plan) -> Iterator[Violation]:
-    for group, place in evidence.ending.unfinished:
+    for group, location in evidence.ending.unfinished:
         if group == plan.name:
-            yield Violation("lost", f"{place} is not finished at the end", group, *_at(evidence, place))
+            yield Violation("lost", f"{location} is not finished at the end", group, *_at(evidence, location))
     for row in evidence.ending.rows:
-        if row.place[0] not in plan.topics:
+        if row.location[0] not in plan.topics:
             continue
         letters, acks = evidence.letters[plan.name, row.body], evidence.acks(plan.name, row.body)
         if not letters and not acks:
@@ -235,8 +257,8 @@ def _lost(evidence: Evidence, plan: Plan) -> Iterator[Violation]:
             yield Violation("lost", text, plan.name, row.body)
 
 
-def _at(evidence: Evidence, place: Place) -> list[str]:
-    return [row.body for row in evidence.ending.rows if row.place == place]
+def _at(evidence: Evidence, location: Location) -> list[str]:
+    return [row.body for row in evidence.ending.rows if row.location == location]
 
 
 def _letters(evidence: Evidence) -> Iterator[Violation]:
@@ -247,33 +269,33 @@ def _letters(evidence: Evidence) -> Iterator[Violation]:
         if len(letters) > 1:
             yield Violation("letters", f"{body} has {len(letters)} dead letters", group, body)
         for letter in letters:
-            for fault in _letter_faults(evidence, letter, unseen[group]):
-                yield Violation("letters", f"dead letter of {body}: {fault}", group, body)
+            for error in _letter_errors(evidence, letter, unseen[group]):
+                yield Violation("letters", f"dead letter of {body}: {error}", group, body)
 
 
-def _letter_faults(evidence: Evidence, letter: Letter, unseen: int) -> Iterator[str]:
+def _letter_errors(evidence: Evidence, letter: Letter, unseen: int) -> Iterator[str]:
     group, body = letter.group, letter.body
     row, plan = evidence.rows.get(body), evidence.plans.get(group)
-    if row is None or plan is None or row.place[0] not in plan.topics:
+    if row is None or plan is None or row.location[0] not in plan.topics:
         yield "there is no such message"
         return
-    if letter.place != row.place:
-        yield f"it says {letter.place}, the message lies at {row.place}"
-    given, said = evidence.given[group, body], evidence.said[group, body]
-    fails = [each for each in said if not each.ack]
+    if letter.location != row.location:
+        yield f"it says {letter.location}, the message lies at {row.location}"
+    deliveries, settlements = evidence.deliveries[group, body], evidence.settlements[group, body]
+    fails = [each for each in settlements if not each.ack]
     if letter.attempts not in plan.attempts():
         yield f"{letter.attempts} attempts, allowed are {plan.attempts()}"
-    if letter.attempts > len(given) + unseen:
-        yield f"{letter.attempts} attempts, {len(given)} were seen and {unseen} answers missed"
+    if letter.attempts > len(deliveries) + unseen:
+        yield f"{letter.attempts} attempts, {len(deliveries)} were seen and {unseen} answers missed"
     if letter.reason not in ("failed", "timed-out"):
         yield f"reason {letter.reason!r}"
     if letter.reason == "failed" and not fails:
         yield "nobody failed it"
     if letter.error and letter.error not in {each.reason for each in fails}:
         yield f"nobody said {letter.error!r}"
-    if not given and not unseen:
+    if not deliveries and not unseen:
         yield "it was never given"
-    elif given and min(each.asked for each in given) > letter.at + SLACK_S:
+    elif deliveries and min(each.requested for each in deliveries) > letter.at + SLACK_S:
         yield "it died before it was given"
 
 
@@ -283,7 +305,7 @@ def _letter_faults(evidence: Evidence, letter: Letter, unseen: int) -> Iterator[
 def _chains(evidence: Evidence, plan: Plan) -> Iterator[Violation]:
     chains: dict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in sorted(evidence.ending.rows, key=lambda each: each.position):
-        topic, queue, _ = row.place
+        topic, queue, _ = row.location
         if topic in plan.topics:
             where = {"queue": (topic, queue), "topic": (topic,), "group": ()}[plan.scope]
             chains[(*where, row.key)].append(row)
@@ -294,19 +316,19 @@ def _chains(evidence: Evidence, plan: Plan) -> Iterator[Violation]:
             yield from _completions(plan.name, chain, finished)
 
 
-def _finished_at(finishes: Sequence[Finish], group: str) -> dict[Place, int]:
+def _finished_at(finishes: Sequence[Finish], group: str) -> dict[Location, int]:
     """Where the log first says of each message that it is done."""
-    found: dict[Place, int] = {}
+    positions: dict[Location, int] = {}
     for each in sorted(finishes, key=lambda each: each.position):
         if each.group == group:
             for offset in range(each.start, each.end):
-                found.setdefault((each.topic, each.queue, offset), each.position)
-    return found
+                positions.setdefault((each.topic, each.queue, offset), each.position)
+    return positions
 
 
-def _completions(group: str, chain: list[Row], finished: dict[Place, int]) -> Iterator[Violation]:
+def _completions(group: str, chain: list[Row], finished: dict[Location, int]) -> Iterator[Violation]:
     for before, after in pairwise(chain):
-        first, then = finished.get(before.place, NEVER), finished.get(after.place, NEVER)
+        first, then = finished.get(before.location, NEVER), finished.get(after.location, NEVER)
         if then < first:
             text = f"{after.body} is finished in the log at {then}, before {before.body} at {first}"
             yield Violation("completion", text, group, before.body, after.body)
@@ -319,55 +341,55 @@ class _Chain:
         self._evidence = evidence
         self._group = group
         self._bodies = bodies
-        self._given = [evidence.given[group, body] for body in bodies]
+        self._deliveries = [evidence.deliveries[group, body] for body in bodies]
         self._done_from = [evidence.done_from(group, body) for body in bodies]
 
     def check(self) -> Iterator[Violation]:
         latest = list(accumulate(self._done_from, max))
         for index in range(1, len(self._bodies)):
-            for given in self._given[index]:
-                if latest[index - 1] > given.read:
-                    yield self._early(index, given)
+            for delivery in self._deliveries[index]:
+                if latest[index - 1] > delivery.read:
+                    yield self._early(index, delivery)
                 else:
-                    yield from self._within_term(index, given)
+                    yield from self._within_term(index, delivery)
         yield from self._backwards()
 
-    def _early(self, index: int, given: Given) -> Violation:
-        undone = next(at for at in range(index) if self._done_from[at] > given.read)
-        text = f"{self._bodies[index]} was given, {given.number}, before {self._bodies[undone]} was done"
+    def _early(self, index: int, delivery: Delivery) -> Violation:
+        undone = next(at for at in range(index) if self._done_from[at] > delivery.read)
+        text = f"{self._bodies[index]} was given, {delivery.number}, before {self._bodies[undone]} was done"
         return Violation("order", text, self._group, self._bodies[undone], self._bodies[index])
 
-    def _within_term(self, index: int, given: Given) -> Iterator[Violation]:
+    def _within_term(self, index: int, delivery: Delivery) -> Iterator[Violation]:
         """Of earlier messages that this term gave before: each was done between the two givings."""
         for at in range(index):
             before = [
                 each
-                for each in self._given[at]
-                if each.read <= given.asked
-                and (each.proxy, each.life) == (given.proxy, given.life)
-                and self._evidence.held(each, each.asked, given.read)
+                for each in self._deliveries[at]
+                if each.read <= delivery.requested
+                and (each.proxy, each.life) == (delivery.proxy, delivery.life)
+                and self._evidence.keeps_queue(each, each.requested, delivery.read)
             ]
-            if before and not self._done_between(self._bodies[at], before[-1], given):
+            if before and not self._done_between(self._bodies[at], before[-1], delivery):
                 text = (
-                    f"{self._bodies[index]} was given, {given.number}, while {self._bodies[at]} was at a "
+                    f"{self._bodies[index]} was given, {delivery.number}, while {self._bodies[at]} was at a "
                     f"client, {before[-1].number}"
                 )
                 yield Violation("order", text, self._group, self._bodies[at], self._bodies[index])
 
-    def _done_between(self, body: str, first: Given, then: Given) -> bool:
+    def _done_between(self, body: str, first: Delivery, then: Delivery) -> bool:
         if any(letter.at - SLACK_S <= then.read for letter in self._evidence.letters[self._group, body]):
             return True
         return any(
-            ack.at < then.read and ack.until > first.asked
+            ack.at < then.read and ack.until > first.requested
             for ack in self._evidence.acks(self._group, body)
-            if not ack.given.lease or ack.given.read > first.asked
+            if not ack.delivery.lease or ack.delivery.read > first.requested
         )
 
     def _backwards(self) -> Iterator[Violation]:
         deliveries = [
-            KeyDelivery(index, given.asked, given.read, f"{self._bodies[index]}, {given.number}")
-            for index, many in enumerate(self._given)
-            for given in many
+            KeyDelivery(index, delivery.requested, delivery.read, f"{self._bodies[index]}, {delivery.number}")
+            for index, many in enumerate(self._deliveries)
+            for delivery in many
         ]
         for delivery, later in find_returns(deliveries):
             text = f"given {delivery.label}, after {later.label}"

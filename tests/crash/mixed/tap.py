@@ -16,7 +16,7 @@ from ddmq_client.core.acks import AckBatch
 from ddmq_client.net import worker_pool
 from ddmq_client.net.worker_pool import Flusher, Puller
 from ddmq_client.wire.consuming import FAILURES, Pulled
-from tests.crash.mixed.history import Given, History, Said, Unseen
+from tests.crash.mixed.history import Delivery, History, Settlement, Unseen
 from tests.crash.mixed.reading import body_id
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Tap:
         self._history = history
         self._proxies = {f"127.0.0.1:{proxy.port()}": proxy for proxy in proxies}
         self._client = client
-        self._leased: dict[tuple[str, int, int], Given] = {}  # by qid, offset, lease
+        self._leased: dict[tuple[str, int, int], Delivery] = {}  # by qid, offset, lease
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -42,22 +42,22 @@ class Tap:
         class NotedPuller(Puller):
             def _call(self, batch: int, linger_ms: int, acks: AckBatch | None) -> Pulled:
                 proxy = tap.proxy(self._source.proxy.name)
-                said, life, asked = tap.leave(acks, proxy), proxy.life, time.monotonic()
+                settlements, life, requested = tap.leave(acks, proxy), proxy.life, time.monotonic()
                 try:
                     answer = super()._call(batch, linger_ms, acks)
                 except FAILURES:
-                    tap.missed(self._pulls.group, proxy, asked)
+                    tap.missed(self._pulls.group, proxy, requested)
                     raise
-                tap.take(answer, proxy, life, asked)
-                tap.answered(said)
+                tap.take(answer, proxy, life, requested)
+                tap.answered(settlements)
                 return answer
 
         class NotedFlusher(Flusher):
             def _submit(self, acks: AckBatch, deadline: float) -> Exception | None:
-                said = tap.leave(acks, tap.proxy(self.proxy.name))
+                settlements = tap.leave(acks, tap.proxy(self.proxy.name))
                 error = super()._submit(acks, deadline)
                 if error is None:
-                    tap.answered(said)
+                    tap.answered(settlements)
                 return error
 
         with (
@@ -71,39 +71,39 @@ class Tap:
         """The proxy of that address."""
         return self._proxies[name]
 
-    def leave(self, acks: AckBatch | None, proxy: Proxy) -> list[Said]:
+    def leave(self, acks: AckBatch | None, proxy: Proxy) -> list[Settlement]:
         """Results are about to leave."""
-        said: list[Said] = []
+        settlements: list[Settlement] = []
         now = time.monotonic()
         for results in acks or ():
             qid = results.origin.queue
-            acked = self._known(qid, results.successes, results.success_leases)
-            failed = self._known(qid, results.fails, results.fail_leases)
-            said += self._history.say(acked, proxy.name, now, ack=True)
-            for given, reason in zip(failed, results.fail_reasons, strict=True):
-                said += self._history.say([given], proxy.name, now, ack=False, reason=reason)
-        return said
+            acked = self._deliveries(qid, results.successes, results.success_leases)
+            failed = self._deliveries(qid, results.fails, results.fail_leases)
+            settlements += self._history.settle(acked, proxy.name, now, ack=True)
+            for delivery, reason in zip(failed, results.fail_reasons, strict=True):
+                settlements += self._history.settle([delivery], proxy.name, now, ack=False, reason=reason)
+        return settlements
 
-    def _known(self, qid: str, offsets: Sequence[int], leases: Sequence[int]) -> list[Given]:
+    def _deliveries(self, qid: str, offsets: Sequence[int], leases: Sequence[int]) -> list[Delivery]:
         return [self._leased[qid, *each] for each in zip(offsets, leases, strict=True)]
 
-    def answered(self, said: Sequence[Said]) -> None:
+    def answered(self, settlements: Sequence[Settlement]) -> None:
         """They were taken."""
         now = time.monotonic()
-        for each in said:
+        for each in settlements:
             each.answered = now
 
-    def missed(self, group: str, proxy: Proxy, asked: float) -> None:
+    def missed(self, group: str, proxy: Proxy, requested: float) -> None:
         """A pull that brought nothing."""
-        self._history.unseen.append(Unseen(group, proxy.name, asked, time.monotonic()))
+        self._history.unseen.append(Unseen(group, proxy.name, requested, time.monotonic()))
 
-    def take(self, answer: Pulled, proxy: Proxy, life: int, asked: float) -> None:
+    def take(self, answer: Pulled, proxy: Proxy, life: int, requested: float) -> None:
         """A pull that brought messages."""
         read = time.monotonic()
         origin: Any = answer.origin
         for message in answer.messages:
             assert message.lease_id, "our own client was given no lease"
-            given = self._history.give(
+            delivery = self._history.give(
                 origin.group,
                 body_id(message.body),
                 topic=origin.topic,
@@ -112,8 +112,8 @@ class Tap:
                 proxy=proxy.name,
                 life=life if life == proxy.life else -1,
                 lease=message.lease_id,
-                asked=asked,
+                requested=requested,
                 read=read,
                 client=self._client,
             )
-            self._leased[origin.queue, message.offset, message.lease_id] = given
+            self._leased[origin.queue, message.offset, message.lease_id] = delivery

@@ -45,10 +45,10 @@ from ddmq_common.metrics.registry import Registry
 
 CLOCK = SystemClock()
 STAMP = struct.Struct("<QQd")  # pid, number, sent at
-IN_FLIGHT = 32
+PENDING_APPENDS = 32
 
 
-def say(what: str, **more: Any) -> None:
+def report_event(what: str, **more: Any) -> None:
     print(json.dumps({"what": what, "at": time.monotonic(), **more}), flush=True)
 
 
@@ -60,9 +60,9 @@ def enter(directory: Path, limits: SessionLimits) -> Election:
     metrics, options = Registry(), FileLogOptions(checkpoint_ms=500)
 
     def open_writer(folder: Path, lock: DirectoryLock) -> ElectedLog:
-        say("opening")
+        report_event("opening")
         log = open_log(folder, options, clock=CLOCK, metrics=metrics, lock=lock)
-        say("writer")
+        report_event("writer")
         return ElectedLog(log, log.publish_entries)
 
     reads = local_reads(directory, options)
@@ -75,7 +75,7 @@ class Appends:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._numbers = itertools.count()
-        for _ in range(IN_FLIGHT):
+        for _ in range(PENDING_APPENDS):
             self._next()
 
     def _next(self) -> None:
@@ -88,13 +88,13 @@ class Appends:
 
     def _answered(self, number: int, done: Completion[list[AppendResult]]) -> None:
         if done.error is not None:
-            say("failed", number=number, error=str(done.error))
+            report_event("failed", number=number, error=str(done.error))
             return
         result = done.value[0]
         if result.status is AppendStatus.STORED:
-            say("acked", id=[os.getpid(), number], offset=result.offset)
+            report_event("acked", id=[os.getpid(), number], offset=result.offset)
         else:
-            say(result.status.name.lower(), id=[os.getpid(), number], error=str(result.error))
+            report_event(result.status.name.lower(), id=[os.getpid(), number], error=str(result.error))
         gevent.spawn_later(0.002, self._next)
 
 
@@ -106,7 +106,7 @@ def read_on(backend: Backend) -> None:
             backend.wait(queue, offset, soon()).wait()
             batch = backend.read(queue, offset, 100, 1 << 20).wait()
         except DdmqError as error:
-            say("reading", error=str(error))
+            report_event("reading", error=str(error))
             gevent.sleep(0.01)
             continue
         if batch.status is not ReadStatus.DATA:
@@ -114,11 +114,11 @@ def read_on(backend: Backend) -> None:
         now = time.monotonic()
         for at, delivery in zip(batch.offsets, batch.deliveries, strict=True):
             pid, number, sent = STAMP.unpack(decode(delivery).value)
-            say("got", id=[pid, number], offset=at, after=now - sent)
+            report_event("got", id=[pid, number], offset=at, after=now - sent)
         offset = batch.next_offset
 
 
-class Holder:
+class Owner:
     """Holds what it is assigned and keeps finishing offset 0 under its epoch, even when it was lost."""
 
     def __init__(self, backend: Backend) -> None:
@@ -128,14 +128,14 @@ class Holder:
         gevent.spawn(self._commit)
 
     def assigned(self, assignment: Assignment) -> None:
-        say("assigned", epoch=assignment.epoch, queues=len(assignment.queues))
+        report_event("assigned", epoch=assignment.epoch, queues=len(assignment.queues))
         self._epoch = self._epoch or assignment.epoch  # keeps its first: the fence must stop it
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
         self.membership.release(queues)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        say("lost", queues=len(queues))
+        report_event("lost", queues=len(queues))
 
     def _commit(self) -> None:
         while True:
@@ -145,9 +145,9 @@ class Holder:
             delta = ProgressDelta("group", QueueRef("orders", 1, 0), self._epoch, 0, [(0, 1)])
             try:
                 self._backend.commit(CommitBatch(progress=[delta]), soon()).wait()
-                say("committed", epoch=self._epoch)
+                report_event("committed", epoch=self._epoch)
             except DdmqError as error:
-                say("refused", epoch=self._epoch, error=type(error).__name__)
+                report_event("refused", epoch=self._epoch, error=type(error).__name__)
 
 
 class Sharer:
@@ -155,29 +155,29 @@ class Sharer:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._held: set[QueueRef] = set()
+        self._owned: set[QueueRef] = set()
         self._epochs: dict[QueueRef, int] = {}
         backend.put_topic(TopicInfo("shared", 0, 4), soon()).wait()
         self.membership = backend.join(Join("group", "shared", address=f"pid:{os.getpid()}"), self)
         gevent.spawn(self._commit)
 
     def assigned(self, assignment: Assignment) -> None:
-        self._held.update(assignment.queues)
+        self._owned.update(assignment.queues)
         for queue in assignment.queues:
             self._epochs.setdefault(queue, assignment.epoch)
-        self._say()
+        self._report_owned()
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        self._held.difference_update(queues)
+        self._owned.difference_update(queues)
         self.membership.release(queues)
-        self._say()
+        self._report_owned()
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        self._held.difference_update(queues)
-        self._say()
+        self._owned.difference_update(queues)
+        self._report_owned()
 
-    def _say(self) -> None:
-        say("has", queues=sorted(queue.queue_id for queue in self._held))
+    def _report_owned(self) -> None:
+        report_event("has", queues=sorted(queue.queue_id for queue in self._owned))
 
     def _commit(self) -> None:
         while True:
@@ -187,16 +187,16 @@ class Sharer:
                 patient = CLOCK.monotonic() + 60.0  # longer than it is ever stopped: refused is fenced
                 try:
                     self._backend.commit(CommitBatch(progress=[delta]), patient).wait()
-                    say("committed", queue=queue.queue_id)
+                    report_event("committed", queue=queue.queue_id)
                 except DdmqError as error:
-                    say("refused", queue=queue.queue_id, error=type(error).__name__)
+                    report_event("refused", queue=queue.queue_id, error=type(error).__name__)
 
 
 def main(directory: str, silence_s: str, *jobs: str) -> None:
     election = enter(Path(directory), SessionLimits(silence_s=float(silence_s)))
     backend = election.start()
     backend.put_topic(TopicInfo("orders", 0, 1), soon()).wait()
-    say("ready", writer=election.is_writer)
+    report_event("ready", writer=election.is_writer)
     started: list[Any] = []
     for job in jobs:
         if job == "append":
@@ -204,7 +204,7 @@ def main(directory: str, silence_s: str, *jobs: str) -> None:
         elif job == "wait":
             started.append(gevent.spawn(read_on, backend))
         elif job == "join":
-            started.append(Holder(backend))
+            started.append(Owner(backend))
         elif job == "share":
             started.append(Sharer(backend))
     gevent.get_hub().join()
