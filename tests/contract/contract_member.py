@@ -25,9 +25,9 @@ class MemberEngine(Engine):
             return ElectedLog(PlayedMemory(self.clock))
 
         self.directory.mkdir(exist_ok=True)
-        parts = self.directory, open_writer, self.clock
-        self.writer = Election(*parts, Registry()).start()
-        self.backend = Election(*parts, Registry(), may_write=False).start()
+        arguments = self.directory, open_writer, self.clock
+        self.writer = Election(*arguments, Registry()).start()
+        self.backend = Election(*arguments, Registry(), may_write=False).start()
 
     def reopen(self) -> None:
         self.close()

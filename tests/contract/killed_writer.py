@@ -65,8 +65,8 @@ class Writer:
         first, self.finished = self.finished, self.finished + FINISHED_EACH
         delta = ProgressDelta("billing", self.queues[0], 0, 0, ((first, self.finished),))
         batch = CommitBatch(records, [delta], {SETTING: b"%d" % self.number})
-        told = f"s {self.number}\n"
-        self.log.commit(batch, deadline).then(lambda answer: self.answered(answer, records, told))
+        line = f"s {self.number}\n"
+        self.log.commit(batch, deadline).then(lambda answer: self.answered(answer, records, line))
 
     def record(self, mark: bytes) -> NewRecord:
         self.serial += 1

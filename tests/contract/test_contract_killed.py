@@ -24,7 +24,7 @@ from tests.support.waits import done
 ROOT = Path(__file__).parents[2]
 
 
-class Told:
+class Acknowledged:
     """What the killed processes said was answered, over all rounds."""
 
     def __init__(self) -> None:
@@ -47,73 +47,73 @@ def write_and_kill(directory: Path, seed: int) -> list[str]:
     command = [sys.executable, "-m", "tests.contract.killed_writer", str(directory), str(seed)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
     assert child.stdout is not None
-    told = bytearray()
-    wanted = random.Random(seed).choice([1, 100, 2000])
+    output = bytearray()
+    line_count = random.Random(seed).choice([1, 100, 2000])
     try:
-        while told.count(b"\n") < wanted:
-            piece = os.read(child.stdout.fileno(), 1 << 16)
-            assert piece, f"the writer ended by itself, seed {seed}"
-            told += piece
+        while output.count(b"\n") < line_count:
+            chunk = os.read(child.stdout.fileno(), 1 << 16)
+            assert chunk, f"the writer ended by itself, seed {seed}"
+            output += chunk
     finally:
         child.send_signal(signal.SIGKILL)
-    told += child.stdout.read()
+    output += child.stdout.read()
     child.stdout.close()
     child.wait()
-    return told.decode().split("\n")[:-1]
+    return output.decode().split("\n")[:-1]
 
 
-def check(engine: FileLogEngine, told: Told, seed: int) -> None:
+def check(engine: FileLogEngine, acknowledged: Acknowledged, seed: int) -> None:
     """Everything told is there, in an unbroken row; each commit is there whole or not at all."""
     kit = Kit(engine)
     number = int(kit.backend.setting(SETTING) or b"0")
-    assert number >= told.number, f"seed {seed}"
+    assert number >= acknowledged.number, f"seed {seed}"
     view = kit.progress("billing", kit.queue("orders"))
     assert ((view.committed or 0), view.finished) == (number * FINISHED_EACH, ()), f"seed {seed}"
     of_commits: dict[tuple[int, int], int] = {}
     for queue in kit.queues("orders"):
-        found = everything(kit, queue)
-        assert list(found) == list(range(len(found))), f"seed {seed}"
-        mine = {key[1]: body for key, body in told.records.items() if key[0] == queue.queue_id}
-        lost = [offset for offset, body in mine.items() if found.get(offset) != body]
+        bodies = everything(kit, queue)
+        assert list(bodies) == list(range(len(bodies))), f"seed {seed}"
+        mine = {key[1]: body for key, body in acknowledged.records.items() if key[0] == queue.queue_id}
+        lost = [offset for offset, body in mine.items() if bodies.get(offset) != body]
         assert lost == [], f"answered but not there: queue {queue.queue_id}, seed {seed}"
-        for body in found.values():
+        for body in bodies.values():
             mark = decode(body).value.split(b" ")
             if mark[0] == b"c":
                 key = (int(mark[1]), int(mark[2]))
                 of_commits[key] = of_commits.get(key, 0) + 1
-    torn = [key for key, count in of_commits.items() if count != key[1] or key[0] > number]
-    assert torn == [], f"commits (number, records) that are not whole: seed {seed}"
+    partial = [key for key, count in of_commits.items() if count != key[1] or key[0] > number]
+    assert partial == [], f"commits (number, records) that are not whole: seed {seed}"
     assert len(of_commits) == number, f"seed {seed}"
 
 
 def everything(kit: Kit, queue: QueueRef) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    bodies: dict[int, bytes] = {}
     offset = 0
     while (batch := kit.read(queue, offset)).status is ReadStatus.DATA:
-        found.update(zip(batch.offsets, map(bytes, batch.deliveries), strict=True))
+        bodies.update(zip(batch.offsets, map(bytes, batch.deliveries), strict=True))
         offset = batch.next_offset
     assert done(kit.backend.bounds([queue])) == [Bounds(0, offset)]
-    return found
+    return bodies
 
 
-def kill_again_and_again(directory: Path, kills: int, first_seed: int) -> None:
-    told = Told()
+def kill_repeatedly(directory: Path, kills: int, first_seed: int) -> None:
+    acknowledged = Acknowledged()
     for seed in range(first_seed, first_seed + kills):
-        told.take(write_and_kill(directory, seed))
+        acknowledged.take(write_and_kill(directory, seed))
         engine = FileLogEngine(directory)
         try:
-            check(engine, told, seed)
+            check(engine, acknowledged, seed)
         finally:
             engine.close()
 
 
 @pytest.mark.slow
-def test_what_was_answered_survives_kill_9(tmp_path: Path) -> None:
-    kill_again_and_again(tmp_path, 3, first_seed=1)
+def test_answered_appends_survive_kill_9(tmp_path: Path) -> None:
+    kill_repeatedly(tmp_path, 3, first_seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_what_was_answered_survives_kill_9_again_and_again(tmp_path: Path) -> None:
-    kill_again_and_again(tmp_path, int(os.environ.get("DDMQ_KILLS", "10")), first_seed=100)
+def test_answered_appends_survive_repeated_kill_9(tmp_path: Path) -> None:
+    kill_repeatedly(tmp_path, int(os.environ.get("DDMQ_KILLS", "10")), first_seed=100)

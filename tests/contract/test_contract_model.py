@@ -35,15 +35,15 @@ from tests.support.waits import done
 TOPICS = ["a", "b", "%RETRY%g"]
 GROUPS = ["g", "h"]
 KEYS = [b"", b"k1", b"k2"]
-PLACES = st.integers(0, 24)  # the n-th queue that exists, counted round; 24 in an append: one that does not
+INDEXES = st.integers(0, 24)  # the n-th queue that exists, counted round; 24 in an append: one that does not
 Drawn = tuple[str, int, str, list[tuple[int, int]], list[tuple[int, int]]]
 NOWHERE = ("a", 3)
-CONTENT = st.tuples(PLACES, st.sampled_from(KEYS), st.binary(max_size=20))
+CONTENT = st.tuples(INDEXES, st.sampled_from(KEYS), st.binary(max_size=20))
 RANGES = st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 ATTEMPTS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), max_size=2)
 DELTAS = st.tuples(
     st.sampled_from(GROUPS),
-    PLACES,
+    INDEXES,
     st.sampled_from(["same"] * 6 + ["up", "reset", "reset", "late", "old reset"]),
     st.lists(RANGES, max_size=3),
     ATTEMPTS,
@@ -64,7 +64,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = MODELLED[self.engine_name](self.directory)
         self.kit = Kit(self.engine)
         self.model = Model()
-        self.gone: list[QueueRef] = []
+        self.deleted: list[QueueRef] = []
 
     def teardown(self) -> None:
         self.engine.close()
@@ -79,13 +79,13 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(TOPICS), queues=st.integers(1, 3))
     def make(self, name: str, queues: int) -> None:
         info = self.kit.make(name, queues)
-        known = self.model.topics.get(name)
-        if known is None:
+        topic = self.model.topics.get(name)
+        if topic is None:
             assert info.queues == queues
-            assert all(old.incarnation != info.incarnation for old in self.gone if old.topic == name)
+            assert all(old.incarnation != info.incarnation for old in self.deleted if old.topic == name)
             self.model.topics[name] = ModelTopic(info.incarnation, [[] for _ in range(queues)])
         else:
-            assert (info.incarnation, info.queues) == (known.incarnation, len(known.queues))
+            assert (info.incarnation, info.queues) == (topic.incarnation, len(topic.queues))
 
     @rule(name=st.sampled_from(TOPICS), more=st.integers(0, 1))
     def grow(self, name: str, more: int) -> None:
@@ -94,7 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
             done(self.kit.backend.put_topic(replace(info, queues=info.queues + more), self.kit.soon))
             self.model.topics[name].queues += [[] for _ in range(more)]
 
-    @precondition(lambda self: len(self.gone) < 8)
+    @precondition(lambda self: len(self.deleted) < 8)
     @rule(name=st.sampled_from(TOPICS))
     def delete(self, name: str) -> None:
         topic = self.model.topics.pop(name, None)
@@ -102,7 +102,7 @@ class EngineMachine(RuleBasedStateMachine):
             with pytest.raises(UnknownTopicError):
                 done(self.kit.backend.delete_topic(name, self.kit.soon))
         else:
-            self.gone += self.kit.queues(name)
+            self.deleted += self.kit.queues(name)
             done(self.kit.backend.delete_topic(name, self.kit.soon))
 
     # --- writing
@@ -122,9 +122,9 @@ class EngineMachine(RuleBasedStateMachine):
     def _stored_ms(self, record: NewRecord, offset: int) -> int:
         """What the engine says; it never goes back, and not behind the wall clock."""
         queue = self.kit.queues(record.topic)[record.queue_id]
-        found = done(self.kit.backend.read(queue, offset, 1, 0)).stored_ms(0)
-        assert found >= max(self.model.last_ms, self.kit.clock.now_ms)
-        return found
+        stored_ms = done(self.kit.backend.read(queue, offset, 1, 0)).stored_ms(0)
+        assert stored_ms >= max(self.model.last_ms, self.kit.clock.now_ms)
+        return stored_ms
 
     @rule(contents=st.lists(CONTENT, max_size=3), deltas=st.lists(DELTAS, max_size=3), changes=SETTINGS)
     def commit(
@@ -146,27 +146,29 @@ class EngineMachine(RuleBasedStateMachine):
                 for record, offset in zip(records, offsets, strict=True)
             ]
             for delta in progress:
-                self._known(delta).apply(delta)
+                self._progress_of(delta).apply(delta)
             for key, value in changes.items():
                 self.model.settings.pop(key, None)
                 if value is not None:
                     self.model.settings[key] = value
 
-    @rule(group=st.sampled_from(GROUPS), place=PLACES, ranges=st.lists(RANGES, max_size=3), attempts=ATTEMPTS)
+    @rule(
+        group=st.sampled_from(GROUPS), index=INDEXES, ranges=st.lists(RANGES, max_size=3), attempts=ATTEMPTS
+    )
     def acknowledge(
-        self, group: str, place: int, ranges: list[tuple[int, int]], attempts: list[tuple[int, int]]
+        self, group: str, index: int, ranges: list[tuple[int, int]], attempts: list[tuple[int, int]]
     ) -> None:
-        delta = self._delta((group, place, "same", ranges, attempts))
+        delta = self._delta((group, index, "same", ranges, attempts))
         if delta is not None:
             assert self.kit.commit(progress=[delta]) == []
-            self._known(delta).apply(delta)
+            self._progress_of(delta).apply(delta)
 
-    @rule(group=st.sampled_from(GROUPS), place=PLACES, fives=st.integers(0, 4))
-    def reset(self, group: str, place: int, fives: int) -> None:
-        delta = self._delta((group, place, "reset", [(0, 1)] * fives, []))
+    @rule(group=st.sampled_from(GROUPS), index=INDEXES, fives=st.integers(0, 4))
+    def reset(self, group: str, index: int, fives: int) -> None:
+        delta = self._delta((group, index, "reset", [(0, 1)] * fives, []))
         if delta is not None:
             assert self.kit.commit(progress=[delta]) == []
-            self._known(delta).apply(delta)
+            self._progress_of(delta).apply(delta)
 
     @rule(contents=st.lists(CONTENT, min_size=2, max_size=8))
     def append_without_waiting(self, contents: list[tuple[int, bytes, bytes]]) -> None:
@@ -186,17 +188,17 @@ class EngineMachine(RuleBasedStateMachine):
     # --- asking
 
     @rule(
-        place=PLACES,
+        index=INDEXES,
         offset=st.integers(0, 40),
         count_max=st.integers(1, 6),
         bytes_max=st.sampled_from([0, 1, 7, 9, 12, 15, 16, 20, 30, 200]),
     )
-    def read(self, place: int, offset: int, count_max: int, bytes_max: int) -> None:
-        found = self._queue(place)
-        if found is None:
+    def read(self, index: int, offset: int, count_max: int, bytes_max: int) -> None:
+        queue = self._queue(index)
+        if queue is None:
             return
-        stored = self.model.topics[found.topic].queues[found.queue_id]
-        batch = self.kit.read(found, offset, count_max, bytes_max)
+        stored = self.model.topics[queue.topic].queues[queue.queue_id]
+        batch = self.kit.read(queue, offset, count_max, bytes_max)
         if offset > len(stored):
             assert (batch.status, batch.bounds) == (ReadStatus.OUT_OF_RANGE, Bounds(0, len(stored)))
             return
@@ -214,44 +216,47 @@ class EngineMachine(RuleBasedStateMachine):
         ]
         assert list(batch.offsets) == list(range(offset, offset + len(expected)))
         assert batch.next_offset == offset + len(expected)
-        for index, record in enumerate(expected):
-            full = batch.record(index)
+        for number, record in enumerate(expected):
+            full = batch.record(number)
             assert (full.message_id, full.stored_ms, full.born_ms) == (
                 record.new.message_id,
                 record.stored_ms,
                 record.new.born_ms,
             )
 
-    @rule(place=PLACES, back_ms=st.sampled_from([-1, 0, 0, 1, 499, 500, 501, 5000]))
-    def offset_for_time(self, place: int, back_ms: int) -> None:
-        found = self._queue(place)
-        if found is not None:
-            stored = self.model.topics[found.topic].queues[found.queue_id]
+    @rule(index=INDEXES, back_ms=st.sampled_from([-1, 0, 0, 1, 499, 500, 501, 5000]))
+    def offset_for_time(self, index: int, back_ms: int) -> None:
+        queue = self._queue(index)
+        if queue is not None:
+            stored = self.model.topics[queue.topic].queues[queue.queue_id]
             wall_ms = self.model.last_ms - back_ms
             expected = sum(record.stored_ms < wall_ms for record in stored)
-            assert done(self.kit.backend.offset_for_time(found, wall_ms)) == expected
+            assert done(self.kit.backend.offset_for_time(queue, wall_ms)) == expected
 
     @rule(name=st.sampled_from(TOPICS), key=st.sampled_from(KEYS[1:]), count_max=st.integers(1, 4))
     def find(self, name: str, key: bytes, count_max: int) -> None:
         if name in self.model.topics:
             stored = [record for queue in self.model.topics[name].queues for record in queue]
             hits = sorted((record for record in stored if record.new.key == key), key=lambda hit: -hit.order)
-            found = done(self.kit.backend.find(name, key=key, count_max=count_max))
-            assert [hit.message_id for hit in found] == [hit.new.message_id for hit in hits][:count_max]
+            matches = done(self.kit.backend.find(name, key=key, count_max=count_max))
+            assert [hit.message_id for hit in matches] == [hit.new.message_id for hit in hits][:count_max]
 
     @invariant()
     def same_topics_and_settings(self) -> None:
-        found = {name: (info.incarnation, info.queues) for name, info in self.kit.backend.topics().items()}
+        topics = {name: (info.incarnation, info.queues) for name, info in self.kit.backend.topics().items()}
         expected = {name: (topic.incarnation, len(topic.queues)) for name, topic in self.model.topics.items()}
-        assert {name: found[name] for name in found if name in TOPICS} == expected
+        assert {name: topics[name] for name in topics if name in TOPICS} == expected
         for key in ("group/1", "group/2", "sub/1"):
             assert self.kit.backend.setting(key) == self.model.settings.get(key)
 
     @invariant()
     def same_bounds(self) -> None:
-        asked = [queue for name in self.model.topics for queue in self.kit.queues(name)]
+        queues = [queue for name in self.model.topics for queue in self.kit.queues(name)]
         expected = [Bounds(0, len(queue)) for topic in self.model.topics.values() for queue in topic.queues]
-        assert done(self.kit.backend.bounds([*asked, *self.gone])) == [*expected, *[None] * len(self.gone)]
+        assert done(self.kit.backend.bounds([*queues, *self.deleted])) == [
+            *expected,
+            *[None] * len(self.deleted),
+        ]
 
     @invariant()
     def same_progress(self) -> None:
@@ -259,34 +264,34 @@ class EngineMachine(RuleBasedStateMachine):
             for name, topic in self.model.topics.items():
                 views = done(self.kit.backend.progress(group, self.kit.queues(name)))
                 blank = ModelProgress()
-                known = [topic.progress.get((group, index), blank) for index in range(len(topic.queues))]
-                assert views == [progress.view() for progress in known]
+                expected = [topic.progress.get((group, index), blank) for index in range(len(topic.queues))]
+                assert views == [progress.view() for progress in expected]
 
     # --- making
 
     def _records(self, contents: list[tuple[int, bytes, bytes]]) -> list[NewRecord]:
         records = []
-        for place, key, body in contents:
-            queue = self._queue(place)
-            topic, queue_id = NOWHERE if queue is None or place == 24 else (queue.topic, queue.queue_id)
+        for index, key, body in contents:
+            queue = self._queue(index)
+            topic, queue_id = NOWHERE if queue is None or index == 24 else (queue.topic, queue.queue_id)
             records.append(self.kit.new(topic, queue_id, body, key))
         return records
 
-    def _queue(self, place: int) -> QueueRef | None:
+    def _queue(self, index: int) -> QueueRef | None:
         existing = [
-            QueueRef(name, topic.incarnation, index)
+            QueueRef(name, topic.incarnation, number)
             for name, topic in sorted(self.model.topics.items())
-            for index in range(len(topic.queues))
+            for number in range(len(topic.queues))
         ]
-        return existing[place % len(existing)] if existing else None
+        return existing[index % len(existing)] if existing else None
 
     def _delta(self, drawn: Drawn) -> ProgressDelta | None:
-        group, place, kind, finished, attempts = drawn
-        queue = self._queue(place)
+        group, index, kind, finished, attempts = drawn
+        queue = self._queue(index)
         if queue is None:
             return None
-        known = self.model.progress(group, queue.topic, queue.queue_id)
-        epoch, generation = known.epoch, known.generation
+        progress = self.model.progress(group, queue.progress, queue.queue_id)
+        epoch, generation = progress.epoch, progress.generation
         if kind == "reset":
             return ProgressDelta(group, queue, epoch, generation + 1, reset_to=len(finished) * 5)
         if kind == "old reset":
@@ -294,16 +299,16 @@ class EngineMachine(RuleBasedStateMachine):
         epoch += {"up": 1, "late": -1}.get(kind, 0)
         return ProgressDelta(group, queue, max(0, epoch), generation, tuple(finished), tuple(attempts))
 
-    def _known(self, delta: ProgressDelta) -> ModelProgress:
+    def _progress_of(self, delta: ProgressDelta) -> ModelProgress:
         return self.model.progress(delta.group, delta.queue.topic, delta.queue.queue_id)
 
     def _fenced(self, progress: list[ProgressDelta]) -> bool:
         """What the model says of the deltas applied one after the other to copies."""
         copies: dict[tuple[str, QueueRef], ModelProgress] = {}
         for delta in progress:
-            known = self._known(delta)
+            current = self._progress_of(delta)
             copy = copies.setdefault(
-                (delta.group, delta.queue), ModelProgress(epoch=known.epoch, generation=known.generation)
+                (delta.group, delta.queue), ModelProgress(epoch=current.epoch, generation=current.generation)
             )
             if copy.refuses(delta):
                 return True

@@ -22,12 +22,12 @@ TAGS = st.sampled_from([b"", b"red", b"blue", b"a", b"b"])
 )
 @given(
     tags=st.lists(TAGS, max_size=40),
-    wanted=st.frozensets(TAGS, max_size=3),
+    selected=st.frozensets(TAGS, max_size=3),
     count_max=st.integers(1, 7),
 )
 def test_the_same_as_choosing_afterwards(
-    kit: Kit, tags: list[bytes], wanted: frozenset[bytes], count_max: int
+    kit: Kit, tags: list[bytes], selected: frozenset[bytes], count_max: int
 ) -> None:
     queue = make_tagged(kit, *tags, topic=f"t{next(NUMBERS)}")
-    expected = [offset for offset, tag in enumerate(tags) if tag in wanted]
-    assert all_of(kit, queue, frozenset(map(tag_hash, wanted)), count_max) == expected
+    expected = [offset for offset, tag in enumerate(tags) if tag in selected]
+    assert all_of(kit, queue, frozenset(map(tag_hash, selected)), count_max) == expected

@@ -50,7 +50,7 @@ def test_next_due_is_the_earliest_behind(store: DelayStore) -> None:
     assert store.next_due() == (3, 3)
 
 
-def test_an_earlier_add_is_found_after_ranges_were_removed(store: DelayStore) -> None:
+def test_an_earlier_add_is_due_after_ranges_were_removed(store: DelayStore) -> None:
     storm = [message(100, offset) for offset in range(300)]
     store.write(StoreChanges(added=[*storm, message(500, 1000)]))
     assert store.due(100, 300, MANY) == storm
@@ -74,9 +74,9 @@ def test_the_same_key_may_leave_and_come_in_one_batch(store: DelayStore) -> None
     storm = [message(100, offset) for offset in range(200)]
     store.write(StoreChanges(added=storm))
     store.due(100, 200, MANY)
-    again = message(100, 7, occurrence=1)
-    store.write(StoreChanges(removed=storm, added=[again]))
-    assert store.due(100, 200, MANY) == [again]
+    readded = message(100, 7, occurrence=1)
+    store.write(StoreChanges(removed=storm, added=[readded]))
+    assert store.due(100, 200, MANY) == [readded]
     assert store.counts() == {"t": 1}
 
 
@@ -119,7 +119,7 @@ def test_ids_to_forget_earlier_than_those_forgotten(store: DelayStore) -> None:
     assert store.forgettable(100, 70) == [uuid_of(500), *(uuid_of(number) for number in range(70, 100))]
 
 
-def test_ids_are_known_until_forgotten(store: DelayStore) -> None:
+def test_ids_are_recorded_until_forgotten(store: DelayStore) -> None:
     fired = IdState(IdKind.FIRED, 7, 1, 100)
     tomb = IdState(IdKind.TOMBSTONE, 8, 0, 50)
     store.write(

@@ -34,7 +34,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.due: dict[DueKey, Pending] = {}
         self.aside: dict[DueKey, Pending] = {}
-        self.known: dict[bytes, IdState] = {}
+        self.ids: dict[bytes, IdState] = {}
         self.offset = 0
         self.fired_to: DueKey | None = None
 
@@ -57,17 +57,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.apply(StoreChanges(added=fresh))
 
     @precondition(lambda self: self.due)
-    @rule(until=DUES, limit=LIMITS, skip=st.integers(0, 3), again=st.booleans(), defer=st.booleans())
-    def fire(self, until: int, limit: int, skip: int, again: bool, defer: bool) -> None:
+    @rule(until=DUES, limit=LIMITS, skip=st.integers(0, 3), reopen=st.booleans(), defer=st.booleans())
+    def fire(self, until: int, limit: int, skip: int, reopen: bool, defer: bool) -> None:
         """What is due goes, or every n-th stays; some come again."""
         scanned = self.store.due(until, limit, MANY)
         assert scanned == [self.due[key] for key in sorted(self.due) if key.due_ms <= until][:limit]
-        gone = [one for place, one in enumerate(scanned) if not skip or place % (skip + 1)]
+        fired = [one for index, one in enumerate(scanned) if not skip or index % (skip + 1)]
         if defer:
-            self.apply(StoreChanges(deferred=gone))
+            self.apply(StoreChanges(deferred=fired))
             return
-        loops = [one._replace(due_ms=one.due_ms + 3, occurrence=one.occurrence + 1) for one in gone[:3]]
-        self.apply(StoreChanges(removed=gone, added=loops if again else []))
+        loops = [one._replace(due_ms=one.due_ms + 3, occurrence=one.occurrence + 1) for one in fired[:3]]
+        self.apply(StoreChanges(removed=fired, added=loops if reopen else []))
 
     @rule(until=DUES, limit=LIMITS, back=st.booleans(), go=st.booleans())
     def fire_on(self, until: int, limit: int, back: bool, go: bool) -> None:
@@ -85,18 +85,20 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.due)
     @rule(data=st.data(), come=st.integers(0, 3))
     def cancel_and_add(self, data: st.DataObject, come: int) -> None:
-        gone = data.draw(st.lists(st.sampled_from(sorted(self.due)), unique=True, min_size=1, max_size=5))
-        same = [self.due[key]._replace(occurrence=9) for key in gone[:come]]
-        self.apply(StoreChanges(removed=[self.due[key] for key in gone], added=same))
+        cancelled = data.draw(
+            st.lists(st.sampled_from(sorted(self.due)), unique=True, min_size=1, max_size=5)
+        )
+        same = [self.due[key]._replace(occurrence=9) for key in cancelled[:come]]
+        self.apply(StoreChanges(removed=[self.due[key] for key in cancelled], added=same))
 
     @precondition(lambda self: self.aside)
-    @rule(topic=st.sampled_from(TOPICS), back=st.integers(0, 40), gone=st.integers(0, 40))
-    def undefer(self, topic: str, back: int, gone: int) -> None:
+    @rule(topic=st.sampled_from(TOPICS), back=st.integers(0, 40), removed=st.integers(0, 40))
+    def undefer(self, topic: str, back: int, removed: int) -> None:
         waiting = [self.aside[key] for key in sorted(self.aside) if self.aside[key].topic == topic]
         assert self.store.read_deferred(topic, 50) == waiting[:50]
         self.apply(
             StoreChanges(
-                undeferred=waiting[:back], removed_deferred=waiting[back : min(back + gone, len(waiting))]
+                undeferred=waiting[:back], removed_deferred=waiting[back : min(back + removed, len(waiting))]
             )
         )
 
@@ -114,14 +116,14 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(now=st.integers(0, 20), limit=st.integers(1, 9), really=st.booleans())
     def forget(self, now: int, limit: int, really: bool) -> None:
         passed = sorted(
-            (state.forget_ms, uuid) for uuid, state in self.known.items() if 0 < state.forget_ms <= now
+            (state.forget_ms, uuid) for uuid, state in self.ids.items() if 0 < state.forget_ms <= now
         )
-        told = self.store.forgettable(now, limit)
-        assert told == [uuid for _, uuid in passed][: len(told)]
-        assert len(told) <= limit
-        assert told or not passed or len(self.known) > 2 * limit
+        forgettable = self.store.forgettable(now, limit)
+        assert forgettable == [uuid for _, uuid in passed][: len(forgettable)]
+        assert len(forgettable) <= limit
+        assert forgettable or not passed or len(self.ids) > 2 * limit
         if really:
-            self.apply(StoreChanges(ids=dict.fromkeys(told)))
+            self.apply(StoreChanges(ids=dict.fromkeys(forgettable)))
 
     def apply(self, changes: StoreChanges) -> None:
         self.store.write(changes)
@@ -133,9 +135,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.aside |= {one.key: one for one in changes.deferred}
         for uuid, state in changes.ids.items():
             if state is None:
-                self.known.pop(uuid, None)
+                self.ids.pop(uuid, None)
             else:
-                self.known[uuid] = state
+                self.ids[uuid] = state
 
     # --- questions
 
@@ -160,7 +162,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.due)
     @rule(data=st.data(), until=DUES, limit=st.integers(1, 30))
-    def look_behind(self, data: st.DataObject, until: int, limit: int) -> None:
+    def read_from(self, data: st.DataObject, until: int, limit: int) -> None:
         after = data.draw(st.sampled_from(sorted(self.due)))
         behind = [key for key in sorted(self.due) if key > after]
         assert self.store.next_due(after) == (behind[0] if behind else None)
@@ -168,14 +170,14 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.due(until, limit, MANY, after) == expected[:limit]
 
     @rule(numbers=st.lists(st.integers(0, 12), max_size=5))
-    def look_up(self, numbers: list[int]) -> None:
+    def read_ids(self, numbers: list[int]) -> None:
         uuids = [uuid_of(number) for number in numbers]
-        assert self.store.ids(uuids) == [self.known.get(uuid) for uuid in uuids]
+        assert self.store.ids(uuids) == [self.ids.get(uuid) for uuid in uuids]
 
     @rule(key=st.tuples(DUES, st.integers(0, 20)))
     def get(self, key: tuple[int, int]) -> None:
-        wanted = DueKey(*key)
-        assert self.store.get(wanted) == (self.due.get(wanted) or self.aside.get(wanted))
+        due_key = DueKey(*key)
+        assert self.store.get(due_key) == (self.due.get(due_key) or self.aside.get(due_key))
 
     @invariant()
     def counted(self) -> None:
@@ -209,7 +211,7 @@ class RocksMachine(StoreMachine):
         return open_store(self.folder, 1, self.epoch, SMALL)
 
     @rule(tidy=st.booleans())
-    def again(self, tidy: bool) -> None:
+    def reopen(self, tidy: bool) -> None:
         if tidy:
             self.store.tidy()
         self.store.close()

@@ -43,11 +43,11 @@ def test_no_two_tests_have_one_name() -> None:
     assert sorted(set(names)) == sorted(names)
 
 
-def test_every_module_is_run_here_and_is_in_the_whole() -> None:
-    whole = (PUBLISHED / "__init__.py").read_text()
+def test_every_module_runs_here_and_is_part_of_the_package() -> None:
+    package = (PUBLISHED / "__init__.py").read_text()
     for file in PUBLISHED.glob("[a-z]*.py"):
         line = f"from backend.testing.engine_contract.{file.stem} import *"
-        assert line in whole
+        assert line in package
         assert line in (ROOT / "tests" / "contract" / f"test_contract_{file.stem}.py").read_text()
 
 
@@ -56,12 +56,12 @@ def test_another_engine_runs_it(tmp_path: Path) -> None:
     (tmp_path / "test_my_engine.py").write_text(SUITE)
     command = [sys.executable, "-m", "pytest", "-q", "-rs", str(tmp_path), "-c", os.devnull]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    ended = subprocess.run(
+    result = subprocess.run(
         [*command, "--rootdir", str(tmp_path), "-W", "ignore"],
         capture_output=True, text=True, timeout=600, check=False, env=environment, cwd=tmp_path,
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout
-    summary = ended.stdout.splitlines()[-1]
+    assert result.returncode == 0, result.stdout
+    summary = result.stdout.splitlines()[-1]
     assert int(summary.split(" passed")[0].split()[-1]) > 120
-    assert "it is another hash here" in ended.stdout
-    assert "the engine keeps nothing over a restart" in ended.stdout
+    assert "it is another hash here" in result.stdout
+    assert "the engine keeps nothing over a restart" in result.stdout

@@ -255,7 +255,7 @@ def test_a_delivery_of_an_unstored_message_is_a_violation(plain: Tale) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "changed",
     [
         {"attempts": 5},
         {"attempts": 7},

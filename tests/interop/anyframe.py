@@ -31,9 +31,9 @@ def read(frame: bytes) -> Frame:
     assert reader.byte() == 0x82, "compact protocol"
     kind = reader.byte()
     assert kind & 31 == 1, "version"
-    found = Frame(kind >> 5, reader.varint(), reader.binary(), reader.struct())
+    read_frame = Frame(kind >> 5, reader.varint(), reader.binary(), reader.struct())
     assert reader.at == len(frame), "bytes after the message"
-    return found
+    return read_frame
 
 
 def write(message: Frame) -> bytes:
@@ -172,8 +172,8 @@ def shape(kind: int, value: Any) -> Any:
     if kind in (LIST, SET):
         shapes: list[Any] = []
         for each in value[1]:
-            if (found := shape(value[0], each)) not in shapes:
-                shapes.append(found)
+            if (element := shape(value[0], each)) not in shapes:
+                shapes.append(element)
         return kind, value[0], shapes
     if kind == MAP:
         return kind, *value[:2]

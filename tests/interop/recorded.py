@@ -36,25 +36,25 @@ class Step(NamedTuple):
 
 def exchanges(method: str = "") -> list[Exchange]:
     """All, or those of one method."""
-    found = []
+    exchanges_of = []
     for path in sorted(FOLDER.glob(f"*/*_{method or '*'}_*.hex")):
         lines = path.read_text().splitlines()
         frames = [bytes.fromhex(line) for line in lines if line and not line.startswith("#")]
         name = f"{path.parent.name}/{path.stem}"
-        found.append(Exchange(name, frames[0], frames[1] if len(frames) > 1 else None))
-    assert found, method
-    return found
+        exchanges_of.append(Exchange(name, frames[0], frames[1] if len(frames) > 1 else None))
+    assert exchanges_of, method
+    return exchanges_of
 
 
 def conversation(name: str) -> list[Step]:
     """A relay log, such as `java/sequence_dropped`."""
-    found = []
+    steps = []
     for line in (FOLDER / f"{name}.relay").read_text().splitlines():
         if not line.startswith("#"):
             _, connection, side, what = line.split()
             frame = what if what in ("open", "close") else bytes.fromhex(what)
-            found.append(Step(connection, side == "C", frame))
-    return found
+            steps.append(Step(connection, side == "C", frame))
+    return steps
 
 
 def answered(steps: list[Step]) -> Iterator[tuple[Step, bytes | None]]:

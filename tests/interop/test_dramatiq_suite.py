@@ -20,7 +20,7 @@ import pytest
 from tests.interop.dramatiq_suite.fixtures import ADDRESSES
 from tests.interop.dramatiq_suite.selection import FILES, SKIPPED
 from tests.interop.dramatiq_suite.sources import PACKAGE, NotAvailable, prepare_tests
-from tests.scenarios.real_server import PARTS, running
+from tests.scenarios.real_server import COMPONENTS, running
 
 PASSED_MIN = 105
 REPEATED_MAX = 5
@@ -45,15 +45,15 @@ def test_dramatiqs_own_tests_pass_on_our_broker(tmp_path: Path) -> None:
     except NotAvailable as error:
         pytest.skip(f"Dramatiq's source distribution cannot be fetched: {error}")
     with running(tmp_path / "server") as server:
-        environment[ADDRESSES] = ",".join(server.address(part) for part in PARTS)
+        environment[ADDRESSES] = ",".join(server.address(component) for component in COMPONENTS)
         result = run_tests(folder, environment, *(f"{PACKAGE}/{name}" for name in FILES))
         report = result.stdout[-8_000:] + result.stderr[-2_000:]
         failed = FAILED.findall(result.stdout)
         assert len(failed) <= REPEATED_MAX, report
         assert bool(failed) is (result.returncode != 0), report
         if failed:
-            again = run_tests(folder, environment, *failed)
-            assert again.returncode == 0, again.stdout[-8_000:]
+            second_run = run_tests(folder, environment, *failed)
+            assert second_run.returncode == 0, second_run.stdout[-8_000:]
     passed = re.search(r"(\d+) passed", result.stdout)
     assert passed is not None, report
     assert int(passed[1]) + len(failed) >= PASSED_MIN

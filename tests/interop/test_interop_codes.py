@@ -82,8 +82,8 @@ ILLEGAL: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", ILLEGAL)
 def test_11_illegal_message(client: Client, case: str) -> None:
-    fields, said = ILLEGAL[case]
-    says(client.send(**{"topic": "both", **fields}), 11, said)
+    fields, message = ILLEGAL[case]
+    says(client.send(**{"topic": "both", **fields}), 11, message)
     assert client.send("both").code == 0, "the connection goes on"
 
 
@@ -95,12 +95,12 @@ def test_11_is_not_for_what_stands_at_the_limit(client: Client) -> None:
 
 def test_11_in_batches(client: Client) -> None:
     good = Message(topic="both", body=b"b")
-    for bad, said in (
+    for bad, message in (
         (Message(topic="both", body=b""), "0 bytes"),
         (Message(topic="both", body=b"b", properties={"DELAY": "3"}), "DELAY"),
         (Message(topic="carrera_heartbeat", body=b"b"), "carrera_heartbeat"),
     ):
-        says(client.call("sendBatchSync", messages=[good, bad, good]), 11, said)
+        says(client.call("sendBatchSync", messages=[good, bad, good]), 11, message)
     big = Message(topic="both", body=bytes(MIB + 1))
     says(client.call("sendBatchSync", messages=[big] * 4), 11, "4194308")
     many = [Message(topic="both", body=b"b")] * 4097
@@ -149,16 +149,16 @@ def test_21_no_delay_service(installation: Installation, tmp_path: Path, protoco
 
 
 def delayed(**fields: Any) -> DelayMessage:
-    given = {
+    defaults = {
         "topic": "both", "body": b"b", "action": 1, "dmsgtype": 2, "timestamp": int(time.time()) + 60,
         "times": 0, "interval": 0, "expire": 0,
     }  # fmt: skip
-    return DelayMessage(**{**given, **fields})
+    return DelayMessage(**{**defaults, **fields})
 
 
 LATE = 9_999_999_999
 LOOP = {"dmsgtype": 3, "times": 2, "expire": LATE, "interval": 3}
-DELAY_FAULTS: dict[str, tuple[int, dict[str, Any], str]] = {
+DELAY_REJECTIONS: dict[str, tuple[int, dict[str, Any], str]] = {
     "id missing": (30, {"action": 2, "uniqDelayMsgId": None}, ""),
     "id blank": (30, {"action": 2, "uniqDelayMsgId": " "}, " "),
     "id malformed": (30, {"action": 2, "uniqDelayMsgId": ID[:-1]}, ID[:-1]),
@@ -188,9 +188,9 @@ DELAY_FAULTS: dict[str, tuple[int, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", DELAY_FAULTS)
+@pytest.mark.parametrize("case", DELAY_REJECTIONS)
 def test_30_to_38_of_delay_requests(client: Client, case: str) -> None:
-    code, fields, echoed = DELAY_FAULTS[case]
+    code, fields, echoed = DELAY_REJECTIONS[case]
     result = client.call("sendDelaySync", delayMessage=delayed(**fields), timeout=5_000)
     says(result, code)
     assert set(result.given()) == {"code", "msg", "uniqDelayMsgId"}
@@ -269,11 +269,11 @@ def test_20_while_it_drains(installation: Installation, tmp_path: Path) -> None:
 def refused(producer: Client) -> Result:
     """The first answer that is not 0."""
 
-    def refusal() -> Result | None:
+    def rejection() -> Result | None:
         result = producer.send("t")
         return result if result.code else None
 
-    return until(refusal, "the server drains")
+    return until(rejection, "the server drains")
 
 
 @pytest.mark.slow

@@ -31,16 +31,16 @@ def fill(producer: Client, topic: str, queues: int = 4, each: int = 5) -> int:
 
 def every(consumer: Client, group: str, count: int, **fields: object) -> list[PullResponse]:
     """Answers with `count` messages in all, none of them acknowledged."""
-    found: list[PullResponse] = []
-    until(lambda: _one_more(consumer, group, found, fields) >= count, f"{count} messages")
-    return found
+    answers: list[PullResponse] = []
+    until(lambda: _one_more(consumer, group, answers, fields) >= count, f"{count} messages")
+    return answers
 
 
-def _one_more(consumer: Client, group: str, found: list[PullResponse], fields: dict[str, object]) -> int:
+def _one_more(consumer: Client, group: str, answers: list[PullResponse], fields: dict[str, object]) -> int:
     answer = consumer.pull(group, maxLingerTime=100, **fields)
     if answer.messages:
-        found.append(answer)
-    return sum(len(each.messages) for each in found)
+        answers.append(answer)
+    return sum(len(each.messages) for each in answers)
 
 
 def committed(consumer: Client, group: str, topic: str) -> tuple[list[int], list[int]]:
@@ -70,14 +70,14 @@ def test_an_answer_is_of_one_queue_and_in_order(
 
 def test_acknowledged_with_the_next_pull(producer: Client, consumer: Client, topic: str, group: str) -> None:
     count = fill(producer, topic)
-    seen: list[tuple[str, int]] = []
+    deliveries: list[tuple[str, int]] = []
     result: ConsumeResult | None = None
-    while len(seen) < count:
+    while len(deliveries) < count:
         answer = consumer.pull(group, topic, maxBatchSize=2, maxLingerTime=10_000, result=result)
         assert 1 <= len(answer.messages) <= 2
-        seen += [(answer.context.qid, message.offset) for message in answer.messages]
+        deliveries += [(answer.context.qid, message.offset) for message in answer.messages]
         result = done(answer)
-    assert len(set(seen)) == count
+    assert len(set(deliveries)) == count
     assert consumer.submit(result) is True
     assert committed(consumer, group, topic) == ([5] * 4, [5] * 4)
     assert nothing_left(consumer, group)
@@ -101,16 +101,16 @@ def test_a_chain_by_submit(producer: Client, consumer: Client, topic: str, group
     assert committed(consumer, group, topic) == ([5] * 4, [5] * 4)
 
 
-def test_what_failed_comes_again(producer: Client, consumer: Client, topic: str, group: str) -> None:
+def test_a_failed_message_is_redelivered(producer: Client, consumer: Client, topic: str, group: str) -> None:
     fill(producer, topic, queues=1, each=3)
     (answer,) = every(consumer, group, 3)
     context = answer.context
     assert consumer.submit(ConsumeResult(context=context, successOffsets=[0, 2], failOffsets=[1])) is True
     assert committed(consumer, group, topic)[0][0] == 1, "the lowest unfinished one"
-    (again,) = every(consumer, group, 1)
-    assert [message.offset for message in again.messages] == [1]
-    assert again.messages[0].value == b"0/1"
-    consumer.submit(done(again))
+    (redelivery,) = every(consumer, group, 1)
+    assert [message.offset for message in redelivery.messages] == [1]
+    assert redelivery.messages[0].value == b"0/1"
+    consumer.submit(done(redelivery))
     assert committed(consumer, group, topic)[0][0] == 3
 
 
@@ -129,8 +129,8 @@ def test_failed_beyond_its_retries_ends_in_the_dead_letter_topic(
     (dead,) = every(consumer, f"dead-{group}", 1)
     (letter,) = dead.messages
     assert (letter.key, letter.value, letter.tag) == ("k", b"poison", "t")
-    told = {"p", "dead-letter-reason", "dead-letter-topic", "dead-letter-queue", "dead-letter-offset"}
-    assert told <= set(letter.properties)
+    required = {"p", "dead-letter-reason", "dead-letter-topic", "dead-letter-queue", "dead-letter-offset"}
+    assert required <= set(letter.properties)
     assert (letter.properties["p"], letter.properties["dead-letter-topic"]) == ("v", topic)
 
 
@@ -210,7 +210,9 @@ def test_a_pull_that_names_a_topic_creates_its_group(producer: Client, consumer:
     assert [message.value for message in answer.messages] == [b"after"]
 
 
-def test_callers_of_ours_get_ours(producer: Client, consumer: Client, topic: str, group: str) -> None:
+def test_clients_of_ddmq_get_its_own_fields(
+    producer: Client, consumer: Client, topic: str, group: str
+) -> None:
     producer.send(topic, b"b", partitionId=3)
     (answer,) = every(consumer, group, 1, clientId="me")
     (message,) = answer.messages

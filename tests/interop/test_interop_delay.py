@@ -34,16 +34,16 @@ def added(producer: Client, topic: str, **fields: Any) -> str:
 
 def delivered(consumer: Client, group: str, count: int = 1) -> list[Delivered]:
     """So many messages, all acknowledged."""
-    found: list[Delivered] = []
+    delivered_messages: list[Delivered] = []
 
     def enough() -> bool:
         answer = consumer.pull(group, maxBatchSize=8, maxLingerTime=500)
-        found.extend(answer.messages)
+        delivered_messages.extend(answer.messages)
         consumer.submit(done(answer)) if answer.messages else None
-        return len(found) >= count
+        return len(delivered_messages) >= count
 
     until(enough, f"{count} messages")
-    return found
+    return delivered_messages
 
 
 def stored(server: RealServer, topic: str) -> int:
@@ -75,13 +75,13 @@ def test_a_loop_of_the_past_catches_up_with_ids_of_its_own(
     loop = {"dmsgtype": 3, "timestamp": first, "interval": 3, "times": 3, "expire": first + 3_600}
     ident = added(producer, topic, **loop)
     head, uuid = ident.split("-", 6), ident.split("-", 6)[6]
-    wanted = ["-".join((str(first + 3 * timed), *head[1:4], str(timed), head[5], uuid)) for timed in range(3)]
-    assert sorted(message.key for message in delivered(consumer, group, 3)) == wanted
+    expected = [
+        "-".join((str(first + 3 * timed), *head[1:4], str(timed), head[5], uuid)) for timed in range(3)
+    ]
+    assert sorted(message.key for message in delivered(consumer, group, 3)) == expected
 
 
-def test_an_add_that_comes_again_is_stored_once(
-    server: RealServer, producer: Client, topic: str, group: str
-) -> None:
+def test_a_resent_add_is_stored_once(server: RealServer, producer: Client, topic: str, group: str) -> None:
     uuid, due = str(uuid4()), int(time.time()) + 1
     assert added(producer, topic, timestamp=due, uuid=uuid) == added(
         producer, topic, timestamp=due, uuid=uuid
@@ -93,18 +93,18 @@ def test_an_add_that_comes_again_is_stored_once(
     assert stored(server, topic) == 1
 
 
-def test_an_add_that_is_known_tells_what_holds(producer: Client, topic: str) -> None:
+def test_a_resent_add_is_answered_with_the_stored_state(producer: Client, topic: str) -> None:
     """With a field of ours, and unless it says that nobody can know its uuid."""
-    given = {"action": ADD, "dmsgtype": 2, "body": b"body", "uuid": str(uuid4()), "clientId": "me"}
+    fields = {"action": ADD, "dmsgtype": 2, "body": b"body", "uuid": str(uuid4()), "clientId": "me"}
     due = int(time.time()) + 3_600
-    first = producer.delay(topic, timestamp=due, **given)
-    again = producer.delay(topic, timestamp=due + 99, **given)
-    assert [(answer.outcome, answer.dueMs) for answer in (first, again)] == [(ADDED, due * 1_000)] * 2
+    first = producer.delay(topic, timestamp=due, **fields)
+    resent = producer.delay(topic, timestamp=due + 99, **fields)
+    assert [(answer.outcome, answer.dueMs) for answer in (first, resent)] == [(ADDED, due * 1_000)] * 2
     cancel(producer, first.uniqDelayMsgId)
-    over = producer.delay(topic, timestamp=due, **given)
+    over = producer.delay(topic, timestamp=due, **fields)
     assert (over.code, over.outcome, over.dueMs) == (0, CANCELLED, None)
-    untold = producer.delay(topic, timestamp=due, fresh=True, **given)
-    assert (untold.outcome, untold.dueMs) == (ADDED, due * 1_000)
+    unanswered = producer.delay(topic, timestamp=due, fresh=True, **fields)
+    assert (unanswered.outcome, unanswered.dueMs) == (ADDED, due * 1_000)
 
 
 def cancel(producer: Client, ident: str, **fields: Any) -> DelayResult:
@@ -183,15 +183,15 @@ def test_what_an_old_server_still_sends_is_dropped_when_it_was_cancelled_here(
     What it sends twice comes twice: it is at-least-once, and nothing else that is answered 0 is dropped.
     """
     due = int(time.time())
-    kept, gone = (f"{due}-3-{due + 3_600}-9-{{timed}}-3-13-{uuid4()}" for _ in range(2))
-    assert cancel(producer, gone.format(timed=0)).outcome == UNKNOWN
+    uncancelled, cancelled = (f"{due}-3-{due + 3_600}-9-{{timed}}-3-13-{uuid4()}" for _ in range(2))
+    assert cancel(producer, cancelled.format(timed=0)).outcome == UNKNOWN
     for timed in range(3):
-        old_server_sends(producer, topic, gone.format(timed=timed))
-        old_server_sends(producer, topic, kept.format(timed=timed))
-        old_server_sends(producer, topic, kept.format(timed=timed))  # it resends, too
+        old_server_sends(producer, topic, cancelled.format(timed=timed))
+        old_server_sends(producer, topic, uncancelled.format(timed=timed))
+        old_server_sends(producer, topic, uncancelled.format(timed=timed))  # it resends, too
     keys = sorted(message.key for message in delivered(consumer, group, 6))
-    assert keys == [kept.format(timed=timed) for timed in range(3) for _ in range(2)]
-    assert cancel(producer, kept.format(timed=0)).outcome == UNKNOWN, "all that came before is decided"
+    assert keys == [uncancelled.format(timed=timed) for timed in range(3) for _ in range(2)]
+    assert cancel(producer, uncancelled.format(timed=0)).outcome == UNKNOWN, "all that came before is decided"
     assert stored(server, topic) == 6
 
 

@@ -32,17 +32,17 @@ def send_recorded(server: RealServer, name: str, topics: dict[bytes, bytes]) -> 
         for topic, queue, messages in queues_of(name):
             for message in messages:
                 fields = {number: value for number, (_, value) in message.items()}
-                given: dict[str, Any] = {"partitionId": queue, "body": fields[2]}
-                given["key"] = fields[1].decode() if 1 in fields else None
-                given["tags"] = fields[3].decode() if 3 in fields else None
+                arguments: dict[str, Any] = {"partitionId": queue, "body": fields[2]}
+                arguments["key"] = fields[1].decode() if 1 in fields else None
+                arguments["tags"] = fields[3].decode() if 3 in fields else None
                 pairs = fields.get(5, (0, 0, []))[2]
-                given["properties"] = {key.decode(): value.decode() for key, value in pairs} or None
-                assert client.send(topics[topic].decode(), **given).code == 0
+                arguments["properties"] = {key.decode(): value.decode() for key, value in pairs} or None
+                assert client.send(topics[topic].decode(), **arguments).code == 0
 
 
 def comparable(response: Any, gapless: bool) -> Any:
     """Queues by name, properties in no order, what is empty is none; offsets where they are counted."""
-    found = {}
+    batches = {}
     for one in response[10][1][1]:
         messages = []
         for message in one[10][1][1]:
@@ -57,8 +57,8 @@ def comparable(response: Any, gapless: bool) -> Any:
             if not gapless:
                 del message[4]
             messages.append(message)
-        found[one[1][1], one[2][1]] = (one[3] if gapless else None, messages, set(one))
-    return found
+        batches[one[1][1], one[2][1]] = (one[3] if gapless else None, messages, set(one))
+    return batches
 
 
 def count(answer: Any) -> list[int]:
@@ -118,13 +118,13 @@ def test_fetch_ack_and_go_on_elsewhere(server: RealServer, group: str, topic: st
 
 
 def fetched(
-    client: Client, group: str, offsets: dict[str, dict[str, int]], count: int, **ask: Any
+    client: Client, group: str, offsets: dict[str, dict[str, int]], count: int, **options: Any
 ) -> list[int]:
     """Fetch as the old clients do, acknowledging each answer, until `count` messages have come."""
     got: list[int] = []
 
     def more() -> bool:
-        response: FetchResponse = client.fetch("me", group, fetchOffset=offsets, maxLingerTime=50, **ask)
+        response: FetchResponse = client.fetch("me", group, fetchOffset=offsets, maxLingerTime=50, **options)
         for one in response.results:
             offsets.setdefault(one.topic, {})[one.qid] = one.nextRequestOffset
             got.extend(int(message.value) for message in one.messages)

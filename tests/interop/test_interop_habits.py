@@ -71,8 +71,8 @@ def received(server: RealServer, group: str) -> dict[int, Any]:
         messages = pull(server, request)[2][1][1]
         return messages and {number: value for number, (_, value) in messages[0].items()}
 
-    found: dict[int, Any] = until(one, "the message")
-    return found
+    message: dict[int, Any] = until(one, "the message")
+    return message
 
 
 def test_absent_scalars_take_their_defaults(server: RealServer, topic: str, group: str) -> None:

@@ -12,17 +12,17 @@ from tests.scenarios.real_server import RealServer
 OK = {"code": 0, "msg": "OK"}
 
 
-def taken(consumer: Client, group: str, count: int) -> list[tuple[str, dict[str, object]]]:
+def receive(consumer: Client, group: str, count: int) -> list[tuple[str, dict[str, object]]]:
     """(qid, fields) of so many messages, acknowledged as they come."""
-    found: list[tuple[str, dict[str, object]]] = []
+    deliveries: list[tuple[str, dict[str, object]]] = []
     result = None
     for _ in range(count + 20):
         answer = consumer.pull(group, maxLingerTime=200, result=result)
-        found += [(answer.context.qid, message.given()) for message in answer.messages]
+        deliveries += [(answer.context.qid, message.given()) for message in answer.messages]
         result = done(answer) if answer.messages else None
-        if len(found) >= count and result is None:
+        if len(deliveries) >= count and result is None:
             break
-    return found
+    return deliveries
 
 
 def test_a_message_comes_out_as_it_went_in(
@@ -31,7 +31,7 @@ def test_a_message_comes_out_as_it_went_in(
     properties = {"p": "ü", "traceId": "7"}
     sent = producer.send(topic, b"\x00\xff\x80", key="kéy", tags="A||B", properties=properties)
     assert sent.given() == OK, "no field that DDMQ did not send"
-    ((_, fields),) = taken(consumer, group, 1)
+    ((_, fields),) = receive(consumer, group, 1)
     assert fields == {
         "key": "kéy",
         "value": b"\x00\xff\x80",
@@ -47,9 +47,9 @@ def test_send_async_is_stored_before_its_answer(
     for number in range(3):
         message = Message(topic=topic, body=b"%d" % number, partitionId=2)
         assert producer.call("sendAsync", message=message).given() == OK
-    found = taken(consumer, group, 3)
-    assert [fields["value"] for _, fields in found] == [b"0", b"1", b"2"]
-    assert len({qid for qid, _ in found}) == 1
+    deliveries = receive(consumer, group, 3)
+    assert [fields["value"] for _, fields in deliveries] == [b"0", b"1", b"2"]
+    assert len({qid for qid, _ in deliveries}) == 1
 
 
 def test_send_batch_keeps_its_order_in_one_queue(
@@ -57,9 +57,9 @@ def test_send_batch_keeps_its_order_in_one_queue(
 ) -> None:
     messages = [Message(topic=topic, key=str(n), body=b"%d" % n, partitionId=-2) for n in range(150)]
     assert producer.call("sendBatchSync", messages=messages).given() == OK
-    found = taken(consumer, group, 150)
-    assert len({qid for qid, _ in found}) == 1, "members of partitionId < -1 go to one queue"
-    assert [fields["key"] for _, fields in found] == [str(n) for n in range(150)]
+    deliveries = receive(consumer, group, 150)
+    assert len({qid for qid, _ in deliveries}) == 1, "members of partitionId < -1 go to one queue"
+    assert [fields["key"] for _, fields in deliveries] == [str(n) for n in range(150)]
 
 
 def test_send_batch_without_keys_keeps_its_order_in_one_queue(
@@ -67,19 +67,19 @@ def test_send_batch_without_keys_keeps_its_order_in_one_queue(
 ) -> None:
     messages = [Message(topic=topic, body=b"%d" % n, partitionId=-2) for n in range(150)]
     assert producer.call("sendBatchSync", messages=messages).given() == OK
-    found = taken(consumer, group, 150)
-    assert len({qid for qid, _ in found}) == 1
-    assert [fields["value"] for _, fields in found] == [b"%d" % n for n in range(150)]
+    deliveries = receive(consumer, group, 150)
+    assert len({qid for qid, _ in deliveries}) == 1
+    assert [fields["value"] for _, fields in deliveries] == [b"%d" % n for n in range(150)]
 
 
 def test_a_batch_may_mix_topics(producer: Client, consumer: Client, topic: str, group: str) -> None:
     other = f"{topic}-2"
     messages = [Message(topic=name, body=b"b", partitionId=-2) for name in (topic, other, topic)]
     assert producer.call("sendBatchSync", messages=messages).given() == OK
-    assert len(taken(consumer, group, 2)) == 2
+    assert len(receive(consumer, group, 2)) == 2
 
 
-def test_the_batch_of_ours_answers_each_message(producer: Client, topic: str) -> None:
+def test_a_batch_of_ddmq_answers_each_message(producer: Client, topic: str) -> None:
     messages = [Message(topic=topic, body=b"b", partitionId=1), Message(topic=topic, body=b"")]
     first, second = producer.call("sendBatch", messages=messages, timeout=10_000)
     assert (first.code, first.queueId, first.offset, first.durability) == (0, 1, 0, 1)
@@ -94,7 +94,7 @@ def test_oneway_sends_are_stored_and_not_answered(
         message = Message(topic=topic, body=b"%d" % number, partitionId=0)
         producer.call("sendOneway", message=message)
     assert producer.send(topic, b"last", partitionId=0).code == 0
-    assert len(taken(consumer, group, 11)) == 11
+    assert len(receive(consumer, group, 11)) == 11
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ def replayed(port: int, request: bytes) -> Frame:
     """The answer to recorded bytes, to the same method and sequence id."""
     with Raw(port) as raw:
         answer = anyframe.read(raw.ask(request))
-    asked = anyframe.read(request)
-    assert (answer.method, answer.sequence) == (asked.method, asked.sequence)
+    request_fields = anyframe.read(request)
+    assert (answer.method, answer.sequence) == (request_fields.method, request_fields.sequence)
     return answer
 
 
@@ -131,13 +131,13 @@ class World:
         assert exchange.reply is not None
         self.recorded = anyframe.read(exchange.reply).fields[0][1]
         request = anyframe.read(exchange.request)
-        asked = request.fields[1][1]
+        request_fields = request.fields[1][1]
         context = self.recorded[1][1]
         self.group = f"g-{topic}"
         self.topic = topic
-        names = {asked[1][1]: self.group.encode()}
-        if 2 in asked or 2 in context:
-            names[asked[2][1] if 2 in asked else context[2][1]] = topic.encode()
+        names = {request_fields[1][1]: self.group.encode()}
+        if 2 in request_fields or 2 in context:
+            names[request_fields[2][1] if 2 in request_fields else context[2][1]] = topic.encode()
         self.request = request._replace(fields=anyframe.renamed(request.fields, names))
         make_group(server, self.group, topic, queues=8)
 
@@ -147,27 +147,27 @@ class World:
         with Client(server.ports["producer"]) as client:
             for message in self.messages():
                 fields = {number: value for number, (_, value) in message.items()}
-                given: dict[str, Any] = {"partitionId": queue, "body": fields[2]}
-                given["key"] = fields[1].decode() if 1 in fields else None
-                given["tags"] = fields[3].decode() if 3 in fields else None
+                arguments: dict[str, Any] = {"partitionId": queue, "body": fields[2]}
+                arguments["key"] = fields[1].decode() if 1 in fields else None
+                arguments["tags"] = fields[3].decode() if 3 in fields else None
                 pairs = fields.get(5, (0, 0, []))[2]
-                given["properties"] = {key.decode(): value.decode() for key, value in pairs} or None
-                assert client.send(self.topic, **given).code == 0
+                arguments["properties"] = {key.decode(): value.decode() for key, value in pairs} or None
+                assert client.send(self.topic, **arguments).code == 0
 
     def messages(self) -> list[dict[int, Any]]:
         """The recorded deliveries."""
-        found: list[dict[int, Any]] = self.recorded[2][1][1]
-        return found
+        messages: list[dict[int, Any]] = self.recorded[2][1][1]
+        return messages
 
 
 def comparable(message: dict[int, Any]) -> dict[int, Any]:
     """A delivery without its offset's value; properties in no order; the stand-in's empty tag is none."""
-    found = {number: (kind, 0 if number == 4 else value) for number, (kind, value) in message.items()}
-    if 5 in found:
-        found[5] = (MAP, sorted(found[5][1][2]))
-    if found.get(3) == (BINARY, b""):
-        del found[3]
-    return found
+    fields = {number: (kind, 0 if number == 4 else value) for number, (kind, value) in message.items()}
+    if 5 in fields:
+        fields[5] = (MAP, sorted(fields[5][1][2]))
+    if fields.get(3) == (BINARY, b""):
+        del fields[3]
+    return fields
 
 
 DELIVERED = [one for one in exchanges("pull") if one.reply and anyframe.read(one.reply).fields[0][1][2][1][1]]
@@ -183,8 +183,8 @@ def test_pulls_deliver_what_was_recorded(server: RealServer, exchange: Exchange,
     assert shape(STRUCT, answer[1][1]) == {1: BINARY, 2: BINARY, 3: BINARY}
     context = {number: value for number, (_, value) in answer[1][1].items()}
     assert (context[1], context[2]) == (world.group.encode(), world.topic.encode())
-    wanted = [comparable(message) for message in world.messages()]
-    assert [comparable(message) for message in answer[2][1][1]] == wanted
+    expected = [comparable(message) for message in world.messages()]
+    assert [comparable(message) for message in answer[2][1][1]] == expected
 
 
 def _with_messages(raw: Raw, request: Frame) -> Any:

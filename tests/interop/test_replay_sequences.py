@@ -21,7 +21,7 @@ from tests.interop.recorded import Raw, Step, answered, conversation, patient, w
 from tests.scenarios.real_server import RealServer
 from tests.support.waits import until
 
-Place = tuple[int, int]  # queue, offset
+Location = tuple[int, int]  # queue, offset
 DELIVERED, CONTEXT = {1, 2, 3, 4, 5}, {1, 2, 3}
 
 
@@ -29,22 +29,22 @@ def queue_of(qid: bytes) -> int:
     return int(qid.rpartition(b"_")[2])
 
 
-def places(response: Any) -> list[Place]:
+def locations(response: Any) -> list[Location]:
     """Queue and offset of every message of a PullResponse tree."""
     messages = response[2][1][1]
     return [(queue_of(response[1][1][3][1]), message[4][1]) for message in messages]
 
 
-def results(request: Any) -> dict[str, set[Place]]:
+def results(request: Any) -> dict[str, set[Location]]:
     """What a PullRequest tree says of messages, over the whole linked list."""
-    said: dict[str, set[Place]] = {"done": set(), "failed": set()}
+    offsets: dict[str, set[Location]] = {"done": set(), "failed": set()}
     result = request[50][1] if 50 in request else None
     while result is not None:
         queue = queue_of(result[1][1][3][1])
         for field, kind in ((3, "done"), (4, "failed")):
-            said[kind] |= {(queue, offset) for offset in (result[field][1][1] if field in result else [])}
+            offsets[kind] |= {(queue, offset) for offset in (result[field][1][1] if field in result else [])}
         result = result[10][1] if 10 in result else None
-    return said
+    return offsets
 
 
 class Conversation:
@@ -55,23 +55,23 @@ class Conversation:
         self.steps = conversation(name)
         self.topic = topic
         self.group = f"g-{topic}"
-        self.bodies: dict[Place, bytes] = {}
-        self.finished: set[Place] = set()
-        self.leased: set[Place] = set()
-        self.again: list[Place] = []  # delivered after their acknowledgement was answered
+        self.bodies: dict[Location, bytes] = {}
+        self.finished: set[Location] = set()
+        self.leased: set[Location] = set()
+        self.redelivered: list[Location] = []  # delivered after their acknowledgement was answered
         make_group(server, self.group, topic)
-        self._note_bodies()
+        self._record_bodies()
         self._fill(0)
         self.qids = self._qids()
 
-    def _note_bodies(self) -> None:
+    def _record_bodies(self) -> None:
         for step in self.steps:
             if isinstance(step.what, bytes) and not step.by_client:
                 answer = anyframe.read(step.what)
                 if answer.method == b"pull":
                     response = answer.fields[0][1]
-                    for place, message in zip(places(response), response[2][1][1], strict=True):
-                        self.bodies[place] = message[2][1]
+                    for location, message in zip(locations(response), response[2][1][1], strict=True):
+                        self.bodies[location] = message[2][1]
 
     def _fill(self, queue: int) -> None:
         """Every message that the recording delivered, at its offset; a filler where one is unknown."""
@@ -138,9 +138,9 @@ class Conversation:
     def _take(self, request: Frame) -> None:
         """What the request's results finish: messages that this client held."""
         if request.method == b"pull":
-            said = results(request.fields[1][1])
-            self.finished |= said["done"] & self.leased
-            self.leased -= said["done"] | said["failed"]
+            offsets = results(request.fields[1][1])
+            self.finished |= offsets["done"] & self.leased
+            self.leased -= offsets["done"] | offsets["failed"]
 
     def _delivered(self, answer: Frame) -> None:
         response = answer.fields[0][1]
@@ -150,14 +150,14 @@ class Conversation:
             assert answer.fields == {0: (STRUCT, {1: (STRUCT, {}), 2: response[2]})}
             return
         assert set(response[1][1]) == CONTEXT
-        for place, message in zip(places(response), response[2][1][1], strict=True):
-            assert message[2][1] == self.bodies[place]
-            self._note(place)
+        for location, message in zip(locations(response), response[2][1][1], strict=True):
+            assert message[2][1] == self.bodies[location]
+            self._record_delivery(location)
 
-    def _note(self, place: Place) -> None:
-        self.leased.add(place)
-        if place in self.finished:
-            self.again.append(place)
+    def _record_delivery(self, location: Location) -> None:
+        self.leased.add(location)
+        if location in self.finished:
+            self.redelivered.append(location)
 
     def drain(self) -> None:
         """What the recording left: everything comes that is not finished, nothing else."""
@@ -167,20 +167,20 @@ class Conversation:
     def _one_pull(self, client: Client) -> bool:
         answer = client.pull(self.group, maxLingerTime=50)
         for message in answer.messages:
-            self._note((queue_of(answer.context.qid.encode()), message.offset))
+            self._record_delivery((queue_of(answer.context.qid.encode()), message.offset))
         client.submit(done(answer))
         (stats,) = client.stats(self.group)
         return bool(stats.consumeOffsets == stats.produceOffsets)
 
 
 @pytest.mark.parametrize("name", ["go/sequence_dropped", "java/sequence_dropped"])
-def test_results_that_come_again_on_a_new_connection(short: RealServer, name: str, topic: str) -> None:
+def test_results_are_accepted_again_on_a_new_connection(short: RealServer, name: str, topic: str) -> None:
     """The ack time-out is short there: what was in a lost answer comes again soon."""
     talk = Conversation(short, name, topic)
     assert talk.replay() >= 5, "the recording loses answers"
     assert len(talk.finished) > 10
     talk.drain()
-    assert talk.again == [], "what was acknowledged never comes again"
+    assert talk.redelivered == [], "what was acknowledged never comes again"
     assert len(talk.bodies) >= len(talk.finished)
 
 
@@ -204,12 +204,12 @@ def _answer_as_recorded(raw: Raw, step: Step, reply: bytes | None) -> int:
     assert isinstance(step.what, bytes)
     assert reply is not None
     answer = raw.ask(patient(step.what))
-    found, recorded = anyframe.read(answer), anyframe.read(reply)
-    assert found[:3] == recorded[:3]
-    assert shape(STRUCT, found.fields) == shape(STRUCT, recorded.fields)
-    code: int = found.fields[0][1][1][1]
-    if code == 0 and found.method == b"sendDelaySync":
-        assert without_shard(found) == without_shard(recorded)
+    answered, recorded = anyframe.read(answer), anyframe.read(reply)
+    assert answered[:3] == recorded[:3]
+    assert shape(STRUCT, answered.fields) == shape(STRUCT, recorded.fields)
+    code: int = answered.fields[0][1][1][1]
+    if code == 0 and answered.method == b"sendDelaySync":
+        assert without_shard(answered) == without_shard(recorded)
     elif code == 0:
         assert answer == reply
     return code

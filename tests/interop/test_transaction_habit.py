@@ -98,9 +98,9 @@ class Application:
 @pytest.fixture(params=KINDS, ids=["once", "loop"])
 def application(request: pytest.FixtureRequest, server: RealServer) -> Iterator[Application]:
     name = request.node.name.replace("[", "-").replace("]", "").replace("_", "-")
-    made = Application(server, name, request.param)
-    yield made
-    made.close()
+    application = Application(server, name, request.param)
+    yield application
+    application.close()
 
 
 def test_commit(application: Application) -> None:
@@ -138,7 +138,7 @@ def test_crash_after_commit(application: Application) -> None:
     assert (application.sent(), application.came()) == (1, 1)
 
 
-def test_a_loop_comes_again_until_a_consumer_ends_it(server: RealServer, topic: str) -> None:
+def test_a_loop_repeats_until_a_consumer_ends_it(server: RealServer, topic: str) -> None:
     """The second occurrence has its own timestamp and timed = 1; a cancel by its id ends the loop."""
     application = Application(server, topic, 3)
     try:

@@ -46,8 +46,8 @@ def send(producer: Producer) -> dict[str, str]:
     """The id of each message, by its body or key."""
     ids: dict[str, str] = {}
     for number in range(story.ORDERS):
-        given = story.order(number)
-        ids[given["body"].decode()] = str(producer.send("orders", **given).message_id)
+        order = story.order(number)
+        ids[order["body"].decode()] = str(producer.send("orders", **order).message_id)
     for key, body in story.LARGE.items():
         ids[key] = str(producer.send("large", body, key=key).message_id)
     return ids
@@ -64,13 +64,13 @@ def delay(producer: Producer) -> dict[str, str]:
     return ids
 
 
-def take(server: RealServer, group: str, decide: Any, wanted: int = story.ORDERS) -> None:
+def take(server: RealServer, group: str, decide: Any, count: int = story.ORDERS) -> None:
     """`decide` is called with each message and its number; results are stored when this returns."""
     address = f"127.0.0.1:{server.ports['consumer']}"
-    taken: list[Message] = []
+    messages: list[Message] = []
     with Consumer(address, group, "orders", linger_ms=50, max_batch=50) as consumer:
-        until(lambda: taken.extend(consumer.pull(50, timeout_ms=100)) or len(taken) >= wanted, group)
-        for message in taken:
+        until(lambda: messages.extend(consumer.pull(50, timeout_ms=100)) or len(messages) >= count, group)
+        for message in messages:
             decide(message, int(message.properties["n"]))
 
 
@@ -94,11 +94,11 @@ def consume(server: RealServer) -> None:
     take(server, "failing", fail_some)
     take(server, "spent", fail_some)
     server.admin("POST", "groups", "ordered", "keys", body={"action": "park", "key": story.PARKED})
-    take(server, "ordered", take_in_order, wanted=story.KEYS - 1)
+    take(server, "ordered", take_in_order, count=story.KEYS - 1)
     with FetchConsumer(f"127.0.0.1:{server.ports['consumer']}", "loader") as consumer:
-        taken: set[str] = set()
-        until(lambda: taken.update(each.queue for each in consumer.fetch(50)) or len(taken) == 3, "loader")
-        assert consumer.ack({"orders": dict.fromkeys(taken, story.FETCHED)})
+        queues: set[str] = set()
+        until(lambda: queues.update(each.queue for each in consumer.fetch(50)) or len(queues) == 3, "loader")
+        assert consumer.ack({"orders": dict.fromkeys(queues, story.FETCHED)})
 
 
 def record(tree: Path, kill: bool) -> bytes:
@@ -111,7 +111,7 @@ def record(tree: Path, kill: bool) -> bytes:
             wall_ms = time.time_ns() // 1_000_000
             make_topics_and_groups(server)
             with Producer(f"127.0.0.1:{server.ports['producer']}", timeout_ms=20_000) as producer:
-                known = {"messages": send(producer), "delays": delay(producer), "wall_ms": wall_ms}
+                recorded = {"messages": send(producer), "delays": delay(producer), "wall_ms": wall_ms}
             consume(server)
             until(lambda: server.admin("GET", "dlq"), "the dead letter")
             until(lambda: server.admin("GET", "topics", "reminders", "messages"), "the first delayed message")
@@ -120,16 +120,18 @@ def record(tree: Path, kill: bool) -> bytes:
                 server.kill()
         finally:
             server.end()
-        known["commit"] = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=tree, text=True).strip()
-        return packed(server.data_dir, known)
+        recorded["commit"] = subprocess.check_output(
+            ["git", "rev-parse", "HEAD"], cwd=tree, text=True
+        ).strip()
+        return packed(server.data_dir, recorded)
 
 
-def packed(data: Path, known: dict[str, Any]) -> bytes:
+def packed(data: Path, recorded: dict[str, Any]) -> bytes:
     """Without sockets, and without what is written for people and names the machine."""
 
-    def wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        place = data.parent / member.name
-        if stat.S_ISSOCK(place.lstat().st_mode) or place.name in ("LOG", "writer.lock"):
+    def without_sockets(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        path = data.parent / member.name
+        if stat.S_ISSOCK(path.lstat().st_mode) or path.name in ("LOG", "writer.lock"):
             return None
         member.uid = member.gid = 0
         member.uname = member.gname = ""
@@ -137,8 +139,8 @@ def packed(data: Path, known: dict[str, Any]) -> bytes:
 
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:xz", preset=9) as tar:
-        tar.add(data, "data", filter=wanted)
-        text = json.dumps(known, indent=1).encode()
+        tar.add(data, "data", filter=without_sockets)
+        text = json.dumps(recorded, indent=1).encode()
         member = tarfile.TarInfo("recorded.json")
         member.size = len(text)
         tar.addfile(member, io.BytesIO(text))
@@ -151,10 +153,10 @@ def main() -> None:
     parser.add_argument("tree", type=Path, help="a checkout of the release")
     parser.add_argument("archive", type=Path)
     parser.add_argument("--kill", action="store_true", help="end the server with kill -9")
-    given = parser.parse_args()
-    archive = record(given.tree.resolve(), given.kill)
-    given.archive.write_bytes(archive)
-    print(f"{given.archive}: {len(archive):,} bytes")
+    arguments = parser.parse_args()
+    archive = record(arguments.tree.resolve(), arguments.kill)
+    arguments.archive.write_bytes(archive)
+    print(f"{arguments.archive}: {len(archive):,} bytes")
 
 
 if __name__ == "__main__":

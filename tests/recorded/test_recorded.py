@@ -38,7 +38,7 @@ class Recorded:
     def __init__(self, archive: Path, folder: Path) -> None:
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")
-        self.known: dict[str, Any] = json.loads((folder / "recorded.json").read_text())
+        self.facts: dict[str, Any] = json.loads((folder / "recorded.json").read_text())
         self.clock = SteppedClock(folder / "clock")
         self.go_to(AFTER)
         config = write_config(folder / "conf", **story.CONFIG)
@@ -47,7 +47,7 @@ class Recorded:
 
     def go_to(self, after: timedelta) -> None:
         """Put the clock so long after the recording."""
-        then_ms = self.known["wall_ms"] + after // timedelta(milliseconds=1)
+        then_ms = self.facts["wall_ms"] + after // timedelta(milliseconds=1)
         self.clock.step(then_ms - time.time_ns() // 1_000_000)
 
     def consumer(self, group: str, topic: str) -> Consumer:
@@ -59,14 +59,14 @@ class Recorded:
 
     def take(self, group: str, topic: str, count: int) -> list[Message]:
         """So many messages at least, all of which are acknowledged, with those that come with them."""
-        taken: list[Message] = []
+        messages: list[Message] = []
         what = f"{count} messages of {topic} for {group}"
         with self.consumer(group, topic) as consumer:
-            until(lambda: taken.extend(consumer.pull(50, timeout_ms=100)) or len(taken) >= count, what)
-            taken += consumer.pull(50, timeout_ms=100)  # one too many would be there by now
-            for message in taken:
+            until(lambda: messages.extend(consumer.pull(50, timeout_ms=100)) or len(messages) >= count, what)
+            messages += consumer.pull(50, timeout_ms=100)  # one too many would be there by now
+            for message in messages:
                 message.ack()
-        return taken
+        return messages
 
     def orders(self, group: str, count: int) -> list[int]:
         """The numbers of those messages."""
@@ -93,11 +93,11 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_there_are_recordings() -> None:
-    found = {path.name.partition(".")[0] for path in ARCHIVES}
-    assert found == {"format-1", "format-1-killed", "format-2", "format-2-killed"}
+    names = {path.name.partition(".")[0] for path in ARCHIVES}
+    assert names == {"format-1", "format-1-killed", "format-2", "format-2-killed"}
 
 
-def test_the_log_is_whole(recorded: Recorded) -> None:
+def test_the_log_is_complete(recorded: Recorded) -> None:
     assert "0 damaged ranges" in recorded.server.log
     loud = [line for line in recorded.server.log.splitlines() if " WARNING " in line or " ERROR " in line]
     expected = ("open files are limited", "repairing the index of segment")  # the latter after a kill
@@ -112,16 +112,16 @@ def test_topics_with_settings_and_every_message(recorded: Recorded) -> None:
     for topic, settings in story.TOPICS.items():
         assert server.admin("GET", "topics", topic).items() >= settings.items()
     for number in range(story.ORDERS):
-        wanted = story.order(number)
+        expected = story.order(number)
         _, rows = server.ask(
             "GET", f"/topics/orders/messages?queue={number % 3}&offset={number // 3}&count=1"
         )
         [by_offset] = rows
-        assert by_offset["body"].encode() == wanted["body"]
-        assert (by_offset["key"], by_offset["tags"]) == (wanted["key"], wanted["tags"])
-        assert by_offset["properties"].items() >= wanted["properties"].items()
-        known = recorded.known["messages"][f"order {number}"]
-        _, rows = server.ask("GET", f"/topics/orders/messages?id={known}")
+        assert by_offset["body"].encode() == expected["body"]
+        assert (by_offset["key"], by_offset["tags"]) == (expected["key"], expected["tags"])
+        assert by_offset["properties"].items() >= expected["properties"].items()
+        message_id = recorded.facts["messages"][f"order {number}"]
+        _, rows = server.ask("GET", f"/topics/orders/messages?id={message_id}")
         assert [(row["queue"], row["offset"]) for row in rows] == [(number % 3, number // 3)]
     _, rows = server.ask("GET", f"/topics/orders/messages?key={story.PARKED}")
     assert {int(row["properties"]["n"]) for row in rows} == set(OF_KEY[story.PARKED])
@@ -129,16 +129,16 @@ def test_topics_with_settings_and_every_message(recorded: Recorded) -> None:
 
 def test_settings_of_groups(recorded: Recorded) -> None:
     for group, settings in story.GROUPS.items():
-        found = recorded.server.admin("GET", "groups", group)
-        [subscription] = [each for each in found["subscriptions"] if each["topic"] == "orders"]
+        answer = recorded.server.admin("GET", "groups", group)
+        [subscription] = [each for each in answer["subscriptions"] if each["topic"] == "orders"]
         assert subscription["settings"].items() >= settings.items()
         assert set(subscription["set_here"]) == {*settings, "start"}
 
 
 def test_where_groups_stand(recorded: Recorded) -> None:
     def committed(group: str) -> list[int]:
-        found = recorded.server.admin("GET", "groups", group, "offsets")
-        return [row["committed"] for row in found]
+        rows = recorded.server.admin("GET", "groups", group, "offsets")
+        return [row["committed"] for row in rows]
 
     assert committed("holes") == [2, 2, 2]
     assert committed("loader") == [story.FETCHED] * 3
@@ -159,11 +159,11 @@ def test_dead_letters(recorded: Recorded) -> None:
 
 
 def test_what_waits_for_its_due_time(recorded: Recorded) -> None:
-    server, ids = recorded.server, recorded.known["delays"]
+    server, ids = recorded.server, recorded.facts["delays"]
 
     def state(name: str) -> dict[str, Any]:
-        found: dict[str, Any] = server.admin("GET", "delay", "messages", ids[name])
-        return found
+        answer: dict[str, Any] = server.admin("GET", "delay", "messages", ids[name])
+        return answer
 
     until(lambda: all(shard["fires"] for shard in server.admin("GET", "delay")["shards"]), "shards work")
     assert {name: state(name)["state"] for name in ids if ids[name]} == (
@@ -172,8 +172,8 @@ def test_what_waits_for_its_due_time(recorded: Recorded) -> None:
     assert server.admin("GET", "delay", "count")["count"] == len(story.WAITING)
     for name, after in (("once", timedelta(hours=1)), ("moved", story.MOVED_TO)):
         due = datetime.fromtimestamp(state(name)["due_ms"] / 1_000, UTC)
-        made = datetime.fromtimestamp(recorded.known["wall_ms"] / 1_000, UTC)
-        assert made + after <= due < made + after + AFTER
+        recorded_at = datetime.fromtimestamp(recorded.facts["wall_ms"] / 1_000, UTC)
+        assert recorded_at + after <= due < recorded_at + after + AFTER
 
 
 def test_samples(recorded: Recorded) -> None:
@@ -193,20 +193,20 @@ def test_samples(recorded: Recorded) -> None:
 
 def test_large_packed_and_binary_bodies_byte_by_byte(recorded: Recorded) -> None:
     recorded.server.admin("POST", "groups", "new", body={"topics": ["large"], "start": "first"})
-    taken = recorded.take("new", "large", len(story.LARGE))
-    assert {message.key: message.body for message in taken} == story.LARGE
-    assert [message.message_id for message in taken] == [
-        recorded.known["messages"][key] for key in story.LARGE
+    messages = recorded.take("new", "large", len(story.LARGE))
+    assert {message.key: message.body for message in messages} == story.LARGE
+    assert [message.message_id for message in messages] == [
+        recorded.facts["messages"][key] for key in story.LARGE
     ]
 
 
 def test_order_goes_on_and_a_parked_key_waits(recorded: Recorded) -> None:
-    wanted = {key: [n for n in numbers if n not in story.ORDERED_ACKED] for key, numbers in OF_KEY.items()}
-    parked = wanted.pop(story.PARKED)
-    rest = sum(map(len, wanted.values()))
+    expected = {key: [n for n in numbers if n not in story.ORDERED_ACKED] for key, numbers in OF_KEY.items()}
+    parked = expected.pop(story.PARKED)
+    rest = sum(map(len, expected.values()))
     came: list[int] = []
     until(lambda: came.extend(recorded.orders("ordered", 1)) or len(came) >= rest, "all other keys")
-    for key, numbers in wanted.items():
+    for key, numbers in expected.items():
         assert [n for n in came if story.key(n) == key] == numbers
     assert len(came) == rest
     body = {"action": "replay", "key": story.PARKED}
@@ -217,12 +217,12 @@ def test_order_goes_on_and_a_parked_key_waits(recorded: Recorded) -> None:
 
 
 def test_a_retry_comes_when_its_step_is_over(recorded: Recorded) -> None:
-    [again] = recorded.take("failing", "orders", 1)
-    assert (again.body, again.attempt) == (b"order %d" % story.FAILED, 2)
+    [redelivered] = recorded.take("failing", "orders", 1)
+    assert (redelivered.body, redelivered.attempt) == (b"order %d" % story.FAILED, 2)
 
 
 def test_delayed_messages_fire_when_the_clock_says_so(recorded: Recorded) -> None:
-    ids = recorded.known["delays"]
+    ids = recorded.facts["delays"]
 
     def come(count: int) -> list[str]:
         return sorted(message.body.decode() for message in recorded.take("new", "reminders", count))
@@ -255,7 +255,9 @@ def test_what_is_finished_stays_so_and_the_rest_comes(recorded: Recorded) -> Non
     with FetchConsumer(address, "loader") as consumer:
         until(
             lambda: (
-                fetched.extend((part.queue, m.offset) for part in consumer.fetch(50) for m in part.messages)
+                fetched.extend(
+                    (batch.queue, m.offset) for batch in consumer.fetch(50) for m in batch.messages
+                )
                 or len(fetched) >= 9
             ),
             "what was not fetched",
@@ -271,14 +273,14 @@ def test_what_is_finished_stays_so_and_the_rest_comes(recorded: Recorded) -> Non
     assert [row["committed"] for row in stands] == [8] * 3
 
 
-def test_a_dead_letter_is_sent_again(recorded: Recorded) -> None:
+def test_a_dead_letter_is_resent(recorded: Recorded) -> None:
     recorded.server.admin("POST", "dlq", "spent", "resend", body={"all": True})
     came: list[Message] = []
 
-    def again() -> list[Message]:
+    def pull_resent() -> list[Message]:
         came.extend(recorded.take("spent", "orders", 1))
         return [message for message in came if message.body == b"order %d" % story.FAILED]
 
-    [message] = until(again, "the letter")
+    [message] = until(pull_resent, "the letter")
     assert message.attempt == 1
     assert recorded.server.admin("GET", "dlq")[0]["letters"] == 0

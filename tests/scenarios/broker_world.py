@@ -130,36 +130,36 @@ class ServerWorld:
         return consumer
 
     def create_group(self, group: str, topic: str, **settings: Any) -> None:
-        if topic not in [row["topic"] for row in self._ask("GET", "topics")]:
-            self._ask("POST", "topics", topic, body={})
-        self._ask("POST", "groups", group, "topics", topic, body={"start": "first", **settings})
+        if topic not in [row["topic"] for row in self._request("GET", "topics")]:
+            self._request("POST", "topics", topic, body={})
+        self._request("POST", "groups", group, "topics", topic, body={"start": "first", **settings})
 
     def act_on_key(self, group: str, action: str, key: str) -> None:
-        self._ask("POST", "groups", group, "keys", body={"action": action, "key": key})
+        self._request("POST", "groups", group, "keys", body={"action": action, "key": key})
 
     def blocked_keys(self, group: str) -> list[Row]:
-        rows = self._ask("GET", "groups", group, "keys")
+        rows = self._request("GET", "groups", group, "keys")
         return [{name: row[name] for name in ("key", "state", "attempts")} for row in rows]
 
     def dead_letters(self, group: str) -> list[Row]:
-        rows = self._ask("GET", "dlq", group)["shown"]
+        rows = self._request("GET", "dlq", group)["shown"]
         names = ("key", "reason", "error", "attempts", "topic")
         return [{"body": row["preview"]} | {name: row[name] for name in names} for row in rows]
 
     def bodies(self, topic: str) -> list[str]:
-        return [row["body"] for row in self._ask("GET", "topics", topic, "messages")]
+        return [row["body"] for row in self._request("GET", "topics", topic, "messages")]
 
     def bodies_if_any(self, topic: str) -> list[str]:
         """The same, also before the topic is there."""
-        topics = [row["topic"] for row in self._ask("GET", "topics")]
+        topics = [row["topic"] for row in self._request("GET", "topics")]
         return self.bodies(topic) if topic in topics else []
 
     def delays(self, topic: str) -> list[str]:
-        rows = self._ask("GET", "delay", "messages")
+        rows = self._request("GET", "delay", "messages")
         return [row["preview"] for row in rows["messages"] if row["topic"] == topic]
 
     def lag(self, group: str, topic: str) -> int:
-        rows = self._ask("GET", "groups", group)["subscriptions"]
+        rows = self._request("GET", "groups", group)["subscriptions"]
         return sum(row["lag"] for row in rows if row["topic"] == topic)
 
     def now(self) -> datetime:
@@ -172,12 +172,12 @@ class ServerWorld:
         for client in reversed(self._clients):
             client.close() if isinstance(client, Producer) else client.stop(5_000)
 
-    def _ask(self, method: str, *path: str, body: Row | None = None) -> Any:
+    def _request(self, method: str, *path: str, body: Row | None = None) -> Any:
         host, _, port = self._server.admin.rpartition(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=60)
         try:
             payload = None if body is None else json.dumps(body)
-            target = "/" + "/".join(quote(part, safe="") for part in path)
+            target = "/" + "/".join(quote(segment, safe="") for segment in path)
             connection.request(method, target, payload, {"Content-Type": "application/json"})
             response = connection.getresponse()
             text = response.read().decode()

@@ -22,7 +22,7 @@ broker.add_middleware(CurrentMessage())
 dramatiq.set_broker(broker)
 
 
-def note(text: str) -> None:
+def append_line(text: str) -> None:
     """Append one line."""
     with open(output, "a") as file:
         file.write(f"{text}\n")
@@ -33,7 +33,7 @@ def first(number: int) -> int:
     """Fail once for each number, then hand it on."""
     message = CurrentMessage.get_current_message()
     assert message is not None
-    note(f"first {number}")
+    append_line(f"first {number}")
     if not message.options.get("retries"):
         raise ValueError(f"{number} is new")
     return number
@@ -42,15 +42,15 @@ def first(number: int) -> int:
 @dramatiq.actor(queue_name="second")
 def second(number: int) -> None:
     """Take what `first` has handed on."""
-    note(f"second {number}")
+    append_line(f"second {number}")
 
 
 @dramatiq.actor(queue_name="gate")
 def wait_for(path: str) -> None:
     """Run until the file exists."""
-    note(f"began {path}")
+    append_line(f"began {path}")
     until(lambda: Path(path).exists(), "the test opens the gate")
-    note(f"ended {path}")
+    append_line(f"ended {path}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from tests.support.ports import port_of, reserved
 
 PATIENCE_S = 60.0
 MESSAGES_MAX = 1_000  # in one answer
-PARTS = ("producer", "consumer", "admin")
+COMPONENTS = ("producer", "consumer", "admin")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -89,9 +89,9 @@ class RealServer:
         self.processes = processes
         self.command = command
         alone = ("admin",) if command == "delay-service" else (command, "admin")
-        parts = PARTS if command == "serve" else alone
-        self._reserved = [reserved() for _ in parts]  # over kills and restarts, too
-        self.ports = dict(zip(parts, map(port_of, self._reserved), strict=True))
+        components = COMPONENTS if command == "serve" else alone
+        self._reserved = [reserved() for _ in components]  # over kills and restarts, too
+        self.ports = dict(zip(components, map(port_of, self._reserved), strict=True))
         self.process: subprocess.Popen[bytes] | None = None
         self._groups: set[int] = set()
 
@@ -130,8 +130,8 @@ class RealServer:
                 str(script),
                 json.dumps(self.constants),
             ]
-        for part, port in self.ports.items():
-            command += [f"--{part}", f"{self.host}:{port}"]
+        for component, port in self.ports.items():
+            command += [f"--{component}", f"{self.host}:{port}"]
         if self.config is not None:
             command += ["--config", str(self.config)]
         return [*command, "--processes"] if self.processes else command
@@ -152,8 +152,8 @@ class RealServer:
                 raise NotReady(f"said {line!r}; {self.log[-2000:]}")
         words = line.decode().split()
         assert words[0] == "ready", line
-        given = dict(word.split("=", 1) for word in words[1:] if "=" in word)
-        self.ports = {part: int(given[part].rpartition(":")[2]) for part in self.ports}
+        addresses = dict(word.split("=", 1) for word in words[1:] if "=" in word)
+        self.ports = {component: int(addresses[component].rpartition(":")[2]) for component in self.ports}
 
     # --- ending
 
@@ -177,8 +177,8 @@ class RealServer:
 
     def end(self) -> None:
         """SIGTERM, then whatever it takes."""
-        for held in self._reserved:
-            held.close()
+        for reserved_socket in self._reserved:
+            reserved_socket.close()
         if self.process is None:
             return
         self.terminate()
@@ -201,20 +201,20 @@ class RealServer:
 
     def part_pids(self) -> dict[str, int]:
         """With `processes`: the process of each part, by its name."""
-        found = {}
+        pids = {}
         for pid in _children(self.pid):
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it died since
-            for part in ("producer", "consumer", "delay-service"):
-                if part.encode() in words:
-                    found[part] = pid
-        return found
+            for component in ("producer", "consumer", "delay-service"):
+                if component.encode() in words:
+                    pids[component] = pid
+        return pids
 
     def admin(self, method: str, *path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON answer of the admin API. Asserts that it is no error."""
-        status, answer = self.ask(method, "/" + "/".join(quote(part, safe="") for part in path), body)
+        status, answer = self.ask(method, "/" + "/".join(quote(segment, safe="") for segment in path), body)
         assert status == 200, (status, answer)
         return answer
 
@@ -231,16 +231,16 @@ class RealServer:
         is_json = response.headers.get("Content-Type", "").startswith("application/json")
         return response.status, json.loads(text) if is_json else text
 
-    def address(self, part: str) -> str:
+    def address(self, component: str) -> str:
         """Where clients find a part of it."""
-        return f"{self.host}:{self.ports[part]}"
+        return f"{self.host}:{self.ports[component]}"
 
     def messages(self, topic: str) -> list[dict[str, Any]]:
         """What lies in a topic. (A difference of offsets counts gaps, too, which Kafka has.)"""
         target = f"/topics/{quote(topic, safe='')}/messages?count={MESSAGES_MAX}"
-        status, found = self.ask("GET", target)
-        assert status == 200, (status, found)
-        return list(found)
+        status, rows = self.ask("GET", target)
+        assert status == 200, (status, rows)
+        return list(rows)
 
     def bodies(self, topic: str) -> list[str]:
         """The bodies of what lies in a topic, sorted."""

@@ -46,21 +46,21 @@ def command(folder: Path, *line: str, **environment: str) -> subprocess.Complete
 @pytest.mark.parametrize("environment", [{}, {"PYTHONPATH": "."}, {"PYTHONPATH": ""}])
 def test_a_command_imports_its_own_packages(folder: Path, environment: dict[str, str]) -> None:
     for line in ([sys.executable, "-m", "ddmq", "doctor"], [SCRIPT, "doctor"]):
-        ended = command(folder, *line, **environment)
-        assert "the folder of the user" not in ended.stderr
-        assert "fdatasync" in ended.stdout
+        result = command(folder, *line, **environment)
+        assert "the folder of the user" not in result.stderr
+        assert "fdatasync" in result.stdout
 
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_package_of_an_application_is_not_imported_from_pythonpath(tmp_path: Path, name: str) -> None:
     package(tmp_path, name)
-    ended = command(Path("/"), SCRIPT, "doctor", PYTHONPATH=f"/nowhere:{tmp_path}")
-    assert ended.stderr == ""
-    assert "fdatasync" in ended.stdout
+    result = command(Path("/"), SCRIPT, "doctor", PYTHONPATH=f"/nowhere:{tmp_path}")
+    assert result.stderr == ""
+    assert "fdatasync" in result.stdout
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_nor_is_it_by_a_server_and_its_parts(
+def test_a_server_and_its_processes_do_not_import_it_either(
     folder: Path, processes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package(folder, RUN_BY_PYTHON)
@@ -71,7 +71,9 @@ def test_nor_is_it_by_a_server_and_its_parts(
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_a_server_and_its_parts_do(folder: Path, processes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_and_its_processes_import_their_own_packages(
+    folder: Path, processes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tests.scenarios.real_server._REPOSITORY", folder)
     with running(folder / "server", processes=processes) as server:
         assert isinstance(server, RealServer)
@@ -84,5 +86,5 @@ def test_the_demo_starts_its_server_so(folder: Path) -> None:
         "from pathlib import Path; from ddmq.demo.server import DemoServer; "
         "server = DemoServer(Path('data')); server.start(); server.stop(); print('up')"
     )
-    ended = command(folder, sys.executable, "-P", "-c", code)
-    assert ended.stdout.endswith("up\n"), ended.stderr
+    result = command(folder, sys.executable, "-P", "-c", code)
+    assert result.stdout.endswith("up\n"), result.stderr

@@ -32,8 +32,8 @@ class ExampleRun:
     def __init__(self, name: str, server: RealServer, folder: Path) -> None:
         self.folder = folder
         self.text = (EXAMPLES / name).read_text()
-        for part, port in PORTS.items():
-            self.text = self.text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[part]}")
+        for component, port in PORTS.items():
+            self.text = self.text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[component]}")
         self.path = folder / name
         self.path.write_text(self.text)
         self.admin = f"127.0.0.1:{server.ports['admin']}"
@@ -109,14 +109,16 @@ def test_each_payment_is_booked_once_through_kills(server: RealServer, tmp_path:
 
 def test_a_repeated_request_stores_nothing_twice(server: RealServer, tmp_path: Path) -> None:
     application = ExampleRun("web_shop.py", server, tmp_path)
-    with reserved() as held, application.started(
-        "-m", "uvicorn", "--app-dir", str(tmp_path), "--port", str(port_of(held)), "web_shop:app"
+    with reserved() as reserved_socket, application.started(
+        "-m", "uvicorn", "--app-dir", str(tmp_path), "--port", str(port_of(reserved_socket)), "web_shop:app"
     ) as process:  # fmt: skip
         until(lambda: "Uvicorn running on" in application.output, "the service answers")
 
         def post(path: str, key: str, body: object) -> dict[str, object]:
             request = urllib.request.Request(
-                f"http://127.0.0.1:{port_of(held)}{path}", json.dumps(body).encode(), {"Idempotency-Key": key}
+                f"http://127.0.0.1:{port_of(reserved_socket)}{path}",
+                json.dumps(body).encode(),
+                {"Idempotency-Key": key},
             )
             with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
                 return dict(json.load(response))
@@ -129,15 +131,15 @@ def test_a_repeated_request_stores_nothing_twice(server: RealServer, tmp_path: P
     assert {name: topics[name]["messages"] for name in ("orders", "visits")} == {"orders": 1, "visits": 1}
 
 
-def test_a_message_that_is_pushed_and_not_accepted_comes_again(tmp_path: Path) -> None:
-    with reserved() as held:
-        target = f"127.0.0.1:{port_of(held)}"
+def test_a_pushed_message_that_is_not_accepted_is_redelivered(tmp_path: Path) -> None:
+    with reserved() as reserved_socket:
+        target = f"127.0.0.1:{port_of(reserved_socket)}"
         config = write_config(tmp_path / "conf", proxy_consumer={"push_targets": [target]})
         with running(tmp_path / "server", config=config) as server:
             application = ExampleRun("http_push.py", server, tmp_path)
             application.text = application.text.replace("127.0.0.1:8080", target)
             application.run_commands("group set")
-            with application.started(str(application.path), str(port_of(held))):
+            with application.started(str(application.path), str(port_of(reserved_socket))):
                 sends = ["send", "orders", "two boxes", "--key", "17"]
                 assert run([*sends, "--producer", f"127.0.0.1:{server.ports['producer']}"]) == 0
                 until(lambda: "order 17: two boxes" in application.output, "the message is pushed again")

@@ -24,7 +24,7 @@ LONG = (  # wait for due times, fill stores, or start a Java machine several tim
 
 def quick(name: str, folder: Path, *arguments: str) -> str:
     """What one small round of it prints; it asserts counts itself and says so with its exit code."""
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", f"bench.{name}", *arguments, "--quick"],
         cwd=REPOSITORY,
         env=dict(os.environ, DDMQ_BENCH_DIR=str(folder)),
@@ -33,8 +33,8 @@ def quick(name: str, folder: Path, *arguments: str) -> str:
         timeout=600,
         check=False,
     )
-    assert found.returncode == 0, found.stdout + found.stderr
-    return found.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
@@ -45,10 +45,10 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in BENCHMARKS])
 def test_a_benchmark_is_right(name: str, tmp_path: Path) -> None:
-    said = quick(name, tmp_path)
-    if name in (*KAFKA, COMPILED) and "NOT MEASURED" in said:
-        pytest.skip(said)  # no Java, no C compiler
-    assert re.search("^== T", said, re.MULTILINE)
+    output = quick(name, tmp_path)
+    if name in (*KAFKA, COMPILED) and "NOT MEASURED" in output:
+        pytest.skip(output)  # no Java, no C compiler
+    assert re.search("^== T", output, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -60,15 +60,15 @@ def test_the_work_beside_other_systems_is_right(work: str, last: str, tmp_path: 
     assert f"\n   ours, {last}: " in quick("peers", tmp_path, work)
 
 
-def test_what_is_told_of_the_peers_has_each_system_and_figure() -> None:
+def test_the_comparison_with_peers_has_each_system_and_figure() -> None:
     from bench.peers.summary import picture, tables
 
-    found = {
+    results = {
         "ours, one a call": {"per_s": 1000.0, "cpu_us": 30.0},
         "Redis Streams, one a call": {"per_s": 500.0, "cpu_us": 17.0},
         "ours, pull and ack": {"per_s": 9.0},
     }
-    assert tables(found).splitlines() == [
+    assert tables(results).splitlines() == [
         "| one a call | per_s | cpu_us |",
         "|---|---|---|",
         "| ours | 1,000 | 30 |",
@@ -78,7 +78,7 @@ def test_what_is_told_of_the_peers_has_each_system_and_figure() -> None:
         "|---|---|",
         "| ours | 9 |",
     ]
-    drawn = ElementTree.fromstring(picture(found))
+    drawn = ElementTree.fromstring(picture(results))
     bars = [
         float(one.attrib["width"])
         for one in drawn.iter("{http://www.w3.org/2000/svg}rect")
@@ -88,7 +88,7 @@ def test_what_is_told_of_the_peers_has_each_system_and_figure() -> None:
     assert "Redis Streams" in [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_confirms_are_read_as_far_as_they_are_whole() -> None:
+def test_confirms_are_read_up_to_the_last_complete_one() -> None:
     from bench.peers import amqp
 
     def confirm(tag: int, multiple: int) -> bytes:
@@ -111,8 +111,8 @@ def test_the_report_has_a_row_per_series(tmp_path: Path) -> None:
             "rounds": [{"per_s": 500.0, "p50_ms": 2.0}, {"per_s": 1500.0, "p50_ms": 4.0}],
         },
     }
-    found = {"title": "T1: sends", "at": "-", "machine": {}, "facts": {}, "series": series}
-    (tmp_path / "t01_send.json").write_text(json.dumps(found))
+    results = {"title": "T1: sends", "at": "-", "machine": {}, "facts": {}, "series": series}
+    (tmp_path / "t01_send.json").write_text(json.dumps(results))
     assert table(tmp_path).splitlines() == [
         *HEAD.splitlines(),
         "| T1 | no-op | per_s |  | 2,000 | 1,000–3,000 |  |",

@@ -42,15 +42,15 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealServe
         yield started
 
 
-def ports_of(servers: list[RealServer], part: str) -> list[int]:
-    return [server.ports[part] for server in servers if part in server.ports]
+def ports_of(servers: list[RealServer], component: str) -> list[int]:
+    return [server.ports[component] for server in servers if component in server.ports]
 
 
 def race(ports: list[int], attempt: Attempt) -> list[tuple[int, str]]:
     """Make attempts over several connections to each proxy at once; return code and text of each."""
 
-    def run(place: tuple[int, int]) -> list[tuple[int, str]]:
-        port, connection = place
+    def run(target: tuple[int, int]) -> list[tuple[int, str]]:
+        port, connection = target
         with Client(port) as client:
             return [attempt(client, f"{port}-{connection}-{number}") for number in range(ATTEMPTS)]
 

@@ -27,13 +27,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
 
 @pytest.fixture(params=("kit", "server"))
 def world(request: pytest.FixtureRequest) -> Iterator[BrokerWorld]:
-    made: BrokerWorld
+    world: BrokerWorld
     if request.param == "kit":
-        made = KitWorld()
+        world = KitWorld()
     else:
-        made = ServerWorld(request.getfixturevalue("server"))
-    yield made
-    made.close()
+        world = ServerWorld(request.getfixturevalue("server"))
+    yield world
+    world.close()
 
 
 @pytest.fixture
@@ -61,10 +61,10 @@ class Handler:
 def test_what_is_sent_is_handled_and_done(world: BrokerWorld, topic: str) -> None:
     handler = Handler()
     result = world.producer().send(topic, b"one", key="k", tags="red", properties={"a": "b"})
-    seen: list[Message] = []
-    world.consumer(f"g-{topic}", topic, lambda message: (handler(message), seen.append(message)))
+    handled: list[Message] = []
+    world.consumer(f"g-{topic}", topic, lambda message: (handler(message), handled.append(message)))
     world.until(lambda: handler.bodies and world.lag(f"g-{topic}", topic) == 0, "it is acknowledged")
-    message = seen[0]
+    message = handled[0]
     assert (message.key, message.tags, message.properties, message.attempt) == ("k", "red", {"a": "b"}, 1)
     assert message.message_id == result.message_id
     assert world.bodies(topic) == ["one"]
@@ -130,7 +130,7 @@ def test_attempts_that_are_used_up_end_in_a_dead_letter(world: BrokerWorld, topi
     world.until(lambda: world.lag(f"g-{topic}", topic) == 0, "it is finished")
 
 
-def test_a_handler_may_ask_for_a_dead_letter_at_once(world: BrokerWorld, topic: str) -> None:
+def test_a_handler_may_dead_letter_a_message_at_once(world: BrokerWorld, topic: str) -> None:
     world.consumer(f"g-{topic}", topic, lambda message: message.dead_letter("no such order"))
     world.producer().send(topic, b"one")
     world.until(lambda: world.dead_letters(f"g-{topic}"), "there is a dead letter")
@@ -256,7 +256,7 @@ def test_a_repeated_delay_comes_as_often_as_it_says(world: BrokerWorld, topic: s
     assert world.delays(topic) == []
 
 
-def test_a_committed_transaction_is_seen_whole(world: BrokerWorld, topic: str) -> None:
+def test_a_committed_transaction_is_delivered_completely(world: BrokerWorld, topic: str) -> None:
     handler, producer = Handler(), world.producer(producer_group=f"p-{topic}", check=_undecided)
     world.consumer(f"g-{topic}", topic, handler)
     with producer.transaction() as transaction:
@@ -266,7 +266,7 @@ def test_a_committed_transaction_is_seen_whole(world: BrokerWorld, topic: str) -
     world.until(lambda: sorted(handler.bodies) == ["one", "two"], "both are handled")
 
 
-def test_a_rolled_back_transaction_is_never_seen(world: BrokerWorld, topic: str) -> None:
+def test_a_rolled_back_transaction_is_never_delivered(world: BrokerWorld, topic: str) -> None:
     handler, producer = Handler(), world.producer(producer_group=f"p-{topic}", check=_undecided)
     world.consumer(f"g-{topic}", topic, handler)
     with suppress(ZeroDivisionError), producer.transaction() as transaction:
@@ -278,10 +278,10 @@ def test_a_rolled_back_transaction_is_never_seen(world: BrokerWorld, topic: str)
 
 
 def test_a_check_decides_an_open_transaction(world: BrokerWorld, topic: str) -> None:
-    handler, asked = Handler(), []
+    handler, checks = Handler(), []
 
     def check(transaction: UndecidedTransaction) -> Decision:
-        asked.append((transaction.reference, transaction.check, [m.topic for m in transaction.messages]))
+        checks.append((transaction.reference, transaction.check, [m.topic for m in transaction.messages]))
         return Decision.COMMITTED
 
     world.consumer(f"g-{topic}", topic, handler)
@@ -289,7 +289,7 @@ def test_a_check_decides_an_open_transaction(world: BrokerWorld, topic: str) -> 
     transaction = producer.transaction(reference="order-17", check_after=timedelta(milliseconds=200))
     transaction.__enter__().send(topic, b"one")
     world.until(lambda: handler.bodies == ["one"], "the check has committed it")
-    assert asked == [("order-17", 1, [topic])]
+    assert checks == [("order-17", 1, [topic])]
 
 
 def _undecided(transaction: UndecidedTransaction) -> Decision:
@@ -316,10 +316,10 @@ def test_replies_are_stored_with_the_acknowledgement_and_once(world: BrokerWorld
 def test_a_duplicate_key_is_stored_once(world: BrokerWorld, topic: str) -> None:
     producer, key = world.producer(), uuid4().hex
     first = producer.send(topic, b"one", idempotency_key=key)
-    again = producer.send(topic, b"one", idempotency_key=key)
+    repeated = producer.send(topic, b"one", idempotency_key=key)
     other = producer.send(topic, b"two", idempotency_key=key)
-    assert (first.duplicate, again.duplicate, other.body_differs) == (False, True, True)
-    assert again.message_id == first.message_id
+    assert (first.duplicate, repeated.duplicate, other.body_differs) == (False, True, True)
+    assert repeated.message_id == first.message_id
     assert world.bodies(topic) == ["one"]
 
 

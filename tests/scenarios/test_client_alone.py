@@ -89,12 +89,12 @@ def extra_packages(wheel: Path) -> list[Path]:
         requirements = message_from_bytes(archive.read(metadata)).get_all("Requires-Dist") or []
     extra = [re.split(r"[<>=;\s]", line)[0] for line in requirements if 'extra == "testing"' in line]
     assert len(extra) == 8
-    found: list[Path] = []
+    packages: list[Path] = []
     for name in extra:
         distribution = metadata_of(name)
         tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "bin")}
-        found += [Path(str(distribution.locate_file(top))) for top in sorted(tops)]
-    return [path for path in found if path.exists() and path.name != "__pycache__"]
+        packages += [Path(str(distribution.locate_file(top))) for top in sorted(tops)]
+    return [path for path in packages if path.exists() and path.name != "__pycache__"]
 
 
 def size_of(folder: Path) -> int:
@@ -117,8 +117,10 @@ def test_the_client_is_a_distribution_of_its_own(tmp_path: Path) -> None:
     with running(tmp_path / "server") as server:
         server.admin("POST", "topics", "alone", body={"create": True})
         server.admin("POST", "groups", "loners", body={"topics": ["alone"], "start": "first"})
-        places = [f"127.0.0.1:{server.ports[part]}" for part in ("producer", "consumer", "admin")]
-        subprocess.run([str(python), "-P", "-c", WORK, *places], check=True, cwd=tmp_path, timeout=60)
+        addresses = [
+            f"127.0.0.1:{server.ports[component]}" for component in ("producer", "consumer", "admin")
+        ]
+        subprocess.run([str(python), "-P", "-c", WORK, *addresses], check=True, cwd=tmp_path, timeout=60)
 
 
 @pytest.mark.slow

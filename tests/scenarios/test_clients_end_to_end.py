@@ -27,8 +27,8 @@ from tests.support.waits import until
 COUNT = 300
 
 
-def address(server: RealServer, part: str) -> str:
-    return f"127.0.0.1:{server.ports[part]}"
+def address(server: RealServer, component: str) -> str:
+    return f"127.0.0.1:{server.ports[component]}"
 
 
 def sent(server: RealServer, topic: str, count: int = COUNT) -> list[bytes]:
@@ -45,7 +45,7 @@ def sent(server: RealServer, topic: str, count: int = COUNT) -> list[bytes]:
     return bodies
 
 
-class Seen:
+class HandledMessages:
     """What a consumer was given, from any thread."""
 
     def __init__(self) -> None:
@@ -63,18 +63,18 @@ class Seen:
 
 
 def lag(server: RealServer, group: str) -> int:
-    found = server.admin("GET", "groups", group)["subscriptions"]
-    return sum(int(each["lag"]) for each in found)
+    subscriptions = server.admin("GET", "groups", group)["subscriptions"]
+    return sum(int(each["lag"]) for each in subscriptions)
 
 
 def test_what_was_sent_is_handled_once(server: RealServer, topic: str, group: str) -> None:
     bodies = sent(server, topic)
-    seen = Seen()
-    with Consumer(address(server, "consumer"), group, [topic], handler=seen, threads=4, linger_ms=100):
-        until(lambda: len(seen.messages) >= COUNT, "all messages")
-    assert seen.bodies == sorted(bodies)
+    handled = HandledMessages()
+    with Consumer(address(server, "consumer"), group, [topic], handler=handled, threads=4, linger_ms=100):
+        until(lambda: len(handled.messages) >= COUNT, "all messages")
+    assert handled.bodies == sorted(bodies)
     assert lag(server, group) == 0, "the last results were submitted by stop"
-    one = min(seen.messages, key=lambda message: int(message.properties["n"]))
+    one = min(handled.messages, key=lambda message: int(message.properties["n"]))
     assert (one.topic, one.group, one.key, one.tags, one.attempt) == (topic, group, "k0", "t0", 1)
 
 
@@ -93,11 +93,11 @@ def test_a_result_tells_where_the_message_is(server: RealServer, topic: str, gro
 
 def test_one_shard_key_keeps_its_order(server: RealServer, topic: str, group: str) -> None:
     sent(server, topic)
-    seen = Seen()
-    with Consumer(address(server, "consumer"), group, [topic], handler=seen, threads=1, linger_ms=100):
-        until(lambda: len(seen.messages) >= COUNT, "all messages")
+    handled = HandledMessages()
+    with Consumer(address(server, "consumer"), group, [topic], handler=handled, threads=1, linger_ms=100):
+        until(lambda: len(handled.messages) >= COUNT, "all messages")
     for key in range(7):
-        numbers = [n for m in seen.messages if (n := int(m.properties["n"])) % 7 == key]
+        numbers = [n for m in handled.messages if (n := int(m.properties["n"])) % 7 == key]
         assert numbers == sorted(numbers)
 
 
@@ -122,7 +122,9 @@ def test_oneway_sends_arrive(server: RealServer, topic: str, group: str) -> None
         until(lambda: lag(server, group) == 20, "all are stored")
 
 
-def test_what_fails_comes_again_and_ends_as_a_dead_letter(server: RealServer, topic: str, group: str) -> None:
+def test_a_failing_message_is_redelivered_and_becomes_a_dead_letter(
+    server: RealServer, topic: str, group: str
+) -> None:
     sent(server, topic, 3)
     attempts: list[int] = []
 
@@ -138,33 +140,33 @@ def test_what_fails_comes_again_and_ends_as_a_dead_letter(server: RealServer, to
     assert attempts == [1, 2, 3, 4], "the first and three retries"
     with Consumer(address(server, "consumer"), f"dead-{group}", [], linger_ms=50) as dead:
         server.admin("POST", "groups", f"dead-{group}", body={"topics": [f"%DLQ%{group}"], "start": "first"})
-        found: list[Message] = until(lambda: dead.pull(1, timeout_ms=200), "the dead letter")
-        assert found[0].body == b"body 1"
-        assert found[0].properties["dead-letter-topic"] == topic
-        found[0].ack()
+        letters: list[Message] = until(lambda: dead.pull(1, timeout_ms=200), "the dead letter")
+        assert letters[0].body == b"body 1"
+        assert letters[0].properties["dead-letter-topic"] == topic
+        letters[0].ack()
 
 
 def test_an_own_delay_and_skip(server: RealServer, topic: str, group: str) -> None:
     sent(server, topic, 2)
-    seen: list[tuple[str, int | None]] = []
+    handled: list[tuple[str, int | None]] = []
 
     def handle(message: Message) -> None:
-        seen.append((message.properties["n"], message.attempt))
+        handled.append((message.properties["n"], message.attempt))
         if message.properties["n"] == "0":
             message.skip()
         elif message.attempt == 1:
             message.fail(delay_ms=1)
 
     with Consumer(address(server, "consumer"), group, [topic], handler=handle, linger_ms=50) as consumer:
-        until(lambda: lag(server, group) == 0 and len(seen) == 3, "nothing is left")
+        until(lambda: lag(server, group) == 0 and len(handled) == 3, "nothing is left")
         assert consumer.counts().skipped == 1
-    assert sorted(seen) == [("0", 1), ("1", 1), ("1", 2)]
+    assert sorted(handled) == [("0", 1), ("1", 1), ("1", 2)]
 
 
 def test_two_consumers_share_and_two_groups_each_get_all(server: RealServer, topic: str, group: str) -> None:
     server.admin("POST", "groups", f"2-{group}", body={"topics": [topic], "start": "first"})
     bodies = sorted(sent(server, topic))
-    one, two, other = Seen(), Seen(), Seen()
+    one, two, other = HandledMessages(), HandledMessages(), HandledMessages()
     where = address(server, "consumer")
     options = {"linger_ms": 50, "max_batch": 8}
     with (
@@ -193,10 +195,10 @@ def test_a_restart_is_survived_by_both_clients(installation: Installation, tmp_p
     with running(tmp_path, installation=installation) as server:
         server.admin("POST", "topics", "t", body={"create": True})
         server.admin("POST", "groups", "g", body={"topics": ["t"], "start": "first"})
-        seen = Seen()
+        handled = HandledMessages()
         with (
             Producer(address(server, "producer"), timeout_ms=30_000, retry_unknown=True) as producer,
-            Consumer(address(server, "consumer"), "g", ["t"], handler=seen, linger_ms=50),
+            Consumer(address(server, "consumer"), "g", ["t"], handler=handled, linger_ms=50),
         ):
             bodies = {b"before %d" % number for number in range(50)}
             assert all(producer.send("t", body).stored for body in bodies)
@@ -205,7 +207,7 @@ def test_a_restart_is_survived_by_both_clients(installation: Installation, tmp_p
             server.start()
             assert all(future.result(60).stored for future in late)
             bodies |= {b"after %d" % number for number in range(50)}
-            until(lambda: set(seen.bodies) == bodies, "everything")
+            until(lambda: set(handled.bodies) == bodies, "everything")
 
 
 def test_asyncio(server: RealServer, topic: str, group: str) -> None:
@@ -232,7 +234,7 @@ async def _asyncio(server: RealServer, topic: str, group: str) -> None:
 
 def test_gevent(server: RealServer, topic: str, group: str) -> None:
     """In a process of its own, everything patched."""
-    ended = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -247,7 +249,7 @@ def test_gevent(server: RealServer, topic: str, group: str) -> None:
         timeout=60,
         check=False,
     )
-    assert ended.stdout == "200 stored, 200 handled\n", ended.stderr
+    assert result.stdout == "200 stored, 200 handled\n", result.stderr
     assert lag(server, group) == 0
 
 

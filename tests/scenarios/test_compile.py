@@ -43,7 +43,7 @@ def imported() -> dict[str, tuple[str, ...]]:
     return {file: tool["imports"](ROOT / file) for file in tool["sources"]()}
 
 
-def test_what_listed_modules_import_is_part_of_what_they_are_made_of(
+def test_modules_that_listed_modules_import_count_as_their_sources(
     imported: dict[str, tuple[str, ...]],
 ) -> None:
     assert {"backend/records.py", "backend/completion.py"} <= imported.keys()
@@ -88,14 +88,14 @@ def test_a_module_is_compiled_and_loaded(tool: dict[str, Any], tmp_path: Path) -
     folder = tmp_path / "made"
     tool["build"](folder)
     assert tool["up_to_date"](folder)
-    made = json.loads((folder / compiled.MANIFEST).read_bytes())
-    assert made["modules"] == ["ddmq_common.queue_choice"]
-    assert list(made["sources"]) == ["ddmq_common/queue_choice.py"]
+    manifest = json.loads((folder / compiled.MANIFEST).read_bytes())
+    assert manifest["modules"] == ["ddmq_common.queue_choice"]
+    assert list(manifest["sources"]) == ["ddmq_common/queue_choice.py"]
     environment = {"PYTHONPATH": str(ROOT), "DDMQ_COMPILED": "0"}  # not what the tree has
     command = [sys.executable, "-c", LOAD, str(folder)]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     library = folder / f"ddmq_common.queue_choice{compiled.SUFFIX}"
-    assert said.stdout == f"1 modules compiled {library} {murmur2(b'21')}\n", said.stderr
+    assert result.stdout == f"1 modules compiled {library} {murmur2(b'21')}\n", result.stderr
 
 
 def test_without_a_c_compiler_one_line_says_that_the_sources_run(
@@ -107,8 +107,8 @@ def test_without_a_c_compiler_one_line_says_that_the_sources_run(
         "compile: the sources run as they are, interpreted: there is no C compiler (/nowhere/cc)\n"
     )
     assert not tool["up_to_date"](tmp_path / "made")
-    kept = json.loads((tmp_path / "made" / compiled.MANIFEST).read_bytes())
-    assert (kept["reason"], kept["failed"]) == ("there is no C compiler (/nowhere/cc)", False)
+    manifest = json.loads((tmp_path / "made" / compiled.MANIFEST).read_bytes())
+    assert (manifest["reason"], manifest["failed"]) == ("there is no C compiler (/nowhere/cc)", False)
 
 
 def test_a_failure_to_compile_is_loud_and_replaces_what_older_sources_gave(
@@ -119,8 +119,8 @@ def test_a_failure_to_compile_is_loud_and_replaces_what_older_sources_gave(
     monkeypatch.setenv("CC", "false")
     assert not tool["fill"](folder)
     assert "COMPILING FAILED" in capsys.readouterr().err
-    kept = json.loads((folder / compiled.MANIFEST).read_bytes())
-    assert (kept["reason"], kept["failed"]) == ("false failed:", True)
+    manifest = json.loads((folder / compiled.MANIFEST).read_bytes())
+    assert (manifest["reason"], manifest["failed"]) == ("false failed:", True)
 
 
 def test_switched_off_for_once_it_keeps_what_is_compiled(
@@ -157,12 +157,12 @@ def test_a_wheel_without_libraries_is_one_for_all_and_says_why(tmp_path: Path) -
     assert [name for name in contents(wheel) if name.endswith(".so")] == []
     assert wheel.name.endswith("-py3-none-any.whl")
     ddmq = installed_alone(wheel, tmp_path / "home")
-    said = subprocess.run([ddmq, "--version"], capture_output=True, text=True, check=True, cwd=tmp_path)
+    result = subprocess.run([ddmq, "--version"], capture_output=True, text=True, check=True, cwd=tmp_path)
     reason = "interpreted: no module was compiled at the installation: false failed:"
-    assert reason in said.stdout
-    asked = [ddmq, "doctor", "--json"]
-    told = subprocess.run(asked, capture_output=True, text=True, check=False, cwd=tmp_path)
-    (python,) = [check for check in json.loads(told.stdout) if check["check"] == "python"]
+    assert reason in result.stdout
+    command = [ddmq, "doctor", "--json"]
+    report = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    (python,) = [check for check in json.loads(report.stdout) if check["check"] == "python"]
     assert python["status"] == "warning"
     assert reason in python["found"]
     assert "install again" in python["remedy"]

@@ -22,8 +22,8 @@ print("stopped", Consumer(sys.argv[1], "g", "t", handler=lambda message: print("
 """
 
 
-def address(server: RealServer, part: str) -> str:
-    return f"127.0.0.1:{server.ports[part]}"
+def address(server: RealServer, component: str) -> str:
+    return f"127.0.0.1:{server.ports[component]}"
 
 
 def test_a_consumers_life(installation: Installation, tmp_path: Path) -> None:
@@ -31,13 +31,13 @@ def test_a_consumers_life(installation: Installation, tmp_path: Path) -> None:
         server.admin("POST", "topics", "t", body={"create": True})
         settings = {"topics": ["t"], "start": "first", "ack_timeout_ms": 3_000, "max_timeout_redeliveries": 0}
         server.admin("POST", "groups", "g", body=settings)
-        wrong_starts(server)
+        reject_invalid_starts(server)
         slow_handlers(server)
         runs_until_a_signal(server)
         a_closed_fetcher_leaves(server)
 
 
-def wrong_starts(server: RealServer) -> None:
+def reject_invalid_starts(server: RealServer) -> None:
     errors: list[Exception] = []
     with Consumer(address(server, "producer"), "g", "t", on_error=errors.append) as consumer:
         with pytest.raises(PullError, match="9713"):

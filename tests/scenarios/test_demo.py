@@ -19,9 +19,9 @@ TYPED = (
 )  # fmt: skip
 
 
-def fact(said: str, name: str, act: int) -> str:
+def fact(output: str, name: str, act: int) -> str:
     """What act 1 or 2 says of a name."""
-    return str(re.findall(rf"^  {name} +(.*)$", said, re.MULTILINE)[act - 1])
+    return str(re.findall(rf"^  {name} +(.*)$", output, re.MULTILINE)[act - 1])
 
 
 def number(shown: str) -> int:
@@ -35,38 +35,38 @@ def test_the_demo_proves_and_its_commands_are_true(
     server: RealServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     page = tmp_path / "report.html"
-    ended = subprocess.run(
+    result = subprocess.run(
         ddmq_command("demo", "--verbose", "--report", str(page)),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
-    said = ended.stdout
-    assert ended.returncode == 0, said + ended.stderr
-    assert "every acknowledged file arrived intact" in said
-    assert "sent = acknowledged = finished, each module in order" in said
-    assert (fact(said, "lost", 1), fact(said, "lost", 2)) == ("0", "0")
-    assert fact(said, "not alone", 1).startswith("0 began")
-    assert '"json"' in said
-    assert "broken on purpose" in said
-    assert re.search(r"^resent \d+ to modules, for group \S+ alone$", said, re.MULTILINE)
-    assert "the report's numbers are those the demo counted" in said
-    assert f"open it: {page}" in said
+    output = result.stdout
+    assert result.returncode == 0, output + result.stderr
+    assert "every acknowledged file arrived intact" in output
+    assert "sent = acknowledged = finished, each module in order" in output
+    assert (fact(output, "lost", 1), fact(output, "lost", 2)) == ("0", "0")
+    assert fact(output, "not alone", 1).startswith("0 began")
+    assert '"json"' in output
+    assert "broken on purpose" in output
+    assert re.search(r"^resent \d+ to modules, for group \S+ alone$", output, re.MULTILINE)
+    assert "the report's numbers are those the demo counted" in output
+    assert f"open it: {page}" in output
     findings = "".join(re.findall(r'class="verdict bad">.*?</ul>', page.read_text()))
     assert not re.search("ended without a word|dead letter|blocked|not stored", findings), "that was staged"
     assert "While json was blocked, the other keys went on." in page.read_text()
     tiles = dict(re.findall(r'"tile"><span class="soft">([^<]+)</span><b>([^<]+)</b>', page.read_text()))
-    finished, died = number(fact(said, "acknowledged", 2)), number(fact(said, "dead letters", 1))
+    finished, died = number(fact(output, "acknowledged", 2)), number(fact(output, "dead letters", 1))
     assert number(tiles["dead letters"]) == died
     assert number(tiles["acknowledged"]) >= 2 * finished
 
-    commands = re.findall(r"^\$ ddmq (.*)$", said, re.MULTILINE)
+    commands = re.findall(r"^\$ ddmq (.*)$", output, re.MULTILINE)
     assert len(commands) == len(TYPED)
     assert all(command.startswith(words) for command, words in zip(commands, TYPED, strict=True))
-    exported = re.findall(r"DDMQ_([A-Z]+)=\S+", re.findall(r"^\$ export (.*)$", said, re.MULTILINE)[0])
-    for part in exported:
-        monkeypatch.setenv(f"DDMQ_{part}", f"127.0.0.1:{server.ports[part.lower()]}")
+    exported = re.findall(r"DDMQ_([A-Z]+)=\S+", re.findall(r"^\$ export (.*)$", output, re.MULTILINE)[0])
+    for name in exported:
+        monkeypatch.setenv(f"DDMQ_{name}", f"127.0.0.1:{server.ports[name.lower()]}")
     for command in commands:
         if not command.startswith(("dlq show", "dlq resend")):  # nothing died at this server
             assert run(shlex.split(command)) == 0, command
@@ -75,13 +75,13 @@ def test_the_demo_proves_and_its_commands_are_true(
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 30)
 def test_without_verbose_it_tells_a_newcomer_in_a_screen(tmp_path: Path) -> None:
-    ended = subprocess.run(
+    result = subprocess.run(
         ddmq_command("demo", "--report", str(tmp_path / "report.html")),
         capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stderr == ""
-    lines = ended.stdout.splitlines()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
     assert len(lines) <= 30
     assert max(map(len, lines)) <= 100 + len(str(tmp_path))
     verdicts = [line for line in lines if line.startswith(("✓", "✗"))]

@@ -226,19 +226,19 @@ class Typist:
         return code, printed.getvalue()
 
     def _curl(self, line: str) -> tuple[int, str]:
-        for part, port in PORTS.items():
-            line = line.replace(f"127.0.0.1:{port}", f"127.0.0.1:{self.server.ports[part]}")
+        for component, port in PORTS.items():
+            line = line.replace(f"127.0.0.1:{port}", f"127.0.0.1:{self.server.ports[component]}")
         if shutil.which("curl") is None:
             pytest.skip("needs curl")
         line = line.replace("curl ", "curl --fail-with-body --silent --show-error ", 1)
-        found = subprocess.run(
+        result = subprocess.run(
             ["bash", "-o", "pipefail", "-c", line],
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
             check=False,
         )
-        return found.returncode, found.stdout + found.stderr
+        return result.returncode, result.stdout + result.stderr
 
     def _hide(self, line: str) -> str:
         line = NAMED.sub(lambda match: str(match.lastgroup), line)
@@ -276,8 +276,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 
 @pytest.fixture
 def typist(server: RealServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typist:
-    for part, port in server.ports.items():
-        monkeypatch.setenv(f"DDMQ_{part.upper()}", f"127.0.0.1:{port}")
+    for component, port in server.ports.items():
+        monkeypatch.setenv(f"DDMQ_{component.upper()}", f"127.0.0.1:{port}")
     monkeypatch.setenv("COLUMNS", "240")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf").symlink_to(ROOT / "conf")

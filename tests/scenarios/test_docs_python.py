@@ -46,8 +46,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 @pytest.mark.parametrize("block", PROGRAMS, ids=str)
 def test_it_runs(block: Block, server: RealServer, tmp_path: Path) -> None:
     text = block.text
-    for part, port in (("producer", 9613), ("consumer", 9713), ("admin", 9813)):
-        text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[part]}")
+    for component, port in (("producer", 9613), ("consumer", 9713), ("admin", 9813)):
+        text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[component]}")
     with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:
         for number in range(12):  # more than a program takes that ends by itself
             producer.send("orders", f"order {number}", key=str(number), tags="created")

@@ -48,7 +48,7 @@ class DramatiqApplication:
         self.workers: list[dramatiq.Worker] = []
 
     def make_broker(self) -> DdmqBroker:
-        addresses = [self.server.address(part) for part in ("producer", "consumer", "admin")]
+        addresses = [self.server.address(component) for component in ("producer", "consumer", "admin")]
         return DdmqBroker(*addresses[:2], admin=addresses[2], namespace=self.namespace)
 
     def topic(self, queue: str) -> str:
@@ -65,9 +65,9 @@ class DramatiqApplication:
 
     def start_process(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a worker process: `python -m COMMAND`."""
-        parts = [self.server.address(part) for part in ("producer", "consumer", "admin")]
+        addresses = [self.server.address(component) for component in ("producer", "consumer", "admin")]
         environment = os.environ | {
-            "DRAMATIQ_APP": ",".join([*parts, self.namespace, str(self.output)]),
+            "DRAMATIQ_APP": ",".join([*addresses, self.namespace, str(self.output)]),
             "PYTHONPATH": str(REPOSITORY),
         }
         with self.log_path.open("ab") as log:
@@ -119,9 +119,9 @@ class DramatiqApplication:
 
 @pytest.fixture
 def app(server: RealServer, tmp_path: Path) -> Iterator[DramatiqApplication]:
-    made = DramatiqApplication(server, tmp_path)
-    yield made
-    made.close()
+    application = DramatiqApplication(server, tmp_path)
+    yield application
+    application.close()
 
 
 @pytest.mark.timeout(900)
@@ -140,8 +140,8 @@ def test_killed_workers_lose_nothing_and_store_each_retry_and_each_next_step_onc
         victim.kill()  # SIGKILL, in the middle of its messages
         victim.wait()
         victim = app.start_process("tests.scenarios.dramatiq_app")
-    wanted = {f"second {number}" for number in range(PIPELINES)}
-    until(lambda: wanted <= set(app.lines()), "every pipeline has ended", 300)
+    expected = {f"second {number}" for number in range(PIPELINES)}
+    until(lambda: expected <= set(app.lines()), "every pipeline has ended", 300)
     for queue in ("first", "second"):
         app.broker.join(queue, timeout=120_000)
     tries = Counter((message.args[0], message.options.get("retries", 0)) for message in app.stored("first"))
@@ -330,7 +330,7 @@ if child:
 
 
 def test_a_broker_that_was_used_before_a_fork_sends_in_both_processes(app: DramatiqApplication) -> None:
-    addresses = [app.server.address(part) for part in ("producer", "consumer")]
+    addresses = [app.server.address(component) for component in ("producer", "consumer")]
     subprocess.run([sys.executable, "-c", FORK, *addresses, app.namespace], check=True, timeout=PATIENCE_S)
     assert sorted(message.args[0] for message in app.stored("default")) == [1, 2, 3, 4]
 

@@ -97,15 +97,15 @@ def test_a_killed_delay_service_comes_back_and_fires_each_once(
         os.kill(server.part_pids()["delay-service"], signal.SIGKILL)
         until(lambda: len(stored(server)) >= 10, "they are fired")
         with Client(server.ports["consumer"]) as consumer:
-            found: list[bytes] = []
+            bodies: list[bytes] = []
 
             def all_pulled() -> bool:
                 answer = consumer.pull("g", maxLingerTime=100)
-                found.extend(message.value for message in answer.messages)
-                return len(found) >= 20
+                bodies.extend(message.value for message in answer.messages)
+                return len(bodies) >= 20
 
             until(all_pulled, "all are delivered")
-        assert found == [b"%d" % number for number in range(20)]
+        assert bodies == [b"%d" % number for number in range(20)]
         server.terminate()
         assert server.wait() == 0
 
@@ -120,7 +120,7 @@ def test_a_level_as_long_as_the_retention_is_refused_at_start(tmp_path: Path) ->
         server.end()
 
 
-def test_a_wrong_list_is_one_line(tmp_path: Path) -> None:
+def test_an_invalid_list_of_levels_is_reported_in_one_line(tmp_path: Path) -> None:
     config = write_config(tmp_path / "conf", delay_service={"levels": ["5s", "1x"]})
     server = RealServer(tmp_path, config)
     try:

@@ -26,8 +26,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of
 
 def modes(folder: Path) -> Iterator[tuple[str, int, bool]]:
     for path in [folder, *folder.rglob("*")]:
-        found = path.lstat().st_mode
-        yield str(path.relative_to(folder)), stat.S_IMODE(found), stat.S_ISDIR(found)
+        mode = path.lstat().st_mode
+        yield str(path.relative_to(folder)), stat.S_IMODE(mode), stat.S_ISDIR(mode)
 
 
 def test_every_file_of_a_server_is_its_users_alone(tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_every_file_of_a_server_is_its_users_alone(tmp_path: Path) -> None:
     try:
         use(server)
         until(lambda: list((tmp_path / "data" / "metrics").rglob("*.jsonl*")), "samples")
-        found = list(modes(server.data_dir))
-        assert [each for each in found if each[1] & 0o077] == []
-        assert {"writer.lock", "writer.sock", "delay", "metrics"} <= {name for name, _, _ in found}
+        paths = list(modes(server.data_dir))
+        assert [each for each in paths if each[1] & 0o077] == []
+        assert {"writer.lock", "writer.sock", "delay", "metrics"} <= {name for name, _, _ in paths}
     finally:
         server.end()
     assert [each for each in modes(server.data_dir) if each[1] & 0o077] == []
@@ -72,9 +72,9 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int)
     (tmp_path / "data").chmod(mode)
     with pytest.raises(NotReady, match="others may replace files in it; run: chmod 700"):
         RealServer(tmp_path).start()
-    said = ddmq("doctor", "--json", "--data-dir", str(tmp_path / "data"))  # a table breaks long lines
-    assert said.returncode == 1
-    assert "others may replace files in it" in said.stdout
+    result = ddmq("doctor", "--json", "--data-dir", str(tmp_path / "data"))  # a table breaks long lines
+    assert result.returncode == 1
+    assert "others may replace files in it" in result.stdout
 
 
 @as_root
@@ -117,25 +117,25 @@ def short_folder() -> Iterator[Path]:
 
 
 def test_both_ends_know_each_other(tmp_path: Path) -> None:
-    ours, theirs = socket.socketpair()
-    assert peer_uid(ours) == peer_uid(theirs) == os.geteuid()
-    ours.close()
-    theirs.close()
+    here, there = socket.socketpair()
+    assert peer_uid(here) == peer_uid(there) == os.geteuid()
+    here.close()
+    there.close()
 
 
-@pytest.mark.parametrize("part", ["producer", "consumer", "admin"])
+@pytest.mark.parametrize("component", ["producer", "consumer", "admin"])
 @pytest.mark.parametrize("processes", [(), ("--processes",)])
-def test_nobody_listens_beyond_loopback_without_being_told(
-    tmp_path: Path, part: str, processes: tuple[str, ...]
+def test_no_address_beyond_loopback_is_bound_without_permission(
+    tmp_path: Path, component: str, processes: tuple[str, ...]
 ) -> None:
-    said = ddmq("serve", "--data-dir", str(tmp_path / "data"), f"--{part}", "0.0.0.0:0", *processes)
-    assert said.returncode == 1
-    assert f"Error: --{part} 0.0.0.0:0 is not loopback" in said.stderr
-    assert "--beyond-loopback" in said.stderr
+    result = ddmq("serve", "--data-dir", str(tmp_path / "data"), f"--{component}", "0.0.0.0:0", *processes)
+    assert result.returncode == 1
+    assert f"Error: --{component} 0.0.0.0:0 is not loopback" in result.stderr
+    assert "--beyond-loopback" in result.stderr
     assert not (tmp_path / "data").exists()
 
 
-def test_it_may_be_told(tmp_path: Path) -> None:
+def test_addresses_beyond_loopback_are_accepted_where_allowed(tmp_path: Path) -> None:
     conf = write_config(tmp_path, ddmq={"producer": "[::]:0", "admin": "0.0.0.0:0", "beyond_loopback": True})
     load_folder(conf).serve.check_reach(("producer", "admin"))
     for host in ("127.0.0.1", "127.8.8.8", "localhost", "[::1]"):

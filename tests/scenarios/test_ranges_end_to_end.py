@@ -18,7 +18,7 @@ COUNT = 250
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
     folder = tmp_path_factory.mktemp("ranges")
-    with installed(engine) as made, running(folder, installation=made) as ready:
+    with installed(engine) as installation, running(folder, installation=installation) as ready:
         send(ready, "shelf", COUNT)
         yield ready
 
@@ -34,13 +34,13 @@ def reader(server: RealServer, *topics: str, group: str = "archive") -> RangeRea
 
 
 def everything(ranges: RangeReader, at: QueueBounds) -> list[tuple[int, bytes]]:
-    found, offset = [], at.first
+    messages, offset = [], at.first
     while offset < at.end:
-        part = ranges.read(at.topic, at.queue, offset)
-        assert part.next_offset > offset
-        found += [(message.offset, message.body) for message in part.messages]
-        offset = part.next_offset
-    return found
+        batch = ranges.read(at.topic, at.queue, offset)
+        assert batch.next_offset > offset
+        messages += [(message.offset, message.body) for message in batch.messages]
+        offset = batch.next_offset
+    return messages
 
 
 def test_all_of_a_topic_twice_by_its_bounds(server: RealServer) -> None:
@@ -48,10 +48,10 @@ def test_all_of_a_topic_twice_by_its_bounds(server: RealServer) -> None:
         bounds = ranges.bounds()
         assert sorted(at.number for at in bounds) == [0, 1, 2, 3]
         first = [everything(ranges, at) for at in bounds]
-        again = [everything(ranges, at) for at in bounds]
+        second_reading = [everything(ranges, at) for at in bounds]
     bodies = [body for queue in first for _, body in queue]
     assert sorted(bodies, key=int) == [b"%d" % number for number in range(COUNT)]
-    assert again == first
+    assert second_reading == first
 
 
 def test_a_topic_that_does_not_exist_has_no_bounds_and_a_queue_of_it_no_messages(server: RealServer) -> None:
@@ -70,12 +70,12 @@ def test_the_first_offset_at_or_after_a_time(server: RealServer) -> None:
             ]
             assert ranges.offset_at(at, 0) == at.first
             assert ranges.offset_at(at, stored[-1] + 3_600_000) == at.end
-            for wanted in stored:
-                found = ranges.offset_at(at, wanted)
-                assert (ranges.read(at.topic, at.queue, found, 1).messages[0].stored_ms or 0) >= wanted
+            for record_ms in stored:
+                found = ranges.offset_at(at, record_ms)
+                assert (ranges.read(at.topic, at.queue, found, 1).messages[0].stored_ms or 0) >= record_ms
                 if found > at.first:
                     before = ranges.read(at.topic, at.queue, found - 1, 1).messages[0]
-                    assert (before.stored_ms or 0) < wanted
+                    assert (before.stored_ms or 0) < record_ms
 
 
 def test_a_proxy_that_is_not_there_is_passed_over(server: RealServer) -> None:

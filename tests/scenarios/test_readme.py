@@ -22,8 +22,8 @@ README = (REPOSITORY / "README.md").read_text()
 def test_its_python_prints_its_message_on_a_fresh_server(page: str, group: str, tmp_path: Path) -> None:
     block = page_blocks(page, "python")[0].text
     with running(tmp_path) as server:
-        for part, port in (("producer", 9613), ("consumer", 9713)):
-            block = block.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[part]}")
+        for component, port in (("producer", 9613), ("consumer", 9713)):
+            block = block.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[component]}")
         output = tmp_path / "output"
         with output.open("w") as stdout:
             program = subprocess.Popen(
@@ -53,9 +53,9 @@ def test_its_links_have_their_targets() -> None:
         assert (REPOSITORY / link).exists(), link
 
 
-def test_every_page_of_docs_is_found_from_the_readme() -> None:
+def test_the_readme_links_to_every_page_of_docs() -> None:
     docs = REPOSITORY / "docs"
-    found = set(re.findall(r"\(docs/([^)#/]+\.md)", README))
+    pages = set(re.findall(r"\(docs/([^)#/]+\.md)", README))
     for page in ("README.md", "architecture.md", "formats.md"):
-        found |= set(re.findall(r"\(([^)#/]+\.md)", (docs / page).read_text()))
-    assert {page.name for page in docs.glob("*.md")} <= found
+        pages |= set(re.findall(r"\(([^)#/]+\.md)", (docs / page).read_text()))
+    assert {page.name for page in docs.glob("*.md")} <= pages

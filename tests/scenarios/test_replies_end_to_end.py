@@ -40,9 +40,9 @@ def out(server: RealServer, topic: str) -> str:
 
 @pytest.fixture
 def relay(server: RealServer) -> Iterator[LossyRelay]:
-    made = LossyRelay(server.ports["consumer"])
-    yield made
-    made.close()
+    relay = LossyRelay(server.ports["consumer"])
+    yield relay
+    relay.close()
 
 
 def fed(server: RealServer, topic: str, *bodies: str) -> None:
@@ -81,27 +81,27 @@ def test_answers_that_are_lost_change_nothing(
 ) -> None:
     relay.every = 3  # of pulls and acknowledgements alike
     server.admin("POST", "groups", group, "topics", topic, body={"ack_timeout_ms": 1_000})
-    heard: list[bool] = []
+    has_results: list[bool] = []
 
     def handle(message: Message) -> None:
         with message.replies(timeout_ms=PATIENCE_MS) as tx:
             tx.send(out, message.body)
-        heard.append(bool(tx.results))
+        has_results.append(bool(tx.results))
 
     names = [f"k{number:02}" for number in range(40)]
     fed(server, topic, *names)
     with Consumer(relay.address, group, topic, handler=handle, lease_ms=2_000):
         until(lambda: server.bodies(out) == names, lambda: server.bodies(out))
-        until(lambda: len(heard) >= len(names))
+        until(lambda: len(has_results) >= len(names))
     assert relay.lost > 10
     assert server.bodies(out) == names
-    assert all(heard), "one proxy remembers"
+    assert all(has_results), "one proxy remembers"
 
 
-def test_a_refusal_is_told_and_the_message_goes_on(
+def test_a_rejected_reply_raises_and_the_handler_goes_on(
     server: RealServer, topic: str, group: str, out: str
 ) -> None:
-    seen: list[Exception] = []
+    errors: list[Exception] = []
 
     def handle(message: Message) -> None:
         try:
@@ -109,14 +109,14 @@ def test_a_refusal_is_told_and_the_message_goes_on(
                 tx.send(out, b"x")
                 tx.send("no/name", b"x")
         except SendError as error:
-            seen.append(error)
+            errors.append(error)
         with message.replies(timeout_ms=PATIENCE_MS) as tx:
             tx.send(out, b"instead")
 
     fed(server, topic, "one")
     with Consumer(server.address("consumer"), group, topic, handler=handle):
         until(lambda: server.bodies(out) == ["instead"])
-    (error,) = seen
+    (error,) = errors
     assert isinstance(error, InvalidMessageError)
     assert error.code == 11
     assert "no/name" in str(error)
@@ -125,7 +125,7 @@ def test_a_refusal_is_told_and_the_message_goes_on(
 def test_a_lease_that_is_over_stores_nothing(server: RealServer, topic: str, out: str) -> None:
     server.admin("POST", "topics", topic, body={"create": True})
     server.admin("POST", "groups", "over", body={"topics": [topic], "start": "first", "ack_timeout_ms": 300})
-    late, told = threading.Event(), list[Exception]()
+    late, errors = threading.Event(), list[Exception]()
 
     def handle(message: Message) -> None:
         try:
@@ -134,13 +134,13 @@ def test_a_lease_that_is_over_stores_nothing(server: RealServer, topic: str, out
                 if message.attempt == 1:
                     late.wait(PATIENCE_MS / 1_000)
         except LeaseOverError as error:
-            told.append(error)
+            errors.append(error)
 
     fed(server, topic, "one")
     with Consumer(server.address("consumer"), "over", topic, handler=handle, extend_for_ms=0, threads=2):
         until(lambda: len(server.bodies(out)) == 1)
         late.set()
-        until(lambda: told)
+        until(lambda: errors)
     assert server.bodies(out) == ["attempt 2"]
 
 
@@ -203,7 +203,9 @@ def test_replies_by_asyncio(server: RealServer, topic: str, group: str, out: str
     assert server.bodies(out) == names
 
 
-def test_who_asks_again_and_nobody_knows(server: RealServer, topic: str, group: str, out: str) -> None:
+def test_a_resent_reply_whose_outcome_is_forgotten_is_uncertain(
+    server: RealServer, topic: str, group: str, out: str
+) -> None:
     """Acknowledged by somebody without replies: that is said, and they are not stored."""
     fed(server, topic, "one")
     with (
@@ -211,11 +213,11 @@ def test_who_asks_again_and_nobody_knows(server: RealServer, topic: str, group: 
         Consumer(server.address("consumer"), group, topic) as second,
     ):
         (message,) = until(lambda: first.pull(timeout_ms=1_000))
-        twin = Message()
-        twin.offset, twin.lease_id, twin.delivery = message.offset, message.lease_id, message.delivery
+        resent = Message()
+        resent.offset, resent.lease_id, resent.delivery = message.offset, message.lease_id, message.delivery
         assert message.ack()
         until(lambda: server.metric("ddmq_acked_total", group=group) == 1)
-        with pytest.raises(UnknownOutcomeError, match="is finished"), twin.replies() as tx:
+        with pytest.raises(UnknownOutcomeError, match="is finished"), resent.replies() as tx:
             tx.send(out, b"x")
         assert second.counts().acked == 0
     assert server.bodies(out) == []

@@ -20,9 +20,9 @@ CONFIG = {"proxy_consumer": {"drain_leases_ms": 0, "idle_ms": 1_000}}
 def proxies(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[tuple[RealServer, RealServer]]:
     folder = tmp_path_factory.mktemp("two")
     config = write_config(folder / "conf", **CONFIG)
-    with installed(engine) as made:
-        first = RealServer(folder, config, installation=made)
-        second = RealServer(folder, config, command="consumer", installation=made)
+    with installed(engine) as installation:
+        first = RealServer(folder, config, installation=installation)
+        second = RealServer(folder, config, command="consumer", installation=installation)
         try:
             yield first.start(), second.start()
         finally:
@@ -50,13 +50,13 @@ def test_every_ack_goes_to_the_other_proxy(
             answer = here.pull("g-crossed", "crossed", maxLingerTime=20, maxBatchSize=4)
             if answer.messages:
                 got[name] += [int(message.value) for message in answer.messages]
-                until(lambda: _taken(there, answer), "the acknowledgement is taken")
+                until(lambda: _is_accepted(there, answer), "the acknowledgement is taken")
 
         def all_done() -> bool:
             round_trip("one", one, two)
             round_trip("two", two, one)
-            (found,) = one.stats("g-crossed", "crossed")
-            return sum(found.consumeOffsets.values()) == 80
+            (stats,) = one.stats("g-crossed", "crossed")
+            return sum(stats.consumeOffsets.values()) == 80
 
         until(all_done, "everything is acknowledged")
         assert set(got["one"] + got["two"]) == set(range(80))
@@ -66,7 +66,7 @@ def test_every_ack_goes_to_the_other_proxy(
     assert sum(passed_on) > 0
 
 
-def _taken(client: Client, answer: object) -> bool:
+def _is_accepted(client: Client, answer: object) -> bool:
     try:
         return client.submit(done(answer))  # type: ignore[arg-type]
     except PullError as error:
@@ -97,8 +97,8 @@ def test_queues_are_fetched_from_both_proxies(proxies: tuple[RealServer, RealSer
         until(more, "all messages")
         until(consumer.ack, "everything is stored")
         for queue in range(4):
-            ours = [number for number in dict.fromkeys(got) if number % 4 == queue]
-            assert ours == sorted(ours), "each queue in order"
+            of_queue = [number for number in dict.fromkeys(got) if number % 4 == queue]
+            assert of_queue == sorted(of_queue), "each queue in order"
 
 
 def test_broadcasting_over_a_real_proxy_that_dies(

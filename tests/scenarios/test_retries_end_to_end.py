@@ -15,11 +15,11 @@ WAITS = [f"{100 * number}ms" for number in range(1, 19)]
 SETTINGS = {"topics": ["T"], "start": "first", "retry_intervals_ms": [10], "retry_steps": 3}
 
 
-def failing(server: RealServer, seen: list[tuple[str, int | None]]) -> Consumer:
+def failing(server: RealServer, attempts: list[tuple[str, int | None]]) -> Consumer:
     """A client that fails everything and remembers (body, attempt)."""
 
     def handle(message: Message) -> None:
-        seen.append((message.body.decode(), message.attempt))
+        attempts.append((message.body.decode(), message.attempt))
         raise RuntimeError("on purpose")
 
     return Consumer(f"127.0.0.1:{server.ports['consumer']}", "G", ["T"], handler=handle, linger_ms=50)
@@ -40,11 +40,11 @@ def test_steps_dead_letter_and_resend(installation: Installation, tmp_path: Path
         with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:
             for number in range(10):
                 producer.send("T", b"%d" % number, queue=number % 2)
-        seen: list[tuple[str, int | None]] = []
-        with failing(server, seen):
+        attempts: list[tuple[str, int | None]] = []
+        with failing(server, attempts):
             until(lambda: letters(server) == 10, "all are dead letters")
         assert server.metric("ddmq_levels_lost_total") == 0
-        assert sorted(seen) == sorted((str(number), n) for number in range(10) for n in range(1, 6))
+        assert sorted(attempts) == sorted((str(number), n) for number in range(10) for n in range(1, 6))
         shown = server.admin("GET", "dlq", "G")["shown"]
         assert {row["attempts"] for row in shown} == {5}
         assert sorted((row["topic_queue"], row["topic_offset"]) for row in shown) == [

@@ -28,7 +28,7 @@ def config(folder: Path, **samples: object) -> Path:
 
 def read(root: Path) -> dict[str, list[list[SampleLine]]]:
     """Every file that a reader sees, by instance and in order. Asserts that all are whole."""
-    found: dict[str, list[list[SampleLine]]] = {}
+    files_of: dict[str, list[list[SampleLine]]] = {}
     for path in root.rglob("*.jsonl"):
         if path.name.startswith("."):
             continue
@@ -39,12 +39,12 @@ def read(root: Path) -> dict[str, list[list[SampleLine]]]:
         lines = [decode(line) for line in text.splitlines()]
         assert (lines[0].metric, lines[0].value) == (PROCESS, len(lines)), path
         assert {(line.instance, line.seq) for line in lines} == {(name.instance, name.first)}
-        found.setdefault(name.instance, []).append(lines)
-    for files in found.values():
+        files_of.setdefault(name.instance, []).append(lines)
+    for files in files_of.values():
         files.sort(key=lambda lines: lines[0].seq)
         assert [lines[0].seq for lines in files] == list(range(len(files)))
         assert all(before[0].to == after[0].from_ for before, after in pairwise(files))
-    return found
+    return files_of
 
 
 def stored(files: list[list[SampleLine]], topic: str = "t") -> float:
@@ -75,13 +75,13 @@ class Load(threading.Thread):
         super().__init__(daemon=True)
         self.port = port
         self.answered: list[int] = []  # when, epoch ms
-        self.asked = 0
+        self.requested = 0
 
     def run(self) -> None:
         try:
             with Client(self.port) as client:
                 while True:
-                    self.asked += 1
+                    self.requested += 1
                     assert client.send("t", b"x" * 100).code == 0
                     self.answered.append(time.time_ns() // 1_000_000)
         except Exception:
@@ -92,32 +92,34 @@ class Load(threading.Thread):
 def test_a_kill_loses_one_interval_at_most_and_leaves_no_half_file(tmp_path: Path) -> None:
     server = RealServer(tmp_path, config(tmp_path))
     root = server.data_dir / "metrics"
-    known: set[str] = set()
+    earlier_instances: set[str] = set()
     try:
         for _ in range(3):
             server.start()
-            server.admin("POST", "topics", "t", body={"create": not known})
+            server.admin("POST", "topics", "t", body={"create": not earlier_instances})
             load = Load(server.ports["producer"])
             load.start()
             until(lambda load=load: len(load.answered) > 50, "messages are stored")
             until(
-                lambda: any(len(files) > 2 for key, files in read(root).items() if key not in known),
+                lambda: any(
+                    len(files) > 2 for key, files in read(root).items() if key not in earlier_instances
+                ),
                 "samples",
             )
             killed_ms = time.time_ns() // 1_000_000
             server.kill()
             load.join(60)
-            found = read(root)
-            (instance,) = found.keys() - known
-            known.add(instance)
-            files = found[instance]
+            files_of = read(root)
+            (instance,) = files_of.keys() - earlier_instances
+            earlier_instances.add(instance)
+            files = files_of[instance]
             end_ms = files[-1][0].to
             assert states(files) == ["first", *["running"] * (len(files) - 1)]
-            assert sum(at < end_ms for at in load.answered) <= stored(files) <= load.asked
+            assert sum(at < end_ms for at in load.answered) <= stored(files) <= load.requested
             assert killed_ms - end_ms <= INTERVAL_MS + SLACK_MS
     finally:
         server.end()
-    assert len(known) == 3, "each start is an instance of its own"
+    assert len(earlier_instances) == 3, "each start is an instance of its own"
 
 
 def test_a_server_that_stops_in_order_tells_everything(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_a_server_that_stops_in_order_tells_everything(tmp_path: Path) -> None:
         assert files[0][0].process.startswith(f"producer+consumer+delay@{MACHINE}")
 
 
-def test_nowhere_to_write_disturbs_nobody_and_is_made_up_for(tmp_path: Path) -> None:
+def test_samples_that_cannot_be_written_are_written_later(tmp_path: Path) -> None:
     in_the_way = tmp_path / "place"
     in_the_way.write_text("a file where the folder should be")
     with running(tmp_path, config(tmp_path, dir=str(in_the_way / "metrics"))) as server:
@@ -181,17 +183,19 @@ def test_every_kind_of_process_answers_and_writes(tmp_path: Path) -> None:
     finally:
         for server in servers:
             server.end()
-    found = read(root)
-    assert {files[0][0].process for files in found.values()} == {
-        f"{part}@{MACHINE}" for part in ("delay", "producer", "consumer")
+    files_of = read(root)
+    assert {files[0][0].process for files in files_of.values()} == {
+        f"{component}@{MACHINE}" for component in ("delay", "producer", "consumer")
     }
-    assert {tuple(states(files)[-2:]) for files in found.values()} == {("stopping", "last")}
+    assert {tuple(states(files)[-2:]) for files in files_of.values()} == {("stopping", "last")}
 
 
 @pytest.mark.slow
-def test_parts_of_one_serve_keep_their_names_over_restarts(tmp_path: Path) -> None:
+def test_components_of_one_serve_keep_their_names_over_restarts(tmp_path: Path) -> None:
     server = RealServer(tmp_path, config(tmp_path), processes=True)
-    expected = {f"{part}@{MACHINE}:{server.ports['admin']}" for part in ("delay", "producer", "consumer")}
+    expected = {
+        f"{component}@{MACHINE}:{server.ports['admin']}" for component in ("delay", "producer", "consumer")
+    }
     try:
         for life in (1, 2):
             server.start()
@@ -201,6 +205,6 @@ def test_parts_of_one_serve_keep_their_names_over_restarts(tmp_path: Path) -> No
             assert server.wait() == 0
     finally:
         server.end()
-    found = read(root)
-    assert Counter(files[0][0].process for files in found.values()) == dict.fromkeys(expected, 2)
-    assert all(states(files)[-1] == "last" for files in found.values())
+    files_of = read(root)
+    assert Counter(files[0][0].process for files in files_of.values()) == dict.fromkeys(expected, 2)
+    assert all(states(files)[-1] == "last" for files in files_of.values())

@@ -25,8 +25,8 @@ def test_ready_line_and_health(tmp_path: Path) -> None:
     server.ports = dict.fromkeys(server.ports, 0)  # it chooses, and says so
     try:
         server.start()
-        for part in ("producer", "consumer"):
-            Client(server.ports[part]).close()
+        for component in ("producer", "consumer"):
+            Client(server.ports[component]).close()
         assert server.ask("GET", "/ready")[0] == 200
         assert server.admin("GET", "health")["alive"] is True
         assert "ddmq_rpc_connections" in server.ask("GET", "/metrics")[1]
@@ -41,19 +41,19 @@ def test_sigterm_drains(tmp_path: Path) -> None:
         prepared(server)
         with Client(server.ports["producer"]) as producer:
             assert producer.send("t", b"kept").code == 0
-        holder, waiter = (Client(server.ports["consumer"]) for _ in range(2))
-        held = holder.pull("g", maxLingerTime=10_000)
+        owner, waiter = (Client(server.ports["consumer"]) for _ in range(2))
+        leased = owner.pull("g", maxLingerTime=10_000)
         waiter.ask("pull", request=PullRequest(groupId="g", maxLingerTime=30_000))
         until(lambda: server.metric("ddmq_waiting_pulls") == 1, "it waits")
         server.terminate()
         assert waiter.answer("pull").messages == []
-        status, said = until(lambda: not_ready(server), "it says so")
-        assert (status, said["reason"]) == (503, "draining")
+        status, answer = until(lambda: not_ready(server), "it says so")
+        assert (status, answer["reason"]) == (503, "draining")
         with pytest.raises(Exception, match="Could not connect"):
             Client(server.ports["producer"])
-        assert holder.submit(done(held)) is True
+        assert owner.submit(done(leased)) is True
         assert server.wait() == 0
-        holder.close()
+        owner.close()
         waiter.close()
         server.start()
         with Client(server.ports["consumer"]) as client:
@@ -61,8 +61,8 @@ def test_sigterm_drains(tmp_path: Path) -> None:
 
 
 def not_ready(server: RealServer) -> tuple[int, dict[str, str]] | None:
-    status, said = server.ask("GET", "/ready")
-    return (status, said) if status != 200 else None
+    status, answer = server.ask("GET", "/ready")
+    return (status, answer) if status != 200 else None
 
 
 def test_a_second_sigterm_stops_at_once(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_sends_that_were_answered_before_a_stop_are_there_after_it(tmp_path: Pat
         assert server.wait() == 0
         server.start()
         with Client(server.ports["consumer"]) as consumer:
-            found: set[bytes] = set()
-            until(lambda: take(consumer, found) >= set(stored), "every message")
+            bodies: set[bytes] = set()
+            until(lambda: take(consumer, bodies) >= set(stored), "every message")
 
 
 def send_until_refused(server: RealServer, number: int, stored: list[bytes]) -> None:
@@ -118,11 +118,11 @@ def send_until_refused(server: RealServer, number: int, stored: list[bytes]) -> 
             stored.append(body)
 
 
-def take(consumer: Client, found: set[bytes]) -> set[bytes]:
+def take(consumer: Client, bodies: set[bytes]) -> set[bytes]:
     answer = consumer.pull("g", maxLingerTime=100)
-    found |= {message.value for message in answer.messages}
+    bodies |= {message.value for message in answer.messages}
     consumer.submit(done(answer))
-    return found
+    return bodies
 
 
 def test_another_process_joins_the_directory(tmp_path: Path) -> None:
@@ -152,12 +152,15 @@ def test_processes_come_back_when_they_die(tmp_path: Path) -> None:
         assert set(pids) == {"producer", "consumer", "delay-service"}
         with Client(server.ports["producer"]) as client:
             assert client.send("t", b"before").code == 0
-        for part in ("consumer", "producer", "delay-service"):
-            os.kill(pids[part], signal.SIGKILL)
-            until(lambda part=part: server.part_pids().get(part) not in (None, pids[part]), f"{part} is back")
+        for component in ("consumer", "producer", "delay-service"):
+            os.kill(pids[component], signal.SIGKILL)
+            until(
+                lambda component=component: server.part_pids().get(component) not in (None, pids[component]),
+                f"{component} is back",
+            )
         until(lambda: sends(server), "a send")
-        found: set[bytes] = set()
-        until(lambda: takes(server, found), "both messages")
+        bodies: set[bytes] = set()
+        until(lambda: takes(server, bodies), "both messages")
         last = server.part_pids()
         server.terminate()
         assert server.wait() == 0
@@ -168,7 +171,7 @@ def test_processes_come_back_when_they_die(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sighup_while_parts_start_is_answered_when_they_can(tmp_path: Path) -> None:
+def test_sighup_during_the_start_of_processes_is_answered_once_they_run(tmp_path: Path) -> None:
     """A part that dies is started beside those that live; a reload of all must not end it."""
     config = write_config(tmp_path / "conf", topics={"topics": {"a": {}}})
     server = RealServer(tmp_path, config, processes=True)
@@ -190,9 +193,11 @@ def test_sighup_while_parts_start_is_answered_when_they_can(tmp_path: Path) -> N
 def test_processes_that_are_stopped_while_they_start_end_well(tmp_path: Path) -> None:
     server = RealServer(tmp_path, processes=True)
     try:
-        for part in ("consumer", "producer"):
+        for component in ("consumer", "producer"):
             server.launch()
-            until(lambda part=part: part in server.part_pids(), f"{part} is being started")
+            until(
+                lambda component=component: component in server.part_pids(), f"{component} is being started"
+            )
             server.terminate()
             assert server.wait() == 0
             assert "did not get ready" not in server.log
@@ -204,16 +209,16 @@ def test_processes_that_are_stopped_while_they_start_end_well(tmp_path: Path) ->
 def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:
     with running(tmp_path, processes=True) as server:
         prepared(server)
-        parts = server.part_pids()
+        pids = server.part_pids()
         with Client(server.ports["producer"]) as client:
             assert client.send("t", b"before").code == 0
         os.kill(server.pid, signal.SIGKILL)
-        until(lambda: not any(lives(pid) for pid in parts.values()), "none is left behind")
+        until(lambda: not any(lives(pid) for pid in pids.values()), "none is left behind")
         server.wait()
         server.start()  # on the same ports
         assert sends(server)
-        found: set[bytes] = set()
-        until(lambda: takes(server, found), "both messages")
+        bodies: set[bytes] = set()
+        until(lambda: takes(server, bodies), "both messages")
 
 
 def lives(pid: int) -> bool:
@@ -232,9 +237,9 @@ def sends(server: RealServer) -> bool:
         return False
 
 
-def takes(server: RealServer, found: set[bytes]) -> bool:
+def takes(server: RealServer, bodies: set[bytes]) -> bool:
     try:
         with Client(server.ports["consumer"]) as client:
-            return take(client, found) >= {b"before", b"after"}
+            return take(client, bodies) >= {b"before", b"after"}
     except Exception:
         return False

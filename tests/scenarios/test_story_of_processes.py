@@ -17,12 +17,12 @@ from tests.support.waits import until
 pytestmark = pytest.mark.slow
 
 
-def test_each_process_tells_its_part(tmp_path: Path) -> None:
-    seen: list[str] = []
+def test_each_process_reports_its_phases(tmp_path: Path) -> None:
+    handled: list[str] = []
 
     def handle(message: Any) -> None:
-        seen.append(message.text())
-        if len(seen) == 1:
+        handled.append(message.text())
+        if len(handled) == 1:
             raise RuntimeError("not today")
 
     with running(tmp_path, processes=True) as server:
@@ -31,27 +31,27 @@ def test_each_process_tells_its_part(tmp_path: Path) -> None:
         with Producer(f"127.0.0.1:{server.ports['producer']}", client_id="shop") as producer:
             producer.send("t", b"one", delay=timedelta(milliseconds=300))
             with Consumer(f"127.0.0.1:{server.ports['consumer']}", "g", "t", handler=handle):
-                until(lambda: len(seen) == 2, "failed once, then handled")
+                until(lambda: len(handled) == 2, "failed once, then handled")
                 (row,) = until(lambda: server.messages("t"), "it is stored")
-                told: dict[str, Any] = {}
+                answer: dict[str, Any] = {}
 
                 def acknowledged() -> bool:
-                    told.update(server.admin("GET", "messages", row["id"], "story"))
-                    return bool(told["stories"][0]["end"] == "done")
+                    answer.update(server.admin("GET", "messages", row["id"], "story"))
+                    return bool(answer["stories"][0]["end"] == "done")
 
-                until(acknowledged, lambda: told)
-    (one,) = told["stories"]
-    spans = one["spans"]
-    assert all(before["end_ms"] == after["start_ms"] for before, after in pairwise(spans))
-    assert sum(span["ms"] for span in spans) == one["whole_ms"]
-    found = [span["phase"] for span in spans]
-    assert found.count("leased") == 2
-    assert "delayed" in found
-    assert "shop" in spans[0]["who"]
-    who = {word for span in spans for word in (span["who"], span["why"]) if word}
+                until(acknowledged, lambda: answer)
+    (one,) = answer["stories"]
+    phases = one["spans"]
+    assert all(before["end_ms"] == after["start_ms"] for before, after in pairwise(phases))
+    assert sum(phase["ms"] for phase in phases) == one["whole_ms"]
+    names = [phase["phase"] for phase in phases]
+    assert names.count("leased") == 2
+    assert "delayed" in names
+    assert "shop" in phases[0]["who"]
+    who = {word for phase in phases for word in (phase["who"], phase["why"]) if word}
     assert len({text for text in who if "127.0.0.1" in text or ":" in text}) >= 2, who
-    assert told["trace_events"] >= 8
-    assert told["notes"] == []
+    assert answer["trace_events"] >= 8
+    assert answer["notes"] == []
 
 
 @pytest.mark.parametrize("messages", [1, 2])
@@ -59,26 +59,26 @@ def test_a_message_of_a_transaction(tmp_path: Path, messages: int) -> None:
     with running(tmp_path) as server:
         server.admin("POST", "topics", "t", body={"queues": 1, "trace_one_in": 1})
         server.admin("POST", "groups", "g", "topics", "t", body={"start": "first"})
-        place = f"127.0.0.1:{server.ports['producer']}"
-        with Producer(place, client_id="bank-1", producer_group="bank") as producer:
+        address = f"127.0.0.1:{server.ports['producer']}"
+        with Producer(address, client_id="bank-1", producer_group="bank") as producer:
             with producer.transaction() as tx:
                 tx.send_batch([OutgoingMessage("t", b"money") for _ in range(messages)])
                 open_ = until(lambda: server.admin("GET", "transactions")["transactions"], "it is open")
             sent = tx.results[0]
-        told: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
 
         def traced() -> bool:
-            told.update(server.admin("GET", "messages", sent.message_id, "story"))
-            return bool(told["trace_events"])
+            answer.update(server.admin("GET", "messages", sent.message_id, "story"))
+            return bool(answer["trace_events"])
 
-        until(traced, lambda: told)
-    (one,) = told["stories"]
-    spans = one["spans"]
-    assert sum(span["ms"] for span in spans) == one["whole_ms"]
-    (waited,) = [span for span in spans if span["phase"] == "transaction"]
+        until(traced, lambda: answer)
+    (one,) = answer["stories"]
+    phases = one["spans"]
+    assert sum(phase["ms"] for phase in phases) == one["whole_ms"]
+    (waited,) = [phase for phase in phases if phase["phase"] == "transaction"]
     assert waited["why"] == f"transaction {open_[0]['transaction']} of bank"
-    assert spans[0]["phase"] == "sending"
-    assert "bank-1" in spans[0]["who"]
+    assert phases[0]["phase"] == "sending"
+    assert "bank-1" in phases[0]["who"]
 
 
 def test_a_queue_that_another_proxy_holds(tmp_path: Path) -> None:
@@ -90,18 +90,18 @@ def test_a_queue_that_another_proxy_holds(tmp_path: Path) -> None:
             server.admin("POST", "topics", "t", body={"queues": 1, "trace_one_in": 1})
             server.admin("POST", "groups", "g", "topics", "t", body={"start": "first", "concurrency": 1})
             until(lambda: other.ask("GET", "/groups/g")[0] == 200, "the group is known at both")
-            told = _held_and_told(server, other)
+            answer = _read_held_up_story(server, other)
         finally:
             other.end()
-    (one,) = told["stories"]
-    assert sum(span["ms"] for span in one["spans"]) == one["whole_ms"]
-    (lease,) = [span for span in one["spans"] if span["phase"] == "leased"]
+    (one,) = answer["stories"]
+    assert sum(phase["ms"] for phase in one["spans"]) == one["whole_ms"]
+    (lease,) = [phase for phase in one["spans"] if phase["phase"] == "leased"]
     assert str(other.ports["admin"]) in lease["why"], "that proxy has told it"
-    held_up = [span for span in one["spans"] if span["phase"] == "concurrency"]
-    assert held_up, "it waited for the one before, which took its time"
+    waits = [phase for phase in one["spans"] if phase["phase"] == "concurrency"]
+    assert waits, "it waited for the one before, which took its time"
 
 
-def _held_and_told(server: RealServer, other: RealServer) -> dict[str, Any]:
+def _read_held_up_story(server: RealServer, other: RealServer) -> dict[str, Any]:
     """Two messages, one at a time, at the other proxy; the second one's story, asked at the server."""
     may_end = Event()
 
@@ -109,7 +109,7 @@ def _held_and_told(server: RealServer, other: RealServer) -> dict[str, Any]:
         if message.text() == "first":
             may_end.wait(60)
 
-    told: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     with (
         Producer(f"127.0.0.1:{server.ports['producer']}") as producer,
         Consumer(f"127.0.0.1:{other.ports['consumer']}", "g", "t", handler=handle),
@@ -120,18 +120,18 @@ def _held_and_told(server: RealServer, other: RealServer) -> dict[str, Any]:
         (row, _) = until(lambda: _both(server), "both are stored")
 
         def story() -> dict[str, Any]:
-            told.update(server.admin("GET", "messages", row["id"], "story"))
-            return told
+            answer.update(server.admin("GET", "messages", row["id"], "story"))
+            return answer
 
         def waited_long() -> bool:
-            spans = story()["stories"][0]["spans"]
-            assert spans[-1]["phase"] in ("queued", "turn"), "its proxy has not told what holds it up"
-            return bool(told["stories"][0]["whole_ms"] > 300)
+            phases = story()["stories"][0]["spans"]
+            assert phases[-1]["phase"] in ("queued", "turn"), "its proxy has not told what holds it up"
+            return bool(answer["stories"][0]["whole_ms"] > 300)
 
-        until(waited_long, lambda: told)
+        until(waited_long, lambda: answer)
         may_end.set()
-        until(lambda: story()["stories"][0]["end"] == "done", lambda: told)
-    return told
+        until(lambda: story()["stories"][0]["end"] == "done", lambda: answer)
+    return answer
 
 
 def _both(server: RealServer) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def _both(server: RealServer) -> list[dict[str, Any]]:
     return rows if len(rows) == 2 else []
 
 
-def test_after_a_kill_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_after_a_kill_the_story_names_what_is_missing(tmp_path: Path) -> None:
     """Events of the last second are lost with the process; what is told still adds up."""
     with running(tmp_path) as server:
         server.admin("POST", "topics", "t", body={"queues": 1, "trace_one_in": 1})
@@ -147,7 +147,7 @@ def test_after_a_kill_what_is_missing_is_said(tmp_path: Path) -> None:
         with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:
             producer.send("t", b"one")
         (row,) = until(lambda: server.messages("t"), "it is stored")
-        ports = [f"127.0.0.1:{server.ports[part]}" for part in ("consumer", "admin")]
+        ports = [f"127.0.0.1:{server.ports[component]}" for component in ("consumer", "admin")]
         looked = ddmq(
             "pull",
             "t",
@@ -164,20 +164,20 @@ def test_after_a_kill_what_is_missing_is_said(tmp_path: Path) -> None:
         assert "one" in looked.stdout, looked
         server.kill()
         server.start()
-        seen: list[str] = []
+        handled: list[str] = []
 
         def handle(message: Any) -> None:
-            seen.append(message.text())
+            handled.append(message.text())
 
         with Consumer(f"127.0.0.1:{server.ports['consumer']}", "g", "t", handler=handle):
-            until(lambda: seen, "it comes again")
-            told: dict[str, Any] = {}
+            until(lambda: handled, "it comes again")
+            answer: dict[str, Any] = {}
 
             def acknowledged() -> bool:
-                told.update(server.admin("GET", "messages", row["id"], "story"))
-                return bool(told["stories"][0]["end"] == "done")
+                answer.update(server.admin("GET", "messages", row["id"], "story"))
+                return bool(answer["stories"][0]["end"] == "done")
 
-            until(acknowledged, lambda: told)
-    (one,) = told["stories"]
-    assert sum(span["ms"] for span in one["spans"]) == one["whole_ms"]
+            until(acknowledged, lambda: answer)
+    (one,) = answer["stories"]
+    assert sum(phase["ms"] for phase in one["spans"]) == one["whole_ms"]
     assert one["spans"][-1]["phase"] == "leased"

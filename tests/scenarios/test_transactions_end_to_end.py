@@ -48,15 +48,15 @@ CHECKS = {"transactions": {"check_interval_ms": 500}}
 def server(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
     folder = tmp_path_factory.mktemp("transactions")
     config = write_config(folder / "conf", proxy_producer=CHECKS)
-    with installed(engine) as made, running(folder, config, installation=made) as started:
+    with installed(engine) as installation, running(folder, config, installation=installation) as started:
         yield started
 
 
 @pytest.fixture
 def relay(server: RealServer) -> Iterator[LossyRelay]:
-    made = LossyRelay(server.ports["producer"])
-    yield made
-    made.close()
+    installation = LossyRelay(server.ports["producer"])
+    yield installation
+    installation.close()
 
 
 def created(server: RealServer, *topics: str) -> None:
@@ -64,14 +64,16 @@ def created(server: RealServer, *topics: str) -> None:
         server.admin("POST", "topics", topic, body={"create": True})
 
 
-def test_all_of_it_is_seen_by_consumers_or_nothing(server: RealServer, topic: str, group: str) -> None:
-    seen: list[Message] = []
+def test_consumers_receive_all_messages_of_a_transaction_or_none(
+    server: RealServer, topic: str, group: str
+) -> None:
+    received: list[Message] = []
     other = f"{topic}-2"
     created(server, other)
-    place = server.address("consumer")
+    address = server.address("consumer")
     with (
         Producer(server.address("producer"), producer_group="g", timeout_ms=PATIENCE_MS) as producer,
-        Consumer(place, group, topic, handler=seen.append),
+        Consumer(address, group, topic, handler=received.append),
     ):
         tx = producer.transaction()
         with pytest.raises(ZeroDivisionError), tx:
@@ -86,9 +88,9 @@ def test_all_of_it_is_seen_by_consumers_or_nothing(server: RealServer, topic: st
         assert len(many) == 50
         assert first.message_id == sent.message_id
         assert (first.offset, second.offset, third.offset) == (0, 0, None)
-        until(lambda: len(seen) == 2)
+        until(lambda: len(received) == 2)
     assert server.bodies(other) == sorted(["two", *map(str, range(50))])
-    one, three = seen
+    one, three = received
     assert (one.body, one.key, one.tags, one.message_id) == (b"one", "k", "t", sent.message_id)
     assert one.properties == {"p": "v", "transaction-reference": "order 17"}
     assert three.body == b"three"
@@ -99,7 +101,7 @@ def broken(result: object) -> None:
 
 
 def test_due_times_count_from_the_commit(server: RealServer, topic: str, group: str) -> None:
-    seen: list[Message] = []
+    received: list[Message] = []
     wait_for_delays(server.address("producer"), topic)
     with Producer(server.address("producer"), producer_group="g", timeout_ms=PATIENCE_MS) as producer:
         with producer.transaction() as tx:
@@ -110,9 +112,9 @@ def test_due_times_count_from_the_commit(server: RealServer, topic: str, group: 
         assert later.delay_id
         assert past.offset is not None
         assert producer.cancel(never).cancelled
-        with Consumer(server.address("consumer"), group, topic, handler=seen.append):
-            until(lambda: {"later", "past"} <= {message.text() for message in seen})
-    assert [message.key for message in seen if message.text() == "later"] == ["k"]
+        with Consumer(server.address("consumer"), group, topic, handler=received.append):
+            until(lambda: {"later", "past"} <= {message.text() for message in received})
+    assert [message.key for message in received if message.text() == "later"] == ["k"]
 
 
 def test_answers_that_are_lost_change_nothing(
@@ -129,8 +131,10 @@ def test_answers_that_are_lost_change_nothing(
                 if number % 4 == 3:
                     tx.rollback()
     assert relay.lost > 20
-    kept = [number for number in range(40) if number % 4 != 3]
-    assert server.bodies(topic) == sorted(f"{letter}{number}" for number in kept for letter in "mn")
+    committed_numbers = [number for number in range(40) if number % 4 != 3]
+    assert server.bodies(topic) == sorted(
+        f"{letter}{number}" for number in committed_numbers for letter in "mn"
+    )
 
 
 def test_nor_do_they_for_tasks(server: RealServer, topic: str, relay: LossyRelay) -> None:
@@ -150,17 +154,17 @@ def test_nor_do_they_for_tasks(server: RealServer, topic: str, relay: LossyRelay
     assert server.bodies(topic) == sorted(f"{letter}{number}" for number in range(30) for letter in "mn")
 
 
-def test_what_nobody_ended_is_decided_by_the_check(server: RealServer, topic: str) -> None:
+def test_an_undecided_transaction_is_decided_by_the_check(server: RealServer, topic: str) -> None:
     created(server, topic)
     decided: dict[str | None, list[Decision]] = {
         "yes": [Decision.COMMITTED],
         "no": [Decision.ROLLED_BACK],
         "late": [Decision.NOT_KNOWN_YET, Decision.COMMITTED],
     }
-    asked: list[UndecidedTransaction] = []
+    checks: list[UndecidedTransaction] = []
 
     def check(transaction: UndecidedTransaction) -> Decision:
-        asked.append(transaction)
+        checks.append(transaction)
         return decided[transaction.reference].pop(0)
 
     with Producer(
@@ -175,8 +179,8 @@ def test_what_nobody_ended_is_decided_by_the_check(server: RealServer, topic: st
         until(lambda: producer.check_counts().committed == 2)
         counts = producer.check_counts()
     assert (counts.rolled_back, counts.not_known, counts.unanswered) == (1, 1, 0)
-    assert [one.check for one in asked if one.reference == "late"] == [1, 2]
-    assert [[message.body for message in one.messages] for one in asked if one.reference == "yes"] == [
+    assert [one.check for one in checks if one.reference == "late"] == [1, 2]
+    assert [[message.body for message in one.messages] for one in checks if one.reference == "yes"] == [
         [b"yes"]
     ]
 
@@ -241,7 +245,7 @@ def test_a_process_that_dies_is_answered_for_by_the_next_one(
     assert server.bodies(topic) == ["behind"]
 
 
-def test_work_that_was_given_up_cannot_be_committed(server: RealServer, topic: str, tmp_path: Path) -> None:
+def test_abandoned_work_cannot_be_committed(server: RealServer, topic: str, tmp_path: Path) -> None:
     """The check is asked while the work is still under way: then it is refused, and nothing is seen."""
     created(server, topic)
     decisions = DecisionTable()
@@ -301,7 +305,7 @@ def test_topics_and_ledger_agree_while_the_server_is_killed(
             for thread in threads:
                 thread.start()
             for more in range(1, 6):
-                until(lambda wanted=more * 40: committed(ledger).total() >= wanted)
+                until(lambda expected_total=more * 40: committed(ledger).total() >= expected_total)
                 server.kill()
                 server.start()
             stop.set()
@@ -339,12 +343,12 @@ def test_an_outbox_and_an_inbox_make_it_once(
         if message.attempt == 1 and int(message.body) % 2:
             message.fail()  # behind the commit, as if the acknowledgement had been lost
 
-    place = server.address("consumer")
+    address = server.address("consumer")
     relay.every = 3
     with (
         Producer(relay.address, timeout_ms=PATIENCE_MS) as producer,
         OutboxRelay(connect, outbox, producer, poll_ms=10),
-        Consumer(place, group, topic, handler=handle) as consumer,
+        Consumer(address, group, topic, handler=handle) as consumer,
     ):
         until(lambda: consumer.counts().acked == 60)
     assert relay.lost > 5
@@ -402,15 +406,15 @@ def test_a_relay_that_is_killed_sends_in_order_and_once(
 
 def in_order(server: RealServer, topic: str) -> list[int]:
     """The bodies of a topic, queue after queue."""
-    place: Callable[[dict[str, Any]], tuple[int, int]] = lambda one: (one["queue"], one["offset"])  # noqa: E731
-    return [int(one["body"]) for one in sorted(server.messages(topic), key=place)]
+    address: Callable[[dict[str, Any]], tuple[int, int]] = lambda one: (one["queue"], one["offset"])  # noqa: E731
+    return [int(one["body"]) for one in sorted(server.messages(topic), key=address)]
 
 
 @pytest.mark.timeout(630)
 def test_the_bank_loses_no_money() -> None:
     """docs/transactions.md's example, in short."""
     command = [sys.executable, "-m", "ddmq.demo.bank", "--transfers", "15", "--kills", "5", "--seed", "3"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "no money was made or lost" in ended.stdout
-    assert "2,000 before, 2,000 after" in ended.stdout
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "no money was made or lost" in result.stdout
+    assert "2,000 before, 2,000 after" in result.stdout

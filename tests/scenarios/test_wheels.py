@@ -52,14 +52,14 @@ def run(home: Path, *line: str, **environment: str) -> subprocess.CompletedProce
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_each_carries_its_licence(wheels: tuple[Path, Path], number: int) -> None:
-    (metadata,) = [name for name in contents(wheels[number]) if name.endswith(".dist-info/METADATA")]
-    folder = metadata.removesuffix("METADATA") + "licenses/"
+    (path,) = [name for name in contents(wheels[number]) if name.endswith(".dist-info/METADATA")]
+    folder = path.removesuffix("METADATA") + "licenses/"
     with zipfile.ZipFile(wheels[number]) as archive:
-        told = message_from_bytes(archive.read(metadata))
+        metadata = message_from_bytes(archive.read(path))
         for name in ("LICENSE", "NOTICE"):
             assert archive.read(folder + name) == (ROOT / name).read_bytes()
-    assert told["License-Expression"] == "Apache-2.0"
-    assert told.get_all("License-File") == ["LICENSE", "NOTICE"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE", "NOTICE"]
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -68,27 +68,27 @@ def test_what_is_installed_runs_beside_an_application_with_packages_of_the_same_
 ) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").touch()
-    ended = run(home, "doctor", PYTHONPATH=str(tmp_path))
-    assert ended.stderr == ""
-    assert "fdatasync" in ended.stdout
+    result = run(home, "doctor", PYTHONPATH=str(tmp_path))
+    assert result.stderr == ""
+    assert "fdatasync" in result.stdout
 
 
-def test_a_package_that_hides_ours_all_the_same_is_named(wheels: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_package_that_still_hides_one_of_ddmq_is_named(wheels: tuple[Path, Path], tmp_path: Path) -> None:
     installed_alone(wheels[0], tmp_path / "home")
     (tmp_path / "app" / "backend").mkdir(parents=True)
     (tmp_path / "app" / "backend" / "__init__.py").touch()
     line = f"import sys; sys.path.insert(0, {str(tmp_path / 'app')!r})"
     packages_folder(tmp_path / "home").joinpath("app.pth").write_text(line)
-    ended = run(tmp_path / "home", "doctor")
-    assert ended.returncode == 1
-    assert ended.stderr.startswith(
+    result = run(tmp_path / "home", "doctor")
+    assert result.returncode == 1
+    assert result.stderr.startswith(
         f"Error: Python finds the package backend in {tmp_path / 'app'}, not the one of ddmq"
     )
-    assert f"take {tmp_path / 'app'} off Python's import path" in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    assert f"take {tmp_path / 'app'} off Python's import path" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
-def test_the_client_beside_the_server_is_warned_of_and_its_removal_is_told(
+def test_installing_the_client_beside_the_server_warns_and_its_removal_is_reported(
     wheels: tuple[Path, Path], tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
@@ -101,8 +101,8 @@ def test_the_client_beside_the_server_is_warned_of_and_its_removal_is_told(
     assert "uninstalling one of them removes it" in check["found"]
     assert check["remedy"] == f"run: pip uninstall ddmq-client; then {REMEDY}"
     pip(home, "uninstall", "--yes", "ddmq-client")
-    ended = run(home, "lag")
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("Error: the package ddmq_client is missing in ")
-    assert ended.stderr.endswith(f"; {REMEDY}\n")
-    assert ended.stderr.count("\n") == 1
+    result = run(home, "lag")
+    assert result.returncode == 1
+    assert result.stderr.startswith("Error: the package ddmq_client is missing in ")
+    assert result.stderr.endswith(f"; {REMEDY}\n")
+    assert result.stderr.count("\n") == 1
