@@ -37,7 +37,7 @@ TESTS = (
     "tests/scenarios/test_docs_console.py::test_the_commands_do_what_the_page_says[docs/first-steps.md]",
     "tests/scenarios/test_compile.py::test_a_module_is_compiled_and_loaded",
     "tests/scenarios/test_private_files.py::test_every_file_of_a_server_is_its_users_alone",
-    "tests/scenarios/test_any_folder.py::test_a_server_and_its_parts_do[True]",
+    "tests/scenarios/test_any_folder.py::test_a_server_and_its_processes_import_their_own_packages[True]",
 )
 WITHIN_S = 1_800
 

@@ -290,7 +290,7 @@ class EngineMachine(RuleBasedStateMachine):
         queue = self._queue(index)
         if queue is None:
             return None
-        progress = self.model.progress(group, queue.progress, queue.queue_id)
+        progress = self.model.progress(group, queue.topic, queue.queue_id)
         epoch, generation = progress.epoch, progress.generation
         if kind == "reset":
             return ProgressDelta(group, queue, epoch, generation + 1, reset_to=len(finished) * 5)

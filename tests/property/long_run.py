@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_mach
 from tests.property.test_assignment import AssignmentMachine
 from tests.property.test_consumer_order import (
     OrderInBatchesMachine,
-    OrderInTurnMachine,
+    OrderInSlotsMachine,
     OrderMachine,
     OrderOfTopicsInBatchesMachine,
     OrderOfTopicsMachine,
@@ -31,18 +31,18 @@ from tests.property.test_consumer_pull_buffer import PullBufferMachine
 from tests.property.test_delay_engine import DelayMachine
 from tests.property.test_delay_levels import LevelMachine
 from tests.property.test_fetch_property import PositionMachine, RosterMachine
-from tests.property.test_known_sends import KnownSendsMachine
+from tests.property.test_known_sends import StoredSendsMachine
 from tests.property.test_progress_ack_map import AckMapMachine
 
 MACHINES: dict[str, tuple[type[RuleBasedStateMachine], int]] = {  # and the steps of one example
     "order": (OrderMachine, 60),
     "order-in-batches": (OrderInBatchesMachine, 60),
-    "order-in-turn": (OrderInTurnMachine, 60),
+    "order-in-turn": (OrderInSlotsMachine, 60),
     "order-of-topics": (OrderOfTopicsMachine, 60),
     "order-of-topics-in-batches": (OrderOfTopicsInBatchesMachine, 60),
     "pull-buffer": (PullBufferMachine, 60),
     "ack-map": (AckMapMachine, 50),
-    "known-sends": (KnownSendsMachine, 60),
+    "known-sends": (StoredSendsMachine, 60),
     "assignment": (AssignmentMachine, 50),
     "levels": (LevelMachine, 50),
     "delay": (DelayMachine, 50),
@@ -64,7 +64,7 @@ def counted(machine: type[RuleBasedStateMachine], steps: list[int]) -> type[Rule
     return Counted
 
 
-def run_machine(name: str, wanted: int, first_seed: int) -> bool:
+def run_machine(name: str, steps_min: int, first_seed: int) -> bool:
     """Rounds until there were enough steps; whether the model and the real thing agreed."""
     machine, length = MACHINES[name]
     chosen = settings(
@@ -76,7 +76,7 @@ def run_machine(name: str, wanted: int, first_seed: int) -> bool:
         suppress_health_check=list(HealthCheck),
     )
     began, rounds, steps = time.monotonic(), 0, [0]
-    while steps[0] - rounds * EXAMPLES < wanted:  # the invariant is looked at before the first step, too
+    while steps[0] - rounds * EXAMPLES < steps_min:  # the invariant is looked at before the first step, too
         this: Any = seed(first_seed + rounds)(counted(machine, steps))
         rounds += 1
         try:
@@ -99,8 +99,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100_000, help="of each machine, at least")
     parser.add_argument("--machine", choices=sorted(MACHINES), action="append", help="default: all")
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    results = [run_machine(name, given.steps, given.seed) for name in given.machine or MACHINES]
+    arguments = parser.parse_args()
+    results = [run_machine(name, arguments.steps, arguments.seed) for name in arguments.machine or MACHINES]
     return 0 if all(results) else 1
 
 

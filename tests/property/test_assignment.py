@@ -36,9 +36,9 @@ def naive_ring(queue: QueueRef, names: list[str]) -> int:
     at = point(f"{queue.topic}/{queue.queue_id}")
     best: tuple[int, int] | None = None
     for index, name in enumerate(names):
-        twin = names[:index].count(name)
+        duplicate_number = names[:index].count(name)
         for number in range(POINTS):
-            distance = (point(f"{name}#{twin}#{number}") - at) % (1 << 64)
+            distance = (point(f"{name}#{duplicate_number}#{number}") - at) % (1 << 64)
             if best is None or (distance, index) < best:
                 best = (distance, index)
     assert best is not None
@@ -71,11 +71,11 @@ class AssignmentMachine(RuleBasedStateMachine):
         )
         self.now = 100.0
         self.members: list[GroupMember] = []  # in the order of joining
-        self.held: dict[GroupMember, dict[QueueRef, int]] = {}
-        self.asked: dict[GroupMember, dict[QueueRef, float]] = {}
+        self.owned: dict[GroupMember, dict[QueueRef, int]] = {}
+        self.requested: dict[GroupMember, dict[QueueRef, float]] = {}
         self.granting: list[Grant] = []
         self.failed: list[Grant] = []
-        self.holders: dict[str, str | None] = {}
+        self.group_owners: dict[str, str | None] = {}
         self.epochs: dict[tuple[str, QueueRef], int] = {}  # the highest anybody was told
         for topic, process in first:
             self.join("g", topic, process, None, None, "")
@@ -102,7 +102,7 @@ class AssignmentMachine(RuleBasedStateMachine):
     ) -> None:
         member = GroupMember(group, topic, process, sharing or self.mostly, interest, name)
         self.members.append(member)
-        self.held[member], self.asked[member] = {}, {}
+        self.owned[member], self.requested[member] = {}, {}
         self.event([group])
         self.take(self.table.join(member, self.now))
 
@@ -111,28 +111,30 @@ class AssignmentMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         member = data.draw(st.sampled_from(self.members))
         self.members.remove(member)
-        del self.held[member], self.asked[member]
+        del self.owned[member], self.requested[member]
         self.event([member.group])
         self.take(self.table.leave(member, self.now))
         assert self.table.leave(member, self.now) == []
 
-    @precondition(lambda self: any(self.asked.values()))
+    @precondition(lambda self: any(self.requested.values()))
     @rule(data=st.data(), all_of_it=st.booleans())
     def release(self, data: st.DataObject, all_of_it: bool) -> None:
-        member = data.draw(st.sampled_from([member for member, asked in self.asked.items() if asked]))
-        queues = list(self.asked[member])
-        self.let_go(member, queues if all_of_it else [data.draw(st.sampled_from(queues))])
+        member = data.draw(
+            st.sampled_from([member for member, requested in self.requested.items() if requested])
+        )
+        queues = list(self.requested[member])
+        self.release_queues(member, queues if all_of_it else [data.draw(st.sampled_from(queues))])
 
     @precondition(lambda self: self.members)
     @rule(data=st.data(), topic=st.sampled_from(TOPICS))
-    def release_what_was_not_asked(self, data: st.DataObject, topic: str) -> None:
+    def release_unrequested_queues(self, data: st.DataObject, topic: str) -> None:
         member = data.draw(st.sampled_from(self.members))
-        self.let_go(member, self.topics.get(topic, [])[:2])
+        self.release_queues(member, self.topics.get(topic, [])[:2])
 
-    def let_go(self, member: GroupMember, queues: list[QueueRef]) -> None:
+    def release_queues(self, member: GroupMember, queues: list[QueueRef]) -> None:
         for queue in queues:
-            self.held[member].pop(queue, None)
-            self.asked[member].pop(queue, None)
+            self.owned[member].pop(queue, None)
+            self.requested[member].pop(queue, None)
         self.take(self.table.release(member, queues, self.now))
 
     # --- what the disk, the clock and the topics do
@@ -165,7 +167,7 @@ class AssignmentMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.take(self.table.tick(self.now))
-        late = [q for asked in self.asked.values() for q, end in asked.items() if end <= self.now]
+        late = [q for requested in self.requested.values() for q, end in requested.items() if end <= self.now]
         assert late == [], "what was not released in time is lost"
 
     @rule(topic=st.sampled_from(TOPICS), more=st.integers(1, 3))
@@ -173,8 +175,8 @@ class AssignmentMachine(RuleBasedStateMachine):
         queues = self.topics.get(topic, [])
         if not queues:
             self.incarnations[topic] = self.incarnations.get(topic, 0) + 1
-        made = [QueueRef(topic, self.incarnations[topic], len(queues) + n) for n in range(more)]
-        self.topics[topic] = [*queues, *made][:7]
+        added = [QueueRef(topic, self.incarnations[topic], len(queues) + n) for n in range(more)]
+        self.topics[topic] = [*queues, *added][:7]
         self.changed(topic)
 
     @precondition(lambda self: self.topics)
@@ -208,21 +210,21 @@ class AssignmentMachine(RuleBasedStateMachine):
                 self.granting.append(decision)
             elif isinstance(decision, Assign):
                 self.check_assign(decision)
-                self.held[member].update(dict.fromkeys(queues, decision.epoch))
+                self.owned[member].update(dict.fromkeys(queues, decision.epoch))
             elif isinstance(decision, Revoke):
                 assert decision.deadline == self.now + REVOKE_S
                 for queue in queues:
-                    assert queue in self.held[member]
-                    assert queue not in self.asked[member]
+                    assert queue in self.owned[member]
+                    assert queue not in self.requested[member]
                     assert self.aim(member.group, queue) is not member, f"{queue} is asked back without need"
-                    self.asked[member][queue] = decision.deadline
-            elif member in self.held:
+                    self.requested[member][queue] = decision.deadline
+            elif member in self.owned:
                 assert isinstance(decision, Lose)
                 for queue in queues:
-                    gone = queue not in self.topics.get(queue.topic, [])
-                    assert gone or self.asked[member][queue] <= self.now
-                    del self.held[member][queue]
-                    self.asked[member].pop(queue, None)
+                    is_deleted = queue not in self.topics.get(queue.topic, [])
+                    assert is_deleted or self.requested[member][queue] <= self.now
+                    del self.owned[member][queue]
+                    self.requested[member].pop(queue, None)
 
     def check_grant(self, grant: Grant) -> None:
         member = grant.member
@@ -248,17 +250,17 @@ class AssignmentMachine(RuleBasedStateMachine):
         for queue in assign.queues:
             key = (member.group, queue)
             assert queue in self.topics[queue.topic]
-            assert all(queue not in held for who, held in self.held.items() if who.group == member.group)
+            assert all(queue not in owned for who, owned in self.owned.items() if who.group == member.group)
             assert assign.epoch == self.recorded[key], "durable before it is told"
             assert assign.epoch > self.epochs.get(key, 0)
         self.epochs.update({(member.group, queue): assign.epoch for queue in assign.queues})
 
     def occupied(self, group: str) -> list[tuple[GroupMember, QueueRef]]:
-        told = [(member, queue) for member, held in self.held.items() for queue in held]
+        owned_pairs = [(member, queue) for member, owned in self.owned.items() for queue in owned]
         coming = [
             (grant.member, q) for grant in self.granting for q in grant.queues if self.is_coming(grant, q)
         ]
-        return [(member, queue) for member, queue in told + coming if member.group == group]
+        return [(member, queue) for member, queue in owned_pairs + coming if member.group == group]
 
     def is_coming(self, grant: Grant, queue: QueueRef) -> bool:
         """A grant under way to somebody who left, on a line that was given up, binds nobody."""
@@ -270,32 +272,34 @@ class AssignmentMachine(RuleBasedStateMachine):
         return [member for member in self.members if (member.group, member.topic) == (group, topic)]
 
     def sharing(self, group: str, topic: str) -> Sharing:
-        asked = [ORDER.index(member.sharing) for member in self.line(group, topic)]
-        return ORDER[max(asked, default=0)]
+        sharings = [ORDER.index(member.sharing) for member in self.line(group, topic)]
+        return ORDER[max(sharings, default=0)]
 
     def event(self, groups: list[str]) -> None:
         """Something changed: the process that holds a group stays, unless another is in more topics."""
         for group in groups:
-            whole = [topic for topic in TOPICS if self.sharing(group, topic) is Sharing.WHOLE_GROUP]
-            lines = [self.line(group, topic) for topic in whole]
+            exclusive_topics = [
+                topic for topic in TOPICS if self.sharing(group, topic) is Sharing.WHOLE_GROUP
+            ]
+            lines = [self.line(group, topic) for topic in exclusive_topics]
             members = list(dict.fromkeys(s.process for s in self.members if any(s in line for line in lines)))
             joined = {
                 process: sum(
                     any(member.process == process for member in line)
-                    for topic, line in zip(whole, lines, strict=True)
+                    for topic, line in zip(exclusive_topics, lines, strict=True)
                     if self.topics.get(topic)
                 )
                 for process in members
             }
             most = [process for process in members if joined[process] == max(joined.values())]
-            if self.holders.get(group) not in most:
-                self.holders[group] = most[0] if most else None
+            if self.group_owners.get(group) not in most:
+                self.group_owners[group] = most[0] if most else None
 
     def aim(self, group: str, queue: QueueRef) -> GroupMember | None:
         sharing = self.sharing(group, queue.topic)
         able = [member for member in self.line(group, queue.topic) if member.can_take(queue)]
         if sharing is Sharing.WHOLE_GROUP:
-            able = [member for member in able if member.process == self.holders[group]]
+            able = [member for member in able if member.process == self.group_owners[group]]
         if not able:
             return None
         if sharing in (Sharing.WHOLE_TOPIC, Sharing.WHOLE_GROUP):
@@ -316,33 +320,35 @@ class AssignmentMachine(RuleBasedStateMachine):
     # --- always, and at rest
 
     @invariant()
-    def no_queue_has_two_holders(self) -> None:
-        told = [(member.group, queue) for member, held in self.held.items() for queue in held]
-        assert len(told) == len(set(told))
+    def no_queue_has_two_owners(self) -> None:
+        owned_pairs = [(member.group, queue) for member, owned in self.owned.items() for queue in owned]
+        assert len(owned_pairs) == len(set(owned_pairs))
 
     @invariant()
-    def holders_are_told_without_those_asked_back(self) -> None:
+    def owners_exclude_queues_requested_back(self) -> None:
         for group, topic in {(member.group, member.topic) for member in self.members}:
             line = self.line(group, topic)
-            sure = {q: member for member in line for q in self.held[member] if q not in self.asked[member]}
-            assert self.table.holders(group, topic) == sure
+            sure = {
+                q: member for member in line for q in self.owned[member] if q not in self.requested[member]
+            }
+            assert self.table.group_owners(group, topic) == sure
 
     @rule()
     def everything_comes_to_rest(self) -> None:
         rounds = 0
-        while self.granting or self.failed or any(self.asked.values()):
+        while self.granting or self.failed or any(self.requested.values()):
             rounds += 1
             assert rounds < 50, "it never comes to rest"
             for grant in list(self.granting):
                 self.answer(grant, fails=False)
             while self.failed:
                 self.retry()
-            for member, asked in list(self.asked.items()):
-                if asked:
-                    self.let_go(member, list(asked))
+            for member, requested in list(self.requested.items()):
+                if requested:
+                    self.release_queues(member, list(requested))
         for member in self.members:
             mine = [q for q in self.topics.get(member.topic, []) if self.aim(member.group, q) is member]
-            assert sorted(self.held[member]) == mine, member
+            assert sorted(self.owned[member]) == mine, member
         assert not self.table.waiting
 
     def teardown(self) -> None:
@@ -350,7 +356,7 @@ class AssignmentMachine(RuleBasedStateMachine):
             self.everything_comes_to_rest()
             for member in list(self.members):
                 self.members.remove(member)
-                del self.held[member], self.asked[member]
+                del self.owned[member], self.requested[member]
                 self.event([member.group])
                 self.take(self.table.leave(member, self.now))
             self.granting.clear()

@@ -78,7 +78,7 @@ class Message:
     def tries(self) -> int:
         return self.fails + self.timeouts
 
-    def count_anew(self) -> None:
+    def reset_tries(self) -> None:
         """An operator wants it delivered: earlier tries do not count, also after a restart."""
         self.fails = self.timeouts = 0
         self.replayed = True
@@ -91,12 +91,12 @@ class Message:
 class Batch(ReadBatch):
     """Columns over the model's messages."""
 
-    def __init__(self, status: ReadStatus, found: list[Message], next_offset: int) -> None:
+    def __init__(self, status: ReadStatus, messages: list[Message], next_offset: int) -> None:
         self.status = status
-        self.offsets = [message.offset for message in found]
-        self.positions = [message.position for message in found]
-        self.flags = [0] * len(found)
-        self.deliveries = [message.delivery for message in found]
+        self.offsets = [message.offset for message in messages]
+        self.positions = [message.position for message in messages]
+        self.flags = [0] * len(messages)
+        self.deliveries = [message.delivery for message in messages]
         self.next_offset = next_offset
         self.bounds = None
 
@@ -173,7 +173,7 @@ class OrderMachine(RuleBasedStateMachine):
             concurrency=10,
         )
         table: ChainTable = ChainTable(self.batch, 2, 6)
-        self.in_flight: list[tuple[int, ProgressDelta]] = []  # by queue
+        self.pending_commits: list[tuple[int, ProgressDelta]] = []  # by queue
         self.scope = OrderScope(table, merged=self.merged, examined_max=5)
         self.buffer: Any = self.new_buffer(config)
         self.tails: set[int] = set()
@@ -191,7 +191,7 @@ class OrderMachine(RuleBasedStateMachine):
             else:
                 message.fails, message.timeouts, _, _ = unpack_attempts(view.attempts.get(message.offset, 0))
                 spent = message.tries >= DELIVERIES_MAX
-                message.state, message.stored = self.found_spent(message) if spent else "new", False
+                message.state, message.stored = self.loaded_spent_state(message) if spent else "new", False
                 message.lease = 0
             message.replayed = False
 
@@ -203,7 +203,7 @@ class OrderMachine(RuleBasedStateMachine):
             ]
             assert not later, (message, later)
 
-    def found_spent(self, message: Message) -> str:
+    def loaded_spent_state(self, message: Message) -> str:
         """The state of a message that has used up its tries, at the start."""
         return "burying"
 
@@ -215,7 +215,7 @@ class OrderMachine(RuleBasedStateMachine):
         return PullBuffer(
             config,
             10_000,
-            lambda wanted: (wanted + 1, 10_000),
+            lambda count_max: (count_max + 1, 10_000),
             self.lease_ids,
             Tally(),
             None,
@@ -266,14 +266,14 @@ class OrderMachine(RuleBasedStateMachine):
                 self.tails.discard(number)
                 self.buffer.on_data_arrived(self.queue_state(number))
 
-    @rule(wanted=st.integers(1, 6), times=st.integers(1, 8))
-    def pull(self, wanted: int, times: int) -> None:
+    @rule(count_max=st.integers(1, 6), times=st.integers(1, 8))
+    def pull(self, count_max: int, times: int) -> None:
         for _ in range(times):
-            self.pull_once(wanted)
+            self.pull_once(count_max)
 
-    def pull_once(self, wanted: int) -> Delivery | None:
+    def pull_once(self, count_max: int) -> Delivery | None:
         for _ in range(10_000):
-            step = self.buffer.next_step(self.now, wanted)
+            step = self.buffer.next_step(self.now, count_max)
             if isinstance(step, ReadRequest | EndsRequest):
                 self.read(step)
             elif step is None and self.open_reads:
@@ -285,13 +285,13 @@ class OrderMachine(RuleBasedStateMachine):
         else:
             raise AssertionError("it never comes to an end")
         if isinstance(step, Delivery):
-            self.check_delivery(step, wanted)
+            self.check_delivery(step, count_max)
             return step
         self.check_nothing_to_deliver()
         return None
 
     @rule(times=st.integers(1, 4))
-    def ask_and_let_reads_wait(self, times: int) -> None:
+    def pull_while_reads_wait(self, times: int) -> None:
         for _ in range(times):
             step = self.buffer.next_step(self.now, 2)
             if isinstance(step, ReadRequest | EndsRequest):
@@ -310,17 +310,17 @@ class OrderMachine(RuleBasedStateMachine):
             self.scope.on_ends(request, [Bounds(0, end) for end in ends])
             return
         queue = self.queues[request.queue.ref.queue_id]
-        found = queue[request.offset : request.offset + request.count_max]
-        status = ReadStatus.DATA if found else ReadStatus.NONE
-        after = request.offset + len(found)
-        batch = Batch(status, found, after)
+        messages = queue[request.offset : request.offset + request.count_max]
+        status = ReadStatus.DATA if messages else ReadStatus.NONE
+        after = request.offset + len(messages)
+        batch = Batch(status, messages, after)
         batch.at_end = after == len(queue)
         loaded = self.buffer.on_loaded(request, batch, self.now)
         if loaded is Loaded.TAIL:
             self.tails.add(request.queue.ref.queue_id)
-        self.note_refused()
+        self.record_failed()
 
-    def note_refused(self) -> None:
+    def record_failed(self) -> None:
         """Faulty messages fail by themselves when their turn comes."""
         for message in self.messages:
             if message.kind != "faulty" or message.state not in ("new", "ready") or self.filter.mended:
@@ -332,32 +332,32 @@ class OrderMachine(RuleBasedStateMachine):
                 self.one_more_try(message, failed=True)
 
     def check_nothing_to_deliver(self) -> None:
-        if sum(message.state == "leased" for message in self.messages) >= 10 or self.is_held_up:
+        if sum(message.state == "leased" for message in self.messages) >= 10 or self.is_stalled:
             return
         for message in self.messages:
             free = message.state in ("new", "ready") and not self.blocked(message)
             assert not free, message
 
     @property
-    def is_held_up(self) -> bool:
+    def is_stalled(self) -> bool:
         """Whether a message was finished whose key is not known yet, so that all wait for its commit."""
-        held_up = any(stream.unplaced for stream in self.scope.queues)
-        assert held_up == bool(self.scope.ledger.unplaced)
-        return held_up
+        is_stalled = any(stream.unplaced for stream in self.scope.queues)
+        assert is_stalled == bool(self.scope.ledger.unplaced)
+        return is_stalled
 
-    def check_delivery(self, delivery: Delivery, wanted: int) -> None:
+    def check_delivery(self, delivery: Delivery, count_max: int) -> None:
         number, offsets = delivery.queue.ref.queue_id, list(delivery.messages.offsets)
-        assert 0 < len(offsets) <= min(wanted, BATCH)
+        assert 0 < len(offsets) <= min(count_max, BATCH)
         assert offsets == sorted(set(offsets))
-        given = [self.queues[number][offset] for offset in offsets]
-        for message, raw in zip(given, delivery.messages.deliveries, strict=True):
+        delivered_messages = [self.queues[number][offset] for offset in offsets]
+        for message, raw in zip(delivered_messages, delivery.messages.deliveries, strict=True):
             assert raw == message.delivery
             assert message.state in ("new", "ready"), message
             before = [other for other in self.messages if self.stands_before(other, message)]
-            assert all(other in given for other in before), (message, before)
-            of_key = [other for other in given if other.key == message.key]
+            assert all(other in delivered_messages for other in before), (message, before)
+            of_key = [other for other in delivered_messages if other.key == message.key]
             assert len(of_key) <= self.batch or not message.key
-        for message, attempt in zip(given, delivery.attempt_numbers(), strict=True):
+        for message, attempt in zip(delivered_messages, delivery.attempt_numbers(), strict=True):
             assert attempt == message.tries + 1
             message.state, message.lease = "leased", delivery.lease.id
             message.deadline = self.now + TIMEOUT_S
@@ -431,7 +431,7 @@ class OrderMachine(RuleBasedStateMachine):
         state = self.queue_state(number)
         assert operators.take_away(state, offset, self.now)
         self.buffer.on_news(state)
-        message.count_anew()
+        message.reset_tries()
         self.came_back(message, failed=False)
         assert message.state == "ready"
         assert self.finish(number, [offset], [late]) == 0
@@ -517,7 +517,7 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def crash_with_commits_under_way(self, data: st.DataObject) -> None:
         """What was not committed is gone; of what was under way, any part may have become durable."""
-        for number, delta in self.in_flight:
+        for number, delta in self.pending_commits:
             if data.draw(st.booleans()):
                 self.durable[number].apply(delta)
         self.load()
@@ -529,10 +529,10 @@ class OrderMachine(RuleBasedStateMachine):
         if any(message.replayed for message in self.messages):
             self.commit()  # otherwise the next owner counts deliveries from before the replay
         states = [self.queue_state(number) for number in range(QUEUES)]
-        notes = [
+        handover_state = [
             (state.leases.leased_runs(), state.uncommitted.uncertain_acks(state.ack_map)) for state in states
         ]
-        for number, delta in self.in_flight:
+        for number, delta in self.pending_commits:
             if data.draw(st.booleans()):
                 self.durable[number].apply(delta)
         leased = [(message, message.lease) for message in self.messages if message.state == "leased"]
@@ -542,7 +542,7 @@ class OrderMachine(RuleBasedStateMachine):
             message.state, message.lease = "leased", lease
         for message in done:
             message.state = "done"
-        for number, (runs, acked) in enumerate(notes):
+        for number, (runs, acked) in enumerate(handover_state):
             self.queue_state(number).adopt_leases(runs, acked, self.now)
             self.buffer.on_news(self.queue_state(number))
 
@@ -554,7 +554,7 @@ class OrderMachine(RuleBasedStateMachine):
     def commit(self) -> None:
         """Everything is durable."""
         self.commits_start(range(QUEUES))
-        while self.in_flight:
+        while self.pending_commits:
             self.end_commit(0, "stored")
 
     @rule(numbers=st.sets(st.integers(0, QUEUES - 1)))
@@ -562,16 +562,16 @@ class OrderMachine(RuleBasedStateMachine):
         for number in numbers:
             delta = self.queue_state(number).collect_progress("G")
             if delta is not None:
-                self.in_flight.append((number, delta))
+                self.pending_commits.append((number, delta))
 
-    @precondition(lambda self: self.in_flight)
+    @precondition(lambda self: self.pending_commits)
     @rule(data=st.data(), outcome=st.sampled_from(["stored", "stored", "failed", "unknown"]))
     def a_commit_ends(self, data: st.DataObject, outcome: str) -> None:
-        self.end_commit(data.draw(st.integers(0, len(self.in_flight) - 1)), outcome)
+        self.end_commit(data.draw(st.integers(0, len(self.pending_commits) - 1)), outcome)
 
     def end_commit(self, index: int, outcome: str) -> None:
         """`unknown`: it failed, and is durable all the same."""
-        number, delta = self.in_flight.pop(index)
+        number, delta = self.pending_commits.pop(index)
         state = self.queue_state(number)
         if outcome != "failed":
             self.durable[number].apply(delta)
@@ -656,7 +656,7 @@ class ParkingMachine(OrderMachine):
 
     on_dead_letter = "park"
 
-    def found_spent(self, message: Message) -> str:
+    def loaded_spent_state(self, message: Message) -> str:
         return "parked" if message.key else "new"
 
     def spent(self, message: Message) -> str:
@@ -676,7 +676,7 @@ class ParkingMachine(OrderMachine):
         if replayed:
             assert not any(self.stands_before(other, message) for other in self.messages)
             message.state = "ready"
-            message.count_anew()
+            message.reset_tries()
             self.buffer.on_news(state)
 
     @rule(data=st.data())
@@ -718,7 +718,7 @@ class OrderInBatchesMachine(OrderMachine):
     batch = 3
 
 
-class OrderInTurnMachine(OrderMachine):
+class OrderInSlotsMachine(OrderMachine):
     """An engine without an order over its queues: order within each, and one job of a key at a time."""
 
     merged = False
@@ -743,7 +743,7 @@ class TwoBuffers:
 
     def __init__(self, buffers: dict[str, PullBuffer]) -> None:
         self.buffers = buffers
-        self.asked = "T"
+        self.requested_topic = "T"
 
     @property
     def queues(self) -> dict[QueueRef, Any]:
@@ -754,7 +754,7 @@ class TwoBuffers:
         return any(buffer.stopped_early for buffer in self.buffers.values())
 
     def next_step(self, now: float, count: int) -> Any:
-        return self.buffers[self.asked].next_step(now, count)
+        return self.buffers[self.requested_topic].next_step(now, count)
 
     def expire_due(self, now: float) -> None:
         for buffer in self.buffers.values():
@@ -764,14 +764,14 @@ class TwoBuffers:
         for buffer in self.buffers.values():
             buffer.filter_by(message_filter)
 
-    def assign_queue(self, queue: QueueRef, *given: Any) -> None:
-        self.buffers[queue.topic].assign_queue(queue, *given)
+    def assign_queue(self, queue: QueueRef, *delivered_messages: Any) -> None:
+        self.buffers[queue.topic].assign_queue(queue, *delivered_messages)
 
     def revoke_queue(self, queue: QueueRef) -> None:
         self.buffers[queue.topic].revoke_queue(queue)
 
-    def on_loaded(self, request: ReadRequest, *given: Any) -> Any:
-        return self.buffers[request.queue.ref.topic].on_loaded(request, *given)
+    def on_loaded(self, request: ReadRequest, *delivered_messages: Any) -> Any:
+        return self.buffers[request.queue.ref.topic].on_loaded(request, *delivered_messages)
 
     def on_news(self, state: Any) -> None:
         self.buffers[state.ref.topic].on_news(state)
@@ -796,21 +796,23 @@ class OrderOfTopicsMachine(OrderMachine):
 
     @rule()
     def pull_the_other_topic(self) -> None:
-        self.buffer.asked = "U" if self.buffer.asked == "T" else "T"
+        self.buffer.requested_topic = "U" if self.buffer.requested_topic == "T" else "T"
 
-    def pull_once(self, wanted: int) -> Delivery | None:
-        found = super().pull_once(wanted)
+    def pull_once(self, count_max: int) -> Delivery | None:
+        found = super().pull_once(count_max)
         if found is None and self.ending:
             self.pull_the_other_topic()
-            found = super().pull_once(wanted)
+            found = super().pull_once(count_max)
         return found
 
     def check_nothing_to_deliver(self) -> None:
         """Whatever lies ready for the topic that is not pulled."""
-        asked = [m for m in self.messages if self.refs[m.queue].topic == self.buffer.asked]
-        if sum(message.state == "leased" for message in asked) >= 10 or self.is_held_up:
+        requested_topic = [
+            m for m in self.messages if self.refs[m.queue].topic == self.buffer.requested_topic
+        ]
+        if sum(message.state == "leased" for message in requested_topic) >= 10 or self.is_stalled:
             return
-        for message in asked:
+        for message in requested_topic:
             free = message.state in ("new", "ready") and not self.blocked(message)
             assert not free, message
 
@@ -835,7 +837,7 @@ class ParkingInBatchesMachine(ParkingMachine):
     batch = 3
 
 
-class ParkingInTurnMachine(ParkingMachine, OrderInTurnMachine):
+class ParkingInSlotsMachine(ParkingMachine, OrderInSlotsMachine):
     """The same on an engine without an order over its queues."""
 
 
@@ -853,14 +855,14 @@ TestOrderOfTopics = OrderOfTopicsMachine.TestCase
 TestOrderOfTopics.settings = LIMITS
 TestOrderOfTopicsInBatches = OrderOfTopicsInBatchesMachine.TestCase
 TestOrderOfTopicsInBatches.settings = settings(LIMITS, max_examples=int(EXAMPLES or examples(20)))
-TestOrderInTurn = OrderInTurnMachine.TestCase
-TestOrderInTurn.settings = settings(LIMITS, max_examples=int(EXAMPLES or examples(20)))
+TestOrderInSlots = OrderInSlotsMachine.TestCase
+TestOrderInSlots.settings = settings(LIMITS, max_examples=int(EXAMPLES or examples(20)))
 TestParking = ParkingMachine.TestCase
 TestParking.settings = LIMITS
 TestParkingInBatches = ParkingInBatchesMachine.TestCase
 TestParkingInBatches.settings = LIMITS
-TestParkingInTurn = ParkingInTurnMachine.TestCase
-TestParkingInTurn.settings = settings(LIMITS, max_examples=int(EXAMPLES or examples(20)))
+TestParkingInSlots = ParkingInSlotsMachine.TestCase
+TestParkingInSlots.settings = settings(LIMITS, max_examples=int(EXAMPLES or examples(20)))
 
 
 def with_messages(machine: OrderMachine, kinds: list[tuple[int, str, str]]) -> OrderMachine:
@@ -879,9 +881,9 @@ def test_what_stands_behind_a_faulty_one_does_not_go_before_it() -> None:
     machine.teardown()
 
 
-def test_in_turn_no_queue_is_forgotten_while_another_has_messages() -> None:
+def test_no_queue_is_starved_while_another_has_messages() -> None:
     kinds = [(1, "a", "plain"), (1, "c", "plain"), (2, "b", "plain"), (1, "c", "plain")]
-    machine = with_messages(OrderInTurnMachine(), kinds)
+    machine = with_messages(OrderInSlotsMachine(), kinds)
     for _ in range(2 * len(kinds)):
         machine.pull_once(2)
         machine.ack_everything()

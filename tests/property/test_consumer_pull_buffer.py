@@ -63,7 +63,7 @@ class FlagsBatch(ReadBatch):
         raise AssertionError("the core needs no records")
 
 
-class Kept:
+class RecordedTimes:
     """An observer that keeps every value."""
 
     def __init__(self, values: list[float]) -> None:
@@ -84,16 +84,16 @@ class QueueLog:
         bounds = Bounds(self.min, len(self.flags))
         if not self.min <= offset <= len(self.flags):
             return FlagsBatch(ReadStatus.OUT_OF_RANGE, [], offset, bounds)
-        found: list[tuple[int, int]] = []
+        records: list[tuple[int, int]] = []
         at = offset
-        while at < len(self.flags) and len(found) < count_max:
+        while at < len(self.flags) and len(records) < count_max:
             flags = self.flags[at]
             if flags is not None:
-                found.append((at, flags))
+                records.append((at, flags))
             at += 1
-        if not found:
+        if not records:
             return FlagsBatch(ReadStatus.NONE, [], at, bounds)
-        return FlagsBatch(ReadStatus.DATA, found, at, bounds)
+        return FlagsBatch(ReadStatus.DATA, records, at, bounds)
 
 
 PATTERNS = ["......", ".", "..p..", "-..", "..-.p-..", "ppp", "............"]  # message, pressure, gap
@@ -131,7 +131,7 @@ class PullBufferMachine(RuleBasedStateMachine):
         self.durable = [GroupProgress() for _ in range(QUEUES)]
         self.refs = [QueueRef("T", 1, number) for number in range(QUEUES)]
         self.lease_ids = count(1)
-        self.leases_seen = [0]
+        self.earlier_leases = [0]
         self.open_commits: list[tuple[int, ProgressDelta]] = []
         self.jobs: list[dict[int, Job]] = [{} for _ in range(QUEUES)]
         self.acked: list[set[int]] = [set() for _ in range(QUEUES)]
@@ -153,8 +153,10 @@ class PullBufferMachine(RuleBasedStateMachine):
         self.process_times: list[float] = []
         self.expected_times: list[float] = []
         self.redelivered = 0
-        tally = Tally(process=Kept(self.process_times))
-        self.buffer = PullBuffer(config, 10_000, lambda wanted: (wanted * 2, 10_000), self.lease_ids, tally)
+        tally = Tally(process=RecordedTimes(self.process_times))
+        self.buffer = PullBuffer(
+            config, 10_000, lambda count_max: (count_max * 2, 10_000), self.lease_ids, tally
+        )
         self.tails: set[int] = set()
         self.open_commits = []
         for number, log in enumerate(self.logs):
@@ -195,19 +197,19 @@ class PullBufferMachine(RuleBasedStateMachine):
             self.tails.discard(number)
             self.buffer.on_data_arrived(self.state(number))
 
-    @rule(wanted=st.integers(1, 9))
-    def pull_one(self, wanted: int) -> None:
-        self.pull(wanted)
+    @rule(count_max=st.integers(1, 9))
+    def pull_one(self, count_max: int) -> None:
+        self.pull(count_max)
 
     @rule(times=st.integers(1, 5))
     def pull_some(self, times: int) -> None:
         for _ in range(times):
             self.pull(6)
 
-    def pull(self, wanted: int) -> None:
+    def pull(self, count_max: int) -> None:
         retrying = self.count(*RETRYING)
         while True:
-            step = self.buffer.next_step(self.now, wanted)
+            step = self.buffer.next_step(self.now, count_max)
             if not isinstance(step, ReadRequest):
                 break
             number = step.queue.ref.queue_id
@@ -220,7 +222,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             offsets = step.messages.offsets
             new = [offset for offset in offsets if self.jobs[step.queue.ref.queue_id][offset].state == "new"]
             assert not new or retrying < RETRYING_MAX
-            self.check_delivery(step, wanted)
+            self.check_delivery(step, count_max)
             assert self.count("leased") <= CONCURRENCY
 
     def count(self, *states: str) -> int:
@@ -232,13 +234,13 @@ class PullBufferMachine(RuleBasedStateMachine):
         assert self.count("ready", "back") == 0
         assert self.count(*RETRYING) >= RETRYING_MAX or self.count("new") == 0
 
-    def check_delivery(self, delivery: Delivery, wanted: int) -> None:
+    def check_delivery(self, delivery: Delivery, count_max: int) -> None:
         offsets = list(delivery.messages.offsets)
         jobs = self.jobs[delivery.queue.ref.queue_id]
-        assert 0 < len(offsets) <= min(wanted, 6)
+        assert 0 < len(offsets) <= min(count_max, 6)
         assert offsets == sorted(set(offsets))
-        assert delivery.lease.id not in self.leases_seen
-        self.leases_seen.append(delivery.lease.id)
+        assert delivery.lease.id not in self.earlier_leases
+        self.earlier_leases.append(delivery.lease.id)
         for offset, attempt, raw in zip(
             offsets, delivery.attempt_numbers(), delivery.messages.deliveries, strict=True
         ):
@@ -287,10 +289,10 @@ class PullBufferMachine(RuleBasedStateMachine):
     def fail_all(
         self, number: int, offsets: list[int], leases: list[int] | None, delays: list[int] | None
     ) -> None:
-        jobs, failed, told = self.state(number), 0, 0
+        jobs, failed, failed_count = self.state(number), 0, 0
         for index, offset in enumerate(offsets):
             named = delays[index] if delays and index < len(delays) and delays[index] >= 0 else None
-            told += jobs.fail(offset, leases[index] or None if leases else None, named, self.now)
+            failed_count += jobs.fail(offset, leases[index] or None if leases else None, named, self.now)
             job = self.jobs[number].get(offset)
             fenced = leases is not None and job is not None and job.lease != leases[index]
             if job is None or job.state != "leased" or fenced:
@@ -303,7 +305,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             else:
                 wait_ms = delay if delay >= 0 else INTERVALS_MS[job.fails - 1]
                 job.state, job.due = "waiting", self.now + wait_ms / 1000
-        assert told == failed
+        assert failed_count == failed
         self.buffer.on_news(self.state(number))
         self.make_due()
         self.buffer.expire_due(self.now)
@@ -311,7 +313,7 @@ class PullBufferMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, QUEUES - 1), data=st.data())
     def extend(self, number: int, data: st.DataObject) -> None:
         current = [job.lease for job in self.jobs[number].values() if job.state == "leased"]
-        leases = data.draw(st.lists(st.sampled_from(current or self.leases_seen), max_size=3))
+        leases = data.draw(st.lists(st.sampled_from(current or self.earlier_leases), max_size=3))
         self.state(number).extend(leases, self.now)
         for job in self.jobs[number].values():
             if job.state == "leased" and job.lease in leases:
@@ -381,7 +383,7 @@ class PullBufferMachine(RuleBasedStateMachine):
                 state.table.spent.append(job)
 
     @rule(times=st.integers(1, 3))
-    def fail_everything_again_and_again(self, times: int) -> None:
+    def fail_everything_repeatedly(self, times: int) -> None:
         for _ in range(times):
             self.pull(6)
             for number in range(QUEUES):
@@ -459,8 +461,11 @@ class PullBufferMachine(RuleBasedStateMachine):
         mixed = st.integers(0, len(jobs) + 3)
         kinds: list[st.SearchStrategy[list[int]]] = [st.lists(mixed, max_size=10, unique=True)]
         if leases:
-            whole = st.sampled_from(list(leases.values())).map(list)
-            kinds += [whole, whole.flatmap(lambda offsets: st.lists(st.sampled_from(offsets), unique=True))]
+            complete_lease = st.sampled_from(list(leases.values())).map(list)
+            kinds += [
+                complete_lease,
+                complete_lease.flatmap(lambda offsets: st.lists(st.sampled_from(offsets), unique=True)),
+            ]
         if retrying:
             kinds.append(st.lists(st.sampled_from(retrying), unique=True))
         return st.one_of(kinds)
@@ -469,7 +474,7 @@ class PullBufferMachine(RuleBasedStateMachine):
         def lease(offset: int) -> st.SearchStrategy[int]:
             job = self.jobs[number].get(offset)
             right = [job.lease] if job is not None and job.lease else []
-            return st.sampled_from([*right * 3, *self.leases_seen[1:][-3:], 999_999])
+            return st.sampled_from([*right * 3, *self.earlier_leases[1:][-3:], 999_999])
 
         return st.tuples(*map(lease, offsets)).map(list)
 

@@ -33,16 +33,16 @@ class RepliesMachine(PullBufferMachine):
     @rule(number=st.integers(0, QUEUES - 1), data=st.data())
     def take_anything_up(self, number: int, data: st.DataObject) -> None:
         offsets = data.draw(self.some_offsets(number))
-        self.take_up(number, offsets, data.draw(self.some_leases(number, offsets)))
+        self.reserve(number, offsets, data.draw(self.some_leases(number, offsets)))
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data(), most=st.integers(1, 4))
     def pull_and_take_up(self, number: int, data: st.DataObject, most: int) -> None:
         self.pull(6)
         leased = [offset for offset, job in self.jobs[number].items() if job.state == "leased"]
         offsets = data.draw(st.lists(st.sampled_from(leased), max_size=most, unique=True)) if leased else []
-        self.take_up(number, offsets, [self.jobs[number][offset].lease for offset in offsets])
+        self.reserve(number, offsets, [self.jobs[number][offset].lease for offset in offsets])
 
-    def take_up(self, number: int, offsets: list[int], leases: list[int]) -> None:
+    def reserve(self, number: int, offsets: list[int], leases: list[int]) -> None:
         for offset, lease in zip(offsets, leases, strict=True):
             job, jobs = self.jobs[number].get(offset), self.state(number)
             taking = replying.reserve_message(jobs, offset, lease)
@@ -63,10 +63,10 @@ class RepliesMachine(PullBufferMachine):
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data(), end=st.sampled_from(ENDS))
     def end(self, number: int, data: st.DataObject, end: str) -> None:
-        held = [offset for offset, job in self.jobs[number].items() if job.state == "taken up"]
-        if not held:
+        reserved = [offset for offset, job in self.jobs[number].items() if job.state == "taken up"]
+        if not reserved:
             return
-        state, offset = self.state(number), data.draw(st.sampled_from(held))
+        state, offset = self.state(number), data.draw(st.sampled_from(reserved))
         if end == "put down":
             replying.end_reservation(state, offset)
             self.jobs[number][offset].state = "leased"
@@ -95,27 +95,27 @@ class RepliesMachine(PullBufferMachine):
     @contextmanager
     def as_leased(self, number: int) -> Iterator[None]:
         """The time of a lease starts anew, also of what is taken up: it counts when that is put down."""
-        held = [job for job in self.jobs[number].values() if job.state == "taken up"]
-        for job in held:
+        reserved = [job for job in self.jobs[number].values() if job.state == "taken up"]
+        for job in reserved:
             job.state = "leased"
         yield
-        for job in held:
+        for job in reserved:
             job.state = "taken up"
 
     def earliest(self) -> float:
         """The lease of what is taken up does not run out."""
-        held = [
+        reserved = [
             self.jobs[number][offset]
             for number in range(QUEUES)
             for offset in self.state(number).leases.reserved
         ]
-        states = [job.state for job in held]
-        for job in held:
+        states = [job.state for job in reserved]
+        for job in reserved:
             job.state = "taken up"
-        found = super().earliest()
-        for job, state in zip(held, states, strict=True):
+        earliest_s = super().earliest()
+        for job, state in zip(reserved, states, strict=True):
             job.state = state
-        return found
+        return earliest_s
 
 
 class OrderedRepliesMachine(OrderMachine):
@@ -127,25 +127,25 @@ class OrderedRepliesMachine(OrderMachine):
         self.turned: set[tuple[int, int]] = set()  # queue and offset of those whose chain has turned back
         super().load()
 
-    def taken_up(self) -> list[Message]:
+    def reserved_messages(self) -> list[Message]:
         return [message for message in self.messages if message.state == "taken up"]
 
     def check_nothing_to_deliver(self) -> None:
         """What is taken up counts as leased; what was put down before it may wait for it."""
-        held = self.taken_up()
-        keys = {message.key for message in held} - {""}
+        reserved = self.reserved_messages()
+        keys = {message.key for message in reserved} - {""}
         free = [m for m in self.messages if m.state in ("new", "ready") and m.key in keys]
         states = [message.state for message in free]
-        for message in (*held, *free):
-            message.state = "leased" if message in held else "waiting"
+        for message in (*reserved, *free):
+            message.state = "leased" if message in reserved else "waiting"
         try:
             super().check_nothing_to_deliver()
         finally:
-            for message, state in zip((*held, *free), ["taken up"] * len(held) + states, strict=True):
+            for message, state in zip((*reserved, *free), ["taken up"] * len(reserved) + states, strict=True):
                 message.state = state
 
     @rule(data=st.data())
-    def take_up(self, data: st.DataObject) -> None:
+    def reserve(self, data: st.DataObject) -> None:
         self.pull_once(4)
         leased = [message for message in self.messages if message.state == "leased"]
         for message in data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased else []:
@@ -155,8 +155,8 @@ class OrderedRepliesMachine(OrderMachine):
             assert replying.reserve_message(jobs, message.offset, 999_999) is ReservationResult.LEASE_EXPIRED
             message.state = "taken up"
 
-    @rule(data=st.data(), failed=st.booleans(), again=st.booleans())
-    def chain_turns_back(self, data: st.DataObject, failed: bool, again: bool) -> None:
+    @rule(data=st.data(), failed=st.booleans(), redelivered=st.booleans())
+    def chain_turns_back(self, data: st.DataObject, failed: bool, redelivered: bool) -> None:
         """What stands behind one that fails, or times out, is taken up; that one may come `again`, and be
         done before it is known whether what stands behind it is stored."""
         self.append([(0, "e", "plain")] * 3)
@@ -180,21 +180,21 @@ class OrderedRepliesMachine(OrderMachine):
             self.came_back(head, failed=True)
         else:
             self.advance(5.0)
-        if again:
+        if redelivered:
             self.advance(2.0)
             self.pull_once(4)
             if head.state == "leased":
                 assert self.finish(head.queue, [head.offset], [head.lease]) == 1
                 head.state = "done"
-            for message in self.taken_up():
+            for message in self.reserved_messages():
                 if data.draw(st.booleans()):
                     self.put_down(message)
 
     @rule(data=st.data(), end=st.sampled_from(ENDS))
     def end(self, data: st.DataObject, end: str) -> None:
-        if not self.taken_up():
+        if not self.reserved_messages():
             return
-        message = data.draw(st.sampled_from(self.taken_up()))
+        message = data.draw(st.sampled_from(self.reserved_messages()))
         state = self.queue_state(message.queue)
         if end == "put down":
             self.put_down(message)
@@ -218,17 +218,19 @@ class OrderedRepliesMachine(OrderMachine):
 
     def came_back(self, message: Message, *, failed: bool, placed: bool = True) -> None:
         """What is taken up stays so; it goes back into its chain when it is put down."""
-        held = [m for m in self.taken_up() if m.lease == message.lease and m.key == message.key != ""]
-        behind = [other for other in held if other.position > message.position]
-        before = len(held) > len(behind)
+        reserved = [
+            m for m in self.reserved_messages() if m.lease == message.lease and m.key == message.key != ""
+        ]
+        behind = [other for other in reserved if other.position > message.position]
+        before = len(reserved) > len(behind)
         if failed or not before:
             self.turned.update((other.queue, other.offset) for other in behind)
         if not before:
             super().came_back(message, failed=failed, placed=placed)
         elif failed:
-            for other in held:
+            for other in reserved:
                 other.state = "leased"  # for the model beneath: it stands before this one
-            saved = {id(other) for other in held}
+            saved = {id(other) for other in reserved}
             super().came_back(message, failed=failed, placed=placed)
             for other in self.messages:
                 if id(other) in saved:
@@ -238,7 +240,7 @@ class OrderedRepliesMachine(OrderMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "buffer"):
-            for message in self.taken_up():
+            for message in self.reserved_messages():
                 self.put_down(message)
         super().teardown()
 

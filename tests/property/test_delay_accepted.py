@@ -301,12 +301,12 @@ def fuzz(seed: int, count: int) -> dict[str, int]:
     return counts
 
 
-def test_what_is_accepted_can_be_kept_fired_and_cancelled() -> None:
+def test_accepted_commands_can_be_stored_fired_and_cancelled() -> None:
     counts = fuzz(1, 1_500)
     assert min(counts.values()) > 20, counts
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2, 8))
-def test_much_of_what_is_accepted_can_be_kept_fired_and_cancelled(seed: int) -> None:
+def test_many_accepted_commands_can_be_stored_fired_and_cancelled(seed: int) -> None:
     fuzz(seed, 4_000)

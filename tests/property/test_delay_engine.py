@@ -47,14 +47,14 @@ from tests.examples import examples
 from tests.service.delay.delay_rig import KeptStore
 
 BEGIN_MS = 1_700_000_000_000
-KEPT_MS = 72 * 3_600_000
+IDS_KEPT_MS = 72 * 3_600_000
 SERIES = 3
 NUMBERS = st.integers(1, 6)
 ALL = "all"
 CLOSED = "closed"
 
 
-class Flight(NamedTuple):
+class FireCommit(NamedTuple):
     """A commit under way, decided at a wall time."""
 
     at: int
@@ -71,15 +71,15 @@ class Process:
         self.acks.finish((offset, offset + 1) for offset in log.finished)
         for offset, attempts in log.attempts.items():
             self.acks.record_attempts(offset, attempts)
-        self.due_scans = DueScans(store, self.acks, world.look, SliceLimits(4, 1 << 20, KEPT_MS))
-        self.decisions = DecisionContext(store, self.acks, self.due_scans.busy, KEPT_MS)
-        known = store.meta(INGESTED)
-        self.stored_to = 0 if known is None else int(known)
+        self.due_scans = DueScans(store, self.acks, world.find_topic, SliceLimits(4, 1 << 20, IDS_KEPT_MS))
+        self.decisions = DecisionContext(store, self.acks, self.due_scans.busy, IDS_KEPT_MS)
+        ingested = store.meta(INGESTED)
+        self.stored_to = 0 if ingested is None else int(ingested)
         self.position = min(log.committed, self.stored_to)
         self.caught_up = len(log.orders)
         self.unrecorded = UnrecordedOffsets(store)
         self.over = self.unrecorded.offsets
-        self.flights: list[Flight] = []
+        self.fire_commits: list[FireCommit] = []
         self.ready: list[CommandDecisions] = []
         self.ready_end = self.position
 
@@ -93,7 +93,7 @@ class CommandLog:
         self.finished: set[int] = set()
         self.attempts: dict[int, int] = {}
         self.fired: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # number → (delivery, when)
-        self.told: defaultdict[int, set[int]] = defaultdict(set)  # reply → codes
+        self.reply_codes: defaultdict[int, set[int]] = defaultdict(set)  # reply → codes
 
 
 class World:
@@ -105,7 +105,7 @@ class World:
         self.now = BEGIN_MS
         self.open = True
 
-    def look(self, topic: str) -> TargetTopic | None:
+    def find_topic(self, topic: str) -> TargetTopic | None:
         return TargetTopic(1, topic != CLOSED or self.open)
 
 
@@ -182,7 +182,7 @@ class DelayMachine(RuleBasedStateMachine):
     def take_in_and_fire(self, count: int, step: int) -> None:
         """The usual course, so that what is unusual meets it often."""
         self.world.now += step
-        self.take_in(count)
+        self.ingest(count)
         if self.process.position >= self.process.caught_up:
             self.fire()
 
@@ -198,7 +198,7 @@ class DelayMachine(RuleBasedStateMachine):
         self.world.disk.write(changes)
 
     @rule(count=st.sampled_from((1, 2, 50, 50)))
-    def take_in(self, count: int) -> None:
+    def ingest(self, count: int) -> None:
         process = self.process
         end = min(process.position + count, len(self.world.log.orders))
         is_replay = process.position < process.stored_to
@@ -210,14 +210,14 @@ class DelayMachine(RuleBasedStateMachine):
         ]
         if not orders:
             return
-        taken = (decider.replay_commands if is_replay else decider.decide_commands)(
+        decisions = (decider.replay_commands if is_replay else decider.decide_commands)(
             process.decisions, orders, self.world.now
         )
-        process.position += taken.commands
-        if not is_replay and taken.commands:
-            taken.changes.meta[INGESTED] = b"%d" % process.position
-            self._write(taken.changes, taken.unrecorded)
-        process.ready.append(taken)
+        process.position += decisions.commands
+        if not is_replay and decisions.commands:
+            decisions.changes.meta[INGESTED] = b"%d" % process.position
+            self._write(decisions.changes, decisions.unrecorded)
+        process.ready.append(decisions)
         process.ready_end = process.position
 
     @rule(lives=st.booleans(), applied=st.booleans())
@@ -226,18 +226,18 @@ class DelayMachine(RuleBasedStateMachine):
         self.world.disk.flush()
         ready, process.ready = process.ready, []
         if lives or applied:
-            self._commit_taken(ready, process.ready_end)
+            self._commit_decisions(ready, process.ready_end)
         if not lives:
             self._new_owner()
 
-    def _commit_taken(self, ready: list[CommandDecisions], end: int) -> None:
+    def _commit_decisions(self, ready: list[CommandDecisions], end: int) -> None:
         log = self.world.log
         log.committed = max(log.committed, end)
-        for taken in ready:
-            log.finished.update(taken.done)
-            self._finished(taken.done)
-            for reply in taken.replies:
-                log.told[reply.outcome.reply_id].add(reply.outcome.code)
+        for decisions in ready:
+            log.finished.update(decisions.done)
+            self._finished(decisions.done)
+            for reply in decisions.replies:
+                log.reply_codes[reply.outcome.reply_id].add(reply.outcome.code)
 
     def _finished(self, offsets: list[int]) -> None:
         self.process.acks.finish((offset, offset + 1) for offset in offsets)
@@ -252,51 +252,51 @@ class DelayMachine(RuleBasedStateMachine):
             self._write(plan.changes, plan.passed_offsets)
         over, process.over = process.over + plan.passed_offsets, []
         if plan.fires or over:
-            process.flights.append(Flight(self.world.now, plan.fires, over))
+            process.fire_commits.append(FireCommit(self.world.now, plan.fires, over))
 
-    @precondition(lambda self: self.process.flights)
+    @precondition(lambda self: self.process.fire_commits)
     @rule(which=st.integers(0, 3), fate=st.sampled_from(("stored", "stored", "refused", "aside")))
     def settle(self, which: int, fate: str) -> None:
         process = self.process
-        flight = process.flights.pop(which % len(process.flights))
+        fire_commit = process.fire_commits.pop(which % len(process.fire_commits))
         if fate == "stored":
-            self._commit_fired(flight)
-            finished, attempts = progress_of(flight.fires)
-            self._finished(finished + flight.over)
+            self._commit_fired(fire_commit)
+            finished, attempts = progress_of(fire_commit.fires)
+            self._finished(finished + fire_commit.over)
             for offset, count in attempts:
                 process.acks.record_attempts(offset, count)
-            process.due_scans.on_commit_done(flight.fires, True)
-            self._write(process.due_scans.changes_of(flight.fires, self.world.now))
+            process.due_scans.on_commit_done(fire_commit.fires, True)
+            self._write(process.due_scans.changes_of(fire_commit.fires, self.world.now))
             return
-        process.over += flight.over
-        changes = process.due_scans.defer_messages(flight.fires) if fate == "aside" else None
-        process.due_scans.on_commit_done(flight.fires, False)
+        process.over += fire_commit.over
+        changes = process.due_scans.defer_messages(fire_commit.fires) if fate == "aside" else None
+        process.due_scans.on_commit_done(fire_commit.fires, False)
         if changes is not None:
             self._write(changes)
 
-    def _commit_fired(self, flight: Flight) -> None:
+    def _commit_fired(self, fire_commit: FireCommit) -> None:
         log = self.world.log
-        finished, attempts = progress_of(flight.fires)
-        log.finished.update(finished, flight.over)
+        finished, attempts = progress_of(fire_commit.fires)
+        log.finished.update(finished, fire_commit.over)
         log.attempts.update(attempts)
-        for one in flight.fires:
+        for one in fire_commit.fires:
             number = int(one.record.delivery[-1:])
-            log.fired[number].append((one.message.occurrence, flight.at))
+            log.fired[number].append((one.message.occurrence, fire_commit.at))
 
-    @rule(applied=st.booleans(), kept=st.booleans())
-    def owner_dies(self, applied: bool, kept: bool) -> None:
+    @rule(applied=st.booleans(), store_survives=st.booleans())
+    def owner_dies(self, applied: bool, store_survives: bool) -> None:
         """Commits under way count or not; what was not flushed is there or not."""
-        for flight in self.process.flights:
+        for fire_commit in self.process.fire_commits:
             if applied:
-                self._commit_fired(flight)
-        if not kept:
+                self._commit_fired(fire_commit)
+        if not store_survives:
             self.world.disk.crash()
         self._new_owner()
 
-    @rule(step=st.integers(0, 10), applied=st.booleans(), kept=st.booleans())
-    def fires_and_dies(self, step: int, applied: bool, kept: bool) -> None:
+    @rule(step=st.integers(0, 10), applied=st.booleans(), store_survives=st.booleans())
+    def fires_and_dies(self, step: int, applied: bool, store_survives: bool) -> None:
         self.take_in_and_fire(50, step)
-        self.owner_dies(applied, kept)
+        self.owner_dies(applied, store_survives)
 
     def _new_owner(self) -> None:
         self.process = Process(self.world)
@@ -320,12 +320,12 @@ class DelayMachine(RuleBasedStateMachine):
             self.world.now += 10
             while self.process.position < len(self.world.log.orders):
                 before = self.process.position
-                self.take_in(5)
+                self.ingest(5)
                 if self.process.position == before:
                     break
             if self.process.position >= self.process.caught_up:
                 self.fire()
-            while self.process.flights:
+            while self.process.fire_commits:
                 self.settle(0, "stored")
             self.flush_and_commit(True, True)
             if len(self.world.log.finished) == len(self.world.log.orders) and not self.world.disk.counts():
@@ -338,17 +338,19 @@ class DelayMachine(RuleBasedStateMachine):
         if number not in self.changed:
             for delivery, when in fired:
                 assert when >= order.due_ms + (delivery >> 20), f"{number} came early: {fired}"
-        wanted = SERIES if order.schedule is not None else 1
+        expected_count = SERIES if order.schedule is not None else 1
         cancels = [reply for reply, what in self.cancels.items() if what == number]
-        codes = [self.world.log.told[reply] for reply in cancels]
-        assert all(len(found) <= 1 for found in codes), f"two answers for one cancel of {number}: {codes}"
-        told = {code for found in codes for code in found}
-        if not cancels or told == {ALREADY_FIRED}:
-            fewest = 1 if number in self.moved else wanted
-            assert fewest <= len(fired) <= wanted, f"{number} came {len(fired)} times of {wanted}"
-        if told & {CANCELLED, UNKNOWN}:
-            assert len(fired) < wanted, f"{number} was cancelled and came"
-            assert ALREADY_FIRED not in told
+        codes = [self.world.log.reply_codes[reply] for reply in cancels]
+        assert all(len(answers) <= 1 for answers in codes), f"two answers for one cancel of {number}: {codes}"
+        codes_sent = {code for answers in codes for code in answers}
+        if not cancels or codes_sent == {ALREADY_FIRED}:
+            fewest = 1 if number in self.moved else expected_count
+            assert fewest <= len(fired) <= expected_count, (
+                f"{number} came {len(fired)} times of {expected_count}"
+            )
+        if codes_sent & {CANCELLED, UNKNOWN}:
+            assert len(fired) < expected_count, f"{number} was cancelled and came"
+            assert ALREADY_FIRED not in codes_sent
 
 
 def _uuid(number: int) -> str:
@@ -371,5 +373,5 @@ def test_a_move_that_a_power_loss_took_out_of_the_store_ends_with_its_message() 
     machine.time_passes(step=40)
     machine.take_in_and_fire(count=50, step=5)
     machine.settle(which=0, fate="stored")
-    machine.fires_and_dies(step=0, applied=False, kept=False)
+    machine.fires_and_dies(step=0, applied=False, store_survives=False)
     machine.teardown()

@@ -12,7 +12,7 @@ from delay_service.store import writing
 from delay_service.store.writing import Front
 from tests.examples import examples
 
-PLACES = st.integers(0, 99)
+KEY_NUMBERS = st.integers(0, 99)
 
 
 class FrontMachine(RuleBasedStateMachine):
@@ -22,18 +22,18 @@ class FrontMachine(RuleBasedStateMachine):
         super().__init__()
         self.front = Front(b"")
         self.live: set[bytes] = set()
-        self.seen = b""
+        self.scanned_to = b""
         self.left: list[bytes] = []
         self.patches = [patch.object(writing, name, value) for name, value in SMALL.items()]
         for each in self.patches:
             each.start()
 
-    @initialize(known=st.integers(1, 25))
-    def begin_with_some(self, known: int) -> None:
+    @initialize(scanned_count=st.integers(1, 25))
+    def begin_with_some(self, scanned_count: int) -> None:
         self.add(0, 60, 1)
-        self.scan_on(known)
+        self.scan_on(scanned_count)
 
-    @rule(begin=PLACES, count=st.integers(1, 30), step=st.integers(1, 3))
+    @rule(begin=KEY_NUMBERS, count=st.integers(1, 30), step=st.integers(1, 3))
     def add(self, begin: int, count: int, step: int) -> None:
         keys = [b"k%03d" % number for number in range(begin, begin + count * step, step)]
         self.front.add(keys)
@@ -49,14 +49,14 @@ class FrontMachine(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 30))
     def scan_on(self, limit: int) -> None:
         """As the engine does: from behind the last one seen."""
-        begin = max(self.seen, self.front.start)
-        found = [key for key in sorted(self.live) if key >= begin][:limit]
-        self.front.add_scanned(begin, found)
-        self.seen = found[-1] + b"\0" if found else b""
+        begin = max(self.scanned_to, self.front.start)
+        keys = [key for key in sorted(self.live) if key >= begin][:limit]
+        self.front.add_scanned(begin, keys)
+        self.scanned_to = keys[-1] + b"\0" if keys else b""
 
-    @rule(limit=st.integers(1, 30), place=PLACES)
-    def scan_somewhere(self, limit: int, place: int) -> None:
-        begin = max(b"k%03d" % place, self.front.start)
+    @rule(limit=st.integers(1, 30), number=KEY_NUMBERS)
+    def scan_somewhere(self, limit: int, number: int) -> None:
+        begin = max(b"k%03d" % number, self.front.start)
         self.front.add_scanned(begin, [key for key in sorted(self.live) if key >= begin][:limit])
 
     @precondition(lambda self: self.live)

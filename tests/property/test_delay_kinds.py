@@ -20,8 +20,8 @@ HOUR_MS, MINUTE_MS = 3_600_000, 60_000
 UUID = "a4207970-e5e1-11f1-a4e0-02fc00000001"
 
 loops = st.builds(
-    lambda kind, interval, times, lasts, part: DelayCommand(
-        ADD, UUID, "t", kind, T0 * 1_000 + part, T0, T0 + lasts, interval, times
+    lambda kind, interval, times, lasts, ms: DelayCommand(
+        ADD, UUID, "t", kind, T0 * 1_000 + ms, T0, T0 + lasts, interval, times
     ),
     st.sampled_from([LOOP, EXPONENTIAL]),
     st.integers(2, 200),
@@ -46,13 +46,13 @@ def walked(order):
 @given(loops, st.integers(-1_000, 700_000_000), st.integers(1, 70))
 def test_a_loop_fires_what_it_missed_up_to_the_cap(order, late_ms, cap):
     dues, now, k = walked(order), order.due_ms + late_ms, 0
-    seen = [0]
-    while (found := next_after(order, k, now, cap)) is not None:
-        k = found.occurrence
-        assert found.due_ms == dues[k] == due_ms(order, k)
-        seen.append(k)
+    fired = [0]
+    while (occurrence_due := next_after(order, k, now, cap)) is not None:
+        k = occurrence_due.occurrence
+        assert occurrence_due.due_ms == dues[k] == due_ms(order, k)
+        fired.append(k)
     missed = [k for k in range(1, len(dues)) if dues[k] <= now]
-    assert seen == [0, *missed[-cap:], *[k for k in range(1, len(dues)) if dues[k] > now]]
+    assert fired == [0, *missed[-cap:], *[k for k in range(1, len(dues)) if dues[k] > now]]
 
 
 @given(loops, st.integers(0, 59))
@@ -75,25 +75,25 @@ def fields_match(when, minutes, hours, weekdays):
 
 def wall_clock(zone, day, minutes, hours, weekdays):
     """The rule for times on the wall clock: each once, and what does not exist at the end of its gap."""
-    found, at = set(), day.replace(hour=0, minute=0)
+    moments, at = set(), day.replace(hour=0, minute=0)
     for _ in range(5 * 1_440):
         if fields_match(at, minutes, hours, weekdays):
             local = at
             while local.replace(tzinfo=zone).astimezone(UTC).astimezone(zone).replace(tzinfo=None) != local:
                 local += timedelta(minutes=1)
-            found.add(local.replace(tzinfo=zone).astimezone(UTC))
+            moments.add(local.replace(tzinfo=zone).astimezone(UTC))
         at += timedelta(minutes=1)
-    return sorted(found)
+    return sorted(moments)
 
 
 def elapsed(zone, start, end, minutes, hours, weekdays):
     """The rule for all others: every minute that there really is."""
-    found, at = [], start
+    moments, at = [], start
     while at < end:
         if fields_match(at.astimezone(zone), minutes, hours, weekdays):
-            found.append(at)
+            moments.append(at)
         at += timedelta(minutes=1)
-    return found
+    return moments
 
 
 CHANGES = [
@@ -136,8 +136,8 @@ def test_a_cron_around_a_change_of_the_clock(change, minutes, hours, any_minute,
         expected = wall_clock(zone, day, minutes, hours, weekdays)
     cron, after = Cron(expression, name), begin + timedelta(minutes=start)
     for at in [at for at in expected if after < at < begin + timedelta(days=4)][:8]:
-        found = cron.next_ms(int(after.timestamp() * 1_000))
-        assert datetime.fromtimestamp(found / 1_000, UTC) == at, (expression, name, after)
+        found_ms = cron.next_ms(int(after.timestamp() * 1_000))
+        assert datetime.fromtimestamp(found_ms / 1_000, UTC) == at, (expression, name, after)
         after = at
 
 
@@ -159,12 +159,12 @@ def written_out(schedule, first_due, after, more):
     """Every delivery, ms; of a cron until `more` come after `after`."""
     if not schedule.cron:
         return [first_due + j * schedule.period_ms for j in range(schedule.repeat + 1)]
-    cron, at, found, series = Cron(schedule.cron), first_due - schedule.delay_ms, set(), 0
+    cron, at, dues, series = Cron(schedule.cron), first_due - schedule.delay_ms, set(), 0
     while series <= more:
-        found |= {at + schedule.delay_ms + j * schedule.period_ms for j in range(schedule.repeat + 1)}
+        dues |= {at + schedule.delay_ms + j * schedule.period_ms for j in range(schedule.repeat + 1)}
         series += at + schedule.delay_ms > after
         at = cron.next_ms(at)
-    return sorted(due for due in found if due < at + schedule.delay_ms)
+    return sorted(due for due in dues if due < at + schedule.delay_ms)
 
 
 def an_order(schedule):
@@ -177,19 +177,19 @@ def an_order(schedule):
 @settings(deadline=None)
 @given(schedules)
 def test_a_schedule_in_time_makes_every_delivery(schedule):
-    order, occurrence, seen = an_order(schedule), 0, []
+    order, occurrence, dues = an_order(schedule), 0, []
     expected = written_out(schedule, order.due_ms, order.due_ms, 40)[: schedule.occurrences_max or None][:40]
     while True:
         due = due_ms(order, occurrence)
-        seen.append(due)
-        assert delivered_before(order, occurrence) == len(seen) - 1
+        dues.append(due)
+        assert delivered_before(order, occurrence) == len(dues) - 1
         assert to_fire(order, occurrence, due + 20).occurrence == occurrence
-        found = next_after(order, occurrence, due)
-        if found is None or len(seen) == 40:
+        following = next_after(order, occurrence, due)
+        if following is None or len(dues) == 40:
             break
-        assert found.occurrence > occurrence
-        occurrence = found.occurrence
-    assert seen == expected
+        assert following.occurrence > occurrence
+        occurrence = following.occurrence
+    assert dues == expected
 
 
 @settings(deadline=None)
@@ -203,14 +203,14 @@ def test_what_a_late_schedule_still_fires(schedule, late_ms, cap):
     fired, occurrence = [], 0
     while len([at for at in fired if at > now]) < 5:
         at = max(now, due_ms(order, occurrence))
-        found = to_fire(order, occurrence, at)
-        if found is not None and found.occurrence == occurrence:
+        following = to_fire(order, occurrence, at)
+        if following is not None and following.occurrence == occurrence:
             fired.append(due_ms(order, occurrence))
-            found = next_after(order, occurrence, at, cap)
-        if found is None:
+            following = next_after(order, occurrence, at, cap)
+        if following is None:
             break
-        assert found.occurrence > occurrence
-        occurrence = found.occurrence
+        assert following.occurrence > occurrence
+        occurrence = following.occurrence
     limit = schedule.occurrences_max or 1_000_000
     late = [at for at in fired if at <= now]
     assert fired == sorted(set(fired))

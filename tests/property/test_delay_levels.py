@@ -39,9 +39,9 @@ class LevelMachine(RuleBasedStateMachine):
     @initialize(count_max=st.sampled_from([1, 2, 8]), bytes_max=st.sampled_from([1, 40, 1_000]))
     def begin(self, count_max: int, bytes_max: int) -> None:
         self.there: dict[str, TargetTopic] = {name: TargetTopic(2, True) for name in TOPICS}
-        self.seen = dict(self.there)
+        self.visible = dict(self.there)
         self.limits = LevelLimits(count_max, bytes_max, 0.1, 1.0)
-        self.targets = Targets(lambda name: self.seen.get(name), PATIENCE_S)
+        self.targets = Targets(lambda name: self.visible.get(name), PATIENCE_S)
         self.queue: list[StoredRecord | None] = []
         self.now_s, self.clock_ms = 0.0, 1_000
         self.done: list[tuple[int, str, str]] = []  # offset, topic, reason
@@ -62,8 +62,8 @@ class LevelMachine(RuleBasedStateMachine):
         size=st.integers(1, 30),
     )
     def messages(self, topics: list[str], wait_ms: int, size: int) -> None:
-        for place, topic in enumerate(topics):
-            self.message(topic, wait_ms + 200 * place, size)
+        for index, topic in enumerate(topics):
+            self.message(topic, wait_ms + 200 * index, size)
 
     def message(self, topic: str, wait_ms: int, size: int) -> None:
         system = {REAL_TOPIC: topic, REAL_QUEUE: "1"} if topic else {}
@@ -100,14 +100,14 @@ class LevelMachine(RuleBasedStateMachine):
 
     @rule()
     def news_of_topics(self) -> None:
-        self.seen = dict(self.there)
+        self.visible = dict(self.there)
 
     @rule()
-    def process_starts_anew(self) -> None:
+    def process_restarts(self) -> None:
         """What was committed is on record; what was under way is not."""
         committed = self.done[-1][0] + 1 if self.done else 0
         self.fire = self.read_at = self.waiting_at = None
-        self.targets = Targets(lambda name: self.seen.get(name), PATIENCE_S)
+        self.targets = Targets(lambda name: self.visible.get(name), PATIENCE_S)
         self.level = self.restarted(committed)
 
     # --- the shell
@@ -159,9 +159,9 @@ class LevelMachine(RuleBasedStateMachine):
         at, self.read_at = self.read_at, None
         assert at is not None
         end = min(at + count, len(self.queue))
-        found = [record for record in self.queue[at:end] if record is not GAP]
-        if found or end < len(self.queue):
-            self.level.add_records(found, end, self.clock_ms)
+        records = [record for record in self.queue[at:end] if record is not GAP]
+        if records or end < len(self.queue):
+            self.level.add_records(records, end, self.clock_ms)
         else:
             self.level.on_queue_end(end)
 
@@ -174,14 +174,14 @@ class LevelMachine(RuleBasedStateMachine):
         fire, self.fire = self.fire, None
         assert fire is not None
         alive = [outlet for outlet in fire.fires if not outlet.reason and not outlet.put_off_ms]
-        gone = any(
+        is_unknown = any(
             one.topic not in self.there or one.queue_id >= self.there[one.topic].queues for one in alive
         )
         closed = any(one.topic in self.there and not self.there[one.topic].writable for one in alive)
-        if gone or closed:
+        if is_unknown or closed:
             for one in alive if len(fire.fires) == 1 else ():
                 self.closed_since.setdefault(one.topic, self.now_s)
-            self.level.on_rejected(fire, topic_unknown=gone, now_s=self.now_s)
+            self.level.on_rejected(fire, topic_unknown=is_unknown, now_s=self.now_s)
             return
         for outlet in fire.fires:
             if outlet.put_off_ms:
@@ -216,15 +216,15 @@ class LevelMachine(RuleBasedStateMachine):
         """With topics open, nothing failing and time passing, all that is left is fired."""
         if not hasattr(self, "level"):
             return
-        self.there = self.seen = {name: TargetTopic(2, True) for name in TOPICS}
+        self.there = self.visible = {name: TargetTopic(2, True) for name in TOPICS}
         for _ in range(10 * len(self.queue) + 20):
             if self.level.state is LevelState.WAITING and self.waiting_at == len(self.queue):
                 break
             self.time(4_000)
             self.move(fails=False, count=5)
             self.each_once_and_in_order()
-        wanted = [n for n, record in enumerate(self.queue) if record is not GAP]
-        assert [offset for offset, _, _ in self.done] == wanted, "it stopped for good"
+        expected = [n for n, record in enumerate(self.queue) if record is not GAP]
+        assert [offset for offset, _, _ in self.done] == expected, "it stopped for good"
 
 
 LevelMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

@@ -155,8 +155,8 @@ class Machines:
         self.settle()
         self.empty_disk()
         assert not self.waiting
-        told = {one.reply_id: one.code for one in self.rig.outcomes()}
-        assert told == self.replies
+        codes = {one.reply_id: one.code for one in self.rig.outcomes()}
+        assert codes == self.replies
 
 
 @example([("add", 0, 600), ("trim",), ("lose_commits",), ("cancel", 0), ("other_machine", 0)])

@@ -22,16 +22,16 @@ CONSUMERS = st.sampled_from(IDS[:3])
 
 
 @given(ids=st.sets(st.sampled_from(IDS), min_size=1), queues=st.integers(0, 40))
-def test_shares_are_whole_disjoint_consecutive_and_even(ids: set[bytes], queues: int) -> None:
+def test_shares_are_complete_disjoint_consecutive_and_even(ids: set[bytes], queues: int) -> None:
     roster = Roster(10)
     for consumer in ids:
         roster.begin(consumer, 0.0)
-    held = list(range(queues))
-    shares = [list(roster.share_of(consumer, held)) for consumer in sorted(ids)]
-    assert [queue for share in shares for queue in share] == held
+    all_queues = list(range(queues))
+    shares = [list(roster.share_of(consumer, all_queues)) for consumer in sorted(ids)]
+    assert [queue for share in shares for queue in share] == all_queues
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert sorted(map(len, shares), reverse=True) == list(map(len, shares))
-    assert not roster.share_of(b"stranger", held)
+    assert not roster.share_of(b"stranger", all_queues)
 
 
 class RosterMachine(RuleBasedStateMachine):
@@ -42,41 +42,41 @@ class RosterMachine(RuleBasedStateMachine):
         self.roster = Roster(3)
         self.now = 0.0
         self.open: dict[bytes, int] = {}
-        self.seen: dict[bytes, float] = {}
+        self.last_fetch: dict[bytes, float] = {}
 
     @rule(consumer=st.sampled_from(IDS))
     def fetch(self, consumer: bytes) -> None:
-        known = consumer in self.seen
+        is_member = consumer in self.last_fetch
         answer = self.roster.begin(consumer, self.now)
-        if not known and len(self.seen) == 3:
+        if not is_member and len(self.last_fetch) == 3:
             assert answer is None
             return
-        assert answer is (not known)
+        assert answer is (not is_member)
         self.open[consumer] = self.open.get(consumer, 0) + 1
-        self.seen[consumer] = self.now
+        self.last_fetch[consumer] = self.now
 
     @rule(consumer=st.sampled_from(IDS))
     def end(self, consumer: bytes) -> None:
         if self.open.get(consumer):
             self.roster.end(consumer, self.now)
             self.open[consumer] -= 1
-            self.seen[consumer] = self.now
+            self.last_fetch[consumer] = self.now
 
     @rule(seconds=st.floats(0, 40))
     def wait(self, seconds: float) -> None:
         self.now += seconds
         over = {
             consumer
-            for consumer, seen in self.seen.items()
-            if not self.open[consumer] and seen + RELEASE_S <= self.now
+            for consumer, last_fetch in self.last_fetch.items()
+            if not self.open[consumer] and last_fetch + RELEASE_S <= self.now
         }
         assert set(self.roster.expire_ids(self.now)) == over
         for consumer in over:
-            del self.seen[consumer], self.open[consumer]
+            del self.last_fetch[consumer], self.open[consumer]
 
     @invariant()
     def same_ids(self) -> None:
-        assert list(self.roster.consumer_ids) == sorted(self.seen)
+        assert list(self.roster.consumer_ids) == sorted(self.last_fetch)
 
 
 class PositionMachine(RuleBasedStateMachine):
@@ -88,18 +88,18 @@ class PositionMachine(RuleBasedStateMachine):
         self.end = 10
         self.position = Position(QUEUE, "q", 0, 0, None, self.end)
         self.newest = self.end
-        self.reset_seen = False
+        self.was_reset = False
         self.knows: set[bytes] = set()
 
     @rule(count=st.integers(1, 5))
     def append(self, count: int) -> None:
         self.end += count
 
-    @rule(consumer=CONSUMERS, asked=st.none() | st.integers(-2, 40))
-    def fetch(self, consumer: bytes, asked: int | None) -> None:
-        start = self.position.start(consumer, asked)
-        if asked is not None and asked >= 0 and (not self.reset_seen or consumer in self.knows):
-            assert start == (asked, True)
+    @rule(consumer=CONSUMERS, requested=st.none() | st.integers(-2, 40))
+    def fetch(self, consumer: bytes, requested: int | None) -> None:
+        start = self.position.start(consumer, requested)
+        if requested is not None and requested >= 0 and (not self.was_reset or consumer in self.knows):
+            assert start == (requested, True)
         else:
             committed = self.stored.view().committed
             assert start == (self.newest if committed is None else committed, False)
@@ -110,7 +110,7 @@ class PositionMachine(RuleBasedStateMachine):
     def ack(self, consumer: bytes, offset: int, durable: bool) -> None:
         before = self.stored.view().committed or 0
         finished = self.position.ack(consumer, offset, self.end)
-        if self.reset_seen and consumer not in self.knows:
+        if self.was_reset and consumer not in self.knows:
             assert finished is None
         elif finished is None:
             assert min(offset, self.end) <= before
@@ -126,13 +126,13 @@ class PositionMachine(RuleBasedStateMachine):
         generation = self.position.generation + 1
         self.stored.fence = self.stored.fence._replace(generation=generation)
         assert self.position.on_reread(to, generation, self.end)
-        self.reset_seen, self.newest = True, self.end
+        self.was_reset, self.newest = True, self.end
         self.knows.clear()
 
     @rule(consumer=CONSUMERS)
     def release(self, consumer: bytes) -> None:
         self.position.forget_consumers([consumer])
-        if self.reset_seen:
+        if self.was_reset:
             self.knows.discard(consumer)
 
     @invariant()
@@ -173,21 +173,21 @@ def test_an_instance_hands_out_each_offset_once_and_counts_what_is_lost(data: An
 
 
 @given(data=st.data())
-def test_a_place_is_safe_below_everything_open(data: Any) -> None:
-    places = InstanceOffsets({"T": {"q": 3}})
+def test_the_safe_offset_is_below_every_open_one(data: Any) -> None:
+    offsets_of = InstanceOffsets({"T": {"q": 3}})
     ahead, open_ones = 3, set()
     for _ in range(data.draw(st.integers(0, 30))):
         if data.draw(st.booleans()):
             offsets = [ahead + n for n in range(data.draw(st.integers(0, 4)))]
             ahead += len(offsets) + data.draw(st.integers(0, 2))
-            places.record_arrival("T", "q", offsets, ahead)
+            offsets_of.record_arrival("T", "q", offsets, ahead)
             open_ones |= set(offsets)
         elif open_ones:
             offset = data.draw(st.sampled_from(sorted(open_ones)))
             open_ones.discard(offset)
-            places.record_settled("T", "q", offset)
-        assert places.next_offsets() == {"T": {"q": ahead}}
-        assert places.safe_offsets() == {"T": {"q": min(open_ones, default=ahead)}}
+            offsets_of.record_settled("T", "q", offset)
+        assert offsets_of.next_offsets() == {"T": {"q": ahead}}
+        assert offsets_of.safe_offsets() == {"T": {"q": min(open_ones, default=ahead)}}
 
 
 TestRoster = RosterMachine.TestCase

@@ -92,15 +92,15 @@ def compare(sign: str, left: Tree, right: Tree, row: dict[str, str]) -> bool | N
     return table.get(sign, not below)
 
 
-def opposite(found: bool | None) -> bool | None:
-    return None if found is None else not found
+def opposite(truth: bool | None) -> bool | None:
+    return None if truth is None else not truth
 
 
-def together(kind: str, found: list[bool | None]) -> bool | None:
+def together(kind: str, truths: list[bool | None]) -> bool | None:
     decides = kind == "or"
-    if decides in found:
+    if decides in truths:
         return decides
-    return None if None in found else not decides
+    return None if None in truths else not decides
 
 
 def naive(tree: Tree, row: dict[str, str]) -> bool | None:
@@ -113,11 +113,11 @@ def naive(tree: Tree, row: dict[str, str]) -> bool | None:
         return compare(tree[1], tree[2], tree[3], row)
     if kind == "between":
         ends = [compare(">=", tree[2], tree[3], row), compare("<=", tree[2], tree[4], row)]
-        found = together("and", ends)
-        return opposite(found) if tree[1] else found
+        truth = together("and", ends)
+        return opposite(truth) if tree[1] else truth
     if kind == "in":
-        found = together("or", [compare("=", tree[2], one, row) for one in tree[3]])
-        return opposite(found) if tree[1] else found
+        truth = together("or", [compare("=", tree[2], one, row) for one in tree[3]])
+        return opposite(truth) if tree[1] else truth
     if kind == "null?":
         return (tree[2][1] in row) is tree[1]
     if kind == "name":
@@ -134,7 +134,7 @@ def test_the_matcher_does_what_the_naive_evaluator_does(tree: Tree, row: dict[st
 
 @settings(deadline=None, max_examples=examples(300))
 @given(sql=st.text(alphabet="ab1'\"()=<>!., -+eINOTANDR\n", max_size=60))
-def test_any_text_is_an_expression_or_has_a_fault(sql: str) -> None:
-    fault = find_expression_error("*", sql)
-    if fault is None and sql:
+def test_any_text_is_an_expression_or_has_an_error(sql: str) -> None:
+    error = find_expression_error("*", sql)
+    if error is None and sql:
         assert compile_sql(sql).match({}) in (True, False, None)

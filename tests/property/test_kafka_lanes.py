@@ -18,11 +18,11 @@ IDS = 2
 class LaneCall(LaneWork):
     """A call with its place in the order of the calls; `starts`: how often it was in flight."""
 
-    __slots__ = ("is_slow", "opens", "place", "starts")
+    __slots__ = ("is_slow", "number", "opens", "starts")
 
-    def __init__(self, kind: WorkKind, resources: list[str], place: int, is_slow: bool) -> None:
+    def __init__(self, kind: WorkKind, resources: list[str], number: int, is_slow: bool) -> None:
         super().__init__(kind, resources, 1)
-        self.place, self.is_slow, self.starts = place, is_slow, 0
+        self.number, self.is_slow, self.starts = number, is_slow, 0
         self.opens: Any = None
 
 
@@ -36,12 +36,12 @@ class LanesModel(RuleBasedStateMachine):
         self.closed: set[str] = set()  # resources with earlier appends that are not answered
         self.lanes: Lanes[LaneCall] = Lanes(3, 5, self._is_open, lambda call: call.is_slow)
         self.unfinished: list[LaneCall] = []  # in the order of the calls
-        self.held: list[tuple[LaneCall, Any]] = []
+        self.waiting_calls: list[tuple[LaneCall, Any]] = []
         self.count = 0
 
     def _is_open(self, call: LaneCall, on_open: Any) -> bool:
         if self.closed.intersection(call.resources):
-            self.held.append((call, on_open))
+            self.waiting_calls.append((call, on_open))
             return False
         return True
 
@@ -51,7 +51,9 @@ class LanesModel(RuleBasedStateMachine):
         return [
             other
             for other in self.unfinished
-            if other.place < call.place and set(other.resources) & set(call.resources) and other not in ahead
+            if other.number < call.number
+            and set(other.resources) & set(call.resources)
+            and other not in ahead
         ]
 
     def _transactions(self) -> list[Batch[LaneCall]]:
@@ -77,8 +79,8 @@ class LanesModel(RuleBasedStateMachine):
     @rule()
     def open_queues(self) -> None:
         self.closed.clear()
-        held, self.held = self.held, []
-        for _, on_open in held:
+        waiting_calls, self.waiting_calls = self.waiting_calls, []
+        for _, on_open in waiting_calls:
             on_open()
 
     @rule(call=calls)
@@ -93,7 +95,7 @@ class LanesModel(RuleBasedStateMachine):
             self.lanes.give_up(call)
 
     @rule(call=calls)
-    def answer_again(self, call: LaneCall) -> None:
+    def resume_answers(self, call: LaneCall) -> None:
         call.is_slow = False
         self.lanes.recheck_suspects()
 
@@ -119,7 +121,9 @@ class LanesModel(RuleBasedStateMachine):
             if batch.kind is WorkKind.PLAIN:
                 assert call.kind is WorkKind.PLAIN
             if call.kind is WorkKind.TRANSACTION:
-                assert not self.closed.intersection(call.resources) or call not in [c for c, _ in self.held]
+                assert not self.closed.intersection(call.resources) or call not in [
+                    c for c, _ in self.waiting_calls
+                ]
         if batch.kind is WorkKind.EXCLUSIVE:
             assert not before, "an exclusive commit waits for all"
             assert len(batch.members) == 1
@@ -127,21 +131,23 @@ class LanesModel(RuleBasedStateMachine):
             assert busy < IDS
             first = min(
                 (
-                    call.place
+                    call.number
                     for call in self.unfinished
                     if call.kind is WorkKind.EXCLUSIVE and not call.is_abandoned
                 ),
                 default=self.count + 1,
             )
-            assert all(call.place < first for call in batch.members), "none overtakes an exclusive commit"
+            assert all(call.number < first for call in batch.members), "none overtakes an exclusive commit"
             assert batch.is_suspect or not any(call.is_slow for call in batch.members)
 
     @precondition(lambda self: self.lanes.in_flight)
     @rule(data=st.data())
     def end(self, data: Any) -> None:
         batch = data.draw(st.sampled_from(list(self.lanes.in_flight)))
-        kept = data.draw(st.lists(st.booleans(), min_size=len(batch.members), max_size=len(batch.members)))
-        retried = [call for call, again in zip(batch.members, kept, strict=True) if again]
+        are_retried = data.draw(
+            st.lists(st.booleans(), min_size=len(batch.members), max_size=len(batch.members))
+        )
+        retried = [call for call, is_retried in zip(batch.members, are_retried, strict=True) if is_retried]
         for call in batch.members:
             if call not in retried:
                 self.unfinished.remove(call)
@@ -164,8 +170,8 @@ class LanesModel(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_forgotten(self) -> None:
-        in_flight = sum(len(batch.members) for batch in self.lanes.in_flight)
-        assert self.lanes.waiting + in_flight == len(self.unfinished)
+        started = sum(len(batch.members) for batch in self.lanes.started)
+        assert self.lanes.waiting + started == len(self.unfinished)
 
     def teardown(self) -> None:
         """Without failures everything is over in the end, and nothing is left."""

@@ -45,12 +45,12 @@ class HandProducer:
     def __init__(self, pool: HandProducers) -> None:
         self._pool = pool
         self.sent: list[tuple[int, int, Callable[..., object]]] = []  # queue, number of the record, report
-        self.is_ended = False
+        self.is_closed = False
 
     def produce(
         self, topic: str, value: bytes, key: object, queue_id: int, on_delivery: Any, headers: object
     ) -> None:
-        assert not self.is_ended
+        assert not self.is_closed
         number = int(value[:10])
         self._pool.produced.append((queue_id, number, self))
         self.sent.append((queue_id, number, on_delivery))
@@ -71,7 +71,7 @@ class HandProducer:
         raise AssertionError(reason)
 
     def end(self) -> None:
-        self.is_ended = True
+        self.is_closed = True
         for queue_id in range(QUEUES):
             self.report(queue_id, len(self.sent), PURGED)
         self._pool.later(self._pool.settle)
@@ -86,7 +86,7 @@ class HandProducer:
 class HandProducers(AppendProducers):
     """The real pool, over producers without threads."""
 
-    made: HandProducers
+    current: HandProducers
 
     def __init__(
         self, settings: object, bridge: HandBridge, clock: Any, settle: Any, on_created: Any
@@ -95,7 +95,7 @@ class HandProducers(AppendProducers):
         self.produced: list[tuple[int, int, HandProducer]] = []
         self.outcomes: dict[int, KafkaError | None] = {}
         self.all: list[HandProducer] = []
-        HandProducers.made = self
+        HandProducers.current = self
         super().__init__({}, bridge, clock, settle, on_created)  # type: ignore[arg-type]
 
     def _create(self, role: ProducerRole) -> None:
@@ -104,10 +104,10 @@ class HandProducers(AppendProducers):
             self.later(self._on_producer, role, self)
 
     def _add(self, role: ProducerRole, producer: object) -> None:
-        made: Any = HandProducer(self)
-        self.all.append(made)
-        self._current[role] = made
-        self._running.add(made)
+        producer_object: Any = HandProducer(self)
+        self.all.append(producer_object)
+        self._current[role] = producer_object
+        self._running.add(producer_object)
 
     def find_leaders(self, kafka_names: object, then: object) -> None:
         """All have one, as far as is known."""
@@ -159,7 +159,7 @@ class PendingMachine(RuleBasedStateMachine):
             patch("backend.kafka.clients.append_producers.Producer"),
         ):
             self.appends = Appends(options, bridge, self.clock, topics, lambda *_: None, lambda: None)
-        self.pool = HandProducers.made
+        self.pool = HandProducers.current
 
     # --- what the model says
 
@@ -258,7 +258,7 @@ class PendingMachine(RuleBasedStateMachine):
 
     @invariant()
     def few_producers_exist(self) -> None:
-        assert sum(not producer.is_ended for producer in self.pool.all) <= 4
+        assert sum(not producer.is_closed for producer in self.pool.all) <= 4
 
     def teardown(self) -> None:
         """Whatever happened: once everything answers, all queues are open, and nothing counts."""

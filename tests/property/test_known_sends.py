@@ -23,7 +23,7 @@ KEYS_MAX = 40
 
 
 @dataclass(frozen=True)
-class KnownSend:
+class ModelSend:
     """One stored record. `producer`: b"" for one with a key; `number`: of the key, or the sequence."""
 
     producer: bytes
@@ -38,21 +38,21 @@ class KnownSend:
     body: bytes = b""
 
 
-class KnownSendsMachine(RuleBasedStateMachine):
+class StoredSendsMachine(RuleBasedStateMachine):
     """`records`: what counts, in order. `frame`: what was noted and does not count yet."""
 
     @initialize()
     def begin(self) -> None:
-        self.known = StoredSends(WINDOW_MS, KEYS_MAX, saving=True)
+        self.sends = StoredSends(WINDOW_MS, KEYS_MAX, saving=True)
         self.files: dict[int, bytes] = {}
-        self.records: list[KnownSend] = []
-        self.frame: list[KnownSend] = []
+        self.records: list[ModelSend] = []
+        self.frame: list[ModelSend] = []
         self.now_ms = 1_000_000
         self.producers = [b"\x01", b"\x02" * 32]
 
     # --- what the model says
 
-    def _first(self, producer: bytes, number: int, incarnation: int) -> KnownSend | None:
+    def _first(self, producer: bytes, number: int, incarnation: int) -> ModelSend | None:
         for one in reversed(self.records + self.frame):
             if (one.producer, one.number) == (producer, number):
                 alive = bool(producer) or one.stored_ms >= self.now_ms - WINDOW_MS
@@ -73,19 +73,19 @@ class KnownSendsMachine(RuleBasedStateMachine):
     def _send(
         self, producer: bytes, number: int, below: int, text: str, incarnation: int, body: bytes
     ) -> None:
-        wanted = self._first(producer, number, incarnation)
-        found = self.known.find_first(text, incarnation, self.now_ms)
-        if wanted is not None:
-            assert found is not None, wanted
-            assert found[:3] == (wanted.message_id, wanted.queue_id, wanted.offset)
-            assert found.differs is (not producer and body != wanted.body)
+        first = self._first(producer, number, incarnation)
+        match = self.sends.find_first(text, incarnation, self.now_ms)
+        if first is not None:
+            assert match is not None, first
+            assert match[:3] == (first.message_id, first.queue_id, first.offset)
+            assert match.differs is (not producer and body != first.body)
             return
-        assert found is None, (producer, number, found)
+        assert match is None, (producer, number, match)
         at = len(self.records) + len(self.frame)
-        stored = KnownSend(
+        stored = ModelSend(
             producer, number, below, text, at.to_bytes(16), at, at % 7, incarnation, self.now_ms, body
         )
-        self.known.add_pending(text, stored.message_id, at, stored.queue_id, incarnation, self.now_ms)
+        self.sends.add_pending(text, stored.message_id, at, stored.queue_id, incarnation, self.now_ms)
         self.frame.append(stored)
 
     # --- sends
@@ -93,37 +93,37 @@ class KnownSendsMachine(RuleBasedStateMachine):
     @rule(key=st.integers(0, 30), incarnation=st.integers(1, 3), body=st.sampled_from([b"a", b"b"]))
     def send_key(self, key: int, incarnation: int, body: bytes) -> None:
         text = key_identity(b"topic", b"key %d" % key, body)
-        known = self._first(b"", key, incarnation) is not None
+        is_stored = self._first(b"", key, incarnation) is not None
         own, every = self._keys(WINDOW_MS, incarnation), self._keys(WINDOW_MS)
         try:
             self._send(b"", key, 0, text, incarnation, body)
         except BoundReachedError:
             longest_ms = WINDOW_MS + WINDOW_MS // SLICES  # a slice goes as a whole
-            assert not known
+            assert not is_stored
             assert self._keys(longest_ms, incarnation) >= KEYS_MAX - self._keys(longest_ms)
         else:
-            assert known or own < KEYS_MAX - every
+            assert is_stored or own < KEYS_MAX - every
 
     def _producer(self, index: int) -> bytes:
         """One that was heard of lately: who is silent for longer than the window is forgotten, some time."""
         producer = self.producers[index]
-        heard = [one.stored_ms for one in self.records + self.frame if one.producer == producer]
-        if heard and max(heard) < self.now_ms - WINDOW_MS:
+        stored_times = [one.stored_ms for one in self.records + self.frame if one.producer == producer]
+        if stored_times and max(stored_times) < self.now_ms - WINDOW_MS:
             producer = self.producers[index] = b"%d at %d" % (index, self.now_ms)
         return producer
 
-    @rule(index=st.integers(0, 1), step=st.integers(-4, 6), held=st.integers(0, 5))
-    def send_sequence(self, index: int, step: int, held: int) -> None:
+    @rule(index=st.integers(0, 1), step=st.integers(-4, 6), window=st.integers(0, 5))
+    def send_sequence(self, index: int, step: int, window: int) -> None:
         producer = self._producer(index)
         below = self._below(producer)
         sequence = max(0, below + step)
-        text = sequence_identity(producer, sequence, max(0, sequence - held))
+        text = sequence_identity(producer, sequence, max(0, sequence - window))
         own = [one.number for one in self.frame if one.producer == producer]
         if sequence >= below or sequence in own:
-            self._send(producer, sequence, max(0, sequence - held), text, 1, b"")
+            self._send(producer, sequence, max(0, sequence - window), text, 1, b"")
             return
         try:
-            self.known.find_first(text, 1, self.now_ms)
+            self.sends.find_first(text, 1, self.now_ms)
         except CallerError:
             return
         raise AssertionError(f"sequence {sequence} is below {below} and was taken")
@@ -132,21 +132,21 @@ class KnownSendsMachine(RuleBasedStateMachine):
 
     @rule()
     def frame_counts(self) -> None:
-        self.known.confirm_pending()
+        self.sends.confirm_pending()
         self.records += self.frame
         self.frame = []
 
     @rule()
-    def frame_is_taken_back(self) -> None:
-        self.known.back_to(0)
+    def frame_is_undone(self) -> None:
+        self.sends.back_to(0)
         self.frame = []
 
     @precondition(lambda self: self.frame)
     @rule()
-    def last_of_frame_is_taken_back(self) -> None:
+    def last_of_frame_is_undone(self) -> None:
         """As when one request of a frame cannot be packed."""
         self.frame.pop()
-        self.known.back_to(len(self.known.pending) - 1)
+        self.sends.back_to(len(self.sends.pending) - 1)
 
     @precondition(lambda self: not self.frame)
     @rule(ms=st.sampled_from([1, 500, 1_000, 2_500, 8_001]))
@@ -158,7 +158,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.frame)
     @rule()
     def save(self) -> None:
-        for one in self.known.slices:
+        for one in self.sends.slices:
             data = self.files.get(one.number, b"")[: one.saved * ROW_BYTES]
             self.files[one.number] = data + bytes(one.unsaved)
             one.saved += len(one.unsaved) // ROW_BYTES
@@ -169,27 +169,27 @@ class KnownSendsMachine(RuleBasedStateMachine):
     def start_from_files(self) -> None:
         self.save()
         fresh = StoredSends(WINDOW_MS, KEYS_MAX, saving=True)
-        data = encode_sends(self.known)
+        data = encode_sends(self.sends)
         for number, rows, _ in decode_sends(data, fresh) if data else ():
             content = self.files[number]
             assert len(content) == rows * ROW_BYTES
             starts = range(0, len(content), ROW_BYTES)
             fresh.put_slice(number, [content[at : at + ROW_BYTES] for at in starts])
-        self.known = fresh
+        self.sends = fresh
 
     @precondition(lambda self: not self.frame)
     @rule()
     def start_from_records(self) -> None:
-        self.known, self.files = StoredSends(WINDOW_MS, KEYS_MAX, saving=True), {}
+        self.sends, self.files = StoredSends(WINDOW_MS, KEYS_MAX, saving=True), {}
         for one in self.records:
-            self.known.restore(
+            self.sends.restore(
                 one.text, one.message_id, one.offset, one.queue_id, one.incarnation, one.stored_ms
             )
 
     @invariant()
     def nothing_goes_before_its_time(self) -> None:
-        assert not hasattr(self, "known") or self.known.forgotten == 0
+        assert not hasattr(self, "sends") or self.sends.forgotten == 0
 
 
-TestKnownSends = KnownSendsMachine.TestCase
-TestKnownSends.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
+TestStoredSends = StoredSendsMachine.TestCase
+TestStoredSends.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)

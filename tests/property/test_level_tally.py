@@ -46,21 +46,21 @@ def run(steps: list[tuple[str, Any]]) -> None:
         elif what == "finish":
             finished |= {offset for offset in value if offset < len(names)}
         else:
-            look(tally, names, finished, value)
-    look(tally, names, finished, 100)
+            check_tally(tally, names, finished, value)
+    check_tally(tally, names, finished, 100)
 
 
-def look(tally: LevelTally, names: list, finished: set[int], page: int) -> None:
+def check_tally(tally: LevelTally, names: list, finished: set[int], page: int) -> None:
     committed, above = ranges(finished)
     tally.take_progress(committed, above, len(names))
-    while (span := tally.missing_range()) is not None:
-        span = LevelRange(span.offset, min(span.end, span.offset + page))
+    while (missing := tally.missing_range()) is not None:
+        missing = LevelRange(missing.offset, min(missing.end, missing.offset + page))
         rows = [
             (offset, names[offset], RetryWaiting(1, offset, -offset))
-            for offset in range(span.offset, span.end)
+            for offset in range(missing.offset, missing.end)
             if names[offset] is not None
         ]
-        tally.add(span, rows)
+        tally.add(missing, rows)
     expected: dict[str, RetryWaiting] = {}
     for offset, name in enumerate(names):
         if name is not None and offset not in finished:

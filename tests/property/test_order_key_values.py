@@ -48,19 +48,19 @@ def test_the_direct_walk_gives_what_the_library_gives(
 
 @settings(deadline=None, max_examples=examples(300))
 @given(value=VALUES, data=st.data())
-def test_the_direct_walk_finds_what_is_there(value: Any, data: st.DataObject) -> None:
+def test_the_direct_walk_finds_every_stored_value(value: Any, data: st.DataObject) -> None:
     """Paths made from the body itself; compared with a walk over Python's own reading of it."""
     steps: list[str | int] = []
-    place = value
-    while isinstance(place, dict | list) and place and len(steps) < 5:
-        step = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+    node = value
+    while isinstance(node, dict | list) and node and len(steps) < 5:
+        step = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
         steps.append(step)
-        place = place[step]
+        node = node[step]
     if steps:
         text = plain_reader(parse_path(written(steps)))(json.dumps(value).encode())
-        assert (text is None) == (place is None)
+        assert (text is None) == (node is None)
         if text is not None:
-            assert same(json.loads(text, parse_float=Fraction), place)
+            assert same(json.loads(text, parse_float=Fraction), node)
 
 
 def exact(number: int | float | Fraction) -> Fraction:
@@ -91,6 +91,6 @@ def test_texts_are_equal_exactly_when_values_are(one: Any, two: Any) -> None:
 
 @settings(deadline=None, max_examples=examples(300))
 @given(path=st.text(alphabet="$./[]*'\"-:,?@()=<>ab1 size", max_size=25))
-def test_any_text_is_a_path_or_has_a_fault(path: str) -> None:
+def test_any_text_is_a_path_or_has_an_error(path: str) -> None:
     if find_order_key_error(path) is None and path:
         general_reader(parse_path(path))(b'{"a":[{"b":1,"a":2},2],"b":{"a":"x"}}')

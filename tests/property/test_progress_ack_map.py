@@ -71,21 +71,21 @@ class AckMapMachine(RuleBasedStateMachine):
         progress.acks, progress.started = self.acks, True
         queue = QueueRef("orders", 3, 1)
         data = encode_progress("billing", queue, progress)
-        group, found, loaded = decode_progress(data)
-        assert (group, found) == ("billing", queue)
-        assert encode_progress(group, found, loaded) == data
+        group, loaded_queue, loaded = decode_progress(data)
+        assert (group, loaded_queue) == ("billing", queue)
+        assert encode_progress(group, loaded_queue, loaded) == data
         self.acks = loaded.acks
 
     @rule(offset=OFFSETS, limit=st.integers(0, 6))
-    def ask_unfinished(self, offset: int, limit: int) -> None:
+    def compare_unfinished(self, offset: int, limit: int) -> None:
         assert self.acks.unfinished_from(offset, limit) == self._gaps(max(offset, self.floor))[:limit]
 
     @rule(offset=OFFSETS)
-    def ask_finished(self, offset: int) -> None:
+    def compare_finished(self, offset: int) -> None:
         assert self.acks.is_finished(offset) == (offset < self.floor or offset in self.done)
 
     @rule(offset=OFFSETS)
-    def ask_ranges_from(self, offset: int) -> None:
+    def compare_ranges_from(self, offset: int) -> None:
         floor = max(offset, self.floor)
         expected = [(max(start, floor), end) for start, end in self._ranges() if end > floor]
         assert list(self.acks.finished(offset)) == expected
@@ -108,23 +108,23 @@ class AckMapMachine(RuleBasedStateMachine):
         }
 
     def _ranges(self) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for offset in sorted(self.done):
-            if found and found[-1][1] == offset:
-                found[-1] = (found[-1][0], offset + 1)
+            if ranges and ranges[-1][1] == offset:
+                ranges[-1] = (ranges[-1][0], offset + 1)
             else:
-                found.append((offset, offset + 1))
-        return found
+                ranges.append((offset, offset + 1))
+        return ranges
 
     def _gaps(self, at: int) -> list[tuple[int, int]]:
-        found = []
+        gaps = []
         for start, end in self._ranges():
             if end <= at:
                 continue
             if start > at:
-                found.append((at, start))
+                gaps.append((at, start))
             at = end
-        return [*found, (at, OFFSET_END)]
+        return [*gaps, (at, OFFSET_END)]
 
 
 AckMapMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)

@@ -20,12 +20,12 @@ Series = tuple[str, str]  # instance, topic
 
 def pending(lines: list[SampleLine]) -> dict[str, float]:
     """The gauge of this test as a file has it."""
-    found = {}
+    values = {}
     for line in lines:
         if line.metric == catalogue.DELAY_PENDING.name:
             assert isinstance(line.value, int | float)
-            found[line.labels["topic"]] = line.value
-    return found
+            values[line.labels["topic"]] = line.value
+    return values
 
 
 class SamplesMachine(RuleBasedStateMachine):
@@ -39,7 +39,7 @@ class SamplesMachine(RuleBasedStateMachine):
         self.buckets: dict[tuple[str, str, int], int] = {}
         self.totals: dict[Series, float] = {}
         self.gauges: dict[str, int] = {}
-        self.told: dict[str, float] = {}  # gauges, as the files of this start say
+        self.written_gauges: dict[str, float] = {}  # gauges, as the files of this start say
         self.files: list[list[SampleLine]] = []
         self.start()
 
@@ -48,7 +48,7 @@ class SamplesMachine(RuleBasedStateMachine):
         self.instance = f"{self.starts:016x}"
         self.starts += 1
         self.deltas = Deltas(self.registry, "consumer@here", self.instance, self.now_ms)
-        self.gauges, self.told = {}, {}
+        self.gauges, self.written_gauges = {}, {}
         self.sample: Sample | None = None
 
     # --- what the process does
@@ -107,7 +107,7 @@ class SamplesMachine(RuleBasedStateMachine):
         self.sample = None
         self.check_file(lines)
         self.files.append(lines)
-        self.told |= pending(lines)
+        self.written_gauges |= pending(lines)
 
     def check_file(self, lines: list[SampleLine]) -> None:
         head = lines[0]
@@ -125,11 +125,11 @@ class SamplesMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sample is None)
     @rule()
     def write_undisturbed(self) -> None:
-        ended = {topic: 0 for topic, value in self.told.items() if value and not self.gauges[topic]}
+        zeros = {topic: 0 for topic, value in self.written_gauges.items() if value and not self.gauges[topic]}
         self.begin_sample()
         self.write()
         assert (
-            pending(self.files[-1]) == {topic: value for topic, value in self.gauges.items() if value} | ended
+            pending(self.files[-1]) == {topic: value for topic, value in self.gauges.items() if value} | zeros
         )
         self.check_sums(self.counters)
 
@@ -188,7 +188,7 @@ TestSamples = SamplesMachine.TestCase
 TestSamples.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
-def test_begin_and_settle_take_turns() -> None:
+def test_begin_and_settle_alternate() -> None:
     deltas = Deltas(Registry(), "p", "0" * 16, 0)
     sample = deltas.begin(1)
     with pytest.raises(RuntimeError, match="sample 0 is open"):

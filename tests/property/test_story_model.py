@@ -41,7 +41,7 @@ class SimulatedLife:
     truth: list[tuple[int, Phase]] = field(default_factory=list)
     copies: list[MessageCopy] = field(default_factory=list)
     events: list[RecordedEvent] = field(default_factory=list)
-    place: dict[str, Any] = field(default_factory=lambda: {"queue": 0, "offset": 5})
+    location: dict[str, Any] = field(default_factory=lambda: {"queue": 0, "offset": 5})
     numbers: dict[str, int] = field(default_factory=dict)
     proxy: str = "c0"
     attempt: int = 0
@@ -49,17 +49,17 @@ class SimulatedLife:
     def now(self, phase: Phase) -> None:
         self.truth.append((self.at_ms, phase))
 
-    def told(self, process: str, kind: TraceKind, group: str, **facts: Any) -> None:
+    def record_event(self, process: str, kind: TraceKind, group: str, **facts: Any) -> None:
         number = self.numbers[process] = self.numbers.get(process, 0) + 1
         self.events.append(
             RecordedEvent(process, process, TraceEvent(number, kind, self.at_ms, group, facts))
         )
 
     def group(self, kind: TraceKind, **facts: Any) -> None:
-        self.told(self.proxy, kind, "g", **self.place, **facts)
+        self.record_event(self.proxy, kind, "g", **self.location, **facts)
 
     def copy(self, kind: CopyKind, **fields: Any) -> None:
-        queue_id, offset = self.place["queue"], self.place["offset"]
+        queue_id, offset = self.location["queue"], self.location["offset"]
         position = len(self.copies)
         self.copies.append(
             MessageCopy(kind, "t", queue_id, offset, START_MS, self.at_ms, position=position, **fields)
@@ -77,17 +77,17 @@ def lives(draw: st.DrawFn) -> SimulatedLife:
         ending = draw(st.sampled_from(("fail", "time out", "return", "spent", "ack", "stop")))
         if ending == "stop":
             break
-        if not _ended(life, draw, ending):
+        if not _end_delivery(life, draw, ending):
             break
     return life
 
 
 def _send(life: SimulatedLife, draw: st.DrawFn) -> None:
-    held = draw(st.sampled_from((0, 0, 40)))
-    life.told("p", K.SENT, "", client="x", held_ms=held)
-    if held:
+    held_ms = draw(st.sampled_from((0, 0, 40)))
+    life.record_event("p", K.SENT, "", client="x", held_ms=held_ms)
+    if held_ms:
         life.now(Phase.HELD_BACK)
-        life.at_ms += held
+        life.at_ms += held_ms
     life.now(Phase.SENDING)
     life.at_ms += draw(some_ms)
     if draw(st.booleans()):
@@ -108,7 +108,7 @@ def _send(life: SimulatedLife, draw: st.DrawFn) -> None:
         if not in_transaction:
             life.now(Phase.COMMIT)
             life.at_ms += draw(some_ms)
-            life.told("p", K.STORED, "", **life.place)
+            life.record_event("p", K.STORED, "", **life.location)
     life.now(Phase.QUEUED)
     life.at_ms += draw(some_ms)
     _read(life, draw)
@@ -152,17 +152,17 @@ def _delivered(life: SimulatedLife, draw: st.DrawFn) -> None:
         life.at_ms += draw(some_ms)
 
 
-def _ended(life: SimulatedLife, draw: st.DrawFn, ending: str) -> bool:
+def _end_delivery(life: SimulatedLife, draw: st.DrawFn, ending: str) -> bool:
     """How the delivery ends; False: it was the last."""
     if ending == "ack":
         life.group(K.ACKED)
         life.now(Phase.DONE)
         return False
     if ending == "fail":
-        again_ms = life.at_ms + draw(some_ms)
-        life.group(K.FAILED, next="wait", again_ms=again_ms)
+        retry_ms = life.at_ms + draw(some_ms)
+        life.group(K.FAILED, next="wait", again_ms=retry_ms)
         life.now(Phase.BACKOFF)
-        life.at_ms = again_ms
+        life.at_ms = retry_ms
         life.now(Phase.AGAIN)
     elif ending == "time out":
         life.group(K.TIMED_OUT, next="again")
@@ -190,7 +190,7 @@ def _spent(life: SimulatedLife, draw: st.DrawFn) -> bool:
     life.at_ms = due_ms
     life.now(Phase.OVERDUE)
     life.at_ms += draw(some_ms)
-    life.place = {"queue": 0, "offset": 9 + len(life.copies), "retry": 1}
+    life.location = {"queue": 0, "offset": 9 + len(life.copies), "retry": 1}
     life.copy(CopyKind.RETRY, group="g")
     life.now(Phase.QUEUED)
     life.at_ms += draw(some_ms)
@@ -202,14 +202,14 @@ def _spent(life: SimulatedLife, draw: st.DrawFn) -> bool:
 def _truth(life: SimulatedLife, now_ms: int) -> list[tuple[int, int, Phase]]:
     """The model: from, until, what; those without length are nothing."""
     ends = [*(at_ms for at_ms, _ in life.truth[1:]), now_ms]
-    spans = [(at, end, phase) for (at, phase), end in zip(life.truth, ends, strict=True)]
-    return _joined([span for span in spans if span[1] > span[0] and span[2] not in ENDS])
+    phases = [(at, end, phase) for (at, phase), end in zip(life.truth, ends, strict=True)]
+    return _joined([row for row in phases if row[1] > row[0] and row[2] not in ENDS])
 
 
-def _joined(spans: list[tuple[int, int, Phase]]) -> list[tuple[int, int, Phase]]:
+def _joined(phases: list[tuple[int, int, Phase]]) -> list[tuple[int, int, Phase]]:
     """Neighbours in the same phase are one, unless each is a delivery."""
     joined: list[tuple[int, int, Phase]] = []
-    for start, end, phase in spans:
+    for start, end, phase in phases:
         if joined and joined[-1][2] is phase is not Phase.LEASED:
             joined[-1] = (joined[-1][0], end, phase)
         else:
@@ -217,7 +217,7 @@ def _joined(spans: list[tuple[int, int, Phase]]) -> list[tuple[int, int, Phase]]
     return joined
 
 
-def _check_whole(story: GroupStory, now_ms: int, newest_ms: int = 0) -> None:
+def _check_complete(story: GroupStory, now_ms: int, newest_ms: int = 0) -> None:
     spans = story.spans
     assert spans
     assert all(one.end_ms >= one.start_ms for one in spans)
@@ -231,25 +231,25 @@ def _check_whole(story: GroupStory, now_ms: int, newest_ms: int = 0) -> None:
 
 @given(life=lives(), later_ms=st.integers(0, 100_000))
 @settings(max_examples=examples(300))
-def test_what_was_recorded_whole_is_told_whole(life: SimulatedLife, later_ms: int) -> None:
+def test_a_complete_recording_gives_the_complete_story(life: SimulatedLife, later_ms: int) -> None:
     now_ms = life.at_ms + later_ms
     last = life.truth[-1][1]
     standing = GroupStanding("g", "", last in ENDS)
     (story,) = build_stories(StoryFacts(life.copies, life.events, [standing], now_ms))
-    _check_whole(story, now_ms)
-    told = [(one.start_ms, one.end_ms, one.phase) for one in story.spans if one.end_ms > one.start_ms]
-    assert told == _truth(life, now_ms)
+    _check_complete(story, now_ms)
+    phases = [(one.start_ms, one.end_ms, one.phase) for one in story.spans if one.end_ms > one.start_ms]
+    assert phases == _truth(life, now_ms)
     assert story.end is (last if last in ENDS else None)
 
 
 @given(life=lives(), data=st.data(), finished=st.booleans())
 @settings(max_examples=examples(300))
 def test_what_is_left_of_it_still_adds_up(life: SimulatedLife, data: st.DataObject, finished: bool) -> None:
-    kept = data.draw(st.lists(st.booleans(), min_size=len(life.events), max_size=len(life.events)))
+    surviving = data.draw(st.lists(st.booleans(), min_size=len(life.events), max_size=len(life.events)))
     skews = {name: data.draw(st.integers(-3_000, 3_000)) for name in life.numbers}
     events = [
         RecordedEvent(one.process, one.instance, _at(one.event, one.event.at_ms + skews[one.process]))
-        for one, keep in zip(life.events, kept, strict=True)
+        for one, keep in zip(life.events, surviving, strict=True)
         if keep
     ]
     copies = [one for one in life.copies if data.draw(st.booleans())]
@@ -258,7 +258,7 @@ def test_what_is_left_of_it_still_adds_up(life: SimulatedLife, data: st.DataObje
     stories = list(build_stories(StoryFacts(copies, data.draw(st.permutations(events)), [standing], now_ms)))
     assert bool(stories) is bool(copies or events)
     for story in stories:
-        _check_whole(story, now_ms, story.spans[-1].end_ms if story.spans[-1].end_ms > now_ms else 0)
+        _check_complete(story, now_ms, story.spans[-1].end_ms if story.spans[-1].end_ms > now_ms else 0)
 
 
 def _at(event: TraceEvent, at_ms: int) -> TraceEvent:

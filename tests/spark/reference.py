@@ -48,7 +48,7 @@ class Line(NamedTuple):
 
 
 @dataclass
-class Found:
+class ParsedSamples:
     """What a directory holds."""
 
     lines: list[Line] = field(default_factory=list)  # different ones
@@ -56,9 +56,9 @@ class Found:
     rejects: Counter[tuple[str, str]] = field(default_factory=Counter)  # (file name, reason) -> lines
 
 
-def read(directory: Path) -> Found:
+def read(directory: Path) -> ParsedSamples:
     """Every file whose name does not start with a dot."""
-    found, seen = Found(), set()
+    samples, line_keys = ParsedSamples(), set()
     for path in sorted(directory.rglob("*.jsonl")):
         if path.name.startswith("."):
             continue
@@ -67,51 +67,51 @@ def read(directory: Path) -> Found:
                 continue
             line = parse(raw)
             if isinstance(line, str):
-                found.rejects[path.name, line] += 1
+                samples.rejects[path.name, line] += 1
                 continue
             key = (line.instance, line.seq, line.series)
-            if key in seen:
-                found.duplicates[line.to_ms // DAY_MS, line.instance] += 1
+            if key in line_keys:
+                samples.duplicates[line.to_ms // DAY_MS, line.instance] += 1
                 continue
-            seen.add(key)
-            found.lines.append(line)
-    return found
+            line_keys.add(key)
+            samples.lines.append(line)
+    return samples
 
 
 def parse(raw: bytes) -> Line | str:
     """The line, or the reason why it is none."""
     try:
-        given = json.loads(raw)
+        fields = json.loads(raw)
     except ValueError:
         return "corrupt"
-    if not isinstance(given, dict) or "v" not in given:
+    if not isinstance(fields, dict) or "v" not in fields:
         return "corrupt"
-    if given["v"] != 1:
+    if fields["v"] != 1:
         return "unknown version"
-    if any(name not in given for name in HEAD):
+    if any(name not in fields for name in HEAD):
         return "corrupt"
-    kind = "process" if given["metric"] == PROCESS_METRIC else _kind(given["metric"])
+    kind = "process" if fields["metric"] == PROCESS_METRIC else _kind(fields["metric"])
     if kind is None:
         return "unknown metric"
-    return _typed(given, kind)
+    return _typed(fields, kind)
 
 
 def _kind(metric: str) -> str | None:
     return CATALOGUE[metric].kind if metric in CATALOGUE else None
 
 
-def _typed(given: dict[str, Any], kind: str) -> Line | str:
-    labels = dict(given["labels"])
+def _typed(fields: dict[str, Any], kind: str) -> Line | str:
+    labels = dict(fields["labels"])
     topic, group = labels.pop("topic", ""), labels.pop("group", "")
     detail = ",".join(f"{name}={labels[name]}" for name in sorted(labels))
-    process, instance, seq, from_ms, to_ms, metric = (given[name] for name in HEAD[:6])
+    process, instance, seq, from_ms, to_ms, metric = (fields[name] for name in HEAD[:6])
     head = Line(process, instance, seq, from_ms, to_ms, metric, topic, group, detail)
     if kind == "histogram":
-        if not _is_histogram(*(given.get(name) for name in ("sum", "buckets", "counts"))):
+        if not _is_histogram(*(fields.get(name) for name in ("sum", "buckets", "counts"))):
             return "bad value"
-        buckets, counts = tuple(given["buckets"]), tuple(given["counts"])
-        return head._replace(sum=given["sum"], buckets=buckets, counts=counts)
-    value = given.get("value")
+        buckets, counts = tuple(fields["buckets"]), tuple(fields["counts"])
+        return head._replace(sum=fields["sum"], buckets=buckets, counts=counts)
+    value = fields.get("value")
     if not _is_number(value) or (kind != "gauge" and float(value) < 0):
         return "bad value"
     return head._replace(value=float(value))
@@ -139,10 +139,10 @@ def _of(lines: Iterable[Line], kind: str) -> Iterable[Line]:
 def covered(lines: Iterable[Line], period_ms: int) -> dict[tuple[int, str], float]:
     """(period, process) -> seconds that its intervals cover; one that ends before it begins covers none."""
     intervals = {(line.process, line.instance, line.seq, line.from_ms, line.to_ms) for line in lines}
-    found: dict[tuple[int, str], float] = defaultdict(float)
+    seconds: dict[tuple[int, str], float] = defaultdict(float)
     for process, _, _, from_ms, to_ms in intervals:
-        found[to_ms // period_ms * period_ms, process] += max(0, to_ms - from_ms) / 1000
-    return found
+        seconds[to_ms // period_ms * period_ms, process] += max(0, to_ms - from_ms) / 1000
+    return seconds
 
 
 def counters(lines: list[Line], period_ms: int) -> dict[tuple[Any, ...], tuple[Any, ...]]:
@@ -160,9 +160,9 @@ def counters(lines: list[Line], period_ms: int) -> dict[tuple[Any, ...], tuple[A
 def gauges(lines: list[Line], period_ms: int) -> dict[tuple[Any, ...], tuple[float, ...]]:
     """(start, metric, process, topic, group, detail) -> (last, max, min, mean); the mean over an hour is that
     of its minutes' means, so that a minute with more intervals does not weigh more."""
-    found: dict[tuple[Any, ...], list[Line]] = defaultdict(list)
+    lines_of: dict[tuple[Any, ...], list[Line]] = defaultdict(list)
     for line in _of(lines, "gauge"):
-        found[line.to_ms // period_ms * period_ms, *line.series].append(line)
+        lines_of[line.to_ms // period_ms * period_ms, *line.series].append(line)
     return {
         key: (
             max(some, key=lambda line: (line.to_ms, line.seq)).value,
@@ -170,7 +170,7 @@ def gauges(lines: list[Line], period_ms: int) -> dict[tuple[Any, ...], tuple[flo
             min(line.value for line in some),
             _mean_of_minutes(some),
         )
-        for key, some in found.items()
+        for key, some in lines_of.items()
     }
 
 
@@ -206,30 +206,30 @@ def _latency(counts: Counter[int], total: float) -> tuple[Any, ...]:
 
 def percentile(counts: Counter[int], share: float) -> float:
     """The upper edge of the bucket that holds the value at this share."""
-    wanted, seen = sum(counts.values()) * share, 0
+    rank, counted = sum(counts.values()) * share, 0
     for index in sorted(counts):
-        seen += counts[index]
-        if seen >= wanted:
+        counted += counts[index]
+        if counted >= rank:
             return upper_edge(index)
     raise ValueError("nothing was observed")
 
 
-def processes(found: Found) -> dict[tuple[int, str, str], tuple[Any, ...]]:
+def processes(samples: ParsedSamples) -> dict[tuple[int, str, str], tuple[Any, ...]]:
     """(day, process, instance) -> (samples, files, missing, duplicates, longest_gap_s, clock_steps)."""
     runs: dict[tuple[int, str, str], list[Line]] = defaultdict(list)
-    for line in found.lines:
+    for line in samples.lines:
         runs[line.to_ms // DAY_MS, line.process, line.instance].append(line)
-    told = {}
+    rows = {}
     for key, lines in runs.items():
         intervals = sorted({(line.seq, line.from_ms, line.to_ms) for line in lines})
         numbers = [seq for seq, _, _ in intervals]
         gaps = [(after[1] - one[2]) / 1000 for one, after in pairwise(intervals)]
-        told[key] = (
+        rows[key] = (
             len(lines),
             len(numbers),
             numbers[-1] - numbers[0] + 1 - len(numbers),
-            found.duplicates[key[0], key[2]],
+            samples.duplicates[key[0], key[2]],
             max(0.0, *gaps, 0.0),
             sum(to_ms < from_ms for _, from_ms, to_ms in intervals),
         )
-    return told
+    return rows

@@ -20,13 +20,13 @@ def rows(out: Path, table: str, key: tuple[str, ...], values: tuple[str, ...]) -
     there twice."""
     if not (out / table).exists():
         return {}
-    found = dataset.dataset(out / table, format="parquet", partitioning=BY_DATE)
-    told: Rows = {}
-    for row in found.to_table(columns=[*key, *values]).to_pylist():
+    table_files = dataset.dataset(out / table, format="parquet", partitioning=BY_DATE)
+    read_rows: Rows = {}
+    for row in table_files.to_table(columns=[*key, *values]).to_pylist():
         name = tuple(plain(row[column]) for column in key)
-        assert name not in told, f"{table} has two rows {name}"
-        told[name] = tuple(plain(row[column]) for column in values)
-    return told
+        assert name not in read_rows, f"{table} has two rows {name}"
+        read_rows[name] = tuple(plain(row[column]) for column in values)
+    return read_rows
 
 
 def plain(value: Any) -> Any:
@@ -59,23 +59,23 @@ def processes(out: Path) -> Rows:
 
 def rejects(out: Path) -> dict[tuple[str, str], int]:
     """(file name, reason) -> lines."""
-    found = rows(out, "rejects", ("date", "file", "reason"), ("lines",))
-    told: dict[tuple[str, str], int] = {}
-    for (_, file, reason), (lines,) in found.items():
+    read_rows = rows(out, "rejects", ("date", "file", "reason"), ("lines",))
+    counts: dict[tuple[str, str], int] = {}
+    for (_, file, reason), (lines,) in read_rows.items():
         name = (file.rpartition("/")[2], reason)
-        told[name] = told.get(name, 0) + lines
-    return told
+        counts[name] = counts.get(name, 0) + lines
+    return counts
 
 
 def everything(out: Path) -> dict[str, Rows]:
     """Every table with all its columns but floating sums' last digits, to compare two runs."""
-    told: dict[str, Rows] = {}
+    tables: dict[str, Rows] = {}
     for folder in sorted(path for path in out.iterdir() if path.is_dir() and path.name != "stream"):
-        found = dataset.dataset(folder, format="parquet", partitioning=BY_DATE).to_table()
-        listed = [tuple(rounded(plain(value)) for value in row.values()) for row in found.to_pylist()]
-        told[folder.name] = dict.fromkeys(listed, ())
-        assert len(told[folder.name]) == len(listed), f"{folder.name} has a row twice"
-    return told
+        table = dataset.dataset(folder, format="parquet", partitioning=BY_DATE).to_table()
+        listed = [tuple(rounded(plain(value)) for value in row.values()) for row in table.to_pylist()]
+        tables[folder.name] = dict.fromkeys(listed, ())
+        assert len(tables[folder.name]) == len(listed), f"{folder.name} has a row twice"
+    return tables
 
 
 def rounded(value: Any) -> Any:
@@ -83,14 +83,16 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
-def same(found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> None:
+def same(actual: Mapping[Any, Any], expected: Mapping[Any, Any]) -> None:
     """Equal, floats up to rounding; says which rows are not."""
-    assert wanted, "the reference found nothing"
-    assert not found.keys() - wanted.keys(), "rows too many"
-    assert not wanted.keys() - found.keys(), "rows missing"
-    differ = {key: (found[key], row) for key, row in wanted.items() if _values(found[key]) != _values(row)}
+    assert expected, "the reference found nothing"
+    assert not actual.keys() - expected.keys(), "rows too many"
+    assert not expected.keys() - actual.keys(), "rows missing"
+    differ = {
+        key: (actual[key], row) for key, row in expected.items() if _values(actual[key]) != _values(row)
+    }
     assert not differ, (
-        f"{len(differ)} of {len(wanted)} rows differ (found, wanted): {list(differ.items())[:3]}"
+        f"{len(differ)} of {len(expected)} rows differ (found, wanted): {list(differ.items())[:3]}"
     )
 
 

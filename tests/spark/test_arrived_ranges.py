@@ -22,8 +22,8 @@ def grown(batches: int) -> list[Range]:
 def test_every_batch_is_in_one_folder_and_the_folders_stay_few() -> None:
     for batches in (1, 15, 16, 17, 255, 300, 5_000):
         ranges = grown(batches)
-        held = [batch for one in ranges for batch in range(one.first, one.last + 1)]
-        assert held == list(range(batches))
+        covered = [batch for one in ranges for batch in range(one.first, one.last + 1)]
+        assert covered == list(range(batches))
         levels = [one.merge_level for one in ranges]
         assert max(levels.count(level) for level in set(levels)) <= FANOUT
 
@@ -37,6 +37,6 @@ def test_names_sort_and_come_back() -> None:
 @given(st.integers(1, 600), st.data())
 def test_folders_inside_a_wider_one_are_dead_whatever_a_kill_left(batches: int, data: st.DataObject) -> None:
     ranges = grown(batches)
-    parts = [Range(batch, batch) for one in ranges for batch in range(one.first, one.last + 1)]
-    left = data.draw(st.lists(st.sampled_from(parts), unique=True))
+    single = [Range(batch, batch) for one in ranges for batch in range(one.first, one.last + 1)]
+    left = data.draw(st.lists(st.sampled_from(single), unique=True))
     assert drop_covered({*ranges, *left}) == ranges

@@ -34,7 +34,7 @@ ALL = Days(None, None)
 GOOD: dict[str, Any] = {"v": 1, "process": "p@h", "instance": "i", "seq": 3, "from": 10_000, "to": 20_000}
 GOOD |= {"metric": "ddmq_acked_total", "labels": {"group": "g", "topic": "t"}, "value": 2}
 HISTOGRAM = GOOD | {"metric": "ddmq_queue_wait_us", "sum": 3.5, "buckets": [1, 2], "counts": [4, 5]}
-ODD_LINES = [
+UNUSUAL_LINES = [
     *(json.dumps(GOOD | change).encode() for change in (
         {"v": 2}, {"v": "1"}, {"v": None},
         {"seq": 1.5}, {"seq": "3"}, {"process": 5}, {"labels": []},
@@ -59,18 +59,18 @@ RUN = "00c0ffee00c0ffee"  # an instance
 OWN = GOOD | {"instance": RUN}
 
 
-def added_up(made: DataFrame) -> dict[Any, Any]:
+def added_up(minutes: DataFrame) -> dict[Any, Any]:
     """Minutes with one row for each key."""
-    told: dict[Any, Any] = {}
-    for row in made.collect():
+    sums: dict[Any, Any] = {}
+    for row in minutes.collect():
         if row["kind"] == INTERVAL:
             key = tuple(row[name] for name in ("process", "instance", "seq", "from_ms", "to_ms"))
-            assert key not in told
-            told[key] = (row["minute"], row["lines"], row["copies"], row["is_last"])
+            assert key not in sums
+            sums[key] = (row["minute"], row["lines"], row["copies"], row["is_last"])
             continue
-        one = told.setdefault((row["kind"], row["minute"], *(row[name] for name in SERIES_KEY)), Series())
+        one = sums.setdefault((row["kind"], row["minute"], *(row[name] for name in SERIES_KEY)), Series())
         one.add(row.asDict())
-    return {key: one.told() if isinstance(one, Series) else one for key, one in told.items()}
+    return {key: one.sums() if isinstance(one, Series) else one for key, one in sums.items()}
 
 
 class Series:
@@ -91,7 +91,7 @@ class Series:
             for bucket, n in zip(row["buckets"], row["counts"], strict=True):
                 self.met[bucket] += n
 
-    def told(self) -> Any:
+    def total(self) -> Any:
         extremes = self.extremes and (min(self.extremes), max(self.extremes))
         return round(self.total, 3), self.lines, extremes, self.last, self.met
 
@@ -111,11 +111,11 @@ def read_lines(spark: SparkSession, paths: list[str]) -> DataFrame:
 def same_both_ways(spark: SparkSession, folders: list[Path]) -> dict[Any, Any]:
     paths = [str(folder) for folder in folders]
     lines = read_lines(spark, paths)
-    found = read_minutes(spark, paths, ALL, DataFrame.persist)
-    made, wanted = added_up(found.minutes), added_up(to_minutes(lines, DataFrame.persist))
-    assert made == wanted
-    assert refused(found.odd) == refused(lines)
-    return made
+    read = read_minutes(spark, paths, ALL, DataFrame.persist)
+    sums, expected = added_up(read.minutes), added_up(to_minutes(lines, DataFrame.persist))
+    assert sums == expected
+    assert refused(read.odd) == refused(lines)
+    return sums
 
 
 def text(lines: list[dict[str, Any]]) -> bytes:
@@ -134,7 +134,7 @@ def test_files_with_every_fault(
     assert same_both_ways(spark, sorted(samples.glob("date=*/hour=*")))
 
 
-def test_long_files_are_read_in_parts(
+def test_long_files_are_read_in_chunks(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = Shape(samples=2_000, seed=6, faults=0.3, interval_ms=20_000, topics=1, groups=1)
@@ -147,35 +147,35 @@ def test_long_files_are_read_in_parts(
 def test_files_that_are_merged_and_deleted_meanwhile_are_read_as_the_merged_one(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = [tmp_path / str(interval_name(RUN, seq)) for seq in (0, 1)]
-    for seq, path in enumerate(parts):
+    paths = [tmp_path / str(interval_name(RUN, seq)) for seq in (0, 1)]
+    for seq, path in enumerate(paths):
         path.write_bytes(text([OWN | {"seq": seq, "to": 99_000}]))
     listed = read.input_files
 
     def tidied(rows: DataFrame) -> list[str]:
-        found = listed(rows)
-        if parts[0].exists():
-            whole = b"".join(path.read_bytes() for path in parts)
-            (tmp_path / str(SampleName(RUN, 0, 1, True))).write_bytes(whole)
-            for path in parts:
+        names = listed(rows)
+        if paths[0].exists():
+            merged = b"".join(path.read_bytes() for path in paths)
+            (tmp_path / str(SampleName(RUN, 0, 1, True))).write_bytes(merged)
+            for path in paths:
                 path.unlink()
-        return found
+        return names
 
     monkeypatch.setattr(read, "input_files", tidied)
-    made = added_up(read_minutes(spark, [str(tmp_path)], ALL, DataFrame.persist).minutes)
+    sums = added_up(read_minutes(spark, [str(tmp_path)], ALL, DataFrame.persist).minutes)
     monkeypatch.undo()
-    assert made == added_up(read_minutes(spark, [str(tmp_path)], ALL, DataFrame.persist).minutes)
-    assert made
+    assert sums == added_up(read_minutes(spark, [str(tmp_path)], ALL, DataFrame.persist).minutes)
+    assert sums
 
 
-def test_what_retention_deletes_is_no_reason_to_read_again() -> None:
+def test_files_deleted_by_retention_are_not_read_twice() -> None:
     one, two = str(interval_name(RUN, 0)), str(interval_name(RUN, 1))
     assert not merged_since([one, two], [two])
     assert merged_since([one, two], [two, str(SampleName(RUN, 0, 0, True))])
 
 
-def test_every_odd_line_is_what_sparks_reader_says(spark: SparkSession, tmp_path: Path) -> None:
-    for at, line in enumerate(ODD_LINES):  # a file each, so that rejects tell which line it was
+def test_every_unusual_line_is_read_as_by_spark(spark: SparkSession, tmp_path: Path) -> None:
+    for at, line in enumerate(UNUSUAL_LINES):  # a file each, so that rejects tell which line it was
         line = line.replace(b'"seq": 3', b'"seq": %d' % at).replace(b'"i"', b'"%s"' % RUN.encode())
         (tmp_path / str(interval_name(RUN, at))).write_bytes(
             line + b"\n" + text([OWN | {"seq": at, "to": 99_000}])
@@ -192,39 +192,37 @@ def test_a_line_that_only_spark_finds_good_counts_once_with_its_copies(
     (tmp_path / str(SampleName(RUN, 0, 3, merged=True))).write_bytes(odd + text([OWN | {"seq": 0}]))
     (tmp_path / str(interval_name(RUN, 3))).write_bytes(line)
     (tmp_path / str(interval_name(RUN, 4))).write_bytes(text([OWN | {"seq": 4}]))
-    made = same_both_ways(spark, [tmp_path])
-    assert made["counter", 0, "ddmq_acked_total", "p@h", "t", "g", ""][0] == 6.0
+    sums = same_both_ways(spark, [tmp_path])
+    assert sums["counter", 0, "ddmq_acked_total", "p@h", "t", "g", ""][0] == 6.0
 
 
-def test_more_odd_intervals_than_are_named_are_all_read_again(
+def test_more_unusual_intervals_than_are_named_are_all_reread(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read, "RETRIES_MAX", 2)
     for seq in range(3):
         odd = text([OWN | {"seq": seq}]).replace(b'"t"', b'"\\u0074"')
         (tmp_path / str(interval_name(RUN, seq))).write_bytes(odd + text([OWN | {"seq": seq, "to": 99_000}]))
-    made = same_both_ways(spark, [tmp_path])
-    assert made["counter", 0, "ddmq_acked_total", "p@h", "t", "g", ""][0] == 6.0
+    sums = same_both_ways(spark, [tmp_path])
+    assert sums["counter", 0, "ddmq_acked_total", "p@h", "t", "g", ""][0] == 6.0
 
 
 @pytest.mark.parametrize(
     "name", ["copy.jsonl", str(interval_name("00000000deadbeef", 3)), str(interval_name(RUN, 4))]
 )
-def test_a_file_whose_name_does_not_tell_what_is_in_it(
-    spark: SparkSession, tmp_path: Path, name: str
-) -> None:
+def test_a_file_whose_name_does_not_match_its_content(spark: SparkSession, tmp_path: Path, name: str) -> None:
     for file in (name, str(interval_name(RUN, 3))):
         (tmp_path / file).write_bytes(text([OWN, OWN | {"metric": "ddmq_failed_total"}]))
-    made = same_both_ways(spark, [tmp_path])
-    assert made["p@h", RUN, 3, 10_000, 20_000] == (0, 2, 4, False)
+    sums = same_both_ways(spark, [tmp_path])
+    assert sums["p@h", RUN, 3, 10_000, 20_000] == (0, 2, 4, False)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from([json.dumps(GOOD).encode(), *ODD_LINES]), max_size=12), st.booleans())
-def test_no_line_is_lost_or_made(lines: list[bytes], ended: bool) -> None:
-    data = b"\n".join(lines) + b"\n" * ended
-    parts = [text for line in lines for text in line.splitlines() if text.strip()]
-    arrays = [text for text in parts if text.startswith(b"[") and b"1,2" not in text]
-    wanted = len(parts) - len(arrays) + sum(len(json.loads(text)) for text in arrays)
-    found = parse([data], SeriesCodes())
-    assert found.lines.num_rows + len(found.odd) == wanted
+@given(st.lists(st.sampled_from([json.dumps(GOOD).encode(), *UNUSUAL_LINES]), max_size=12), st.booleans())
+def test_no_line_is_lost_or_invented(lines: list[bytes], with_newline: bool) -> None:
+    data = b"\n".join(lines) + b"\n" * with_newline
+    texts = [text for line in lines for text in line.splitlines() if text.strip()]
+    arrays = [text for text in texts if text.startswith(b"[") and b"1,2" not in text]
+    expected_count = len(texts) - len(arrays) + sum(len(json.loads(text)) for text in arrays)
+    parsed = parse([data], SeriesCodes())
+    assert parsed.lines.num_rows + len(parsed.odd) == expected_count

@@ -24,7 +24,7 @@ from tests.spark import tables_read
 MINUTE = 60_000
 SENDS = {"metric": "ddmq_sends_total", "labels": {"topic": "t", "code": "0"}}
 MONDAY = datetime(2026, 1, 5, 10, tzinfo=UTC)
-CLOCK, LONG, ENDED, COPIES, LAG, BAD, SLOW, FIRST, STEP = (
+CLOCK, LONG, STOPPED, COPIES, LAG, BAD, SLOW, FIRST, STEP = (
     MONDAY + timedelta(days=day) for day in (1, 2, 3, 4, 5, 6, 8, 9, 10)
 )
 ZONE, LATE = "Asia/Kolkata", 9 * 60 + 30  # the session's zone; a minute at which the next day has begun there
@@ -78,10 +78,10 @@ def clock_steps_back(samples: Path) -> None:
 
 
 def some_end(samples: Path) -> None:
-    sends(samples, ms(ENDED), "stopped", 0, 1, "last")
-    sends(samples, ms(ENDED, 1), "gone", 0, 1)
+    sends(samples, ms(STOPPED), "stopped", 0, 1, "last")
+    sends(samples, ms(STOPPED, 1), "gone", 0, 1)
     for seq in (0, 1, 4):  # 2 and 3 never came
-        sends(samples, ms(ENDED, 5 + seq), "alive", seq, 1)
+        sends(samples, ms(STOPPED, 5 + seq), "alive", seq, 1)
 
 
 def slow_intervals(samples: Path) -> None:
@@ -100,44 +100,44 @@ def first_files(samples: Path) -> None:
 
 
 def copies(samples: Path) -> None:
-    part = sends(samples, ms(COPIES, 59), "twice", 0, 5)
-    (part.parent / str(SampleName(run("twice"), 0, 0, merged=True))).write_bytes(part.read_bytes())
-    (part.parent / "copy.jsonl").write_bytes(part.read_bytes())  # by no name the job knows
+    file = sends(samples, ms(COPIES, 59), "twice", 0, 5)
+    (file.parent / str(SampleName(run("twice"), 0, 0, merged=True))).write_bytes(file.read_bytes())
+    (file.parent / "copy.jsonl").write_bytes(file.read_bytes())  # by no name the job knows
     sends(samples, ms(COPIES, 59.5), "twice", 1, 2)
-    late = samples / f"date={COPIES:%Y-%m-%d}" / "hour=11" / part.name  # sent again an hour later
+    late = samples / f"date={COPIES:%Y-%m-%d}" / "hour=11" / file.name  # sent again an hour later
     late.parent.mkdir()
-    late.write_bytes(part.read_bytes())
+    late.write_bytes(file.read_bytes())
 
 
 def no_time(samples: Path) -> None:
     """A clock that steps back into a minute of its own, in which messages are sent and finished."""
     to_ms, of = ms(STEP, 20), {"labels": {"group": "g", "topic": "t"}}
-    told = (SENDS, 7), ({"metric": "ddmq_acked_total"} | of, 5), ({"metric": "ddmq_lag"} | of, 2)
-    put(samples, to_ms, "step", 4, interval(4, ms(STEP, 40), to_ms, "step", "running", *told))
+    values = (SENDS, 7), ({"metric": "ddmq_acked_total"} | of, 5), ({"metric": "ddmq_lag"} | of, 2)
+    put(samples, to_ms, "step", 4, interval(4, ms(STEP, 40), to_ms, "step", "running", *values))
 
 
 def lag(samples: Path) -> None:
     of = {"labels": {"group": "g", "topic": "t"}}
     for minute, left, acked in ((0, 600, 0), (1, 540, 120), (2, 540, 120), (3, 0, 600)):
         end = ms(LAG, minute)
-        told = ({"metric": "ddmq_lag"} | of, left), ({"metric": "ddmq_acked_total"} | of, acked)
-        put(samples, end, "lag", minute, interval(minute, end - MINUTE, end, "lag", "running", *told))
+        values = ({"metric": "ddmq_lag"} | of, left), ({"metric": "ddmq_acked_total"} | of, acked)
+        put(samples, end, "lag", minute, interval(minute, end - MINUTE, end, "lag", "running", *values))
 
 
 def lag_twice_a_minute(samples: Path) -> None:
     for seq, left in enumerate((900, 10)):
-        end, told = (
+        end, value = (
             ms(LAG, 10 + seq / 2),
             ({"metric": "ddmq_lag", "labels": {"group": "g", "topic": "u"}}, left),
         )
-        put(samples, end, "lag2", seq, interval(seq, end - 30_000, end, "lag2", "running", told))
+        put(samples, end, "lag2", seq, interval(seq, end - 30_000, end, "lag2", "running", value))
 
 
 def lag_with_a_gap(samples: Path) -> None:
     for seq, minute in enumerate((30, 34)):
         end, of = ms(LAG, minute), {"labels": {"group": "g", "topic": "v"}}
-        told = interval(seq, end - 4 * MINUTE, end, "gap", "running", ({"metric": "ddmq_lag"} | of, 5))
-        put(samples, end, "gap", seq, told)
+        lines = interval(seq, end - 4 * MINUTE, end, "gap", "running", ({"metric": "ddmq_lag"} | of, 5))
+        put(samples, end, "gap", seq, lines)
 
 
 def bad_lines(samples: Path) -> None:
@@ -147,8 +147,8 @@ def bad_lines(samples: Path) -> None:
 
 def newer_labels(samples: Path) -> None:
     of = {"metric": "ddmq_acked_total"}
-    told = [(of | {"labels": {"group": "g", "topic": "t", "zone": zone}}, 10) for zone in "ab"]
-    lines = interval(0, ms(WEEKS[1]) - 10_000, ms(WEEKS[1]), "new", "running", (SENDS, 1), *told)
+    values = [(of | {"labels": {"group": "g", "topic": "t", "zone": zone}}, 10) for zone in "ab"]
+    lines = interval(0, ms(WEEKS[1]) - 10_000, ms(WEEKS[1]), "new", "running", (SENDS, 1), *values)
     put(samples, ms(WEEKS[1]), "new", 0, lines)
 
 
@@ -158,8 +158,8 @@ def no_consumers(samples: Path) -> None:
         end = ms(WEEKS[2], seq)
         lag = ({"metric": "ddmq_lag"} | of, 100 * seq), ({"metric": "ddmq_lag_age_ms"} | of, 60_000 * seq)
         refused = ({"metric": "ddmq_sends_total", "labels": {"topic": "-", "code": "13"}}, 1)
-        told = (*lag, (SENDS, 10_000), *([refused] if seq == 3 else []))
-        put(samples, end, "idle", seq, interval(seq, end - MINUTE, end, "idle", "running", *told))
+        values = (*lag, (SENDS, 10_000), *([refused] if seq == 3 else []))
+        put(samples, end, "idle", seq, interval(seq, end - MINUTE, end, "idle", "running", *values))
 
 
 @pytest.fixture(scope="module")
@@ -241,8 +241,8 @@ def test_a_time_that_is_none_is_an_error(spark: SparkSession, tmp_path: Path, mo
 
 def test_a_day_of_only_bad_lines_has_rejects_alone(out: Path) -> None:
     name = str(interval_name(run("bad"), 0))
-    wanted = {(name, "corrupt"): 2, (name, "unknown version"): 1, (name, "bad value"): 1}
-    assert {key: lines for key, lines in tables_read.rejects(out).items() if key[0] == name} == wanted
+    expected = {(name, "corrupt"): 2, (name, "unknown version"): 1, (name, "bad value"): 1}
+    assert {key: lines for key, lines in tables_read.rejects(out).items() if key[0] == name} == expected
     assert [path.name for path in out.iterdir() if (path / f"date={BAD:%Y-%m-%d}").exists()] == ["rejects"]
 
 
@@ -258,7 +258,7 @@ def test_an_interval_over_a_minute_belongs_to_the_minute_of_its_end(out: Path) -
     assert {key[0]: row for key, row in rows.items()} == {ms(LONG, 1): (180.0, 90.0, 2.0)}
 
 
-def test_ended_tells_a_stop_from_a_vanished_process(out: Path) -> None:
+def test_ended_distinguishes_a_stop_from_a_vanished_process(out: Path) -> None:
     values = ("ended", "missing", "longest_gap_s")
     rows = tables_read.rows(out, "processes", ("instance",), values)
     assert {name: rows[(run(name),)] for name in ("stopped", "gone", "alive")} == {
@@ -268,7 +268,7 @@ def test_ended_tells_a_stop_from_a_vanished_process(out: Path) -> None:
     }
 
 
-def test_who_writes_seldom_is_not_taken_for_vanished(out: Path) -> None:
+def test_a_process_that_writes_seldom_has_not_vanished(out: Path) -> None:
     rows = tables_read.rows(out, "processes", ("instance",), ("ended", "interval_s"))
     assert {name: rows[(run(name),)] for name in ("slow", "slower", "young", "mute")} == {
         "slow": ("running", 300.0),
@@ -294,11 +294,13 @@ def test_copies_under_other_names_and_folders_count_once(out: Path) -> None:
 
 
 def test_an_hour_unlike_former_weeks_is_an_anomaly(out: Path) -> None:
-    found = tables_read.rows(out, "anomalies_hour", ("start", "metric", "topic"), ("value", "usual", "weeks"))
-    assert found == {(ms(WEEKS[3]), "ddmq_sends_total", "t"): (1000.0, 100.0, 3)}
+    anomalies = tables_read.rows(
+        out, "anomalies_hour", ("start", "metric", "topic"), ("value", "usual", "weeks")
+    )
+    assert anomalies == {(ms(WEEKS[3]), "ddmq_sends_total", "t"): (1000.0, 100.0, 3)}
 
 
-def test_lag_tells_when_it_will_be_gone(out: Path) -> None:
+def test_lag_has_the_time_until_it_is_drained(out: Path) -> None:
     values = ("finished_per_s", "arrived_per_s", "time_to_drain_s")
     rows = tables_read.rows(out, "lag_minute", ("start", "topic"), values)
     assert [rows[(ms(LAG, minute), "t")] for minute in range(4)] == [
@@ -314,11 +316,11 @@ def test_lag_of_a_minute_is_its_last_and_its_highest(out: Path) -> None:
     assert rows[(ms(LAG, 10), "u")] == (10.0, 900.0)
 
 
-def test_lag_that_nobody_told_for_minutes_is_as_it_was_and_has_no_rate(out: Path) -> None:
+def test_lag_without_samples_keeps_its_value_and_has_no_rate(out: Path) -> None:
     values = ("lag", "arrived_per_s", "time_to_drain_s")
     rows = tables_read.rows(out, "lag_minute", ("start", "topic"), values)
-    found = {key[0]: row for key, row in rows.items() if key[1] == "v"}
-    assert found == {ms(LAG, minute): (5.0, 0.0, None) for minute in range(30, 35)}
+    selected = {key[0]: row for key, row in rows.items() if key[1] == "v"}
+    assert selected == {ms(LAG, minute): (5.0, 0.0, None) for minute in range(30, 35)}
 
 
 def test_objectives_are_judged_by_day(out: Path) -> None:
@@ -330,8 +332,8 @@ def test_objectives_are_judged_by_day(out: Path) -> None:
 def test_days_are_those_of_utc_whatever_the_zone_of_the_session(out: Path) -> None:
     rows = tables_read.rows(out, "counters_minute", ("date", *tables_read.KEY), ("total",))
     day = (LONG.date() - date(1970, 1, 1)).days
-    found = {start: total for (of, start, *_), (total,) in rows.items() if of == day}
-    assert found == {ms(LONG, 1): 180.0, ms(LONG, LATE): 5.0}
+    selected = {start: total for (of, start, *_), (total,) in rows.items() if of == day}
+    assert selected == {ms(LONG, 1): 180.0, ms(LONG, LATE): 5.0}
 
 
 def test_what_a_killed_run_had_begun_to_write_is_deleted(out: Path) -> None:
@@ -351,10 +353,12 @@ def test_a_group_without_consumers_breaks_a_promise(plain: Path) -> None:
     rows = tables_read.rows(
         plain / "out", "slo_day", ("slo", "topic", "group", "date"), ("good", "total", "met")
     )
-    found = {key[:3]: row for key, row in rows.items() if key[3] == (WEEKS[2].date() - date(1970, 1, 1)).days}
-    assert found["oldest waits at most 1 m", "t", "gone"] == (2, 8, False)
-    assert found["sends stored", "", ""] == (80_000, 80_001, True)
-    assert ("sends stored", "-", "") not in found
+    selected = {
+        key[:3]: row for key, row in rows.items() if key[3] == (WEEKS[2].date() - date(1970, 1, 1)).days
+    }
+    assert selected["oldest waits at most 1 m", "t", "gone"] == (2, 8, False)
+    assert selected["sends stored", "", ""] == (80_000, 80_001, True)
+    assert ("sends stored", "-", "") not in selected
 
 
 def test_a_run_replaces_its_days_and_keeps_those_that_lost_samples(
@@ -363,18 +367,18 @@ def test_a_run_replaces_its_days_and_keeps_those_that_lost_samples(
     samples, out = tmp_path / "samples", tmp_path / "out"
     for name in ("samples", "out"):
         shutil.copytree(plain / name, tmp_path / name)
-    made = sorted((out / "counters_hour").rglob("*.parquet"))
+    files = sorted((out / "counters_hour").rglob("*.parquet"))
     assert len(run_batch(samples, out)) == 3
-    assert sorted((out / "counters_hour").rglob("*.parquet")) == made, "nothing is new"
+    assert sorted((out / "counters_hour").rglob("*.parquet")) == files, "nothing is new"
     one = put(samples, ms(WEEKS[0]), "one", 0, ["{"])  # what it had is gone
     two = sends(samples, ms(WEEKS[1]), "two", 0, 1000)  # not in the range
     before, first = tables_read.counters(out, "minute"), (ms(WEEKS[0]), ms(WEEKS[0]) + 1)
     assert run_batch(samples, out, *first) == [WEEKS[0].date()]
-    gone = (ms(WEEKS[0]), "ddmq_sends_total", "p@h", "t", "", "code=0")
-    assert tables_read.counters(out, "minute") == {key: row for key, row in before.items() if key != gone}
-    told = tables_read.everything(out)
+    lost_row = (ms(WEEKS[0]), "ddmq_sends_total", "p@h", "t", "", "code=0")
+    assert tables_read.counters(out, "minute") == {key: row for key, row in before.items() if key != lost_row}
+    tables = tables_read.everything(out)
     for path in (one, two):
         path.unlink()
     for range_ms in ((None, None), first):
         run_batch(samples, out, *range_ms)
-        assert tables_read.everything(out) == told, "samples of the first day are gone"
+        assert tables_read.everything(out) == tables, "samples of the first day are gone"

@@ -21,7 +21,7 @@ class Both:
 
     def __init__(self, folder: Path) -> None:
         self.truth = write(SHAPE, folder / "samples")
-        self.found = reference.read(folder / "samples")
+        self.expected = reference.read(folder / "samples")
         self.out = folder / "out"
         run_batch(folder / "samples", self.out)
 
@@ -33,35 +33,35 @@ def both(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 def test_the_files_have_every_fault(both: Both) -> None:
     assert set(both.truth.faults) == set(FAULTS)
-    assert both.truth.samples == len(both.found.lines)
+    assert both.truth.samples == len(both.expected.lines)
 
 
 @pytest.mark.parametrize("period", PERIODS)
 def test_counters(both: Both, period: str) -> None:
     tables_read.same(
-        tables_read.counters(both.out, period), reference.counters(both.found.lines, PERIODS[period])
+        tables_read.counters(both.out, period), reference.counters(both.expected.lines, PERIODS[period])
     )
 
 
 @pytest.mark.parametrize("period", PERIODS)
 def test_gauges(both: Both, period: str) -> None:
     tables_read.same(
-        tables_read.gauges(both.out, period), reference.gauges(both.found.lines, PERIODS[period])
+        tables_read.gauges(both.out, period), reference.gauges(both.expected.lines, PERIODS[period])
     )
 
 
 @pytest.mark.parametrize("period", PERIODS)
 def test_latencies_bucket_by_bucket_and_their_percentiles(both: Both, period: str) -> None:
-    found = tables_read.latencies(both.out, period)
-    tables_read.same(found, reference.latencies(both.found.lines, PERIODS[period]))
+    expected = tables_read.latencies(both.out, period)
+    tables_read.same(expected, reference.latencies(both.expected.lines, PERIODS[period]))
 
 
 def test_processes(both: Both) -> None:
-    tables_read.same(tables_read.processes(both.out), reference.processes(both.found))
+    tables_read.same(tables_read.processes(both.out), reference.processes(both.expected))
 
 
 def test_rejects(both: Both) -> None:
-    tables_read.same(tables_read.rejects(both.out), both.found.rejects)
+    tables_read.same(tables_read.rejects(both.out), both.expected.rejects)
 
 
 def test_a_second_run_changes_nothing(both: Both) -> None:

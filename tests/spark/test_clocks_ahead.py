@@ -40,19 +40,26 @@ def history(midnight: int) -> list[dict[str, Any]]:
         of_run = {"from_ms": to_ms - STEP_MS, "lines": 2, "copies": 2, "is_last": is_last}
         rows.append(row(INTERVAL, seq, to_ms, **of_run))
         minutes.setdefault(to_ms // MINUTE_MS, []).append((to_ms, seq, float(100 + seq)))
-    for told in minutes.values():
-        to_ms, seq, value = told[-1]
-        names = {"metric": "ddmq_lag", "topic": "t", "group": "g", "detail": "", "last": value, "told": told}
+    for samples in minutes.values():
+        to_ms, seq, value = samples[-1]
+        names = {
+            "metric": "ddmq_lag",
+            "topic": "t",
+            "group": "g",
+            "detail": "",
+            "last": value,
+            "told": samples,
+        }
         rows.append(row("gauge", seq, to_ms, **names))
     return rows
 
 
 def minutes_of_lag(spark: SparkSession, rows: list[dict[str, Any]], now_ms: int) -> dict[int, float]:
-    made = spark.createDataFrame(rows, minutes_schema())
+    minutes = spark.createDataFrame(rows, minutes_schema())
     counters = spark.createDataFrame([], COUNTERS_MINUTE.schema)
-    found = lag_minute(made, counters, now_ms).select("minute", "lag").collect()
-    assert len({one["minute"] for one in found}) == len(found), "a minute is there twice"
-    return {one["minute"]: one["lag"] for one in found}
+    lags = lag_minute(minutes, counters, now_ms).select("minute", "lag").collect()
+    assert len({one["minute"] for one in lags}) == len(lags), "a minute is there twice"
+    return {one["minute"]: one["lag"] for one in lags}
 
 
 @pytest.mark.parametrize("away_ms", [AHEAD_MS, AHEAD_MS + 43_000, 3 * STEP_MS, 7_000])

@@ -76,10 +76,10 @@ def test_a_zip_that_cannot_be_is_one_line(tmp_path: Path, name: str, says: str) 
 @pytest.mark.timeout(1_800)  # a driver and an executor of their own
 def test_executors_without_the_package_take_it_from_the_zip(tmp_path: Path) -> None:
     python = bare_python(tmp_path)
-    said = subprocess.run(
+    result = subprocess.run(
         [python, "-c", "import metrics_job"], capture_output=True, cwd=tmp_path, check=False
     )
-    assert b"No module named 'metrics_job'" in said.stderr
+    assert b"No module named 'metrics_job'" in result.stderr
     samples, out, archive = tmp_path / "samples", tmp_path / "out", tmp_path / "job.zip"
     write(SHAPE, samples)
     job = [sys.executable, "-m", "metrics_job", "package", str(archive)]
@@ -96,7 +96,7 @@ def test_executors_without_the_package_take_it_from_the_zip(tmp_path: Path) -> N
         "spark.driver.bindAddress": "127.0.0.1",
     }
     command = [str(spark_home / "bin" / "spark-submit"), "--master", "local-cluster[1,1,1024]"]
-    command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    command += [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     command += ["--driver-memory", "768m", "--executor-memory", "768m", "--py-files", str(archive)]
     command += [str(tmp_path / "run.py"), "batch", "--samples", str(samples), "--out", str(out)]
     of_spark = {
@@ -111,10 +111,10 @@ def test_executors_without_the_package_take_it_from_the_zip(tmp_path: Path) -> N
     environment |= {name: str(value) for name, value in of_spark.items()}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3_000:]
-    found = reference.read(samples)
+    samples_read = reference.read(samples)
     for period, length in (("minute", reference.MINUTE_MS), ("hour", reference.HOUR_MS)):
-        tables_read.same(tables_read.counters(out, period), reference.counters(found.lines, length))
-        tables_read.same(tables_read.gauges(out, period), reference.gauges(found.lines, length))
-        tables_read.same(tables_read.latencies(out, period), reference.latencies(found.lines, length))
-    tables_read.same(tables_read.processes(out), reference.processes(found))
-    tables_read.same(tables_read.rejects(out), found.rejects)
+        tables_read.same(tables_read.counters(out, period), reference.counters(samples_read.lines, length))
+        tables_read.same(tables_read.gauges(out, period), reference.gauges(samples_read.lines, length))
+        tables_read.same(tables_read.latencies(out, period), reference.latencies(samples_read.lines, length))
+    tables_read.same(tables_read.processes(out), reference.processes(samples_read))
+    tables_read.same(tables_read.rejects(out), samples_read.rejects)

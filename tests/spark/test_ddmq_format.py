@@ -101,9 +101,7 @@ def finish(writer: Any) -> None:
                 raise
 
 
-def test_a_batch_has_every_message_with_all_that_is_known_of_it(
-    source: SparkSession, server: RealServer
-) -> None:
+def test_a_batch_has_every_message_with_all_its_columns(source: SparkSession, server: RealServer) -> None:
     send(server, "plain")
     rows = batch(source, server, "plain", maxMessagesPerPartition=70).collect()
     assert sorted(int(bytes(row.value)) for row in rows) == list(range(COUNT))
@@ -114,8 +112,8 @@ def test_a_batch_has_every_message_with_all_that_is_known_of_it(
     assert all(offsets == list(range(len(offsets))) for offsets in by_queue.values()), "in order, no gaps"
     for row in rows:
         number = int(bytes(row.value))
-        known = (None, None, {}) if number % 3 == 0 else (f"k{number}".encode(), "odd", {"n": str(number)})
-        assert (None if row.key is None else bytes(row.key), row.tags or None, row.properties) == known
+        expected = (None, None, {}) if number % 3 == 0 else (f"k{number}".encode(), "odd", {"n": str(number)})
+        assert (None if row.key is None else bytes(row.key), row.tags or None, row.properties) == expected
         assert len(row.message_id) == 32
         assert row.stored_at is not None
     assert len({row.message_id for row in rows}) == COUNT
@@ -197,7 +195,7 @@ def test_a_stream_that_is_killed_and_goes_on_has_every_message_once(
     assert len({(row.queue, row.offset) for row in rows}) == 1_500
 
 
-def test_what_is_written_can_be_read_with_its_place_in_the_write(
+def test_written_rows_can_be_read_with_their_position_in_the_write(
     source: SparkSession, server: RealServer
 ) -> None:
     frame = source.range(120).repartition(3).selectExpr(
@@ -213,7 +211,7 @@ def test_what_is_written_can_be_read_with_its_place_in_the_write(
     queues: dict[bytes, set[int]] = {}
     for row in rows:
         queues.setdefault(bytes(row.key), set()).add(row.queue)
-    assert all(len(found) == 1 for found in queues.values()), "one key, one queue"
+    assert all(len(queues_of_key) == 1 for queues_of_key in queues.values()), "one key, one queue"
 
 
 def test_a_batch_of_a_stream_that_spark_repeats_is_stored_once(
@@ -243,7 +241,7 @@ def test_a_batch_of_a_stream_that_spark_repeats_is_stored_once(
     assert len(rows) == 120, "the repeated batch is stored once"
 
 
-def test_messages_that_are_gone_fail_a_stream_or_are_passed_over(
+def test_deleted_messages_fail_a_stream_or_are_skipped(
     source: SparkSession, server: RealServer, tmp_path: Path
 ) -> None:
     send(server, "gone", 80)
@@ -268,9 +266,9 @@ def test_messages_that_retention_took_before_a_stream_read_them(source: SparkSes
         def read(fail: str) -> set[int]:
             frame = stream(source, small, "short", startingOffsets="first", failOnDataLoss=fail)
             finish(to_files(frame, tmp_path))
-            found = in_files(source, tmp_path)
-            assert len(set(found)) == len(found)
-            return set(found)
+            read_numbers = in_files(source, tmp_path)
+            assert len(set(read_numbers)) == len(read_numbers)
+            return set(read_numbers)
 
         send(small, "short", 40)
         assert read("true") == set(range(40))
@@ -280,10 +278,10 @@ def test_messages_that_retention_took_before_a_stream_read_them(source: SparkSes
             sent += 400
         with pytest.raises(StreamingQueryException, match=r"retention removed them.*failOnDataLoss"):
             read("true")
-        found = read("false")
-        assert set(range(40)) <= found
-        assert sent - 1 in found
-        assert 40 < len(found) < sent, "some were gone"
+        numbers = read("false")
+        assert set(range(40)) <= numbers
+        assert sent - 1 in numbers
+        assert 40 < len(numbers) < sent, "some were gone"
 
 
 @pytest.mark.parametrize(
@@ -294,7 +292,7 @@ def test_messages_that_retention_took_before_a_stream_read_them(source: SparkSes
         ({"maxMessagesPerTrigger": "5"}, "maxMessagesPerTrigger is for streams only"),
     ],
 )
-def test_options_that_are_wrong_are_refused_by_name(
+def test_invalid_options_are_rejected_by_name(
     source: SparkSession, server: RealServer, options: dict[str, str], words: str
 ) -> None:
     with pytest.raises(AnalysisException, match=words):

@@ -20,12 +20,14 @@ def interval(process: str, seq: int, to_ms: int) -> dict[str, object]:
 @pytest.mark.parametrize(("silent_s", "ended"), [(20, "running"), (119, "running"), (121, "vanished")])
 def test_a_clock_that_runs_ahead_makes_nobody_vanish(spark: SparkSession, silent_s: int, ended: str) -> None:
     healthy, ahead = NOW - silent_s * 1000, NOW + 150_000
-    rows = [
+    minutes = [
         interval(process, seq, last - (1 - seq) * INTERVAL_MS)
         for process, last in (("healthy", healthy), ("ahead", ahead))
         for seq in (0, 1)
     ]
-    found = (
-        process_rows(spark.createDataFrame(rows, minutes_schema()), NOW).select("process", "ended").collect()
+    rows = (
+        process_rows(spark.createDataFrame(minutes, minutes_schema()), NOW)
+        .select("process", "ended")
+        .collect()
     )
-    assert {row["process"]: row["ended"] for row in found} == {"healthy": ended, "ahead": "running"}
+    assert {row["process"]: row["ended"] for row in rows} == {"healthy": ended, "ahead": "running"}

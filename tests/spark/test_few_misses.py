@@ -32,14 +32,14 @@ def waits(labels: dict[str, str], quick: int, slow: int) -> dict[str, object]:
     return {"metric": "ddmq_queue_wait_us", "labels": labels, **counted}
 
 
-def put(samples: Path, noon: int, seq: int, *told: dict[str, object]) -> None:
+def put(samples: Path, noon: int, seq: int, *values: dict[str, object]) -> None:
     to_ms = noon + seq * INTERVAL_MS
     run = f"{noon:016x}"
     head = {"v": 1, "process": "p@h", "instance": run, "seq": seq, "from": to_ms - INTERVAL_MS, "to": to_ms}
     first = {"metric": "ddmq_process", "labels": {"state": "running" if seq else "first"}, "value": 1}
     path = samples / folder(to_ms) / str(interval_name(run, seq))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(head | one) + "\n" for one in (first, *told)))
+    path.write_text("".join(json.dumps(head | one) + "\n" for one in (first, *values)))
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,8 @@ def out(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("misses", "met"), [(9, None), (10, False)])
 def test_a_promise_missed_by_few_is_not_judged(out: Path, misses: int, met: bool | None) -> None:
     noon = DAYS[misses]
-    told = tables_read.rows(out, "slo_day", ("date", "slo", "topic", "group"), ("good", "total", "met"))
-    rows = {tuple(key): row for (day, *key), row in told.items() if day == noon // DAY_MS}
+    table = tables_read.rows(out, "slo_day", ("date", "slo", "topic", "group"), ("good", "total", "met"))
+    rows = {tuple(key): row for (day, *key), row in table.items() if day == noon // DAY_MS}
     assert rows["sends stored", "few", ""] == (10, 10 + misses, met)
     assert rows["sends stored", "", ""] == (10, 10 + misses, met)
     assert rows["waiting at most 1 s", "few", "g"] == (3, 3 + misses, met)

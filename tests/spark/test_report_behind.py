@@ -25,9 +25,9 @@ def report(writer: Writer, end: int = 70, intended: Intended = NOTHING_INTENDED)
     return report_of(Tables(writer.write()).read_material(span_of(ms(60), ms(end))), None, intended)
 
 
-def printed(made: Report) -> str:
+def printed(result: Report) -> str:
     console = Console(file=StringIO(), width=160)
-    print_report(made, console)
+    print_report(result, console)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
 
@@ -47,7 +47,7 @@ def writer(tmp_path: Path) -> Writer:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "outlook"),
     [
         ({"lag": 0.0}, "empty"),
         ({}, "growing"),
@@ -59,8 +59,10 @@ def writer(tmp_path: Path) -> Writer:
         ({"time_to_drain_s": 90.0}, "1 m 30 s"),
     ],
 )
-def test_the_outlook_is_named_by_what_arrives_and_what_is_finished(other: dict[str, Any], said: str) -> None:
-    assert describe_outlook(waiting(**other)) == said
+def test_the_outlook_is_named_by_what_arrives_and_what_is_finished(
+    other: dict[str, Any], outlook: str
+) -> None:
+    assert describe_outlook(waiting(**other)) == outlook
 
 
 def test_the_worst_subscription_is_the_first_everywhere(tmp_path: Path) -> None:
@@ -75,13 +77,13 @@ def test_the_worst_subscription_is_the_first_everywhere(tmp_path: Path) -> None:
         for group, (lag, age_ms, drain_s) in rows.items():
             writer.lag(at(minute), group, "t", lag, lag_age_ms=age_ms, time_to_drain_s=drain_s)
             writer.counter(at(minute), "ddmq_delivered_total", 1, "t", group)
-    made = report(writer)
+    result = report(writer)
     order = ["old", "most", "few", "none"]
-    assert [row.group for row in sort_worst_first(made.waiting)] == order
-    assert [row["group"] for row in to_summary(made)["subscriptions"]] == order
-    table = re.findall(r'<section id="waiting".*?</section>', build_page(made, 0), re.S)[0]
+    assert [row.group for row in sort_worst_first(result.waiting)] == order
+    assert [row["group"] for row in to_summary(result)["subscriptions"]] == order
+    table = re.findall(r'<section id="waiting".*?</section>', build_page(result, 0), re.S)[0]
     assert re.findall(r"<tr><td>(\w+)</td>", table) == order[:3]
-    assert re.findall(r"^(\w+) +t ", printed(made), re.M) == order[:3]
+    assert re.findall(r"^(\w+) +t ", printed(result), re.M) == order[:3]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_the_worst_subscription_is_the_first_everywhere(tmp_path: Path) -> None:
         ("", 64, False),
     ],
 )
-def test_a_group_without_consumers_is_told_from_a_slow_one(
+def test_a_group_without_consumers_differs_from_a_slow_one(
     writer: Writer, metric: str, minute: int, consumed: bool
 ) -> None:
     for each in range(60, 65):
@@ -130,9 +132,7 @@ def test_the_tile_counts_the_subscriptions_that_wait_as_the_table_does(writer: W
 
 
 @pytest.mark.parametrize(("stopped", "dated"), [(64, ""), (90, ""), (4 * 1440, " (as of 2026-11-16 01:04)")])
-def test_a_state_that_was_told_long_before_the_end_has_its_time(
-    writer: Writer, stopped: int, dated: str
-) -> None:
+def test_a_state_sampled_long_before_the_end_shows_its_time(writer: Writer, stopped: int, dated: str) -> None:
     end = 65 + stopped if dated else 66
     for minute in range(60, 65):
         more = {"lag_age_ms": 99_000.0, "time_to_drain_s": None, "blocked_keys": 2.0}
@@ -140,42 +140,49 @@ def test_a_state_that_was_told_long_before_the_end_has_its_time(
     writer.process(at(60), at(65), process="gone@h:1")
     writer.process(at(60), at(end), process="alive@h:2", instance="b" * 16)
     writer.counter(at(end - 1), "ddmq_sends_total", 3, "t", detail="code=0")
-    made = report(writer, end)
-    findings = [finding.text for finding in made.findings]
+    result = report(writer, end)
+    findings = [finding.text for finding in result.findings]
     assert findings == [
         f"5 messages waiting for g on t, the oldest for 1 m 39 s, not getting fewer at present rates{dated}.",
         f"2 order keys blocked at the end (g on t{dated}), the longest for 9 s.",
     ]
-    text = build_page(made, 0)
+    text = build_page(result, 0)
     assert f"2 at the end{dated}" in text
     assert f'<td class="number">5{dated}</td>' in text
 
 
-def test_a_planned_restart_is_no_finding_and_is_told_apart_from_refusals(writer: Writer) -> None:
+def test_a_planned_restart_is_no_finding_and_is_counted_apart_from_rejections(writer: Writer) -> None:
     writer.counter(at(60), "ddmq_sends_total", 10_000, "t", detail="code=0")
     writer.counter(at(60), "ddmq_sends_total", 900, "t", detail="code=20")
-    made = report(writer)
-    assert made.is_well, made.findings
-    assert (made.totals.refused, made.totals.sent_elsewhere, made.totals.refused_ratio) == (900, 900, 0.0)
-    assert "10,000 sent (900 refused, 900 of them by a proxy that stops)" in printed(made)
+    result = report(writer)
+    assert result.is_well, result.findings
+    assert (result.totals.refused, result.totals.sent_elsewhere, result.totals.refused_ratio) == (
+        900,
+        900,
+        0.0,
+    )
+    assert "10,000 sent (900 refused, 900 of them by a proxy that stops)" in printed(result)
     writer.counter(at(61), "ddmq_sends_total", 11, "t", detail="code=15")
     (finding,) = report(writer).findings
     assert finding.text == "11 sends not stored, 0.11 % of all answered."
 
 
-def test_a_promise_that_one_day_missed_says_so_where_the_whole_reached_it(
+def test_a_promise_missed_on_one_day_is_shown_although_the_range_kept_it(
     writer: Writer, tmp_path: Path
 ) -> None:
     writer.counter(at(60), "ddmq_sends_total", 10, "t", detail="code=0")
     writer.slo(date(2026, 11, 16), "sends stored", 9_988, 10_000, 0.999)
     writer.slo(date(2026, 11, 17), "sends stored", 100_000, 100_000, 0.999)
     writer.slo(date(2026, 11, 16), "quick", 5, 10, 0.9, "t")
-    made = report(writer, 2880)
+    result = report(writer, 2880)
     reached = "99.99 %, but 99.88 % on 2026-11-16"
-    assert {row.name: row.shown_compliance for row in made.slo} == {"sends stored": reached, "quick": "50 %"}
-    assert f">{reached}<" in build_page(made, 0)
-    assert reached in printed(made)
-    assert "Each UTC day is judged alone" in build_page(made, 0)
+    assert {row.name: row.shown_compliance for row in result.slo} == {
+        "sends stored": reached,
+        "quick": "50 %",
+    }
+    assert f">{reached}<" in build_page(result, 0)
+    assert reached in printed(result)
+    assert "Each UTC day is judged alone" in build_page(result, 0)
     writer = Writer(tmp_path / "one")
     writer.counter(at(60), "ddmq_sends_total", 10, "t", detail="code=0")
     writer.slo(date(2026, 11, 16), "sends stored", 9_988, 10_000, 0.999)
@@ -188,26 +195,26 @@ def test_what_was_done_on_purpose_is_a_remark_and_no_finding(writer: Writer) -> 
     writer.counter(at(61), "ddmq_dead_letters_total", 5, "t", "g", "reason=attempts")
     writer.process(at(60), at(62), instance="a" * 16, ended="running")
     writer.process(at(63), at(64), instance="b" * 16)
-    made = report(writer, intended=Intended([ms(62) + 5_000], {"t": 5}))
-    assert made.is_well, made.findings
-    assert made.remarks == ["On purpose: 1 process killed, 5 messages made dead letters."]
-    for text in (build_page(made, 0), printed(made)):
-        assert made.remarks[0] in text
-    assert to_summary(made)["remarks"] == made.remarks
+    result = report(writer, intended=Intended([ms(62) + 5_000], {"t": 5}))
+    assert result.is_well, result.findings
+    assert result.remarks == ["On purpose: 1 process killed, 5 messages made dead letters."]
+    for text in (build_page(result, 0), printed(result)):
+        assert result.remarks[0] in text
+    assert to_summary(result)["remarks"] == result.remarks
     findings = [one.text for one in report(writer, intended=Intended([], {"t": 4, "other": 9})).findings]
     assert findings[0] == "1 message became a dead letter."
     assert findings[1].startswith("1 process ended without a word")
 
 
-def test_what_a_time_is_measured_of_is_said(writer: Writer) -> None:
+def test_each_time_names_what_it_is_measured_of(writer: Writer) -> None:
     for metric in ("ddmq_send_latency_us", "ddmq_queue_wait_us", "ddmq_process_us", "ddmq_delay_lateness_us"):
         writer.times(at(60), metric, [1000.0], "t", "g")
     writer.slo(date(2026, 11, 16), "quick", 9, 10, 0.9)
     text = build_page(report(writer), 0)
-    for said in (
+    for unit in (
         "once for each request",
         "once for each answer to a pull",
         "once for each acknowledged lease",
     ):
-        assert said in text, said
+        assert unit in text, unit
     assert "counted by pulls, leases and requests" in text

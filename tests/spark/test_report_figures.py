@@ -64,9 +64,9 @@ def test_totals_are_the_sums_of_the_rows(ten_minutes: Path) -> None:
 def test_fetched_is_delivered(writer: Writer) -> None:
     writer.counter(at(60), "ddmq_fetched_total", 60, "t", "g")
     writer.counter(at(60), "ddmq_acked_total", 60, "t", "g")
-    made = report(writer.write(), 60, 61)
-    assert made.totals.delivered == 60
-    assert {line.name for line in made.throughput} == {"delivered", "acked"}
+    result = report(writer.write(), 60, 61)
+    assert result.totals.delivered == 60
+    assert {line.name for line in result.throughput} == {"delivered", "acked"}
 
 
 def test_only_rows_within_the_range_count(ten_minutes: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_run_within_a_minute_is_not_slowed_by_the_rest_of_it(writer: Writer) -
     assert (drawn["type"], drawn["x"], drawn["y"]) == ("bar", ["01:00"], [30.0])
 
 
-def test_charts_show_the_whole_range_and_points_that_stand_alone(writer: Writer) -> None:
+def test_charts_show_the_complete_range_and_single_points(writer: Writer) -> None:
     for minute in (*range(60, 130), 140, 160):
         writer.lag(at(minute), "billing", "orders", 7.0)
         writer.counter(at(minute), "ddmq_sends_total", 60, "orders", detail="code=0")
@@ -121,46 +121,51 @@ def test_percentiles_are_upper_edges_of_merged_buckets(ten_minutes: Path) -> Non
 
 
 def test_lag_has_a_line_and_its_last_state(ten_minutes: Path) -> None:
-    found = report(ten_minutes, 60, 70)
-    assert [value for _, value in found.lag[0].points] == [float(n) for n in range(10)]
-    (row,) = found.waiting
+    result = report(ten_minutes, 60, 70)
+    assert [value for _, value in result.lag[0].points] == [float(n) for n in range(10)]
+    (row,) = result.waiting
     assert (row.lag, row.lag_max, row.time_to_drain_s) == (9.0, 9.0, 9.0)
 
 
-def test_the_verdict_names_what_to_look_at(ten_minutes: Path) -> None:
-    said = "\n".join(finding.text for finding in report(ten_minutes, 60, 70).findings)
-    assert "1 promise missed (send latency); worst send latency of orders: 97 % good, 99 % promised" in said
-    assert "3 messages became dead letters" in said
-    assert "12 sends not stored, 0.181 % of all answered" in said
-    assert len(said.splitlines()) == 3
+def test_the_verdict_names_each_problem(ten_minutes: Path) -> None:
+    findings_text = "\n".join(finding.text for finding in report(ten_minutes, 60, 70).findings)
+    assert (
+        "1 promise missed (send latency); worst send latency of orders: 97 % good, 99 % promised"
+        in findings_text
+    )
+    assert "3 messages became dead letters" in findings_text
+    assert "12 sends not stored, 0.181 % of all answered" in findings_text
+    assert len(findings_text.splitlines()) == 3
 
 
-def test_nothing_to_look_at_is_ok(writer: Writer) -> None:
+def test_a_range_without_problems_is_ok(writer: Writer) -> None:
     writer.counter(at(60), "ddmq_sends_total", 600, "orders", detail="code=0")
     writer.process(at(60), at(61))
     assert report(writer.write(), 60, 61).is_well
 
 
-def test_no_tables_at_all_is_said(tmp_path: Path) -> None:
+def test_a_missing_table_folder_is_reported(tmp_path: Path) -> None:
     assert Tables(tmp_path).read_bounds() is None
-    found = report(tmp_path, 60, 70)
-    assert not found.is_well
-    assert found.findings[0].text.startswith("No samples in this range")
-    assert build_figures(found) == {}
+    result = report(tmp_path, 60, 70)
+    assert not result.is_well
+    assert result.findings[0].text.startswith("No samples in this range")
+    assert build_figures(result) == {}
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "text"),
     [
         ({"time_to_drain_s": None}, "not getting fewer at present rates"),
         ({"time_to_drain_s": 7200.0}, "2 h to drain"),
         ({"blocked_keys": 2.0, "blocked_key_age_ms": 90_000.0}, "2 order keys blocked at the end (g on t)"),
     ],
 )
-def test_a_subscription_in_trouble_is_told(writer: Writer, more: dict[str, float | None], said: str) -> None:
+def test_a_subscription_with_a_problem_is_reported(
+    writer: Writer, more: dict[str, float | None], text: str
+) -> None:
     for minute in range(60, 64):
         writer.lag(at(minute), "g", "t", 5.0, **({"lag_age_ms": 61_000.0} | more))
-    assert said in " ".join(finding.text for finding in report(writer.write(), 60, 64).findings)
+    assert text in " ".join(finding.text for finding in report(writer.write(), 60, 64).findings)
 
 
 @pytest.mark.parametrize(
@@ -172,14 +177,14 @@ def test_a_subscription_in_trouble_is_told(writer: Writer, more: dict[str, float
         ([90, 20, 30], 61_000.0),  # fewer than some minutes ago
     ],
 )
-def test_what_nobody_would_act_on_is_no_trouble(writer: Writer, lags: list[float], age_ms: float) -> None:
+def test_small_lags_are_no_problem(writer: Writer, lags: list[float], age_ms: float) -> None:
     for minute, lag in enumerate(lags, 60):
         writer.lag(at(minute), "g", "t", lag, time_to_drain_s=None, lag_age_ms=age_ms)
     writer.counter(at(60), "ddmq_sends_total", 9, "-", detail="code=30")
     writer.slo(date(2026, 11, 16), "waiting", 1, 2, 0.95, "t", "g", met=None)
-    made = report(writer.write(), 60, 64)
-    assert made.is_well, made.findings
-    assert [row.days_unjudged for row in made.slo] == [1]
+    result = report(writer.write(), 60, 64)
+    assert result.is_well, result.findings
+    assert [row.days_unjudged for row in result.slo] == [1]
 
 
 def test_a_kill_on_purpose_is_no_crash(writer: Writer) -> None:
@@ -211,27 +216,30 @@ def test_columns_that_older_tables_lack_are_there_today(writer: Writer) -> None:
 
 
 def test_tables_may_be_a_url_and_have_to_be_there(ten_minutes: Path) -> None:
-    span = span_of(ms(60), ms(70))
-    assert Tables(ten_minutes.as_uri()).read_material(span).slo == Tables(ten_minutes).read_material(span).slo
-    for wrong in (str(ten_minutes / "nothing"), f"{ten_minutes.as_uri()}/nothing", "nosuch://host/tables"):
+    time_range = span_of(ms(60), ms(70))
+    assert (
+        Tables(ten_minutes.as_uri()).read_material(time_range).slo
+        == Tables(ten_minutes).read_material(time_range).slo
+    )
+    for url in (str(ten_minutes / "nothing"), f"{ten_minutes.as_uri()}/nothing", "nosuch://host/tables"):
         with pytest.raises(ConfigError, match=r"no such folder|cannot be read"):
-            Tables(wrong)
+            Tables(url)
 
 
-def test_processes_and_rejects_are_told(writer: Writer) -> None:
+def test_processes_and_rejects_are_reported(writer: Writer) -> None:
     writer.process(at(60), at(65), ended="vanished", instance="1" * 16)
     writer.process(at(66), at(70), ended="last", instance="2" * 16, missing=2)
     writer.add("rejects", {"file": "f", "reason": "corrupt", "lines": 4, "example": "{"})
-    found = report(writer.write(), 60, 70)
-    (process,) = found.processes
+    result = report(writer.write(), 60, 70)
+    (process,) = result.processes
     assert (process.restarts, process.vanished_count, process.ended, process.missing) == (1, 1, "last", 2)
-    said = " ".join(finding.text for finding in found.findings)
-    assert "1 process ended without a word" in said
-    assert "2 sample files missing" in said
-    assert "4 sample lines not understood" in said
+    findings_text = " ".join(finding.text for finding in result.findings)
+    assert "1 process ended without a word" in findings_text
+    assert "2 sample files missing" in findings_text
+    assert "4 sample lines not understood" in findings_text
 
 
-def test_one_that_started_again_without_a_last_word_vanished(writer: Writer) -> None:
+def test_a_process_that_restarted_without_a_last_sample_vanished(writer: Writer) -> None:
     writer.process(at(60), at(65), ended="running", instance="1" * 16)
     writer.process(at(66), at(70), ended="running", instance="2" * 16)
     (process,) = report(writer.write(), 60, 70).processes
@@ -246,7 +254,7 @@ def test_the_time_between_two_starts_is_a_gap(writer: Writer) -> None:
     assert (process.restarts, process.longest_gap_s) == (1, 1800.0)
 
 
-def test_one_that_vanished_just_before_midnight_is_told_by_the_next_day(writer: Writer) -> None:
+def test_a_process_that_vanished_before_midnight_is_reported_by_the_next_day(writer: Writer) -> None:
     for name in ("dead@h:1", "alive@h:2"):
         writer.process(at(1400), at(1439), ended="running", process=name)
     writer.process(at(1440), at(1500), ended="running", process="alive@h:2")
@@ -255,14 +263,14 @@ def test_one_that_vanished_just_before_midnight_is_told_by_the_next_day(writer: 
     assert (alive.ended, alive.vanished_ms) == ("running", [])
 
 
-def test_the_only_process_does_not_run_when_nothing_is_heard_of_it(writer: Writer) -> None:
+def test_the_only_process_is_silent_when_its_samples_stop(writer: Writer) -> None:
     writer.process(at(60), at(70), ended="running")
     tables = writer.write()
     for sampled, ended in ((None, "running"), (71, "running"), (80, "silent")):
-        found = report(tables, 60, 70, sampled)
-        (process,) = found.processes
-        assert (process.ended, process.vanished_count, found.is_well) == (ended, 0, ended == "running")
-    assert "Nothing heard of 1 process (all@one:9813) since 2026-11-16 01:10 UTC" in found.findings[0].text
+        result = report(tables, 60, 70, sampled)
+        (process,) = result.processes
+        assert (process.ended, process.vanished_count, result.is_well) == (ended, 0, ended == "running")
+    assert "Nothing heard of 1 process (all@one:9813) since 2026-11-16 01:10 UTC" in result.findings[0].text
 
 
 @pytest.mark.parametrize(
@@ -299,7 +307,7 @@ def test_a_clock_that_runs_ahead_makes_nobody_vanish(writer: Writer) -> None:
     assert (ahead.ended, right.ended) == ("running", "running")
 
 
-def test_a_lag_that_is_not_told_any_more_is_none(writer: Writer) -> None:
+def test_a_lag_without_recent_samples_is_none(writer: Writer) -> None:
     gauge = {
         "metric": "ddmq_lag",
         "topic": "t",
@@ -313,8 +321,8 @@ def test_a_lag_that_is_not_told_any_more_is_none(writer: Writer) -> None:
         writer.lag(at(60), group, "t", 5.0)
         writer.add("gauges_minute", {"start": at(60), "group": group, "process": process, **gauge})
         writer.process(at(60), at(last) if last > 61 else at(60).replace(second=30), process=process)
-    found = {row.group: row.lag for row in report(writer.write(), 60, 70).waiting}
-    assert found == {"done": 0.0, "stuck": 5.0}
+    lag_of = {row.group: row.lag for row in report(writer.write(), 60, 70).waiting}
+    assert lag_of == {"done": 0.0, "stuck": 5.0}
 
 
 def test_an_instance_is_what_its_last_day_says(writer: Writer) -> None:
@@ -328,8 +336,8 @@ def test_the_week_before_is_compared(writer: Writer, tmp_path: Path) -> None:
     for minute, sent, slow in ((60, 100, 1000.0), (60 + 7 * 1440, 150, 4000.0)):
         writer.counter(at(minute), "ddmq_sends_total", sent, "orders", detail="code=0")
         writer.times(at(minute), "ddmq_send_latency_us", [slow], "orders")
-    found = report(writer.write(), 7 * 1440, 7 * 1440 + 120)
-    by = {change.what: change for change in found.changes}
+    result = report(writer.write(), 7 * 1440, 7 * 1440 + 120)
+    by = {change.what: change for change in result.changes}
     assert by["messages sent"][1:] == ("150", "100", "+50 %", False)
     assert (by["send latency p99"].change, by["send latency p99"].worse) == ("+300 %", True)
     assert by["sent to orders"].change == "+50 %"
@@ -337,31 +345,31 @@ def test_the_week_before_is_compared(writer: Writer, tmp_path: Path) -> None:
 
 
 def test_offenders_are_ranked_with_their_share(ten_minutes: Path) -> None:
-    by = {found.title: found for found in report(ten_minutes, 60, 70).offenders}
+    by = {offender.title: offender for offender in report(ten_minutes, 60, 70).offenders}
     (refused,) = by["Sends refused"].rows
     assert (refused.name, refused.value_text) == ("orders", "12")
     assert refused.note == "0.2 % of 6,012; code 11: 12"
-    (again,) = by["Delivered again"].rows
-    assert (again.name, again.value_text) == ("billing on orders", "30")
+    (redelivered,) = by["Delivered again"].rows
+    assert (redelivered.name, redelivered.value_text) == ("billing on orders", "30")
     assert by["Dead letters"].rows[0].note == "attempts: 3"
     assert by["Failed by consumers"].rows == []
 
 
 def test_many_groups_are_a_bounded_page(tmp_path: Path) -> None:
     busy_week(tmp_path, topics=30, days=1, every_minutes=240)
-    found = report(tmp_path, 0, 1440)
-    assert len(found.lag) == 9
-    assert found.lag[-1].name.endswith("others together")
-    assert found.heat is not None
-    assert sum(cell or 0 for row in found.heat.cells for cell in row) == found.totals.sent
+    result = report(tmp_path, 0, 1440)
+    assert len(result.lag) == 9
+    assert result.lag[-1].name.endswith("others together")
+    assert result.heat is not None
+    assert sum(cell or 0 for row in result.heat.cells for cell in row) == result.totals.sent
 
 
 @pytest.mark.parametrize("length", [60_000, HOUR_MS, DAY_MS, 3 * DAY_MS, WEEK_MS, 90 * DAY_MS, 3650 * DAY_MS])
-def test_a_span_of_any_length_has_at_most_500_steps(length: int) -> None:
-    span = span_of(ms(61), ms(61) + length)
-    assert len(span.step_starts()) <= 500
-    assert span.step_starts()[0] <= span.start_ms
-    assert span.step_starts()[-1] + span.step_ms >= span.end_ms
+def test_a_range_of_any_length_has_at_most_500_steps(length: int) -> None:
+    time_range = span_of(ms(61), ms(61) + length)
+    assert len(time_range.step_starts()) <= 500
+    assert time_range.step_starts()[0] <= time_range.start_ms
+    assert time_range.step_starts()[-1] + time_range.step_ms >= time_range.end_ms
 
 
 def test_words() -> None:

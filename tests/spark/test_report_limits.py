@@ -32,7 +32,7 @@ from tests.spark.report_tables import MONDAY, Writer, at, ms
 
 HERE = "test_report_limits.py::"
 LIMITS = {
-    "days.PROMISES_MAX": f"{HERE}test_missed_promises_come_before_kept_ones_and_all_are_counted",
+    "days.PROMISES_MAX": f"{HERE}test_missed_promises_precede_met_ones_and_all_are_counted",
     "days.STARTS_MAX": f"{HERE}test_starts_that_are_left_out_are_a_finding",
     "days.REJECTS_MAX": f"{HERE}test_rejected_lines_are_all_counted",
     "reading.ANOMALIES_MAX": f"{HERE}test_unusual_hours_are_all_counted",
@@ -42,12 +42,12 @@ LIMITS = {
     "sections.BEHIND_SHOWN": f"{HERE}test_every_table_of_the_page_says_what_it_leaves_out",
     "sections.TOPICS_SHOWN": f"{HERE}test_every_table_of_the_page_says_what_it_leaves_out",
     "sections.OFFENDERS_SHOWN": "test_report_page.py::test_what_is_left_out_of_a_list_opens_below_it",
-    "terminal.ROWS_SHOWN": f"{HERE}test_missed_promises_come_before_kept_ones_and_all_are_counted",
+    "terminal.ROWS_SHOWN": f"{HERE}test_missed_promises_precede_met_ones_and_all_are_counted",
     "changes.TOPICS_SHOWN": f"{HERE}test_topics_that_changed_less_are_counted",
     "order.KEYS_MAX": "../unit/metrics_job/test_report_order.py::"
     "test_one_failure_blocks_nothing_and_other_keys_share_a_row",
-    "read.RETRIES_MAX": "test_arrow_reading.py::test_more_odd_intervals_than_are_named_are_all_read_again",
-    "read.WHOLE_BYTES_MAX": "test_arrow_reading.py::test_long_files_are_read_in_parts",
+    "read.RETRIES_MAX": "test_arrow_reading.py::test_more_unusual_intervals_than_are_named_are_all_reread",
+    "read.WHOLE_BYTES_MAX": "test_arrow_reading.py::test_long_files_are_read_in_chunks",
     "work.KNOWN_MAX": "../unit/metrics_job/test_pieces.py::"
     "test_a_worker_that_forgets_the_names_of_series_still_counts_every_line",
 }
@@ -68,8 +68,8 @@ def limits() -> Iterator[str]:
 
 def test_every_limit_of_rows_has_a_test() -> None:
     assert set(limits()) - NO_ROWS == set(LIMITS)
-    for place in LIMITS.values():
-        file, _, test = place.partition("::")
+    for label in LIMITS.values():
+        file, _, test = label.partition("::")
         assert f"def {test}(" in (Path(__file__).parent / file).read_text()
 
 
@@ -83,11 +83,11 @@ def put(folder: Path, table: str, day: date, columns: dict[str, Any]) -> None:
     ]
     path = folder / table / f"date={day}"
     path.mkdir(parents=True)
-    made = [pa.array(values, field.type) for values, field in zip(arrays, schema, strict=True)]
-    rows = pa.Table.from_arrays(made, schema=schema)
-    for part, start in enumerate((0, count // 2)):  # several files a date, as the job writes them
-        some = rows.slice(start, count // 2 if not part else None)
-        pq.write_table(some, path / f"part-{part}.parquet")
+    result = [pa.array(values, field.type) for values, field in zip(arrays, schema, strict=True)]
+    rows = pa.Table.from_arrays(result, schema=schema)
+    for number, start in enumerate((0, count // 2)):  # several files a date, as the job writes them
+        some = rows.slice(start, count // 2 if not number else None)
+        pq.write_table(some, path / f"part-{number}.parquet")
 
 
 def some_traffic(writer: Writer, days_after: int = 0) -> None:
@@ -100,9 +100,9 @@ def report(folder: Path, days: int = 1) -> Report:
     return report_of(Tables(folder).read_material(span_of(ms(0), ms(days * 1440))))
 
 
-def printed(made: Report) -> str:
+def printed(result: Report) -> str:
     console = Console(file=StringIO(), width=160)
-    print_report(made, console)
+    print_report(result, console)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
 
@@ -128,7 +128,7 @@ def promises(folder: Path, day: date, topics: int, missed: range = range(0)) -> 
 
 
 @pytest.mark.parametrize("bound", [None, 8])
-def test_missed_promises_come_before_kept_ones_and_all_are_counted(
+def test_missed_promises_precede_met_ones_and_all_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int | None
 ) -> None:
     if bound is not None:
@@ -141,30 +141,30 @@ def test_missed_promises_come_before_kept_ones_and_all_are_counted(
         )
     some_traffic(writer := Writer(tmp_path), many - 1)
     writer.write()
-    made = report(tmp_path, many)
-    assert made.findings[0].text.startswith(f"{missed} promises missed (fast)")
-    assert (made.tallies.promises_kept, made.tallies.promises_missed) == (topics - missed, missed)
-    worst = made.slo[0]
+    result = report(tmp_path, many)
+    assert result.findings[0].text.startswith(f"{missed} promises missed (fast)")
+    assert (result.tallies.promises_kept, result.tallies.promises_missed) == (topics - missed, missed)
+    worst = result.slo[0]
     assert worst.topic == "topic-000020"
     assert (worst.days, worst.days_missed) == (many, [str(MONDAY.date() + timedelta(many - 1))])
-    shown = printed(made)
+    shown = printed(result)
     assert f"promises missed: {missed}" in shown
     assert f"… and {missed - terminal.ROWS_SHOWN} more, on the page" in shown
-    assert f"{topics - missed:,} kept, {missed} missed" in build_page(made, 0)
-    cut = f"Of {topics:,} promises the {bound} worst are listed; all are counted."
-    assert (cut in shown) is (cut in build_page(made, 0)) is (bound is not None)
+    assert f"{topics - missed:,} kept, {missed} missed" in build_page(result, 0)
+    notice = f"Of {topics:,} promises the {bound} worst are listed; all are counted."
+    assert (notice in shown) is (notice in build_page(result, 0)) is (bound is not None)
 
 
-def test_all_promises_kept_are_counted_beyond_the_list(
+def test_all_met_promises_are_counted_beyond_the_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(days, "PROMISES_MAX", 8)
     promises(tmp_path, MONDAY.date(), 40)
     some_traffic(writer := Writer(tmp_path))
     writer.write()
-    made = report(tmp_path)
-    assert made.is_well
-    assert "all 40 promises kept" in printed(made)
+    result = report(tmp_path)
+    assert result.is_well
+    assert "all 40 promises kept" in printed(result)
 
 
 def starts(folder: Path, day: date, count: int, vanished: int) -> None:
@@ -195,11 +195,11 @@ def test_a_thousand_processes_over_a_hundred_days_hide_no_crash_of_today(tmp_pat
     for day in range(many):
         starts(tmp_path, MONDAY.date() + timedelta(day), count, 3 if day == many - 1 else 0)
     Writer(tmp_path).write()
-    made = report(tmp_path, many)
-    assert len(made.processes) == count
-    (text,) = (finding.text for finding in made.findings)
+    result = report(tmp_path, many)
+    assert len(result.processes) == count
+    (text,) = (finding.text for finding in result.findings)
     assert text.startswith("3 processes ended without a word")
-    assert (made.processes[0].first_ms, made.processes[0].starts) == (ms(0), 1)
+    assert (result.processes[0].first_ms, result.processes[0].starts) == (ms(0), 1)
 
 
 def test_a_start_over_several_dates_is_one_with_its_gaps(tmp_path: Path) -> None:
@@ -220,12 +220,12 @@ def test_starts_that_are_left_out_are_a_finding(tmp_path: Path, monkeypatch: pyt
     writer.write()
     assert report(tmp_path, 2).is_well
     monkeypatch.setattr(days, "STARTS_MAX", 3)
-    made = report(tmp_path, 2)
-    assert {row.name for row in made.processes} == {"alive@h:1", "p3", "p2"}, "the ones heard last"
-    (finding,) = made.findings
+    result = report(tmp_path, 2)
+    assert {row.name for row in result.processes} == {"alive@h:1", "p3", "p2"}, "the ones heard last"
+    (finding,) = result.findings
     assert finding.text.startswith("2 older starts of processes left out")
-    assert "look here" in printed(made)
-    assert "All well" not in build_page(made, 0)
+    assert "look here" in printed(result)
+    assert "All well" not in build_page(result, 0)
 
 
 def test_rejected_lines_are_all_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +244,11 @@ def test_rejected_lines_are_all_counted(tmp_path: Path, monkeypatch: pytest.Monk
             },
         )
     monkeypatch.setattr(days, "REJECTS_MAX", 3)
-    made = report(tmp_path, 2)
-    assert [row["file"] for row in made.rejects] == ["file-1-4", "file-1-3", "file-1-2"]
-    (finding,) = made.findings
+    result = report(tmp_path, 2)
+    assert [row["file"] for row in result.rejects] == ["file-1-4", "file-1-3", "file-1-2"]
+    (finding,) = result.findings
     assert finding.text == "30 sample lines not understood and left out."
-    assert "Of 10 kinds of lines left out the 3 newest are listed; all are counted." in printed(made)
+    assert "Of 10 kinds of lines left out the 3 newest are listed; all are counted." in printed(result)
 
 
 def test_unusual_hours_are_all_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,11 +258,11 @@ def test_unusual_hours_are_all_counted(tmp_path: Path, monkeypatch: pytest.Monke
         writer.add("anomalies_hour", {"start": at(60), **row, "deviation": -4.0 - number})
     writer.write()
     monkeypatch.setattr(reading, "ANOMALIES_MAX", 2)
-    made = report(tmp_path)
-    assert [row["topic"] for row in made.anomalies] == ["t6", "t5"]
-    (finding,) = made.findings
+    result = report(tmp_path)
+    assert [row["topic"] for row in result.anomalies] == ["t6", "t5"]
+    (finding,) = result.findings
     assert finding.text.startswith("7 hours unlike")
-    assert "Of 7 unusual hours the 2 furthest from what is usual are listed" in printed(made)
+    assert "Of 7 unusual hours the 2 furthest from what is usual are listed" in printed(result)
 
 
 def test_subscriptions_without_a_line_of_their_own_are_one_line(tmp_path: Path) -> None:
@@ -270,10 +270,10 @@ def test_subscriptions_without_a_line_of_their_own_are_one_line(tmp_path: Path) 
     for number in range(reading.LAGS_SHOWN + 3):
         writer.lag(at(60), f"g{number:02}", "t", float(100 - number))
     writer.write()
-    made = report(tmp_path)
-    assert len(made.waiting) == reading.LAGS_SHOWN + 3
-    assert made.lag[-1].name == "3 others together"
-    assert max(value or 0 for _, value in made.lag[-1].points) == 92 + 91 + 90
+    result = report(tmp_path)
+    assert len(result.waiting) == reading.LAGS_SHOWN + 3
+    assert result.lag[-1].name == "3 others together"
+    assert max(value or 0 for _, value in result.lag[-1].points) == 92 + 91 + 90
 
 
 def test_every_table_of_the_page_says_what_it_leaves_out(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_topics_that_changed_less_are_counted(tmp_path: Path) -> None:
     for number in range(changes.TOPICS_SHOWN + 4):
         writer.counter(at(60), "ddmq_sends_total", 100, f"t{number}", detail="code=0")
         writer.counter(at(60 + week), "ddmq_sends_total", 101 + number, f"t{number}", detail="code=0")
-    made = report_of(Tables(writer.write()).read_material(span_of(ms(week), ms(week + 120))))
-    of_topics = [row.what for row in made.changes if row.what.startswith("sent to")]
+    result = report_of(Tables(writer.write()).read_material(span_of(ms(week), ms(week + 120))))
+    of_topics = [row.what for row in result.changes if row.what.startswith("sent to")]
     assert of_topics[-1] == "sent to 4 more topics, each changed by less"
     assert len(of_topics) == changes.TOPICS_SHOWN + 1

@@ -46,7 +46,7 @@ class PageText(HTMLParser):
         return "".join(self.texts)
 
 
-def made(folder: Path, start: int = 60, end: int = 70) -> str:
+def build(folder: Path, start: int = 60, end: int = 70) -> str:
     return build_page(report_of(Tables(folder).read_material(span_of(ms(start), ms(end)))), ms(80))
 
 
@@ -64,15 +64,15 @@ def evil(tmp_path: Path) -> str:
     writer.add("rejects", {"file": EVIL, "reason": "corrupt", "lines": 1, "example": EVIL})
     anomaly = {"start": at(60), "metric": EVIL, "topic": EVIL, "group": EVIL, "value": 9.0, "usual": 1.0}
     writer.add("anomalies_hour", {**anomaly, "deviation": 8.0, "weeks": 4})
-    return made(writer.write())
+    return build(writer.write())
 
 
 def test_no_name_becomes_a_tag(evil: str) -> None:
-    seen = PageText(evil)
-    assert [tag for tag, _ in seen.tags].count("script") == 3
-    assert "img" not in {tag for tag, _ in seen.tags}
-    assert not any(name.startswith("on") for _, given in seen.tags for name in given)
-    assert seen.text.count(EVIL) > 10
+    page = PageText(evil)
+    assert [tag for tag, _ in page.tags].count("script") == 3
+    assert "img" not in {tag for tag, _ in page.tags}
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert page.text.count(EVIL) > 10
 
 
 def test_names_in_charts_are_escaped_for_the_script_and_for_its_labels(evil: str) -> None:
@@ -84,36 +84,36 @@ def test_names_in_charts_are_escaped_for_the_script_and_for_its_labels(evil: str
 
 
 def drawn(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(re.findall(r'id="figures">(.*?)</script>', text)[0])
-    return found
+    figures: dict[str, Any] = json.loads(re.findall(r'id="figures">(.*?)</script>', text)[0])
+    return figures
 
 
 def test_nothing_is_fetched(evil: str) -> None:
-    seen = PageText(evil)
-    for tag, given in seen.tags:
-        assert "src" not in given, tag
-        assert (given.get("href") or "#").startswith("#"), tag
+    page = PageText(evil)
+    for tag, attributes in page.tags:
+        assert "src" not in attributes, tag
+        assert (attributes.get("href") or "#").startswith("#"), tag
         assert tag not in ("link", "iframe", "object", "base")
     assert "@import" not in evil.partition("</style>")[0]
     assert "url(" not in evil.partition("</style>")[0]
     assert "default-src 'none'" in evil
 
 
-def test_every_figure_has_its_place_and_every_link_its_target(evil: str) -> None:
-    seen = PageText(evil)
-    ids = [given["id"] for _, given in seen.tags if "id" in given]
+def test_every_figure_has_its_element_and_every_link_its_target(evil: str) -> None:
+    page = PageText(evil)
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert set(drawn(evil)) <= set(ids)
-    links = {str(given["href"])[1:] for tag, given in seen.tags if tag == "a"}
+    links = {str(attributes["href"])[1:] for tag, attributes in page.tags if tag == "a"}
     assert links <= set(ids)
     assert {"promises", "waiting", "top", "processes", "changes", "rejects"} <= links
 
 
-def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
-    text = made(tmp_path)
-    seen = PageText(text)
-    assert "script" not in {tag for tag, _ in seen.tags}
-    for said in (
+def test_missing_data_is_described_in_words(tmp_path: Path) -> None:
+    text = build(tmp_path)
+    page = PageText(text)
+    assert "script" not in {tag for tag, _ in page.tags}
+    for text_part in (
         "No samples in this range",
         "No message was sent or delivered",
         "No subscription had messages waiting",
@@ -124,7 +124,7 @@ def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
         "No process was seen",
         "No topic was sent to or consumed",
     ):
-        assert said in seen.text, said
+        assert text_part in page.text, text_part
 
 
 def test_numbers_on_the_page_are_those_of_the_rows(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_numbers_on_the_page_are_those_of_the_rows(tmp_path: Path) -> None:
     writer.counter(at(60), "ddmq_delivered_total", 12_346, "orders", "g")
     writer.counter(at(60), "ddmq_acked_total", 12_344, "orders", "g")
     writer.process(at(60), at(61))
-    text = made(writer.write())
+    text = build(writer.write())
     tiles = dict(re.findall(r'"tile"><span class="soft">([^<]+)</span><b>([^<]+)</b>', text))
     assert tiles["sent and stored"] == "12,345"
     assert tiles["delivered"] == "12,346"
@@ -143,17 +143,17 @@ def test_numbers_on_the_page_are_those_of_the_rows(tmp_path: Path) -> None:
 
 def test_what_is_left_out_of_a_list_opens_below_it(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
-    for place in range(19):
-        writer.counter(at(60), "ddmq_sends_total", 100 - place, f"topic-{place}", detail="code=0")
-        writer.counter(at(60), "ddmq_sends_total", 100 - place, f"topic-{place}", detail="code=11")
-    text = made(writer.write())
+    for number in range(19):
+        writer.counter(at(60), "ddmq_sends_total", 100 - number, f"topic-{number}", detail="code=0")
+        writer.counter(at(60), "ddmq_sends_total", 100 - number, f"topic-{number}", detail="code=11")
+    text = build(writer.write())
     topics, refused = re.findall(r"<summary>(… and [^<]*)</summary>(.*?)</details>", text, re.S)
     assert (topics[0], refused[0]) == ("… and 9 more", "… and 11 more")
-    assert [f"topic-{place}" in topics[1] for place in (9, 10, 18)] == [False, True, True]
-    assert [f"topic-{place}<" in refused[1] for place in (7, 8, 18)] == [False, True, True]
+    assert [f"topic-{number}" in topics[1] for number in (9, 10, 18)] == [False, True, True]
+    assert [f"topic-{number}<" in refused[1] for number in (7, 8, 18)] == [False, True, True]
 
 
 def test_of_thousands_the_first_are_on_the_page() -> None:
-    text = html.first_rows_table(("topic",), [(f"topic-{place}",) for place in range(5000)], 10)
+    text = html.first_rows_table(("topic",), [(f"topic-{number}",) for number in range(5000)], 10)
     assert "… and 4,990 more, 300 of them here" in text
     assert text.count("<td>") == 310

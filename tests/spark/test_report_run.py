@@ -45,7 +45,7 @@ def test_without_a_range_the_job_runs_over_all_dates(tmp_path: Path) -> None:
     assert sample_dates(samples) == ["2026-11-16", "2026-11-18", "2026-11-25"]
 
 
-def test_a_range_runs_its_whole_dates_and_the_week_before_once(tmp_path: Path) -> None:
+def test_a_range_runs_its_full_dates_and_the_week_before_once(tmp_path: Path) -> None:
     job, samples = Job(), samples_of(tmp_path / "metrics", *range(10))
     now = ms(9 * 1440) + 12 * HOUR_MS
     make_tables(job, samples, tmp_path / "tables", now - HOUR_MS, now)
@@ -63,16 +63,16 @@ def test_a_range_after_the_last_sample_runs_nothing_of_it(tmp_path: Path) -> Non
     assert job.days == []
 
 
-def test_no_samples_are_said_with_their_folder(tmp_path: Path) -> None:
+def test_missing_samples_are_reported_with_their_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no samples in .*nowhere"):
         make_tables(Job(), tmp_path / "nowhere", tmp_path / "tables", None, 0)
 
 
-def test_tables_that_cannot_be_written_are_said_before_anything_runs(tmp_path: Path) -> None:
-    job, samples, taken = Job(), samples_of(tmp_path / "metrics", 0), tmp_path / "file"
-    taken.touch()
+def test_unwritable_tables_are_reported_before_anything_runs(tmp_path: Path) -> None:
+    job, samples, occupied = Job(), samples_of(tmp_path / "metrics", 0), tmp_path / "file"
+    occupied.touch()
     with pytest.raises(ConfigError, match=r"tables cannot be written to .*/file/tables: .*--tables"):
-        make_tables(job, samples, taken / "tables", None, ms(100))
+        make_tables(job, samples, occupied / "tables", None, ms(100))
     assert job.days == []
 
 
@@ -90,16 +90,16 @@ def tables(tmp_path: Path) -> Path:
 def test_the_short_form_tells_the_same_and_reads_no_markup(tables: Path) -> None:
     console = Console(file=StringIO(), width=160)
     print_report(read_report(tables, None, ms(100)), console)
-    said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "1,000 sent (0 refused)" in said
-    assert "look here" in said
-    assert "orders [bold]" in said
-    assert "never" in said
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "1,000 sent (0 refused)" in output
+    assert "look here" in output
+    assert "orders [bold]" in output
+    assert "never" in output
 
 
 def test_without_a_range_the_report_is_of_all_tables(tables: Path) -> None:
-    made = read_report(tables, None, ms(9999))
-    assert (made.span.start_ms, made.span.end_ms) == (ms(60), ms(63))
+    result = read_report(tables, None, ms(9999))
+    assert (result.span.start_ms, result.span.end_ms) == (ms(60), ms(63))
 
 
 def test_the_command_writes_the_file_and_prints(
@@ -115,37 +115,39 @@ def test_the_command_writes_the_file_and_prints(
 def test_programs_get_one_document(tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "report.html"
     assert run(["report", "--no-job", "--tables", str(tables), "--out", str(out), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"] is False
-    assert told["totals"]["sent"] == told["topics"]["orders [bold]"]["sent"] == 1000
-    assert told["subscriptions"][0]["time_to_drain_s"] is None
-    assert told["html"] == str(out)
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["ok"] is False
+    assert summary["totals"]["sent"] == summary["topics"]["orders [bold]"]["sent"] == 1000
+    assert summary["subscriptions"][0]["time_to_drain_s"] is None
+    assert summary["html"] == str(out)
 
 
 def test_a_missing_package_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyspark" else found(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "pyspark" else find_spec(name)
+    )
     assert run(["report", "--out", str(tmp_path / "report.html")]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("Error: the report needs pyspark, not installed here; in the source tree: pip ")
+    output = capsys.readouterr().err
+    assert output.startswith("Error: the report needs pyspark, not installed here; in the source tree: pip ")
 
 
-def test_a_wrong_duration_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_duration_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "--since", "yesterday"]) == 2
     assert "--since 'yesterday'" in capsys.readouterr().err
 
 
 def test_where_the_file_cannot_be_nothing_stays(tables: Path, tmp_path: Path) -> None:
-    (tmp_path / "taken").mkdir()
+    (tmp_path / "occupied").mkdir()
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_page(read_report(tables, None, 0), tmp_path / "taken", 0)
+        write_page(read_report(tables, None, 0), tmp_path / "occupied", 0)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("arguments", "says"),
     [
         (["--samples", "s3a://bucket/metrics"], "ddmq report --no-job --tables URL"),
         (["--tables", "hdfs:///tables"], "ddmq report --no-job --tables URL"),
@@ -153,12 +155,12 @@ def test_where_the_file_cannot_be_nothing_stays(tables: Path, tmp_path: Path) ->
     ],
 )
 def test_what_cannot_be_read_from_here_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], says: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
-    assert run(["report", "--out", str(tmp_path / "report.html"), *given]) != 0
-    said = capsys.readouterr().err
-    assert says in said.replace("\n", " ")
-    assert "Traceback" not in said
+    assert run(["report", "--out", str(tmp_path / "report.html"), *arguments]) != 0
+    output = capsys.readouterr().err
+    assert says in output.replace("\n", " ")
+    assert "Traceback" not in output
 
 
 def test_tables_at_a_url_are_read(tables: Path, tmp_path: Path) -> None:

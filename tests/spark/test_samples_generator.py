@@ -20,7 +20,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExpectedSam
 
 
 @pytest.fixture(scope="module")
-def found(samples: tuple[Path, ExpectedSamples]) -> reference.Found:
+def parsed(samples: tuple[Path, ExpectedSamples]) -> reference.ParsedSamples:
     return reference.read(samples[0])
 
 
@@ -29,22 +29,24 @@ def test_every_fault_is_in_it(samples: tuple[Path, ExpectedSamples]) -> None:
     assert len(samples[1].instances) > SHAPE.producers + SHAPE.consumers + SHAPE.delayers
 
 
-def test_lines_duplicates_and_rejects_are_as_told(
-    samples: tuple[Path, ExpectedSamples], found: reference.Found
+def test_lines_duplicates_and_rejects_match_the_expected_samples(
+    samples: tuple[Path, ExpectedSamples], parsed: reference.ParsedSamples
 ) -> None:
     _, truth = samples
-    reasons = dict.fromkeys((reason for _, reason in found.rejects), 0)
-    for (_, reason), lines in found.rejects.items():
+    reasons = dict.fromkeys((reason for _, reason in parsed.rejects), 0)
+    for (_, reason), lines in parsed.rejects.items():
         reasons[reason] += lines
     assert reasons == truth.rejects
-    assert len(found.lines) == truth.samples
-    assert sum(found.duplicates.values()) == truth.repeated
+    assert len(parsed.lines) == truth.samples
+    assert sum(parsed.duplicates.values()) == truth.repeated
     assert truth.samples + truth.repeated + sum(reasons.values()) == truth.lines >= SHAPE.samples
 
 
-def test_totals_are_as_told(samples: tuple[Path, ExpectedSamples], found: reference.Found) -> None:
+def test_totals_match_the_expected_samples(
+    samples: tuple[Path, ExpectedSamples], parsed: reference.ParsedSamples
+) -> None:
     _, truth = samples
-    lines = found.lines
+    lines = parsed.lines
     totals: dict[str, float] = dict.fromkeys(truth.totals, 0)
     for (_, metric, *_), (total, _, _) in reference.counters(lines, reference.HOUR_MS).items():
         totals[metric] += total
@@ -55,11 +57,15 @@ def test_totals_are_as_told(samples: tuple[Path, ExpectedSamples], found: refere
     assert observed == truth.observed
 
 
-def test_runs_are_as_told(samples: tuple[Path, ExpectedSamples], found: reference.Found) -> None:
+def test_runs_match_the_expected_samples(
+    samples: tuple[Path, ExpectedSamples], parsed: reference.ParsedSamples
+) -> None:
     _, truth = samples
-    told = {run.instance: (run.seq - run.missing - run.unnoticed, run.missing) for run in truth.instances}
-    rows = reference.processes(found)
-    assert {instance: (files, missing) for (_, _, instance), (_, files, missing, *_) in rows.items()} == told
+    expected = {run.instance: (run.seq - run.missing - run.unnoticed, run.missing) for run in truth.instances}
+    rows = reference.processes(parsed)
+    assert {
+        instance: (files, missing) for (_, _, instance), (_, files, missing, *_) in rows.items()
+    } == expected
 
 
 def test_lines_are_what_the_codec_of_the_servers_reads_and_writes() -> None:
@@ -70,8 +76,8 @@ def test_lines_are_what_the_codec_of_the_servers_reads_and_writes() -> None:
 
 def test_same_seed_same_files() -> None:
     small = Shape(samples=3_000, seed=9, faults=0.2)
-    once, again = (list(Generator(small).arrivals()) for _ in range(2))
-    assert once == again
+    once, repeated = (list(Generator(small).arrivals()) for _ in range(2))
+    assert once == repeated
     other = list(Generator(Shape(samples=3_000, seed=10, faults=0.2)).arrivals())
     assert [file.data for file in other] != [file.data for file in once]
 

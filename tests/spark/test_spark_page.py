@@ -32,8 +32,8 @@ def test_the_page_can_be_copied(
         streaming = ""
         for block in page_blocks(PAGE, "python"):
             text = block.text
-            for port, part in (("9713", "consumer"), ("9613", "producer")):
-                text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[part]}")
+            for port, component in (("9713", "consumer"), ("9613", "producer")):
+                text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[component]}")
             text = text.replace('"lake/', f'"{tmp_path}/lake/')
             exec(compile(text, PAGE, "exec"), names)
             streaming = text if "writeStream" in text else streaming

@@ -53,15 +53,15 @@ class Streaming:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def until(self, process: subprocess.Popen[bytes], wanted: Callable[[], bool], what: str) -> None:
+    def until(self, process: subprocess.Popen[bytes], condition: Callable[[], bool], what: str) -> None:
         """Raises AssertionError with what the process said when it ends or the deadline passes first."""
         deadline = time.monotonic() + DEADLINE_S
-        while not wanted():
+        while not condition():
             try:
                 process.wait(0.02)
             except subprocess.TimeoutExpired:
                 pass
-            if wanted():
+            if condition():
                 return
             if process.returncode is not None or time.monotonic() > deadline:
                 raise AssertionError(f"not {what}; it ended with {process.returncode}:\n{self.tail()}")
@@ -73,21 +73,21 @@ class Streaming:
         """Batches whose files are chosen."""
         return _numbered(self.out / "stream" / "checkpoint" / "offsets")
 
-    def ended(self) -> int:
+    def committed_count(self) -> int:
         """Batches that are done."""
         return _numbered(self.out / "stream" / "checkpoint" / "commits")
 
-    def kept(self) -> int:
+    def stored_count(self) -> int:
         """Batches whose lines are kept."""
         return sum("_state.json" in files for _, _, files in os.walk(self.out / "stream" / "minutes"))
 
     def tables(self) -> set[str]:
         """Names of the files of tables, other ones after each writing. Folders may come and go meanwhile."""
-        found = set()
+        names = set()
         for _, folders, files in os.walk(self.out):
             folders[:] = [folder for folder in folders if folder != "stream"]
-            found.update(file for file in files if file.endswith(".parquet"))
-        return found
+            names.update(file for file in files if file.endswith(".parquet"))
+        return names
 
 
 def _numbered(folder: Path) -> int:
@@ -108,24 +108,26 @@ def test_stopped_and_killed_it_ends_with_the_tables_of_a_batch(tmp_path: Path) -
         process.send_signal(signal.SIGTERM)
         job.until(process, lambda: process.returncode is not None, "stopped")
         assert process.returncode == 0, job.tail()
-    assert job.begun() == job.ended() == 1
+    assert job.begun() == job.committed_count() == 1
     arrive(job, files[FILES_A_BATCH:])
-    kept, before = job.kept(), job.tables()
+    stored_count, before = job.stored_count(), job.tables()
     with job.running("--once") as process:  # killed among the tables of a batch
-        job.until(process, lambda: job.kept() > kept and job.tables() != before, "replacing tables")
-    assert job.ended() == 1, "killed too late to show anything"
+        job.until(
+            process, lambda: job.stored_count() > stored_count and job.tables() != before, "replacing tables"
+        )
+    assert job.committed_count() == 1, "killed too late to show anything"
     with job.running("--once") as process:
         job.until(process, lambda: process.returncode is not None, "finished")
         assert process.returncode == 0, job.tail()
-    assert job.ended() >= 3
+    assert job.committed_count() >= 3
     same_as_reference(job)
 
 
 def same_as_reference(job: Streaming) -> None:
-    found = reference.read(job.samples)
+    samples = reference.read(job.samples)
     for period, length in (("minute", reference.MINUTE_MS), ("hour", reference.HOUR_MS)):
-        tables_read.same(tables_read.counters(job.out, period), reference.counters(found.lines, length))
-        tables_read.same(tables_read.gauges(job.out, period), reference.gauges(found.lines, length))
-        tables_read.same(tables_read.latencies(job.out, period), reference.latencies(found.lines, length))
-    tables_read.same(tables_read.processes(job.out), reference.processes(found))
-    tables_read.same(tables_read.rejects(job.out), found.rejects)
+        tables_read.same(tables_read.counters(job.out, period), reference.counters(samples.lines, length))
+        tables_read.same(tables_read.gauges(job.out, period), reference.gauges(samples.lines, length))
+        tables_read.same(tables_read.latencies(job.out, period), reference.latencies(samples.lines, length))
+    tables_read.same(tables_read.processes(job.out), reference.processes(samples))
+    tables_read.same(tables_read.rejects(job.out), samples.rejects)

@@ -93,8 +93,8 @@ def test_a_repeated_batch_replaces_itself(rig: TakingRig) -> None:
 def test_late_lines_count_until_the_window_ends_and_are_refused_behind_it(rig: TakingRig) -> None:
     rig.take(0, rig.file(A, {0: (NOON, 5)}))
     within, behind = NOON - 6 * HOUR_MS, NOON - 6 * HOUR_MS - 1
-    found = rig.take(1, rig.file(B, {0: (within, 3)}), rig.file(B, {1: (behind, 100)}))
-    assert found == {None: 8, "late": 1}
+    counts = rig.take(1, rig.file(B, {0: (within, 3)}), rig.file(B, {1: (behind, 100)}))
+    assert counts == {None: 8, "late": 1}
 
 
 def test_a_late_line_of_another_day_leaves_that_day_alone(rig: TakingRig) -> None:
@@ -127,7 +127,7 @@ def test_a_merged_hour_gives_only_what_never_came(rig: TakingRig) -> None:
     assert sorted((row["seq"], row["copies"]) for row in rows) == [(seq, 1) for seq in range(6)]
 
 
-def test_an_interval_that_comes_again_counts_only_as_a_copy(rig: TakingRig) -> None:
+def test_a_repeated_interval_counts_only_as_a_copy(rig: TakingRig) -> None:
     first = rig.file(A, {0: (NOON, 5)})
     rig.take(0, first)
     assert rig.take(1, first, rig.file(A, {1: (NOON + 10_000, 7)})) == {None: 12}
@@ -170,28 +170,33 @@ def test_batches_give_the_tables_of_one_run_and_leave_other_hours_alone(
     samples, out = tmp_path / "samples", tmp_path / "stream"
     shape = Shape(samples=900, seed=4, faults=0.3, interval_ms=600_000, topics=1, groups=1)
     files = list(Generator(shape).arrivals())
-    cut, again = 5 * len(files) // 6, next(file for file in files if file.folder.endswith("hour=01"))
-    files.append(again._replace(folder=again.folder.replace("hour=01", "hour=02")))
+    first_count, repeated = (
+        5 * len(files) // 6,
+        next(file for file in files if file.folder.endswith("hour=01")),
+    )
+    files.append(repeated._replace(folder=repeated.folder.replace("hour=01", "hour=02")))
     what = Streaming(str(samples), str(out), late_hours=48)
     taking = BatchTaker(spark, what, roll_up(spark, str(out)), lambda: NOON + DAY_MS)
     reader = spark.read.schema(read_schema()).options(**READER_OPTIONS)
-    made: list[set[tuple[str, str]]] = []  # hour and name of each file of a table, after each batch
-    for batch, some in enumerate((files[:cut], files[cut:])):
+    files_after: list[set[tuple[str, str]]] = []  # hour and name of each file of a table, after each batch
+    for batch, some in enumerate((files[:first_count], files[first_count:])):
         for file in some:
             write_file(samples, file.path, file.data)
         paths = [str(samples / file.path) for file in some]
         taking.take_batch(reader.json(paths).withColumn(FILE, F.col("_metadata.file_path")), batch)
-        made.append({(path.parent.name, path.name) for path in (out / "counters_minute").rglob("*.parquet")})
+        files_after.append(
+            {(path.parent.name, path.name) for path in (out / "counters_minute").rglob("*.parquet")}
+        )
     run_batch(samples, tmp_path / "batch")
     assert tables_read.everything(out) == tables_read.everything(tmp_path / "batch")
-    ends = [int(to) for file in files[cut:] for to in re.findall(rb'"to":(\d+)', file.data)]
+    ends = [int(to) for file in files[first_count:] for to in re.findall(rb'"to":(\d+)', file.data)]
     touched = {f"hour={to // HOUR_MS % 24:02}" for to in ends}
     assert "hour=01" in touched
-    assert {hour for hour, _ in made[0] - made[1]} <= touched, "other hours are left alone"
-    assert made[0] & made[1], "there are others"
+    assert {hour for hour, _ in files_after[0] - files_after[1]} <= touched, "other hours are left alone"
+    assert files_after[0] & files_after[1], "there are others"
 
 
-def test_tables_of_a_batch_run_are_not_taken_over(spark: SparkSession, tmp_path: Path) -> None:
+def test_tables_of_a_batch_run_are_rejected(spark: SparkSession, tmp_path: Path) -> None:
     day = tmp_path / "counters_minute" / "date=2026-01-05"
     day.mkdir(parents=True)
     (day / "part-0.parquet").touch()

@@ -79,9 +79,9 @@ def test_the_command_says_who_is_at_work(
 ) -> None:
     with locked_folder(tmp_path, "metrics_job batch"):
         assert run(["report", "--samples", str(samples), "--tables", str(tmp_path)]) != 0
-    said = capsys.readouterr().err
-    assert "another run writes the tables in" in said
-    assert "Traceback" not in said
+    errors = capsys.readouterr().err
+    assert "another run writes the tables in" in errors
+    assert "Traceback" not in errors
 
 
 def test_judged_tables_need_no_table_of_the_same_run(
@@ -99,8 +99,10 @@ def test_judged_tables_need_no_table_of_the_same_run(
 
     monkeypatch.setattr(Store, "write", write_and_lose)
     run_batch(samples, tmp_path / "lost")
-    whole, lost = (tables_read.everything(tmp_path / name) for name in ("whole", "lost"))
-    assert lost == {name: rows for name, rows in whole.items() if name not in {one.name for one in replaced}}
+    complete, lost = (tables_read.everything(tmp_path / name) for name in ("whole", "lost"))
+    assert lost == {
+        name: rows for name, rows in complete.items() if name not in {one.name for one in replaced}
+    }
     assert lost["slo_day"]
     assert lost["ratios_hour"]
 
@@ -152,19 +154,19 @@ def tables_of_a_minute(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("changes", [1, 99])
-def test_a_report_reads_again_what_a_run_replaces_meanwhile(
+def test_a_report_rereads_tables_that_a_run_replaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: int
 ) -> None:
     tables, left = tables_of_a_minute(tmp_path), [changes]
     read_counters = reading.Tables.read_counters  # the files that it lists are replaced before they are read
 
-    def replaced(self: Any, span: Any) -> Any:
+    def replaced(self: Any, time_range: Any) -> Any:
         left[0] -= 1
         if left[0] >= 0:
             raise FileNotFoundError(
                 2, "No such file or directory", f"{tables}/counters_minute/part-0.parquet"
             )
-        return read_counters(self, span)
+        return read_counters(self, time_range)
 
     monkeypatch.setattr(reading.Tables, "read_counters", replaced)
     if changes == 1:

@@ -46,8 +46,8 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
         "test_a_record_matches_as_soon_as_it_is_answered": NO_FIND,
     },
     "contract/test_contract_killed.py": {
-        "test_what_was_answered_survives_kill_9": OTHER_KILLS,
-        "test_what_was_answered_survives_kill_9_again_and_again": OTHER_KILLS,
+        "test_answered_appends_survive_kill_9": OTHER_KILLS,
+        "test_answered_appends_survive_repeated_kill_9": OTHER_KILLS,
     },
     "contract/test_contract_model.py": {
         "test_an_engine_does_what_the_model_does": NO_MODEL,
