@@ -331,7 +331,7 @@ class AssignmentMachine(RuleBasedStateMachine):
             sure = {
                 q: member for member in line for q in self.owned[member] if q not in self.requested[member]
             }
-            assert self.table.group_owners(group, topic) == sure
+            assert self.table.holders(group, topic) == sure
 
     @rule()
     def everything_comes_to_rest(self) -> None:

@@ -170,7 +170,7 @@ class LanesModel(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_forgotten(self) -> None:
-        started = sum(len(batch.members) for batch in self.lanes.started)
+        started = sum(len(batch.members) for batch in self.lanes.in_flight)
         assert self.lanes.waiting + started == len(self.unfinished)
 
     def teardown(self) -> None:

@@ -70,7 +70,7 @@ def added_up(minutes: DataFrame) -> dict[Any, Any]:
             continue
         one = sums.setdefault((row["kind"], row["minute"], *(row[name] for name in SERIES_KEY)), Series())
         one.add(row.asDict())
-    return {key: one.sums() if isinstance(one, Series) else one for key, one in sums.items()}
+    return {key: one.to_row() if isinstance(one, Series) else one for key, one in sums.items()}
 
 
 class Series:
@@ -91,7 +91,7 @@ class Series:
             for bucket, n in zip(row["buckets"], row["counts"], strict=True):
                 self.met[bucket] += n
 
-    def total(self) -> Any:
+    def to_row(self) -> Any:
         extremes = self.extremes and (min(self.extremes), max(self.extremes))
         return round(self.total, 3), self.lines, extremes, self.last, self.met
 
