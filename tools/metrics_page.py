@@ -28,8 +28,8 @@ see [alerts.md](alerts.md). The command `python tools/metrics_page.py` generates
   powers of two, regardless of the unit, and a histogram without observations is omitted.
 * **Gauges** that must be computed are computed on request, at most once a second.
 * **Units** are `us` and `ms` for times, `bytes` for sizes, and `1` for flags and states. A metric without a
-  unit is a plain count. Unlike most Prometheus metrics, these metrics do not express times in seconds. Their
-  names will not change, because dashboards, rules and tables use them.
+  unit is a plain count. Unlike most Prometheus metrics, these metrics do not express times in seconds. The
+  metric names will not change, because dashboards, rules and tables use them.
 * **Labels** are limited: once a metric has 10,000 label sets (a histogram: 1,000), all further label sets
   share the label "other". A topic or group label is always the name of a topic or group that exists or has
   existed, never arbitrary text from a client. Rejections without a topic are counted under the topic `-`.
@@ -49,11 +49,11 @@ see [alerts.md](alerts.md). The command `python tools/metrics_page.py` generates
 | late acknowledgements | `ddmq_results_ignored_total` with the reason `late` |
 | cancelled delayed messages | `ddmq_delay_orders_total` with the outcome `cancelled` |
 
-**Cost:** The metrics take 0.3 µs per send, 1.3 µs per pull reply, and 0.4 µs per result. They also take 0.6 µs
-per group commit and 1 µs per iteration of the event loop. These figures are the lowest values from many runs
-on one core. Each check of the lag takes 20 µs for each subscription that the proxy holds. A request for
-`/metrics` takes about 60 µs for each subscription, in steps of 1 to 2 ms. `ddmq bench t15` measures these
-costs with the loads of T1 and T3.
+**Cost:** The metrics take 0.3 µs per send, 1.3 µs per pull reply, and 0.4 µs per result. The metrics also
+take 0.6 µs per group commit and 1 µs per iteration of the event loop. These figures are the lowest values
+from many runs on one core. Each check of the lag takes 20 µs for each subscription that the proxy holds. A
+request for `/metrics` takes about 60 µs for each subscription, in steps of 1 to 2 ms. `ddmq bench t15`
+measures these costs with the loads of T1 and T3.
 
 ## All metrics
 

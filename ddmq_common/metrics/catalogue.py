@@ -19,7 +19,8 @@ HUB_BLOCKED = _histogram(
     unit="us",
 )
 COLLECT_FAILED = _counter(
-    "ddmq_collect_failed_total", "Number of failed collectors. Their gauges kept their previous values."
+    "ddmq_collect_failed_total",
+    "Number of failed collectors. The gauges of a failed collector keep their previous values.",
 )
 SAMPLES_WRITTEN = _counter("ddmq_samples_written_total", "Number of sample files written.")
 SAMPLES_FAILED = _counter(
@@ -78,8 +79,8 @@ SEND_DEFERRED = _counter(
 )
 SEND_DUPLICATES = _counter(
     "ddmq_send_duplicates_total",
-    "Number of messages confirmed with code 0 because an earlier send had already stored them. Such "
-    "messages are recognised by their idempotency key or sequence.",
+    "Number of messages confirmed with code 0 because an earlier send had already stored them. "
+    "Duplicates are recognised by their idempotency key or sequence.",
     "topic",
 )
 SEND_LATE = _counter(
@@ -136,8 +137,8 @@ REDELIVERED = _counter(
 )
 RETURNED = _counter(
     "ddmq_returned_total",
-    "Number of messages that clients handed back unprocessed. These messages are delivered again, and "
-    "the returned delivery does not count as an attempt.",
+    "Number of messages that clients handed back unprocessed. A returned message is delivered again, "
+    "and the returned delivery does not count as an attempt.",
     "group",
     "topic",
 )
@@ -183,16 +184,16 @@ REPLIES = _counter(
 SKIPPED = _counter(
     "ddmq_skipped_total",
     "Number of messages finished without delivery, by reason. A message may be rejected pressure "
-    "traffic, filtered out, missing from the log, or expired. It may also be a retry of a deleted "
-    "subscription, or a dead letter that was resent to another group.",
+    "traffic, filtered out, missing from the log, or expired. A message may also be a retry of a "
+    "deleted subscription, or a dead letter that was resent to another group.",
     "group",
     "topic",
     "reason",
 )
 UNKEYED = _counter(
     "ddmq_unkeyed_total",
-    "Number of messages that have no key although their subscription is ordered. These messages are "
-    "delivered without order.",
+    "Number of messages that have no key although their subscription is ordered. Messages without a key"
+    " are delivered without order.",
     "group",
     "topic",
 )
@@ -209,8 +210,8 @@ FETCHERS = _gauge("ddmq_fetchers", "Number of consumer ids that are fetching.")
 INSTANCES = _gauge("ddmq_broadcast_instances", "Number of instances of broadcasting groups that are pulling.")
 BROADCAST_DROPPED = _counter(
     "ddmq_broadcast_dropped_total",
-    "Number of deliveries to broadcasting instances that failed or were not acknowledged in time. Such "
-    "deliveries are not repeated.",
+    "Number of deliveries to broadcasting instances that failed or were not acknowledged in time. "
+    "Failed deliveries are not repeated.",
     "group",
     "reason",
 )
@@ -388,8 +389,8 @@ DELAY_OVERDUE = _gauge(
 )
 DELAY_STALE = _counter(
     "ddmq_delay_stale_total",
-    "Number of messages that were still in the store although the log shows that they had fired. These "
-    "messages are removed and do not fire again.",
+    "Number of messages that were still in the store although the log shows that they had fired. "
+    "Messages that have fired are removed and do not fire again.",
 )
 DELAY_ASIDE = _counter(
     "ddmq_delay_aside_total",
@@ -460,7 +461,7 @@ LOG_SYNC = _histogram(
 )
 LOG_COMMIT_RECORDS = _histogram(
     "ddmq_log_commit_records",
-    "Number of records in one group commit. This histogram has the same buckets as the histograms of times.",
+    "Number of records in one group commit. The buckets are the same as in the histograms of times.",
 )
 LOG_COMMIT_BYTES = _histogram(
     "ddmq_log_commit_bytes", "Size of one group commit, including frames.", unit="bytes"
