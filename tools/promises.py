@@ -30,11 +30,12 @@ CONTRACT = "contract/test_contract_"
 # What a user is promised, by the file or the folder under tests/ that asks for it.
 PROMISES = {
     CONTRACT
-    + "append": "a record is stored complete, in the order of the calls, with a result for each message",
-    CONTRACT + "read": "a reader gets all messages within its limits, and learns which ones were deleted",
+    + "append": "records are stored completely, in the order of the calls, with a result for each message",
+    CONTRACT
+    + "read": "a reader receives all messages within its limits, and a report of those that were deleted",
     CONTRACT
     + "read_tags": "reading by tag returns all matches, and continues after the messages that it skips",
-    CONTRACT + "carried": "the short form of a message agrees with the complete one",
+    CONTRACT + "carried": "the short form of a message matches its complete form",
     CONTRACT + "wait": "a waiting reader is woken immediately and is never forgotten",
     CONTRACT
     + "commit": "a commit is all or nothing; a former owner of a queue is rejected; progress is exact",
@@ -44,13 +45,13 @@ PROMISES = {
     CONTRACT + "settings": "settings are durable, and their watchers are notified",
     CONTRACT + "topics": "topics can be created, enlarged, changed and deleted; a new topic inherits nothing",
     CONTRACT
-    + "members": "a queue has one holder at a time; each has a higher epoch, and older epochs are rejected",
+    + "members": "a queue has one holder at a time; each new holder's epoch is higher; older epochs are fenced",
     CONTRACT + "sharing": "queues are shared as the group requests, and move when they are released or lost",
-    CONTRACT + "lifecycle": "each call gets a result, even while the engine drains and closes",
-    CONTRACT + "lasting": "messages, topics, settings, progress and epochs are still there after a restart",
+    CONTRACT + "lifecycle": "each call receives a result, even while the engine drains and closes",
+    CONTRACT + "lasting": "messages, topics, settings, progress and epochs survive a restart",
     CONTRACT + "killed": "acknowledged calls survive repeated kills (kill -9) of the writer",
     CONTRACT + "model": "long random histories give the same results as a naive model",
-    "interop": "old clients, of which five kinds were recorded, get the responses that they expect",
+    "interop": "five kinds of old clients, which were recorded, receive the responses that they expect",
     "scenarios": "servers: order keys, retries, dead letters, levels, push, results sent to another proxy",
     "service/cli": "the commands and the admin API",
     "service/kafka": "brokers and servers are killed, suspended or cut off; full disks and foreign topics",
