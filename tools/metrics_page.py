@@ -17,15 +17,15 @@ Every process serves its metrics in Prometheus' text format at `http://ADMIN/met
 $ curl -s http://127.0.0.1:9813/metrics | grep ddmq_lag
 ```
 
-This page lists all metrics with their kind, unit and labels. For a ready-made Grafana dashboard and alert rules,
-see [alerts.md](alerts.md). The command `python tools/metrics_page.py` generates this page from
+This page lists all metrics with their kind, unit and labels. For a ready-made Grafana dashboard and alert
+rules, see [alerts.md](alerts.md). The command `python tools/metrics_page.py` generates this page from
 `ddmq_common/metrics/catalogue.py`.
 
 ## How to read them
 
 * **Counters** start at 0 when their process starts.
-* **Histograms** in the process have buckets that are at most 12.5 % wide. At `/metrics`, the bucket limits are
-  powers of two, regardless of the unit, and a histogram without observations is omitted.
+* **Histograms** in the process have buckets that are at most 12.5 % wide. At `/metrics`, the bucket limits
+  are powers of two, regardless of the unit, and a histogram without observations is omitted.
 * **Gauges** that must be computed are computed on request, at most once a second.
 * **Units** are `us` and `ms` for times, `bytes` for sizes, and `1` for flags and states. A metric without a
   unit is a plain count. Unlike most Prometheus metrics, these metrics do not express times in seconds. The
