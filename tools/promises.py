@@ -45,7 +45,7 @@ PROMISES = {
     CONTRACT + "settings": "settings are durable, and their watchers are notified",
     CONTRACT + "topics": "topics can be created, enlarged, changed and deleted; a new topic inherits nothing",
     CONTRACT
-    + "members": "a queue has one holder at a time; each new holder's epoch is higher; older epochs are fenced",
+    + "members": "a queue has one holder at a time; epochs rise with each holder; older epochs are rejected",
     CONTRACT + "sharing": "queues are shared as the group requests, and move when they are released or lost",
     CONTRACT + "lifecycle": "each call receives a result, even while the engine drains and closes",
     CONTRACT + "lasting": "messages, topics, settings, progress and epochs survive a restart",
