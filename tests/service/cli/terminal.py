@@ -26,8 +26,8 @@ class Terminal:
     def __call__(self, *arguments: str) -> tuple[int, str]:
         """The exit code, and everything that was written to the terminal."""
         ours, theirs = os.openpty()
-        said = bytearray()
-        reader = threading.Thread(target=_drain, args=(ours, said))
+        output = bytearray()
+        reader = threading.Thread(target=_drain, args=(ours, output))
         reader.start()
         try:
             code = self._run(arguments, theirs)
@@ -35,7 +35,7 @@ class Terminal:
             os.close(theirs)
             reader.join(30)
             os.close(ours)
-        return code, said.decode().replace("\r\n", "\n")
+        return code, output.decode().replace("\r\n", "\n")
 
     def _run(self, arguments: Sequence[str], terminal: int) -> int:
         with (
@@ -48,7 +48,7 @@ class Terminal:
             return run(arguments)
 
 
-def _drain(terminal: int, said: bytearray) -> None:
+def _drain(terminal: int, output: bytearray) -> None:
     while True:
         try:
             part = os.read(terminal, 1 << 16)
@@ -56,11 +56,11 @@ def _drain(terminal: int, said: bytearray) -> None:
             return
         if not part:
             return
-        said += part
+        output += part
 
 
 def acts(written: str) -> list[str]:
     """What a terminal or a reader's eye would act on, beside this project's own colours and lines."""
     rest = OURS.sub("", written)
-    found = re.findall("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]", rest)
-    return sorted(set(found)) + [line for line in rest.split("\n") if line.startswith("FORGED")]
+    control_characters = re.findall("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]", rest)
+    return sorted(set(control_characters)) + [line for line in rest.split("\n") if line.startswith("FORGED")]

@@ -27,8 +27,8 @@ def test_health_and_metrics(server: RealServer) -> None:
 
 
 def test_a_topic_from_birth_to_death(server: RealServer, topic: str) -> None:
-    made = server.admin("POST", "topics", topic, body={"queues": 2, "durability": "written"})
-    assert (made["queues"], made["durability"], made["source"]) == (2, "written", "log")
+    topic_row = server.admin("POST", "topics", topic, body={"queues": 2, "durability": "written"})
+    assert (topic_row["queues"], topic_row["durability"], topic_row["source"]) == (2, "written", "log")
     assert server.admin("POST", "topics", topic, body={"create": False, "queues": 3})["queues"] == 3
     assert len(server.admin("GET", "topics", topic)["by_queue"]) == 3
     assert topic in {row["topic"] for row in server.admin("GET", "topics")}
@@ -39,9 +39,9 @@ def test_a_topic_from_birth_to_death(server: RealServer, topic: str) -> None:
 
 def test_a_group_from_birth_to_death(server: RealServer, topic: str) -> None:
     body = {"topics": ["owned"], "start": "first", "ack_timeout_ms": 1234}
-    made = server.admin("POST", "groups", topic, body=body)
-    assert made["created"] is True
-    assert made["subscriptions"][0]["settings"]["ack_timeout_ms"] == 1234
+    group_row = server.admin("POST", "groups", topic, body=body)
+    assert group_row["created"] is True
+    assert group_row["subscriptions"][0]["settings"]["ack_timeout_ms"] == 1234
     assert server.admin("GET", "groups", topic)["group"] == topic
     assert topic in {row["group"] for row in server.admin("GET", "stats")["groups"]}
     assert server.admin("DELETE", "groups", topic) == {}
@@ -77,8 +77,8 @@ def test_a_group_from_birth_to_death(server: RealServer, topic: str) -> None:
 def test_what_is_refused(
     server: RealServer, method: str, target: str, body: Any, status: int, part: str
 ) -> None:
-    found, answer = server.ask(method, target, body)
-    assert (found, set(answer)) == (status, {"error"})
+    answered_status, answer = server.ask(method, target, body)
+    assert (answered_status, set(answer)) == (status, {"error"})
     assert part in answer["error"]
 
 
@@ -105,8 +105,8 @@ def test_hangup_reads_topics_and_groups_again(tmp_path: Path) -> None:
         )
         os.kill(server.pid, signal.SIGHUP)
         until(lambda: "reloaded topics=a,b" in server.log, "it says what changed")
-        found = {row["topic"]: row for row in server.admin("GET", "topics")}
-        assert (found["a"]["queues"], found["b"]["durability"]) == (2, "written")
+        topics = {row["topic"]: row for row in server.admin("GET", "topics")}
+        assert (topics["a"]["queues"], topics["b"]["durability"]) == (2, "written")
         assert [row["group"] for row in server.admin("GET", "groups")] == ["g"]
         write_config(config, topics={"topics": {"a": {"queus": 3}}})
         os.kill(server.pid, signal.SIGHUP)

@@ -57,9 +57,9 @@ def admin(server: RealServer, request: pytest.FixtureRequest) -> Iterator[Any]:
             yield AnyAdmin(client, None)
         return
     loop = asyncio.new_event_loop()
-    made = AsyncAdmin(**places)
-    yield AnyAdmin(made, loop)
-    loop.run_until_complete(made.aclose())
+    async_admin = AsyncAdmin(**places)
+    yield AnyAdmin(async_admin, loop)
+    loop.run_until_complete(async_admin.aclose())
     loop.close()
 
 
@@ -73,16 +73,16 @@ def test_both_kinds_have_the_same_methods() -> None:
 
 
 def test_a_topic_from_birth_to_death(admin: Any, topic: str) -> None:
-    made = admin.create_topic(topic, queues=2, durability="written", trace_one_in=7)
-    assert (made.name, made.queues, made.durability, made.source) == (topic, 2, "written", "log")
+    created = admin.create_topic(topic, queues=2, durability="written", trace_one_in=7)
+    assert (created.name, created.queues, created.durability, created.source) == (topic, 2, "written", "log")
     with pytest.raises(RejectedError, match="exists"):
         admin.create_topic(topic, queues=2)
     assert admin.create_topic(topic, queues=9, exist_ok=True).queues == 2
     with pytest.raises(RejectedError, match="allowed: 1 to 1024"):
         admin.create_topic(f"{topic}-x", queues=0, exist_ok=True)
     assert admin.update_topic(topic, queues=3).queues == 3
-    found = admin.get_topic(topic)
-    assert ([each.queue_id for each in found.by_queue], found.trace_one_in) == ([0, 1, 2], 7)
+    info = admin.get_topic(topic)
+    assert ([each.queue_id for each in info.by_queue], info.trace_one_in) == ([0, 1, 2], 7)
     assert topic in {each.name for each in admin.list_topics()}
     assert any(each.internal for each in admin.list_topics(internal=True))
     admin.delete_topic(topic)
@@ -212,7 +212,7 @@ def test_delayed_messages_are_listed_counted_and_changed(server: RealServer, adm
         ids = [
             producer.send(topic, f"n{n}", key=f"k{n}", delay=timedelta(hours=n)).delay_id for n in (1, 2, 3)
         ]
-    waiting = until(lambda: found if len(found := admin.list_delays(topic=topic)) == 3 else None)
+    waiting = until(lambda: delays if len(delays := admin.list_delays(topic=topic)) == 3 else None)
     assert [each.delay_id for each in waiting] == ids
     assert [each.preview for each in admin.list_delays(topic=topic, limit=2)] == ["n1", "n2"]
     soon = datetime.now(UTC) + timedelta(minutes=90)

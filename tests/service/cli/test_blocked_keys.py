@@ -48,11 +48,11 @@ def stuck(shell: Shell, topic: str) -> Iterator[Stuck]:
     )  # fmt: skip
     for body in ("bad-1", "good-1", "bad-2", "good-2"):
         shell("send", topic, body, "--key", body.partition("-")[0])
-    found = Stuck(shell, topic)
-    with Consumer(f"127.0.0.1:{shell.server.ports['consumer']}", topic, topic, handler=found.handle):
-        until(lambda: found.got == ["good-1", "good-2"], "the other key goes on")
-        until(lambda: found.keys() and found.keys()[0]["state"] == "retrying", "the key is blocked")
-        yield found
+    consumer = Stuck(shell, topic)
+    with Consumer(f"127.0.0.1:{shell.server.ports['consumer']}", topic, topic, handler=consumer.handle):
+        until(lambda: consumer.got == ["good-1", "good-2"], "the other key goes on")
+        until(lambda: consumer.keys() and consumer.keys()[0]["state"] == "retrying", "the key is blocked")
+        yield consumer
 
 
 def test_show_says_which_key_is_blocked_and_why(stuck: Stuck) -> None:
@@ -90,14 +90,14 @@ def test_only_keys_that_a_shell_takes_as_they_are_are_completed(monkeypatch: pyt
     texts = ('"a-1"', "17", '"$(x)"', '"a b"', '"--yes"', '["a"]', '"a\\nb"', "orders/0")
     monkeypatch.setattr(AdminClient, "get", lambda *_, **__: [{"key": text} for text in texts])
     shell = ShellComplete(root, {}, "ddmq", "_DDMQ_COMPLETE")
-    found = [item.value for item in shell.get_completions(["group", "park", "g"], "")]
-    assert found == ["17", "a-1", "orders/0"]
+    completions = [item.value for item in shell.get_completions(["group", "park", "g"], "")]
+    assert completions == ["17", "a-1", "orders/0"]
 
 
 def test_replay_delivers_at_once(stuck: Stuck) -> None:
     stuck.repaired = True
-    said = stuck.shell("group", "replay", stuck.name, "bad")
-    assert said.startswith('"bad" goes on')
+    output = stuck.shell("group", "replay", stuck.name, "bad")
+    assert output.startswith('"bad" goes on')
     until(lambda: stuck.got[2:] == ["bad-1", "bad-2"], "the key goes on, in order")
     until(lambda: stuck.keys() == [], "nothing is blocked")
 
@@ -176,8 +176,8 @@ class Hung:
         self.released.wait(60)
 
     def key(self) -> dict[str, Any]:
-        (found,) = self.shell.json("group", "keys", self.name)
-        return dict(found)
+        (row,) = self.shell.json("group", "keys", self.name)
+        return dict(row)
 
 
 @pytest.fixture
@@ -189,19 +189,19 @@ def hung(shell: Shell, topic: str) -> Iterator[Hung]:
     )  # fmt: skip
     for body in ("one", "two"):
         shell("send", topic, body, "--key", "a")
-    found = Hung(shell, topic)
+    consumer = Hung(shell, topic)
     address = f"127.0.0.1:{shell.server.ports['consumer']}"
-    with Consumer(address, topic, topic, handler=found.handle, client_id="billing-7f9", threads=1):
-        until(lambda: found.got and shell.json("group", "keys", topic), "it has the first message")
-        yield found
-        found.released.set()
+    with Consumer(address, topic, topic, handler=consumer.handle, client_id="billing-7f9", threads=1):
+        until(lambda: consumer.got and shell.json("group", "keys", topic), "it has the first message")
+        yield consumer
+        consumer.released.set()
 
 
 def test_who_has_a_message_in_flight_is_shown_and_until_when(hung: Hung) -> None:
     for command in ("keys", "show"):
-        said = hung.shell("group", command, hung.name)
-        assert re.search(r'"a" +.* in flight +\S+/0/0 +1 +billing-7f9 \(127\.0\.0\.1:\d+\) +in 9 m', said), (
-            said
+        output = hung.shell("group", command, hung.name)
+        assert re.search(r'"a" +.* in flight +\S+/0/0 +1 +billing-7f9 \(127\.0\.0\.1:\d+\) +in 9 m', output), (
+            output
         )
         assert "--take-away" in hung.shell.error
     key = hung.key()
@@ -211,27 +211,27 @@ def test_who_has_a_message_in_flight_is_shown_and_until_when(hung: Hung) -> None
 
 def test_a_replay_does_not_claim_what_it_has_not_done(hung: Hung) -> None:
     shell, name = hung.shell, hung.name
-    said = shell.refused("group", "replay", name, "a")
-    assert re.match(rf'"a": its first message \({name}/0/0\) is in flight with billing-7f9 \(127', said), said
-    assert "its lease ends in 9 m" in said
-    assert "--take-away" in said
+    output = shell.refused("group", "replay", name, "a")
+    assert re.match(rf'"a": its first message \({name}/0/0\) is in flight with billing-7f9 \(127', output), output
+    assert "its lease ends in 9 m" in output
+    assert "--take-away" in output
     done = shell.json("group", "replay", name, "a", code=1)
     assert [head["outcome"] for head in done["heads"]] == ["in flight"]
     assert hung.key()["attempts"] == 1
-    said = shell("group", "park", name, "a")
-    assert said.startswith('parked "a"')
+    output = shell("group", "park", name, "a")
+    assert output.startswith('parked "a"')
     assert "is in flight with billing-7f9" in shell.error
-    said = shell("group", "replay", name, "a")
-    assert said.startswith('"a" is not parked any more; its first message')
-    assert "is in flight with billing-7f9" in said
+    output = shell("group", "replay", name, "a")
+    assert output.startswith('"a" is not parked any more; its first message')
+    assert "is in flight with billing-7f9" in output
 
 
 def test_a_message_is_taken_away_from_a_client_that_hangs(hung: Hung) -> None:
     shell, name = hung.shell, hung.name
-    said = shell("group", "replay", name, "a", "--take-away")
+    output = shell("group", "replay", name, "a", "--take-away")
     assert re.match(
-        rf'"a" goes on; its first message \({name}/0/0\) is taken from billing-7f9 \(127', said
-    ), said
+        rf'"a" goes on; its first message \({name}/0/0\) is taken from billing-7f9 \(127', output
+    ), output
     assert "may still be handling it" in shell.error
     row = shell.json("pull", name, "--group", name, "--count", "1")
     assert (row["body"], row["attempt"]) == ("one", 2)
@@ -241,7 +241,7 @@ def test_a_message_is_taken_away_from_a_client_that_hangs(hung: Hung) -> None:
 
 def test_a_skip_names_the_client_that_may_go_on(hung: Hung) -> None:
     shell, name = hung.shell, hung.name
-    said = shell("group", "skip", name, "a")
-    assert said == f'skipped the first message of "a" ({name}/0/0); `ddmq dlq show {name}` has it\n'
+    output = shell("group", "skip", name, "a")
+    assert output == f'skipped the first message of "a" ({name}/0/0); `ddmq dlq show {name}` has it\n'
     assert "billing-7f9" in shell.error
     assert "may still be handling it; its answer does not count any more" in shell.error

@@ -29,10 +29,10 @@ def test_send_and_pull(shell: Shell, topic: str, tmp_path: Path) -> None:
 def test_stats(shell: Shell, topic: str) -> None:
     shell("send", topic, "x")
     shell("pull", topic, "--group", f"g-{topic}", "--no-ack")
-    found = shell.json("stats")
-    assert found["health"]["ready"] is True
-    assert topic in {row["topic"] for row in found["topics"]}
-    assert f"g-{topic}" in {row["group"] for row in found["groups"]}
+    stats = shell.json("stats")
+    assert stats["health"]["ready"] is True
+    assert topic in {row["topic"] for row in stats["topics"]}
+    assert f"g-{topic}" in {row["group"] for row in stats["groups"]}
     shown = shell("stats")
     assert "ready" in shown
     assert topic[:20] in shown
@@ -41,9 +41,9 @@ def test_stats(shell: Shell, topic: str) -> None:
 def test_as_processes(server: RealServer, topic: str) -> None:
     """The command itself: standard input, help, version, completion."""
     where = f"127.0.0.1:{server.ports['producer']}"
-    ended = ddmq("send", topic, "--lines", "-", "--producer", where, "--json", stdin=b"a\nb\n")
-    assert json.loads(ended.stdout)["stored"] == 2
-    assert ended.stderr == ""
+    process = ddmq("send", topic, "--lines", "-", "--producer", where, "--json", stdin=b"a\nb\n")
+    assert json.loads(process.stdout)["stored"] == 2
+    assert process.stderr == ""
     assert "ddmq serve" in ddmq("--help").stdout
     assert ddmq("--version").stdout.startswith("ddmq")
 

@@ -29,19 +29,19 @@ def test_a_topic_is_not_cancelled_without_a_yes(
     shell: Shell, waiting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    said = shell.error_of("delay", "cancel", "--topic", waiting, code=1)
-    assert f"Cancel all 6 that wait for topic {waiting}? What is cancelled is never delivered." in said
-    assert "not confirmed, nothing was done; --yes does not ask" in said
+    error = shell.error_of("delay", "cancel", "--topic", waiting, code=1)
+    assert f"Cancel all 6 that wait for topic {waiting}? What is cancelled is never delivered." in error
+    assert "not confirmed, nothing was done; --yes does not ask" in error
     assert shell("delay", "count", waiting).strip() == "6"
 
 
 def test_a_part_of_a_topic_is_asked_about_with_its_number(
     shell: Shell, waiting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr("ddmq.cli.messages.delay_changes.confirm", asked.append)
+    questions: list[str] = []
+    monkeypatch.setattr("ddmq.cli.messages.delay_changes.confirm", questions.append)
     assert shell("delay", "cancel", "--topic", waiting, "--key", "a", "--to", "+3h") == "1 cancelled\n"
-    (question,) = asked
+    (question,) = questions
     assert question.startswith(
         f"Cancel the only one that waits for topic {waiting} with key 'a', due before "
     )
@@ -72,9 +72,9 @@ def test_what_a_dry_run_counts_and_lists_is_what_is_cancelled(
     assert previews(shell, waiting, *options) == named
     assert shell("delay", "count", waiting, *options).strip() == str(len(chosen))
     dry = ("delay", "cancel", "--topic", waiting, *options, "--dry-run")
-    said = shell(*dry)
-    assert [line.split()[-1] for line in said.splitlines()[1:-1]] == named
-    assert said.splitlines()[-1].startswith(f"would cancel {len(chosen)} for topic {waiting}")
+    output = shell(*dry)
+    assert [line.split()[-1] for line in output.splitlines()[1:-1]] == named
+    assert output.splitlines()[-1].startswith(f"would cancel {len(chosen)} for topic {waiting}")
     answer = shell.json(*dry)
     assert (answer["would_cancel"], answer["dry_run"]) == (len(chosen), True)
     assert shell("delay", "count", waiting).strip() == "6", "nothing is cancelled by a dry run"

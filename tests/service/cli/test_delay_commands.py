@@ -28,14 +28,14 @@ def bodies(shell: Any, topic: str) -> list[str]:
 
 def test_remind_me_in_90_seconds_no_cancel_that_every_weekday_at_9_in_shanghai(shell, topic):
     shell("topic", "create", topic)
-    said = shell("delay", "add", topic, "tea", "--delay", "90s")
-    found = re.search(r"due .* \(in 1 m (30|29) s\), id (\S+)", said)
-    assert found, said
-    ident = found[2]
+    output = shell("delay", "add", topic, "tea", "--delay", "90s")
+    match = re.search(r"due .* \(in 1 m (30|29) s\), id (\S+)", output)
+    assert match, output
+    ident = match[2]
     assert shell.error.strip() == f"`ddmq delay cancel {ident}` takes it back"
     assert shell("delay", "cancel", ident).strip() == "cancelled"
-    said = shell("delay", "add", topic, "stand-up", "--cron", "0 9 * * 1-5", "--zone", "Asia/Shanghai")
-    assert re.match(r"first due \d{4}-\d\d-\d\d 09:00:00\+08:00 \(in ", said)
+    output = shell("delay", "add", topic, "stand-up", "--cron", "0 9 * * 1-5", "--zone", "Asia/Shanghai")
+    assert re.match(r"first due \d{4}-\d\d-\d\d 09:00:00\+08:00 \(in ", output)
     (row,) = shell.json("delay", "list", topic)["messages"]
     assert row["repeats"] == "cron 0 9 * * 1-5 in Asia/Shanghai"
     assert row["preview"] == "stand-up"
@@ -88,8 +88,8 @@ def test_listing_goes_on_where_it_ended_over_all_shards(shell, topic):
     assert shell("delay", "count", topic, *span).strip() == "3"
     assert shell("delay", "count", topic).strip() == "7"
     assert shell.json("delay", "count")["topics"][topic] == 7
-    said = shell("delay", "list", topic, "--count", "3")
-    assert "m2" in said
+    output = shell("delay", "list", topic, "--count", "3")
+    assert "m2" in output
     assert "go on with --after" in shell.error
 
 
@@ -107,12 +107,12 @@ def test_deleting_a_topic_tells_of_what_waits_for_it(shell, topic, monkeypatch):
     row = added(shell, topic, "--delay", "1h")
     added(shell, topic, "--delay", "2h")
     until(lambda: shell.json("delay", "count", topic)["count"] == 2, "both wait")
-    asked = []
-    monkeypatch.setattr("ddmq.cli.operate.topic.confirm", asked.append)
-    said = shell("topic", "delete", topic)
+    questions = []
+    monkeypatch.setattr("ddmq.cli.operate.topic.confirm", questions.append)
+    output = shell("topic", "delete", topic)
     waits = "2 delayed messages for it wait"
-    assert asked == [f"Delete topic {topic} and every message in it? {waits}, and will be dead letters."]
-    assert said == f"deleted {topic}\n"
+    assert questions == [f"Delete topic {topic} and every message in it? {waits}, and will be dead letters."]
+    assert output == f"deleted {topic}\n"
     assert " ".join(shell.error.split()) == (
         f"note: {waits}: they are dead letters when due, unless a topic {topic} is there again;"
         f" ddmq delay cancel --topic {topic} takes them back"
@@ -134,8 +134,8 @@ def test_deleting_a_topic_tells_of_what_waits_for_it(shell, topic, monkeypatch):
 
 
 def pending(server: RealServer) -> dict[str, int]:
-    found: dict[str, int] = server.admin("GET", "delay")["topics"]
-    return found
+    counts: dict[str, int] = server.admin("GET", "delay")["topics"]
+    return counts
 
 
 def delivered(server: RealServer, topic: str) -> list[str]:
@@ -164,8 +164,8 @@ def test_a_backup_is_made_while_it_runs_and_put_back_beside_the_log(tmp_path: Pa
         admin = f"127.0.0.1:{server.ports['admin']}"
         folder = str(server.data_dir / "backups" / "made")
         assert ddmq("delay", "backup", "made", "--admin", admin).returncode == 0
-        again = ddmq("delay", "backup", folder, "--admin", admin)
-        assert (again.returncode, "not empty" in again.stderr) == (1, True)
+        second_backup = ddmq("delay", "backup", folder, "--admin", admin)
+        assert (second_backup.returncode, "not empty" in second_backup.stderr) == (1, True)
         change(server, "fire", fired)
         change(server, "cancel", gone)
         later = add(server, "later", "--delay", "1h")
@@ -188,9 +188,9 @@ def test_a_backup_is_made_while_it_runs_and_put_back_beside_the_log(tmp_path: Pa
 def test_a_backup_put_into_an_empty_directory_fires_there(tmp_path: Path) -> None:
     with running(tmp_path / "old") as server:
         once = add(server, "once", "--delay", "1h", "--key", "k")
-        again = add(server, "again", "--delay", "1h", "--every", "2h", "--times", "3")
-        change(server, "fire", again)
-        shown = server.admin("GET", "delay", "messages", again)
+        schedule = add(server, "again", "--delay", "1h", "--every", "2h", "--times", "3")
+        change(server, "fire", schedule)
+        shown = server.admin("GET", "delay", "messages", schedule)
         add(server, "soon", "--delay", "15s")  # so long nobody needs until the backup
         folder = server.admin("POST", "delay", "backup", body={"folder": "made"})["folder"]
     fresh = RealServer(tmp_path / "new")
@@ -201,9 +201,9 @@ def test_a_backup_put_into_an_empty_directory_fires_there(tmp_path: Path) -> Non
         fresh.start()
         until(lambda: "soon" in delivered(fresh, "orders"), "what is due by now")
         assert delivered(fresh, "orders") == ["soon"]
-        found = fresh.admin("GET", "delay", "messages", again)
-        assert (found["due_ms"], found["occurrence"]) == (shown["due_ms"], shown["occurrence"])
-        assert found["occurrence"] > 0, "it goes on where it was"
+        restored = fresh.admin("GET", "delay", "messages", schedule)
+        assert (restored["due_ms"], restored["occurrence"]) == (shown["due_ms"], shown["occurrence"])
+        assert restored["occurrence"] > 0, "it goes on where it was"
         change(fresh, "fire", once)
         assert delivered(fresh, "orders") == ["once", "soon"]
     finally:
@@ -225,12 +225,12 @@ def test_a_backup_holds_the_shards_of_all_processes(tmp_path: Path) -> None:
                 "both have some",
             )
             until(lambda: not other.admin("GET", "delay")["health"]["reason"], "it fires")
-            made = ddmq("delay", "backup", "of/today", "--admin", f"127.0.0.1:{other.ports['admin']}")
-            assert made.returncode == 0, made.stderr
+            process = ddmq("delay", "backup", "of/today", "--admin", f"127.0.0.1:{other.ports['admin']}")
+            assert process.returncode == 0, process.stderr
             for given in ({}, {"secret": ""}, {"secret": "0" * 64}):
-                asked = {"folder": str(folder), "shards": [0], **given}
-                status, said = other.ask("POST", "/delay/backup", asked)
-                assert (status, "no backup 'today' is being made here" in said["error"]) == (400, True)
+                body = {"folder": str(folder), "shards": [0], **given}
+                status, answer = other.ask("POST", "/delay/backup", body)
+                assert (status, "no backup 'today' is being made here" in answer["error"]) == (400, True)
         finally:
             other.end()
     done = ddmq("delay", "restore", str(folder), "--data-dir", str(new))
@@ -283,8 +283,8 @@ def test_with_a_process_for_each_part_the_one_admin_port_answers(
         ident = add(server, "tea", "--delay", "1h")
         assert server.admin("GET", "delay")["topics"] == {"orders": 1}
         assert server.admin("GET", "delay", "messages", ident)["body"] == "tea"
-        status, found = server.ask("GET", "/delay/messages?topic=orders&count=5")
-        assert (status, [row["id"] for row in found["messages"]]) == (200, [ident])
+        status, page = server.ask("GET", "/delay/messages?topic=orders&count=5")
+        assert (status, [row["id"] for row in page["messages"]]) == (200, [ident])
         assert server.ask("GET", "/delay/messages/nonsense")[0] == 400
         assert server.admin("POST", "delay", "backup", body={"folder": "b"})["shards"] > 0
 

@@ -133,27 +133,27 @@ def test_the_story_of_a_resent_letter_goes_on_for_its_group_alone(
 
 
 def test_the_question_of_a_purge_says_what_it_is_about(shell: Shell, bury: Bury) -> None:
-    def asked(group: str, *which: str, code: int = 1) -> str:
+    def purge(group: str, *which: str, code: int = 1) -> str:
         admin = f"127.0.0.1:{shell.server.ports['admin']}"
         done = ddmq("dlq", "purge", group, *which, "--admin", admin, stdin=b"")
         assert (done.returncode, "not confirmed" in done.stderr) == (code, bool(code))
         return done.stderr if code else done.stdout + done.stderr
 
     group = bury("one")
-    assert f"Purge the only dead letter of {group}? It is not sent again." in asked(group, "--all")
+    assert f"Purge the only dead letter of {group}? It is not sent again." in purge(group, "--all")
     question = f"Purge the only dead letter of {group}, if it was stored before +1h? It is not sent again."
-    assert question in asked(group, "--before", "+1h")
+    assert question in purge(group, "--before", "+1h")
     assert _row(shell, group)["letters"] == 1
     assert bury("two") == group
     until(lambda: _row(shell, group)["letters"] == 2, "there are two")
-    assert f"Purge dead letters of {group}, all 2? They are not sent again." in asked(group, "--all")
+    assert f"Purge dead letters of {group}, all 2? They are not sent again." in purge(group, "--all")
     question = f"Purge those of the 2 dead letters of {group} stored before 1000? They are not sent again."
-    assert question in asked(group, "--before", "1000")
+    assert question in purge(group, "--before", "1000")
     assert shell("dlq", "purge", group, "--all", "--yes") == f"purged 2 dead letters of {group}\n"
     for which in (("--all",), ("--before", "1000")):
-        said = asked(group, *which, code=0)
+        output = purge(group, *which, code=0)
         hint = f"`ddmq dlq show {group}` shows those that wait, with their times\n"
-        assert said == f"purged 0 dead letters of {group}\n{hint}", "nothing is asked about nothing"
+        assert output == f"purged 0 dead letters of {group}\n{hint}", "nothing is asked about nothing"
 
 
 def test_what_is_told_of_dead_letters_is_true_after_a_restart(
@@ -199,7 +199,7 @@ def assert_told(shell: Shell, dead: int, became: str) -> None:
     for command in (("stats",), ("group", "list")):
         lines = shell(*command).splitlines()
         (head,) = (line for line in lines if "later  dead" in line)
-        (said,) = (line for line in lines if line.startswith("billing"))
-        assert said[: head.index("dead") + len("dead")].split()[-1] == str(dead), command
+        (row,) = (line for line in lines if line.startswith("billing"))
+        assert row[: head.index("dead") + len("dead")].split()[-1] == str(dead), command
     assert re.search(became, shell("group", "show", "billing"), re.MULTILINE)
     assert ("1 dead letter: `ddmq dlq show billing`" in shell.error) is bool(dead)

@@ -25,8 +25,8 @@ def test_a_costly_pattern_in_front_of_a_pull_is_refused_when_it_is_set(
     if made_before:
         assert shell.server.ask("POST", path, {"batch_max": 3})[0] == 200
     for actions, status in ((["Script", "PullServer"], 400), (["Script", "File"], 200)):
-        found, answer = shell.server.ask("POST", path, {"actions": actions, "push": {"script": script}})
-        assert found == status
+        answered_status, answer = shell.server.ask("POST", path, {"actions": actions, "push": {"script": script}})
+        assert answered_status == status
         assert status == 200 or "'a.{0,200}b.{0,200}c' may take" in answer["error"]
     assert shell.server.ask("POST", path, {"actions": ["Script", "PullServer"]})[0] == 400
 
@@ -140,11 +140,11 @@ def test_show_names_clients_that_subscribe_differently(shell: Shell, topic: str)
     ) as client:  # fmt: skip
         with pytest.raises(PullError):
             client.pull(1, timeout_ms=5_000)
-        (found,) = shell.json("group", "show", topic)["differences"]
-        assert (found["client_id"], found["topic"]) == ("forgetful", topic)
-        said = shell("group", "show", topic)
-    assert "clients that subscribe differently" in said
-    assert "forgetful" in said.partition("clients that subscribe differently")[2]
+        (difference,) = shell.json("group", "show", topic)["differences"]
+        assert (difference["client_id"], difference["topic"]) == ("forgetful", topic)
+        output = shell("group", "show", topic)
+    assert "clients that subscribe differently" in output
+    assert "forgetful" in output.partition("clients that subscribe differently")[2]
 
 
 def test_what_a_url_says_in_its_query_is_shown_to_nobody(

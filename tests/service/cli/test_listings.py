@@ -138,23 +138,23 @@ def test_saved_bodies_are_exact(shell: Shell, topic: str, tmp_path: Path) -> Non
 def test_many_lines_from_standard_input(shell: Shell, topic: str) -> None:
     lines = "".join(f"line {number}\n" for number in range(20_000))
     where = f"127.0.0.1:{shell.server.ports['producer']}"
-    ended = ddmq("send", topic, "--lines", "-", "--producer", where, stdin=lines.encode())
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("stored 20,000 messages in ")
+    process = ddmq("send", topic, "--lines", "-", "--producer", where, stdin=lines.encode())
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith("stored 20,000 messages in ")
     assert shell.json("topic", "show", topic)["messages"] == 20_000
-    ended = ddmq("send", topic, "--lines", "-", "--producer", where, stdin=b"\n\n")
-    assert (ended.returncode, ended.stderr) == (0, "nothing to send: the input has no lines\n")
-    ended = ddmq("send", topic, "--stdin", "--producer", where, "--json", stdin=b"all\nof it\n")
-    assert json.loads(ended.stdout)["body_bytes"] == len(b"all\nof it\n")
+    process = ddmq("send", topic, "--lines", "-", "--producer", where, stdin=b"\n\n")
+    assert (process.returncode, process.stderr) == (0, "nothing to send: the input has no lines\n")
+    process = ddmq("send", topic, "--stdin", "--producer", where, "--json", stdin=b"all\nof it\n")
+    assert json.loads(process.stdout)["body_bytes"] == len(b"all\nof it\n")
 
 
 def test_doctor_knows_a_running_server(shell: Shell, tmp_path: Path) -> None:
     admin = f"127.0.0.1:{shell.server.ports['admin']}"
     (tmp_path / "ddmq.yaml").write_text(f"admin: {admin}\nproducer: 127.0.0.1:0\nconsumer: 127.0.0.1:0\n")
     line = ("doctor", "--data-dir", str(tmp_path / "data"), "--config", str(tmp_path))
-    found = {row["check"]: row for row in shell.json(*line)}
-    assert found["admin port"]["status"] == "ok"
-    assert found["admin port"]["found"] == f"{admin}: a ddmq server runs there, ready"
+    checks = {row["check"]: row for row in shell.json(*line)}
+    assert checks["admin port"]["status"] == "ok"
+    assert checks["admin port"]["found"] == f"{admin}: a ddmq server runs there, ready"
 
 
 @pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])

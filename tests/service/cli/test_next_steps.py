@@ -15,8 +15,8 @@ from tests.support.waits import until
 
 def test_the_shell_completes_topics_and_groups_of_the_server(shell: Shell, topic: str) -> None:
     def completed(*words: str) -> list[str]:
-        found = ShellComplete(root, {}, "ddmq", "_DDMQ_COMPLETE").get_completions(list(words[:-1]), words[-1])
-        return [item.value for item in found]
+        completions = ShellComplete(root, {}, "ddmq", "_DDMQ_COMPLETE").get_completions(list(words[:-1]), words[-1])
+        return [item.value for item in completions]
 
     shell("topic", "create", topic)
     shell("group", "set", f"{topic}-g", "--topic", topic)

@@ -27,8 +27,8 @@ def committed(shell: Shell, name: str) -> int:
 
 
 def test_a_text_without_end_is_no_offset(shell: Shell, ten: str) -> None:
-    said = shell.refused("offset", "reset", ten, "--topic", ten, "--to", "9" * 5_000)
-    assert "first, last, an offset" in said
+    error = shell.refused("offset", "reset", ten, "--topic", ten, "--to", "9" * 5_000)
+    assert "first, last, an offset" in error
 
 
 def test_messages_come_again_to_a_connected_client(shell: Shell, ten: str) -> None:
@@ -45,19 +45,19 @@ def test_messages_come_again_to_a_connected_client(shell: Shell, ten: str) -> No
 
 def test_acknowledgements_from_before_a_reset_change_nothing(shell: Shell, ten: str) -> None:
     first: list[object] = []
-    again: Counter[int] = Counter()
+    redelivered: Counter[int] = Counter()
     address = f"127.0.0.1:{shell.server.ports['consumer']}"
 
     def hold(message: object) -> None:
         if len(first) < 10:
             first.append(message)
         else:
-            again.update([message.offset])  # type: ignore[attr-defined]
+            redelivered.update([message.offset])  # type: ignore[attr-defined]
 
     with Consumer(address, ten, ten, handler=hold, auto_ack=False):
         until(lambda: len(first) == 10, "all are held")
         shell("offset", "reset", ten, "--topic", ten, "--to", "first", "--yes")
-        until(lambda: len(again) == 10, "all come again, without waiting for the lease to end")
+        until(lambda: len(redelivered) == 10, "all come again, without waiting for the lease to end")
         for message in first:
             message.ack()  # type: ignore[attr-defined]
         ignored = f'ddmq_results_ignored_total{{group="{ten}",reason="late"}} 10'
@@ -82,8 +82,8 @@ def test_a_message_says_where_it_is_for_the_group(shell: Shell, ten: str) -> Non
         wanted = ["done"] * 2 + ["retrying"] + ["done"] * 2 + ["in flight"] + ["done"] * 4
         until(lambda: states() == wanted, "each has its state")
         assert "in flight" in shell("message", ten, "--group", ten)
-    said = shell.refused("message", ten, "--group", "nobody")
-    assert "'nobody' does not exist" in said
+    error = shell.refused("message", ten, "--group", "nobody")
+    assert "'nobody' does not exist" in error
 
 
 def test_a_reset_asks_first(shell: Shell, ten: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,10 +61,10 @@ def command(*arguments: str, stdout: int, **environment: str) -> subprocess.Comp
 def test_a_terminal_without_letters_gets_their_numbers(shell: Shell, topic: str) -> None:
     shell("send", topic, "größe → 1", "--key", "ключ")
     for line in (("tail", topic, "--no-follow"), ("message", topic), ("topic", "list"), ("stats",)):
-        ended = command(*line, stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
-        assert (ended.returncode, ended.stderr) == (0, b""), line
-    found = command("message", topic, "--json", stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
-    (row,) = json.loads(found.stdout.decode("ascii"))
+        process = command(*line, stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
+        assert (process.returncode, process.stderr) == (0, b""), line
+    process = command("message", topic, "--json", stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
+    (row,) = json.loads(process.stdout.decode("ascii"))
     assert (row["key"], row["body"]) == ("ключ", "größe → 1")
 
 
@@ -75,8 +75,8 @@ def test_a_full_disk_is_one_line(shell: Shell, topic: str, line: tuple[str, ...]
     shell("send", topic, "hello")
     full = os.open("/dev/full", os.O_WRONLY)
     try:
-        ended = command(*(topic if word == "TOPIC" else word for word in line), stdout=full)
+        process = command(*(topic if word == "TOPIC" else word for word in line), stdout=full)
     finally:
         os.close(full)
-    assert ended.returncode == 1
-    assert ended.stderr.decode() == "Error: standard output cannot be written: No space left on device\n"
+    assert process.returncode == 1
+    assert process.stderr.decode() == "Error: standard output cannot be written: No space left on device\n"

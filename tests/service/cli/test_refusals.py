@@ -31,14 +31,14 @@ from tests.service.cli.conftest import Shell
 )  # fmt: skip
 def test_an_empty_name_is_no_name(shell: Shell, line: str) -> None:
     """As a variable of a shell that is not set leaves it."""
-    said = shell.refused(*(word.replace("_", "") for word in line.split()), code=2)
-    assert "'' is empty; allowed: 1 character or more" in said
+    error = shell.refused(*(word.replace("_", "") for word in line.split()), code=2)
+    assert "'' is empty; allowed: 1 character or more" in error
 
 
 def test_an_empty_topic_deletes_no_group(shell: Shell, topic: str) -> None:
     shell("group", "create", topic, "--topic", "owned")
-    said = shell.refused("group", "delete", topic, "--topic", "", "--yes", code=2)
-    assert "'--topic': '' is empty" in said
+    error = shell.refused("group", "delete", topic, "--topic", "", "--yes", code=2)
+    assert "'--topic': '' is empty" in error
     admin = AdminClient(HostPort("127.0.0.1", shell.server.ports["admin"]))
     with pytest.raises(click.ClickException, match="does not consume topic ''"):
         admin.delete("groups", topic, topic="")
@@ -50,8 +50,8 @@ def test_an_empty_topic_deletes_no_group(shell: Shell, topic: str) -> None:
 def test_what_cannot_be_saved_is_not_taken(shell: Shell, topic: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     shell("send", topic, "one")
-    said = shell.refused("pull", topic, "--group", topic, "--save-to", str(tmp_path / "file" / "folder"))
-    assert f"--save-to: {tmp_path}/file/folder cannot be written: Not a directory" in said
+    error = shell.refused("pull", topic, "--group", topic, "--save-to", str(tmp_path / "file" / "folder"))
+    assert f"--save-to: {tmp_path}/file/folder cannot be written: Not a directory" in error
     folder = tmp_path / "folder"
     folder.mkdir()
     shell("pull", topic, "--group", topic, "--count", "1", "--save-to", str(folder))
@@ -69,10 +69,10 @@ def nobody() -> Iterator[str]:
 
 @pytest.mark.parametrize("line", ["stats", "topic list", "group list", "message t", "tail t", "pull t"])
 def test_no_server(shell: Shell, nobody: str, line: str) -> None:
-    said = shell.refused(*line.split(), "--admin", nobody)
-    assert said.startswith(f"no server answers at {nobody} (Connection refused); ")
-    assert "ddmq serve" in said
-    assert "--admin" in said
+    error = shell.refused(*line.split(), "--admin", nobody)
+    assert error.startswith(f"no server answers at {nobody} (Connection refused); ")
+    assert "ddmq serve" in error
+    assert "--admin" in error
 
 
 def test_no_producer_proxy(shell: Shell, nobody: str) -> None:
@@ -103,7 +103,7 @@ def test_that_no_producer_proxy_answers_is_said_soon_and_what_may_help(
     shell(*command, "300", code=1)
     assert shell.error.count(HELP) == 1
     assert "yet" not in shell.error, "it was over sooner"
-    assert all(HELP not in str(found) for found in shell.lines(*command, "300", code=1))
+    assert all(HELP not in str(text) for text in shell.lines(*command, "300", code=1))
     assert shell.error == "", "programs are told in the document"
     monkeypatch.setattr(sending, "PATIENCE_S", 0.02)
     shell(*command, "300", code=1)
@@ -113,16 +113,16 @@ def test_that_no_producer_proxy_answers_is_said_soon_and_what_may_help(
 
 
 def test_no_consumer_proxy(shell: Shell, nobody: str) -> None:
-    said = shell.refused("pull", "owned", "--group", "unreachable", "--consumer", nobody, "--json")
-    assert nobody in said
-    assert "--consumer" in said
+    error = shell.refused("pull", "owned", "--group", "unreachable", "--consumer", nobody, "--json")
+    assert nobody in error
+    assert "--consumer" in error
 
 
 @pytest.mark.parametrize("part", ["producer", "admin"])
 def test_a_pull_from_another_port_makes_nothing(shell: Shell, part: str) -> None:
     address = f"127.0.0.1:{shell.server.ports[part]}"
-    said = shell.refused("pull", "owned", "--group", "elsewhere", "--consumer", address)
-    assert f"no consumer proxy at {address}" in said
+    error = shell.refused("pull", "owned", "--group", "elsewhere", "--consumer", address)
+    assert f"no consumer proxy at {address}" in error
     assert "elsewhere" not in {row["group"] for row in shell.json("group", "list")}
 
 
@@ -134,12 +134,12 @@ def test_not_an_admin_port(shell: Shell) -> None:
 def test_deleting_asks(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shell("topic", "create", topic)
     for answer in ("", "n\n"):
-        ended = ddmq(
+        process = ddmq(
             "topic", "delete", topic, "--admin", f"127.0.0.1:{shell.server.ports['admin']}",
             stdin=answer.encode(),
         )  # fmt: skip
-        assert ended.returncode == 1
-        assert "nothing was done" in ended.stderr
+        assert process.returncode == 1
+        assert "nothing was done" in process.stderr
     assert shell.json("topic", "show", topic)["topic"] == topic
 
 
@@ -148,11 +148,11 @@ def test_a_port_in_use(shell: Shell, part: str, tmp_path: Path) -> None:
     taken = f"127.0.0.1:{shell.server.ports[part]}"
     ports = {"producer": "127.0.0.1:0", "consumer": "127.0.0.1:0", "admin": "127.0.0.1:0"} | {part: taken}
     flags = [word for name, address in ports.items() for word in (f"--{name}", address)]
-    ended = ddmq("serve", "--data-dir", str(tmp_path / "data"), *flags)
-    assert (ended.returncode, ended.stdout) == (1, "")
-    (said,) = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
-    assert f"cannot listen on {taken} for --{part}: Address already in use; " in said
-    assert "attempting" not in said
+    process = ddmq("serve", "--data-dir", str(tmp_path / "data"), *flags)
+    assert (process.returncode, process.stdout) == (1, "")
+    (error,) = [line for line in process.stderr.splitlines() if line.startswith("Error: ")]
+    assert f"cannot listen on {taken} for --{part}: Address already in use; " in error
+    assert "attempting" not in error
 
 
 @pytest.mark.parametrize("more", [(), ("--processes",)])
@@ -161,26 +161,26 @@ def test_all_ports_in_use_are_named_before_anything_starts(
 ) -> None:
     ports = {part: f"127.0.0.1:{shell.server.ports[part]}" for part in ("producer", "consumer", "admin")}
     flags = [word for name, address in ports.items() for word in (f"--{name}", address)]
-    ended = ddmq("serve", "--data-dir", str(tmp_path / "data"), *flags, *more)
-    assert (ended.returncode, ended.stdout) == (1, "")
-    (said,) = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
-    assert ", ".join(f"{address} for --{part}" for part, address in ports.items()) in said
+    process = ddmq("serve", "--data-dir", str(tmp_path / "data"), *flags, *more)
+    assert (process.returncode, process.stdout) == (1, "")
+    (error,) = [line for line in process.stderr.splitlines() if line.startswith("Error: ")]
+    assert ", ".join(f"{address} for --{part}" for part, address in ports.items()) in error
     assert not (tmp_path / "data").exists()
 
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     any_port = [word for part in ("producer", "consumer", "admin") for word in (f"--{part}", "127.0.0.1:0")]
-    ended = ddmq("serve", "--data-dir", "/proc/none/data", *any_port)
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert "Error: cannot start over --data-dir /proc/none/data: " in ended.stderr
+    process = ddmq("serve", "--data-dir", "/proc/none/data", *any_port)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert "Error: cannot start over --data-dir /proc/none/data: " in process.stderr
     (tmp_path / "file").write_text("x")
-    ended = ddmq("serve", "--data-dir", str(tmp_path / "file"))
-    assert ended.returncode == 2
-    assert "is a file" in ended.stderr
+    process = ddmq("serve", "--data-dir", str(tmp_path / "file"))
+    assert process.returncode == 2
+    assert "is a file" in process.stderr
 
 
 def test_a_wrong_configuration(tmp_path: Path) -> None:
     (tmp_path / "topics.yaml").write_text("topics:\n- name: x\n")
-    ended = ddmq("serve", "--data-dir", str(tmp_path / "data"), "--config", str(tmp_path))
-    assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].endswith("topics.yaml:1: topics: is a list; a mapping is wanted")
+    process = ddmq("serve", "--data-dir", str(tmp_path / "data"), "--config", str(tmp_path))
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1].endswith("topics.yaml:1: topics: is a list; a mapping is wanted")

@@ -40,14 +40,14 @@ def consuming(shell: Shell, topic: str, handler: Callable[[Any], None]) -> Consu
 
 def told_until(shell: Shell, topic: str, wanted: Callable[[Any], bool], *more: str) -> Any:
     """The story once it says what is wanted: events are in the log a second later."""
-    found: list[Any] = []
+    stories: list[Any] = []
 
     def look() -> bool:
-        found.append(shell.json("message", topic, "--story", *more))
-        return wanted(found[-1])
+        stories.append(shell.json("message", topic, "--story", *more))
+        return wanted(stories[-1])
 
-    until(look, lambda: found[-1])
-    return found[-1]
+    until(look, lambda: stories[-1])
+    return stories[-1]
 
 
 def phases(story: Any, group: str) -> list[str]:
@@ -60,7 +60,7 @@ def phases(story: Any, group: str) -> list[str]:
     return [span["phase"] for span in spans]
 
 
-def ended(story: Any, end: str) -> bool:
+def has_ended_as(story: Any, end: str) -> bool:
     return any(one["end"] == end for one in story["stories"])
 
 
@@ -74,11 +74,11 @@ def test_delayed_ordered_failed_and_acknowledged(shell: Shell, topic: str) -> No
     handler = FailsAtFirst(1)
     with consuming(shell, topic, handler):
         until(lambda: handler.seen == 2, "it failed once")
-        story = told_until(shell, topic, lambda told: ended(told, "done"), "--key", "k")
-    found = phases(story, topic)
+        story = told_until(shell, topic, lambda told: has_ended_as(told, "done"), "--key", "k")
+    story_phases = phases(story, topic)
     for phase in ("sending", "delayed", "backoff"):
-        assert phase in found, found
-    assert found.count("leased") == 2
+        assert phase in story_phases, story_phases
+    assert story_phases.count("leased") == 2
     (one,) = story["stories"]
     assert not [span for span in one["spans"] if span["phase"] == "unknown"]
     leases = [span for span in one["spans"] if span["phase"] == "leased"]
@@ -101,7 +101,7 @@ def test_a_dead_letter(shell: Shell, topic: str) -> None:
     shell("send", topic, "one", "--key", "k")
     with consuming(shell, topic, FailsAtFirst(9)):
         story = told_until(
-            shell, topic, lambda told: ended(told, "dead") and "leased" in phases(told, topic), "--key", "k"
+            shell, topic, lambda told: has_ended_as(told, "dead") and "leased" in phases(told, topic), "--key", "k"
         )
     (one,) = story["stories"]
     assert "failed after 1 delivery: not today" in one["end_why"].replace("RuntimeError: ", "")
@@ -115,7 +115,7 @@ def test_behind_another_of_its_key(shell: Shell, topic: str) -> None:
     )  # fmt: skip
     shell("send", topic, "one", "two", "--key", "k")
     with consuming(shell, topic, FailsAtFirst(1)):
-        story = told_until(shell, topic, lambda told: ended(told, "done"), "--key", "k")
+        story = told_until(shell, topic, lambda told: has_ended_as(told, "done"), "--key", "k")
     (one,) = story["stories"]
     (behind,) = [span for span in one["spans"] if span["phase"] == "key"]
     assert behind["ms"] >= 250
@@ -172,7 +172,7 @@ def test_by_its_place_alone(shell: Shell, topic: str) -> None:
     shell("send", topic, "one", "--key", "k")
     with consuming(shell, topic, FailsAtFirst(0)):
         offset = str(until(lambda: shell.json("message", topic, "--count", "1"))[0]["offset"])
-        story = told_until(shell, topic, lambda told: ended(told, "done"), "--queue", "0", "--offset", offset)
+        story = told_until(shell, topic, lambda told: has_ended_as(told, "done"), "--queue", "0", "--offset", offset)
     assert phases(story, topic)[-1] == "leased"
     assert story["trace_events"] >= 5
 
@@ -184,16 +184,16 @@ def test_it_goes_on_after_an_offset_reset(shell: Shell, topic: str) -> None:
     offset = str(until(lambda: shell.json("message", topic, "--count", "1"))[0]["offset"])
     place = ("--queue", "0", "--offset", offset)
     with consuming(shell, topic, FailsAtFirst(0)):
-        told_until(shell, topic, lambda told: ended(told, "done"), *place)
+        told_until(shell, topic, lambda told: has_ended_as(told, "done"), *place)
     shell("offset", "reset", topic, "--topic", topic, "--to", "first", "--yes")
-    story = told_until(shell, topic, lambda told: not ended(told, "done"), *place)
+    story = told_until(shell, topic, lambda told: not has_ended_as(told, "done"), *place)
     (one,) = story["stories"]
     assert one["end"] is None
     spans = phases(story, topic)
     assert spans.index("leased") < spans.index("done") < len(spans) - 1, "it waits again, whatever for"
     with consuming(shell, topic, FailsAtFirst(0)):
-        again = told_until(shell, topic, lambda told: phases(told, topic).count("leased") == 2, *place)
-    assert "done" in phases(again, topic)
+        repeated_story = told_until(shell, topic, lambda told: phases(told, topic).count("leased") == 2, *place)
+    assert "done" in phases(repeated_story, topic)
 
 
 def test_switched_off_it_traces_nothing(shell: Shell, topic: str) -> None:

@@ -102,16 +102,16 @@ def test_tail_sees_what_comes(server: RealServer, shell: Shell, topic: str) -> N
     shell("send", topic, "before")
     with running_command(server, "tail", topic, "--count", "0") as process:
         assert process.stdout is not None
-        found = b""
+        output = b""
         for number in range(1_000):
             shell("send", topic, f"after {number}", "--queue", "0")
             if os.get_blocking(process.stdout.fileno()):
                 os.set_blocking(process.stdout.fileno(), False)
-            found += process.stdout.read() or b""
-            if b"after" in found:
+            output += process.stdout.read() or b""
+            if b"after" in output:
                 break
-        assert b"after" in found
-        assert b"before" not in found
+        assert b"after" in output
+        assert b"before" not in output
 
 
 def test_stats_watch_shows_rates(server: RealServer, shell: Shell, topic: str) -> None:

@@ -18,9 +18,9 @@ DEAD = "TRANS_CHECK_MAX_TIME_TOPIC"
 
 @pytest.fixture
 def calls(shell: Shell) -> Iterator[TransactionCalls]:
-    found = TransactionCalls(shell.server.ports["producer"])
-    yield found
-    found.close()
+    transactions = TransactionCalls(shell.server.ports["producer"])
+    yield transactions
+    transactions.close()
 
 
 def bodies(shell: Shell, topic: str) -> list[str]:
@@ -40,18 +40,18 @@ def test_open_ones_are_listed_and_shown(shell: Shell, topic: str, calls: Transac
     assert shell.error.startswith(f"no open transactions of producer group {group}: ")
     first = begun(calls, topic, b"one", b"two\nlines", group=group)
     second = begun(calls, topic, b"three", group=group)
-    found = shell.json("tx", "list", "--group", group)
-    assert [row["transaction"] for row in found["transactions"]] == [first, second]
-    row = found["transactions"][0]
+    answer = shell.json("tx", "list", "--group", group)
+    assert [row["transaction"] for row in answer["transactions"]] == [first, second]
+    row = answer["transactions"][0]
     assert (row["group"], row["messages"], row["checks"], row["topics"]) == (group, 2, 0, [topic])
     assert first in shell("tx", "list", "--group", group)
     shell("tx", "list", "--group", group, "--count", "1")
     assert shell.error == "2 open; --count shows more\n"
     shown = shell("tx", "show", first)
     assert all(text in shown for text in ("two\\nlines", "open", group, "k1"))
-    found = shell.json("tx", "show", first)
-    assert [row["preview"] for row in found["contents"]] == ["one", "two\nlines"]
-    assert found["owner"] == f"127.0.0.1:{shell.server.ports['producer']}"
+    answer = shell.json("tx", "show", first)
+    assert [row["preview"] for row in answer["contents"]] == ["one", "two\nlines"]
+    assert answer["owner"] == f"127.0.0.1:{shell.server.ports['producer']}"
 
 
 def test_an_operator_commits_and_rolls_back(
@@ -104,8 +104,8 @@ def test_every_process_tells_and_ends_them(installation: Installation, tmp_path:
                 lambda: other.admin("GET", "transactions", transaction)["state"] == "open",
                 "it has heard of it",
             )
-            ended = other.admin("POST", "transactions", transaction, body={"action": "commit"})
-            assert ended["state"] == "committed"
+            row = other.admin("POST", "transactions", transaction, body={"action": "commit"})
+            assert row["state"] == "committed"
             assert calls.end(transaction, COMMIT).code == 0
             calls.close()
         finally:
@@ -116,8 +116,8 @@ def test_dead_ones_are_read_like_any_topic(shell: Shell, topic: str, calls: Tran
     transaction = begun(calls, topic, f"of {topic}".encode())
     shell("topic", "delete", topic, "--yes")
     until(lambda: shell.server.ask("GET", f"/topics/{topic}")[0] == 404, "the topic is gone")
-    ended = calls.end(transaction, COMMIT)
-    assert (ended.code, ended.outcome) == (11, 5)
+    answer = calls.end(transaction, COMMIT)
+    assert (answer.code, answer.outcome) == (11, 5)
     rows = shell.lines("pull", "TRANS_CHECK_MAX_TIME_TOPIC", "--group", f"d-{topic}"[:100], "--count", "100")
     (letter,) = [row for row in rows if row.get("body") == f"of {topic}"]
     assert letter["properties"]["dead-letter-reason"] == "topic gone"
@@ -150,11 +150,11 @@ def test_dead_ones_are_shown_sent_again_and_purged(
     shell(*resend, code=1)
     assert "does not exist any more" in shell.error
     shell("topic", "create", topic)
-    said = f"resent 1 to {topic}, which no group consumes yet\n"
-    assert said == shell(*resend, "--offset", str(later["offset"]), code=1)
+    output = f"resent 1 to {topic}, which no group consumes yet\n"
+    assert output == shell(*resend, "--offset", str(later["offset"]), code=1)
     assert "1: it was to be delivered later" in shell.error
-    (again,) = shell.json("message", topic, "--count", "100")
-    assert (again["body"], again["key"], again["properties"]) == ("one", "k1", {"dead-letter-resent": "1"})
+    (resent,) = shell.json("message", topic, "--count", "100")
+    assert (resent["body"], resent["key"], resent["properties"]) == ("one", "k1", {"dead-letter-resent": "1"})
     shell(*resend, code=1)
     assert "no letter that waits" in shell.error
     left = shell.json("dlq", "show", DEAD, "--topic", topic, "--count", "1000")["shown"]

@@ -56,21 +56,21 @@ class Session:
             command = re.sub(rf"\b{name}\b", raw, command)
         command, _, fields = command.partition(" | ")
         code = run(shlex.split(command)[1:])
-        said = self._capsys.readouterr()
-        out = chosen(said.out, fields.split()) if fields and said.out else said.out.splitlines()
+        captured = self._capsys.readouterr()
+        out = chosen(captured.out, fields.split()) if fields and captured.out else captured.out.splitlines()
         yield from (f"> {self._hide(each)}".rstrip() for each in out)
-        yield from (f"! {self._hide(each)}".rstrip() for each in said.err.splitlines())
+        yield from (f"! {self._hide(each)}".rstrip() for each in captured.err.splitlines())
         if code:
             yield f"> exit code {code}"
 
     def _hide(self, text: str) -> str:
         return hide(NAMED.sub(self._name, text))
 
-    def _name(self, found: re.Match[str]) -> str:
+    def _name(self, match: re.Match[str]) -> str:
         """The same for the same id, counted from 1."""
-        kind = str(found.lastgroup)
+        kind = str(match.lastgroup)
         count = sum(name.startswith(kind) for name in self._names.values())
-        return self._names.setdefault(found[0], f"{kind}-{count + 1}")
+        return self._names.setdefault(match[0], f"{kind}-{count + 1}")
 
 
 def chosen(text: str, fields: list[str]) -> Iterator[str]:
@@ -108,7 +108,7 @@ def test_a_session_prints_what_its_transcript_says(
         played.append(line)
         if line and not line.startswith("#"):
             played += session.play(line, outcome.splitlines())
-    found = "\n".join(played) + "\n"
+    transcript = "\n".join(played) + "\n"
     if request.config.getoption("--update-transcripts"):
-        path.write_text(found, encoding="utf-8")
-    assert found == text
+        path.write_text(transcript, encoding="utf-8")
+    assert transcript == text

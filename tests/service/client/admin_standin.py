@@ -27,18 +27,18 @@ class AdminStandin:
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.asked: list[AdminCall] = []
+        self.calls: list[AdminCall] = []
         self.answers: list[Any] = []
         self.open = 0
         self.open_max = 0
-        self.ended = threading.Event()
+        self.stopped = threading.Event()
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def stop(self) -> None:
         """Close the port and all connections."""
-        self.ended.set()
+        self.stopped.set()
         self._listener.close()
         self.close_connections()
 
@@ -73,10 +73,10 @@ class AdminStandin:
                 length = int(headers.get("Content-Length", "0"))
                 body = json.loads(lines.read(length)) if length else None
                 with self._lock:
-                    self.asked.append(AdminCall(line, headers, body, number))
+                    self.calls.append(AdminCall(line, headers, body, number))
                     answer = self.answers.pop(0) if self.answers else {}
                 if answer == HANG:
-                    self.ended.wait(60)
+                    self.stopped.wait(60)
                 if answer in (HANG, CLOSE):
                     break
                 connection.sendall(_encode_answer(answer))

@@ -21,15 +21,15 @@ class Either:
 
     def __init__(self, kind: str, proxies: str | list[str], **settings: Any) -> None:
         self._loop = asyncio.new_event_loop() if kind == "asyncio" else None
-        made = AsyncProducer if kind == "asyncio" else Producer
-        self._producer: Any = made(proxies, client_id="me", **settings)
+        producer_class = AsyncProducer if kind == "asyncio" else Producer
+        self._producer: Any = producer_class(proxies, client_id="me", **settings)
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any, **fields: Any) -> Any:
-            found = getattr(self._producer, name)(*args, **fields)
-            if self._loop is None or not inspect.isawaitable(found):
-                return found
-            return self._loop.run_until_complete(found)
+            outcome = getattr(self._producer, name)(*args, **fields)
+            if self._loop is None or not inspect.isawaitable(outcome):
+                return outcome
+            return self._loop.run_until_complete(outcome)
 
         return call
 
@@ -47,13 +47,13 @@ class Going:
         self._loop = loop
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        if not callable(found):
-            return found
+        attribute = getattr(self._inner, name)
+        if not callable(attribute):
+            return attribute
 
         def call(*args: Any, **fields: Any) -> Any:
-            made = self._on_loop(found, *args, **fields)
-            return Going(made, self._loop) if name == "transaction" else made
+            result = self._on_loop(attribute, *args, **fields)
+            return Going(result, self._loop) if name == "transaction" else result
 
         return call
 
@@ -69,8 +69,8 @@ class Going:
             return function(*args, **fields)
 
         async def called() -> Any:
-            found = function(*args, **fields)
-            return await found if inspect.isawaitable(found) else found
+            outcome = function(*args, **fields)
+            return await outcome if inspect.isawaitable(outcome) else outcome
 
         return asyncio.run_coroutine_threadsafe(called(), self._loop).result()
 

@@ -96,8 +96,8 @@ def transacting(address: str, proxy: Any) -> None:
         tx = producer.transaction()
         tx.send("tx", b"left open")
         proxy.offer(tx.id)
-        proxy.wait(lambda: tx.id in proxy.ended, 60)
-    print("transactions", len(proxy.ended), len([m for m in proxy.stored if m.topic == "tx"]))
+        proxy.wait(lambda: tx.id in proxy.outcomes, 60)
+    print("transactions", len(proxy.outcomes), len([m for m in proxy.stored if m.topic == "tx"]))
 
 
 def traced(address: str, proxy: Any) -> None:
@@ -107,8 +107,8 @@ def traced(address: str, proxy: Any) -> None:
     def handle(message: Any) -> None:
         gevent.sleep(0.001)
         span: Any = trace.get_current_span()
-        found = span.attributes["messaging.ddmq.message.offset"]
-        own.append(found == message.offset)
+        traced_offset = span.attributes["messaging.ddmq.message.offset"]
+        own.append(traced_offset == message.offset)
 
     proxy.put("spans", *[b"x"] * 50)
     with Consumer(address, "g", "spans", handler=handle, threads=16, linger_ms=50, observer=spans.observer):

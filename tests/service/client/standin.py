@@ -299,26 +299,26 @@ class Standin(StandinTransactions):
             while True:
                 if life != self.life:
                     raise Closed
-                topic, found = self._lease(request)
+                topic, messages = self._lease(request)
                 left = until - time.monotonic()
-                if found or left <= 0:
+                if messages or left <= 0:
                     break
                 self.changed.wait(left)
-        context = consumer_idl.Context(request.groupId, topic, "q0") if found else consumer_idl.Context()
-        return consumer_idl.PullResponse(context=context, messages=found, leaseMs=self.lease_ms)
+        context = consumer_idl.Context(request.groupId, topic, "q0") if messages else consumer_idl.Context()
+        return consumer_idl.PullResponse(context=context, messages=messages, leaseMs=self.lease_ms)
 
     def _lease(self, request: Any) -> tuple[str, list[Any]]:
-        leased = set(self.leases.values())
-        chosen, found = "", []
+        leased_positions = set(self.leases.values())
+        chosen, leased = "", []
         for offset, message in enumerate(self.stored):
-            place = (message.topic, offset)
-            if request.topic not in (None, message.topic) or place in leased or place in self.done:
+            position = (message.topic, offset)
+            if request.topic not in (None, message.topic) or position in leased_positions or position in self.done:
                 continue
-            if (chosen and message.topic != chosen) or len(found) >= (request.maxBatchSize or 8):
+            if (chosen and message.topic != chosen) or len(leased) >= (request.maxBatchSize or 8):
                 continue
             chosen = message.topic
-            found.append(self._delivered(message, offset))
-        return chosen, found
+            leased.append(self._delivered(message, offset))
+        return chosen, leased
 
     def _delivered(self, message: Any, offset: int) -> Any:
         place = (message.topic, offset)
@@ -362,7 +362,7 @@ class Standin(StandinTransactions):
     def _queues(self, request: Any, starts: dict[str, int]) -> list[Any]:
         newest = len(self.stored)
         topics = {message.topic for message in self.stored if request.topics in (None, [message.topic])}
-        found = []
+        queues = []
         for topic in sorted(topics if self.assigned else ()):
             first = self.acked.get(topic, newest if request.model == "broadcasting" else 0)
             wish = (request.fetchOffset or {}).get(topic, {}).get("q0")
@@ -374,8 +374,8 @@ class Standin(StandinTransactions):
                 for n in taken
             ]
             after = newest if taken == offsets else taken[-1] + 1
-            found.append(consumer_idl.QidResponse(topic, "q0", max(start, after), messages))
-        return found
+            queues.append(consumer_idl.QidResponse(topic, "q0", max(start, after), messages))
+        return queues
 
     def _ack(self, args: Any, fault: Fault | None) -> Any:
         if fault is not None:

@@ -26,7 +26,7 @@ class StandinTransactions:
         self.changed = threading.Condition()
         self.life = 0  # counts restarts
         self.half: dict[str, list[Any]] = {}  # id -> its messages, also of those that have ended
-        self.ended: dict[str, int] = {}  # id -> outcome
+        self.outcomes: dict[str, int] = {}  # id -> outcome
         self.offered: deque[Any] = deque()  # checks for the next polls
         self.ends: list[Any] = []  # every EndTransactionRequest that was carried out, or found to have been
 
@@ -73,24 +73,24 @@ class StandinTransactions:
             return answer
 
     def _end(self, request: Any) -> Any:
-        name, asked = request.transactionId, {COMMIT: COMMITTED, ROLLBACK: ROLLED_BACK}.get(request.action)
+        name, decision = request.transactionId, {COMMIT: COMMITTED, ROLLBACK: ROLLED_BACK}.get(request.action)
         if name not in self.half:
             return idl.EndTransactionResponse(code=11, msg="FAILED: never there", outcome=NEVER_THERE)
-        if name in self.ended:
-            outcome = self.ended[name]
-            code = 0 if outcome == asked else 11
+        if name in self.outcomes:
+            outcome = self.outcomes[name]
+            code = 0 if outcome == decision else 11
             return idl.EndTransactionResponse(code=code, msg="FAILED" if code else "OK", outcome=outcome)
-        if asked is None:
+        if decision is None:
             return idl.EndTransactionResponse(code=0, msg="OK", outcome=OPEN)
-        self.ended[name] = asked
+        self.outcomes[name] = decision
         results = None
-        if asked == COMMITTED:
+        if decision == COMMITTED:
             results = [
                 idl.Result(code=0, msg="OK", queueId=0, offset=len(self.stored) + at)
                 for at in range(len(self.half[name]))
             ]
             self.stored += self.half[name]
-        return idl.EndTransactionResponse(code=0, msg="OK", outcome=asked, results=results)
+        return idl.EndTransactionResponse(code=0, msg="OK", outcome=decision, results=results)
 
     def _pollTransactionChecks(self, args: Any, fault: Any) -> Any:  # noqa: N802
         request = args.request

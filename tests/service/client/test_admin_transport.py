@@ -75,13 +75,13 @@ def test_one_connection_carries_all_requests(server: AdminStandin, connect: Any)
     with pytest.raises(NotFoundError, match="no such group"):
         admin.get_group("g")
     assert admin.list_groups() == []
-    assert [each.line for each in server.asked] == [
+    assert [each.line for each in server.calls] == [
         "GET /topics?internal=0 HTTP/1.1",
         "GET /groups/g HTTP/1.1",
         "GET /groups HTTP/1.1",
     ]
-    assert {each.connection for each in server.asked} == {0}
-    assert {each.headers["Host"] for each in server.asked} == {server.address}
+    assert {each.connection for each in server.calls} == {0}
+    assert {each.headers["Host"] for each in server.calls} == {server.address}
 
 
 def test_there_are_no_more_connections_than_allowed(server: AdminStandin, connect: Any) -> None:
@@ -105,7 +105,7 @@ def test_a_question_is_asked_again_when_the_server_has_closed(server: AdminStand
     server.answers = [[], CLOSE, []]
     assert admin.list_topics() == []
     assert admin.list_topics() == []
-    assert [each.connection for each in server.asked] == [0, 0, 1]
+    assert [each.connection for each in server.calls] == [0, 0, 1]
 
 
 def test_a_connection_that_was_closed_meanwhile_is_not_used(server: AdminStandin, connect: Any) -> None:
@@ -118,7 +118,7 @@ def test_a_connection_that_was_closed_meanwhile_is_not_used(server: AdminStandin
     admin.create_topic("t")
     server.close_connections()
     assert admin.create_topic("t").name == "t"
-    assert [each.connection for each in server.asked] == [0, 1]
+    assert [each.connection for each in server.calls] == [0, 1]
 
 
 @pytest.mark.parametrize("answer", [CLOSE, CUT, HANG])
@@ -128,11 +128,11 @@ def test_a_change_is_sent_once_and_its_outcome_may_be_unknown(
     admin = connect(server.address, timeout_ms=300 if answer == HANG else 15_000)
     server.answers = [[], answer]
     admin.list_topics()
-    with pytest.raises(UnknownChangeError, match="the change may or may not have been made") as found:
+    with pytest.raises(UnknownChangeError, match="the change may or may not have been made") as raised:
         admin.park_key("g", "k")
-    assert (found.value.status, found.value.server) == (None, server.address)
-    assert [each.line.split()[0] for each in server.asked] == ["GET", "POST"]
-    assert server.asked[1].body == {"action": "park", "key": "k"}
+    assert (raised.value.status, raised.value.server) == (None, server.address)
+    assert [each.line.split()[0] for each in server.calls] == ["GET", "POST"]
+    assert server.calls[1].body == {"action": "park", "key": "k"}
 
 
 @pytest.mark.parametrize("answer", [CLOSE, CUT, HANG])
@@ -168,11 +168,11 @@ def test_each_status_is_an_error_with_the_servers_sentence(
     server: AdminStandin, connect: Any, status: int, kind: type[AdminError]
 ) -> None:
     server.answers = [(status, {"error": "the reason,\nfor people"})]
-    with pytest.raises(AdminError) as found:
+    with pytest.raises(AdminError) as raised:
         connect(server.address).list_groups()
-    assert type(found.value) is kind
-    assert "the reason," in str(found.value)
-    assert (found.value.status, found.value.server) == (status, server.address)
+    assert type(raised.value) is kind
+    assert "the reason," in str(raised.value)
+    assert (raised.value.status, raised.value.server) == (status, server.address)
 
 
 @pytest.mark.parametrize("status", [500, 504])
@@ -266,7 +266,7 @@ def test_names_that_are_none_are_rejected_before_anything_is_sent(server: AdminS
         admin.purge_dead_letters("g", before=datetime(2026, 1, 1))
     with pytest.raises(OptionError, match="limit=0"):
         admin.list_delays(limit=0)
-    assert server.asked == []
+    assert server.calls == []
 
 
 def test_long_lists_come_page_by_page(server: AdminStandin, connect: Any) -> None:
@@ -286,7 +286,7 @@ def test_long_lists_come_page_by_page(server: AdminStandin, connect: Any) -> Non
     letters = connect(server.address).list_dead_letters("g", limit=9, reason="failed", since=since)
     assert [letter.offset for letter in letters] == [0, 1, 2, 3]
     query = "reason=failed&since_ms=1795348800000&count=9"
-    assert [each.line.split()[1] for each in server.asked] == [
+    assert [each.line.split()[1] for each in server.calls] == [
         f"/dlq/g?{query}",
         f"/dlq/g?{query}&from=1",
         f"/dlq/g?{query}&from=3",
@@ -305,8 +305,8 @@ def test_a_resend_is_repeated_until_nothing_is_left(server: AdminStandin, connec
         {"topic x does not exist any more": 1},
         4,
     )
-    assert [each.body.get("cursor") for each in server.asked] == [None, [[0, 2, 9]]]
-    assert all(each.body["all"] for each in server.asked)
+    assert [each.body.get("cursor") for each in server.calls] == [None, [[0, 2, 9]]]
+    assert all(each.body["all"] for each in server.calls)
 
 
 def test_a_cancelled_call_closes_its_connection(server: AdminStandin) -> None:
@@ -316,6 +316,6 @@ def test_a_cancelled_call_closes_its_connection(server: AdminStandin) -> None:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(admin.list_topics(), 0.2)
             assert await admin.list_topics() == []
-        assert [each.connection for each in server.asked] == [0, 1]
+        assert [each.connection for each in server.calls] == [0, 1]
 
     asyncio.run(cancel())

@@ -312,10 +312,10 @@ def test_stop_gives_up_at_its_deadline(proxy: Standin) -> None:
 
 
 def test_names_are_resolved_again(proxy: Standin, other: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [proxy]
+    resolved = [proxy]
 
     async def resolve(addresses: object, known: object) -> list[ProxyAddress]:
-        return [ProxyAddress("127.0.0.1", standin.port) for standin in found]
+        return [ProxyAddress("127.0.0.1", standin.port) for standin in resolved]
 
     for module in ("router", "worker_pool"):
         monkeypatch.setattr(f"ddmq_client.aio.{module}.resolve_addresses", resolve)
@@ -332,7 +332,7 @@ def test_names_are_resolved_again(proxy: Standin, other: Standin, monkeypatch: p
         ):
             assert (await producer.send("u", b"x")).proxy == proxy.address
             await loop_until(lambda: len(kept) == 2)
-            found[:] = [other]
+            resolved[:] = [other]
             await loop_until(lambda: any(method == "pull" for method, _ in other.calls))
             await loop_until(lambda: producer.proxies() == [(other.address, True)])
             proxy.stop()

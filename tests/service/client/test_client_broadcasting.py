@@ -150,7 +150,7 @@ def test_an_answer_lost_on_the_way_comes_again(proxy: Standin) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "is not JSON"),
         ("[]", "has not the format 1"),
@@ -159,16 +159,16 @@ def test_an_answer_lost_on_the_way_comes_again(proxy: Standin) -> None:
         ('{"format": 1, "group": "g", "instance": "i", "offsets": {"t": {"q": -1}}}', "has no offsets"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "place.json"
     path.write_text(text)
-    with pytest.raises(OptionError, match=said) as error:
+    with pytest.raises(OptionError, match=message) as error:
         Consumer("127.0.0.1:1", "g", "t", model="broadcasting", instance="i", offsets_file=path)
     assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"model": "both"}, "model='both'; allowed: clustering, broadcasting"),
         ({"instance": "i"}, "for model='broadcasting' only"),
@@ -177,9 +177,9 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, said: 
         ({"model": "broadcasting", "tags": "a"}, "tags and sql do not exist"),
     ],
 )
-def test_what_does_not_go_together(more: Any, said: str) -> None:
+def test_what_does_not_go_together(more: Any, message: str) -> None:
     for kind in (Consumer, AsyncConsumer):
-        with pytest.raises(OptionError, match=said):
+        with pytest.raises(OptionError, match=message):
             kind("127.0.0.1:1", "g", "t", **more)
 
 
@@ -206,11 +206,11 @@ def test_a_file_is_one_consumers_at_a_time(proxy: Standin, tmp_path: Path) -> No
     """Two would start each other at places where the other one has not been."""
     path = tmp_path / "place.json"
     more = {**OURS, "instance": "i", "offsets_file": path}
-    said = f"{path}' is in use by another consumer"
+    message = f"{path}' is in use by another consumer"
 
     async def run() -> None:
         second = AsyncConsumer(proxy.address, "g", "t", **more)
-        with pytest.raises(OptionError, match=said):
+        with pytest.raises(OptionError, match=message):
             await second.start()
         await second.stop()
 
@@ -219,7 +219,7 @@ def test_a_file_is_one_consumers_at_a_time(proxy: Standin, tmp_path: Path) -> No
         proxy.wait(begun(proxy))
         asyncio.run(run())
         second = Consumer(proxy.address, "g", "t", **more)
-        with pytest.raises(OptionError, match=said):
+        with pytest.raises(OptionError, match=message):
             second.start()
         second.stop()
         asyncio.run(run())  # those who were refused have let nobody in

@@ -278,17 +278,17 @@ def takes_function(hint: Any) -> bool:
 def parameters() -> Iterator[tuple[tuple[str, str], Any]]:
     """((class and method, name), type) of every parameter of the public classes."""
     for module in map(importlib.import_module, MODULES):
-        for made in (getattr(module, name) for name in module.__all__):
-            for name, method in inspect.getmembers(made, inspect.isfunction):
+        for exported in (getattr(module, name) for name in module.__all__):
+            for name, method in inspect.getmembers(exported, inspect.isfunction):
                 if name == "__init__" or not name.startswith("_"):
-                    where = made.__name__ if name == "__init__" else f"{made.__name__}.{name}"
+                    where = exported.__name__ if name == "__init__" else f"{exported.__name__}.{name}"
                     for parameter, hint in typing.get_type_hints(method).items():
                         yield (where, parameter), hint
 
 
 def test_every_parameter_that_takes_a_function_has_a_row() -> None:
-    found = {where for where, hint in parameters() if where[1] != "return" and takes_function(hint)}
-    assert found == REJECTS.keys() | MADE_BY_THE_LIBRARY
+    callables = {where for where, hint in parameters() if where[1] != "return" and takes_function(hint)}
+    assert callables == REJECTS.keys() | MADE_BY_THE_LIBRARY
     databases = {where for where, hint in parameters() if where[1] != "return" and hint is Any}
     # no functions: see the last tests here, and test_serializers.py for bodies
     assert {name for _, name in databases} == {"database", "body"}

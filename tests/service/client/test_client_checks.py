@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("library_log")
 
 
 @pytest.fixture(params=KINDS)
-def made(request: pytest.FixtureRequest, proxy: Standin) -> Iterator[Make]:
+def make_producer(request: pytest.FixtureRequest, proxy: Standin) -> Iterator[Make]:
     """Makes producers of either kind, which are entered."""
     with bank(request.param, proxy.address, entered=True) as make:
         yield make
@@ -31,11 +31,11 @@ class ScriptedCheck:
     """A check that says what it is told to, and keeps what it was asked."""
 
     def __init__(self, *decisions: object) -> None:
-        self.asked: list[UndecidedTransaction] = []
+        self.transactions: list[UndecidedTransaction] = []
         self._decisions = list(decisions)
 
     def __call__(self, transaction: UndecidedTransaction) -> object:
-        self.asked.append(transaction)
+        self.transactions.append(transaction)
         decision = self._decisions.pop(0)
         if isinstance(decision, Exception):
             raise decision
@@ -54,16 +54,16 @@ def polls(proxy: Standin) -> list[Any]:
     return [args.request for method, args in proxy.calls if method == "pollTransactionChecks"]
 
 
-def test_a_check_is_asked_about_what_is_open(made: Make, proxy: Standin) -> None:
+def test_a_check_is_asked_about_what_is_open(make_producer: Make, proxy: Standin) -> None:
     check = ScriptedCheck(Decision.COMMITTED)
-    producer = made(check=check)
+    producer = make_producer(check=check)
     name = left_open(producer, reference="order-17")
     proxy.offer(name, check=2)
-    proxy.wait(lambda: proxy.ended)
-    (asked,) = check.asked
-    assert (asked.id, asked.check, asked.reference) == (name, 2, "order-17")
-    assert asked.prepared_at == datetime.fromtimestamp(1_700_000_000.123, UTC)
-    (message,) = asked.messages
+    proxy.wait(lambda: proxy.outcomes)
+    (open_transaction,) = check.transactions
+    assert (open_transaction.id, open_transaction.check, open_transaction.reference) == (name, 2, "order-17")
+    assert open_transaction.prepared_at == datetime.fromtimestamp(1_700_000_000.123, UTC)
+    (message,) = open_transaction.messages
     assert (message.topic, message.body, message.key, message.tags) == ("orders", b"x", "k", "t")
     assert message.properties == {"p": "v", "transaction-reference": "order-17"}
     (end,) = proxy.ends
@@ -77,46 +77,46 @@ def test_a_check_is_asked_about_what_is_open(made: Make, proxy: Standin) -> None
 
 
 def test_every_decision_is_told_and_counted(
-    made: Make, proxy: Standin, caplog: pytest.LogCaptureFixture
+    make_producer: Make, proxy: Standin, caplog: pytest.LogCaptureFixture
 ) -> None:
     check = ScriptedCheck(
         Decision.ROLLED_BACK, Decision.NOT_KNOWN_YET, ZeroDivisionError("no database"), None, True,
         Decision.COMMITTED,
     )  # fmt: skip
-    producer = made(check=check)
+    producer = make_producer(check=check)
     names = [left_open(producer) for _ in range(6)]
     for name in names:
         proxy.offer(name)
     proxy.wait(lambda: len(proxy.ends) == 6)
     assert [end.action for end in proxy.ends] == [ROLLBACK, *[NOT_KNOWN_YET] * 4, COMMIT]
-    assert proxy.ended == {names[0]: ROLLED_BACK, names[5]: COMMITTED}
+    assert proxy.outcomes == {names[0]: ROLLED_BACK, names[5]: COMMITTED}
     until(lambda: producer.check_counts() == CheckCounts(committed=1, rolled_back=1, not_known=1, errors=3))
     assert "no database" in caplog.text
     assert "returned None: not known yet" in caplog.text
     assert "returned True: not known yet" in caplog.text
 
 
-def test_it_is_asked_about_what_other_processes_began(made: Make, proxy: Standin) -> None:
+def test_it_is_asked_about_what_other_processes_began(make_producer: Make, proxy: Standin) -> None:
     """Entering the producer is enough: this one sends nothing."""
-    made(check=ScriptedCheck(Decision.COMMITTED))
+    make_producer(check=ScriptedCheck(Decision.COMMITTED))
     proxy.half["0" * 32] = []
     proxy.offer("0" * 32)
-    proxy.wait(lambda: proxy.ended)
+    proxy.wait(lambda: proxy.outcomes)
 
 
-def test_a_transaction_may_bring_the_check(made: Make, proxy: Standin) -> None:
-    producer = made()
+def test_a_transaction_may_bring_the_check(make_producer: Make, proxy: Standin) -> None:
+    producer = make_producer()
     check = ScriptedCheck(Decision.COMMITTED)
     name = left_open(producer, check=check)
     proxy.offer(name)
-    proxy.wait(lambda: proxy.ended)
+    proxy.wait(lambda: proxy.outcomes)
     left_open(producer, check=check)
     with pytest.raises(OptionError, match="allowed: one, which is asked about every transaction"):
         producer.transaction(check=ScriptedCheck())
 
 
-def test_without_a_check_nobody_polls(made: Make, proxy: Standin) -> None:
-    producer = made()
+def test_without_a_check_nobody_polls(make_producer: Make, proxy: Standin) -> None:
+    producer = make_producer()
     left_open(producer)
     producer.close()
     assert polls(proxy) == []
@@ -124,23 +124,23 @@ def test_without_a_check_nobody_polls(made: Make, proxy: Standin) -> None:
 
 @pytest.mark.parametrize("fault", [AFTER, GARBAGE, FAULT, refuse(15), refuse(21), refuse(11)])
 def test_a_poll_that_fails_is_made_again(
-    made: Make, proxy: Standin, fault: Fault, caplog: pytest.LogCaptureFixture
+    make_producer: Make, proxy: Standin, fault: Fault, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.faults["pollTransactionChecks"].append(fault)
     if fault is AFTER:
         proxy.offer("lost")  # so that there is an answer to lose
-    producer = made(check=ScriptedCheck(Decision.COMMITTED))
+    producer = make_producer(check=ScriptedCheck(Decision.COMMITTED))
     name = left_open(producer)
     proxy.wait(lambda: len(polls(proxy)) >= 2)
     proxy.offer(name)
-    proxy.wait(lambda: proxy.ended)
+    proxy.wait(lambda: proxy.outcomes)
     assert producer.check_counts().poll_errors == 1
     assert caplog.text.count("the poll for checks of producer group bank failed") == 1
 
 
-def test_polls_go_to_the_other_proxy_when_one_is_gone(made: Make, proxy: Standin, other: Standin) -> None:
-    other.half, other.ended, other.offered = proxy.half, proxy.ended, proxy.offered
-    producer = made([proxy.address, other.address], check=ScriptedCheck(*[Decision.COMMITTED] * 2))
+def test_polls_go_to_the_other_proxy_when_one_is_gone(make_producer: Make, proxy: Standin, other: Standin) -> None:
+    other.half, other.outcomes, other.offered = proxy.half, proxy.outcomes, proxy.offered
+    producer = make_producer([proxy.address, other.address], check=ScriptedCheck(*[Decision.COMMITTED] * 2))
     names = [left_open(producer) for _ in range(2)]
     proxy.wait(lambda: polls(proxy) or polls(other))
     first, second = (proxy, other) if polls(proxy) else (other, proxy)
@@ -148,34 +148,34 @@ def test_polls_go_to_the_other_proxy_when_one_is_gone(made: Make, proxy: Standin
     second.wait(lambda: polls(second))
     for name in names:
         second.offer(name)
-    second.wait(lambda: len(proxy.ended) == 2)
+    second.wait(lambda: len(proxy.outcomes) == 2)
 
 
-def test_a_decision_whose_answer_is_lost_is_told_again(made: Make, proxy: Standin) -> None:
-    producer = made(check=ScriptedCheck(Decision.COMMITTED))
+def test_a_decision_whose_answer_is_lost_is_told_again(make_producer: Make, proxy: Standin) -> None:
+    producer = make_producer(check=ScriptedCheck(Decision.COMMITTED))
     name = left_open(producer)
     proxy.faults["endTransaction"].extend([AFTER, refuse(15)])
     proxy.offer(name)
     until(lambda: producer.check_counts().committed)
     proxy.wait(lambda: len([call for call in proxy.calls if call[0] == "endTransaction"]) == 3)
-    assert proxy.ended == {name: COMMITTED}
+    assert proxy.outcomes == {name: COMMITTED}
     assert producer.check_counts().unanswered == 0
 
 
 def test_a_decision_that_is_refused_is_counted(
-    made: Make, proxy: Standin, caplog: pytest.LogCaptureFixture
+    make_producer: Make, proxy: Standin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    producer = made(check=ScriptedCheck(Decision.COMMITTED))
+    producer = make_producer(check=ScriptedCheck(Decision.COMMITTED))
     proxy.offer("never there")
     until(lambda: producer.check_counts().unanswered)
     assert "check 1 of transaction never there" in caplog.text
 
 
-def test_closing_ends_a_poll_that_waits_and_one_that_pauses(made: Make, proxy: Standin) -> None:
-    producer = made(check=ScriptedCheck())
+def test_closing_ends_a_poll_that_waits_and_one_that_pauses(make_producer: Make, proxy: Standin) -> None:
+    producer = make_producer(check=ScriptedCheck())
     proxy.wait(lambda: polls(proxy))
     producer.close()
-    failing = made("127.0.0.1:1", check=ScriptedCheck())
+    failing = make_producer("127.0.0.1:1", check=ScriptedCheck())
     until(lambda: failing.check_counts().poll_errors)
     failing.close()
     assert not [thread for thread in threading.enumerate() if "checks" in thread.name]
@@ -190,15 +190,15 @@ def test_closing_waits_for_a_check_that_runs(proxy: Standin) -> None:
         assert may_end.wait(60)
         return Decision.COMMITTED
 
-    with going("blocking", proxy.address, producer_group="bank", check=check, timeout_ms=PATIENCE_MS) as made:
-        name = left_open(made)
+    with going("blocking", proxy.address, producer_group="bank", check=check, timeout_ms=PATIENCE_MS) as producer:
+        name = left_open(producer)
         proxy.offer(name)
         assert going_on.wait(60)
-        closing = threading.Thread(target=made.close)
+        closing = threading.Thread(target=producer.close)
         closing.start()
         may_end.set()
         closing.join(60)
-    assert proxy.ended == {name: COMMITTED}
+    assert proxy.outcomes == {name: COMMITTED}
 
 
 def test_a_check_may_close_its_producer(proxy: Standin) -> None:
@@ -214,22 +214,22 @@ def test_a_check_may_close_its_producer(proxy: Standin) -> None:
         assert closed.wait(60)
 
 
-def test_interrupted_work_is_left_to_the_check(made: Make, proxy: Standin) -> None:
+def test_interrupted_work_is_left_to_the_check(make_producer: Make, proxy: Standin) -> None:
     """An interruption may come behind the local commit, so nobody here knows."""
-    for producer, ends in ((made(), 1), (made(check=ScriptedCheck()), 1)):
+    for producer, ends in ((make_producer(), 1), (make_producer(check=ScriptedCheck()), 1)):
         tx = producer.transaction()
         with pytest.raises(KeyboardInterrupt), tx:
             interrupted(tx)
         assert len(proxy.ends) == ends
-    assert list(proxy.ended.values()) == [ROLLED_BACK], "of the producer without a check"
+    assert list(proxy.outcomes.values()) == [ROLLED_BACK], "of the producer without a check"
 
 
-def test_work_that_may_have_been_done_is_left_to_the_check(made: Make, proxy: Standin) -> None:
+def test_work_that_may_have_been_done_is_left_to_the_check(make_producer: Make, proxy: Standin) -> None:
     """As DecisionTable says where the row is there already; of another transaction it says nothing here."""
     for producer, own, ends in (
-        (made(), True, 1),
-        (made(check=ScriptedCheck()), True, 1),
-        (made(), False, 2),
+        (make_producer(), True, 1),
+        (make_producer(check=ScriptedCheck()), True, 1),
+        (make_producer(), False, 2),
     ):
         tx = producer.transaction()
         with pytest.raises(UnknownEndError), tx:
@@ -260,7 +260,7 @@ def test_a_check_of_the_asyncio_producer_may_be_a_coroutine_function(proxy: Stan
             await loop_until(lambda: producer.check_counts().committed)
 
     asyncio.run(main())
-    assert list(proxy.ended.values()) == [COMMITTED]
+    assert list(proxy.outcomes.values()) == [COMMITTED]
 
 
 def test_a_cancelled_task_leaves_its_transaction_to_the_check(proxy: Standin) -> None:

@@ -80,11 +80,11 @@ class Sink:
 
 def attributes(holder: dict[str, Any]) -> dict[str, Any]:
     """OTLP's JSON has each value under its type, and integers as text."""
-    found = {}
+    values = {}
     for each in holder.get("attributes", ()):
         ((kind, value),) = each["value"].items()
-        found[each["key"]] = int(value) if kind == "intValue" else value
-    return found
+        values[each["key"]] = int(value) if kind == "intValue" else value
+    return values
 
 
 def links(span: dict[str, Any]) -> list[tuple[str, str]]:
@@ -103,10 +103,10 @@ def answers(port: int) -> bool:
 
 @pytest.fixture
 def sink() -> Iterator[Sink]:
-    made = Sink()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    collector_sink = Sink()
+    yield collector_sink
+    collector_sink.server.shutdown()
+    collector_sink.server.server_close()
 
 
 @pytest.fixture
@@ -115,8 +115,8 @@ def receiver(sink: Sink, tmp_path: Path) -> Iterator[str]:
     program = collector()
     if program is None:
         pytest.skip("no collector: DDMQ_OTELCOL names none, and there is no otelcol on the PATH")
-    held = reserved()
-    port = port_of(held)
+    reservation = reserved()
+    port = port_of(reservation)
     config = {
         "receivers": {"otlp": {"protocols": {"http": {"endpoint": f"127.0.0.1:{port}"}}}},
         "exporters": {
@@ -141,7 +141,7 @@ def receiver(sink: Sink, tmp_path: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(60)
-        held.close()
+        reservation.close()
 
 
 def exporting(receiver: str, service: str) -> TracerProvider:

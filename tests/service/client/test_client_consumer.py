@@ -31,11 +31,11 @@ def bodies(count: int) -> list[bytes]:
 
 def settled(proxy: Standin) -> dict[int, str]:
     """offset -> s, f: what the proxy was told."""
-    found = {}
+    outcomes = {}
     for result in proxy.results:
-        found.update(dict.fromkeys(result.successOffsets or (), "s"))
-        found.update(dict.fromkeys(result.failOffsets or (), "f"))
-    return found
+        outcomes.update(dict.fromkeys(result.successOffsets or (), "s"))
+        outcomes.update(dict.fromkeys(result.failOffsets or (), "f"))
+    return outcomes
 
 
 def inside_of_its_handler(proxy: Standin) -> tuple[Consumer, threading.Event]:
@@ -233,17 +233,17 @@ def test_a_proxy_that_restarts_is_pulled_from_again(proxy: Standin) -> None:
 def test_a_vanished_proxy_leaves_its_results_to_another(
     proxy: Standin, other: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [proxy]
+    resolved = [proxy]
     monkeypatch.setattr(
         "ddmq_client.net.worker_pool.resolve_addresses",
-        lambda addresses, known: [ProxyAddress("127.0.0.1", standin.port) for standin in found],
+        lambda addresses, known: [ProxyAddress("127.0.0.1", standin.port) for standin in resolved],
     )
     monkeypatch.setattr("ddmq_client.net.worker_pool.RESOLVE_EVERY_S", 0.05)
     proxy.put("t", *bodies(2))
     kept: list[Message] = []
     with Consumer("proxies.example:1", "g", "t", handler=kept.append, auto_ack=False, linger_ms=50):
         proxy.wait(lambda: len(kept) == 2)
-        found[:] = [other]
+        resolved[:] = [other]
         other.wait(lambda: any(method == "pull" for method, _ in other.calls))
         proxy.stop()
         for message in kept:
@@ -317,9 +317,9 @@ def test_what_a_caller_of_pull_hands_back_is_free_at_once(proxy: Standin) -> Non
         assert one.ack()
         assert (two.hand_back(), three.hand_back(), two.ack(), one.hand_back()) == (True, True, False, False)
         with Consumer(proxy.address, "g", "t") as second:
-            again = second.pull(3, 20_000)
-            assert [message.body for message in again] == [b"m1", b"m2"]
-            for message in again:
+            redelivered = second.pull(3, 20_000)
+            assert [message.body for message in redelivered] == [b"m1", b"m2"]
+            for message in redelivered:
                 message.ack()
     assert (first.counts().returned, first.counts().acked) == (2, 1)
     assert {offset for _, offset in proxy.done} == {0, 1, 2}
@@ -423,14 +423,14 @@ def test_a_handlers_exception_is_the_reason(proxy: Standin) -> None:
 
     with Consumer(proxy.address, "g", "t", handler=handle):
         proxy.wait(lambda: ("t", 0) in proxy.done and "f" in settled(proxy).values())
-    said = {
+    reasons = {
         offset: reason
         for result in proxy.results
         for offset, reason in zip(result.failOffsets or (), result.failReasons or (), strict=False)
     }
-    assert said[0].startswith("ValueError: no such order xxx")
-    assert len(said[0]) == 200
-    assert said[1] == "out of stock"
+    assert reasons[0].startswith("ValueError: no such order xxx")
+    assert len(reasons[0]) == 200
+    assert reasons[1] == "out of stock"
 
 
 def test_leases_live_while_a_handler_runs(proxy: Standin) -> None:
@@ -498,8 +498,8 @@ def test_a_wrong_delay_is_refused_and_harms_nothing(proxy: Standin, delay_ms: ob
         with pytest.raises(ValueError, match="whole number"):
             message.fail(delay_ms=delay_ms)  # type: ignore[arg-type]
         message.fail(delay_ms=0)
-        (again,) = consumer.pull(1, 20_000)
-        again.ack()
+        (redelivered,) = consumer.pull(1, 20_000)
+        redelivered.ack()
     assert proxy.done == {("t", 0)}
 
 

@@ -104,8 +104,8 @@ def test_reschedule(producer: Any, proxy: Standin) -> None:
         DelayStatus.RESCHEDULED,
         datetime(2026, 11, 22, 12, tzinfo=UTC),
     )
-    asked = proxy.calls[-1][1].delayMessage
-    assert (asked.action, asked.dueMs, asked.uniqDelayMsgId) == (100, 1_795_348_800_000, sent.delay_id)
+    request = proxy.calls[-1][1].delayMessage
+    assert (request.action, request.dueMs, request.uniqDelayMsgId) == (100, 1_795_348_800_000, sent.delay_id)
     with pytest.raises(OptionError, match="neither delay nor deliver_at"):
         producer.reschedule(sent)
 

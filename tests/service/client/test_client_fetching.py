@@ -55,14 +55,14 @@ class WithAsyncio(Blocking):
 
 @pytest.fixture(params=[Blocking, WithAsyncio])
 def connect(request: pytest.FixtureRequest) -> Any:
-    made: list[Blocking] = []
+    clients: list[Blocking] = []
 
     def make(*args: Any, **named: Any) -> Blocking:
-        made.append(request.param(*args, **named))
-        return made[-1]
+        clients.append(request.param(*args, **named))
+        return clients[-1]
 
     yield make
-    for each in made:
+    for each in clients:
         each.close()
 
 
@@ -87,9 +87,9 @@ def test_fetch_go_on_and_acknowledge(proxy: Standin, connect: Callable[..., Bloc
     assert client.ack()
     assert proxy.acked == {"t": 3}
     assert client.consumer.assignments == [("t", "q0")]
-    asked = last(proxy, "fetch").request
-    assert (asked.consumerId, asked.clientId, asked.model) == ("me", "me", "clustering")
-    assert asked.fetchOffset == {"t": {"q0": 3}}
+    request = last(proxy, "fetch").request
+    assert (request.consumerId, request.clientId, request.model) == ("me", "me", "clustering")
+    assert request.fetchOffset == {"t": {"q0": 3}}
     proxy.acked.clear()
     assert client.ack(), "nothing new"
     assert proxy.acked == {}
@@ -159,8 +159,8 @@ def test_all_proxies_are_asked(
     proxy.put("t", b"a")
     other.put("u", b"b")
     client = connect([proxy.address, other.address], "g")
-    found = client.fetch(linger_ms=40)
-    assert sorted(bodies(found)) == [b"a", b"b"]
+    messages = client.fetch(linger_ms=40)
+    assert sorted(bodies(messages)) == [b"a", b"b"]
     assert client.ack()
     assert (proxy.acked, other.acked) == ({"t": 1}, {"u": 1})
     other.stop()

@@ -29,9 +29,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 
 @pytest.fixture
 def relay(server: RealServer) -> Iterator[LossyRelay]:
-    made = LossyRelay(server.ports["producer"])
-    yield made
-    made.close()
+    lossy_relay = LossyRelay(server.ports["producer"])
+    yield lossy_relay
+    lossy_relay.close()
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_key_holds_for_whoever_sends(server: RealServer, topic: str) -> None:
 
 
 def test_a_run_of_the_command_that_is_repeated(server: RealServer, topic: str, tmp_path: Path) -> None:
-    asked = (
+    command = (
         "send",
         topic,
         "--producer",
@@ -126,7 +126,7 @@ def test_a_run_of_the_command_that_is_repeated(server: RealServer, topic: str, t
     lines = tmp_path / "lines"
     for count in (40, COUNT):
         lines.write_text("".join(f"m{at}\n" for at in range(count)))
-        assert ddmq(*asked, "--lines", str(lines)).returncode == 0
+        assert ddmq(*command, "--lines", str(lines)).returncode == 0
     assert server.bodies(topic) == wanted()
 
 

@@ -60,13 +60,13 @@ def consumer(server: RealServer, topic: str, spans: Spans | None, **settings: An
 
 def received(server: RealServer, topic: str, count: int = 1) -> list[Message]:
     """By a consumer that makes no spans."""
-    found: list[Message] = []
+    messages: list[Message] = []
     with consumer(server, topic, None) as client:
-        while len(found) < count:
-            found += client.pull(timeout_ms=PATIENCE_MS)
-        for message in found:
+        while len(messages) < count:
+            messages += client.pull(timeout_ms=PATIENCE_MS)
+        for message in messages:
             message.ack()
-    return found
+    return messages
 
 
 def test_from_the_send_to_the_end_of_the_handler(server: RealServer, topic: str, spans: Spans) -> None:
@@ -104,9 +104,9 @@ def test_from_the_send_to_the_end_of_the_handler(server: RealServer, topic: str,
         "server.address": "127.0.0.1",
         "server.port": server.ports["producer"],
     }
-    found = dict(handled.attributes or {})
-    waited_ms = found.pop("messaging.ddmq.message.waited_ms")
-    assert found == common | {
+    attributes = dict(handled.attributes or {})
+    waited_ms = attributes.pop("messaging.ddmq.message.waited_ms")
+    assert attributes == common | {
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
         "messaging.client.id": "you",

@@ -282,15 +282,15 @@ def test_oneway(proxy: Standin, other: Standin) -> None:
 
 
 def test_a_name_is_resolved_again(proxy: Standin, other: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [proxy]
+    resolved = [proxy]
     monkeypatch.setattr(
         "ddmq_client.net.router.resolve_addresses",
-        lambda addresses, known: [ProxyAddress("127.0.0.1", standin.port) for standin in found],
+        lambda addresses, known: [ProxyAddress("127.0.0.1", standin.port) for standin in resolved],
     )
     monkeypatch.setattr("ddmq_client.net.router.RESOLVE_EVERY_S", 0.05)
     with Producer("proxies.example:1") as producer:
         assert producer.send("t", b"x").proxy == proxy.address
-        found[:] = [other]
+        resolved[:] = [other]
         other.wait(lambda: producer.proxies() == [(other.address, True)])
         assert producer.send("t", b"x").proxy == other.address
 

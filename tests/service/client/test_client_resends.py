@@ -39,7 +39,7 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture(params=KINDS)
-def made(request: pytest.FixtureRequest, proxy: Standin) -> Iterator[Make]:
+def make_producer(request: pytest.FixtureRequest, proxy: Standin) -> Iterator[Make]:
     """Makes producers of either kind."""
     producers: list[Either] = []
 
@@ -55,26 +55,26 @@ def made(request: pytest.FixtureRequest, proxy: Standin) -> Iterator[Make]:
 
 
 @pytest.fixture
-def known(made: Make) -> Any:
+def known(make_producer: Make) -> Any:
     """A producer that has seen that its proxy recognises what is sent again."""
-    producer = made()
+    producer = make_producer()
     assert not producer.send("t", b"first").duplicate
     return producer
 
 
 @pytest.fixture
-def pair(proxy: Standin, other: Standin, made: Make) -> Any:
+def pair(proxy: Standin, other: Standin, make_producer: Make) -> Any:
     """A producer for two proxies of one cluster."""
     other.recognises, other.stored, other.known = True, proxy.stored, proxy.known
-    return made([proxy.address, other.address])
+    return make_producer([proxy.address, other.address])
 
 
 def sent(proxy: Standin) -> list[Any]:
     """Every message of every call, in their order."""
-    found: list[Any] = []
+    messages: list[Any] = []
     for method, args in proxy.calls:
-        found += args.messages if method == "sendBatch" else [args.message]
-    return found
+        messages += args.messages if method == "sendBatch" else [args.message]
+    return messages
 
 
 def numbers(proxy: Standin) -> list[Any]:
@@ -103,9 +103,9 @@ def test_what_may_be_stored_is_sent_again_where_it_is_recognised(
 
 
 @pytest.mark.parametrize("fault", UNKNOWN)
-def test_but_not_as_long_as_nobody_was_seen_to_recognise_it(made: Make, proxy: Standin, fault: Fault) -> None:
+def test_but_not_as_long_as_nobody_was_seen_to_recognise_it(make_producer: Make, proxy: Standin, fault: Fault) -> None:
     proxy.faults["sendSync"].append(fault)
-    producer = made()
+    producer = make_producer()
     with pytest.raises(UnknownOutcomeError):
         producer.send("t", b"x")
     assert len(proxy.calls) == 1
@@ -171,9 +171,9 @@ def test_without_confirmation_it_stays_unknown(known: Any, proxy: Standin) -> No
 
 @pytest.mark.parametrize(("second", "code"), [(refuse(11), 11), (refuse(15), 15)])
 def test_a_refusal_of_what_may_be_stored_says_nothing(
-    made: Make, proxy: Standin, second: Fault, code: int
+    make_producer: Make, proxy: Standin, second: Fault, code: int
 ) -> None:
-    producer = made(attempts_max=5)  # a deadline could cut the last one, which then has no code
+    producer = make_producer(attempts_max=5)  # a deadline could cut the last one, which then has no code
     assert producer.send("t", b"first").stored
     proxy.faults["sendSync"].extend([AFTER, *[second] * 4])
     with pytest.raises(UnknownOutcomeError) as raised:
@@ -182,8 +182,8 @@ def test_a_refusal_of_what_may_be_stored_says_nothing(
     assert len(proxy.stored) == 2
 
 
-def test_attempts_are_bounded(made: Make, proxy: Standin) -> None:
-    producer = made(attempts_max=2)
+def test_attempts_are_bounded(make_producer: Make, proxy: Standin) -> None:
+    producer = make_producer(attempts_max=2)
     assert producer.send("t", b"first").stored
     proxy.faults["sendSync"].extend([AFTER, refuse(12), refuse(12)])
     with pytest.raises(UnknownOutcomeError):
@@ -211,9 +211,9 @@ def test_of_a_batch_only_what_is_unknown_goes_again_under_its_number(known: Any,
     assert numbers(proxy) == [0, 1, 2, 3, 1, 1]
 
 
-def test_a_first_batch_shows_at_once_that_it_is_recognised(made: Make, proxy: Standin) -> None:
+def test_a_first_batch_shows_at_once_that_it_is_recognised(make_producer: Make, proxy: Standin) -> None:
     proxy.faults["sendBatch"].append(refuse(12))
-    results = made().send_batch(messages(3))
+    results = make_producer().send_batch(messages(3))
     assert all(result.stored for result in results)
     assert len(proxy.stored) == 3
 
@@ -231,8 +231,8 @@ def test_a_batch_of_both_kinds(known: Any, proxy: Standin) -> None:
         assert (message.sequence is None) == (message.producerId is None) == (message.answeredBelow is None)
 
 
-def test_each_request_of_a_batch_gives_its_numbers_back(made: Make, proxy: Standin) -> None:
-    producer = made(batch_messages=4)
+def test_each_request_of_a_batch_gives_its_numbers_back(make_producer: Make, proxy: Standin) -> None:
+    producer = make_producer(batch_messages=4)
     assert all(result.stored for result in producer.send_batch(messages(9)))
     assert [(message.sequence, message.answeredBelow) for message in sent(proxy)] == [
         *[(at, 0) for at in range(4)], *[(at, 4) for at in range(4, 8)], (8, 8),
@@ -242,37 +242,37 @@ def test_each_request_of_a_batch_gives_its_numbers_back(made: Make, proxy: Stand
 # --- keys
 
 
-def test_what_has_a_key_is_stored_once_by_whomever(made: Make, proxy: Standin) -> None:
-    first = made().send("t", b"x", idempotency_key="order-17")
+def test_what_has_a_key_is_stored_once_by_whomever(make_producer: Make, proxy: Standin) -> None:
+    first = make_producer().send("t", b"x", idempotency_key="order-17")
     assert not first.duplicate
-    again = made().send("t", b"x", idempotency_key="order-17")
-    assert (again.stored, again.duplicate, again.body_differs) == (True, True, False)
-    assert (again.message_id, again.queue_id, again.offset) == (
+    repeated = make_producer().send("t", b"x", idempotency_key="order-17")
+    assert (repeated.stored, repeated.duplicate, repeated.body_differs) == (True, True, False)
+    assert (repeated.message_id, repeated.queue_id, repeated.offset) == (
         first.message_id, first.queue_id, first.offset,
     )  # fmt: skip
-    other_body = made().send("t", b"y", idempotency_key="order-17")
+    other_body = make_producer().send("t", b"y", idempotency_key="order-17")
     assert (other_body.stored, other_body.duplicate, other_body.body_differs) == (True, True, True)
     assert "duplicate=True, body_differs=True" in repr(other_body)
     assert "duplicate" not in repr(first)
     assert [message.body for message in proxy.stored] == [b"x"]
-    assert made().send("u", b"x", idempotency_key="order-17").offset == 1, "once per topic"
+    assert make_producer().send("u", b"x", idempotency_key="order-17").offset == 1, "once per topic"
 
 
 @pytest.mark.parametrize("fault", UNKNOWN)
 @pytest.mark.parametrize("how", [{"idempotency_key": "k"}, {"properties": {"idempotency-key": "k"}}])
 def test_what_has_a_key_is_sent_again_from_the_start(
-    made: Make, proxy: Standin, fault: Fault, how: dict[str, Any]
+    make_producer: Make, proxy: Standin, fault: Fault, how: dict[str, Any]
 ) -> None:
     proxy.faults["sendSync"].append(fault)
-    result = made().send("t", b"x", **how)
+    result = make_producer().send("t", b"x", **how)
     assert result.duplicate == (fault in STORED_ALL_THE_SAME)
     assert len(proxy.stored) == 1
     assert numbers(proxy) == [None, None]
 
 
-def test_an_engine_that_takes_no_keys_refuses_them(made: Make, proxy: Standin) -> None:
+def test_an_engine_that_takes_no_keys_refuses_them(make_producer: Make, proxy: Standin) -> None:
     proxy.recognises = proxy.takes_keys = False
-    producer = made()
+    producer = make_producer()
     with pytest.raises(InvalidMessageError):
         producer.send("t", b"x", idempotency_key="k")
     proxy.faults["sendSync"].append(BEFORE)
@@ -281,9 +281,9 @@ def test_an_engine_that_takes_no_keys_refuses_them(made: Make, proxy: Standin) -
     assert raised.value.code == 11
 
 
-def test_proxies_that_pass_over_keys_get_none_twice(made: Make, proxy: Standin) -> None:
+def test_proxies_that_pass_over_keys_get_none_twice(make_producer: Make, proxy: Standin) -> None:
     proxy.recognises = False
-    producer = made()
+    producer = make_producer()
     assert not producer.send("t", b"x", idempotency_key="k").duplicate
     proxy.faults["sendSync"].append(AFTER)
     with pytest.raises(UnknownOutcomeError):
@@ -291,8 +291,8 @@ def test_proxies_that_pass_over_keys_get_none_twice(made: Make, proxy: Standin) 
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "\ud800", b"bytes", 5])
-def test_keys_are_checked(made: Make, proxy: Standin, key: Any) -> None:
-    producer = made()
+def test_keys_are_checked(make_producer: Make, proxy: Standin, key: Any) -> None:
+    producer = make_producer()
     with pytest.raises(OptionError, match="idempotency_key"):
         producer.send("t", b"x", idempotency_key=key)
     bad = OutgoingMessage("t", b"x", idempotency_key=key)
@@ -306,9 +306,9 @@ def test_keys_are_checked(made: Make, proxy: Standin, key: Any) -> None:
     assert len(proxy.calls) == 2
 
 
-def test_delayed_sends_have_ids_of_their_own(made: Make, proxy: Standin) -> None:
+def test_delayed_sends_have_ids_of_their_own(make_producer: Make, proxy: Standin) -> None:
     with pytest.raises(OptionError, match="idempotency_key='k' of a delayed message"):
-        made().send("t", b"x", delay=timedelta(hours=1), idempotency_key="k")
+        make_producer().send("t", b"x", delay=timedelta(hours=1), idempotency_key="k")
     assert not proxy.calls
 
 
@@ -327,8 +327,8 @@ def test_what_its_properties_delay_is_added_once(
     assert len(proxy.stored) == 5
 
 
-def test_no_numbers_where_they_are_switched_off(made: Make, proxy: Standin) -> None:
-    producer = made(idempotent=False)
+def test_no_numbers_where_they_are_switched_off(make_producer: Make, proxy: Standin) -> None:
+    producer = make_producer(idempotent=False)
     assert producer.send("t", b"x").stored
     assert all(result.stored for result in producer.send_batch(messages(3)))
     proxy.faults["sendSync"].append(AFTER)
@@ -343,8 +343,8 @@ def test_no_numbers_where_they_are_switched_off(made: Make, proxy: Standin) -> N
         Producer(proxy.address, idempotent=1)  # type: ignore[arg-type]
 
 
-def test_oneway_sends_have_keys_and_no_numbers(made: Make, proxy: Standin) -> None:
-    producer = made()
+def test_oneway_sends_have_keys_and_no_numbers(make_producer: Make, proxy: Standin) -> None:
+    producer = make_producer()
     for _ in range(2):
         producer.send_oneway(OutgoingMessage("t", b"x", idempotency_key="k"))
         producer.send_oneway(OutgoingMessage("t", b"x"))
@@ -417,13 +417,13 @@ def test_what_is_under_way_is_not_answered(proxy: Standin) -> None:
     proxy.recognises = True
     proxy.faults["sendSync"].append(HOLD)
     with Producer(proxy.address, timeout_ms=PATIENCE_MS) as producer:
-        held = threading.Thread(target=lambda: producer.send("t", b"held"))
-        held.start()
+        sender = threading.Thread(target=lambda: producer.send("t", b"held"))
+        sender.start()
         proxy.wait(lambda: len(proxy.calls) == 1)
         for _ in range(3):
             producer.send("t", b"x")
         proxy.release()
-        held.join(60)
+        sender.join(60)
         producer.send("t", b"last")
     assert [(message.sequence, message.answeredBelow) for message in sent(proxy)] == [
         (0, 0), (1, 0), (2, 0), (3, 0), (4, 4),

@@ -27,9 +27,9 @@ class SendCommand:
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         assert run(["send", "orders", *arguments]) == code
-        said = self._capsys.readouterr()
-        self.error = said.err
-        return said.out
+        captured = self._capsys.readouterr()
+        self.error = captured.err
+        return captured.out
 
 
 @pytest.fixture
@@ -54,12 +54,12 @@ def test_a_run_that_is_repeated_stores_only_what_is_missing(
     send: SendCommand, proxy: Standin, lines: Path
 ) -> None:
     proxy.faults["sendBatch"].append(refuse(11))
-    asked = ("--lines", str(lines), "--idempotency-key-prefix", "import-1")
-    assert "stored 2 messages" in send(*asked, code=1)
+    command = ("--lines", str(lines), "--idempotency-key-prefix", "import-1")
+    assert "stored 2 messages" in send(*command, code=1)
     assert [message.idempotencyKey for message in proxy.stored] == ["import-1/2", "import-1/3"]
-    assert "2 of them were there already" in send(*asked)
+    assert "2 of them were there already" in send(*command)
     assert [message.body for message in proxy.stored] == [b"b", b"c", b"a"]
-    report = json.loads(send(*asked, "--json"))
+    report = json.loads(send(*command, "--json"))
     assert (report["stored"], report["stored_before"], report["body_differs"]) == (3, 3, 0)
     assert len(proxy.stored) == 3
 
@@ -70,17 +70,17 @@ def test_a_run_that_finds_no_room_stops_and_says_how_to_go_on(
     """There may be none for an hour; each further request would wait for nothing."""
     path = tmp_path / "many"
     path.write_bytes(b"".join(b"%d\n" % number for number in range(2_000)))
-    asked = ("--lines", str(path), "--idempotency-key-prefix", "p")
+    command = ("--lines", str(path), "--idempotency-key-prefix", "p")
     soon = ("--timeout-ms", "200")
     proxy.full = True
-    send(*asked, *soon, code=1)
+    send(*command, *soon, code=1)
     assert "stopped behind message 500: nothing more could be stored" in send.error
     assert "run the same again, within the window" in send.error
-    report = json.loads(send(*asked, *soon, "--json", code=1))
+    report = json.loads(send(*command, *soon, "--json", code=1))
     assert (report["stored"], report["failed"], report["stopped"]) == (0, 500, True)
     assert not proxy.stored
     proxy.full = False
-    report = json.loads(send(*asked, "--json"))
+    report = json.loads(send(*command, "--json"))
     assert (report["stored"], report["failed"], report["stopped"]) == (2_000, 0, False)
 
 

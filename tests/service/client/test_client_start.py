@@ -38,7 +38,7 @@ NO_STARTS = [
 ]
 
 
-def said(proxy: Standin) -> set[str | None]:
+def stated_starts(proxy: Standin) -> set[str | None]:
     return {args.request.start for method, args in proxy.calls if method == "pull"}
 
 
@@ -47,7 +47,7 @@ def test_each_pull_carries_it(proxy: Standin, start: Any, wire: str | None) -> N
     with Consumer(proxy.address, "g", ["t", "u"], start=start) as consumer:
         consumer.pull(timeout_ms=20)
         proxy.wait(lambda: len(proxy.calls) > 1)
-    assert said(proxy) == {wire}
+    assert stated_starts(proxy) == {wire}
 
 
 @pytest.mark.parametrize(("start", "wire"), STARTS)
@@ -58,7 +58,7 @@ def test_also_in_asyncio(proxy: Standin, start: Any, wire: str | None) -> None:
             await loop_until(lambda: bool(proxy.calls))
 
     asyncio.run(pull())
-    assert said(proxy) == {wire}
+    assert stated_starts(proxy) == {wire}
 
 
 @pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])

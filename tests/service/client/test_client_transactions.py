@@ -33,15 +33,15 @@ pytestmark = pytest.mark.usefixtures("library_log")
 
 
 @pytest.fixture(params=KINDS)
-def made(request: pytest.FixtureRequest, proxy: Standin) -> Iterator[Make]:
+def make_producer(request: pytest.FixtureRequest, proxy: Standin) -> Iterator[Make]:
     """Makes producers of either kind."""
     with bank(request.param, proxy.address, entered=False) as make:
         yield make
 
 
 @pytest.fixture
-def producer(made: Make) -> Going:
-    return made()
+def producer(make_producer: Make) -> Going:
+    return make_producer()
 
 
 def bodies(proxy: Standin) -> list[bytes]:
@@ -103,7 +103,7 @@ def test_an_exception_rolls_back(producer: Going, proxy: Standin) -> None:
     with pytest.raises(ZeroDivisionError), producer.transaction() as tx:
         tx.send("t", b"x")
         raise ZeroDivisionError
-    assert proxy.ended == {tx.id: ROLLED_BACK}
+    assert proxy.outcomes == {tx.id: ROLLED_BACK}
     assert bodies(proxy) == []
 
 
@@ -131,7 +131,7 @@ def test_it_may_end_before_its_block_does(producer: Going, proxy: Standin) -> No
         tx.send("t", b"z")
         tx.undecided()
     assert actions(proxy) == [COMMIT, ROLLBACK]
-    assert tx.id not in proxy.ended
+    assert tx.id not in proxy.outcomes
 
 
 def test_many_go_in_one_request(producer: Going, proxy: Standin) -> None:
@@ -170,9 +170,9 @@ def test_of_many_one_that_is_wrong_is_all(producer: Going, proxy: Standin) -> No
     [(refuse(11), InvalidMessageError), (AFTER, UnknownOutcomeError), (refuse(12), UnknownOutcomeError)],
 )
 def test_a_send_that_failed_makes_it_rollback_only(
-    made: Make, proxy: Standin, fault: Fault, error: type[Exception]
+    make_producer: Make, proxy: Standin, fault: Fault, error: type[Exception]
 ) -> None:
-    producer = made(idempotent=False)
+    producer = make_producer(idempotent=False)
     with pytest.raises(NotCommittedError, match="a message of it was not stored for sure"):
         with producer.transaction() as tx:
             tx.send("t", b"x")
@@ -181,15 +181,15 @@ def test_a_send_that_failed_makes_it_rollback_only(
                 tx.send("t", b"y")
             with pytest.raises(NotCommittedError):
                 tx.send("t", b"z")
-    assert proxy.ended == {tx.id: ROLLED_BACK}
+    assert proxy.outcomes == {tx.id: ROLLED_BACK}
     assert bodies(proxy) == []
 
 
-def test_what_may_be_durable_is_rolled_back_though_nothing_was_confirmed(made: Make, proxy: Standin) -> None:
+def test_what_may_be_durable_is_rolled_back_though_nothing_was_confirmed(make_producer: Make, proxy: Standin) -> None:
     proxy.faults["sendPrepared"].append(AFTER)
-    with pytest.raises(UnknownOutcomeError), made(idempotent=False).transaction() as tx:
+    with pytest.raises(UnknownOutcomeError), make_producer(idempotent=False).transaction() as tx:
         tx.send("t", b"x")
-    assert proxy.ended == {tx.id: ROLLED_BACK}
+    assert proxy.outcomes == {tx.id: ROLLED_BACK}
 
 
 def test_what_is_certainly_not_stored_needs_no_end(producer: Going, proxy: Standin) -> None:
@@ -236,8 +236,8 @@ def test_transactions_say_nothing_about_plain_sends(producer: Going, proxy: Stan
         producer.send("t", b"plain")
 
 
-def test_no_send_may_be_under_way_when_it_is_committed(made: Make, proxy: Standin) -> None:
-    producer = made()
+def test_no_send_may_be_under_way_when_it_is_committed(make_producer: Make, proxy: Standin) -> None:
+    producer = make_producer()
     tx = producer.transaction()
     tx.send("t", b"x")
     proxy.faults["sendPrepared"].append(HOLD)
@@ -286,9 +286,9 @@ def test_an_end_is_asked_again_until_somebody_knows(producer: Going, proxy: Stan
     assert len([call for call in proxy.calls if call[0] == "endTransaction"]) == 3
 
 
-def test_the_other_proxy_is_asked_too(made: Make, proxy: Standin, other: Standin) -> None:
-    other.half, other.ended, other.stored = proxy.half, proxy.ended, proxy.stored
-    producer = made([proxy.address, other.address])
+def test_the_other_proxy_is_asked_too(make_producer: Make, proxy: Standin, other: Standin) -> None:
+    other.half, other.outcomes, other.stored = proxy.half, proxy.outcomes, proxy.stored
+    producer = make_producer([proxy.address, other.address])
     for standin in (proxy, other):
         standin.faults["endTransaction"].append(AFTER)
     with producer.transaction() as tx:
@@ -300,9 +300,9 @@ def test_the_other_proxy_is_asked_too(made: Make, proxy: Standin, other: Standin
 
 
 def test_a_proxy_that_knows_no_transactions_is_passed_over(
-    made: Make, proxy: Standin, other: Standin
+    make_producer: Make, proxy: Standin, other: Standin
 ) -> None:
-    producer = made([proxy.address, other.address])
+    producer = make_producer([proxy.address, other.address])
     other.faults["sendPrepared"].extend([refuse(21)] * 10)
     other.faults["endTransaction"].extend([refuse(21)] * 10)
     for _ in range(3):
@@ -338,18 +338,18 @@ def test_a_commit_of_what_ended_otherwise(producer: Going, proxy: Standin) -> No
         with pytest.raises(NotCommittedError, match=text):
             with producer.transaction() as tx:
                 tx.send("t", b"x")
-                proxy.ended[tx.id] = outcome
+                proxy.outcomes[tx.id] = outcome
     with pytest.raises(UnknownEndError, match="no longer know"):
         with producer.transaction() as tx:
             tx.send("t", b"x")
-            proxy.ended[tx.id] = 4
+            proxy.outcomes[tx.id] = 4
     with pytest.raises(NotCommittedError, match="never had a message"):
         with producer.transaction() as tx:
             tx.send("t", b"x")
             proxy.half.clear()
     tx = producer.transaction()
     tx.send("t", b"x")
-    proxy.ended[tx.id] = COMMITTED
+    proxy.outcomes[tx.id] = COMMITTED
     with pytest.raises(TransactionError, match="was committed before it was rolled back here"):
         tx.rollback()
 
@@ -357,7 +357,7 @@ def test_a_commit_of_what_ended_otherwise(producer: Going, proxy: Standin) -> No
 def test_what_an_operator_has_committed_is_committed(producer: Going, proxy: Standin) -> None:
     with producer.transaction() as tx:
         tx.send("t", b"x")
-        proxy.ended[tx.id] = COMMITTED
+        proxy.outcomes[tx.id] = COMMITTED
     with producer.transaction() as tx:
         tx.send("t", b"x")
         proxy.half.clear()
@@ -367,9 +367,9 @@ def test_what_an_operator_has_committed_is_committed(producer: Going, proxy: Sta
 # --- arguments
 
 
-def test_a_transaction_needs_a_producer_group(made: Make) -> None:
+def test_a_transaction_needs_a_producer_group(make_producer: Make) -> None:
     with pytest.raises(OptionError, match="producer_group"):
-        made(producer_group=None).transaction()
+        make_producer(producer_group=None).transaction()
     with pytest.raises(OptionError, match="producer_group"):
         Producer("127.0.0.1:1", check=print)
 

@@ -150,9 +150,9 @@ class ConsumerRig(Rig):
         return completion.result()
 
     def topic(self, name: str = "T", queues: int = 1) -> TopicInfo:
-        found = self.wait(self.backend.put_topic(TopicInfo(name, 0, queues), self.deadline()))
-        assert isinstance(found, TopicInfo)
-        return found
+        topic = self.wait(self.backend.put_topic(TopicInfo(name, 0, queues), self.deadline()))
+        assert isinstance(topic, TopicInfo)
+        return topic
 
     def ref(self, queue: int = 0, topic: str = "T") -> QueueRef:
         info = self.backend.topic(topic)
@@ -230,7 +230,7 @@ class ConsumerRig(Rig):
         self.handlers[method](call)
         return call
 
-    def ask(
+    def start_pull(
         self,
         group: bytes = b"G",
         topic: bytes | None = b"T",
@@ -248,7 +248,7 @@ class ConsumerRig(Rig):
 
     def pull(self, *args: Any, **named: Any) -> FakeCall:
         """Send a pull and wait for its answer, moving the clock if it waits."""
-        call = self.ask(*args, **named)
+        call = self.start_pull(*args, **named)
         self.settle(lambda: call.answered)
         while not call.answered:
             self.advance(0.02)

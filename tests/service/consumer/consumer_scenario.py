@@ -239,7 +239,7 @@ class ConsumerScenario:
         """Pulls, one for each name, that wait until something is there or their time is over."""
         lines = []
         for name in names:
-            call = self._calls[name] = self.rig.ask(**self._request(named))
+            call = self._calls[name] = self.rig.start_pull(**self._request(named))
             self.rig.settle(lambda call=call: call.answered)  # type: ignore[misc]
             if call.answered:
                 lines.append(f"{name}: {self._show(call)}")
@@ -343,13 +343,13 @@ class ConsumerScenario:
         return [] if fetch_calls.ack(self.rig, _to_places(places), consumer, group) else ["not acknowledged"]
 
     def on_leave_fetches(self, consumer: str) -> None:
-        fetch_calls.ask(self.rig, consumer, leave=True)
+        fetch_calls.start_fetch(self.rig, consumer, leave=True)
 
     def _fetch(self, consumer: str, places: tuple[str, ...], named: Named) -> FakeCall:
         numbers = {name: int(text) for name, text in named.items() if name in ("count", "linger")}
         ours = {"clientId": b"me"} if named.get("client") else {}
         group = named.get("group", "G")
-        return fetch_calls.ask(self.rig, consumer, _to_places(places), group=group, **numbers, **ours)
+        return fetch_calls.start_fetch(self.rig, consumer, _to_places(places), group=group, **numbers, **ours)
 
     def _show_fetch(self, call: FakeCall) -> str:
         if call.outcome.success.error:
@@ -500,11 +500,11 @@ class ConsumerScenario:
 
 def _to_places(places: tuple[str, ...]) -> dict[str, dict[int, int]] | None:
     """Read `T/0:5` as offset 5 of queue 0 of topic T; no place at all is None."""
-    found: dict[str, dict[int, int]] = {}
+    offsets: dict[str, dict[int, int]] = {}
     for place in places:
         topic, queue, offset = place.replace(":", "/").split("/")
-        found.setdefault(topic, {})[int(queue)] = int(offset)
-    return found or None
+        offsets.setdefault(topic, {})[int(queue)] = int(offset)
+    return offsets or None
 
 
 def _show_message(message: Any) -> str:

@@ -45,10 +45,10 @@ class ConsumerServer(ProxyServer):
         self.do(lambda: self.backend.append(records, deadline).wait(PATIENCE_S))
 
     def committed(self, group: str, topic: str, queue_id: int = 0) -> int | None:
-        def ask() -> int | None:
+        def read_committed() -> int | None:
             info = self.backend.topic(topic)
             assert info is not None
             ref = QueueRef(topic, info.incarnation, queue_id)
             return self.backend.progress(group, [ref]).wait(PATIENCE_S)[0].committed
 
-        return self.do(ask)
+        return self.do(read_committed)

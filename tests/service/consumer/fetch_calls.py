@@ -24,7 +24,7 @@ def _named(offsets: Offsets | None) -> Any:
     }
 
 
-def ask(
+def start_fetch(
     rig: ConsumerRig,
     consumer: str = "c",
     offsets: Offsets | None = None,
@@ -49,7 +49,7 @@ def ask(
 
 def fetch(rig: ConsumerRig, *args: Any, **named: Any) -> dict[tuple[str, int], Any]:
     """Send a fetch and wait for its answer, moving the clock if it waits: (topic, queue) → QidResponse."""
-    return shown(finish(rig, ask(rig, *args, **named)))
+    return shown(finish(rig, start_fetch(rig, *args, **named)))
 
 
 def finish(rig: ConsumerRig, call: FakeCall) -> FakeCall:
@@ -63,13 +63,13 @@ def finish(rig: ConsumerRig, call: FakeCall) -> FakeCall:
 def shown(call: FakeCall) -> dict[tuple[str, int], Any]:
     assert call.outcome.success.code is None or call.outcome.success.error is not None
     return {
-        (found.topic.decode(), int(found.qid.rsplit(b"_", 1)[1])): found
-        for found in call.outcome.success.results
+        (result.topic.decode(), int(result.qid.rsplit(b"_", 1)[1])): result
+        for result in call.outcome.success.results
     }
 
 
-def values(found: Any) -> list[bytes]:
-    return [message.value for message in found.messages]
+def values(result: Any) -> list[bytes]:
+    return [message.value for message in result.messages]
 
 
 def ack(rig: ConsumerRig, offsets: Offsets, consumer: str = "c", group: str = "G") -> bool:

@@ -66,18 +66,18 @@ class ReplyRig(ConsumerRig):
         until(lambda: call.answered, "the acknowledgement is answered")
         return call.result
 
-    def ended(self, call: FakeCall) -> tuple[int, int | None]:
+    def outcome_of(self, call: FakeCall) -> tuple[int, int | None]:
         until(lambda: call.answered, "the acknowledgement is answered")
         return call.result.code, call.result.outcome
 
     def stored(self, topic: str = "OUT") -> list[StoredRecord]:
         """All that is in a topic."""
         info = self.backend.topic(topic)
-        found = []
+        records = []
         for queue in [] if info is None else info.refs():
             batch = self.wait(self.backend.read(queue, 0, 1_000, 1 << 24))
-            found += [batch.record(index) for index in range(len(batch.offsets))]
-        return found
+            records += [batch.record(index) for index in range(len(batch.offsets))]
+        return records
 
     def bodies(self, topic: str = "OUT") -> list[bytes]:
         return sorted(decode(record.delivery).value for record in self.stored(topic))

@@ -12,7 +12,7 @@ from ddmq_common.errors import CallerError
 from ddmq_rpc.api import Wire
 from proxy_consumer.fetches import instances as module
 from tests.service.consumer.consumer_rig import FIRST, IDL, ConsumerRig, FakeCall
-from tests.service.consumer.fetch_calls import ack, ask, fetch, shown, values
+from tests.service.consumer.fetch_calls import ack, start_fetch, fetch, shown, values
 from tests.support.waits import until
 
 EVERYONE = replace(FIRST, model="broadcasting", ack_timeout_ms=1_000, concurrency=5)
@@ -38,16 +38,16 @@ def begun(rig: ConsumerRig, *names: str) -> None:
 
 def test_every_id_fetches_every_queue_from_its_own_place(news: ConsumerRig) -> None:
     for consumer in ("a", "b", "c"):
-        found = fetch(news, consumer)
-        assert [one.nextRequestOffset for one in found.values()] == [3, 3], "without a place: the newest"
-        found = fetch(news, consumer, offsets={"T": {0: 1, 1: 2}})
-        assert [len(one.messages) for one in found.values()] == [2, 1]
+        results = fetch(news, consumer)
+        assert [one.nextRequestOffset for one in results.values()] == [3, 3], "without a place: the newest"
+        results = fetch(news, consumer, offsets={"T": {0: 1, 1: 2}})
+        assert [len(one.messages) for one in results.values()] == [2, 1]
     assert ack(news, {"T": {0: 3}}, consumer="a")
     assert news.progress().committed == 0, "accepted and ignored"
 
 
 def test_a_broadcast_fetch_waits_and_is_woken(news: ConsumerRig) -> None:
-    call = ask(news, "a", linger=10_000)
+    call = start_fetch(news, "a", linger=10_000)
     news.settle()
     news.send(1, queue=1)
     until(lambda: call.answered)
@@ -60,8 +60,8 @@ def test_a_queue_that_comes_later_is_read_from_its_first_message(news: ConsumerR
     assert info is not None
     news.wait(news.backend.put_topic(replace(info, queues=3), news.deadline()))
     news.send(2, queue=2)
-    found = fetch(news, offsets={"T": {0: 3, 1: 3}})
-    assert len(found["T", 2].messages) == 2
+    results = fetch(news, offsets={"T": {0: 3, 1: 3}})
+    assert len(results["T", 2].messages) == 2
 
 
 def test_our_client_makes_the_group_and_hears_of_another_model(rig: ConsumerRig) -> None:
@@ -71,7 +71,7 @@ def test_our_client_makes_the_group_and_hears_of_another_model(rig: ConsumerRig)
     rig.settle()
     assert len(fetch(rig, **ours)) == 1
     rig.subscribe("H", "T")
-    call = ask(rig, group="H", **ours)
+    call = start_fetch(rig, group="H", **ours)
     assert b"reads T as clustering, not as broadcasting" in call.outcome.success.error
 
 
@@ -115,10 +115,10 @@ def test_the_subscriptions_filter_holds(rig: ConsumerRig, settings: dict[str, st
         got += pull(rig, count=100).offsets
     assert got == [3, 4, 5]
     begun(rig, "one")
-    found = fetch(rig, offsets={"T": {0: 0}})["T", 0]
-    assert [message.offset for message in found.messages] == [3, 4, 5]
-    found = fetch(rig, offsets={"T": {0: 6}})["T", 0]
-    assert (found.messages, found.nextRequestOffset) == ([], 9)
+    result = fetch(rig, offsets={"T": {0: 0}})["T", 0]
+    assert [message.offset for message in result.messages] == [3, 4, 5]
+    result = fetch(rig, offsets={"T": {0: 6}})["T", 0]
+    assert (result.messages, result.nextRequestOffset) == ([], 9)
 
 
 def test_instances_are_bounded(news: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_instances_are_bounded(news: ConsumerRig, monkeypatch: pytest.MonkeyPatc
 
 def test_a_pull_by_the_groups_own_name_is_told_how(news: ConsumerRig) -> None:
     for topic in (b"T", None, b"unknown"):
-        error = news.ask(topic=topic).outcome.error
+        error = news.start_pull(topic=topic).outcome.error
         assert b"G%INSTANCE" in error.message
     assert set(news.group().subscriptions) == {b"T"}
 

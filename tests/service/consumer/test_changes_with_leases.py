@@ -74,7 +74,7 @@ class LeasesRig(ConsumerRig):
         calls = []
         for proxy in self.proxies():
             self.use(proxy)
-            calls += [self.ask(topic=name.encode(), count=count, clientId=b"c") for name in self.names]
+            calls += [self.start_pull(topic=name.encode(), count=count, clientId=b"c") for name in self.names]
         self.settle(lambda: all(call.answered for call in calls))
         for _ in range(4):
             self.turn()
@@ -129,8 +129,8 @@ class LeasesRig(ConsumerRig):
     def submitted(context: Any, offset: int, leases: list[int] | None) -> Any:
         from tests.service.consumer.consumer_rig import METHODS
 
-        made = IDL.ConsumeResult(context=context, successOffsets=[offset], successLeases=leases)
-        return METHODS["submit"].args[0](result=made)
+        consume_result = IDL.ConsumeResult(context=context, successOffsets=[offset], successLeases=leases)
+        return METHODS["submit"].args[0](result=consume_result)
 
     # --- what changes
 

@@ -271,14 +271,14 @@ def test_a_message_says_when_its_lease_is_over(monkeypatch: pytest.MonkeyPatch) 
         assert not await consumer.pull(1, 100), "nobody else gets it"
         assert not message.lost
         await asyncio.sleep(1.1)
-        (again,) = await consumer.pull(1)
-        assert (again.attempt, again.expires_at) == (2, pytest.approx(loop.time() + 2.0))
+        (redelivered,) = await consumer.pull(1)
+        assert (redelivered.attempt, redelivered.expires_at) == (2, pytest.approx(loop.time() + 2.0))
         assert message.extend(), "whether it counts the proxy says"
         await asyncio.sleep(0.5)
         assert message.lost
-        assert not again.lost
+        assert not redelivered.lost
         assert not message.ack()
-        assert again.ack()
+        assert redelivered.ack()
         assert await consumer.stop()
 
     run(rig, work(), monkeypatch)
@@ -304,9 +304,9 @@ def test_a_handler_sees_that_its_message_is_anothers(monkeypatch: pytest.MonkeyP
         assert await consumer.stop()
 
     run(rig, work(), monkeypatch)
-    first, again = seen
+    first, redelivered = seen
     assert (first[0], first[-1]) == (False, True), "the extension in between was too late"
-    assert not any(again)
+    assert not any(redelivered)
 
 
 def test_a_consumer_that_pauses_leaves_messages_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ def told(
     rig: ConsumerRig, client: str = "one", kind: str | None = "TAG", text: str = "*", **named: object
 ) -> FakeCall:
     """A pull that states a filter."""
-    return rig.ask(
+    return rig.start_pull(
         clientId=client.encode(),
         filterType=None if kind is None else kind.encode(),
         filter=text.encode(),
@@ -41,12 +41,12 @@ def test_the_same_filter_written_differently_is_the_same(tagged: ConsumerRig, te
 
 
 def test_no_filter_agrees_with_any(tagged: ConsumerRig) -> None:
-    assert not tagged.ask(clientId=b"one").answered
-    assert not tagged.ask().answered
+    assert not tagged.start_pull(clientId=b"one").answered
+    assert not tagged.start_pull().answered
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "said"),
+    ("kind", "text", "reason"),
     [
         ("TAG", "a", "the pull states tags 'a', the subscription has tags 'a || b'"),
         (None, "*", "the pull states tags '*'"),
@@ -56,13 +56,13 @@ def test_no_filter_agrees_with_any(tagged: ConsumerRig) -> None:
     ],
 )
 def test_another_filter_is_refused_and_listed(
-    tagged: ConsumerRig, kind: str | None, text: str, said: str
+    tagged: ConsumerRig, kind: str | None, text: str, reason: str
 ) -> None:
     for _ in range(3):
-        assert said in refused(told(tagged, kind=kind, text=text))
-    (found,) = tagged.service.differences("G")
-    assert (found.topic, found.client_id) == ("T", "one")
-    assert said in found.what
+        assert reason in refused(told(tagged, kind=kind, text=text))
+    (difference,) = tagged.service.differences("G")
+    assert (difference.topic, difference.client_id) == ("T", "one")
+    assert reason in difference.what
     assert tagged.counted("ddmq_inconsistent_subscriptions_total", group="G", topic="T") == 1
 
 
@@ -99,15 +99,15 @@ def test_clients_that_read_different_topics_are_listed_not_refused(rig: Consumer
         rig.topic(topic)
         rig.subscribe(topic=topic)
     for _ in range(3):
-        rig.ask(clientId=b"one", topic=b"T")
-        rig.ask(clientId=b"one", topic=b"U")
-        rig.ask(clientId=b"two", topic=b"T")
-        rig.ask(clientId=b"all", topic=None)
+        rig.start_pull(clientId=b"one", topic=b"T")
+        rig.start_pull(clientId=b"one", topic=b"U")
+        rig.start_pull(clientId=b"two", topic=b"T")
+        rig.start_pull(clientId=b"all", topic=None)
         rig.advance(11)
-    (found,) = rig.service.differences("G")
-    assert (found.client_id, found.topic) == ("two", "")
-    assert found.what == "reads T; others of the group read U"
-    rig.ask(clientId=b"two", topic=b"U")
+    (difference,) = rig.service.differences("G")
+    assert (difference.client_id, difference.topic) == ("two", "")
+    assert difference.what == "reads T; others of the group read U"
+    rig.start_pull(clientId=b"two", topic=b"U")
     rig.advance(11)
     assert rig.service.differences("G") == []
 
@@ -129,7 +129,7 @@ def test_who_is_away_is_forgotten_and_memory_is_bounded(
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "client", "said"),
+    ("kind", "text", "client", "reason"),
     [
         ("TAG", "x" * 4_097, "one", "filter has 4097 bytes; allowed: at most 4096"),
         ("SQL92", "a = '" + "x" * 5_000_000 + "'", "one", "filter has 5000006 bytes"),
@@ -138,10 +138,10 @@ def test_who_is_away_is_forgotten_and_memory_is_bounded(
     ],
 )
 def test_long_texts_are_refused_before_anything_is_kept(
-    tagged: ConsumerRig, kind: str, text: str, client: str, said: str
+    tagged: ConsumerRig, kind: str, text: str, client: str, reason: str
 ) -> None:
     consistency.find_difference.cache_clear()
-    assert said in refused(told(tagged, client, kind, text))
+    assert reason in refused(told(tagged, client, kind, text))
     assert consistency.find_difference.cache_info().currsize == 0
     assert sum(len(name) for name in tagged.service._pulls.consistency._groups.get(b"G", {})) <= 255
 
@@ -158,13 +158,13 @@ def test_only_filters_that_can_be_used_are_kept(tagged: ConsumerRig) -> None:
 def test_clients_are_listed_with_where_they_come_from_and_since_when(rig: ConsumerRig) -> None:
     rig.ready()
     began = rig.clock.wall_ms()
-    rig.ask(clientId=b"one")
+    rig.start_pull(clientId=b"one")
     rig.advance(2.5)
     for client, peer in (("two", "10.0.0.9:40002"), ("one", "10.0.0.7:40003"), (None, "10.0.0.8:40004")):
         ask_from(rig, peer, client)
     rig.advance(1.5)
-    found = {each.client_id: each for each in rig.service.clients("G")}
-    assert {name: (each.address, each.since_ms - began, each.idle_s) for name, each in found.items()} == {
+    clients = {each.client_id: each for each in rig.service.clients("G")}
+    assert {name: (each.address, each.since_ms - began, each.idle_s) for name, each in clients.items()} == {
         "one": ("10.0.0.7:40003", 0, 1.5),
         "two": ("10.0.0.9:40002", 2_500, 1.5),
         "10.0.0.8": ("10.0.0.8", 2_500, 1.5),
@@ -181,13 +181,13 @@ def ask_from(rig: ConsumerRig, peer: str, client: str | None) -> None:
 
 def test_clients_are_listed_with_what_they_have_in_flight(rig: ConsumerRig) -> None:
     rig.ready(5)
-    rig.ask(clientId=b"one", count=2)
-    rig.ask(clientId=b"two", count=1)
-    rig.ask(count=2)
+    rig.start_pull(clientId=b"one", count=2)
+    rig.start_pull(clientId=b"two", count=1)
+    rig.start_pull(count=2)
     rig.settle()
-    found = {each.client_id: each for each in rig.service.clients("G")}
-    assert {name: each.in_flight for name, each in found.items()} == {"one": 2, "two": 1, "test": 2}
-    assert found["one"].topics == ("T",)
+    clients = {each.client_id: each for each in rig.service.clients("G")}
+    assert {name: each.in_flight for name, each in clients.items()} == {"one": 2, "two": 1, "test": 2}
+    assert clients["one"].topics == ("T",)
     rig.submit(result([0, 3]))
     assert {each.client_id: each.in_flight for each in rig.service.clients("G")} == {
         "one": 1,

@@ -39,9 +39,9 @@ def test_what_does_not_fit_is_not_delivered_and_counts_as_finished(settings: dic
     tags = [b"blue", b"", b"blue", b"red", b"blue", b"red||green", b"green", b"blue"]
     send(rig, *((tag, b"b", {b"n": b"%d" % n if tag else b"0"}) for n, tag in enumerate(tags)))
     expected = [3, 5, 6] if "n > 2" in settings.get("sql", "") else [3, 6]
-    found = rig.pull(count=100).offsets
-    assert found == expected
-    rig.pull(count=100, result=result(found), linger=20)
+    offsets = rig.pull(count=100).offsets
+    assert offsets == expected
+    rig.pull(count=100, result=result(offsets), linger=20)
     rig.advance(1.0)
     assert rig.progress().committed == len(tags)
 

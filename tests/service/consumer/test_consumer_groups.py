@@ -31,14 +31,14 @@ def test_a_subscription_that_another_proxy_has_just_made_is_not_made_again_with_
     """The pull has come before the settings, which are here when it is known where the queues stand."""
     rig.topic()
     rig.send(1)
-    operator, ask = rig.service, rig.backend.progress
+    operator, read_progress = rig.service, rig.backend.progress
     puller = rig.start()
 
     def made_meanwhile(*args: Any) -> Any:
         monkeypatch.undo()
         config = SubscriptionDefaults(start="first", order_key="KEY")
         rig.wait(operator.subscribe("G", "T", config))
-        return ask(*args)
+        return read_progress(*args)
 
     unheard = monkeypatch.setattr
     unheard(directory(puller), "on_setting_changed", lambda key: None)
@@ -52,7 +52,7 @@ def test_a_subscription_that_another_proxy_has_just_made_is_not_made_again_with_
 def test_without_auto_creation_it_is_empty_at_once_and_nothing_is_created() -> None:
     rig = ConsumerRig(ConsumerConfig(auto_create_groups=False))
     rig.topic()
-    call = rig.ask(linger=30_000)
+    call = rig.start_pull(linger=30_000)
     assert call.result.messages == []
     assert rig.backend.setting("group/G") is None
     assert rig.service.groups() == []
@@ -109,16 +109,16 @@ def test_clients_that_invent_groups_get_slow(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(token_bucket, "CREATIONS_AT_ONCE", 2)
     rig = ConsumerRig()
     rig.topic()
-    rig.ask(b"A")
-    rig.ask(b"B")
+    rig.start_pull(b"A")
+    rig.start_pull(b"B")
     refused = rig.pull(b"C").outcome.error
     assert refused.code == 15
     assert b"clients have made many subscriptions just now" in refused.message
     assert rig.pull(b"A", b"U").outcome.error.code == 15
     rig.service.subscribe("operator", "T")
-    rig.ask(b"A")
+    rig.start_pull(b"A")
     rig.clock.advance(1.5 / token_bucket.CREATIONS_PER_S)
-    rig.ask(b"C")
+    rig.start_pull(b"C")
     assert {group.name for group in rig.service.groups()} == {"A", "B", "C", "operator"}
 
 
@@ -179,9 +179,9 @@ def test_group_stats_show_what_is_going_on(rig: ConsumerRig) -> None:
     rig.ready(10, SubscriptionDefaults(start="first", retry_intervals_ms=(100,)))
     rig.pull(count=6)
     rig.submit(result([1, 2], [0]))
-    found = rig.wait(rig.service.group_stats("G"))[0]
-    assert (found.lag, found.in_flight, found.retrying, found.ack_span) == (10, 3, 1, 3)
-    queue = found.queues[0]
+    stats = rig.wait(rig.service.group_stats("G"))[0]
+    assert (stats.lag, stats.in_flight, stats.retrying, stats.ack_span) == (10, 3, 1, 3)
+    queue = stats.queues[0]
     assert (queue.committed, queue.next, queue.qid, queue.held) == (0, 10, "R_default_a_0", True)
 
 
@@ -232,13 +232,13 @@ def test_two_changes_at_once_do_not_undo_each_other(
     rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.ready()
-    held: Completion[Any] = Completion()
-    monkeypatch.setattr(rig.backend, "commit", lambda *_: held)
+    pending_commit: Completion[Any] = Completion()
+    monkeypatch.setattr(rig.backend, "commit", lambda *_: pending_commit)
     first = rig.service.change_subscription("G", "T", {"batch_max": 3})
     with pytest.raises(TryLaterError, match="is being changed just now"):
         rig.service.change_subscription("G", "T", {"concurrency": 4})
     assert not first.done
-    held.succeed([])
+    pending_commit.succeed([])
     monkeypatch.undo()
     assert rig.wait(first).after.batch_max == 3
     rig.wait(rig.service.change_subscription("G", "T", {"concurrency": 4}))
@@ -251,8 +251,8 @@ def test_other_defaults_hold_where_a_subscription_sets_nothing(rig: ConsumerRig)
     offsets = rig.pull().offsets
     done = rig.service.reconfigure(ConsumerConfig(defaults=SubscriptionDefaults(batch_max=2, concurrency=9)))
     assert (done.changed, done.waiting) == (("defaults",), ())
-    (found,) = rig.wait(rig.service.group_stats("G"))
-    assert (found.config.batch_max, found.config.concurrency) == (2, 5)
+    (stats,) = rig.wait(rig.service.group_stats("G"))
+    assert (stats.config.batch_max, stats.config.concurrency) == (2, 5)
     rig.send(5)
     assert rig.pull(result=result(offsets)).offsets == [3, 4], "the client was not disturbed"
 
@@ -269,8 +269,8 @@ def test_a_setting_that_the_defaults_no_longer_allow_can_be_put_right(rig: Consu
     rig.topic()
     rig.wait(rig.service.change_subscription("G", "T", {"order_key": "KEY"}))
     rig.service.reconfigure(ConsumerConfig(defaults=SubscriptionDefaults(model="broadcasting")))
-    (found,) = rig.wait(rig.service.group_stats("G"))
-    assert (found.config.order_key, found.config.model) == ("KEY", "clustering"), "it goes on as it was"
+    (stats,) = rig.wait(rig.service.group_stats("G"))
+    assert (stats.config.order_key, stats.config.model) == ("KEY", "clustering"), "it goes on as it was"
     with pytest.raises(ConfigError, match="broadcasting keeps no order"):
         rig.service.change_subscription("G", "T", {"batch_max": 3})
     change = rig.wait(rig.service.change_subscription("G", "T", {"model": "clustering"}))

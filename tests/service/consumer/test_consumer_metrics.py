@@ -108,10 +108,10 @@ def test_only_subscriptions_in_use_have_histograms(rig: ConsumerRig) -> None:
         rig.pull(count=1)
     rig.submit(answer([0]))
     rig.submit(answer([1]))
-    found = {metric.name: cells for metric, cells in rig.metrics.histograms()}
+    histograms = {metric.name: cells for metric, cells in rig.metrics.histograms()}
     for metric in (catalogue.QUEUE_WAIT, catalogue.PROCESS):
-        assert list(found[metric.name]) == [("G", "T")]
-        assert sum(found[metric.name]["G", "T"].counts) == 2
+        assert list(histograms[metric.name]) == [("G", "T")]
+        assert sum(histograms[metric.name]["G", "T"].counts) == 2
 
 
 # --- gauges
@@ -167,8 +167,8 @@ def test_keys_whose_head_failed_are_blocked_until_it_is_finished(rig: ConsumerRi
     assert value(rig, catalogue.BLOCKED_KEYS) == 2
     assert value(rig, catalogue.BLOCKED_KEY_AGE) == pytest.approx(32_000, abs=100)
     rig.service.tick()
-    again = rig.pull(count=10)
-    assert again.offsets == [0, 2]
+    redelivered = rig.pull(count=10)
+    assert redelivered.offsets == [0, 2]
     rig.submit(answer([0, 2]))
     assert value(rig, catalogue.BLOCKED_KEYS) == value(rig, catalogue.BLOCKED_KEY_AGE) == 0
 
@@ -231,13 +231,13 @@ def test_a_lag_does_not_vanish_with_its_consumers(rig: ConsumerRig) -> None:
     rig.submit(answer([0]))
     assert value(rig, catalogue.LAG) == 4
     subscription = rig.subscription()
-    asked: list[Any] = []
+    lookups: list[Any] = []
     holders = rig.backend.holders
 
     def later(*given: Any) -> Any:
         """The backend's answer, when it is wanted."""
         answered: Completion[Any] = Completion()
-        asked.append(lambda: holders(*given).then(lambda found: answered.succeed(found.value)))
+        lookups.append(lambda: holders(*given).then(lambda owners: answered.succeed(owners.value)))
         return answered
 
     with pytest.MonkeyPatch.context() as patch:
@@ -249,7 +249,7 @@ def test_a_lag_does_not_vanish_with_its_consumers(rig: ConsumerRig) -> None:
             assert value(rig, catalogue.LAG) == 4
         assert [value(rig, catalogue.LAG) for _ in range(3)] == [4, 4, 4]
         before = value(rig, catalogue.LAG_AGE)
-        for answer_now in asked:
+        for answer_now in lookups:
             answer_now()
         rig.settle()
     assert rig.metrics.cell(catalogue.LAG, "G", "T").value == 4
@@ -364,7 +364,7 @@ def test_names_that_clients_invent_make_no_labels(rig: ConsumerRig) -> None:
     for number in range(50):
         rig.submit(answer([1], group=f"invented-{number}"))
         rig.submit(answer([1], topic=f"invented-{number}"))
-        rig.ask(group=b"", topic=b"invented-%d" % number)
+        rig.start_pull(group=b"", topic=b"invented-%d" % number)
         request = IDL.FetchRequest(consumerId=b"me", groupId=b"invented-%d" % number, cluster=b"R_default")
         rig.call("fetch", METHODS["fetch"].args[0](request=request))
     rig.settle()
@@ -375,8 +375,8 @@ def test_groups_and_so_their_labels_have_a_bound() -> None:
     rig = ConsumerRig(ConsumerConfig(groups_max=3))
     rig.topic()
     for number in range(20):
-        rig.ask(group=b"made-%d" % number)
-        rig.ask(group=b"made-0", topic=b"missing-%d" % number)
+        rig.start_pull(group=b"made-%d" % number)
+        rig.start_pull(group=b"made-0", topic=b"missing-%d" % number)
     rig.settle()
-    made = {name for name in names(rig) if "made" in name}
-    assert made == {"made-0", "made-1", "made-2"}
+    created = {name for name in names(rig) if "made" in name}
+    assert created == {"made-0", "made-1", "made-2"}

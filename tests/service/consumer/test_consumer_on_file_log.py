@@ -59,8 +59,8 @@ class Server:
         self.do(self.log.append(records, self.deadline()))
 
     def pull(self, group: bytes = b"G", topic: bytes = b"T", **request: Any) -> FakeCall:
-        asked = IDL.PullRequest(groupId=group, topic=topic, maxLingerTime=LINGER_MS, **request)
-        call = FakeCall("pull", METHODS["pull"].args[0](request=asked))
+        pull_request = IDL.PullRequest(groupId=group, topic=topic, maxLingerTime=LINGER_MS, **request)
+        call = FakeCall("pull", METHODS["pull"].args[0](request=pull_request))
         self.handlers["pull"](call)
         until(lambda: call.answered)
         return call
@@ -80,10 +80,10 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    made = Server(tmp_path / "log")
-    made.do(made.log.put_topic(TopicInfo("T", 0, 1), made.deadline()))
-    yield made
-    made.log.close()
+    log_server = Server(tmp_path / "log")
+    log_server.do(log_server.log.put_topic(TopicInfo("T", 0, 1), log_server.deadline()))
+    yield log_server
+    log_server.log.close()
 
 
 def test_exactly_the_unfinished_come_again_after_a_restart(server: Server) -> None:

@@ -37,21 +37,21 @@ def test_what_was_read_to_its_end_is_read_again_when_there_is_more(
     rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.ready()
-    call = rig.ask(linger=30_000)
+    call = rig.start_pull(linger=30_000)
     rig.settle()
     reads: list[int] = []
     read = rig.backend.start_read
 
-    def noted(asked: ReadCall, completion: Completion[ReadBatch]) -> None:
-        reads.append(asked.offset)
-        read(asked, completion)
+    def noted(call: ReadCall, completion: Completion[ReadBatch]) -> None:
+        reads.append(call.offset)
+        read(call, completion)
 
     monkeypatch.setattr(rig.backend, "start_read", noted)
     for offset in range(3):
         rig.send(1)
         rig.settle()
         assert call.offsets == [offset]
-        call = rig.ask(linger=30_000, result=result([offset]))
+        call = rig.start_pull(linger=30_000, result=result([offset]))
         rig.settle()
     assert reads == [0, 1, 2]
 

@@ -73,20 +73,20 @@ def test_an_owner_that_changes_meanwhile_is_looked_at_again(
     rounds: list[int] = []
 
     def stale(*args: Any) -> Any:
-        found = looked(*args)
+        views = looked(*args)
         rounds.append(1)
         if len(rounds) == 1:
             rig.wait(
                 rig.backend.commit(
                     offsets.CommitBatch(
                         progress=[
-                            ProgressDelta("G", found[0].queue, 0, found[0].view.generation + 1, reset_to=1)
+                            ProgressDelta("G", views[0].queue, 0, views[0].view.generation + 1, reset_to=1)
                         ]
                     ),
                     rig.deadline(),
                 )
             )
-        return found
+        return views
 
     monkeypatch.setattr(offsets, "read_positions", stale)
     (row,) = reset(rig, "last")["queues"]

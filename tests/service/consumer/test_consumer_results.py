@@ -88,13 +88,13 @@ def test_a_last_minus_one_repeats_for_ever() -> None:
 
 def test_one_held_many_acknowledged_after_it_one_redelivery() -> None:
     rig = ready(3000)
-    held = rig.pull(count=1).offsets
+    leased = rig.pull(count=1).offsets
     acknowledged: list[int] = []
     while len(acknowledged) < 2999:
         acknowledged += rig.pull(result=result(acknowledged[-100:])).offsets
     rig.submit(result(acknowledged[-100:]))
     rig.restart()
-    assert rig.pull().offsets == held == [0]
+    assert rig.pull().offsets == leased == [0]
     assert rig.pull().result.messages == []
 
 

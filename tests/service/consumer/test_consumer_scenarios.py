@@ -19,12 +19,12 @@ SCENARIOS = list(read_scenarios(Path(__file__).parent / "scenarios"))
 def test_what_is_written_is_what_comes(scenario: WrittenScenario, request: pytest.FixtureRequest) -> None:
     run = ConsumerScenario()
     try:
-        found = played(scenario.text, run.play).strip("\n")
+        transcript = played(scenario.text, run.play).strip("\n")
     finally:
         run.rig.close()
-    if request.config.getoption("--update-transcripts") and found != scenario.text:
+    if request.config.getoption("--update-transcripts") and transcript != scenario.text:
         text = scenario.file.read_text(encoding="utf-8")
-        old, new = (f"== {scenario.title}\n{part}\n" for part in (scenario.text, found))
+        old, new = (f"== {scenario.title}\n{part}\n" for part in (scenario.text, transcript))
         scenario.file.write_text(text.replace(old, new), encoding="utf-8")
         return
-    assert found == scenario.text
+    assert transcript == scenario.text

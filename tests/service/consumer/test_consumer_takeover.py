@@ -11,7 +11,7 @@ from tests.service.consumer.consumer_rig import FIRST, ConsumerRig, result
 
 
 @pytest.fixture
-def held(rig: ConsumerRig) -> ConsumerRig:
+def leased_rig(rig: ConsumerRig) -> ConsumerRig:
     """Offsets 0 to 9, of which a client holds 0 to 4."""
     rig.ready(10)
     assert rig.pull(count=5).offsets == [0, 1, 2, 3, 4]
@@ -33,81 +33,81 @@ def come_back(rig: ConsumerRig) -> None:
     rig.settle(lambda: bool(subscription(rig).buffer.queues))
 
 
-def test_what_clients_hold_can_still_be_acknowledged(held: ConsumerRig) -> None:
-    lose(held)
-    come_back(held)
-    assert held.submit(result([1, 3])).result is True
-    assert held.progress().finished == ((1, 2), (3, 4))
-    assert held.pull(count=10).offsets == [5, 6, 7, 8, 9]
-    held.advance(31)  # the client has given nothing back: its lease is over
-    assert held.pull(count=3).offsets == [0, 2, 4]
+def test_what_clients_hold_can_still_be_acknowledged(leased_rig: ConsumerRig) -> None:
+    lose(leased_rig)
+    come_back(leased_rig)
+    assert leased_rig.submit(result([1, 3])).result is True
+    assert leased_rig.progress().finished == ((1, 2), (3, 4))
+    assert leased_rig.pull(count=10).offsets == [5, 6, 7, 8, 9]
+    leased_rig.advance(31)  # the client has given nothing back: its lease is over
+    assert leased_rig.pull(count=3).offsets == [0, 2, 4]
 
 
-def test_also_what_was_read_already_and_not_delivered_again(held: ConsumerRig) -> None:
-    lose(held)
-    come_back(held)
-    assert held.pull(count=1).offsets == [5]
-    held.submit(result([0, 1, 2, 4]))
-    assert held.progress().committed == 3
-    assert held.pull(count=10).offsets == [6, 7, 8, 9]
+def test_also_what_was_read_already_and_not_delivered_again(leased_rig: ConsumerRig) -> None:
+    lose(leased_rig)
+    come_back(leased_rig)
+    assert leased_rig.pull(count=1).offsets == [5]
+    leased_rig.submit(result([0, 1, 2, 4]))
+    assert leased_rig.progress().committed == 3
+    assert leased_rig.pull(count=10).offsets == [6, 7, 8, 9]
 
 
-def test_what_was_never_handed_out_stays(held: ConsumerRig) -> None:
-    lose(held)
-    come_back(held)
-    held.submit(result([5, 6, 9]))
-    assert held.progress().committed in (0, None)
-    assert held.counted("ddmq_results_ignored_total", reason="unknown offset") == 3
-    assert held.pull(count=10).offsets == [5, 6, 7, 8, 9]
+def test_what_was_never_handed_out_stays(leased_rig: ConsumerRig) -> None:
+    lose(leased_rig)
+    come_back(leased_rig)
+    leased_rig.submit(result([5, 6, 9]))
+    assert leased_rig.progress().committed in (0, None)
+    assert leased_rig.counted("ddmq_results_ignored_total", reason="unknown offset") == 3
+    assert leased_rig.pull(count=10).offsets == [5, 6, 7, 8, 9]
 
 
-def test_a_failure_counts_too(held: ConsumerRig) -> None:
-    lose(held)
-    come_back(held)
-    held.submit(result(fail=[0]))
-    assert held.pull(count=10).offsets == [5, 6, 7, 8, 9]
-    held.advance(0.2)
-    again = held.pull(count=10, clientId=b"ours")
-    assert [(message.offset, message.attempt) for message in again.result.messages] == [(0, 2)]
+def test_a_failure_counts_too(leased_rig: ConsumerRig) -> None:
+    lose(leased_rig)
+    come_back(leased_rig)
+    leased_rig.submit(result(fail=[0]))
+    assert leased_rig.pull(count=10).offsets == [5, 6, 7, 8, 9]
+    leased_rig.advance(0.2)
+    redelivered = leased_rig.pull(count=10, clientId=b"ours")
+    assert [(message.offset, message.attempt) for message in redelivered.result.messages] == [(0, 2)]
 
 
-def test_results_between_the_two_are_refused_and_sent_again(held: ConsumerRig) -> None:
-    lose(held)
-    refused = held.submit(result([0, 1]))
+def test_results_between_the_two_are_refused_and_sent_again(leased_rig: ConsumerRig) -> None:
+    lose(leased_rig)
+    refused = leased_rig.submit(result([0, 1]))
     assert refused.outcome.error.code == 10
     assert b"send the results again" in refused.outcome.error.message
-    assert held.ask(result=result([0, 1])).outcome.error.code == 10
-    come_back(held)
-    assert held.submit(result([0, 1])).result is True
-    assert held.progress().committed == 2
+    assert leased_rig.start_pull(result=result([0, 1])).outcome.error.code == 10
+    come_back(leased_rig)
+    assert leased_rig.submit(result([0, 1])).result is True
+    assert leased_rig.progress().committed == 2
 
 
-def test_a_queue_that_does_not_come_back_is_unknown_after_a_while(held: ConsumerRig) -> None:
-    lose(held)
-    held.clock.advance(6)
-    assert held.submit(result([0, 1])).result is True
-    assert held.counted("ddmq_results_ignored_total", reason="unknown queue") == 2
+def test_a_queue_that_does_not_come_back_is_unknown_after_a_while(leased_rig: ConsumerRig) -> None:
+    lose(leased_rig)
+    leased_rig.clock.advance(6)
+    assert leased_rig.submit(result([0, 1])).result is True
+    assert leased_rig.counted("ddmq_results_ignored_total", reason="unknown queue") == 2
 
 
-def test_lost_twice(held: ConsumerRig) -> None:
+def test_lost_twice(leased_rig: ConsumerRig) -> None:
     for _ in range(2):
-        lose(held)
-        come_back(held)
-    assert held.pull(count=2).offsets == [5, 6]
-    lose(held)
-    come_back(held)
-    held.submit(result([0, 4, 6]))
-    assert held.progress().finished == ((4, 5), (6, 7))
-    assert held.progress().committed == 1
-    assert held.pull(count=10).offsets == [7, 8, 9]
+        lose(leased_rig)
+        come_back(leased_rig)
+    assert leased_rig.pull(count=2).offsets == [5, 6]
+    lose(leased_rig)
+    come_back(leased_rig)
+    leased_rig.submit(result([0, 4, 6]))
+    assert leased_rig.progress().finished == ((4, 5), (6, 7))
+    assert leased_rig.progress().committed == 1
+    assert leased_rig.pull(count=10).offsets == [7, 8, 9]
 
 
-def test_other_groups_are_not_concerned(held: ConsumerRig) -> None:
-    held.subscribe("H")
-    held.pull(b"H", count=3)
-    lose(held)
-    assert held.submit(result([0, 1, 2], group="H")).result is True
-    assert held.progress("H").committed == 3
+def test_other_groups_are_not_concerned(leased_rig: ConsumerRig) -> None:
+    leased_rig.subscribe("H")
+    leased_rig.pull(b"H", count=3)
+    lose(leased_rig)
+    assert leased_rig.submit(result([0, 1, 2], group="H")).result is True
+    assert leased_rig.progress("H").committed == 3
 
 
 def test_dead_letters_on_their_way_are_not_acknowledged() -> None:
@@ -147,11 +147,11 @@ def test_what_lies_ready_in_its_chain_and_is_acknowledged_is_not_delivered_again
 
 
 def test_an_acknowledgement_that_finds_its_queue_elsewhere_is_refused_and_sent_again(
-    held: ConsumerRig,
+    leased_rig: ConsumerRig,
 ) -> None:
-    delta = ProgressDelta("G", held.ref(), 99, held.progress().generation)
-    held.backend._store.progress.apply(delta)  # another proxy has it; we have not heard
-    answer = held.submit(result([0]))
+    delta = ProgressDelta("G", leased_rig.ref(), 99, leased_rig.progress().generation)
+    leased_rig.backend._store.progress.apply(delta)  # another proxy has it; we have not heard
+    answer = leased_rig.submit(result([0]))
     assert getattr(answer.outcome, "success", None) is not True
-    assert held.progress().committed == 0
-    held.close()
+    assert leased_rig.progress().committed == 0
+    leased_rig.close()

@@ -91,9 +91,9 @@ def test_our_clients_see_leases(server: ConsumerServer, client: Client, protocol
 def test_consume_stats(server: ConsumerServer, client: Client, protocol: str) -> None:
     topic = f"stats-{protocol}"
     prepared(server, topic, [b"a", b"b"])
-    (found,) = client.stats("G" + topic, topic)
-    assert found.consumeOffsets == {"R_default_a_0": 0}
-    assert found.produceOffsets == {"R_default_a_0": 2}
+    (stats,) = client.stats("G" + topic, topic)
+    assert stats.consumeOffsets == {"R_default_a_0": 0}
+    assert stats.produceOffsets == {"R_default_a_0": 2}
     assert client.stats("nobody") == []
 
 

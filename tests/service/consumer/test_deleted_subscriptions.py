@@ -22,26 +22,26 @@ def delete(rig: ConsumerRig, topic: str) -> None:
 def pass_idle_time(rig: ConsumerRig, topic: bytes) -> None:
     """Clients pull the topic all the time, for longer than an unused subscription keeps its queues."""
     for _ in range(IDLE_S):
-        rig.ask(topic=topic, linger=900)
+        rig.start_pull(topic=topic, linger=900)
         rig.advance(1.0)
 
 
 def handled(rig: ConsumerRig, topic: str, count: int) -> set[tuple[int, int]]:
     """The (queue, offset) of what comes, each acknowledged."""
-    found: set[tuple[int, int]] = set()
+    messages: set[tuple[int, int]] = set()
     for _ in range(2 * count):
         call = rig.pull(topic=topic.encode(), linger=20)
         if not call.result.messages:
             break
-        found |= {(call.queue, offset) for offset in call.offsets}
+        messages |= {(call.queue, offset) for offset in call.offsets}
         rig.submit(result(call.offsets, queue=call.queue, topic=topic))
-    return found
+    return messages
 
 
 @pytest.mark.parametrize("order_key", ["", "QID"])
 def test_one_made_anew_gets_all_queues(rig: ConsumerRig, order_key: str) -> None:
     rig.ready(config=settings(order_key), queues=4)
-    rig.ask(linger=30_000)
+    rig.start_pull(linger=30_000)
     rig.settle()
     delete(rig, "T")
     rig.subscribe(config=settings(order_key))
@@ -55,7 +55,7 @@ def test_the_other_topics_of_a_group_scope_go_on(rig: ConsumerRig) -> None:
     for topic in ("T", "U"):
         rig.topic(topic)
         rig.subscribe(topic=topic, config=settings("KEY"))
-    rig.ask(linger=30_000)
+    rig.start_pull(linger=30_000)
     rig.settle()
     delete(rig, "U")
     pass_idle_time(rig, b"T")
@@ -66,7 +66,7 @@ def test_the_other_topics_of_a_group_scope_go_on(rig: ConsumerRig) -> None:
 
 def test_a_deleted_group_made_anew(rig: ConsumerRig) -> None:
     rig.ready(config=settings(""), queues=2)
-    rig.ask(linger=30_000)
+    rig.start_pull(linger=30_000)
     rig.settle()
     rig.wait(rig.service.delete_group("G"))
     rig.settle()

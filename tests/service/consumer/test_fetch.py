@@ -13,7 +13,7 @@ from ddmq_common.errors import StorageError
 from ddmq_rpc.api import Wire
 from proxy_consumer.config import ConsumerConfig
 from tests.service.consumer.consumer_rig import FIRST, ConsumerRig
-from tests.service.consumer.fetch_calls import ack, ask, fetch, finish, shown, values
+from tests.service.consumer.fetch_calls import ack, start_fetch, fetch, finish, shown, values
 
 
 def ready(rig: ConsumerRig, queues: int = 1, count: int = 0, topic: str = "T") -> None:
@@ -30,11 +30,11 @@ def test_every_assigned_queue_answers_with_its_messages_and_where_to_go_on(
     ready(rig, queues=3)
     rig.send(2, queue=0)
     rig.send(1, queue=2)
-    found = fetch(rig, wire=wire)
-    assert list(found) == [("T", 0), ("T", 1), ("T", 2)]
-    assert [values(one) for one in found.values()] == [[b"m0", b"m1"], [], [b"m0"]]
-    assert [one.nextRequestOffset for one in found.values()] == [2, 0, 1]
-    message = found["T", 0].messages[1]
+    results = fetch(rig, wire=wire)
+    assert list(results) == [("T", 0), ("T", 1), ("T", 2)]
+    assert [values(one) for one in results.values()] == [[b"m0", b"m1"], [], [b"m0"]]
+    assert [one.nextRequestOffset for one in results.values()] == [2, 0, 1]
+    message = results["T", 0].messages[1]
     assert (message.key, message.tag, message.offset, message.properties) == (b"k1", b"tag", 1, {b"p": b"v"})
     assert (message.messageId, message.leaseId) == (None, None)
 
@@ -53,12 +53,12 @@ def test_without_progress_it_starts_at_the_newest_and_passes_nothing_by_afterwar
     rig.send(3)
     assert fetch(rig)["T", 0].nextRequestOffset == 3
     rig.send(1)
-    found = fetch(rig)["T", 0]
-    assert (values(found), found.nextRequestOffset) == ([b"m0"], 4)
+    result = fetch(rig)["T", 0]
+    assert (values(result), result.nextRequestOffset) == ([b"m0"], 4)
 
 
 def test_our_clients_hear_why_and_see_ids(rig: ConsumerRig) -> None:
-    call = ask(rig, group="nobody", clientId=b"me")
+    call = start_fetch(rig, group="nobody", clientId=b"me")
     assert b"does not exist" in call.outcome.success.error
     ready(rig, count=3)
     message = fetch(rig, clientId=b"me", count=1)["T", 0].messages[0]
@@ -97,10 +97,10 @@ def test_a_group_is_pulled_from_or_fetched_from(rig: ConsumerRig) -> None:
     fetch(rig)
     refused = rig.pull()
     assert b"fetched from at this proxy" in refused.outcome.error.message
-    assert rig.ask(topic=None).outcome.error is not None
+    assert rig.start_pull(topic=None).outcome.error is not None
     rig.advance(31)
     assert rig.pull().values == [b"m0", b"m1"]
-    call = ask(rig, clientId=b"me")
+    call = start_fetch(rig, clientId=b"me")
     assert b"pulled from at this proxy" in call.outcome.success.error
     rig.advance(31)
     rig.advance(62)
@@ -116,9 +116,9 @@ def test_an_answer_stops_growing_at_its_bound_and_no_queue_starves() -> None:
     seen: dict[int, int] = dict.fromkeys(offsets, 0)
     for _ in range(40):
         rig.advance(0.001)
-        found = fetch(rig, offsets={"T": offsets})
-        assert 1 <= sum(len(one.messages) for one in found.values()) <= 3
-        for (_, queue), one in found.items():
+        results = fetch(rig, offsets={"T": offsets})
+        assert 1 <= sum(len(one.messages) for one in results.values()) <= 3
+        for (_, queue), one in results.items():
             offsets[queue] = one.nextRequestOffset
             seen[queue] += len(one.messages)
     assert all(offsets[queue] == seen[queue] for queue in seen), "nothing is passed by"
@@ -128,7 +128,7 @@ def test_an_answer_stops_growing_at_its_bound_and_no_queue_starves() -> None:
 def test_a_client_that_goes_leaves_nothing_behind(rig: ConsumerRig) -> None:
     ready(rig)
     fetch(rig)
-    call = ask(rig, linger=30_000)
+    call = start_fetch(rig, linger=30_000)
     rig.settle()
     call.go()
     rig.send(1)
@@ -142,7 +142,7 @@ def test_a_client_that_goes_leaves_nothing_behind(rig: ConsumerRig) -> None:
 def test_bad_requests(rig: ConsumerRig) -> None:
     ready(rig)
     for bad in ({"consumer": ""}, {"consumer": "x" * 256}, {"linger": -1}, {"model": b"both"}):
-        call = finish(rig, ask(rig, clientId=b"me", **bad))  # type: ignore[arg-type]
+        call = finish(rig, start_fetch(rig, clientId=b"me", **bad))  # type: ignore[arg-type]
         assert (call.outcome.success.code, bool(call.outcome.success.error)) == (11, True)
     assert rig.service._fetches.groups == {}
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_read_is_not_read_without_end(
         completion.fail(StorageError("the disk is gone"))
 
     monkeypatch.setattr(rig.backend, "start_read", read)
-    call = ask(rig, linger=1_000)
+    call = start_fetch(rig, linger=1_000)
     for _ in range(10):
         rig.settle()
     assert 2 <= len(failed) <= 6

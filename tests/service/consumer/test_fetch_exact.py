@@ -11,7 +11,7 @@ from ddmq_common.names import SCHEDULE_TOPIC
 from ddmq_rpc.api import Wire
 from proxy_consumer.groups.unowned import REFRESH_S
 from tests.service.consumer.consumer_rig import FIRST, ConsumerRig
-from tests.service.consumer.fetch_calls import ask, fetch, shown, values
+from tests.service.consumer.fetch_calls import start_fetch, fetch, shown, values
 from tests.support.waits import until
 
 OURS = {"clientId": b"me", "topics": [b"T"], "model": b"broadcasting", "exact": True}
@@ -28,17 +28,17 @@ def shelf(rig: ConsumerRig) -> ConsumerRig:
 
 @pytest.mark.parametrize("wire", list(Wire))
 def test_only_what_is_named_is_read_and_its_bounds_are_told(shelf: ConsumerRig, wire: Wire) -> None:
-    found = fetch(shelf, offsets={"T": {1: 1}}, count=1, wire=wire, **OURS)
-    assert list(found) == [("T", 1)], "the other queue is not asked for"
-    one = found["T", 1]
+    results = fetch(shelf, offsets={"T": {1: 1}}, count=1, wire=wire, **OURS)
+    assert list(results) == [("T", 1)], "the other queue is not asked for"
+    one = results["T", 1]
     assert (values(one), one.nextRequestOffset) == ([b"m1"], 2)
     assert (one.firstOffset, one.endOffset) == (0, 3)
 
 
 @pytest.mark.parametrize("wire", list(Wire))
 def test_without_offsets_only_the_bounds_of_every_queue_are_told(shelf: ConsumerRig, wire: Wire) -> None:
-    found = fetch(shelf, wire=wire, **OURS)
-    assert {at: (one.firstOffset, one.endOffset, one.messages) for at, one in found.items()} == {
+    results = fetch(shelf, wire=wire, **OURS)
+    assert {at: (one.firstOffset, one.endOffset, one.messages) for at, one in results.items()} == {
         ("T", 0): (0, 3, []),
         ("T", 1): (0, 3, []),
     }
@@ -46,8 +46,8 @@ def test_without_offsets_only_the_bounds_of_every_queue_are_told(shelf: Consumer
 
 def test_the_same_range_gives_the_same_messages_to_anyone_at_any_time(shelf: ConsumerRig) -> None:
     for consumer in ("a", "b", "a"):
-        found = fetch(shelf, consumer, offsets={"T": {0: 0}}, **OURS)
-        assert values(found["T", 0]) == [b"m0", b"m1", b"m2"]
+        results = fetch(shelf, consumer, offsets={"T": {0: 0}}, **OURS)
+        assert values(results["T", 0]) == [b"m0", b"m1", b"m2"]
     assert shelf.progress().committed == 0, "no place of the group has moved"
 
 
@@ -57,7 +57,7 @@ def test_what_is_out_of_range_says_where_to_go_on(shelf: ConsumerRig) -> None:
 
 
 def test_at_the_end_it_waits_and_is_woken(shelf: ConsumerRig) -> None:
-    call = ask(shelf, offsets={"T": {0: 3}}, linger=10_000, **OURS)
+    call = start_fetch(shelf, offsets={"T": {0: 3}}, linger=10_000, **OURS)
     shelf.settle()
     assert not call.answered
     shelf.send(1, queue=0)
@@ -68,13 +68,13 @@ def test_at_the_end_it_waits_and_is_woken(shelf: ConsumerRig) -> None:
 @pytest.mark.parametrize("missing", ["model", "topics"])
 def test_exact_is_refused_without_broadcast_topics(shelf: ConsumerRig, missing: str) -> None:
     named = {name: value for name, value in OURS.items() if name != missing}
-    call = ask(shelf, offsets={"T": {0: 0}}, **named)
+    call = start_fetch(shelf, offsets={"T": {0: 0}}, **named)
     assert b"exact is set, but not model=broadcasting" in call.outcome.success.error
 
 
 def test_a_group_that_is_shared_out_is_not_read_exactly(shelf: ConsumerRig) -> None:
     shelf.subscribe("H", "T")
-    call = ask(shelf, group="H", offsets={"T": {0: 0}}, **OURS)
+    call = start_fetch(shelf, group="H", offsets={"T": {0: 0}}, **OURS)
     assert b"reads T as clustering, not as broadcasting" in call.outcome.success.error
 
 

@@ -42,14 +42,14 @@ def test_a_busy_topic_does_not_starve_another(rig: ConsumerRig) -> None:
 def test_the_ack_span_stops_reading_until_the_oldest_is_done(rig: ConsumerRig, order_key: str) -> None:
     rig.ready(config=configured(ack_span_max=6, order_key=order_key))
     keyed(rig, "".join(map(chr, range(256, 800))))
-    held = rig.pull(count=1)
+    oldest = rig.pull(count=1)
     taken = 0
     while (call := rig.pull(count=1)).offsets:
         rig.submit(ack(call))
         taken += 1
     assert rig.progress().committed == 0
     assert 5 <= taken < 256 + 6, "at most one read beyond the bound"
-    rig.submit(ack(held))
+    rig.submit(ack(oldest))
     assert rig.progress().committed == taken + 1
     assert rig.pull(count=1).offsets == [taken + 1]
 
@@ -60,7 +60,7 @@ def test_a_rate_is_kept_second_by_second(rig: ConsumerRig) -> None:
     assert rig.pull(count=50).offsets == []
     rig.advance(0.5)
     assert 4 <= len(rig.pull(count=50).offsets) <= 6
-    waiting = rig.ask(count=50, linger=10_000)
+    waiting = rig.start_pull(count=50, linger=10_000)
     rig.settle()
     assert not waiting.answered
     for _ in range(100):

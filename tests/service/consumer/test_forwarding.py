@@ -156,7 +156,7 @@ def test_a_holder_that_hangs_holds_up_all_results_for_it_once(
     monkeypatch.setattr(peers, "ELEMENTS_MAX", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         pair.held_by(f"127.0.0.1:{silent.getsockname()[1]}")
-        calls = [pair.there.ask(result=result([offset])) for offset in range(10)]
+        calls = [pair.there.start_pull(result=result([offset])) for offset in range(10)]
         until(lambda: all(call.answered for call in calls))
         silent.settimeout(0.0)
         connected = [silent.accept()[0] for _ in range(peers.CONNECTIONS_MAX)]
@@ -176,17 +176,17 @@ def test_a_proxy_without_an_address_of_its_own_passes_nothing_on(pair: Pair) -> 
 
 
 def test_results_of_retried_messages_find_the_holder_of_the_retry_queue(pair: Pair) -> None:
-    asked: list[tuple[str, str]] = []
+    lookups: list[tuple[str, str]] = []
     pair.here.topic("%RETRY%G", queues=3)
     retry_queue = pair.here.ref(2, "%RETRY%G")
 
     def holders(group: str, topic: str, _: float) -> Completion[Mapping[QueueRef, str]]:
-        asked.append((group, topic))
+        lookups.append((group, topic))
         return succeeded({retry_queue: pair.address} if topic == "%RETRY%G" else pair.holders)
 
     pair.here.backend.holders = holders  # type: ignore[method-assign]
     given = result([0])
     given.context.qid = b"R_default_%RETRY%_2"
     call = pair.submit(pair.there, given)
-    assert asked == [("G", "%RETRY%G")]
+    assert lookups == [("G", "%RETRY%G")]
     assert b"does not hold the queue any more" in call.outcome.error.message, "it was asked"

@@ -35,16 +35,16 @@ def put(rig: ConsumerRig, *bodies: bytes) -> None:
 
 def all_of_it(rig: ConsumerRig, count: int, committed: int) -> list[bytes]:
     """What is delivered, each answer acknowledged with the next pull, until everything is finished."""
-    found: list[bytes] = []
+    delivered: list[bytes] = []
     acks = None
     for _ in range(200):
         call = rig.pull(count=count, result=acks)
-        found += call.values
+        delivered += call.values
         acks = result(call.offsets) if call.offsets else None
         if rig.progress().committed == committed:
-            return found
+            return delivered
         rig.advance(0.05)
-    raise AssertionError((found, rig.progress()))
+    raise AssertionError((delivered, rig.progress()))
 
 
 @pytest.mark.parametrize("count", [1, 3, 100])
@@ -54,10 +54,10 @@ def test_what_fails_is_never_delivered_and_a_dead_letter(
 ) -> None:
     rig.subscribe(config=config)
     put(rig, b"1", b"{", b"2", b"3", b"[", b"4", b"5", b"(", b")", b"6")
-    found = all_of_it(rig, count, 10)
-    assert sorted(found) == [b"1", b"2", b"3", b"4", b"5", b"6"]
+    delivered = all_of_it(rig, count, 10)
+    assert sorted(delivered) == [b"1", b"2", b"3", b"4", b"5", b"6"]
     if config.order_key:
-        assert found == sorted(found)
+        assert delivered == sorted(delivered)
     batch = rig.wait(rig.backend.read(rig.ref(topic="%DLQ%G"), 0, 100, 1 << 20))
     letters = [decode(raw) for raw in batch.deliveries]
     assert sorted(letter.value for letter in letters) == [b"(", b")", b"[", b"{"]
@@ -94,13 +94,13 @@ def test_with_the_actions_gone_it_is_delivered_once(rig: ConsumerRig, config: Su
     before = rig.pull(count=1).values
     rig.wait(rig.service.change_subscription("G", "T", {"actions": ()}))
     rig.settle()
-    acks, found = (result([1]) if before else None), list(before)
+    acks, delivered = (result([1]) if before else None), list(before)
     for _ in range(20):
         call = rig.pull(count=1, result=acks)
-        found += call.values
+        delivered += call.values
         acks = result(call.offsets) if call.offsets else None
         rig.advance(10.0)
-    assert sorted(found) == [b"1", b"2", b"[", b"{"]
+    assert sorted(delivered) == [b"1", b"2", b"[", b"{"]
     if config.order_key:
-        assert found == [b"{", b"1", b"[", b"2"]
+        assert delivered == [b"{", b"1", b"[", b"2"]
     assert rig.progress().committed == 4

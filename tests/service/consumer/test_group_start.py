@@ -21,9 +21,9 @@ def with_messages(rig: ConsumerRig, count: int = 5) -> ConsumerRig:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int]]:
     """(group, messages before its start) of each warning."""
-    found = [record for record in caplog.records if "starts after existing" in record.message]
-    assert all(record.levelno == logging.WARNING for record in found)
-    return [(vars(record)["group"], vars(record)["messages"]) for record in found]
+    records = [record for record in caplog.records if "starts after existing" in record.message]
+    assert all(record.levelno == logging.WARNING for record in records)
+    return [(vars(record)["group"], vars(record)["messages"]) for record in records]
 
 
 def notice(call: FakeCall) -> str:
@@ -65,7 +65,7 @@ def test_one_that_says_nothing_starts_behind_them_and_is_told_once(
 @WIRES
 def test_the_warning_comes_with_messages_too(rig: ConsumerRig, wire: Wire) -> None:
     with_messages(rig)
-    call = rig.ask(clientId=b"c", linger=10_000, wire=wire)
+    call = rig.start_pull(clientId=b"c", linger=10_000, wire=wire)
     rig.settle(lambda: not rig.subscription().creating)
     rig.send(1)
     rig.settle(lambda: call.answered)
@@ -141,7 +141,7 @@ def test_any_other_start_is_refused_and_makes_nothing(rig: ConsumerRig, start: b
     with_messages(rig)
     if exists:
         rig.subscribe(config=FIRST)
-    error = rig.ask(clientId=b"c", start=start).outcome.error
+    error = rig.start_pull(clientId=b"c", start=start).outcome.error
     assert error.code == 11
     assert b"allowed: first, last, or epoch milliseconds" in error.message
     assert len(error.message) < 200

@@ -37,7 +37,7 @@ def extend(rig: ConsumerRig, call: FakeCall) -> FakeCall:
 
 
 @pytest.fixture
-def held(rig: ConsumerRig) -> FakeCall:
+def leased_head(rig: ConsumerRig) -> FakeCall:
     """The delivery of the first of two messages of a key, to a client that says nothing more."""
     rig.ready(config=BY_KEY)
     rig.keyed("a1", "a2")
@@ -46,23 +46,23 @@ def held(rig: ConsumerRig) -> FakeCall:
     return call
 
 
-def test_an_extended_lease_is_shown_as_such(rig: ConsumerRig, held: FakeCall) -> None:
+def test_an_extended_lease_is_shown_as_such(rig: ConsumerRig, leased_head: FakeCall) -> None:
     rig.advance(8)
-    extend(rig, held)
+    extend(rig, leased_head)
     (row,) = keys.list_blocked_keys(rig.service, "G", 20)
     assert (row["client"], row["extended"]) == ("billing-7f9", True)
     assert row["until_ms"] - rig.clock.wall_ms() == pytest.approx(10_000, abs=100)
     assert rig.clock.wall_ms() - row["leased_ms"] == pytest.approx(8_000, abs=100)
 
 
-def test_a_replay_of_a_head_on_its_way_to_the_dead_letters_says_so(rig: ConsumerRig, held: FakeCall) -> None:
+def test_a_replay_of_a_head_on_its_way_to_the_dead_letters_says_so(rig: ConsumerRig, leased_head: FakeCall) -> None:
     rig.backend.pause_writes()
     state = next(iter(rig.subscription("T").buffer.queues.values()))
     state.dead_letter(0, "failed")
     assert act(rig, "replay")["outcome"] == "to the dead letters"
 
 
-def test_a_skip_whose_queue_is_lost_meanwhile_is_no_dead_letter(rig: ConsumerRig, held: FakeCall) -> None:
+def test_a_skip_whose_queue_is_lost_meanwhile_is_no_dead_letter(rig: ConsumerRig, leased_head: FakeCall) -> None:
     rig.backend.fail_next(RemoteError("no answer"))
     skipped = rig.service.order_keys("G").skip('"a"')
     rig.settle()

@@ -34,13 +34,13 @@ def test_what_is_long_is_answered_at_once(method: str, most: int) -> None:
 
 def test_it_gets_what_there_is() -> None:
     rig = ConsumerRig().ready(3)
-    found: list[int] = []
+    delivered: list[int] = []
 
-    def asked() -> bool:
+    def pull_all() -> bool:
         call = sent(rig, "pull", PULL_BYTES_MAX + 1)
         assert call.answered
-        found.extend(call.offsets)
-        return rig.advance(0.1) or len(found) == 3
+        delivered.extend(call.offsets)
+        return rig.advance(0.1) or len(delivered) == 3
 
-    until(asked, "all of them are given")
-    assert found == [0, 1, 2]
+    until(pull_all, "all of them are given")
+    assert delivered == [0, 1, 2]

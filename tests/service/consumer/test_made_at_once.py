@@ -34,9 +34,9 @@ def set_by_file(service: ConsumerService) -> Completion[Any]:
 @pytest.mark.parametrize("queues", [0, 2])
 @pytest.mark.parametrize("pull_first", [True, False])
 @pytest.mark.parametrize("proxies", [1, 2])
-@pytest.mark.parametrize("said", [set_by_command, set_by_file])
+@pytest.mark.parametrize("announce", [set_by_command, set_by_file])
 def test_what_is_said_holds(
-    said: Callable[[ConsumerService], Completion[Any]], proxies: int, pull_first: bool, queues: int
+    announce: Callable[[ConsumerService], Completion[Any]], proxies: int, pull_first: bool, queues: int
 ) -> None:
     rig = ConsumerRig()
     if queues:
@@ -44,10 +44,10 @@ def test_what_is_said_holds(
     services = [rig.service, rig.start() if proxies == 2 else rig.service]
     calls = []
     if pull_first:
-        calls.append(rig.ask(linger=100, clientId=b"c"))
-    done = said(services[0])
+        calls.append(rig.start_pull(linger=100, clientId=b"c"))
+    done = announce(services[0])
     if not pull_first:
-        calls.append(rig.ask(linger=100, clientId=b"c"))
+        calls.append(rig.start_pull(linger=100, clientId=b"c"))
     until(lambda: done.done)
     rig.settle()
     assert done.error is None
@@ -67,7 +67,7 @@ def test_a_pull_that_loses_the_race_for_the_last_group_is_refused() -> None:
     calls = []
     for number, each in enumerate(handlers):
         rig.handlers = each
-        calls.append(rig.ask(group=b"G%d" % number, linger=10_000))
+        calls.append(rig.start_pull(group=b"G%d" % number, linger=10_000))
     rig.settle()
     rig.backend.resume_writes()
     until(lambda: any(call.answered for call in calls), "one of them is refused")

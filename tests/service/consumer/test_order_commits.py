@@ -25,7 +25,7 @@ def first(rig: ConsumerRig) -> FakeCall:
 
 def waiting(rig: ConsumerRig, count: int | None = None) -> FakeCall:
     """A pull that may wait for a minute."""
-    call = rig.ask(linger=60_000, count=count)
+    call = rig.start_pull(linger=60_000, count=count)
     rig.settle()
     return call
 
@@ -33,7 +33,7 @@ def waiting(rig: ConsumerRig, count: int | None = None) -> FakeCall:
 def test_a_waiting_pull_gets_the_next_with_the_commit(rig: ConsumerRig, first: FakeCall) -> None:
     rig.backend.pause_writes()
     waiter = waiting(rig)
-    acking = rig.ask(result=result([0]), linger=60_000)
+    acking = rig.start_pull(result=result([0]), linger=60_000)
     rig.settle()
     rig.advance(0.1)
     assert not waiter.answered
@@ -46,7 +46,7 @@ def test_a_waiting_pull_gets_the_next_with_the_commit(rig: ConsumerRig, first: F
 
 def test_the_pull_that_acknowledges_gets_the_next_of_its_keys(rig: ConsumerRig, first: FakeCall) -> None:
     rig.backend.pause_writes()
-    acking = rig.ask(result=result([0, 1]), linger=60_000)
+    acking = rig.start_pull(result=result([0, 1]), linger=60_000)
     rig.advance(0.1)
     assert not acking.answered
     rig.backend.resume_writes()
@@ -57,7 +57,7 @@ def test_the_pull_that_acknowledges_gets_the_next_of_its_keys(rig: ConsumerRig, 
 def test_all_acknowledgements_of_one_call_share_the_commit(rig: ConsumerRig, first: FakeCall) -> None:
     rig.backend.pause_writes()
     later = waiting(rig, count=1), waiting(rig, count=1)
-    rig.ask(result=result([0], then=result([1])), linger=0)
+    rig.start_pull(result=result([0], then=result([1])), linger=0)
     rig.backend.resume_writes()
     rig.settle()
     assert [call.values for call in later] == [[b"a2"], [b"b2"]]
@@ -66,7 +66,7 @@ def test_all_acknowledgements_of_one_call_share_the_commit(rig: ConsumerRig, fir
 def test_a_failed_commit_releases_nothing_until_it_is_repeated(rig: ConsumerRig, first: FakeCall) -> None:
     waiter = waiting(rig)
     rig.backend.fail_next(RemoteError("no answer"))
-    refused = rig.ask(result=result([0]))
+    refused = rig.start_pull(result=result([0]))
     rig.settle()
     assert refused.outcome.error.code == Code.BACKEND_FAILED
     assert not waiter.answered
@@ -82,7 +82,7 @@ def test_a_failed_commit_releases_nothing_until_it_is_repeated(rig: ConsumerRig,
 def test_the_same_acknowledgement_sent_again_releases_it(rig: ConsumerRig, first: FakeCall) -> None:
     waiter = waiting(rig)
     rig.backend.fail_next(RemoteError("no answer"))
-    rig.ask(result=result([0]))
+    rig.start_pull(result=result([0]))
     rig.settle()
     assert not waiter.answered
     assert rig.submit(result([0])).result is True
@@ -93,7 +93,7 @@ def test_the_same_acknowledgement_sent_again_releases_it(rig: ConsumerRig, first
 def test_a_queue_that_is_lost_releases_nothing(rig: ConsumerRig, first: FakeCall) -> None:
     rig.backend.pause_writes()
     waiter = waiting(rig)
-    acking = rig.ask(result=result([0]))
+    acking = rig.start_pull(result=result([0]))
     rig.settle()
     subscription = rig.subscription()
     subscription.membership.claims.lost(list(subscription.buffer.queues))
@@ -107,7 +107,7 @@ def test_a_crash_before_the_commit_repeats_the_first_and_nothing_behind_it(
     rig: ConsumerRig, first: FakeCall
 ) -> None:
     rig.backend.fail_next(RemoteError("no answer"), times=9)
-    rig.ask(result=result([0, 1]))
+    rig.start_pull(result=result([0, 1]))
     rig.settle()
     assert rig.pull(linger=0).values == []
     rig.backend.fail_next(RemoteError("no answer"), times=0)
@@ -117,7 +117,7 @@ def test_a_crash_before_the_commit_repeats_the_first_and_nothing_behind_it(
 
 def test_a_planned_stop_stores_what_was_acknowledged(rig: ConsumerRig, first: FakeCall) -> None:
     rig.backend.pause_writes()
-    rig.ask(result=result([0, 1]), linger=60_000)
+    rig.start_pull(result=result([0, 1]), linger=60_000)
     drained = rig.service.drain(rig.clock.monotonic() + 10)
     rig.settle()
     assert not drained.done
@@ -130,7 +130,7 @@ def test_a_planned_stop_stores_what_was_acknowledged(rig: ConsumerRig, first: Fa
 
 def test_an_operator_sees_what_the_key_waits_for(rig: ConsumerRig, first: FakeCall) -> None:
     rig.backend.pause_writes()
-    rig.ask(result=result([0]))
+    rig.start_pull(result=result([0]))
     rig.settle()
     rows = {row["key"]: row for row in keys.list_blocked_keys(rig.service, "G", 20)}
     assert (rows['"a"']["state"], rows['"a"']["offset"], rows['"a"']["waiting"]) == (
@@ -147,7 +147,7 @@ def test_an_operator_sees_what_the_key_waits_for(rig: ConsumerRig, first: FakeCa
 def test_an_operator_changes_nothing_of_what_is_being_stored(
     rig: ConsumerRig, first: FakeCall, action: str, outcome: str
 ) -> None:
-    acking = rig.ask(result=result([0]), linger=60_000)
+    acking = rig.start_pull(result=result([0]), linger=60_000)
     rig.backend.pause_writes()
     rig.settle()
     done = keys.act_on_key(rig.service, "G", "replay" if action == "park" else action, "a")
@@ -161,5 +161,5 @@ def test_an_unordered_group_does_not_wait(rig: ConsumerRig) -> None:
     rig.ready(4)
     assert rig.pull(count=2).offsets == [0, 1]
     rig.backend.pause_writes()
-    rig.ask(result=result([0, 1]))
+    rig.start_pull(result=result([0, 1]))
     assert rig.pull(linger=0).offsets == [2, 3]

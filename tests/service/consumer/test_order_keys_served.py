@@ -80,7 +80,7 @@ def test_what_lies_ready_and_may_not_go_now_does_not_hold_up_the_proxy(
         rig.submit(result(first, ack=False))
     assert bodies(rig.pull(topic=b"T")) == [b"t1"]
     assert lies_ready(rig)
-    waiting = [rig.ask(topic=None, linger=20) for _ in range(3)]
+    waiting = [rig.start_pull(topic=None, linger=20) for _ in range(3)]
     rig.settle()
     rig.advance(0.03)
     assert all(call.answered for call in waiting)
@@ -97,7 +97,7 @@ def test_a_topic_that_may_not_be_read_any_more_does_not_hold_up_the_proxy(rig: C
     assert info is not None
     rig.wait(rig.backend.put_topic(replace(info, readable=False), rig.deadline()))
     rig.settle()
-    waiting = [rig.ask(topic=None, linger=20) for _ in range(3)]
+    waiting = [rig.start_pull(topic=None, linger=20) for _ in range(3)]
     rig.settle()
     rig.advance(0.03)
     assert all(call.answered and call.result.messages == [] for call in waiting)
@@ -110,7 +110,7 @@ def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: ConsumerRig) -> Non
     rig.wait(rig.backend.append(records, rig.deadline()))
     rig.put_keyed("cold", "last")
     hot = rig.pull(count=1)
-    cold = rig.ask(linger=20_000)
+    cold = rig.start_pull(linger=20_000)
     for _ in range(100):
         if cold.answered:
             break
@@ -137,7 +137,7 @@ def test_another_order_key_of_one_topic_does_not_let_the_others_of_the_group_ove
         rig.put_keyed("a", body % number, topic=topic)
     assert rig.pull(topic=b"U").result.messages == []
     first = rig.pull(topic=b"T")
-    ahead = rig.ask(topic=b"U", linger=20_000)
+    ahead = rig.start_pull(topic=b"U", linger=20_000)
     rig.wait(rig.service.change_subscription("G", "T", {"order_key": "$.k"}))
     for number, topic in enumerate((b"T", b"U", b"T", b"U")):
         rig.settle()
@@ -145,7 +145,7 @@ def test_another_order_key_of_one_topic_does_not_let_the_others_of_the_group_ove
             assert not ahead.answered
             call = rig.pull(topic=topic) if number else first  # its client still has it
         else:
-            call, ahead = ahead, rig.ask(topic=b"U", linger=20_000) if number < 3 else None
+            call, ahead = ahead, rig.start_pull(topic=b"U", linger=20_000) if number < 3 else None
             rig.settle(lambda answered=call: answered.answered)
         assert [json.loads(each)["n"] for each in bodies(call)] == [number]
         rig.submit(result(call))
@@ -158,7 +158,7 @@ def test_a_queue_that_does_not_come_back_holds_up_the_others_for_a_while_only(ri
     first = rig.pull(topic=b"T")
     lose(rig, "T")  # its membership stays, and is given nothing
     rig.subscription("T").membership.load()
-    waiting = rig.ask(topic=b"U", linger=20_000)
+    waiting = rig.start_pull(topic=b"U", linger=20_000)
     rig.advance(LOST_S - 0.1)
     assert not waiting.answered
     rig.advance(0.2)
@@ -172,7 +172,7 @@ def test_a_queue_that_does_not_come_back_holds_up_the_others_for_a_while_only(ri
 
 def pulls(rig: ConsumerRig, topic: bytes, count: int) -> Any:
     """A pull that is waited for; clock and hub go on meanwhile."""
-    call = rig.ask(topic=topic, count=count, linger=20_000)
+    call = rig.start_pull(topic=topic, count=count, linger=20_000)
     for _ in range(200):
         if call.answered:
             break
@@ -210,7 +210,7 @@ def test_what_lies_aside_has_its_bound_and_the_others_go_on_when_some_is_taken(
     rig.ready(config=BY_KEY, topics=("T", "U"))
     rig.send(3 * READ_MIN, topic="U")
     rig.keyed("t", topic="T")
-    waiting = rig.ask(topic=b"T", linger=20_000)
+    waiting = rig.start_pull(topic=b"T", linger=20_000)
     for _ in range(20):
         rig.advance(0.01)
     assert not waiting.answered

@@ -119,7 +119,7 @@ class Changes:
     def pull(self) -> None:
         topic, linger = self.random.choice(list(TOPICS)), self.random.choice([20, 3_000])
         count = self.random.randint(1, 4)
-        self.waiting.append(self.rig.ask(topic=topic.encode(), count=count, linger=linger))
+        self.waiting.append(self.rig.start_pull(topic=topic.encode(), count=count, linger=linger))
 
     def answer(self) -> None:
         if not self.hands:
@@ -183,7 +183,7 @@ class Changes:
             self.rig.wait(self.rig.service.order_keys("G").replay(key))  # type: ignore[arg-type]
         for _ in range(DRAIN_STEPS):
             for topic in TOPICS:
-                self.waiting.append(self.rig.ask(topic=topic.encode(), count=5, linger=1_000))
+                self.waiting.append(self.rig.start_pull(topic=topic.encode(), count=5, linger=1_000))
             self.look()
             hands, self.hands = self.hands, []
             for hand in hands:

@@ -57,14 +57,14 @@ def test_sent_again_it_stores_nothing_and_says_so() -> None:
     rig = ReplyRig()
     (offset,), lease = rig.have()
     first = rig.reply(offset, lease)
-    again = rig.reply(offset, lease)
-    assert (again.code, again.outcome) == (0, STORED_BEFORE)
-    assert again.results == first.results
+    repeated = rig.reply(offset, lease)
+    assert (repeated.code, repeated.outcome) == (0, STORED_BEFORE)
+    assert repeated.results == first.results
     assert rig.reply(offset, lease + 1).outcome == LEASE_OVER, "that lease it was not"
     rig.restart()
     rig.pull(clientId=b"c")
-    found = rig.reply(offset, lease)
-    assert (found.code, found.outcome) == (0, STORED_BEFORE), "found by its id where nobody remembers"
+    response = rig.reply(offset, lease)
+    assert (response.code, response.outcome) == (0, STORED_BEFORE), "found by its id where nobody remembers"
     other = rig.reply(offset, lease + 1)
     assert (other.code, other.outcome) == (11, FINISHED), "who it was is not known any more"
     assert rig.bodies() == [b"out"]
@@ -75,13 +75,13 @@ def test_while_it_is_committed_the_message_is_nobody_elses() -> None:
     (offset,), lease = rig.have()
     rig.backend.pause_writes()
     call = rig.replying(offset, lease)
-    assert rig.ended(rig.replying(offset, lease)) == (15, None), "it is being committed"
+    assert rig.outcome_of(rig.replying(offset, lease)) == (15, None), "it is being committed"
     rig.advance(5.0)
     late = rig.call("settle", METHODS["settle"].args[0](request=_failing(offset, lease)))
     until(lambda: late.answered)
     assert late.result.late[0].offsets == [offset]
     rig.backend.resume_writes()
-    assert rig.ended(call) == (0, STORED)
+    assert rig.outcome_of(call) == (0, STORED)
     assert (rig.bodies(), rig.finished()) == ([b"out"], [offset])
 
 
@@ -96,8 +96,8 @@ def test_a_lease_that_is_over_stores_nothing() -> None:
     told = rig.reply(offset, lease)
     assert (told.code, told.outcome) == (11, LEASE_OVER)
     assert (rig.bodies(), rig.finished()) == ([], [])
-    (again,), new = rig.have()
-    assert again == offset
+    (redelivered,), new = rig.have()
+    assert redelivered == offset
     assert rig.reply(offset, lease).outcome == LEASE_OVER
     assert rig.reply(offset, new).outcome == STORED
     assert rig.bodies() == [b"out"]
@@ -146,11 +146,11 @@ def test_a_rate_limit_holds_it_up_or_refuses_it() -> None:
     offsets, lease = rig.have(3)
     assert rig.reply(offsets[0], lease).outcome == STORED
     waits = rig.replying(offsets[1], lease)
-    assert rig.ended(rig.replying(offsets[2], lease)) == (15, None)
+    assert rig.outcome_of(rig.replying(offsets[2], lease)) == (15, None)
     assert not waits.answered
     rig.clock.advance(1.0)
     rig.sends.flow.sweep()
-    assert rig.ended(waits) == (0, STORED)
+    assert rig.outcome_of(waits) == (0, STORED)
     assert rig.finished() == offsets[:2]
 
 
@@ -205,13 +205,13 @@ def test_the_next_of_a_key_is_given_out_when_it_is_durable() -> None:
     rig = ReplyRig(0, ORDERED)
     rig.keyed("a1", "a2")
     (offset,), lease = rig.have(2)
-    waits = rig.ask(count=2, clientId=b"other", linger=20_000)
+    waits = rig.start_pull(count=2, clientId=b"other", linger=20_000)
     rig.backend.pause_writes()
     call = rig.replying(offset, lease)
     rig.settle()
     assert not waits.answered
     rig.backend.resume_writes()
-    assert rig.ended(call) == (0, STORED)
+    assert rig.outcome_of(call) == (0, STORED)
     until(lambda: waits.answered)
     assert waits.values == [b"a2"]
 
@@ -238,7 +238,7 @@ def test_a_key_that_is_skipped_meanwhile_is_a_dead_letter_only_if_it_was_not_sto
         call = rig.replying(offset, lease)
         skipped = rig.service.order_keys("G").skip('"a"')
         rig.backend.resume_writes()
-        assert rig.ended(call)[0] == (0 if stored else 15)
+        assert rig.outcome_of(call)[0] == (0 if stored else 15)
         ((_, outcome),) = rig.wait(skipped)
         assert outcome == ("acknowledged" if stored else "dead letter")
         assert len(rig.bodies()) == stored
@@ -285,7 +285,7 @@ def test_what_comes_late_of_a_commit_that_nobody_knows_of_counts_no_more() -> No
     call = rig.replying(offset, lease, timeout=1_000)
     rig.clock.advance(2.0)
     rig.sends.flow.sweep()
-    assert rig.ended(call) == (12, None), "its own time is up; the commit is under way"
+    assert rig.outcome_of(call) == (12, None), "its own time is up; the commit is under way"
     rig.advance(10.0)
     rig.backend.resume_writes()
 
@@ -314,7 +314,7 @@ def test_a_queue_that_is_someone_elses_stores_nothing() -> None:
     call = rig.replying(offset, lease)
     rig.backend.depose("G", "T")
     rig.backend.resume_writes()
-    assert rig.ended(call)[0] in (0, 15)
+    assert rig.outcome_of(call)[0] in (0, 15)
     assert len(rig.bodies()) == len(rig.finished())
 
 

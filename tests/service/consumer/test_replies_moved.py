@@ -36,20 +36,20 @@ ORDERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=list(ORDERS))
 def rig(request: pytest.FixtureRequest) -> ReplyRig:
-    made = ReplyRig(3, SubscriptionDefaults(start="first", **ORDERS[request.param]))
-    made.service.advertise(ADDRESS)
-    return made
+    reply_rig = ReplyRig(3, SubscriptionDefaults(start="first", **ORDERS[request.param]))
+    reply_rig.service.advertise(ADDRESS)
+    return reply_rig
 
 
 def settled(rig: ReplyRig, offset: int, lease: int) -> Any:
     """The answer, asked for again as clients do."""
 
-    def asked() -> Any:
+    def try_reply() -> Any:
         answer = rig.reply(offset, lease)
         rig.advance(0.05)
         return answer if answer.code not in (15, 20) else None
 
-    return until(asked, "somebody can tell")
+    return until(try_reply, "somebody can tell")
 
 
 def test_a_proxy_dies_between_the_commit_and_its_answer(rig: ReplyRig) -> None:
@@ -69,10 +69,10 @@ def test_a_proxy_dies_between_the_commit_and_its_answer(rig: ReplyRig) -> None:
 def test_a_proxy_dies_before_the_commit(rig: ReplyRig) -> None:
     (offset,), lease = rig.have()
     rig.restart()
-    again = rig.pull(count=1, clientId=b"c")
-    assert again.offsets == [offset], "its lease died with it"
+    redelivered = rig.pull(count=1, clientId=b"c")
+    assert redelivered.offsets == [offset], "its lease died with it"
     assert rig.reply(offset, lease).outcome == LEASE_OVER
-    assert rig.reply(offset, again.result.messages[0].leaseId).outcome == STORED
+    assert rig.reply(offset, redelivered.result.messages[0].leaseId).outcome == STORED
     assert rig.reply(offset, lease).outcome == LEASE_OVER
     assert rig.bodies() == [b"out"]
 
@@ -113,9 +113,9 @@ def test_offsets_that_are_reset(rig: ReplyRig) -> None:
     rig.advance(0.1)
     told = settled(rig, offset, lease)
     assert (told.code, told.outcome, rig.bodies()) == (11, LEASE_OVER, [])
-    again = rig.pull(count=1, clientId=b"c")
-    assert again.offsets == [offset]
-    new = again.result.messages[0].leaseId
+    redelivered = rig.pull(count=1, clientId=b"c")
+    assert redelivered.offsets == [offset]
+    new = redelivered.result.messages[0].leaseId
     assert rig.reply(offset, new).outcome == STORED
     reset(rig, "first")
     rig.advance(0.1)
@@ -146,8 +146,8 @@ def test_another_proxy_has_the_queue(rig: ReplyRig) -> None:
     told = settled(rig, offset, lease)
     assert told.outcome in (STORED, STORED_BEFORE, LEASE_OVER, FINISHED)
     if told.outcome == LEASE_OVER:
-        again = rig.pull(count=1, clientId=b"c")
-        assert settled(rig, again.offsets[0], again.result.messages[0].leaseId).outcome == STORED
+        redelivered = rig.pull(count=1, clientId=b"c")
+        assert settled(rig, redelivered.offsets[0], redelivered.result.messages[0].leaseId).outcome == STORED
     assert rig.bodies() == [b"out"]
 
 

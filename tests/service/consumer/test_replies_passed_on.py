@@ -46,7 +46,7 @@ class TwoProxies:
         holders = {self.here.ref(): address for address in addresses}
         self.here.backend.holders = lambda *_: succeeded(holders)  # type: ignore[method-assign]
 
-    def ask(self, rig: ConsumerRig, lease: int, *messages: Any, **fields: Any) -> Any:
+    def reply(self, rig: ConsumerRig, lease: int, *messages: Any, **fields: Any) -> Any:
         call = self.asking(rig, self.offset, lease, *messages, **fields)
         until(lambda: call.answered)
         return call.result
@@ -68,18 +68,18 @@ class TwoProxies:
 
 @pytest.fixture
 def pair() -> Iterator[TwoProxies]:
-    made = TwoProxies()
-    yield made
-    made.close()
+    proxies = TwoProxies()
+    yield proxies
+    proxies.close()
 
 
 def test_it_reaches_the_holder_and_its_answer_the_caller(pair: TwoProxies) -> None:
-    told = pair.ask(pair.there, pair.lease, reply_message(body=b"a"), reply_message(body=b"b"), timeout=5_000)
+    told = pair.reply(pair.there, pair.lease, reply_message(body=b"a"), reply_message(body=b"b"), timeout=5_000)
     assert (told.code, told.outcome, len(told.results)) == (0, STORED, 2)
     assert pair.here.bodies() == [b"a", b"b"]
     assert pair.here.finished() == [pair.offset]
-    again = pair.ask(pair.there, pair.lease)
-    assert (again.code, again.outcome) == (0, STORED_BEFORE)
+    repeated = pair.reply(pair.there, pair.lease)
+    assert (repeated.code, repeated.outcome) == (0, STORED_BEFORE)
     assert pair.there.counted("ddmq_results_forwarded_total", outcome="forwarded") == 2
     assert pair.here.counted("ddmq_replies_total", group="G", outcome="stored") == 1
     assert pair.there.counted("ddmq_replies_total", group="G") == 0
@@ -88,7 +88,7 @@ def test_it_reaches_the_holder_and_its_answer_the_caller(pair: TwoProxies) -> No
 def test_who_waits_for_a_rate_holds_up_no_other() -> None:
     """However many of one topic wait at the holder, another one's acknowledgement goes through."""
     pair = TwoProxies(topic_rates={"OUT": RateLimit(messages_per_s=1.0)}, defer_ms_max=9_000)
-    assert pair.ask(pair.here, pair.lease).outcome == STORED
+    assert pair.reply(pair.here, pair.lease).outcome == STORED
     offsets, lease = pair.here.have(5)
     waiting = [pair.asking(pair.there, offset, lease) for offset in offsets[:4]]
     until(lambda: pair.here.sends.flow.inflight == 4)
@@ -105,39 +105,39 @@ def test_who_waits_for_a_rate_holds_up_no_other() -> None:
 
 
 def test_refusals_come_back_whole(pair: TwoProxies) -> None:
-    told = pair.ask(pair.there, pair.lease, reply_message("no/name"))
+    told = pair.reply(pair.there, pair.lease, reply_message("no/name"))
     assert (told.code, told.outcome) == (11, None)
     assert b"no/name" in told.msg
-    assert pair.ask(pair.there, pair.lease + 1).outcome == LEASE_OVER
+    assert pair.reply(pair.there, pair.lease + 1).outcome == LEASE_OVER
     assert pair.here.bodies() == []
 
 
 def test_nobody_passes_it_on_twice(pair: TwoProxies) -> None:
-    told = pair.ask(pair.there, pair.lease, forwardedBy=b"127.0.0.1:2")
+    told = pair.reply(pair.there, pair.lease, forwardedBy=b"127.0.0.1:2")
     assert (told.code, told.outcome) == (15, None)
 
 
 def test_between_two_owners(pair: TwoProxies) -> None:
     pair.held_by()
-    assert pair.ask(pair.there, pair.lease).code == 15
+    assert pair.reply(pair.there, pair.lease).code == 15
     pair.held_by("127.0.0.1:1")
-    assert pair.ask(pair.there, pair.lease).code == 15
+    assert pair.reply(pair.there, pair.lease).code == 15
 
 
 def test_a_holder_that_cannot_be_reached(pair: TwoProxies) -> None:
     pair.held_by("127.0.0.1:9")
-    told = pair.ask(pair.there, pair.lease)
+    told = pair.reply(pair.there, pair.lease)
     assert (told.code, told.outcome) == (15, None)
     assert b"cannot be reached" in told.msg
     pair.held_by(pair.address)
-    assert pair.ask(pair.there, pair.lease).outcome == STORED
+    assert pair.reply(pair.there, pair.lease).outcome == STORED
 
 
 def test_a_holder_that_says_nothing_may_have_done_it(pair: TwoProxies) -> None:
     pair.here.backend.pause_writes()
-    told = pair.ask(pair.there, pair.lease, timeout=200)
+    told = pair.reply(pair.there, pair.lease, timeout=200)
     assert (told.code, told.outcome) == (12, None)
     pair.here.backend.resume_writes()
     until(lambda: pair.here.finished() == [pair.offset])
-    assert pair.ask(pair.there, pair.lease).outcome == STORED_BEFORE
+    assert pair.reply(pair.there, pair.lease).outcome == STORED_BEFORE
     assert pair.here.bodies() == [b"out"]

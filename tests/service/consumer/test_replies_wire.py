@@ -31,11 +31,11 @@ class ReplyServer(ConsumerServer):
     def bodies(self, topic: str) -> list[bytes]:
         def read() -> list[bytes]:
             info = self.backend.topic(topic)
-            found: list[bytes] = []
+            bodies: list[bytes] = []
             for queue in () if info is None else info.refs():
                 batch = self.backend.read(QueueRef(*queue), 0, 1_000, 1 << 24).wait(PATIENCE_S)
-                found += [decode(delivery).value for delivery in batch.deliveries]
-            return found
+                bodies += [decode(delivery).value for delivery in batch.deliveries]
+            return bodies
 
         return self.do(read)
 
@@ -96,9 +96,9 @@ def test_stored_and_told(server: ReplyServer, client: Client, topic: str) -> Non
     assert second.messageId != first.messageId
     assert sorted(server.bodies(out)) == [b"\x00\xff", b"plain"]
     assert server.committed("G", topic) == 1
-    again = acknowledge(client, topic, message, *replies)
-    assert (again.code, again.outcome) == (0, 2)
-    assert [one.messageId for one in again.results] == [first.messageId, second.messageId]
+    repeated = acknowledge(client, topic, message, *replies)
+    assert (repeated.code, repeated.outcome) == (0, 2)
+    assert [one.messageId for one in repeated.results] == [first.messageId, second.messageId]
     assert len(server.bodies(out)) == 2
 
 

@@ -34,8 +34,8 @@ def pulled(rig: ConsumerRig, group: str) -> list[bytes]:
 
 
 def fetched(rig: ConsumerRig, group: str) -> list[bytes]:
-    found = fetch(rig, group=group, offsets={"T": {0: 0}})
-    return [value for one in found.values() for value in values(one)]
+    results = fetch(rig, group=group, offsets={"T": {0: 0}})
+    return [value for one in results.values() for value in values(one)]
 
 
 def range_read(rig: ConsumerRig, group: str) -> list[bytes]:

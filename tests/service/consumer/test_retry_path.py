@@ -48,14 +48,14 @@ class RetryPathRig(ConsumerRig):
     def fail(self, **ours: Any) -> Any:
         """Take one message and fail it; gives the answer it came in."""
         call = self.pull(clientId=b"c", count=1)
-        found = call.result
-        assert len(found.messages) == 1
+        pulled = call.result
+        assert len(pulled.messages) == 1
         failed = IDL.ConsumeResult(
-            context=found.context, successOffsets=[], failOffsets=[found.messages[0].offset], **ours
+            context=pulled.context, successOffsets=[], failOffsets=[pulled.messages[0].offset], **ours
         )
         self.submit(failed)
         self.settle()
-        return found
+        return pulled
 
     def takes_a_step(self) -> None:
         """A message has failed, again after its quick retry, and waits in the first delay level."""
@@ -78,9 +78,9 @@ class RetryPathRig(ConsumerRig):
 
 @pytest.fixture
 def house() -> RetryPathRig:
-    made = RetryPathRig()
-    made.topic()
-    return made
+    rig = RetryPathRig()
+    rig.topic()
+    return rig
 
 
 def test_what_waits_for_a_later_retry_is_told_also_after_a_restart(house: RetryPathRig) -> None:
@@ -93,9 +93,9 @@ def test_what_waits_for_a_later_retry_is_told_also_after_a_restart(house: RetryP
     begun_ms = house.clock.wall_ms()
     house.service._gauges.stop()
     house.restart()
-    found = house.wait(house.service.retry_paths())
-    waiting = found.waiting["G", "T"]
-    assert (found.complete, waiting.messages) == (True, 3)
+    paths = house.wait(house.service.retry_paths())
+    waiting = paths.waiting["G", "T"]
+    assert (paths.complete, waiting.messages) == (True, 3)
     assert 0 <= begun_ms - waiting.since_ms < 2_000
     assert 9_000 < waiting.due_ms - begun_ms <= 10_000
     until(lambda: told(house, "ddmq_retry_waiting") == 3)
@@ -135,13 +135,13 @@ def test_what_failed_before_the_subscription_was_deleted_does_not_come_to_one_ma
     new = house.fail()
     house.advance(0.2)
     assert house.fail().messages[0].value == new.messages[0].value
-    found = []
+    attempts = []
     for _ in range(40):
         house.advance(0.5)
-        call = house.ask(clientId=b"c", linger=20)
+        call = house.start_pull(clientId=b"c", linger=20)
         house.advance(0.1)
-        found += [message.attempt for message in call.result.messages]
-    assert found == [3], "its own message comes again, the two of before do not"
+        attempts += [message.attempt for message in call.result.messages]
+    assert attempts == [3], "its own message comes again, the two of before do not"
     assert house.counted("ddmq_skipped_total", reason="subscription deleted") == 2
     until(lambda: house.advance(0.6) or house.retry_progress() == 2)
 
@@ -164,7 +164,7 @@ def test_sixteen_steps_and_then_the_dead_letter(house: RetryPathRig) -> None:
     qids = {first.context.qid}
     for step, wait_s in enumerate(STEPS_S, 1):
         house.advance(wait_s - 0.5)
-        early = house.ask(linger=20)
+        early = house.start_pull(linger=20)
         house.settle()
         house.advance(0.1)
         assert early.result.messages == [], f"step {step} came early"
@@ -187,12 +187,12 @@ def test_sixteen_steps_and_then_the_dead_letter(house: RetryPathRig) -> None:
 def test_a_retry_queue_whose_join_is_refused_is_joined_later_and_asked_for_less_and_less(
     house: RetryPathRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[float] = []
+    asked_at: list[float] = []
     join, free_at = house.backend.join, house.clock.monotonic() + 12.0
 
     def bounded(wanted: Join, listener: MembershipListener) -> Membership:
         if wanted.topic == "%RETRY%G":
-            asked.append(house.clock.monotonic())
+            asked_at.append(house.clock.monotonic())
             if house.clock.monotonic() < free_at:
                 raise BoundReachedError("the session has 10 memberships; allowed: 10")
         return join(wanted, listener)
@@ -203,15 +203,15 @@ def test_a_retry_queue_whose_join_is_refused_is_joined_later_and_asked_for_less_
     house.fail()
     house.advance(0.2)
     house.fail()
-    waiting = house.ask(clientId=b"c", linger=30_000)
+    waiting = house.start_pull(clientId=b"c", linger=30_000)
     for _ in range(300):
         if waiting.answered:
             break
         house.advance(0.1)
     assert waiting.offsets == [0]
     assert house.clock.monotonic() < free_at + 8.0
-    assert len(asked) == 6
-    pauses = [after - before for before, after in pairwise(asked)]
+    assert len(asked_at) == 6
+    pauses = [after - before for before, after in pairwise(asked_at)]
     assert pauses == pytest.approx([0.5, 1, 2, 4, 8], abs=0.25)
 
 

@@ -131,10 +131,10 @@ def test_proxies_that_give_numbers_at_once_give_different_ones() -> None:
     grants = [RetryQueueGrant(rig.service._runtime, "G", f"topic-{number % 5}") for number in range(15)]
     for grant in grants:
         grant.start()
-    found = [rig.wait(grant).queue_id for grant in grants]
-    numbers = {f"topic-{number % 5}": found[number] for number in range(5)}
+    queue_ids = [rig.wait(grant).queue_id for grant in grants]
+    numbers = {f"topic-{number % 5}": queue_ids[number] for number in range(5)}
     assert sorted(numbers.values()) == [0, 1, 2, 3, 4]
-    assert found == [*numbers.values()] * 3
+    assert queue_ids == [*numbers.values()] * 3
 
 
 def test_a_number_whose_queue_was_not_made_yet_is_made_good() -> None:
@@ -239,7 +239,7 @@ def test_a_restart_between_spent_and_moved_moves_it_once() -> None:
     rig.pull()
     rig.submit(result(fail=[0, 1]))
     rig.restart()
-    rig.ask(linger=30_000)
+    rig.start_pull(linger=30_000)
     for _ in range(5):
         rig.advance(1.0)
     assert rig.progress().committed == 2

@@ -26,9 +26,9 @@ def ours(rig: ConsumerRig, count: int = 32, **named: Any) -> FakeCall:
 
 
 def lease_of(call: FakeCall) -> int:
-    found = {message.leaseId for message in call.result.messages}
-    assert len(found) == 1
-    return found.pop()
+    lease_ids = {message.leaseId for message in call.result.messages}
+    assert len(lease_ids) == 1
+    return lease_ids.pop()
 
 
 def settle(rig: ConsumerRig, **lists: Any) -> Any:

@@ -51,13 +51,13 @@ def one_message(rig: ConsumerRig, counts: Counts, topics: int, queues: int) -> C
         call = rig.pull(topic=last.encode())
         rig.submit(result(call.offsets, queue=queues - 1, topic=last))
         counts.clear()
-        waiting = rig.ask(topic=last.encode(), linger=10_000)
+        waiting = rig.start_pull(topic=last.encode(), linger=10_000)
         rig.send(1, queue=queues - 1, topic=last)
         rig.settle()
         assert waiting.values == [b"m0"]
-        found = Counts(counts)
+        message_cost = Counts(counts)
         rig.submit(result(waiting.offsets, queue=queues - 1, topic=last))
-    return found
+    return message_cost
 
 
 @pytest.mark.parametrize(("topics", "queues"), [(1, 10), (1, 1_000), (100, 2)])

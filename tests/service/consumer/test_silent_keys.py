@@ -8,8 +8,8 @@ from tests.service.consumer.consumer_rig import IDL, ConsumerRig
 
 
 def blocked(rig: ConsumerRig) -> BlockedKey:
-    (found,) = [key for key in rig.service.order_keys("G").blocked_keys(10) if key.key == '"k0"']
-    return found
+    (blocked_key,) = [key for key in rig.service.order_keys("G").blocked_keys(10) if key.key == '"k0"']
+    return blocked_key
 
 
 def test_a_head_that_nobody_answers_says_so_and_a_reason_goes_before(rig: ConsumerRig) -> None:

@@ -28,7 +28,7 @@ def wait_and_look(rig: ConsumerRig, topic: str = "T") -> float:
     Nobody asks for the metrics meanwhile.
     """
     for _ in range(LOOKS):
-        rig.ask(topic=topic.encode(), linger=900)
+        rig.start_pull(topic=topic.encode(), linger=900)
         rig.settle()
         rig.advance(1.0)
     return rig.metrics.cell(STALLED_QUEUES, "G", topic).value
@@ -111,8 +111,8 @@ def test_what_comes_again_is_not_told_any_more(
     rig.submit(result(rig.pull().offsets))
     assert wait_and_look(rig) == 0
     assert rig.service.stalled("G") == []
-    said = [record.getMessage() for record in caplog.records]
-    assert [text for text in said if "stand still" in text] == [
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text for text in texts if "stand still" in text] == [
         "queues stand still though clients wait for their messages",
         "queues no longer stand still",
     ]

@@ -13,7 +13,7 @@ WIRES = pytest.mark.parametrize("wire", list(Wire))
 
 
 def pull(rig: ConsumerRig, order_key: str, **stated: object) -> FakeCall:
-    call = rig.ask(clientId=b"one", orderKey=order_key.encode(), **stated)  # type: ignore[arg-type]
+    call = rig.start_pull(clientId=b"one", orderKey=order_key.encode(), **stated)  # type: ignore[arg-type]
     rig.settle()
     return call
 
@@ -61,7 +61,7 @@ def test_an_existing_subscription_with_another_one_rejects_the_pull_and_names_bo
 def test_the_same_one_or_none_is_served(rig: ConsumerRig) -> None:
     rig.ready(1, config=replace(FIRST, order_key="KEY"))
     assert pull(rig, "KEY").values == [b"m0"]
-    assert not rig.ask(clientId=b"two").answered
+    assert not rig.start_pull(clientId=b"two").answered
     assert rig.service.differences("G") == []
 
 
@@ -90,5 +90,5 @@ def test_a_long_one_is_not_even_compared(rig: ConsumerRig) -> None:
 
 def test_a_rejected_filter_says_that_it_was_the_filter(rig: ConsumerRig) -> None:
     rig.ready(config=replace(FIRST, tags="a"))
-    call = rig.ask(clientId=b"one", filterType=b"TAG", filter=b"b")
+    call = rig.start_pull(clientId=b"one", filterType=b"TAG", filter=b"b")
     assert rejection(call)[1] == "filter"

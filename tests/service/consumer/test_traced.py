@@ -40,8 +40,8 @@ class TracedConsumer(ConsumerRig):
         message_id = bytes(12) + number.to_bytes(4, "big")
         if self.backend.topic(TRACE_TOPIC) is None:
             return []
-        found = done(self.backend.find(TRACE_TOPIC, message_id=message_id, count_max=1_000))
-        told = [e for each in found for e in decode_batch(delivery.decode(each.delivery).value).events]
+        records = done(self.backend.find(TRACE_TOPIC, message_id=message_id, count_max=1_000))
+        told = [e for each in records for e in decode_batch(delivery.decode(each.delivery).value).events]
         return sorted(told, key=lambda event: event.number)
 
     def kinds(self, number: int = 0) -> list[TraceKind]:
@@ -83,8 +83,8 @@ def test_failures_time_outs_extensions_and_what_is_given_back() -> None:
     rig.advance(1.1)
     lease = rig.pull(clientId=b"c").result.context
     assert lease is not None
-    held = next(iter(rig.subscription().buffer.queues.values()))
-    lease_id = held.leases.lease_of(0).id
+    read_buffer = next(iter(rig.subscription().buffer.queues.values()))
+    lease_id = read_buffer.leases.lease_of(0).id
     rig.submit(result(extendLeases=[lease_id]))
     rig.submit(result(returnOffsets=[0], returnLeases=[lease_id]))
     events = rig.events()
@@ -103,8 +103,8 @@ def test_failures_time_outs_extensions_and_what_is_given_back() -> None:
 def test_what_is_given_back_untried_waits_behind_no_key(order_key: str) -> None:
     rig = TracedConsumer().ready(1, replace(TRACED, order_key=order_key))
     rig.pull()
-    held = next(iter(rig.subscription().buffer.queues.values()))
-    rig.submit(result(returnOffsets=[0], returnLeases=[held.leases.lease_of(0).id]))
+    read_buffer = next(iter(rig.subscription().buffer.queues.values()))
+    rig.submit(result(returnOffsets=[0], returnLeases=[read_buffer.leases.lease_of(0).id]))
     (returned,) = [event for event in rig.events() if event.kind == K.RETURNED]
     assert returned.facts["next"] == "again"
 
@@ -115,7 +115,7 @@ def test_what_held_it_up_goes_with_the_hand_out() -> None:
     rig.pull()
     rig.advance(0.01)
     done(rig.backend.append([record(1)], rig.deadline()))
-    waiting = rig.ask(linger=20_000)
+    waiting = rig.start_pull(linger=20_000)
     rig.advance(0.5)
     rig.submit(result(success=[0]))
     rig.settle(lambda: waiting.answered)

@@ -36,8 +36,8 @@ class Two(ConsumerRig):
 
     def at(self, proxy: Any) -> Subscription:
         self.service, self.handlers = proxy
-        found: Subscription = self.subscription()
-        return found
+        subscription: Subscription = self.subscription()
+        return subscription
 
     def lose_the_writer(self, *, told_late: bool = False) -> None:
         """Both hear of it; the second joins the next one before the first does."""
@@ -52,7 +52,7 @@ class Two(ConsumerRig):
 
     def offsets(self, proxy: Any) -> list[int]:
         self.at(proxy)
-        call = self.ask(count=3, clientId=b"d")
+        call = self.start_pull(count=3, clientId=b"d")
         for _ in range(6):
             self.advance(0.01)
         return call.offsets if call.answered else []
@@ -135,8 +135,8 @@ def test_handover_wait_ms_waits_for_a_proxy_that_was_killed_and_for_no_other(
     rig.send(2)
     assert rig.pull(count=1).offsets == [0], "nobody had it before: no wait"
     if killed:
-        found: Subscription = rig.subscription()
-        found.membership.claims._membership.leave()  # type: ignore[union-attr]
+        subscription: Subscription = rig.subscription()
+        subscription.membership.claims._membership.leave()  # type: ignore[union-attr]
     else:
         rig.directory.stop()
     rig.settle()

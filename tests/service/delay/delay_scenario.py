@@ -56,9 +56,9 @@ class DelayScenario:
         verb, *words = shlex.split(line)
         plain = [word for word in words if "=" not in word]
         named = dict(word.split("=", 1) for word in words if "=" in word)
-        found: list[str] = []
-        getattr(self, verb)(found, *plain, **named)
-        return found + self._news()
+        output: list[str] = []
+        getattr(self, verb)(output, *plain, **named)
+        return output + self._news()
 
     # --- events
 
@@ -96,10 +96,10 @@ class DelayScenario:
         self.rig.fire_now(int(number), reply_queue=0, reply_id=int(number))
         self._settle()
 
-    def after(self, found: list[str], wait: str, times: str = "1") -> None:
+    def after(self, output: list[str], wait: str, times: str = "1") -> None:
         for _ in range(int(times)):
             self.rig.advance(seconds(wait))
-            found += self._news()
+            output += self._news()
 
     def clock(self, _: list[str], moment: str) -> None:
         then_ms = datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp() * 1e3
@@ -126,13 +126,13 @@ class DelayScenario:
         """What the stores had not synced is gone."""
         self.rig.disks.crash()
 
-    def pending(self, found: list[str]) -> None:
+    def pending(self, output: list[str]) -> None:
         counts = self.rig.service.pending_counts()
-        found.append("> " + (", ".join(f"{topic} {counts[topic]}" for topic in sorted(counts)) or "nothing"))
+        output.append("> " + (", ".join(f"{topic} {counts[topic]}" for topic in sorted(counts)) or "nothing"))
 
-    def done(self, found: list[str]) -> None:
+    def done(self, output: list[str]) -> None:
         """How many requests are finished for good."""
-        found.append(f"> {self.rig.fired_to()}")
+        output.append(f"> {self.rig.fired_to()}")
 
     def lose_store(self, _: list[str]) -> None:
         self.rig.disks.stores.clear()

@@ -28,18 +28,18 @@ class HandAlarms:
     """Makes alarms, and rings all that were made."""
 
     def __init__(self) -> None:
-        self.made: list[HandAlarm] = []
+        self.created: list[HandAlarm] = []
 
     def __call__(self) -> HandAlarm:
-        self.made.append(HandAlarm())
-        return self.made[-1]
+        self.created.append(HandAlarm())
+        return self.created[-1]
 
     @property
     def seconds(self) -> float | None:
         """What the next to ring was set to, None when none is set."""
-        return min((alarm.seconds for alarm in self.made if alarm.seconds is not None), default=None)
+        return min((alarm.seconds for alarm in self.created if alarm.seconds is not None), default=None)
 
     def ring(self) -> None:
         """All of them, as if their time had come."""
-        for alarm in list(self.made):
+        for alarm in list(self.created):
             alarm.ring()

@@ -35,7 +35,7 @@ class LevelsRig(BackendRig):
         self.config = config or DelayConfig()
         self.start()
 
-    def start(self, held: int | None = None) -> None:
+    def start(self, owned_levels: int | None = None) -> None:
         """A service, as after a start of the process; it is to hold every level, or so many."""
         self.metrics = Registry()
         self.alarm, self.check_alarm = HandAlarms(), HandAlarm()
@@ -43,7 +43,7 @@ class LevelsRig(BackendRig):
             self.backend, self.config, self.metrics, self.clock, self.alarm, check_alarm=self.check_alarm
         )
         self.service.start()
-        wanted = len(self.config.levels) if held is None else held
+        wanted = len(self.config.levels) if owned_levels is None else owned_levels
         until(lambda: self.service.owned_count == wanted, f"{wanted} levels are held")
 
     def close(self) -> None:

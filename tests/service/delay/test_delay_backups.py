@@ -41,14 +41,14 @@ SIZES = [1] * 50 + [40_000] * 300 + [3 << 20] * 3 + [1] * 50
 
 def messages() -> list[Pending]:
     due = time.time_ns() // 1_000_000 + 3_600_000
-    found = []
+    rows = []
     for number, size in enumerate(SIZES):
         uuid = f"00000000-0000-0000-0000-{number:012d}"
         order = encode_command(DelayCommand(ADD, uuid, "orders", due_ms=due + number))
         delivery = encode(b"", b"%d " % number + bytes(size), b"", None)
         raw = bytes.fromhex(uuid.replace("-", ""))
-        found.append(Pending(due + number, number, 0, "orders", raw, order, raw, 1, 0, b"", delivery))
-    return found
+        rows.append(Pending(due + number, number, 0, "orders", raw, order, raw, 1, 0, b"", delivery))
+    return rows
 
 
 def backup(folder: Path) -> Path:
@@ -63,21 +63,21 @@ def backup(folder: Path) -> Path:
 
 
 def test_bodies_of_any_size_are_put_back_into_a_new_log(tmp_path: Path) -> None:
-    made = restore_backup(backup(tmp_path), tmp_path / "data", None, LOG)
-    assert made == Restored("new log", 1, len(SIZES))
+    summary = restore_backup(backup(tmp_path), tmp_path / "data", None, LOG)
+    assert summary == Restored("new log", 1, len(SIZES))
     log = open_log(tmp_path / "data", LOG, clock=SystemClock(), metrics=Registry())
     try:
         info = log.topic(DELAY_TOPIC)
         assert info is not None
-        queue, found = QueueRef(info.name, info.incarnation, 0), []
-        while len(found) < len(SIZES):
-            batch = log.read(queue, len(found), 100, 4 << 20).wait(10)
+        queue, restored = QueueRef(info.name, info.incarnation, 0), []
+        while len(restored) < len(SIZES):
+            batch = log.read(queue, len(restored), 100, 4 << 20).wait(10)
             bodies = [decode(one.delivery).value for one in batch.carried(COMMAND_PROPERTY)]
             assert bodies
-            found += bodies
+            restored += bodies
     finally:
         log.close()
-    assert [(int(body.split()[0]), len(body)) for body in found] == [
+    assert [(int(body.split()[0]), len(body)) for body in restored] == [
         (number, len(b"%d " % number) + size) for number, size in enumerate(SIZES)
     ]
 
@@ -141,11 +141,11 @@ def test_backups_go_below_their_folder_alone(tmp_path: Path, given: object) -> N
 
 def test_shards_are_copied_only_into_a_backup_that_is_being_made(tmp_path: Path) -> None:
     """Only who may read the folder knows its secret; and only while it is made."""
-    backups, asked = tmp_path / "backups", []
+    backups, forwarded = tmp_path / "backups", []
 
     def forward(address: str, request: AdminRequest) -> Text:
         folder, secret = Path(request.body["folder"]), request.body["secret"]
-        asked.append((address, request.body["shards"]))
+        forwarded.append((address, request.body["shards"]))
         path = folder / SECRET_FILE
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         check_secret(folder, secret)
@@ -157,7 +157,7 @@ def test_shards_are_copied_only_into_a_backup_that_is_being_made(tmp_path: Path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ddmq.server.delays.backup.forward_request", forward)
         make_backup(backups, backup_folder("today", backups), [], {"other:1": [3]}, 0)
-    assert asked == [("other:1", [3])]
+    assert forwarded == [("other:1", [3])]
     assert not (backups / "today" / SECRET_FILE).exists()
     for given in ("", None, "0" * 64):
         with pytest.raises(CallerError, match="no backup 'today' is being made here"):
@@ -218,9 +218,9 @@ def test_the_command_ends_with_1_after_a_damaged_backup(
     for manifest in (folder / "0").glob("MANIFEST-*"):
         manifest.unlink()
     assert run((*arguments, str(tmp_path / "data"))) == 1
-    said = capsys.readouterr()
-    assert "messages wait in a new log" in said.out, "what could be read is there"
-    assert said.err.splitlines()[-1] == (
+    captured = capsys.readouterr()
+    assert "messages wait in a new log" in captured.out, "what could be read is there"
+    assert captured.err.splitlines()[-1] == (
         "Error: the backup is damaged in shard 0: what could be read is restored,"
         " the log says what was left out"
     )

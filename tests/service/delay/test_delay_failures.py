@@ -89,10 +89,10 @@ class FaultyDisks(Disks):
         if self.failed:
             self.failed = False
             self.crash()
-        found = self.stores.get(queue.queue_id)
-        if found is None:
-            found = self.stores[queue.queue_id] = FaultyStore(self)
-        return found
+        store = self.stores.get(queue.queue_id)
+        if store is None:
+            store = self.stores[queue.queue_id] = FaultyStore(self)
+        return store
 
     def __deepcopy__(self, _: object) -> FaultyDisks:
         return self
@@ -108,19 +108,19 @@ class FaultyDisks(Disks):
             raise KINDS[self.kind]()
 
 
-class HeldCommits(PlayedMemory):
+class PendingCommits(PlayedMemory):
     """Commits of what fires never reach it while it `holds`; the test ends them."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
         self.clock = clock
         self.holds = False
-        self.held: list[Completion[None]] = []
+        self.pending: list[Completion[None]] = []
 
     def commit(self, batch: CommitBatch, deadline: float, *rest: Any) -> Any:
         if self.holds and batch.records:
-            self.held.append(Completion())
-            return self.held[-1]
+            self.pending.append(Completion())
+            return self.pending[-1]
         return super().commit(batch, deadline, *rest)
 
 
@@ -237,11 +237,11 @@ def test_a_shard_that_fails_is_opened_anew_alone(tmp_path: Path) -> None:
     assert rig.value("ddmq_delay_ingest_lag", shard="0") == 1
     assert rig.value("ddmq_delay_ingest_lag", shard="1") == 0
     queries = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
-    asked = AdminRequest({}, {"topic": "orders"}, {})
-    assert queries.count(asked) == {
+    request = AdminRequest({}, {"topic": "orders"}, {})
+    assert queries.count(request) == {
         "topic": "orders", "count": 0, "exact": False, "next": None, "elsewhere": [], "not_open": [0],
     }  # fmt: skip
-    assert queries.messages(asked)["not_open"] == [0]
+    assert queries.messages(request)["not_open"] == [0]
     assert rig.bodies() == [b"%d" % number for number in there], "the other one goes on"
     disks.broken = False
     rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
@@ -249,7 +249,7 @@ def test_a_shard_that_fails_is_opened_anew_alone(tmp_path: Path) -> None:
     assert {number: shard.epoch for number, shard in rig.service.shards.items()} == epochs
     rig.ring()
     assert sorted(rig.bodies()) == sorted(b"%d" % number for number in here + there)
-    assert queries.count(asked)["exact"] is True
+    assert queries.count(request)["exact"] is True
 
 
 def test_what_a_shard_has_not_taken_in_is_told_by_who_cannot_open_it_and_by_nobody_after_that() -> None:
@@ -274,7 +274,7 @@ def test_a_shard_whose_commits_nobody_knows_of_has_a_new_epoch() -> None:
     """A store fails while a commit is under way, of which nobody hears: opened anew under the old epoch, it
     could fire what that commit fires yet."""
     disks = FaultyDisks(1, "storage")
-    backend = HeldCommits(ManualClock())
+    backend = PendingCommits(ManualClock())
     rig = DelayRig(backend=backend, clock=backend.clock, disks=disks)
     rig.make("orders")
     now = rig.clock.wall_ms()
@@ -283,14 +283,14 @@ def test_a_shard_whose_commits_nobody_knows_of_has_a_new_epoch() -> None:
     epoch = rig.service.shards[0].epoch
     backend.holds = True
     rig.clock.advance(1)
-    rig.until(lambda: rig.alarms.ring() or backend.held, "a commit is under way")
+    rig.until(lambda: rig.alarms.ring() or backend.pending, "a commit is under way")
     disks.armed = True
     rig.add(2, now + 60_000)
     rig.until(lambda: disks.failed_call, "the store has failed")
     gevent.sleep(0)
     assert not rig.service.shards[0].is_idle, "the commit is waited for"
     backend.holds = False
-    backend.held.pop().fail(RemoteError("no answer"))
+    backend.pending.pop().fail(RemoteError("no answer"))
     rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
     assert rig.service.shards[0].epoch > epoch
     rig.ring()
@@ -310,7 +310,7 @@ def test_what_a_full_store_cannot_take_waits_in_the_log_and_is_told() -> None:
         rig.add(number, now + 1_000)
     rig.until(lambda: rig.alarms.ring() or disks.refused, "the store refuses")
     rig.advance(5)
-    for again in range(2):
+    for run in range(2):
         rig.advance(60)
         health = rig.service.health()
         assert (health.ready, health.reason) == (False, "delay shard 0 does not fire: the disk says no")
@@ -318,7 +318,7 @@ def test_what_a_full_store_cannot_take_waits_in_the_log_and_is_told() -> None:
         assert rig.value("ddmq_delay_overdue_ms", shard="0") >= 60_000
         taken = rig.backend.progress(DELAY_GROUP, [rig.queue(DELAY_TOPIC)]).wait(20)[0]
         assert not taken.committed, "retention leaves in the log what is not taken in"
-        if not again:
+        if not run:
             rig.service.close()
             disks.refused = 0
             rig.serve()

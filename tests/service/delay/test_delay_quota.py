@@ -12,10 +12,10 @@ from tests.service.delay.delay_rig import DelayRig
 
 @pytest.fixture(params=[1, 4])
 def delay(request: pytest.FixtureRequest) -> DelayRig:
-    made = DelayRig(DelayConfig(shards=request.param, pending_count_max=20, pending_bytes_max=100_000))
+    rig = DelayRig(DelayConfig(shards=request.param, pending_count_max=20, pending_bytes_max=100_000))
     for topic in ("orders", "mails"):
-        made.make(topic)
-    return made
+        rig.make(topic)
+    return rig
 
 
 def told(delay: DelayRig) -> list[list[str]]:

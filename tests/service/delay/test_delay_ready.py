@@ -48,9 +48,9 @@ class HeldDisks(Disks):
 
 @pytest.fixture
 def rig() -> DelayRig:
-    made = DelayRig(DelayConfig(shards=2))
-    made.make("orders")
-    return made
+    delay_rig = DelayRig(DelayConfig(shards=2))
+    delay_rig.make("orders")
+    return delay_rig
 
 
 def server_health(rig: DelayRig) -> Health:
@@ -164,15 +164,15 @@ def test_what_was_answered_is_told_of_at_once(tmp_path: Path) -> None:
     rig = DelayRig(backend=LateReads(clock), clock=clock)
     try:
         delays = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
-        asked = AdminRequest({"id": uuid_of(2)}, {"topic": "orders"}, {})
+        request = AdminRequest({"id": uuid_of(2)}, {"topic": "orders"}, {})
         rig.add(0, clock.wall_ms() + HOUR_MS)
-        assert delays.count(asked)["count"] == 1
+        assert delays.count(request)["count"] == 1
         rig.add(1, clock.wall_ms() + HOUR_MS)
-        assert len(delays.messages(asked)["messages"]) == 2
+        assert len(delays.messages(request)["messages"]) == 2
         rig.add(2, clock.wall_ms() + HOUR_MS)
-        assert delays.message(asked)["state"] == "pending"
+        assert delays.message(request)["state"] == "pending"
         rig.add(3, clock.wall_ms() + HOUR_MS)
-        assert delays.overview(asked)["pending"] == 4
+        assert delays.overview(request)["pending"] == 4
     finally:
         rig.close()
 
@@ -201,14 +201,14 @@ def test_a_question_waits_so_long_for_what_is_not_taken_in_however_slow_the_loop
     assert CATCH_UP_S <= clock.monotonic() - began < 2 * CATCH_UP_S
     assert overview["pending"] == 0
     assert [shard["orders_waiting"] for shard in overview["shards"]] == orders_of(rig, 1)
-    asked = AdminRequest({"id": uuid_of(1)}, {"topic": "orders"}, {})
-    assert delays.messages(asked)["orders_waiting"] == 1
-    assert delays.count(asked)["exact"] is False
+    request = AdminRequest({"id": uuid_of(1)}, {"topic": "orders"}, {})
+    assert delays.messages(request)["orders_waiting"] == 1
+    assert delays.count(request)["exact"] is False
     with pytest.raises(TryLaterError, match="1 orders to take in"):
-        delays.message(asked)
+        delays.message(request)
     other = next(number for number in range(2, 99) if orders_of(rig, number) != orders_of(rig, 1))
-    asked = AdminRequest({"id": uuid_of(other)}, {}, {})
-    assert delays.message(asked)["state"] == "unknown", "of the other shard all is known"
+    request = AdminRequest({"id": uuid_of(other)}, {}, {})
+    assert delays.message(request)["state"] == "unknown", "of the other shard all is known"
     passing.kill()
 
 

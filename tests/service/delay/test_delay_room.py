@@ -22,10 +22,10 @@ class SlowStore(KeptStore):
     """`full`: of what makes it larger; `stuck`: of anything. `asked`: how often."""
 
     full = stuck = False
-    asked = 0
+    checks = 0
 
     def has_capacity(self, growing: bool) -> bool:
-        self.asked += 1
+        self.checks += 1
         return not (self.stuck or (self.full and growing))
 
     def write(self, changes: StoreChanges) -> None:
@@ -124,7 +124,7 @@ def test_rows_are_followed_when_there_is_room(disks: SlowDisks, caplog: pytest.L
     disks.stores[0] = anew = SlowStore()
     disks.are(full=True)
     rig.serve()
-    rig.until(lambda: anew.asked > 2 or rig.alarms.ring(), "it looks for room")
+    rig.until(lambda: anew.checks > 2 or rig.alarms.ring(), "it looks for room")
     with caplog.at_level(logging.INFO):
         clock.advance(REPORT_INTERVAL_S)
         rig.until(lambda: "is restored: 0 rows so far" in caplog.text, "it says how far it is")

@@ -18,10 +18,10 @@ def test_what_is_written_is_what_comes(file: Path, request: pytest.FixtureReques
     text = file.read_text(encoding="utf-8")
     scenario = DelayScenario(DelayConfig(shards=1, slice_count=4))
     try:
-        found = played(text, scenario.play)
+        transcript = played(text, scenario.play)
     finally:
         scenario.rig.close()
     if request.config.getoption("--update-transcripts"):
-        file.write_text(found, encoding="utf-8")
+        file.write_text(transcript, encoding="utf-8")
     else:
-        assert found == text
+        assert transcript == text

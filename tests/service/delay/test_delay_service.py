@@ -43,8 +43,8 @@ def test_a_message_fires_when_it_is_due_and_not_a_millisecond_before(delay: Dela
     assert content.properties == {b"a": b"b"}
     assert content.key.decode() == f"{due // 1000}-2-0000000000-0-0-0-0-{uuid_of(1)}"
     assert record.message_id == (1).to_bytes(16, "big")
-    found = delay.backend.find("orders", key=content.key).wait(5)
-    assert len(found) == 1, "it is found by its id"
+    matches = delay.backend.find("orders", key=content.key).wait(5)
+    assert len(matches) == 1, "it is found by its id"
     assert delay.fired_to() == 1, "nothing is pending below"
 
 
@@ -52,12 +52,12 @@ def test_an_earlier_one_that_comes_in_moves_the_alarm(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now + 200)
     delay.settle()
-    assert min(alarm.seconds for alarm in delay.alarms.made if alarm.seconds is not None) == pytest.approx(
+    assert min(alarm.seconds for alarm in delay.alarms.created if alarm.seconds is not None) == pytest.approx(
         0.2
     )
     delay.add(2, now + 50)
     delay.settle()
-    assert min(alarm.seconds for alarm in delay.alarms.made if alarm.seconds is not None) == pytest.approx(
+    assert min(alarm.seconds for alarm in delay.alarms.created if alarm.seconds is not None) == pytest.approx(
         0.05
     )
 

@@ -43,8 +43,8 @@ def test_ids_are_forgotten_as_fast_as_they_come(delay: DelayRig, one_waits: bool
     now = delay.clock.wall_ms()
     count = 4 * FORGET_MAX
     store = delay.disks.stores[0]
-    ended = IdState(IdKind.CANCELLED, now, 1, now + delay.config.kept_ms)
-    store.write(StoreChanges(ids={number.to_bytes(16, "big"): ended for number in range(count)}))
+    cancelled = IdState(IdKind.CANCELLED, now, 1, now + delay.config.kept_ms)
+    store.write(StoreChanges(ids={number.to_bytes(16, "big"): cancelled for number in range(count)}))
     ids = store._ids
     if one_waits:
         delay.add(1 << 100, now + 100 * 24 * 3_600_000)

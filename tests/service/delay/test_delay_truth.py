@@ -32,11 +32,11 @@ def code_of_a_cancel(delay: DelayRig, number: int) -> int:
     reply = 1_000 + number
     delay.cancel(number, born_ms=delay.clock.wall_ms(), reply_queue=0, reply_id=reply)
 
-    def found() -> list[int]:
+    def find_codes() -> list[int]:
         return [one.code for one in delay.outcomes() if one.reply_id == reply]
 
-    delay.until(lambda: delay.ring() or found(), f"an outcome for {number}")
-    return found()[0]
+    delay.until(lambda: delay.ring() or find_codes(), f"an outcome for {number}")
+    return find_codes()[0]
 
 
 def test_a_store_that_lost_its_place_names_none_before_all_is_read_again(
@@ -126,9 +126,9 @@ def test_putting_off_one_delivery_brings_no_burst(delay: DelayRig) -> None:
 
 def test_what_was_missed_after_a_delivery_that_was_put_off_still_comes() -> None:
     order = DelayCommand("add", "u", "t", LOOP, 0, 0, 10**9, 3, 10**6)
-    found = next_after(order, 5, 60_000, put_off_ms=30_000)
-    assert found is not None
-    assert (found.occurrence, found.due_ms) == (11, 33_000)
+    occurrence = next_after(order, 5, 60_000, put_off_ms=30_000)
+    assert occurrence is not None
+    assert (occurrence.occurrence, occurrence.due_ms) == (11, 33_000)
 
 
 def test_batches_of_orders_leave_no_cycle_behind(delay: DelayRig) -> None:

@@ -48,8 +48,8 @@ def test_a_fired_message_is_what_was_sent(rig: LevelsRig) -> None:
         sent.delivery, sent.born_ms, 0, {},
     )  # fmt: skip
     assert int.from_bytes(record.message_id, "big") == 2, "the message keeps its id"
-    found = rig.backend.find("orders", key=b"k").wait(5)
-    assert [one.message_id for one in found] == [record.message_id], "its key is indexed"
+    matches = rig.backend.find("orders", key=b"k").wait(5)
+    assert [one.message_id for one in matches] == [record.message_id], "its key is indexed"
 
 
 def test_a_level_is_first_in_first_out_over_many_batches(rig: LevelsRig) -> None:
@@ -99,7 +99,7 @@ def test_a_changed_list_touches_only_new_messages_and_what_is_removed_is_emptied
     rig.send(4, [b"thirty seconds"])
     rig.service.close()
     rig.config = DelayConfig(levels=("2s", "3s"))
-    rig.start(held=18)  # those that are not in the list any more too
+    rig.start(owned_levels=18)  # those that are not in the list any more too
     rig.send(1, [b"two seconds"])
     rig.advance(1)
     assert bodies(rig) == [b"one second"]
@@ -282,7 +282,7 @@ def test_a_start_that_fails_is_tried_again() -> None:
         raise BoundReachedError("no room")
 
     rig.backend.join = refuse  # type: ignore[method-assign, assignment]
-    rig.start(held=0)
+    rig.start(owned_levels=0)
     assert rig.service.health().reason == "no level scheduler: no room"
     rig.backend.join = join  # type: ignore[method-assign]
     rig.advance(1)

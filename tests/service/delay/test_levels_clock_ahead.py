@@ -60,9 +60,9 @@ class LevelsOnLog:
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Iterator[LevelsOnLog]:
-    made = LevelsOnLog(tmp_path)
-    yield made
-    made.rig.close()
+    levels_on_log = LevelsOnLog(tmp_path)
+    yield levels_on_log
+    levels_on_log.rig.close()
 
 
 @pytest.mark.parametrize("jump_s", JUMPS)
@@ -123,5 +123,5 @@ def test_what_was_stored_ahead_of_the_wall_expires_at_its_age(kit: LevelsOnLog) 
     kit.rig.advance(1.1)
     moment = kit.log._retention._measure_moment
     kit.clock.advance(73 * 3_600)
-    found = moment(kit.log._opened.storage.space(str(kit.folder)))  # type: ignore[arg-type]
-    assert found.store_ms - kit.log._state.last_ms >= 72 * 3_600_000
+    marker = moment(kit.log._opened.storage.space(str(kit.folder)))  # type: ignore[arg-type]
+    assert marker.store_ms - kit.log._state.last_ms >= 72 * 3_600_000

@@ -109,9 +109,9 @@ def parsed(frame: bytes) -> Answer:
         raised = TApplicationException()
         raised.read(protocol)
         return Answer(method, sequence, raised.type, raised.message, None, None)
-    found: Any = ANSWERS[method]()
-    found.read(protocol)
-    return Answer(method, sequence, None, "", found.success, found.error)
+    result: Any = ANSWERS[method]()
+    result.read(protocol)
+    return Answer(method, sequence, None, "", result.success, result.error)
 
 
 class Attacker:
@@ -136,7 +136,7 @@ class Attacker:
         head = self._exactly(4)
         return head + self._exactly(int.from_bytes(head, "big"))
 
-    def ask(self, frame: bytes) -> Answer:
+    def call(self, frame: bytes) -> Answer:
         """Send and read; the answer must be in the protocol of the request."""
         self.send(frame)
         return self.read()

@@ -32,8 +32,8 @@ def full(kind: int, of: Any, deep: int = 0) -> Any:
     if kind == STRUCT:
         return of(**{name: full(*typed, deep + 1) for name, typed in fields(of)}) if deep < DEEP else None
     if kind in (LIST, SET):
-        made = [one for one in [full(*split(of), deep)] if one is not None]
-        return made if kind == LIST else set(made)
+        elements = [one for one in [full(*split(of), deep)] if one is not None]
+        return elements if kind == LIST else set(elements)
     if kind == MAP:
         return {full(*split(of[0])): full(*split(of[1]))}
     if kind in TEXTS:
@@ -47,11 +47,11 @@ def split(typed: Any) -> tuple[int, Any]:
 
 def fields(struct: Any) -> list[tuple[str, tuple[int, Any]]]:
     """Name and type of each field, as thriftpy2 has them."""
-    found = []
+    specs = []
     for spec in struct.thrift_spec.values():
         kind, name = spec[0], spec[1]
-        found.append((name, (kind, spec[2] if len(spec) > 3 else None)))
-    return found
+        specs.append((name, (kind, spec[2] if len(spec) > 3 else None)))
+    return specs
 
 
 def without_one(value: Any, path: str) -> Iterator[str]:
@@ -68,7 +68,7 @@ def without_one(value: Any, path: str) -> Iterator[str]:
             yield from without_one(kept, f"{path}.{name}")
 
 
-def asked(connection: socket.socket, idl: ModuleType, service: str, frame: bytes) -> Any:
+def call(connection: socket.socket, idl: ModuleType, service: str, frame: bytes) -> Any:
     connection.sendall(frame)
     head = received(connection, 4)
     return decode_reply(idl, service, head + received(connection, int.from_bytes(head, "big"))).result
@@ -95,7 +95,7 @@ def test_what_is_absent_is_no_internal_error(server: RealServer, service: str, n
             given = {field: getattr(arguments, field) for field, _ in fields(struct)}
             for wire in Wire:
                 try:
-                    asked(connection, idl, service, encode_call(idl, service, name, wire, **given))
+                    call(connection, idl, service, encode_call(idl, service, name, wire, **given))
                 except ReplyError as error:
                     if error.kind == ErrorKind.INTERNAL_ERROR:
                         internal.append((path, wire.name))

@@ -69,7 +69,7 @@ def test_fields_of_a_message_of_every_wrong_type(
     fields = message()
     fields[number] = (kind, VALUES[kind])
     with Attacker(server.ports["producer"]) as attacker:
-        answer = attacker.ask(encoded(wire, b"sendSync", send_sync(dict(sorted(fields.items())))))
+        answer = attacker.call(encoded(wire, b"sendSync", send_sync(dict(sorted(fields.items())))))
         assert answer.fault in (None, PROTOCOL_ERROR)
         if answer.fault is None:
             absent = number in (1, 7) and kind != BINARY
@@ -82,7 +82,7 @@ def test_fields_of_a_message_of_every_wrong_type(
 def test_arguments_of_every_wrong_type(server: RealServer, wire: str, method: str, kind: int) -> None:
     part = "consumer" if method in ("pull", "submit") else "producer"
     with Attacker(server.ports[part]) as attacker:
-        answer = attacker.ask(encoded(wire, method.encode(), {1: (kind, VALUES[kind])}))
+        answer = attacker.call(encoded(wire, method.encode(), {1: (kind, VALUES[kind])}))
         assert answer.fault == PROTOCOL_ERROR
         assert works(attacker, part)
 
@@ -91,15 +91,15 @@ def test_arguments_of_every_wrong_type(server: RealServer, wire: str, method: st
 def test_no_arguments_at_all(server: RealServer, wire: str, method: str) -> None:
     part = "consumer" if method in ("pull", "submit") else "producer"
     with Attacker(server.ports[part]) as attacker:
-        assert attacker.ask(encoded(wire, method.encode(), {})).fault == PROTOCOL_ERROR
+        assert attacker.call(encoded(wire, method.encode(), {})).fault == PROTOCOL_ERROR
         assert works(attacker, part)
 
 
 def test_a_pull_without_its_required_group(server: RealServer, wire: str) -> None:
     with Attacker(server.ports["consumer"]) as attacker:
-        answer = attacker.ask(encoded(wire, b"pull", {1: (STRUCT, {2: text("hostile")})}))
+        answer = attacker.call(encoded(wire, b"pull", {1: (STRUCT, {2: text("hostile")})}))
         assert answer.fault == PROTOCOL_ERROR
-        answer = attacker.ask(encoded(wire, b"getConsumeStats", {1: (STRUCT, {})}))
+        answer = attacker.call(encoded(wire, b"getConsumeStats", {1: (STRUCT, {})}))
         assert answer.fault == PROTOCOL_ERROR
 
 
@@ -118,7 +118,7 @@ def test_a_pull_without_its_required_group(server: RealServer, wire: str) -> Non
 def test_results_of_wrong_types(server: RealServer, wire: str, fields: dict[str, Any]) -> None:
     """Ignored, or a protocol error; nothing is finished by them and the connection goes on."""
     with Attacker(server.ports["consumer"]) as attacker:
-        answer = attacker.ask(encoded(wire, b"submit", {1: (STRUCT, consume_result(**fields))}))
+        answer = attacker.call(encoded(wire, b"submit", {1: (STRUCT, consume_result(**fields))}))
         assert answer.fault == PROTOCOL_ERROR or answer.result is True
         assert works(attacker, "consumer")
 
@@ -137,13 +137,13 @@ def linked(wire: str, depth: int) -> bytes:
 @pytest.mark.parametrize("depth", [1, 30, 60])
 def test_results_linked_as_far_as_honest_clients_do(server: RealServer, wire: str, depth: int) -> None:
     with Attacker(server.ports["consumer"]) as attacker:
-        assert attacker.ask(prefixed(linked(wire, depth))).result is True
+        assert attacker.call(prefixed(linked(wire, depth))).result is True
 
 
 @pytest.mark.parametrize("depth", [64, 65, 1_000, 100_000, 1_200_000])
 def test_results_linked_without_end(server: RealServer, wire: str, depth: int) -> None:
     with Attacker(server.ports["consumer"]) as attacker:
-        answer = attacker.ask(prefixed(linked(wire, depth)))
+        answer = attacker.call(prefixed(linked(wire, depth)))
         assert answer.fault == PROTOCOL_ERROR
         assert works(attacker, "consumer")
 
@@ -155,7 +155,7 @@ def test_unknown_fields_nested_without_end(server: RealServer, kind: int) -> Non
     field = bytes([kind]) + varint(200)  # field 100 in the long form
     body = header("compact", b"sendSync") + b"\x1c" + field + opening * 200_000
     with Attacker(server.ports["producer"]) as attacker:
-        assert attacker.ask(prefixed(body)).fault == PROTOCOL_ERROR
+        assert attacker.call(prefixed(body)).fault == PROTOCOL_ERROR
         assert works(attacker)
 
 
@@ -182,14 +182,14 @@ def test_negative_and_huge_sizes(server: RealServer, wire: str, what: str, size:
             "map": struct + b"\x0d" + pack(">h", 9) + b"\x0b\x0b" + count,
         }[what]
     with Attacker(server.ports["producer"]) as attacker:
-        assert attacker.ask(prefixed(body + b"rest")).fault == PROTOCOL_ERROR
+        assert attacker.call(prefixed(body + b"rest")).fault == PROTOCOL_ERROR
         assert works(attacker)
 
 
 @pytest.mark.parametrize("batch_size", [-1, -(1 << 31), (1 << 31) - 1])
 def test_sizes_asked_for_in_a_pull(server: RealServer, wire: str, batch_size: int) -> None:
     with Attacker(server.ports["consumer"]) as attacker:
-        answer = attacker.ask(encoded(wire, b"pull", pull_request(maxBatchSize=(I32, batch_size))))
+        answer = attacker.call(encoded(wire, b"pull", pull_request(maxBatchSize=(I32, batch_size))))
         if batch_size < 0:
             assert answer.thrown.code == 11
             assert str(batch_size) in answer.thrown.message
@@ -201,7 +201,7 @@ def test_offsets_of_every_size(server: RealServer, wire: str) -> None:
     offsets = [-(1 << 63), -1, 0, (1 << 63) - 1] * 4_000
     with Attacker(server.ports["consumer"]) as attacker:
         result = consume_result(successOffsets=(LIST, (I64, offsets)), failOffsets=(LIST, (I64, offsets)))
-        assert attacker.ask(encoded(wire, b"submit", {1: (STRUCT, result)})).result is True
+        assert attacker.call(encoded(wire, b"submit", {1: (STRUCT, result)})).result is True
 
 
 # --- text
@@ -219,7 +219,7 @@ def test_invalid_utf8_in_sends_is_11(server: RealServer, wire: str, field: str, 
     else:
         fields = message(**{field: text(bad)})
     with Attacker(server.ports["producer"]) as attacker:
-        answer = attacker.ask(encoded(wire, b"sendSync", send_sync(fields)))
+        answer = attacker.call(encoded(wire, b"sendSync", send_sync(fields)))
         assert answer.result.code == 11
         assert answer.result.msg.startswith("FAILED:")
         assert works(attacker)
@@ -228,16 +228,16 @@ def test_invalid_utf8_in_sends_is_11(server: RealServer, wire: str, field: str, 
 @pytest.mark.parametrize("bad", NOT_UTF8, ids=repr)
 def test_invalid_utf8_in_pulls(server: RealServer, wire: str, bad: bytes) -> None:
     with Attacker(server.ports["consumer"]) as attacker:
-        unknown = attacker.ask(encoded(wire, b"pull", pull_request(groupId=text(bad))))
+        unknown = attacker.call(encoded(wire, b"pull", pull_request(groupId=text(bad))))
         assert unknown.result.messages == [], "an unknown group"
         for fields in ({"groupId": text(bad), "topic": text("hostile")}, {"topic": text(bad)}):
-            answer = attacker.ask(encoded(wire, b"pull", pull_request(**fields)))
+            answer = attacker.call(encoded(wire, b"pull", pull_request(**fields)))
             assert answer.thrown.code == 11
         context: Struct = {1: text(bad), 2: text(bad), 3: text(bad)}
         result = consume_result(context=(STRUCT, context))
-        assert attacker.ask(encoded(wire, b"submit", {1: (STRUCT, result)})).result is True
+        assert attacker.call(encoded(wire, b"submit", {1: (STRUCT, result)})).result is True
         stats: Struct = {1: text("hostile"), 2: text(bad)}
-        assert attacker.ask(encoded(wire, b"getConsumeStats", {1: (STRUCT, stats)})).result == []
+        assert attacker.call(encoded(wire, b"getConsumeStats", {1: (STRUCT, stats)})).result == []
 
 
 PATHS = [
@@ -250,11 +250,11 @@ PATHS = [
 def test_path_characters_in_names(server: RealServer, wire: str, name: str) -> None:
     before = folders(server)
     with Attacker(server.ports["producer"]) as attacker:
-        answer = attacker.ask(encoded(wire, b"sendSync", send_sync(message(topic=text(name)))))
+        answer = attacker.call(encoded(wire, b"sendSync", send_sync(message(topic=text(name)))))
         assert answer.result.code == 11
     with Attacker(server.ports["consumer"]) as attacker:
         for fields in ({"groupId": text(name), "topic": text("hostile")}, {"topic": text(name)}):
-            answer = attacker.ask(encoded(wire, b"pull", pull_request(**fields)))
+            answer = attacker.call(encoded(wire, b"pull", pull_request(**fields)))
             assert answer.thrown.code == 11
     for target in (f"/topics/{quote(name, safe='')}", f"/groups/{quote(name, safe='')}"):
         status, _ = server.ask(
@@ -277,7 +277,7 @@ def folders(server: RealServer) -> set[str]:
 )
 def test_bodies_at_the_limit(server: RealServer, wire: str, size: int, code: int) -> None:
     with Attacker(server.ports["producer"]) as attacker:
-        answer = attacker.ask(encoded(wire, b"sendSync", send_sync(message(body=text(bytes(size))))))
+        answer = attacker.call(encoded(wire, b"sendSync", send_sync(message(body=text(bytes(size))))))
         assert answer.result.code == code
         assert code == 0 or str(size) in answer.result.msg
 
@@ -286,7 +286,7 @@ def test_bodies_at_the_limit(server: RealServer, wire: str, size: int, code: int
 def test_batches_at_their_byte_limit(server: RealServer, wire: str, sizes: list[int], code: int) -> None:
     messages = [message(body=text(bytes(size))) for size in sizes]
     with Attacker(server.ports["producer"]) as attacker:
-        assert attacker.ask(encoded(wire, b"sendBatchSync", batch(messages))).result.code == code
+        assert attacker.call(encoded(wire, b"sendBatchSync", batch(messages))).result.code == code
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_batches_at_their_count_limit(
     server: RealServer, wire: str, count: int, code: int | None, fault: int | None
 ) -> None:
     with Attacker(server.ports["producer"]) as attacker:
-        answer = attacker.ask(encoded(wire, b"sendBatchSync", batch([message()] * count)))
+        answer = attacker.call(encoded(wire, b"sendBatchSync", batch([message()] * count)))
         assert answer.fault == fault
         assert answer.result is None if fault else answer.result.code == code
         assert works(attacker)
@@ -324,7 +324,7 @@ def test_bombs_of_tiny_members(
 ) -> None:
     """Five megabytes that would become millions of objects: refused cheaply."""
     with Attacker(server.ports["producer"]) as attacker:
-        answer = attacker.ask(many(element, count, kind))
+        answer = attacker.call(many(element, count, kind))
         assert answer.fault == PROTOCOL_ERROR or answer.result.code == 11
         assert works(attacker)
 
@@ -334,6 +334,6 @@ def test_bombs_of_properties(server: RealServer) -> None:
     pairs = [(b"%d" % number, b"v") for number in range(16_000)]
     frame = encoded("compact", b"sendBatchSync", batch([message(properties=properties(*pairs))] * 40))
     with Attacker(server.ports["producer"]) as attacker:
-        answer = attacker.ask(frame)
+        answer = attacker.call(frame)
         assert answer.fault == PROTOCOL_ERROR or answer.result.code == 11
         assert works(attacker)

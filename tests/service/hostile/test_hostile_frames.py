@@ -61,8 +61,8 @@ def connections(server: RealServer, part: str) -> float:
 def works(attacker: Attacker, part: str = "producer") -> bool:
     """The connection still takes honest requests."""
     if part == "producer":
-        return bool(attacker.ask(encoded("compact", b"sendSync", send_sync())).result.code == 0)
-    return bool(attacker.ask(encoded("compact", b"pull", pull_request())).result.messages == [])
+        return bool(attacker.call(encoded("compact", b"sendSync", send_sync())).result.code == 0)
+    return bool(attacker.call(encoded("compact", b"pull", pull_request())).result.messages == [])
 
 
 # --- lengths
@@ -101,7 +101,7 @@ def anonymous_bytes(pid: int) -> int:
 
 def test_an_empty_frame_is_answered(server: RealServer) -> None:
     with Attacker(server.ports["producer"]) as attacker:
-        assert attacker.ask(prefixed(b"")).fault == PROTOCOL_ERROR
+        assert attacker.call(prefixed(b"")).fault == PROTOCOL_ERROR
         assert works(attacker)
 
 
@@ -112,7 +112,7 @@ def test_the_longest_frame_is_taken_one_byte_more_is_not(server: RealServer) -> 
     longest = encoded("compact", b"sendSync", send_sync(message(body=text(bytes(room)))))
     assert len(longest) - 4 == FRAME_MAX
     with Attacker(server.ports["producer"]) as attacker:
-        answer = attacker.ask(longest)
+        answer = attacker.call(longest)
         assert (answer.fault, answer.result.code) == (None, 11)
         attacker.send(encoded("compact", b"sendSync", send_sync(message(body=text(bytes(room + 1))))))
         assert attacker.closed()
@@ -129,7 +129,7 @@ def test_every_cut_of_a_struct_is_a_protocol_error(server: RealServer, wire: str
     start = len(header(wire, method))
     with Attacker(server.ports[part]) as attacker:
         for end in range(start, len(body)):
-            answer = attacker.ask(prefixed(body[:end]))
+            answer = attacker.call(prefixed(body[:end]))
             assert answer.fault == PROTOCOL_ERROR, end
             assert (answer.method, answer.sequence) == (method.decode(), 1)
         assert works(attacker, part)
@@ -141,7 +141,7 @@ def test_every_cut_of_a_header_is_a_protocol_error(server: RealServer, wire: str
     body = encoded(wire, method, args)[4:]
     with Attacker(server.ports[part]) as attacker:
         for end in range(len(header(wire, method))):
-            assert attacker.ask(prefixed(body[:end])).fault in (PROTOCOL_ERROR, UNKNOWN_METHOD), end
+            assert attacker.call(prefixed(body[:end])).fault in (PROTOCOL_ERROR, UNKNOWN_METHOD), end
         assert works(attacker, part)
 
 
@@ -229,14 +229,14 @@ def test_frames_without_end_are_answered_one_by_one(server: RealServer) -> None:
 )
 def test_what_is_no_message_is_a_protocol_error(server: RealServer, body: bytes) -> None:
     with Attacker(server.ports["consumer"]) as attacker:
-        assert attacker.ask(prefixed(body)).fault == PROTOCOL_ERROR
+        assert attacker.call(prefixed(body)).fault == PROTOCOL_ERROR
         assert works(attacker, "consumer")
 
 
 @pytest.mark.parametrize("kind", [0, REPLY, EXCEPTION, 5, 7])
 def test_message_types_that_are_no_call(server: RealServer, wire: str, kind: int) -> None:
     with Attacker(server.ports["producer"]) as attacker:
-        answer = attacker.ask(encoded(wire, b"sendSync", send_sync(), kind=kind))
+        answer = attacker.call(encoded(wire, b"sendSync", send_sync(), kind=kind))
         assert answer.fault == PROTOCOL_ERROR
         assert works(attacker)
 

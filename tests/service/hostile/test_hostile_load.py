@@ -54,7 +54,7 @@ def test_large_frames_of_many_that_arrive_together(server: RealServer) -> None:
 
     def finish(attacker: Attacker) -> None:
         with suppress(ConnectionError):
-            codes.append(attacker.ask(frame[half:]).result.code)
+            codes.append(attacker.call(frame[half:]).result.code)
         attacker.close()
 
     threads = [threading.Thread(target=finish, args=(attacker,)) for attacker in attackers]
@@ -109,7 +109,7 @@ def test_pulls_of_clients_that_went_take_nothing(server: RealServer, how: str) -
     with Client(server.ports["producer"]) as producer, Client(server.ports["consumer"]) as consumer:
         assert producer.send(group, b"for the living").code == 0
         answer = consumer.pull(group, maxLingerTime=20_000)
-        assert [found.value for found in answer.messages] == [b"for the living"]
+        assert [message.value for message in answer.messages] == [b"for the living"]
     for attacker in attackers:
         attacker.close()
 
@@ -198,4 +198,4 @@ def test_oneway_floods_are_bounded(server: RealServer) -> None:
     with Attacker(server.ports["producer"]) as attacker:
         for _ in range(20):
             attacker.send(frame * 200)
-        assert attacker.ask(encoded("compact", b"sendSync", send_sync())).result.code == 0
+        assert attacker.call(encoded("compact", b"sendSync", send_sync())).result.code == 0

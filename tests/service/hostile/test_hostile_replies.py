@@ -34,7 +34,7 @@ def test_fields_of_every_wrong_type(server: RealServer, wire: str, name: str, ki
     """Skipped like unknown ones: the field is absent then."""
     with Attacker(server.ports["consumer"]) as attacker:
         request = reply_request(**{name: (kind, VALUES[kind])})
-        answer = attacker.ask(encoded(wire, b"reply", request))
+        answer = attacker.call(encoded(wire, b"reply", request))
         assert answer.fault in (None, PROTOCOL_ERROR)
         if answer.fault is None:
             assert told(answer) in (WRONG, OVER)
@@ -58,7 +58,7 @@ def test_fields_of_every_wrong_type(server: RealServer, wire: str, name: str, ki
 )
 def test_requests_that_are_wrong(server: RealServer, wire: str, fields: dict[str, Any]) -> None:
     with Attacker(server.ports["consumer"]) as attacker:
-        assert told(attacker.ask(encoded(wire, b"reply", reply_request(**fields)))) == WRONG
+        assert told(attacker.call(encoded(wire, b"reply", reply_request(**fields)))) == WRONG
         assert works(attacker, "consumer")
 
 
@@ -82,7 +82,7 @@ def test_without_the_lease_nothing_of_it_is_looked_at(
 ) -> None:
     """Nobody has that message: that is the answer, whatever the messages are."""
     with Attacker(server.ports["consumer"]) as attacker:
-        answer = attacker.ask(encoded(wire, b"reply", reply_request(**fields)))
+        answer = attacker.call(encoded(wire, b"reply", reply_request(**fields)))
         if answer.fault is None:
             assert told(answer) in (OVER, (15, None))
         else:
@@ -99,7 +99,7 @@ def test_garbage_in_place_of_its_bytes(server: RealServer, wire: str) -> None:
             broken = bytearray(whole)
             for at in random.sample(range(len(b"reply") + 12, len(whole)), 3):
                 broken[at] = random.randrange(256)
-            answer = attacker.ask(prefixed(bytes(broken)))
+            answer = attacker.call(prefixed(bytes(broken)))
             assert answer.fault is not None or answer.result.code != 0
         assert works(attacker, "consumer")
 

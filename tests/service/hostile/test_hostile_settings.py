@@ -66,9 +66,9 @@ def test_configuration_files(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     conf.mkdir()
     (conf / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     assert run(["serve", "--data-dir", str(tmp_path / "data"), "--config", str(conf), *FREE]) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    (line,) = said.err.strip().splitlines()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.strip().splitlines()
     for word in (str(conf / name), *words):
         assert word in line, line
     assert not (tmp_path / "data").exists(), "nothing was begun"
@@ -99,9 +99,9 @@ LINES: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
 def test_command_lines(capsys: pytest.CaptureFixture[str], case: str) -> None:
     arguments, code, words = LINES[case]
     assert run(arguments) == code
-    said = capsys.readouterr().err
+    errors = capsys.readouterr().err
     for word in words:
-        assert word in said, said
+        assert word in errors, errors
 
 
 @pytest.mark.parametrize("processes", [[], ["--processes"]], ids=["one process", "processes"])
@@ -109,9 +109,9 @@ def test_as_a_process(tmp_path: Path, processes: list[str]) -> None:
     """The same of the real command: its exit code, nothing on standard output, one line."""
     conf = write_config(tmp_path / "conf", ddmq={"drain_ms": "soon"})
     where = ["--data-dir", str(tmp_path / "data"), "--config", str(conf)]
-    ended = ddmq("serve", *where, *FREE, *processes)
-    assert (ended.returncode, ended.stdout) == (1, "")
-    (line,) = ended.stderr.strip().splitlines()
+    process = ddmq("serve", *where, *FREE, *processes)
+    assert (process.returncode, process.stdout) == (1, "")
+    (line,) = process.stderr.strip().splitlines()
     assert "drain_ms" in line
     assert "'soon'" in line
     assert ddmq("serve", "--data-dir").returncode == 2
@@ -119,19 +119,19 @@ def test_as_a_process(tmp_path: Path, processes: list[str]) -> None:
 
 def test_a_data_directory_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
-    ended = ddmq("serve", "--data-dir", str(tmp_path / "data"), *FREE)
-    assert ended.returncode in (1, 2)
-    assert str(tmp_path / "data") in ended.stderr
-    assert "Traceback" not in ended.stderr
+    process = ddmq("serve", "--data-dir", str(tmp_path / "data"), *FREE)
+    assert process.returncode in (1, 2)
+    assert str(tmp_path / "data") in process.stderr
+    assert "Traceback" not in process.stderr
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
-        ended = ddmq("serve", "--data-dir", str(tmp_path / "data"), *FREE, "--consumer", where)
-    assert ended.returncode == 1
-    assert where in ended.stderr
-    assert "Traceback" not in ended.stderr
+        process = ddmq("serve", "--data-dir", str(tmp_path / "data"), *FREE, "--consumer", where)
+    assert process.returncode == 1
+    assert where in process.stderr
+    assert "Traceback" not in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,6 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 def test_admin_requests(
     server: RealServer, method: str, target: str, body: dict[str, object] | None, status: int
 ) -> None:
-    found, answer = server.ask(method, target, body)
-    assert found == status, answer
+    answered_status, answer = server.ask(method, target, body)
+    assert answered_status == status, answer
     assert answer["error"]

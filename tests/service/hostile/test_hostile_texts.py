@@ -90,25 +90,25 @@ def parts(described: Any) -> tuple[int, Any]:
 def request(field: Field, text: bytes) -> bytes:
     """A right request, but for `text` in this field."""
     spec = getattr(getattr(field.idl, field.service), f"{field.method}_args").thrift_spec
-    return encode_call(field.idl, field.service, field.method, **made(field.idl, spec, field.path, text))
+    return encode_call(field.idl, field.service, field.method, **build_fields(field.idl, spec, field.path, text))
 
 
-def made(idl: ModuleType, spec: dict[int, Any], path: Path, text: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def build_fields(idl: ModuleType, spec: dict[int, Any], path: Path, text: bytes) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
     for entry in spec.values():
         kind, name, nested = entry[0], entry[1], entry[2] if len(entry) > 3 else None
         if path and name == path[0]:
-            found[name] = value(idl, kind, nested, path[1:], text)
+            fields[name] = value(idl, kind, nested, path[1:], text)
         elif name in USUAL and kind != TType.STRUCT:
-            found[name] = USUAL[name]
+            fields[name] = USUAL[name]
         elif kind == TType.STRUCT and (entry[-1] or not path or name == "context"):
-            found[name] = value(idl, kind, nested, (), text)
-    return found
+            fields[name] = value(idl, kind, nested, (), text)
+    return fields
 
 
 def value(idl: ModuleType, kind: int, nested: Any, path: Path, text: bytes) -> Any:
     if kind == TType.STRUCT:
-        return getattr(structs(idl), nested.__name__)(**made(idl, nested.thrift_spec, path, text))
+        return getattr(structs(idl), nested.__name__)(**build_fields(idl, nested.thrift_spec, path, text))
     if kind in (TType.LIST, TType.SET):
         return [value(idl, *parts(nested), path, text)]
     if kind == TType.MAP:

@@ -118,7 +118,7 @@ class MoveSide:
 
     def left(self) -> dict[str, list[Left]]:
         """By group, in order, exactly what comes to it again."""
-        found: dict[str, list[Left]] = {}
+        left_by_group: dict[str, list[Left]] = {}
         for group, topic in places(self):
             for queue in self.queues(topic):
                 view = done(self.backend.progress(group, [queue]))[0]
@@ -127,15 +127,15 @@ class MoveSide:
                     over = at < (view.committed or 0) or any(a <= at < b for a, b in view.finished)
                     if not over:
                         left = Left(topic, queue.queue_id, record.message_id, view.attempts.get(at, 0))
-                        found.setdefault(group, []).append(left)
-        return found
+                        left_by_group.setdefault(group, []).append(left)
+        return left_by_group
 
 
 def places(side: MoveSide) -> list[tuple[str, str]]:
     """The groups and what they read."""
-    found = [(group, topic) for group in GROUPS for topic in TOPICS]
+    subscriptions = [(group, topic) for group in GROUPS for topic in TOPICS]
     inner = [("billing", f"{RETRY_PREFIX}billing"), (DONE_GROUP, f"{DLQ_PREFIX}billing")]
-    return found + [(group, topic) for group, topic in inner if side.backend.topic(topic) is not None]
+    return subscriptions + [(group, topic) for group, topic in inner if side.backend.topic(topic) is not None]
 
 
 def moved(

@@ -12,10 +12,10 @@ from tests.support.waits import until
 
 class _Listener:
     def __init__(self) -> None:
-        self.held: list[Assignment] = []
+        self.assignments: list[Assignment] = []
 
     def assigned(self, assignment: Assignment) -> None:
-        self.held.append(assignment)
+        self.assignments.append(assignment)
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
         pass
@@ -28,6 +28,6 @@ class _Listener:
 def seated(backend: Backend, group: str, topic: str) -> Iterator[None]:
     listener = _Listener()
     membership = backend.join(Join(group, topic, address="127.0.0.1:1"), listener)
-    until(lambda: listener.held, lambda: "it holds queues")
+    until(lambda: listener.assignments, lambda: "it holds queues")
     yield
     membership.leave()

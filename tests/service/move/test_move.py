@@ -41,8 +41,8 @@ def test_everything_is_there_and_exactly_the_unfinished_comes_again(seed, sides)
     source.fill(seed)
     moved(source, target).copy(None)
     source.send(*(message("orders", 1) for _ in range(50)))  # while clients are still there
-    said = moved(source, target).finish_move()
-    assert (said.state, said.differences) == (FINISHED, [])
+    report = moved(source, target).finish_move()
+    assert (report.state, report.differences) == (FINISHED, [])
     same(source, target)
     assert target.contents(SCHEDULE_TOPIC) == source.contents(SCHEDULE_TOPIC)
     kept = source.backend.topic("orders"), target.backend.topic("orders")
@@ -55,9 +55,9 @@ def test_a_second_run_copies_nothing_twice(sides):  # type: ignore[no-untyped-de
     source, target = sides
     source.fill(1)
     first = moved(source, target).copy(None)
-    again = moved(source, target).copy(None)
+    second_run = moved(source, target).copy(None)
     assert first.copied
-    assert (again.copied, again.remaining) == (0, {})
+    assert (second_run.copied, second_run.remaining) == (0, {})
 
 
 @pytest.mark.parametrize("times", range(1, 30, 4))
@@ -136,9 +136,9 @@ def test_topics_with_messages_of_their_own_are_refused_and_nothing_is_written(si
 def test_a_dry_run_says_what_there_is_and_writes_nothing(sides):  # type: ignore[no-untyped-def]
     source, target = sides
     source.fill(2)
-    said = moved(source, target).plan_move()
-    assert (said.topics, said.groups) == (5, 2)
-    assert sum(said.remaining.values())
+    plan = moved(source, target).plan_move()
+    assert (plan.topics, plan.groups) == (5, 2)
+    assert sum(plan.remaining.values())
     assert not target.backend.topics()
     assert not target.backend.settings("")
 
@@ -147,8 +147,8 @@ def test_progress_of_somebody_at_the_target_or_the_source_stops_the_last_step(si
     source, target = sides
     source.fill(4)
     moved(source, target).copy(None)
-    for side, said in ((source, "the source is still at work"), (target, "consumers are at the target")):
-        with seated(side.backend, "billing", "orders"), pytest.raises(MoveError, match=said):
+    for side, reason in ((source, "the source is still at work"), (target, "consumers are at the target")):
+        with seated(side.backend, "billing", "orders"), pytest.raises(MoveError, match=reason):
             moved(source, target).finish_move()
     assert moved(source, target).finish_move().differences == []
 
@@ -207,7 +207,7 @@ def test_open_transactions_keep_a_move_from_being_finished(sides):  # type: igno
     moved(source, target).copy(None)
     with pytest.raises(MoveError, match="1 transactions are open at the source, 018e0000"):
         moved(source, target).finish_move()
-    ended = ProgressDelta(TRANSACTION_GROUP, source.queues(HALF_TOPIC)[0], 1, 0, ((0, 1),))
-    source.commit(CommitBatch(progress=(ended,)))
+    end_of_transaction = ProgressDelta(TRANSACTION_GROUP, source.queues(HALF_TOPIC)[0], 1, 0, ((0, 1),))
+    source.commit(CommitBatch(progress=(end_of_transaction,)))
     assert moved(source, target).finish_move().state == FINISHED
     assert target.backend.topic(HALF_TOPIC) is None

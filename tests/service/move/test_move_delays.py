@@ -41,8 +41,8 @@ class TwoRigs:
         """`opener`: the stores that the move looks into; the source's own unless others are given."""
         done(self.source.service.drain(self.clock.monotonic() + 60))
         self.source.service.close()
-        said = self.move(opener or self.source.disks)
-        assert (said.state, said.differences) == (FINISHED, [])  # type: ignore[attr-defined]
+        report = self.move(opener or self.source.disks)
+        assert (report.state, report.differences) == (FINISHED, [])  # type: ignore[attr-defined]
         self.target = DelayRig(SHARDS, self.memory, self.clock)
         return self.target
 

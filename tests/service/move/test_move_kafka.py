@@ -72,8 +72,8 @@ def command(*arguments: object) -> list[str]:
 def run(*arguments: object) -> dict[str, object]:
     done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=COMMAND_S, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    report: dict[str, object] = json.loads(done.stdout)
+    return report
 
 
 def killed_in_the_middle(reached: object, *arguments: object) -> None:
@@ -88,21 +88,21 @@ def killed_in_the_middle(reached: object, *arguments: object) -> None:
 
 def delayed(number: int, due_ms: int) -> NewRecord:
     uuid = str(UUID(int=number))
-    said = DelayCommand(ADD, uuid, topic="orders", timestamp_s=due_ms // 1000, due_ms=due_ms + number)
-    asked = {COMMAND_PROPERTY: encode_command(said)}
+    command = DelayCommand(ADD, uuid, topic="orders", timestamp_s=due_ms // 1000, due_ms=due_ms + number)
+    system = {COMMAND_PROPERTY: encode_command(command)}
     body = encode(b"", b"%d" % number, b"red", None)
-    return NewRecord(DELAY_TOPIC, shard_of(uuid, 2), UUID(int=number).bytes, due_ms, body, system=asked)
+    return NewRecord(DELAY_TOPIC, shard_of(uuid, 2), UUID(int=number).bytes, due_ms, body, system=system)
 
 
 def waiting(side: MoveSide) -> list[tuple[int, bytes, str, int]]:
     """Shard, message id, uuid and due time of every pending add."""
-    found = []
+    delays = []
     for queue in side.queues(DELAY_TOPIC):
         for record in side.records(queue):
-            said = decode_command(record.system[COMMAND_PROPERTY])
-            if said.op == ADD:
-                found.append((queue.queue_id, record.message_id, said.uuid, said.at_ms or said.due_ms))
-    return sorted(found)
+            command = decode_command(record.system[COMMAND_PROPERTY])
+            if command.op == ADD:
+                delays.append((queue.queue_id, record.message_id, command.uuid, command.at_ms or command.due_ms))
+    return sorted(delays)
 
 
 def facts(side: MoveSide) -> tuple[object, object]:
@@ -130,8 +130,8 @@ def test_there_and_back_with_kills_in_the_middle(tmp_path: Path) -> None:
         before = facts(source)
     with cluster(namespace) as target:
         killed_in_the_middle(lambda: target.backend.settings("group/"), *there, "--finish")
-    said = run(*there, "--finish") if run(*there, "--dry-run")["state"] != "finished" else {}
-    assert said.get("faults", []) == []
+    report = run(*there, "--finish") if run(*there, "--dry-run")["state"] != "finished" else {}
+    assert report.get("faults", []) == []
     with cluster(namespace) as target:
         assert facts(target) == before
         assert waiting(target) == pending

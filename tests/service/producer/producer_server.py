@@ -38,9 +38,9 @@ class ProducerServer(ProxyServer):
         info = self.backend.topic(topic)
         if info is None:
             return []
-        found: list[StoredRecord] = []
+        records: list[StoredRecord] = []
         for queue_id in range(info.queues):
             ref = QueueRef(topic, info.incarnation, queue_id)
             batch = self.backend.read(ref, 0, 100_000, 1 << 30).wait(PATIENCE_S)
-            found += [batch.record(index) for index in range(len(batch.offsets))]
-        return found
+            records += [batch.record(index) for index in range(len(batch.offsets))]
+        return records

@@ -33,8 +33,8 @@ class TestKeys:
         assert set(first.given()) == {
             "code", "msg", "messageId", "queueId", "offset", "durability", "duplicate",
         }  # fmt: skip
-        again = sent(client, keyed(topic, "a"))
-        assert (first.duplicate, again.duplicate, place(again)) == (0, 1, place(first))
+        repeated = sent(client, keyed(topic, "a"))
+        assert (first.duplicate, repeated.duplicate, place(repeated)) == (0, 1, place(first))
         (record,) = server.stored(topic)
         assert record.message_id.hex() == first.messageId
 
@@ -61,8 +61,8 @@ class TestKeys:
 
     def test_a_key_in_a_property_goes_before_a_sequence(self, client: Client, topic: str, key: str):
         first = sent(client, numbered(topic, 11, properties={OLD_KEY: key}))
-        again = sent(client, numbered(topic, 12, properties={OLD_KEY: key}))
-        assert (first.duplicate, again.duplicate, place(again)) == (0, 2, place(first))
+        repeated = sent(client, numbered(topic, 12, properties={OLD_KEY: key}))
+        assert (first.duplicate, repeated.duplicate, place(repeated)) == (0, 2, place(first))
 
     def test_they_are_long_and_in_any_script(self, server: ProducerServer, client: Client, topic: str):
         for text in ("x" * 255, "ключ" * 63, "𝄞" * 255, " a ", "a\x00b"):
@@ -146,7 +146,7 @@ class TestIllegal:
         assert (result.code, "allowed: " in result.msg, "idempotency" in result.msg) == (11, True, True)
 
     @pytest.mark.parametrize(
-        ("fields", "said"),
+        ("fields", "words"),
         [
             ({"producerId": b""}, ("producerId of 0 bytes", "1 to 32 bytes")),
             ({"producerId": None}, ("producerId of 0 bytes", "1 to 32 bytes")),
@@ -158,7 +158,7 @@ class TestIllegal:
             ({"underWayMs": -1}, ("sequence 7", "underWayMs -1", "0 or more")),
         ],
     )
-    def test_sequences(self, client: Client, topic: str, fields: dict[str, Any], said: tuple[str, ...]):
+    def test_sequences(self, client: Client, topic: str, fields: dict[str, Any], words: tuple[str, ...]):
         message = numbered("orders", 7)
         for name, value in fields.items():
             setattr(message, name, value)
@@ -166,7 +166,7 @@ class TestIllegal:
             message.topic = name
             result = client.call("sendSync", message=message, timeout=TIMEOUT_MS)
             assert (result.code, set(result.given())) == (11, {"code", "msg"})
-            assert all(text in result.msg for text in said), result.msg
+            assert all(text in result.msg for text in words), result.msg
             assert client.call("sendBatchSync", messages=[message]).code == 11
 
     def test_all_that_is_allowed(self, client: Client, topic: str):
@@ -253,9 +253,9 @@ class TestBatches:
             for message in messages:
                 if message.sequence is not None:
                     message.producerId = own["producerId"]
-            found: list[Result] = client.call("sendBatch", messages=list(messages), timeout=TIMEOUT_MS)
-            assert [result.code for result in found] == [0] * len(messages)
-            return found
+            results: list[Result] = client.call("sendBatch", messages=list(messages), timeout=TIMEOUT_MS)
+            assert [result.code for result in results] == [0] * len(messages)
+            return results
 
         plain = Message(topic=topic, body=b"plain", clientId="me")
         first = batch(

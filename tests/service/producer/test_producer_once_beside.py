@@ -52,10 +52,10 @@ class TestDelayed:
             return Message(topic=topic, idempotencyKey=key if how == "key" else None, **given)
 
         before = len(server.stored(SCHEDULE_TOPIC))
-        first, again = sent(client, message()), sent(client, message())
-        assert (first.duplicate, again.duplicate) == (0, 1)
-        assert again.messageId == first.messageId
-        assert (again.offset, again.queueId) == (None, None)
+        first, repeated = sent(client, message()), sent(client, message())
+        assert (first.duplicate, repeated.duplicate) == (0, 1)
+        assert repeated.messageId == first.messageId
+        assert (repeated.offset, repeated.queueId) == (None, None)
         assert len(server.stored(SCHEDULE_TOPIC)) == before + 1
 
     def test_a_level_with_another_body(self, client: Client, topic: str, key: str):
@@ -73,22 +73,22 @@ class TestDelayed:
         assert len(server.stored(topic)) == 1
 
     @pytest.mark.parametrize(
-        "asked", [{"AMQ_SCHEDULED_DELAY": "60000"}, {"deliver-after": "60000"}, {"x-delay": "60000"}]
+        "delay", [{"AMQ_SCHEDULED_DELAY": "60000"}, {"deliver-after": "60000"}, {"x-delay": "60000"}]
     )
     @pytest.mark.parametrize("how", ["key", "property", "sequence"])
     def test_dialects(
-        self, server: ProducerServer, client: Client, key: str, asked: dict[str, str], how: str
+        self, server: ProducerServer, client: Client, key: str, delay: dict[str, str], how: str
     ):
         before = server.stored(DELAY_TOPIC)
-        properties = {**asked, OLD_KEY: key} if how == "property" else asked
+        properties = {**delay, OLD_KEY: key} if how == "property" else delay
         given: dict[str, Any] = {"properties": properties, "clientId": "me"}
         if how == "sequence":
             given |= {"producerId": key.encode(), "sequence": 0}
         elif how == "key":
             given["idempotencyKey"] = key
-        first, again = client.send(**given), client.send(**given)
-        assert (first.code, again.code) == (0, 0)
-        uuids = [result.delayId[-36:] for result in (first, again)]
+        first, repeated = client.send(**given), client.send(**given)
+        assert (first.code, repeated.code) == (0, 0)
+        uuids = [result.delayId[-36:] for result in (first, repeated)]
         assert uuids[0] == uuids[1], "by which the delay service knows it, and a cancel names it"
         added = [record for record in server.stored(DELAY_TOPIC) if record not in before]
         commands = [decode_command(record.system[COMMAND_PROPERTY]) for record in added[-2:]]
@@ -131,15 +131,15 @@ class TestRefused:
         try:
             with Client(server.port) as client:
                 first, message = sent(client, keyed("slow", "a")), keyed("slow", "a")
-                again: list[Result] = []
+                repeated: list[Result] = []
 
                 def answered(code: int) -> bool:
-                    again.append(client.call("sendSync", message=message, timeout=TIMEOUT_MS))
-                    return bool(again[-1].code == code)
+                    repeated.append(client.call("sendSync", message=message, timeout=TIMEOUT_MS))
+                    return bool(repeated[-1].code == code)
 
                 until(lambda: answered(15))
                 until(lambda: answered(0))
-                assert (again[-1].duplicate, place(again[-1])) == (1, place(first))
+                assert (repeated[-1].duplicate, place(repeated[-1])) == (1, place(first))
                 assert len(server.stored("slow")) == 1
         finally:
             server.stop()

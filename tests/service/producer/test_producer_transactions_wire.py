@@ -42,15 +42,15 @@ def prepared(client: Client, transaction: str, group: str, *texts: bytes) -> int
     return through
 
 
-def ended(client: Client, transaction: str, group: str, **fields: int) -> EndTransactionResponse:
-    def asked() -> EndTransactionResponse | None:
+def end_transaction(client: Client, transaction: str, group: str, **fields: int) -> EndTransactionResponse:
+    def try_end() -> EndTransactionResponse | None:
         request = EndTransactionRequest(
             transactionId=transaction, producerGroup=group, clientId="c", **fields
         )
         answer: EndTransactionResponse = client.call("endTransaction", request=request)
         return None if answer.code == 15 else answer
 
-    return until(asked, "the transaction is ended")  # type: ignore[return-value]
+    return until(try_end, "the transaction is ended")  # type: ignore[return-value]
 
 
 def stored(server: ProducerServer, beginning: bytes) -> list[bytes]:
@@ -63,18 +63,18 @@ def test_prepared_and_committed(server: ProducerServer, client: Client) -> None:
     own = transaction.encode()
     through = prepared(client, transaction, "bank", own + b"1", own + b"2")
     assert stored(server, own) == []
-    answer = ended(client, transaction, "bank", action=COMMIT, throughOffset=through)
+    answer = end_transaction(client, transaction, "bank", action=COMMIT, throughOffset=through)
     assert (answer.code, answer.outcome) == (0, 1)
     assert [result.queueId for result in answer.results] == [1, 1]
     assert answer.results[1].offset == answer.results[0].offset + 1
     assert stored(server, own) == [own + b"1", own + b"2"]
-    assert ended(client, transaction, "bank", action=ROLLBACK).given().keys() == {"code", "msg", "outcome"}
+    assert end_transaction(client, transaction, "bank", action=ROLLBACK).given().keys() == {"code", "msg", "outcome"}
 
 
 def test_rolled_back(server: ProducerServer, client: Client) -> None:
     transaction = new_id()
     prepared(client, transaction, "bank", transaction.encode())
-    assert ended(client, transaction, "bank", action=ROLLBACK).outcome == 2
+    assert end_transaction(client, transaction, "bank", action=ROLLBACK).outcome == 2
     assert stored(server, transaction.encode()) == []
 
 
@@ -105,4 +105,4 @@ def test_asked_about_and_dead(server: ProducerServer, client: Client) -> None:
             transaction.encode() in bytes(one.delivery) for one in server.stored(TRANSACTION_DEAD_TOPIC)
         )
     )
-    assert ended(client, transaction, group, action=COMMIT).outcome == 5
+    assert end_transaction(client, transaction, group, action=COMMIT).outcome == 5

@@ -31,8 +31,8 @@ def outbox(connect: Connect) -> OutboxTable:
 
 @pytest.fixture
 def producer(proxy: Standin) -> Iterator[Producer]:
-    with Producer(proxy.address, timeout_ms=PATIENCE_MS) as made:
-        yield made
+    with Producer(proxy.address, timeout_ms=PATIENCE_MS) as client_producer:
+        yield client_producer
 
 
 @pytest.fixture

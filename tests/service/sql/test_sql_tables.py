@@ -31,13 +31,13 @@ NAME = "0" * 32
 
 
 def message(message_id: str | None = "a" * 32, offset: int = 3) -> Message:
-    found = Message()
-    found.message_id, found.offset = message_id, offset
-    found.delivery = DeliveryContext(Origin("g", "t", "q0"), 0.0, None, NothingToSettle())
-    return found
+    received = Message()
+    received.message_id, received.offset = message_id, offset
+    received.delivery = DeliveryContext(Origin("g", "t", "q0"), 0.0, None, NothingToSettle())
+    return received
 
 
-def asked(name: str = NAME) -> UndecidedTransaction:
+def undecided(name: str = NAME) -> UndecidedTransaction:
     return UndecidedTransaction(name, [], None, 1, 0)
 
 
@@ -126,20 +126,20 @@ def test_a_decision_is_a_row_beside_the_work(connect: Connect, decisions: Decisi
     check = decisions.check(connect)
     with open_transaction(connect) as database:
         decisions.commit(database, NAME)
-    assert check(asked()) is Decision.COMMITTED
-    assert check(asked("1" * 32)) is Decision.ROLLED_BACK
+    assert check(undecided()) is Decision.COMMITTED
+    assert check(undecided("1" * 32)) is Decision.ROLLED_BACK
     for _ in range(2):
-        assert check(asked()) is Decision.COMMITTED
+        assert check(undecided()) is Decision.COMMITTED
 
 
 def test_what_a_check_gave_up_cannot_be_committed(connect: Connect, decisions: DecisionTable) -> None:
-    assert decisions.check(connect)(asked()) is Decision.ROLLED_BACK
+    assert decisions.check(connect)(undecided()) is Decision.ROLLED_BACK
     with (
         pytest.raises(NotCommittedError, match="was given up by its check"),
         open_transaction(connect) as database,
     ):
         decisions.commit(database, NAME)
-    assert decisions.check(connect)(asked()) is Decision.ROLLED_BACK
+    assert decisions.check(connect)(undecided()) is Decision.ROLLED_BACK
 
 
 def test_a_check_waits_for_work_that_is_about_to_be_committed(
@@ -148,7 +148,7 @@ def test_a_check_waits_for_work_that_is_about_to_be_committed(
     answers: list[Decision] = []
     with open_transaction(connect) as database:
         decisions.commit(database, NAME)
-        thread = threading.Thread(target=lambda: answers.append(decisions.check(connect)(asked())))
+        thread = threading.Thread(target=lambda: answers.append(decisions.check(connect)(undecided())))
         thread.start()
         assert answers == []
     thread.join(60)
@@ -167,7 +167,7 @@ def test_work_that_was_committed_is_not_said_to_be_given_up(
     ):
         decisions.commit(database, NAME)
     assert raised.value.transaction_id == NAME
-    assert decisions.check(connect)(asked()) is Decision.COMMITTED
+    assert decisions.check(connect)(undecided()) is Decision.COMMITTED
 
 
 def test_old_decisions_are_forgotten(connect: Connect, decisions: DecisionTable) -> None:
@@ -186,14 +186,14 @@ def test_a_session_of_asyncio_runs_it(dsn: str) -> None:
         engine = create_async_engine(
             "postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(dsn)
         )
-        found = []
+        firsts = []
         async with AsyncSession(engine) as session:
             await session.run_sync(inbox.create)
             for _ in range(2):
-                found.append(await session.run_sync(lambda inner: inbox.first(inner, message())))
+                firsts.append(await session.run_sync(lambda inner: inbox.first(inner, message())))
             await session.commit()
         await engine.dispose()
-        return found
+        return firsts
 
     assert asyncio.run(main()) == [True, False]
 

@@ -28,7 +28,7 @@ def checks(rig: TransactionRig, call: Any) -> list[Any]:
     return list(call.answer.checks)
 
 
-def asked(rig: TransactionRig, **fields: Any) -> list[Any]:
+def poll_checks(rig: TransactionRig, **fields: Any) -> list[Any]:
     """What a poll that does not wait is given."""
     return checks(rig, rig.proxy.polling(timeout=0, **fields))
 
@@ -36,19 +36,19 @@ def asked(rig: TransactionRig, **fields: Any) -> list[Any]:
 def test_the_first_check_comes_after_a_minute(rig: TransactionRig) -> None:
     transaction = rig.begin(body(b"one", key=b"k1", tags=b"red", properties={b"a": b"b"}), body(b"two"))
     rig.advance(59)
-    assert asked(rig) == []
+    assert poll_checks(rig) == []
     rig.advance(1)
-    (check,) = asked(rig)
+    (check,) = poll_checks(rig)
     assert (check.transactionId, check.check) == (transaction.decode(), 1)
     assert [message.body for message in check.messages] == [b"one", b"two"]
     first = check.messages[0]
     assert (first.topic, first.key, first.tags) == ("orders", b"k1", b"red")
     assert first.properties == {b"a": b"b"}
-    ended = rig.proxy.end(transaction, COMMIT, check=1, throughOffset=check.throughOffset)
-    assert (ended.code, ended.outcome) == (0, COMMITTED)
+    answer = rig.proxy.end(transaction, COMMIT, check=1, throughOffset=check.throughOffset)
+    assert (answer.code, answer.outcome) == (0, COMMITTED)
     assert sorted(rig.bodies()) == [b"one", b"two"]
     rig.advance(60)
-    assert asked(rig) == []
+    assert poll_checks(rig) == []
 
 
 def test_a_poll_waits_for_a_check(rig: TransactionRig) -> None:
@@ -73,18 +73,18 @@ def test_the_sender_says_when_it_is_first_asked(rig: TransactionRig) -> None:
     sooner = rig.begin(checkAfterMs=5_000)
     by_property = rig.begin(body(b"x", properties={b"CHECK_IMMUNITY_TIME_IN_SECONDS": b"10"}))
     rig.advance(5)
-    assert [check.transactionId for check in asked(rig)] == [sooner.decode()]
+    assert [check.transactionId for check in poll_checks(rig)] == [sooner.decode()]
     rig.advance(5)
-    assert [check.transactionId for check in asked(rig)] == [by_property.decode()]
+    assert [check.transactionId for check in poll_checks(rig)] == [by_property.decode()]
 
 
 def test_not_known_yet_is_asked_again_fifteen_times_and_then_it_is_a_dead_letter(rig: TransactionRig) -> None:
     transaction = rig.begin(body(b"one"), body(b"two", topic=b"bills", key=b"kept"))
     for number in range(1, 16):
         rig.advance(60)
-        (check,) = asked(rig)
+        (check,) = poll_checks(rig)
         assert check.check == number
-        assert asked(rig) == []
+        assert poll_checks(rig) == []
         assert rig.proxy.end(transaction, NOT_KNOWN_YET, check=number).outcome == 6
     rig.advance(59)
     assert rig.dead() == []
@@ -113,7 +113,7 @@ def test_a_check_that_nobody_polls_for_is_not_counted(rig: TransactionRig) -> No
     rig.begin()
     for _ in range(30):
         rig.advance(60)
-    (check,) = asked(rig)
+    (check,) = poll_checks(rig)
     assert check.check == 1
     rig.advance(86_400)
     until(lambda: len(rig.dead()) == 1, "it was open for a day")
@@ -124,14 +124,14 @@ def test_a_check_that_nobody_polls_for_is_not_counted(rig: TransactionRig) -> No
 def test_checks_are_for_the_group_that_prepared_it(rig: TransactionRig) -> None:
     transaction = rig.begin()
     rig.advance(60)
-    assert asked(rig, group=b"other") == []
+    assert poll_checks(rig, group=b"other") == []
     refused = rig.proxy.end(transaction, COMMIT, group=b"other")
     assert refused.code == 11
     assert refused.outcome is None
     refused = rig.proxy.end(transaction, COMMIT, check=1)
     assert refused.code == 11
     assert "check is 1" in refused.msg
-    assert len(asked(rig)) == 1
+    assert len(poll_checks(rig)) == 1
     refused = rig.proxy.end(transaction, COMMIT, group=b"other", check=1)
     assert refused.code == 11
     assert rig.bodies() == []
@@ -165,23 +165,23 @@ def test_checks_survive_a_restart_of_the_proxy(rig: TransactionRig) -> None:
     transaction = rig.begin()
     for number in (1, 2):
         rig.advance(60)
-        assert [check.check for check in asked(rig)] == [number]
+        assert [check.check for check in poll_checks(rig)] == [number]
     rig.proxy.kill()
     rig.proxy = rig.beside(served=False)
-    assert asked(rig) == []
+    assert poll_checks(rig) == []
     until(lambda: len(rig.proxy.shards) == 4, "the shards are taken over")
     rig.advance(60)
-    (check,) = asked(rig)
+    (check,) = poll_checks(rig)
     assert (check.transactionId, check.check) == (transaction.decode(), 3)
 
 
 def test_a_poll_that_is_long_is_not_held(rig: TransactionRig) -> None:
     """Its frame would count as in flight as long as it waits: some fifty of these, and nobody is read."""
     request = S.PollChecksRequest(producerGroup=GROUP, clientId=b"c" * 255, timeout=30_000)
-    for size, held in ((POLL_BYTES_MAX, True), (POLL_BYTES_MAX + 1, False)):
+    for size, waits in ((POLL_BYTES_MAX, True), (POLL_BYTES_MAX + 1, False)):
         call = FakeCall(Args(request=request), rig.clock.monotonic(), size, Wire.COMPACT, "poll")
         rig.proxy.handlers["pollTransactionChecks"](call)
-        assert call.open is held
+        assert call.open is waits
     assert call.answer.code == 11
     assert f"a poll of {POLL_BYTES_MAX + 1} bytes" in call.answer.msg
 

@@ -42,11 +42,11 @@ def test_an_owner_that_was_deposed_meanwhile_does_not_know(memory: TransactionRi
     assert call.answer.code == 12
     assert "moved to another proxy" in str(call.answer.msg)
     memory.caught_up()
-    again = prepared(memory, transaction, count)
-    until(lambda: bool(again.answers), "it is answered")
-    assert again.answer.code == 0
-    ended = memory.proxy.end(transaction, COMMIT, messages=1 + count)
-    assert (ended.outcome, len(ended.results)) == (COMMITTED, 1 + count)
+    resent = prepared(memory, transaction, count)
+    until(lambda: bool(resent.answers), "it is answered")
+    assert resent.answer.code == 0
+    answer = memory.proxy.end(transaction, COMMIT, messages=1 + count)
+    assert (answer.outcome, len(answer.results)) == (COMMITTED, 1 + count)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -31,7 +31,7 @@ def restarted(rig: TransactionRig) -> None:
     until(lambda: len(rig.proxy.shards) == SHARDS or rig.look(), "all shards are owned")
 
 
-def asked(rig: TransactionRig) -> list[Any]:
+def poll_checks(rig: TransactionRig) -> list[Any]:
     """What a member that polls now is asked."""
     poll = rig.proxy.polling(timeout=0)
     until(lambda: bool(poll.answers), "the poll ends")
@@ -56,7 +56,7 @@ def test_a_step_ends_nothing_and_the_group_is_asked(
     assert rig.dead() == []
     assert rig.proxy.end(decided, COMMIT).outcome == COMMITTED
     rig.advance(60)
-    (check,) = asked(rig)
+    (check,) = poll_checks(rig)
     assert (check.transactionId, check.check) == (left.decode(), 1)
     assert rig.proxy.end(left, COMMIT, check=1).outcome == COMMITTED
     assert sorted(rig.bodies()) == [b"1", b"2"]
@@ -68,14 +68,14 @@ def test_a_step_does_not_bring_its_checks_forward_or_put_them_off(rig: Transacti
     rig.advance(50)
     rig.clock.step_wall(step_s)
     rig.advance(9)
-    assert asked(rig) == []
+    assert poll_checks(rig) == []
     rig.advance(1)
-    assert len(asked(rig)) == 1
+    assert len(poll_checks(rig)) == 1
     rig.clock.step_wall(-step_s)
     rig.advance(57)
-    assert asked(rig) == []
+    assert poll_checks(rig) == []
     rig.advance(3)
-    assert [check.check for check in asked(rig)] == [2]
+    assert [check.check for check in poll_checks(rig)] == [2]
 
 
 @STEPS
@@ -84,13 +84,13 @@ def test_a_check_that_is_out_when_the_clock_steps_is_waited_for(rig: Transaction
     transaction = rig.begin(body(b"x"))
     for number in range(1, 16):
         rig.advance(60)
-        (check,) = asked(rig)
+        (check,) = poll_checks(rig)
         assert check.check == number
     rig.clock.step_wall(step_s)
     rig.advance(50)
     assert rig.dead() == []
-    ended = rig.proxy.end(transaction, COMMIT, check=15)
-    assert (ended.code, rig.bodies()) == (0, [b"x"])
+    answer = rig.proxy.end(transaction, COMMIT, check=15)
+    assert (answer.code, rig.bodies()) == (0, [b"x"])
 
 
 @pytest.mark.parametrize("days", [1, 3, 30])
@@ -100,13 +100,13 @@ def test_after_days_of_downtime_a_group_that_polls_is_asked(rig: TransactionRig,
     restarted(rig)
     rig.advance(HOUR_S / 2)  # its members take longer to come back than the server did
     assert rig.dead() == []
-    (check,) = asked(rig)
+    (check,) = poll_checks(rig)
     assert (check.transactionId, check.check) == (transaction.decode(), 1)
     assert rig.proxy.end(transaction, NOT_KNOWN_YET, check=1).outcome == 6
     rig.advance(59)
     assert rig.dead() == []
     rig.advance(2)
-    assert [check.check for check in asked(rig)] == [2]
+    assert [check.check for check in poll_checks(rig)] == [2]
     assert rig.proxy.end(transaction, COMMIT, check=2).outcome == COMMITTED
     assert rig.bodies() == [b"x"]
 
@@ -131,7 +131,7 @@ def test_a_pause_of_days_counts_as_seconds(rig: TransactionRig, *, offered: bool
     rig.clock.advance(2 * DAY_S)
     rig.advance(60)
     assert rig.dead() == []
-    assert [check.transactionId for check in asked(rig)] == [transaction.decode()]
+    assert [check.transactionId for check in poll_checks(rig)] == [transaction.decode()]
 
 
 @STEPS
@@ -153,5 +153,5 @@ def test_a_check_says_when_it_was_prepared_by_the_stores_clock(rig: TransactionR
     rig.begin(body(b"x"))
     rig.clock.step_wall(2 * DAY_S)
     rig.advance(60)
-    assert asked(rig)[0].preparedMs == at_ms
+    assert poll_checks(rig)[0].preparedMs == at_ms
     assert rig.proxy.proxy.transactions.counts.oldest_ms.value > 2 * DAY_S * 1_000

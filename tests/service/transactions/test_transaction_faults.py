@@ -28,9 +28,9 @@ from tests.support.waits import until
 def test_what_the_engine_never_takes_is_a_dead_letter_as_a_whole(memory: TransactionRig) -> None:
     transaction = memory.begin(body(b"one"), body(b"two"))
     memory.memory.fail_next(CallerError("no such message is ever taken"))
-    ended = memory.proxy.end(transaction, COMMIT)
-    assert (ended.code, ended.outcome) == (11, DEAD_LETTER)
-    assert "refused" in ended.msg
+    answer = memory.proxy.end(transaction, COMMIT)
+    assert (answer.code, answer.outcome) == (11, DEAD_LETTER)
+    assert "refused" in answer.msg
     facts = [properties_of(bytes(one.delivery), [b"dead-letter-error"]) for one in memory.dead()]
     assert facts == [{b"dead-letter-error": b"no such message is ever taken"}] * 2
     assert memory.bodies() == []
@@ -101,9 +101,9 @@ def test_a_check_that_comes_when_its_client_has_gone_is_for_the_next(memory: Tra
     gone.on_abandoned(gone)
     memory.memory.resume_writes()
     memory.settle()
-    found = memory.proxy.polling(timeout=0)
-    until(lambda: bool(found.answers), "the poll is answered")
-    assert [check.check for check in found.answer.checks] == [1]
+    poll = memory.proxy.polling(timeout=0)
+    until(lambda: bool(poll.answers), "the poll is answered")
+    assert [check.check for check in poll.answer.checks] == [1]
     assert not gone.answers
 
 
@@ -118,8 +118,8 @@ def test_answers_are_made_a_few_at_a_time(memory: TransactionRig, monkeypatch: p
     memory.memory.pause_writes()
     memory.pass_time(60)
     memory.proxy.look()
-    held = memory.proxy.proxy.transactions.polls.waiting
-    assert sum(held.find_unserved(group.decode()) is None for group in groups) == 3
+    waiting_polls = memory.proxy.proxy.transactions.polls.waiting
+    assert sum(waiting_polls.find_unserved(group.decode()) is None for group in groups) == 3
     memory.memory.resume_writes()
     until(lambda: memory.settle() or all(call.answers for call in polls), "all are asked")
     assert [len(call.answer.checks) for call in polls] == [1] * 10
@@ -183,22 +183,22 @@ def test_a_message_that_comes_while_it_is_ended(memory: TransactionRig, *, count
     messages = [body(b"late %d" % number) for number in range(count)]
     request = S.PrepareRequest(transactionId=transaction, producerGroup=GROUP, messages=messages)
     late = memory.proxy.call("sendPrepared", request)
-    commit, asked = memory.backend.commit, []
+    commit, commits = memory.backend.commit, []
     answer: Completion[list[AppendResult]] = Completion()
 
-    def held(batch: CommitBatch, deadline: float) -> Completion[list[AppendResult]]:
-        asked.append((batch, deadline))
+    def hold_commit(batch: CommitBatch, deadline: float) -> Completion[list[AppendResult]]:
+        commits.append((batch, deadline))
         return answer
 
-    memory.backend.commit = held  # type: ignore[method-assign, assignment]
+    memory.backend.commit = hold_commit  # type: ignore[method-assign, assignment]
     end = memory.proxy.ending(transaction, COMMIT, throughOffset=0)
-    until(lambda: bool(asked), "the commit is under way")
+    until(lambda: bool(commits), "the commit is under way")
     memory.memory.resume_writes()
     memory.settle()
     assert not late.answers
     memory.backend.commit = commit  # type: ignore[method-assign]
     if stored:
-        relay(commit(*asked[0]), answer)
+        relay(commit(*commits[0]), answer)
     else:
         answer.fail(BoundReachedError("too much waits"))
     until(lambda: bool(late.answers and end.answers), "both are answered")

@@ -25,8 +25,8 @@ def test_keys_in_transactions_take_no_room_from_others(tmp_path: Path, clock: Ma
         assert rig.proxy.prepare(transaction, *messages).code == 0
         for message in messages:
             assert rig.proxy.prepare(transaction, message).results[0].duplicate == 1
-    (again,) = rig.backend.append([own], clock.monotonic() + 60).wait(60)
-    assert again.first is not None, "it is known for the window"
+    (repeated,) = rig.backend.append([own], clock.monotonic() + 60).wait(60)
+    assert repeated.first is not None, "it is known for the window"
     assert rig.proxy.prepare(transaction, *keyed[0]).code == 0
     assert len(rig.proxy.end(transaction, COMMIT).results) == 101
     rig.close()

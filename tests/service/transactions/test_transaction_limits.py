@@ -50,8 +50,8 @@ def test_a_transaction_has_one_limit_through_all_proxies(
             assert answer.code == (0 if fits else 11), (number, answer)
             if fits:
                 through, stored = max(through, answer.throughOffset), stored + together
-        ended = every[-1].end(transaction, COMMIT, throughOffset=through, messages=stored)
-        assert (ended.code, ended.outcome, len(ended.results)) == (0, COMMITTED, MESSAGES_MAX)
+        answer = every[-1].end(transaction, COMMIT, throughOffset=through, messages=stored)
+        assert (answer.code, answer.outcome, len(answer.results)) == (0, COMMITTED, MESSAGES_MAX)
     assert len(memory.bodies()) == SHARDS * MESSAGES_MAX
     assert memory.dead() == []
 

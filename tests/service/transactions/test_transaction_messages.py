@@ -30,8 +30,8 @@ def test_key_tag_properties_and_queue_arrive(rig: TransactionRig) -> None:
     (record,) = rig.stored("orders", 3)
     content = decode(bytes(record.delivery))
     assert content == (b"k9", b"x", b"blue", {b"a": b"b"})
-    found = rig.backend.find("orders", key=b"k9").wait(60)
-    assert [one.offset for one in found] == [record.offset]
+    matches = rig.backend.find("orders", key=b"k9").wait(60)
+    assert [one.offset for one in matches] == [record.offset]
 
 
 def test_a_resend_of_a_prepare_puts_nothing_in_twice(rig: TransactionRig) -> None:
@@ -92,20 +92,20 @@ def test_a_key_counts_once_a_transaction_and_topic(rig: TransactionRig) -> None:
     rig.caught_up()
     assert rig.proxy.prepare(transaction, body(b"x", topic=b"bills", idempotencyKey=b"once")).code == 0
     rig.proxy.end(transaction, ROLLBACK)
-    again = rig.begin(keyed)
-    rig.proxy.end(again, COMMIT)
+    second_transaction = rig.begin(keyed)
+    rig.proxy.end(second_transaction, COMMIT)
     assert (rig.bodies(), rig.bodies("bills")) == ([b"x"], [])
 
 
 def test_a_level_counts_from_the_commit(rig: TransactionRig) -> None:
     transaction = rig.begin(body(b"later", properties={b"DELAY": b"3"}), body(b"now"))
     rig.clock.advance(30)
-    ended = rig.proxy.end(transaction, COMMIT)
-    assert [one.queueId for one in ended.results] == [None, 0]
+    answer = rig.proxy.end(transaction, COMMIT)
+    assert [one.queueId for one in answer.results] == [None, 0]
     assert rig.bodies() == [b"now"]
     (record,) = rig.stored(SCHEDULE_TOPIC, 2)
     assert record.due_ms - record.stored_ms == 10_000
-    assert record.message_id.hex() == ended.results[0].messageId
+    assert record.message_id.hex() == answer.results[0].messageId
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_a_dialect_counts_from_the_commit_or_is_a_time(
     transaction = rig.begin(body(b"x", topic=b"spoken", properties=properties))
     rig.clock.advance(30)
     at_ms = rig.clock.wall_ms()
-    ended = rig.proxy.end(transaction, COMMIT)
+    answer = rig.proxy.end(transaction, COMMIT)
     (record,) = rig.everything(DELAY_TOPIC)
     command = decode_command(record.system[COMMAND_PROPERTY])
     assert command.due_ms == (1_700_000_100_000 if after_commit is None else at_ms + 1 + after_commit)
-    assert ended.results[0].delayId
-    assert ended.results[0].messageId == record.message_id.hex()
+    assert answer.results[0].delayId
+    assert answer.results[0].messageId == record.message_id.hex()
     assert command.topic == "spoken"
     assert rig.bodies("spoken") == []
 
@@ -148,8 +148,8 @@ def test_due_times_that_are_meant_hold_on_every_topic(
     transaction, properties = rig.new_id(), {b"deliver-after": b"20s", b"p": b"v"}
     meant = body(b"x", topic=b"silent", properties=properties)
     assert rig.proxy.prepare(transaction, meant, dueTimes=due_times).code == 0
-    ended = rig.proxy.end(transaction, COMMIT)
-    assert bool(ended.results[0].delayId) == bool(due_times)
+    answer = rig.proxy.end(transaction, COMMIT)
+    assert bool(answer.results[0].delayId) == bool(due_times)
     assert rig.bodies("silent") == ([] if due_times else [b"x"])
     if due_times:
         (record,) = rig.everything(DELAY_TOPIC)
@@ -204,10 +204,10 @@ def test_a_topic_that_is_gone_makes_dead_letters_of_all(rig: TransactionRig) -> 
     assert not call.answers  # it may be new
     rig.advance(1)
     until(lambda: call.answers and other.answers, "both are answered for good")
-    ended = other.answer
-    assert call.answer == ended
-    assert (ended.code, ended.outcome) == (11, DEAD_LETTER)
-    assert "(topic gone: topic 'doomed' does not exist" in ended.msg
+    answer = other.answer
+    assert call.answer == answer
+    assert (answer.code, answer.outcome) == (11, DEAD_LETTER)
+    assert "(topic gone: topic 'doomed' does not exist" in answer.msg
     assert rig.bodies() == []
     assert len(rig.dead()) == 2
     assert rig.unfinished() == 0
@@ -218,13 +218,13 @@ def test_a_topic_that_is_gone_makes_dead_letters_of_all(rig: TransactionRig) -> 
 
 def test_a_topic_that_the_owner_hears_of_late_is_waited_for(rig: TransactionRig) -> None:
     transaction = rig.begin(body(b"one"), body(b"two", topic=b"news"))
-    made = rig.backend.topic("news")
-    assert made is not None
+    topic = rig.backend.topic("news")
+    assert topic is not None
     rig.delete("news")  # stands for an owner that has not heard of it yet
     call = rig.proxy.ending(transaction, COMMIT)
     rig.advance(1)
     assert not call.answers
-    rig.change(replace(made, incarnation=0))
+    rig.change(replace(topic, incarnation=0))
     rig.advance(1)
     until(lambda: bool(call.answers), "it is answered")
     assert (call.answer.code, call.answer.outcome) == (0, COMMITTED)
@@ -238,14 +238,14 @@ def test_a_proxy_that_has_not_heard_of_transactions_calls_none_never_there(rig: 
 
 
 def test_a_topic_that_is_closed_keeps_it_open(rig: TransactionRig) -> None:
-    made = rig.make("door")
+    topic = rig.make("door")
     transaction = rig.begin(body(b"x", topic=b"door"))
-    rig.change(replace(made, writable=False))
+    rig.change(replace(topic, writable=False))
     call = rig.proxy.ending(transaction, COMMIT)
     until(lambda: bool(call.answers))
     assert call.answer.code == 15
     assert "door" in call.answer.msg
-    rig.change(made)
+    rig.change(topic)
     assert rig.proxy.end(transaction, COMMIT).outcome == COMMITTED
     assert rig.bodies("door") == [b"x"]
 

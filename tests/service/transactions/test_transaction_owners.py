@@ -48,9 +48,9 @@ def test_the_wrong_proxy_passes_the_end_on(rig: TransactionRig) -> None:
         transaction = owned_by(rig, owner)
         prepared = [proxy.prepare(transaction, body(b"x")) for proxy in (owner, other)]
         through = max(one.throughOffset for one in prepared)
-        ended = other.end(transaction, COMMIT, throughOffset=through)
-        assert (ended.code, ended.outcome, len(ended.results)) == (0, COMMITTED, 2)
-        assert ended.results[1].queueId == 0
+        answer = other.end(transaction, COMMIT, throughOffset=through)
+        assert (answer.code, answer.outcome, len(answer.results)) == (0, COMMITTED, 2)
+        assert answer.results[1].queueId == 0
         assert owner.end(transaction, COMMIT).outcome == COMMITTED
         refused = other.end(transaction, ROLLBACK)
         assert (refused.code, refused.outcome) == (11, COMMITTED)
@@ -173,8 +173,8 @@ def test_what_is_sent_again_takes_no_more_room() -> None:
         refused = proxy.prepare(transaction, body(b"1"))
         assert refused.code == 11
         assert "4 messages" in str(refused.msg)
-    ended = owner.end(transaction, COMMIT, messages=3)
-    assert (ended.code, len(ended.results)) == (0, 3)
+    answer = owner.end(transaction, COMMIT, messages=3)
+    assert (answer.code, len(answer.results)) == (0, 3)
 
 
 def test_what_owners_in_a_row_let_in_beyond_a_commit_is_in_the_dead_letters_whole(
@@ -188,9 +188,9 @@ def test_what_owners_in_a_row_let_in_beyond_a_commit_is_in_the_dead_letters_whol
     transaction = rig.begin(body(b"0"))
     rig.caught_up()
     through = max(rig.append_half(transaction, b"%d" % number) for number in range(1, 9))
-    ended = owner.end(transaction, COMMIT, throughOffset=through, messages=9)
-    assert (ended.code, ended.outcome) == (11, DEAD_LETTER)
-    assert "too large" in str(ended.msg)
+    answer = owner.end(transaction, COMMIT, throughOffset=through, messages=9)
+    assert (answer.code, answer.outcome) == (11, DEAD_LETTER)
+    assert "too large" in str(answer.msg)
     assert (len(rig.dead()), rig.unfinished()) == (4, 5)
     owner.kill()
     rig.proxies.clear()
@@ -257,8 +257,8 @@ def test_an_end_that_nobody_knows_the_outcome_of_is_looked_up(
     call = memory.proxy.ending(transaction, COMMIT)
     until(lambda: bool(call.answers), "it is answered")
     assert call.answer.code == 15
-    ended = memory.proxy.end(transaction, COMMIT)
-    assert (ended.code, ended.outcome) == (0, COMMITTED)
+    answer = memory.proxy.end(transaction, COMMIT)
+    assert (answer.code, answer.outcome) == (0, COMMITTED)
     assert memory.bodies() == [b"x"]
     assert len(memory.ops()) == 1
 
@@ -387,9 +387,9 @@ def damaged_and_moved(memory: TransactionRig, *bodies: bytes) -> bytes:
 def test_a_message_that_is_damaged_makes_a_dead_letter_of_the_rest(memory: TransactionRig) -> None:
     """Who commits says how many there are; nothing else tells the new owner that there was one more."""
     transaction = damaged_and_moved(memory, b"one", b"two", b"three")
-    ended = memory.proxy.end(transaction, COMMIT, messages=3)
-    assert (ended.code, ended.outcome) == (11, DEAD_LETTER)
-    assert "damaged" in ended.msg
+    answer = memory.proxy.end(transaction, COMMIT, messages=3)
+    assert (answer.code, answer.outcome) == (11, DEAD_LETTER)
+    assert "damaged" in answer.msg
     assert memory.bodies() == [b"other"], "a part is never seen"
     assert len(memory.dead()) == 2
     assert memory.proxy.end(transaction, COMMIT, messages=3).outcome == DEAD_LETTER
@@ -406,8 +406,8 @@ def test_the_proxy_that_passes_an_end_on_passes_its_count_on(memory: Transaction
     first, second = two(memory)
     transaction = owned_by(memory, first)
     assert first.prepare(transaction, body(b"1")).code == 0
-    ended = second.end(transaction, COMMIT, messages=2)
-    assert (ended.code, ended.outcome) == (11, DEAD_LETTER)
+    answer = second.end(transaction, COMMIT, messages=2)
+    assert (answer.code, answer.outcome) == (11, DEAD_LETTER)
 
 
 def test_it_costs_nothing_where_there_are_no_transactions(memory: TransactionRig) -> None:

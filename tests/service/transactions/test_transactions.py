@@ -21,18 +21,18 @@ def test_a_commit_makes_all_of_it_visible(rig: TransactionRig) -> None:
     answer = rig.proxy.prepare(transaction, body(b"three", partitionId=2))
     assert (answer.code, len(answer.results)) == (0, 1)
     assert (rig.bodies(), rig.bodies("bills")) == ([], [])
-    ended = rig.proxy.end(transaction, COMMIT, throughOffset=answer.throughOffset)
-    assert (ended.code, ended.outcome) == (0, COMMITTED)
-    assert [(one.queueId, one.offset) for one in ended.results] == [(0, 0), (0, 0), (2, 0)]
+    answer = rig.proxy.end(transaction, COMMIT, throughOffset=answer.throughOffset)
+    assert (answer.code, answer.outcome) == (0, COMMITTED)
+    assert [(one.queueId, one.offset) for one in answer.results] == [(0, 0), (0, 0), (2, 0)]
     assert (rig.bodies(), rig.bodies("bills")) == ([b"one", b"three"], [b"two"])
-    assert ended.results[2].messageId == answer.results[0].messageId
+    assert answer.results[2].messageId == answer.results[0].messageId
     assert rig.unfinished() == 0
 
 
 def test_a_rollback_drops_all_of_it(rig: TransactionRig) -> None:
     transaction = rig.begin(body(b"one"), body(b"two"))
-    ended = rig.proxy.end(transaction, ROLLBACK)
-    assert (ended.code, ended.outcome, ended.results) == (0, ROLLED_BACK, None)
+    answer = rig.proxy.end(transaction, ROLLBACK)
+    assert (answer.code, answer.outcome, answer.results) == (0, ROLLED_BACK, None)
     assert rig.bodies() == []
     assert rig.unfinished() == 0
 
@@ -41,8 +41,8 @@ def test_what_has_ended_is_told(rig: TransactionRig) -> None:
     committed, rolled_back = rig.begin(), rig.begin()
     rig.proxy.end(committed, COMMIT)
     rig.proxy.end(rolled_back, ROLLBACK)
-    again = rig.proxy.end(committed, COMMIT)
-    assert (again.code, again.outcome, again.results) == (0, COMMITTED, None)
+    repeated = rig.proxy.end(committed, COMMIT)
+    assert (repeated.code, repeated.outcome, repeated.results) == (0, COMMITTED, None)
     other = rig.proxy.end(committed, ROLLBACK)
     assert (other.code, other.outcome) == (11, COMMITTED)
     assert "was committed" in other.msg

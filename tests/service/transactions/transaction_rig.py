@@ -85,8 +85,8 @@ class TransactionProxy:
         """Asked again as long as the shard moves, as clients do."""
 
         def settled() -> Any:
-            found = self.answer("endTransaction", end_request(transaction, action, group, **fields))
-            return found if found.code != 15 else None
+            answer = self.answer("endTransaction", end_request(transaction, action, group, **fields))
+            return answer if answer.code != 15 else None
 
         return until(settled, "the transaction is ended, or refused for good")
 
@@ -153,9 +153,9 @@ class TransactionRig(BackendRig):
         self.proxy = self.beside(served=False)
 
     def beside(self, *, served: bool = True) -> TransactionProxy:
-        made = TransactionProxy(self, served=served, **self._limits)
-        self.proxies.append(made)
-        return made
+        proxy = TransactionProxy(self, served=served, **self._limits)
+        self.proxies.append(proxy)
+        return proxy
 
     def serve(self, count: int = 1, **limits: Any) -> list[TransactionProxy]:
         """Other proxies instead of the first one, that pass calls on to each other, and share the shards."""

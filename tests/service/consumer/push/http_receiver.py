@@ -95,8 +95,8 @@ class Receiver:
 
 @contextmanager
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
+    http_receiver = Receiver()
     try:
-        yield made
+        yield http_receiver
     finally:
-        made.close()
+        http_receiver.close()

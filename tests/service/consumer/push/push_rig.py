@@ -89,12 +89,12 @@ class PushRig(ConsumerRig):
         info = self.backend.topic(f"%DLQ%{group}")
         if info is None:
             return []
-        found = []
+        dead_letters = []
         for queue in range(info.queues):
             ref = self.ref(queue, f"%DLQ%{group}")
             batch = self.wait(self.backend.read(ref, 0, 100, 1 << 20))
             for raw in batch.deliveries:
                 content = decode(raw)
                 texts = {name.decode(): value.decode() for name, value in content.properties.items()}
-                found.append((content.value, texts))
-        return found
+                dead_letters.append((content.value, texts))
+        return dead_letters

@@ -75,14 +75,14 @@ def _await(port: int) -> None:
     give_up = time.monotonic() + START_S
     while True:
         try:
-            ask(port, "PING")
+            execute(port, "PING")
             return
         except OSError:
             if time.monotonic() > give_up:
                 raise
 
 
-def ask(port: int, *command: str) -> bytes:
+def execute(port: int, *command: str) -> bytes:
     """One command over a connection of its own; the whole reply."""
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
         connection.sendall(_packed("AUTH", PASSWORD) + _packed(*command) + _packed("ECHO", "the end"))

@@ -68,16 +68,16 @@ class Store:
         return len(fields) - before
 
     def _hash(self, key: bytes) -> dict[bytes, bytes]:
-        found = self.keys.get(key, {})
-        if not isinstance(found, dict):
+        value = self.keys.get(key, {})
+        if not isinstance(value, dict):
             raise WrongCommand("WRONGTYPE Operation against a key holding the wrong kind of value")
-        return found
+        return value
 
     def _text(self, key: bytes) -> bytes | None:
-        found = self.keys.get(key)
-        if isinstance(found, dict):
+        value = self.keys.get(key)
+        if isinstance(value, dict):
             raise WrongCommand("WRONGTYPE Operation against a key holding the wrong kind of value")
-        return found
+        return value
 
 
 class SmallRedis:

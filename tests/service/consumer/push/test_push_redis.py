@@ -11,7 +11,7 @@ import pytest
 
 from proxy_consumer.push.actions.config import PushConfig, RedisConfig
 from tests.service.consumer.push.push_rig import PushRig
-from tests.service.consumer.push.redis_server import PASSWORD, Server, ask, redis_server
+from tests.service.consumer.push.redis_server import PASSWORD, Server, execute, redis_server
 from tests.service.consumer.push.small_redis import SmallRedis
 from tests.support.waits import until
 
@@ -60,16 +60,16 @@ def test_every_command(rig: PushRig, redis: Server) -> None:
     )
     rig.put('{"id":7,"name":"ä","list":[1, 2]}'.encode())
     rig.until_committed(1)
-    assert ask(redis.port, "GET", "a:7") == b'$35\r\n{"id":7,"name":"\xc3\xa4","list":[1,2]}\r\n'.replace(
+    assert execute(redis.port, "GET", "a:7") == b'$35\r\n{"id":7,"name":"\xc3\xa4","list":[1,2]}\r\n'.replace(
         b"$35", b"$%d" % len('{"id":7,"name":"ä","list":[1,2]}'.encode())
     )
-    assert ask(redis.port, "GET", "timed") == b"$2\r\n\xc3\xa4\r\n"
-    assert 40_000 < int(ask(redis.port, "PTTL", "timed")[1:]) <= 50_000
-    assert ask(redis.port, "GET", "m1") == b"$1\r\nk\r\n"
-    assert ask(redis.port, "GET", "m2") == b"$1\r\nT\r\n"
-    assert b"three" in ask(redis.port, "HGETALL", "h")
-    assert b"one" not in ask(redis.port, "HGETALL", "h")
-    assert ask(redis.port, "EXISTS", "gone") == b":0\r\n"
+    assert execute(redis.port, "GET", "timed") == b"$2\r\n\xc3\xa4\r\n"
+    assert 40_000 < int(execute(redis.port, "PTTL", "timed")[1:]) <= 50_000
+    assert execute(redis.port, "GET", "m1") == b"$1\r\nk\r\n"
+    assert execute(redis.port, "GET", "m2") == b"$1\r\nT\r\n"
+    assert b"three" in execute(redis.port, "HGETALL", "h")
+    assert b"one" not in execute(redis.port, "HGETALL", "h")
+    assert execute(redis.port, "EXISTS", "gone") == b":0\r\n"
     assert rig.outcomes() == {"done": 1}
 
 
@@ -77,17 +77,17 @@ def test_binary_bodies_without_json(rig: PushRig, redis: Server) -> None:
     pushed(rig, redis.port, ["SET", "raw", "{body}"], actions=("Redis",))
     rig.put(b"\xff\x00\r\n")
     rig.until_committed(1)
-    assert ask(redis.port, "GET", "raw") == b"$4\r\n\xff\x00\r\n\r\n"
+    assert execute(redis.port, "GET", "raw") == b"$4\r\n\xff\x00\r\n\r\n"
 
 
 def test_the_first_error_fails_the_job(rig: PushRig, redis: Server) -> None:
-    ask(redis.port, "SET", "text", "x")
+    execute(redis.port, "SET", "text", "x")
     commands = (["SET", "before", "1"], ["HSET", "text", "f", "1"], ["SET", "after", "1"])
     pushed(rig, redis.port, *commands, **QUICK)
     rig.put(b"{}", b'{"a":1}')
     rig.until_moved(lambda: rig.progress().committed == 2)
-    assert ask(redis.port, "EXISTS", "before") == b":1\r\n"
-    assert ask(redis.port, "EXISTS", "after") == b":0\r\n"
+    assert execute(redis.port, "EXISTS", "before") == b":1\r\n"
+    assert execute(redis.port, "EXISTS", "after") == b":0\r\n"
     assert any("HSET: WRONGTYPE" in value for value in rig.dead()[0][1].values())
     assert rig.outcomes() == {"failed": 2}
 
@@ -96,7 +96,7 @@ def test_a_missing_value_fails_before_anything_is_sent(rig: PushRig, redis: Serv
     pushed(rig, redis.port, ["SET", "never", "1"], ["SET", "x", "$.nowhere"], **QUICK)
     rig.put(b"{}")
     rig.until_moved(lambda: rig.progress().committed == 1)
-    assert ask(redis.port, "EXISTS", "never") == b":0\r\n"
+    assert execute(redis.port, "EXISTS", "never") == b":0\r\n"
     assert any("nothing at $.nowhere" in value for value in rig.dead()[0][1].values())
 
 
@@ -113,7 +113,7 @@ def test_many_messages_over_a_few_connections(rig: PushRig, redis: Server) -> No
     pushed(rig, redis.port, ["HSET", "many", "{$.n}", "1"])
     rig.put(*[b'{"n":%d}' % number for number in range(300)])
     rig.until_committed(300)
-    assert ask(redis.port, "HGETALL", "many").startswith(b"*600\r\n")
+    assert execute(redis.port, "HGETALL", "many").startswith(b"*600\r\n")
 
 
 def test_nobody_there_and_nobody_answering(rig: PushRig) -> None:

@@ -19,14 +19,14 @@ def test_what_is_pushed_is_not_pulled(rig: PushRig, receiver: Receiver) -> None:
     rig.http(receiver.url())
     rig.topic("P")
     rig.subscribe(topic="P")
-    refused = rig.ask()
+    refused = rig.start_pull()
     assert refused.outcome.error.code == Code.TOPIC_REFUSED
     assert b"pushes it" in refused.outcome.error.message
     rig.put(b"pushed")
     rig.put(b"pulled", topic="P")
     anything = rig.pull(topic=None)
     assert anything.values == [b"pulled"]
-    waiting = rig.ask(topic=None, linger=1_000)
+    waiting = rig.start_pull(topic=None, linger=1_000)
     rig.put(b"pushed too")
     until(lambda: len(receiver.seen) == 2)
     assert not waiting.answered

@@ -64,9 +64,9 @@ def registry() -> Registry:
 
 @pytest.fixture
 def workers(registry: Registry) -> Iterator[ScriptWorkers]:
-    made = ScriptWorkers(registry)
-    yield made
-    made.close()
+    script_workers = ScriptWorkers(registry)
+    yield script_workers
+    script_workers.close()
 
 
 @pytest.mark.parametrize("what", HOSTILE)
