@@ -39,13 +39,13 @@ def test_pushed_over_a_kill_and_in_order_of_their_keys(installation: Installatio
                 for number in range(MESSAGES):
                     body = b'{"key":"k%d","n":%d}' % (number % 7, number if number % 10 else -1)
                     producer.send("T", body, queue=number % 7 % 2)
-            until(lambda: len(there.seen) > 50, "some were pushed")
+            until(lambda: len(there.requests) > 50, "some were pushed")
             server.kill()
             server.start()
             expected = {number for number in range(MESSAGES) if number % 10}
-            until(lambda: numbers(there.seen) == expected, "all were pushed")
+            until(lambda: numbers(there.requests) == expected, "all were pushed")
             for key in range(7):
-                first_deliveries = list(dict.fromkeys(n for n in in_order(there.seen) if n % 7 == key))
+                first_deliveries = list(dict.fromkeys(n for n in in_order(there.requests) if n % 7 == key))
                 assert first_deliveries == sorted(first_deliveries)
 
 

@@ -261,14 +261,14 @@ class Progress(SharedBound):
     options: ClassVar[dict[str, Any]] = {"progress_max": BOUND}
 
     def prepare(self) -> None:
-        self._taken: list[tuple[str, QueueRef]] = []
+        self._claimed: list[tuple[str, QueueRef]] = []
         self.log.make("T", queues=2)
 
     def attempt(self, process: int, number: int) -> Any:
         info = self.log.writer.topic("T")
         assert info is not None
         queue = info.refs()[0]
-        self._taken.append((f"g{number}", queue))
+        self._claimed.append((f"g{number}", queue))
         delta = ProgressDelta(f"g{number}", queue, 0, 0, finished=[(0, 1)])
         return self.log.backends[process].commit(CommitBatch(progress=[delta]), soon())
 
@@ -277,13 +277,13 @@ class Progress(SharedBound):
 
     def count(self) -> int:
         writer = self.log.writer
-        views = [done(writer.progress(group, [queue]))[0] for group, queue in self._taken]
+        views = [done(writer.progress(group, [queue]))[0] for group, queue in self._claimed]
         return sum(view.committed is not None or bool(view.finished) for view in views)
 
     def free(self) -> None:
         self.log.delete("T")
         self.log.make("T", queues=2)
-        self._taken = []
+        self._claimed = []
 
 
 class IdempotencyKeys(SharedBound):

@@ -81,10 +81,10 @@ class StoppedClock(SystemClock):
     """It stands still at the time of its making, so that no rate gives anything back meanwhile."""
 
     def __init__(self) -> None:
-        self._made_at = super().monotonic()
+        self._stopped_at = super().monotonic()
 
     def monotonic(self) -> float:
-        return self._made_at
+        return self._stopped_at
 
 
 class ProducerProxy(Rig):

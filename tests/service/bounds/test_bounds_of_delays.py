@@ -32,7 +32,7 @@ EACH_SECOND = 5  # sends at each proxy
 SHARDS = 6
 BUSY = 15
 BYTES = 400  # of one message that waits, at most
-TURNS = 50  # of the hub, until what a look has found is stored and every proxy was told
+HUB_ROUNDS = 50  # of the hub, until what a look has found is stored and every proxy was told
 
 
 class DelayProcesses(Rig):
@@ -70,9 +70,9 @@ class DelayProcesses(Rig):
         return sum(owned) == SHARDS and all(owned) and all(each.health().ready for each in self.services)
 
     def close(self) -> None:
-        parts: list[Any] = [*self.proxies, *self.services]
-        for part in parts:
-            part.close()
+        components: list[Any] = [*self.proxies, *self.services]
+        for component in components:
+            component.close()
         self.backend.close()
 
     def send(self, proxy: int, **fields: Any) -> Any:
@@ -93,11 +93,11 @@ class DelayProcesses(Rig):
 
     def second(self) -> None:
         """Let the services take everything in, and a second pass."""
-        until(self._taken_in, "every command is taken in")
+        until(self._has_ingested_all, "every command is taken in")
         self.clock.advance(1)
         for alarms in self.alarms:
             alarms.ring()
-        for _ in range(TURNS):
+        for _ in range(HUB_ROUNDS):
             gevent.sleep(0)
 
     def pending_bytes(self) -> float:
@@ -105,7 +105,7 @@ class DelayProcesses(Rig):
         rows = [row for metrics in self.metrics for row in metrics.snapshot()["ddmq_delay_pending_bytes"]]
         return sum(float(row["value"]) for row in rows)
 
-    def _taken_in(self) -> bool:
+    def _has_ingested_all(self) -> bool:
         info = self.backend.topic(DELAY_TOPIC)
         assert info is not None
         ends = {ref: bounds.next for ref, bounds in zip(info.refs(), self._bounds(info), strict=True)}

@@ -62,7 +62,7 @@ class Leasing:
                 for message in call.result.messages or ():
                     delivered.append((call.result.context.qid, message.offset))
 
-    def in_flight(self) -> int:
+    def count_in_flight(self) -> int:
         return sum(map(len, self.delivered))
 
 
@@ -75,7 +75,8 @@ def _record(number: int) -> NewRecord:
 def test_concurrency_is_of_each_proxy(processes: int, tmp_path: Path) -> None:
     leasing = Leasing(tmp_path, processes, concurrency=LIMIT, batch_max=3)
     until(
-        lambda: leasing.pull_all() or leasing.in_flight() == LIMIT * processes, "every proxy is at its bound"
+        lambda: leasing.pull_all() or leasing.count_in_flight() == LIMIT * processes,
+        "every proxy is at its bound",
     )
     leasing.pull_all()
     assert [len(delivered) for delivered in leasing.delivered] == [LIMIT] * processes
@@ -86,9 +87,9 @@ def test_concurrency_is_of_each_proxy(processes: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("processes", [2, 3])
 def test_concurrency_of_a_group_in_order_is_of_all(processes: int, tmp_path: Path) -> None:
     leasing = Leasing(tmp_path, processes, concurrency=LIMIT, batch_max=3, order_key="KEY")
-    until(lambda: leasing.pull_all() or leasing.in_flight() == LIMIT, "the holder is at its bound")
+    until(lambda: leasing.pull_all() or leasing.count_in_flight() == LIMIT, "the holder is at its bound")
     leasing.pull_all()
-    assert leasing.in_flight() == LIMIT
+    assert leasing.count_in_flight() == LIMIT
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -109,12 +110,12 @@ def test_the_burst_of_new_topics_is_of_each_proxy(tmp_path: Path) -> None:
     settings = {"creations_max": 10_000, "timeout_ms_max": 600_000}
     proxies = [ProducerProxy(backend, StoppedClock(), **settings) for backend in log.backends]
     calls = [
-        proxy.start_send(topic=b"t-%d-%d" % (place, number))
+        proxy.start_send(topic=b"t-%d-%d" % (proxy_index, number))
         for number in range(CREATIONS_AT_ONCE + 40)
-        for place, proxy in enumerate(proxies)
+        for proxy_index, proxy in enumerate(proxies)
     ]
     results = send_results(calls)
-    for place in range(len(proxies)):
-        accepted = sum(code == 0 for code, _ in results[place :: len(proxies)])
+    for proxy_index in range(len(proxies)):
+        accepted = sum(code == 0 for code, _ in results[proxy_index :: len(proxies)])
         assert accepted == CREATIONS_AT_ONCE
     assert {code for code, _ in results} == {0, BUSY}

@@ -20,7 +20,7 @@ def written(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}"))
 
 
-def write_until_full(folder: FilesFolder, name: str, start: Barrier, refusals: list[str]) -> None:
+def write_until_full(folder: FilesFolder, name: str, start: Barrier, errors: list[str]) -> None:
     """Write lines to a file of its own, as the sink of one proxy does, until one is refused."""
     path = folder.path / f"{name}{SUFFIX}"  # type: ignore[operator]
     start.wait()
@@ -29,7 +29,7 @@ def write_until_full(folder: FilesFolder, name: str, start: Barrier, refusals: l
             with folder.reserve_bytes(LINE), path.open("ab") as file:
                 file.write(b"x" * LINE)
         except OSError as error:
-            refusals.append(str(error))
+            errors.append(str(error))
             return
 
 
@@ -39,10 +39,10 @@ def test_files_of_several_proxies_stay_within_the_bound(proxies: int, tmp_path: 
     for number, folder in enumerate(folders):  # each has counted an empty folder
         with folder.reserve_bytes(1):
             (tmp_path / f"first-{number}{SUFFIX}").write_bytes(b"x")
-    refusals: list[str] = []
+    errors: list[str] = []
     start = Barrier(proxies)
     threads = [
-        Thread(target=write_until_full, args=(folder, str(number), start, refusals))
+        Thread(target=write_until_full, args=(folder, str(number), start, errors))
         for number, folder in enumerate(folders)
     ]
     for thread in threads:
@@ -50,7 +50,7 @@ def test_files_of_several_proxies_stay_within_the_bound(proxies: int, tmp_path: 
     for thread in threads:
         thread.join()
     assert BOUND - LINE < written(tmp_path) <= BOUND
-    assert refusals == [f"the folder holds push_files_bytes_max ({BOUND} bytes)"] * proxies
+    assert errors == [f"the folder holds push_files_bytes_max ({BOUND} bytes)"] * proxies
     for folder in folders:
         next(path for path in tmp_path.glob(f"*{SUFFIX}") if path.stat().st_size >= LINE).unlink()
         with folder.reserve_bytes(LINE):
@@ -76,7 +76,7 @@ def test_samples_of_several_processes_stay_within_the_bound(processes: int, tmp_
         for folder in folders:
             name = SampleName(folder.instance, sequence, sequence, False)
             folder.write("date=2023-11-14/hour=22", name, b"x" * LINE)
-    kept = [folder.sweep(NOW_MS + HOUR_MS, 90, BOUND).remaining_bytes for folder in folders]
+    remaining = [folder.sweep(NOW_MS + HOUR_MS, 90, BOUND).remaining_bytes for folder in folders]
     sizes = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert BOUND - LINE < sizes <= BOUND
-    assert kept == [sizes] * processes
+    assert remaining == [sizes] * processes

@@ -12,7 +12,9 @@ import pytest
 from ddmq.cli.root import run
 
 COLUMNS = 400
-OURS = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[[0-9]*[AKG]|\x1b\[2K")  # colours; what redraws a line
+OWN_SEQUENCES = re.compile(
+    r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[[0-9]*[AKG]|\x1b\[2K"
+)  # colours; what redraws a line
 
 
 class Terminal:
@@ -25,16 +27,16 @@ class Terminal:
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
         """The exit code, and everything that was written to the terminal."""
-        ours, theirs = os.openpty()
+        parent_end, child_end = os.openpty()
         output = bytearray()
-        reader = threading.Thread(target=_drain, args=(ours, output))
+        reader = threading.Thread(target=_drain, args=(parent_end, output))
         reader.start()
         try:
-            code = self._run(arguments, theirs)
+            code = self._run(arguments, child_end)
         finally:
-            os.close(theirs)
+            os.close(child_end)
             reader.join(30)
-            os.close(ours)
+            os.close(parent_end)
         return code, output.decode().replace("\r\n", "\n")
 
     def _run(self, arguments: Sequence[str], terminal: int) -> int:
@@ -51,16 +53,18 @@ class Terminal:
 def _drain(terminal: int, output: bytearray) -> None:
     while True:
         try:
-            part = os.read(terminal, 1 << 16)
+            chunk = os.read(terminal, 1 << 16)
         except OSError:  # nobody has the other end any more
             return
-        if not part:
+        if not chunk:
             return
-        output += part
+        output += chunk
 
 
 def acts(written: str) -> list[str]:
     """What a terminal or a reader's eye would act on, beside this project's own colours and lines."""
-    rest = OURS.sub("", written)
-    control_characters = re.findall("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]", rest)
+    rest = OWN_SEQUENCES.sub("", written)
+    control_characters = re.findall(
+        "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]", rest
+    )
     return sorted(set(control_characters)) + [line for line in rest.split("\n") if line.startswith("FORGED")]

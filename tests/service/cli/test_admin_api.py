@@ -49,7 +49,7 @@ def test_a_group_from_birth_to_death(server: RealServer, topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "target", "body", "status", "part"),
+    ("method", "target", "body", "status", "words"),
     [
         ("GET", "/", None, 404, "/topics/{topic}/messages"),
         ("GET", "/topics/none", None, 404, "'none' does not exist"),
@@ -75,11 +75,11 @@ def test_a_group_from_birth_to_death(server: RealServer, topic: str) -> None:
     ],
 )
 def test_what_is_refused(
-    server: RealServer, method: str, target: str, body: Any, status: int, part: str
+    server: RealServer, method: str, target: str, body: Any, status: int, words: str
 ) -> None:
     answered_status, answer = server.ask(method, target, body)
     assert (answered_status, set(answer)) == (status, {"error"})
-    assert part in answer["error"]
+    assert words in answer["error"]
 
 
 def test_what_is_not_http_is_one_short_line_in_the_log(server: RealServer) -> None:
@@ -112,7 +112,7 @@ def test_hangup_reads_topics_and_groups_again(tmp_path: Path) -> None:
         os.kill(server.pid, signal.SIGHUP)
         until(lambda: "not reloaded" in server.log, "it says that not")
         (line,) = [line for line in server.log.splitlines() if "not reloaded" in line]
-        assert all(part in line for part in ("topics.yaml:", "queus", "did you mean 'queues'"))
+        assert all(word in line for word in ("topics.yaml:", "queus", "did you mean 'queues'"))
         assert server.admin("GET", "topics", "a")["queues"] == 2
 
 

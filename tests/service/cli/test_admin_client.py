@@ -47,17 +47,17 @@ class AnyAdmin:
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def admin(server: RealServer, request: pytest.FixtureRequest) -> Iterator[Any]:
-    places = {
+    addresses = {
         "servers": server.address("admin"),
         "producers": server.address("producer"),
         "timeout_ms": 60_000,
     }
     if request.param == "blocking":
-        with Admin(**places) as client:
+        with Admin(**addresses) as client:
             yield AnyAdmin(client, None)
         return
     loop = asyncio.new_event_loop()
-    async_admin = AsyncAdmin(**places)
+    async_admin = AsyncAdmin(**addresses)
     yield AnyAdmin(async_admin, loop)
     loop.run_until_complete(async_admin.aclose())
     loop.close()

@@ -76,5 +76,5 @@ def test_a_change_keeps_what_another_proxy_changed_just_before(pair: tuple[RealS
     for number in range(1, 31):
         for at, name in enumerate(names):
             pair[(at + number) % 2].admin("POST", "groups", "g", "topics", "t", body={name: number})
-        wanted = dict.fromkeys(names, number)
-        until(lambda wanted=wanted: set_here(server, names) == wanted, "all five hold")
+        expected = dict.fromkeys(names, number)
+        until(lambda expected=expected: set_here(server, names) == expected, "all five hold")

@@ -61,7 +61,7 @@ def test_show_says_which_key_is_blocked_and_why(stuck: Stuck) -> None:
     assert (key["attempts"], key["waiting"], key["more"]) == (1, 1, False)
     assert "no such customer" in key["error"]
     shown = stuck.shell("group", "show", stuck.name)
-    for part in (
+    for text in (
         "blocked keys",
         '"bad"',
         "retrying",
@@ -69,7 +69,7 @@ def test_show_says_which_key_is_blocked_and_why(stuck: Stuck) -> None:
         "no such customer",
         "KEY over the group",
     ):
-        assert part in shown, shown
+        assert text in shown, shown
     assert "ddmq group skip" in stuck.shell.error
     states = [row["state"] for row in stuck.shell.json("message", stuck.name, "--group", stuck.name)]
     assert states == ["retrying", "done", "behind its key", "done"]
@@ -200,9 +200,9 @@ def hung(shell: Shell, topic: str) -> Iterator[Hung]:
 def test_who_has_a_message_in_flight_is_shown_and_until_when(hung: Hung) -> None:
     for command in ("keys", "show"):
         output = hung.shell("group", command, hung.name)
-        assert re.search(r'"a" +.* in flight +\S+/0/0 +1 +billing-7f9 \(127\.0\.0\.1:\d+\) +in 9 m', output), (
-            output
-        )
+        assert re.search(
+            r'"a" +.* in flight +\S+/0/0 +1 +billing-7f9 \(127\.0\.0\.1:\d+\) +in 9 m', output
+        ), output
         assert "--take-away" in hung.shell.error
     key = hung.key()
     assert (key["client"], key["extended"]) == ("billing-7f9", False)
@@ -212,7 +212,9 @@ def test_who_has_a_message_in_flight_is_shown_and_until_when(hung: Hung) -> None
 def test_a_replay_does_not_claim_what_it_has_not_done(hung: Hung) -> None:
     shell, name = hung.shell, hung.name
     output = shell.refused("group", "replay", name, "a")
-    assert re.match(rf'"a": its first message \({name}/0/0\) is in flight with billing-7f9 \(127', output), output
+    assert re.match(rf'"a": its first message \({name}/0/0\) is in flight with billing-7f9 \(127', output), (
+        output
+    )
     assert "its lease ends in 9 m" in output
     assert "--take-away" in output
     done = shell.json("group", "replay", name, "a", code=1)

@@ -70,22 +70,22 @@ def test_a_message_that_never_was(shell):
 
 def test_listing_goes_on_where_it_ended_over_all_shards(shell, topic):
     dues = [added(shell, topic, "--delay", f"{3600 + n}s", body=f"m{n}")["due_ms"] for n in range(7)]
-    seen, after = [], None
+    rows, after = [], None
     while True:
         page = shell.json("delay", "list", topic, "--count", "3", *(["--after", after] if after else []))
-        seen += page["messages"]
+        rows += page["messages"]
         after = page["next"]
         if after is None:
             break
-    assert [row["due_ms"] for row in seen] == dues
-    assert [row["preview"] for row in seen] == [f"m{n}" for n in range(7)]
-    span = ("--from", str(dues[2]), "--to", str(dues[5]))
-    assert [row["preview"] for row in shell.json("delay", "list", topic, *span)["messages"]] == [
+    assert [row["due_ms"] for row in rows] == dues
+    assert [row["preview"] for row in rows] == [f"m{n}" for n in range(7)]
+    range_options = ("--from", str(dues[2]), "--to", str(dues[5]))
+    assert [row["preview"] for row in shell.json("delay", "list", topic, *range_options)["messages"]] == [
         "m2",
         "m3",
         "m4",
     ]
-    assert shell("delay", "count", topic, *span).strip() == "3"
+    assert shell("delay", "count", topic, *range_options).strip() == "3"
     assert shell("delay", "count", topic).strip() == "7"
     assert shell.json("delay", "count")["topics"][topic] == 7
     output = shell("delay", "list", topic, "--count", "3")
@@ -160,14 +160,16 @@ def change(server: RealServer, what: str, ident: str, *more: str) -> None:
 def test_a_backup_is_made_while_it_runs_and_put_back_beside_the_log(tmp_path: Path) -> None:
     """What fired or was cancelled after the backup stays so; what came after it is there again."""
     with running(tmp_path) as server:
-        kept, fired, gone = (add(server, body, "--delay", "1h") for body in ("kept", "fired", "gone"))
+        unchanged, fired, cancelled = (
+            add(server, body, "--delay", "1h") for body in ("kept", "fired", "gone")
+        )
         admin = f"127.0.0.1:{server.ports['admin']}"
         folder = str(server.data_dir / "backups" / "made")
         assert ddmq("delay", "backup", "made", "--admin", admin).returncode == 0
         second_backup = ddmq("delay", "backup", folder, "--admin", admin)
         assert (second_backup.returncode, "not empty" in second_backup.stderr) == (1, True)
         change(server, "fire", fired)
-        change(server, "cancel", gone)
+        change(server, "cancel", cancelled)
         later = add(server, "later", "--delay", "1h")
         restore = ("delay", "restore", folder, "--data-dir", str(server.data_dir))
         refused = ddmq(*restore)
@@ -179,7 +181,7 @@ def test_a_backup_is_made_while_it_runs_and_put_back_beside_the_log(tmp_path: Pa
         server.start()
         until(lambda: pending(server) == {"orders": 2}, "kept and later wait")
         assert delivered(server, "orders") == ["fired"]
-        for ident in (kept, later):
+        for ident in (unchanged, later):
             change(server, "fire", ident)
         assert delivered(server, "orders") == ["fired", "kept", "later"]
 
@@ -227,8 +229,8 @@ def test_a_backup_holds_the_shards_of_all_processes(tmp_path: Path) -> None:
             until(lambda: not other.admin("GET", "delay")["health"]["reason"], "it fires")
             process = ddmq("delay", "backup", "of/today", "--admin", f"127.0.0.1:{other.ports['admin']}")
             assert process.returncode == 0, process.stderr
-            for given in ({}, {"secret": ""}, {"secret": "0" * 64}):
-                body = {"folder": str(folder), "shards": [0], **given}
+            for secret in ({}, {"secret": ""}, {"secret": "0" * 64}):
+                body = {"folder": str(folder), "shards": [0], **secret}
                 status, answer = other.ask("POST", "/delay/backup", body)
                 assert (status, "no backup 'today' is being made here" in answer["error"]) == (400, True)
         finally:
@@ -308,7 +310,7 @@ def test_what_waits_in_a_shard_that_is_not_open_is_told_to_be_missing(tmp_path: 
         store.rename(tmp_path / "store")
         store.write_text("not a folder")
         server.launch()
-        admin, producer = (f"127.0.0.1:{server.ports[part]}" for part in ("admin", "producer"))
+        admin, producer = (f"127.0.0.1:{server.ports[component]}" for component in ("admin", "producer"))
 
         def counted() -> str:
             done = ddmq("delay", "count", "orders", "--admin", admin)

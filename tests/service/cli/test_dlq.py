@@ -120,11 +120,11 @@ def test_the_story_of_a_resent_letter_goes_on_for_its_group_alone(
     if engine == "kafka":  # finds no copy of a message by its id
         return
     row = shell.json("message", topic, "--queue", "0", "--offset", "0")[0]
-    told = {one["group"]: one for one in shell.json("message", "--id", row["id"], "--story")["stories"]}
-    whys = {name: " ".join(span["why"] for span in one["spans"]) for name, one in told.items()}
+    stories = {one["group"]: one for one in shell.json("message", "--id", row["id"], "--story")["stories"]}
+    whys = {name: " ".join(span["why"] for span in one["spans"]) for name, one in stories.items()}
     assert f"sent again from the dead letters to this group alone, to {topic} 0/1" in whys[group]
     assert "dead letters" not in whys[other]
-    assert told[other]["state"] == told[group]["state"] == "done"
+    assert stories[other]["state"] == stories[group]["state"] == "done"
     states = [
         shell.json("message", topic, "--queue", "0", "--offset", "1", "--group", name)[0]["state"]
         for name in (group, other)
@@ -174,28 +174,28 @@ def test_what_is_told_of_dead_letters_is_true_after_a_restart(
             until(lambda: _fail(consumer, failed), "it was delivered")
         until(lambda: _row(shell, "billing").get("letters"), "it is a dead letter")
         became = r"^became dead letters +{} since this proxy started$".format
-        assert_told(shell, 1, became(1))
+        assert_open_dead_letters(shell, 1, became(1))
         server.kill()
         server.start()
         shell = shell_at(server, capsys, monkeypatch)
-        assert_told(shell, 1, became(0))
+        assert_open_dead_letters(shell, 1, became(0))
         shell("dlq", "resend", "billing", "--all")
-        assert_told(shell, 0, became(0))
+        assert_open_dead_letters(shell, 0, became(0))
 
 
 def shell_at(
     server: RealServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Shell:
-    for part, port in server.ports.items():
-        monkeypatch.setenv(f"DDMQ_{part.upper()}", f"127.0.0.1:{port}")
+    for component, port in server.ports.items():
+        monkeypatch.setenv(f"DDMQ_{component.upper()}", f"127.0.0.1:{port}")
     monkeypatch.setenv("COLUMNS", "100")
     return Shell(server, capsys)
 
 
-def assert_told(shell: Shell, dead: int, became: str) -> None:
+def assert_open_dead_letters(shell: Shell, dead: int, became: str) -> None:
     """Everywhere the same: the columns of `stats` and `group list`, and both lines of `group show`."""
-    (row,) = (row for row in shell.json("group", "list") if row["group"] == "billing")
-    assert row["dead_letters_open"] == dead
+    (group,) = (row for row in shell.json("group", "list") if row["group"] == "billing")
+    assert group["dead_letters_open"] == dead
     for command in (("stats",), ("group", "list")):
         lines = shell(*command).splitlines()
         (head,) = (line for line in lines if "later  dead" in line)

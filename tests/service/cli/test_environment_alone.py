@@ -44,7 +44,10 @@ class EnvironmentServer:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command against the server, in its environment."""
-        where = {f"DDMQ_{part.upper()}": self.addresses[part] for part in ("producer", "consumer", "admin")}
+        where = {
+            f"DDMQ_{component.upper()}": self.addresses[component]
+            for component in ("producer", "consumer", "admin")
+        }
         return subprocess.run(
             ddmq_command(*arguments), env=self.variables | where, capture_output=True, text=True, check=False
         )

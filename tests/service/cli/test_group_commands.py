@@ -17,15 +17,17 @@ from tests.support.installations import Installation
 from tests.support.waits import until
 
 
-@pytest.mark.parametrize("made_before", [False, True])
+@pytest.mark.parametrize("group_exists", [False, True])
 def test_a_costly_pattern_in_front_of_a_pull_is_refused_when_it_is_set(
-    shell: Shell, topic: str, made_before: bool
+    shell: Shell, topic: str, group_exists: bool
 ) -> None:
     path, script = f"/groups/{topic}/topics/{topic}", {"filter": "!text.matches('a.{0,200}b.{0,200}c')"}
-    if made_before:
+    if group_exists:
         assert shell.server.ask("POST", path, {"batch_max": 3})[0] == 200
     for actions, status in ((["Script", "PullServer"], 400), (["Script", "File"], 200)):
-        answered_status, answer = shell.server.ask("POST", path, {"actions": actions, "push": {"script": script}})
+        answered_status, answer = shell.server.ask(
+            "POST", path, {"actions": actions, "push": {"script": script}}
+        )
         assert answered_status == status
         assert status == 200 or "'a.{0,200}b.{0,200}c' may take" in answer["error"]
     assert shell.server.ask("POST", path, {"actions": ["Script", "PullServer"]})[0] == 400
@@ -70,7 +72,7 @@ def test_files_are_read_again_and_stay_the_files(configured: tuple[RealServer, P
     assert (now["concurrency"], now["batch_max"]) == (77, 9), "over the defaults of proxy_consumer.yaml"
     status, answer = server.ask("POST", "/groups/g/topics/t", {"batch_max": 1})
     assert status == 400
-    assert all(part in answer["error"] for part in ("groups.yaml", "groups.g.topics.t", "reload"))
+    assert all(text in answer["error"] for text in ("groups.yaml", "groups.g.topics.t", "reload"))
     assert server.ask("DELETE", "/groups/g")[0] == 400
     server.admin("POST", "groups", "own", "topics", "t", body={"batch_max": 3})
     write_config(
@@ -82,13 +84,13 @@ def test_files_are_read_again_and_stay_the_files(configured: tuple[RealServer, P
     os.kill(server.pid, signal.SIGHUP)
     until(lambda: "reloaded" in server.log, "it says so")
     (line,) = [line for line in server.log.splitlines() if " reloaded" in line]
-    for part in (
+    for text in (
         "consumer.idle_ms",
         "consumer.defaults",
         "producer.topic_rate",
         "at_the_next_start=consumer.answer_bytes_max",
     ):
-        assert part in line, line
+        assert text in line, line
     now = in_force(server, "g")
     assert (now["concurrency"], now["batch_max"], now["rate_max"]) == (78, 100, 5)
     own = in_force(server, "own")
@@ -114,7 +116,7 @@ def test_a_wrong_group_in_the_file_changes_nothing(configured: tuple[RealServer,
     os.kill(server.pid, signal.SIGHUP)
     until(lambda: "not reloaded" in server.log, "it says that not")
     (line,) = [line for line in server.log.splitlines() if "not reloaded" in line]
-    assert all(part in line for part in ("groups.yaml:", "groups.g.topics.t.batch_max", "1 to 10000"))
+    assert all(text in line for text in ("groups.yaml:", "groups.g.topics.t.batch_max", "1 to 10000"))
     assert in_force(server, "g")["concurrency"] == 77
 
 
@@ -156,9 +158,9 @@ def test_what_a_url_says_in_its_query_is_shown_to_nobody(
     change = {"actions": ["FormParams", "AsyncHttp"], "push": push}
     status, answer = server.ask("POST", f"/groups/{topic}/topics/{topic}", change)
     assert status == 200, answer
-    told = [repr(answer), shell("group", "show", topic, "--json"), shell("group", "show", topic)]
-    told += [shell("group", "list", "--json"), shell("group", "set", topic, "--topic", topic, "--json")]
-    told += [repr(server.ask("GET", path)) for path in (f"/groups/{topic}", "/groups")]
-    assert "http://hooks.example/in?apikey=***&x=***" in told[1]
-    assert "http://hooks.example/in?apikey=***&x=***" in told[-2]
-    assert [each for each in told if "s3cret" in each] == []
+    shown = [repr(answer), shell("group", "show", topic, "--json"), shell("group", "show", topic)]
+    shown += [shell("group", "list", "--json"), shell("group", "set", topic, "--topic", topic, "--json")]
+    shown += [repr(server.ask("GET", path)) for path in (f"/groups/{topic}", "/groups")]
+    assert "http://hooks.example/in?apikey=***&x=***" in shown[1]
+    assert "http://hooks.example/in?apikey=***&x=***" in shown[-2]
+    assert [each for each in shown if "s3cret" in each] == []

@@ -28,14 +28,14 @@ NASTY = (
     ":smile: \u202eevil\u2066\u2028"
 )
 TOPIC, GROUP, ORDERED = "hostile-text", "hostile-dead", "hostile-ordered"
-SEEN = "[/nope] [red]x[/red]"  # of NASTY, whole where such a text is shown
+ESCAPED = "[/nope] [red]x[/red]"  # of NASTY, whole where such a text is shown
 
 
 class Case(NamedTuple):
     """A command line; `seen`: whether the hostile text is among what it shows."""
 
     line: tuple[str, ...]
-    seen: bool = True
+    is_shown: bool = True
 
 
 READS = {
@@ -49,49 +49,49 @@ READS = {
     "tail": [
         Case(("tail", TOPIC, "--no-follow")),
         Case(("tail", TOPIC, "--no-follow", "--key", NASTY, "--grep", NASTY)),
-        Case(("tail", TOPIC, "--no-follow", "--grep", "absent" + NASTY), seen=False),
+        Case(("tail", TOPIC, "--no-follow", "--grep", "absent" + NASTY), is_shown=False),
     ],
     "pull": [
         Case(("pull", TOPIC, "--group", "hostile-pull")),
         Case(("pull", f"%DLQ%{GROUP}", "--group", "hostile-pull-letters", "--no-ack")),
     ],
-    "dlq list": [Case(("dlq", "list"), seen=False)],
+    "dlq list": [Case(("dlq", "list"), is_shown=False)],
     "dlq show": [Case(("dlq", "show", GROUP))],
     "delay list": [Case(("delay", "list", TOPIC))],
     "delay show": [Case(("delay", "show", "{delay_id}"))],
-    "delay count": [Case(("delay", "count"), seen=False)],
-    "delay levels": [Case(("delay", "levels"), seen=False)],
-    "group list": [Case(("group", "list"), seen=False)],
+    "delay count": [Case(("delay", "count"), is_shown=False)],
+    "delay levels": [Case(("delay", "levels"), is_shown=False)],
+    "group list": [Case(("group", "list"), is_shown=False)],
     "group show": [Case(("group", "show", GROUP)), Case(("group", "show", ORDERED))],
     "group keys": [Case(("group", "keys", ORDERED))],
-    "offset show": [Case(("offset", "show", GROUP), seen=False)],
-    "topic list": [Case(("topic", "list"), seen=False)],
-    "topic show": [Case(("topic", "show", TOPIC), seen=False)],
-    "tx list": [Case(("tx", "list"), seen=False)],
+    "offset show": [Case(("offset", "show", GROUP), is_shown=False)],
+    "topic list": [Case(("topic", "list"), is_shown=False)],
+    "topic show": [Case(("topic", "show", TOPIC), is_shown=False)],
+    "tx list": [Case(("tx", "list"), is_shown=False)],
     "tx show": [Case(("tx", "show", "{transaction}"))],
-    "lag": [Case(("lag",), seen=False)],
-    "stats": [Case(("stats",), seen=False)],
+    "lag": [Case(("lag",), is_shown=False)],
+    "stats": [Case(("stats",), is_shown=False)],
     "doctor": [Case(("doctor", "--config", NASTY.replace("\0", "")))],
 }
 ACTS = {  # what they refuse or do with a hostile name or value
-    "config show": [Case(("config", "show", "--config", NASTY.replace("\0", "")), seen=False)],
+    "config show": [Case(("config", "show", "--config", NASTY.replace("\0", "")), is_shown=False)],
     "send": [
-        Case(("send", NASTY, "x"), seen=False),
-        Case(("send", TOPIC, NASTY, "--key", NASTY), seen=False),
+        Case(("send", NASTY, "x"), is_shown=False),
+        Case(("send", TOPIC, NASTY, "--key", NASTY), is_shown=False),
     ],
-    "delay add": [Case(("delay", "add", NASTY, "x", "--delay", "1s"), seen=False)],
+    "delay add": [Case(("delay", "add", NASTY, "x", "--delay", "1s"), is_shown=False)],
     "delay cancel": [Case(("delay", "cancel", NASTY, NASTY))],
     "delay fire": [Case(("delay", "fire", NASTY, NASTY))],
-    "delay reschedule": [Case(("delay", "reschedule", NASTY, "--delay", "9s"), seen=False)],
+    "delay reschedule": [Case(("delay", "reschedule", NASTY, "--delay", "9s"), is_shown=False)],
     "delay backup": [Case(("delay", "backup", "/dev/null/" + NASTY.replace("\0", "")))],
     "delay restore": [Case(("delay", "restore", NASTY.replace("\0", ""), "--data-dir", "x"))],
-    "topic create": [Case(("topic", "create", NASTY), seen=False)],
+    "topic create": [Case(("topic", "create", NASTY), is_shown=False)],
     "topic set": [Case(("topic", "set", NASTY, "--queues", "2"))],
     "topic delete": [Case(("topic", "delete", NASTY, "--yes"))],
-    "group create": [Case(("group", "create", NASTY, "--topic", TOPIC), seen=False)],
+    "group create": [Case(("group", "create", NASTY, "--topic", TOPIC), is_shown=False)],
     "group set": [
-        Case(("group", "set", NASTY, "--topic", TOPIC), seen=False),
-        Case(("group", "set", "hostile-sql", "--topic", TOPIC, "--sql", f"a = '{NASTY}'"), seen=False),
+        Case(("group", "set", NASTY, "--topic", TOPIC), is_shown=False),
+        Case(("group", "set", "hostile-sql", "--topic", TOPIC, "--sql", f"a = '{NASTY}'"), is_shown=False),
     ],
     "group delete": [Case(("group", "delete", NASTY, "--yes"))],
     "group park": [Case(("group", "park", ORDERED, NASTY))],
@@ -100,7 +100,7 @@ ACTS = {  # what they refuse or do with a hostile name or value
     "offset reset": [Case(("offset", "reset", GROUP, "--topic", TOPIC, "--to", NASTY))],
     "tx commit": [Case(("tx", "commit", NASTY, "--yes"))],
     "tx rollback": [Case(("tx", "rollback", NASTY, "--yes"))],
-    "dlq resend": [Case(("dlq", "resend", GROUP, "--reason", NASTY), seen=False)],
+    "dlq resend": [Case(("dlq", "resend", GROUP, "--reason", NASTY), is_shown=False)],
     "dlq purge": [Case(("dlq", "purge", NASTY, "--all", "--yes"))],
 }
 APART = {
@@ -121,13 +121,13 @@ def test_every_command_has_its_case() -> None:
     for name in COMMANDS:
         assert isinstance(root, Tree)
         command = root.get_command(click.Context(root), name)
-        parts = command.commands if isinstance(command, click.Group) else None
+        subcommands = command.commands if isinstance(command, click.Group) else None
         names |= (
             {name}
-            if parts is None
+            if subcommands is None
             else {
-                f"{name} {part}"
-                for part, each in parts.items()
+                f"{name} {subcommand}"
+                for subcommand, each in subcommands.items()
                 if not each.hidden  # an old name of one
             }
         )
@@ -183,7 +183,7 @@ def test_a_hostile_text_is_text(
     code, written = Terminal(monkeypatch)(*_line(case, hostile))
     assert code in (0, 1, 2)
     assert acts(written) == []
-    assert not case.seen or SEEN in written, written
+    assert not case.is_shown or ESCAPED in written, written
 
 
 @pytest.mark.parametrize("case", CASES[: sum(map(len, READS.values())) - 1])
@@ -205,7 +205,7 @@ def test_hostile_properties_are_shown_as_text(
     assert acts(written) == []
     properties = re.findall(r" properties=\{(.*?)\}  ", written)
     assert len(properties) == 2
-    assert all(shown.count(SEEN) == 3 for shown in properties), properties
+    assert all(shown.count(ESCAPED) == 3 for shown in properties), properties
 
 
 def test_json_means_what_was_sent(hostile: dict[str, str], shell: Shell) -> None:

@@ -44,14 +44,16 @@ def test_lag_and_group_show_say_when_nobody_consumes_the_worst_first(shell: Shel
     for group, count in ((few, 1), (many, 3)):
         shell("group", "set", group, "--topic", f"t-{group}", "--start", "first")
         shell("send", f"t-{group}", *map(str, range(count)))
-    told = f"nobody consumes t-{many} for group {many}: 3 messages wait, and no client pulls it at this proxy"
-    until(lambda: told in shell("lag", many), "nobody has pulled for ten seconds")
+    warning = (
+        f"nobody consumes t-{many} for group {many}: 3 messages wait, and no client pulls it at this proxy"
+    )
+    until(lambda: warning in shell("lag", many), "nobody has pulled for ten seconds")
     rows = [row["group"] for row in shell.json("lag") if row["group"] in (few, many)]
     assert rows == [many, few]
     assert f"nobody consumes t-{few} for group {few}: 1 message waits" in shell("lag", few)
     assert "NOBODY CONSUMES" in shell("group", "show", many)
     shell("pull", f"t-{many}", "--group", many, "--count", "1")
-    assert told not in shell("lag", many), "a client pulls"
+    assert warning not in shell("lag", many), "a client pulls"
     (row,) = shell.json("lag", many)
     assert (row["lag"], row["consumed"]) == (2, True)
 
@@ -73,16 +75,16 @@ def test_dead_letters_are_as_many_wherever_they_are_told(shell: Shell, topic: st
     shell("send", topic, "a", "b")
     shell("pull", topic, "--group", topic, "--count", "2", "--fail", "no")
 
-    def told() -> list[int]:
+    def count_everywhere() -> list[int]:
         rows = [*shell.json("lag", topic), *shell.json("group", "show", topic)["subscriptions"]]
         rows += [row for row in shell.json("group", "list") if row["group"] == topic]
         rows += [row for row in shell.json("stats")["groups"] if row["group"] == topic]
         letters = [row["letters"] for row in shell.json("dlq", "list", topic)]
         return [*letters, *(row["dead_letters"] for row in rows)]
 
-    until(lambda: told() == [2] * 5, "both are dead letters")
+    until(lambda: count_everywhere() == [2] * 5, "both are dead letters")
     shell("dlq", "purge", topic, "--all", "--yes")
-    assert told() == [0] * 5
+    assert count_everywhere() == [0] * 5
     (row,) = shell.json("lag", topic)
     assert row["dead_letters_since_start"] == 2
 
@@ -109,10 +111,10 @@ def test_binary_and_control_characters(shell: Shell, topic: str, tmp_path: Path)
         assert len(first) < 200
         assert second.endswith("key=ключ properties={путь=ü}  two\\nlines \\x1b[31mred")
     for line in (f"pull {topic} --group j --count 2", f"tail {topic} --no-follow"):
-        whole, text = shell.lines(*line.split())
-        assert base64.b64decode(whole["body_base64"]) == BINARY
-        assert "body" not in whole
-        assert (whole["queue"], whole["offset"], whole["body_bytes"]) == (0, 0, len(BINARY))
+        binary, text = shell.lines(*line.split())
+        assert base64.b64decode(binary["body_base64"]) == BINARY
+        assert "body" not in binary
+        assert (binary["queue"], binary["offset"], binary["body_bytes"]) == (0, 0, len(BINARY))
         assert (text["body"], text["properties"]["путь"]) == ("two\nlines \x1b[31mred", "ü")
     assert "binary: 00 01" in shell("message", topic, "--queue", "0", "--offset", "0", "--count", "1")
 
@@ -194,9 +196,9 @@ def test_tail_shows_only_what_is_asked_for(shell: Shell, topic: str, tmp_path: P
         ("--key", "17", "--grep", "box"): {(0, 0)},
         ("--grep", "box", "--count", "1"): {(0, 1)},
     }
-    for options, places in chosen.items():
+    for options, positions in chosen.items():
         rows = shell.lines("tail", topic, "--no-follow", *options)
-        assert {(row["queue"], row["offset"]) for row in rows} == places, options
+        assert {(row["queue"], row["offset"]) for row in rows} == positions, options
 
 
 def test_lag_counts_the_clients_that_pull_a_topic_for_a_group(shell: Shell, topic: str) -> None:
@@ -216,6 +218,6 @@ def test_lag_counts_the_clients_that_pull_a_topic_for_a_group(shell: Shell, topi
 def test_deleting_answers_programs_too(shell: Shell, topic: str) -> None:
     shell("topic", "create", topic)
     shell("group", "create", topic, "--topic", topic)
-    gone = {"group": topic, "topic": None, "deleted": True}
-    assert shell.json("group", "delete", topic, "--yes") == gone
+    report = {"group": topic, "topic": None, "deleted": True}
+    assert shell.json("group", "delete", topic, "--yes") == report
     assert shell.json("topic", "delete", topic, "--yes") == {"topic": topic, "deleted": True, "delayed": 0}

@@ -31,8 +31,8 @@ def test_where_a_failed_message_went(shell: Shell, topic: str, steps: str, state
     if state == "retrying":
         assert row["on_retry_path"] is True
         assert row["due_ms"] > row["stored_ms"]
-        told = shell("message", "--id", row["id"], "--group", topic)
-        assert state in told
-        assert moments.format_moment(row["due_ms"]) in told
+        output = shell("message", "--id", row["id"], "--group", topic)
+        assert state in output
+        assert moments.format_moment(row["due_ms"]) in output
     else:
         assert row["dead_letter_offset"] == 0

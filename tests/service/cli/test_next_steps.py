@@ -15,7 +15,9 @@ from tests.support.waits import until
 
 def test_the_shell_completes_topics_and_groups_of_the_server(shell: Shell, topic: str) -> None:
     def completed(*words: str) -> list[str]:
-        completions = ShellComplete(root, {}, "ddmq", "_DDMQ_COMPLETE").get_completions(list(words[:-1]), words[-1])
+        completions = ShellComplete(root, {}, "ddmq", "_DDMQ_COMPLETE").get_completions(
+            list(words[:-1]), words[-1]
+        )
         return [item.value for item in completions]
 
     shell("topic", "create", topic)

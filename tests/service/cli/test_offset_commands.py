@@ -79,8 +79,8 @@ def test_a_message_says_where_it_is_for_the_group(shell: Shell, ten: str) -> Non
             message.ack()  # type: ignore[attr-defined]
 
     with Consumer(address, ten, ten, handler=some, auto_ack=False):
-        wanted = ["done"] * 2 + ["retrying"] + ["done"] * 2 + ["in flight"] + ["done"] * 4
-        until(lambda: states() == wanted, "each has its state")
+        expected = ["done"] * 2 + ["retrying"] + ["done"] * 2 + ["in flight"] + ["done"] * 4
+        until(lambda: states() == expected, "each has its state")
         assert "in flight" in shell("message", ten, "--group", ten)
     error = shell.refused("message", ten, "--group", "nobody")
     assert "'nobody' does not exist" in error

@@ -61,10 +61,10 @@ def command(*arguments: str, stdout: int, **environment: str) -> subprocess.Comp
 def test_a_terminal_without_letters_gets_their_numbers(shell: Shell, topic: str) -> None:
     shell("send", topic, "größe → 1", "--key", "ключ")
     for line in (("tail", topic, "--no-follow"), ("message", topic), ("topic", "list"), ("stats",)):
-        process = command(*line, stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
-        assert (process.returncode, process.stderr) == (0, b""), line
-    process = command("message", topic, "--json", stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
-    (row,) = json.loads(process.stdout.decode("ascii"))
+        completed = command(*line, stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
+        assert (completed.returncode, completed.stderr) == (0, b""), line
+    shown = command("message", topic, "--json", stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
+    (row,) = json.loads(shown.stdout.decode("ascii"))
     assert (row["key"], row["body"]) == ("ключ", "größe → 1")
 
 

@@ -62,9 +62,9 @@ def test_what_cannot_be_saved_is_not_taken(shell: Shell, topic: str, tmp_path: P
 @pytest.fixture
 def nobody() -> Iterator[str]:
     """An address where a connection is refused."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as bound_socket:
+        bound_socket.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound_socket.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("line", ["stats", "topic list", "group list", "message t", "tail t", "pull t"])
@@ -118,9 +118,9 @@ def test_no_consumer_proxy(shell: Shell, nobody: str) -> None:
     assert "--consumer" in error
 
 
-@pytest.mark.parametrize("part", ["producer", "admin"])
-def test_a_pull_from_another_port_makes_nothing(shell: Shell, part: str) -> None:
-    address = f"127.0.0.1:{shell.server.ports[part]}"
+@pytest.mark.parametrize("component", ["producer", "admin"])
+def test_a_pull_from_another_port_makes_nothing(shell: Shell, component: str) -> None:
+    address = f"127.0.0.1:{shell.server.ports[component]}"
     error = shell.refused("pull", "owned", "--group", "elsewhere", "--consumer", address)
     assert f"no consumer proxy at {address}" in error
     assert "elsewhere" not in {row["group"] for row in shell.json("group", "list")}
@@ -143,15 +143,17 @@ def test_deleting_asks(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch
     assert shell.json("topic", "show", topic)["topic"] == topic
 
 
-@pytest.mark.parametrize("part", ["producer", "consumer", "admin"])
-def test_a_port_in_use(shell: Shell, part: str, tmp_path: Path) -> None:
-    taken = f"127.0.0.1:{shell.server.ports[part]}"
-    ports = {"producer": "127.0.0.1:0", "consumer": "127.0.0.1:0", "admin": "127.0.0.1:0"} | {part: taken}
+@pytest.mark.parametrize("component", ["producer", "consumer", "admin"])
+def test_a_port_in_use(shell: Shell, component: str, tmp_path: Path) -> None:
+    used_address = f"127.0.0.1:{shell.server.ports[component]}"
+    ports = {"producer": "127.0.0.1:0", "consumer": "127.0.0.1:0", "admin": "127.0.0.1:0"} | {
+        component: used_address
+    }
     flags = [word for name, address in ports.items() for word in (f"--{name}", address)]
     process = ddmq("serve", "--data-dir", str(tmp_path / "data"), *flags)
     assert (process.returncode, process.stdout) == (1, "")
     (error,) = [line for line in process.stderr.splitlines() if line.startswith("Error: ")]
-    assert f"cannot listen on {taken} for --{part}: Address already in use; " in error
+    assert f"cannot listen on {used_address} for --{component}: Address already in use; " in error
     assert "attempting" not in error
 
 
@@ -159,17 +161,22 @@ def test_a_port_in_use(shell: Shell, part: str, tmp_path: Path) -> None:
 def test_all_ports_in_use_are_named_before_anything_starts(
     shell: Shell, more: tuple[str, ...], tmp_path: Path
 ) -> None:
-    ports = {part: f"127.0.0.1:{shell.server.ports[part]}" for part in ("producer", "consumer", "admin")}
+    ports = {
+        component: f"127.0.0.1:{shell.server.ports[component]}"
+        for component in ("producer", "consumer", "admin")
+    }
     flags = [word for name, address in ports.items() for word in (f"--{name}", address)]
     process = ddmq("serve", "--data-dir", str(tmp_path / "data"), *flags, *more)
     assert (process.returncode, process.stdout) == (1, "")
     (error,) = [line for line in process.stderr.splitlines() if line.startswith("Error: ")]
-    assert ", ".join(f"{address} for --{part}" for part, address in ports.items()) in error
+    assert ", ".join(f"{address} for --{component}" for component, address in ports.items()) in error
     assert not (tmp_path / "data").exists()
 
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
-    any_port = [word for part in ("producer", "consumer", "admin") for word in (f"--{part}", "127.0.0.1:0")]
+    any_port = [
+        word for component in ("producer", "consumer", "admin") for word in (f"--{component}", "127.0.0.1:0")
+    ]
     process = ddmq("serve", "--data-dir", "/proc/none/data", *any_port)
     assert (process.returncode, process.stdout) == (1, "")
     assert "Error: cannot start over --data-dir /proc/none/data: " in process.stderr

@@ -24,7 +24,7 @@ class FailsAtFirst:
         self.called: list[float] = []
 
     @property
-    def seen(self) -> int:
+    def attempts(self) -> int:
         return len(self.called)
 
     def __call__(self, message: Any) -> None:
@@ -38,15 +38,15 @@ def consuming(shell: Shell, topic: str, handler: Callable[[Any], None]) -> Consu
     return Consumer(f"127.0.0.1:{shell.server.ports['consumer']}", topic, topic, handler=handler)
 
 
-def told_until(shell: Shell, topic: str, wanted: Callable[[Any], bool], *more: str) -> Any:
+def await_story(shell: Shell, topic: str, is_complete: Callable[[Any], bool], *more: str) -> Any:
     """The story once it says what is wanted: events are in the log a second later."""
     stories: list[Any] = []
 
-    def look() -> bool:
+    def poll_story() -> bool:
         stories.append(shell.json("message", topic, "--story", *more))
-        return wanted(stories[-1])
+        return is_complete(stories[-1])
 
-    until(look, lambda: stories[-1])
+    until(poll_story, lambda: stories[-1])
     return stories[-1]
 
 
@@ -60,7 +60,7 @@ def phases(story: Any, group: str) -> list[str]:
     return [span["phase"] for span in spans]
 
 
-def has_ended_as(story: Any, end: str) -> bool:
+def has_state(story: Any, end: str) -> bool:
     return any(one["end"] == end for one in story["stories"])
 
 
@@ -73,8 +73,8 @@ def test_delayed_ordered_failed_and_acknowledged(shell: Shell, topic: str) -> No
     shell("send", topic, "one", "--key", "k", "--delay", "300ms")
     handler = FailsAtFirst(1)
     with consuming(shell, topic, handler):
-        until(lambda: handler.seen == 2, "it failed once")
-        story = told_until(shell, topic, lambda told: has_ended_as(told, "done"), "--key", "k")
+        until(lambda: handler.attempts == 2, "it failed once")
+        story = await_story(shell, topic, lambda story: has_state(story, "done"), "--key", "k")
     story_phases = phases(story, topic)
     for phase in ("sending", "delayed", "backoff"):
         assert phase in story_phases, story_phases
@@ -100,8 +100,12 @@ def test_a_dead_letter(shell: Shell, topic: str) -> None:
     )  # fmt: skip
     shell("send", topic, "one", "--key", "k")
     with consuming(shell, topic, FailsAtFirst(9)):
-        story = told_until(
-            shell, topic, lambda told: has_ended_as(told, "dead") and "leased" in phases(told, topic), "--key", "k"
+        story = await_story(
+            shell,
+            topic,
+            lambda story: has_state(story, "dead") and "leased" in phases(story, topic),
+            "--key",
+            "k",
         )
     (one,) = story["stories"]
     assert "failed after 1 delivery: not today" in one["end_why"].replace("RuntimeError: ", "")
@@ -115,7 +119,7 @@ def test_behind_another_of_its_key(shell: Shell, topic: str) -> None:
     )  # fmt: skip
     shell("send", topic, "one", "two", "--key", "k")
     with consuming(shell, topic, FailsAtFirst(1)):
-        story = told_until(shell, topic, lambda told: has_ended_as(told, "done"), "--key", "k")
+        story = await_story(shell, topic, lambda story: has_state(story, "done"), "--key", "k")
     (one,) = story["stories"]
     (behind,) = [span for span in one["spans"] if span["phase"] == "key"]
     assert behind["ms"] >= 250
@@ -128,11 +132,11 @@ def test_for_people(shell: Shell, topic: str) -> None:
     shell("send", topic, "one", "--key", "k")
     (row,) = shell.json("message", topic)
     for by in (("--id", row["id"]), (topic, "--key", "k"), (topic, "--queue", "0", "--offset", "0")):
-        told = shell("message", *by, "--story")
-        assert row["id"] in told
-        assert "on its way into the log" in told
-        assert "? in its queue, not recorded why" in told
-        assert "in all: now: not yet" in told
+        output = shell("message", *by, "--story")
+        assert row["id"] in output
+        assert "on its way into the log" in output
+        assert "? in its queue, not recorded why" in output
+        assert "in all: now: not yet" in output
         assert "--trace-one-in 1` traces what is sent" in shell.error.replace("\n", " ")
     assert (
         shell.json("message", topic, "--key", "k", "--story", "--group", topic)["stories"][0]["group"]
@@ -142,8 +146,8 @@ def test_for_people(shell: Shell, topic: str) -> None:
 
 def test_rolled_back(shell: Shell, topic: str) -> None:
     shell("topic", "create", topic, "--queues", "1")
-    place = f"127.0.0.1:{shell.server.ports['producer']}"
-    with Producer(place, producer_group=topic) as producer, producer.transaction() as tx:
+    address = f"127.0.0.1:{shell.server.ports['producer']}"
+    with Producer(address, producer_group=topic) as producer, producer.transaction() as tx:
         tx.send(topic, b"never")
         tx.rollback()
     half = shell.json("message", HALF_TOPIC)[-1]
@@ -152,8 +156,8 @@ def test_rolled_back(shell: Shell, topic: str) -> None:
 
 def test_cancelled_and_moved(shell: Shell, topic: str) -> None:
     shell("topic", "create", topic, "--queues", "1")
-    place = f"127.0.0.1:{shell.server.ports['producer']}"
-    with Producer(place) as producer:
+    address = f"127.0.0.1:{shell.server.ports['producer']}"
+    with Producer(address) as producer:
         sent = [producer.send(topic, body, delay=timedelta(hours=1)) for body in (b"first", b"second")]
         producer.cancel(sent[0])
         producer.reschedule(sent[1], delay=timedelta(milliseconds=1))
@@ -172,7 +176,9 @@ def test_by_its_place_alone(shell: Shell, topic: str) -> None:
     shell("send", topic, "one", "--key", "k")
     with consuming(shell, topic, FailsAtFirst(0)):
         offset = str(until(lambda: shell.json("message", topic, "--count", "1"))[0]["offset"])
-        story = told_until(shell, topic, lambda told: has_ended_as(told, "done"), "--queue", "0", "--offset", offset)
+        story = await_story(
+            shell, topic, lambda story: has_state(story, "done"), "--queue", "0", "--offset", offset
+        )
     assert phases(story, topic)[-1] == "leased"
     assert story["trace_events"] >= 5
 
@@ -182,17 +188,21 @@ def test_it_goes_on_after_an_offset_reset(shell: Shell, topic: str) -> None:
     shell("group", "create", topic, "--topic", topic, "--start", "first")
     shell("send", topic, "one", "--key", "k")
     offset = str(until(lambda: shell.json("message", topic, "--count", "1"))[0]["offset"])
-    place = ("--queue", "0", "--offset", offset)
+    position = ("--queue", "0", "--offset", offset)
     with consuming(shell, topic, FailsAtFirst(0)):
-        told_until(shell, topic, lambda told: has_ended_as(told, "done"), *place)
+        await_story(shell, topic, lambda story: has_state(story, "done"), *position)
     shell("offset", "reset", topic, "--topic", topic, "--to", "first", "--yes")
-    story = told_until(shell, topic, lambda told: not has_ended_as(told, "done"), *place)
+    story = await_story(shell, topic, lambda story: not has_state(story, "done"), *position)
     (one,) = story["stories"]
     assert one["end"] is None
-    spans = phases(story, topic)
-    assert spans.index("leased") < spans.index("done") < len(spans) - 1, "it waits again, whatever for"
+    story_phases = phases(story, topic)
+    assert story_phases.index("leased") < story_phases.index("done") < len(story_phases) - 1, (
+        "it waits again, whatever for"
+    )
     with consuming(shell, topic, FailsAtFirst(0)):
-        repeated_story = told_until(shell, topic, lambda told: phases(told, topic).count("leased") == 2, *place)
+        repeated_story = await_story(
+            shell, topic, lambda story: phases(story, topic).count("leased") == 2, *position
+        )
     assert "done" in phases(repeated_story, topic)
 
 
@@ -206,10 +216,10 @@ def test_switched_off_it_traces_nothing(shell: Shell, topic: str) -> None:
     shell("send", topic, "one", "--key", "k")
     handler = FailsAtFirst(0)
     with consuming(shell, topic, handler):
-        until(lambda: handler.seen, "it is consumed")
+        until(lambda: handler.attempts, "it is consumed")
     (row,) = shell.json("message", topic)
-    place = ("--queue", str(row["queue"]), "--offset", str(row["offset"]))
-    assert shell.json("message", topic, *place, "--story")["trace_events"] == 0
+    position = ("--queue", str(row["queue"]), "--offset", str(row["offset"]))
+    assert shell.json("message", topic, *position, "--story")["trace_events"] == 0
 
 
 @pytest.mark.parametrize("value", ["-1", "1000001", "x"])

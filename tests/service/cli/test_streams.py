@@ -17,7 +17,7 @@ from tests.service.cli.conftest import Shell
 
 @contextmanager
 def running_command(server: RealServer, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    addresses = {f"DDMQ_{part.upper()}": f"127.0.0.1:{port}" for part, port in server.ports.items()}
+    addresses = {f"DDMQ_{component.upper()}": f"127.0.0.1:{port}" for component, port in server.ports.items()}
     process = subprocess.Popen(
         ddmq_command(*arguments),
         env=os.environ | addresses | {"PYTHONUNBUFFERED": "1"},

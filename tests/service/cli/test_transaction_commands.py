@@ -57,16 +57,16 @@ def test_open_ones_are_listed_and_shown(shell: Shell, topic: str, calls: Transac
 def test_an_operator_commits_and_rolls_back(
     shell: Shell, topic: str, calls: TransactionCalls, engine: str
 ) -> None:
-    kept, dropped = begun(calls, topic, b"kept"), begun(calls, topic, b"dropped")
-    assert shell("tx", "commit", kept, "--yes") == f"committed: transaction {kept} of group bank\n"
+    committed, dropped = begun(calls, topic, b"kept"), begun(calls, topic, b"dropped")
+    assert shell("tx", "commit", committed, "--yes") == f"committed: transaction {committed} of group bank\n"
     assert shell.json("tx", "rollback", dropped, "--yes")["state"] == "rolled back"
     assert bodies(shell, topic) == ["kept"]
-    assert calls.end(kept, COMMIT).outcome == 1
+    assert calls.end(committed, COMMIT).outcome == 1
     if engine != "kafka":  # nothing finds how one ended there
-        shown = shell("tx", "show", kept)
+        shown = shell("tx", "show", committed)
         assert "committed" in shown
-        assert shell.json("tx", "commit", kept, "--yes")["state"] == "committed"
-        assert "was committed" in shell.refused("tx", "rollback", kept, "--yes")
+        assert shell.json("tx", "commit", committed, "--yes")["state"] == "committed"
+        assert "was committed" in shell.refused("tx", "rollback", committed, "--yes")
 
 
 def test_without_a_yes_nothing_happens(

@@ -38,18 +38,18 @@ class Session:
     def play(self, line: str, expected: list[str]) -> list[str]:
         """What a command prints; `expected` as soon as it does, where the line begins with until."""
         command, printed = line.removeprefix("until "), ""
-        wanted = re.compile("".join(map(as_pattern, expected)))
+        pattern = re.compile("".join(map(as_pattern, expected)))
 
         def prints() -> bool:
             nonlocal printed
             printed = "".join(f"{each}\n" for each in self._printed(command))
-            return wanted.fullmatch(printed) is not None
+            return pattern.fullmatch(printed) is not None
 
         if command == line:
             return expected if prints() else printed.splitlines()
         with suppress(AssertionError):
             until(prints)
-        return expected if wanted.fullmatch(printed) else printed.splitlines()
+        return expected if pattern.fullmatch(printed) else printed.splitlines()
 
     def _printed(self, command: str) -> Iterator[str]:
         for raw, name in self._names.items():

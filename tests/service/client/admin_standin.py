@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-CUT, HANG, CLOSE = "cut", "hang", "close"  # in place of an answer
+TRUNCATE, HANG, CLOSE = "cut", "hang", "close"  # in place of an answer
 
 
 class AdminCall(NamedTuple):
@@ -80,7 +80,7 @@ class AdminStandin:
                 if answer in (HANG, CLOSE):
                     break
                 connection.sendall(_encode_answer(answer))
-                if answer == CUT:
+                if answer == TRUNCATE:
                     break
         with self._lock:
             self.open -= 1
@@ -89,7 +89,7 @@ class AdminStandin:
 def _encode_answer(answer: Any) -> bytes:
     if isinstance(answer, bytes):
         return answer
-    if answer == CUT:
+    if answer == TRUNCATE:
         return b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"
     status, value = answer if isinstance(answer, tuple) else (200, answer)
     body = json.dumps(value).encode()

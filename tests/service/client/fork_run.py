@@ -28,14 +28,14 @@ def main(address: str) -> None:
             tried = [(producer.send_message, message), (producer.send_async, message), (producer.flush,)]
             tried += [(tx.send, "t", b"x"), (producer.transaction,)]
             calls = [*tried, (consumer.pull,), (fetching.fetch,), (fetching.ack,)]
-            wrong = [call for call, *args in calls if not refused(call, *args)]
+            accepted = [call for call, *args in calls if not refused(call, *args)]
             producer.close()
             consumer.stop()
             fetching.close()
             with Producer(address) as fresh:
                 fresh.send_message(message)
             unused.send_message(message)
-            os._exit(len(wrong))
+            os._exit(len(accepted))
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         got.ack()

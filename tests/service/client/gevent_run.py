@@ -51,16 +51,16 @@ def sending(address: str, proxy: Any) -> None:
 
 
 def consuming(address: str, proxy: Any) -> None:
-    seen = []
+    thread_names = []
 
     def handle(message: Any) -> None:
         gevent.sleep(0.001)
-        seen.append(threading.current_thread().name)
+        thread_names.append(threading.current_thread().name)
 
-    wanted = len(proxy.stored)
+    stored_count = len(proxy.stored)
     with Consumer(address, "g", "t", handler=handle, threads=16, linger_ms=50) as consumer:
-        proxy.wait(lambda: len(proxy.done) == wanted, 60)
-    print("handled", consumer.counts().acked == wanted, len(set(seen)) > 1)
+        proxy.wait(lambda: len(proxy.done) == stored_count, 60)
+    print("handled", consumer.counts().acked == stored_count, len(set(thread_names)) > 1)
     proxy.put("t", b"one", b"two")
     consumer = Consumer(address, "g", "t", linger_ms=1000)
     with gevent.Timeout(60):

@@ -73,7 +73,7 @@ class Standin(StandinTransactions):
         self.calls: list[tuple[str, Any]] = []  # (method, arguments), in order, without heartbeats
         self.recognises = False
         self.takes_keys = True
-        self.known: dict[tuple[Any, ...], int] = {}  # identity -> index in `stored`
+        self.stored_identities: dict[tuple[Any, ...], int] = {}  # identity -> index in `stored`
         self.below: dict[bytes, int] = defaultdict(int)  # producer -> the highest answeredBelow it said
         self.results: list[Any] = []  # every element of every ConsumeResult taken
         self.leases: dict[int, tuple[str, int]] = {}  # lease -> (topic, offset)
@@ -179,7 +179,7 @@ class Standin(StandinTransactions):
         args = getattr(service, method + "_args")()
         args.read(reader)
         with self.changed:
-            fault = self._fault(method, args)
+            fault = self._next_fault(method, args)
             if not _is_heartbeat(method, args):
                 self.calls.append((method, args))
             self.changed.notify_all()
@@ -196,7 +196,7 @@ class Standin(StandinTransactions):
             result.success = value
         return _written(method, sequence_id, result, fault)
 
-    def _fault(self, method: str, args: Any) -> Fault | None:
+    def _next_fault(self, method: str, args: Any) -> Fault | None:
         if _is_heartbeat(method, args):
             return None
         return self.faults[method].popleft() if self.faults[method] else None
@@ -270,20 +270,20 @@ class Standin(StandinTransactions):
             if not duplicate:
                 self.stored.append(message)
                 if identity:
-                    self.known[identity] = len(self.stored) - 1
-            offset = self.known[identity] if identity else len(self.stored) - 1
+                    self.stored_identities[identity] = len(self.stored) - 1
+            offset = self.stored_identities[identity] if identity else len(self.stored) - 1
             self.changed.notify_all()
-        ours = {"messageId": f"{offset:032x}", "queueId": 0, "offset": offset, "durability": 1}
+        extended_fields = {"messageId": f"{offset:032x}", "queueId": 0, "offset": offset, "durability": 1}
         if self.recognises and identity:
-            ours["duplicate"] = duplicate
-        return producer_idl.Result(code=0, msg="OK", **(ours if message.clientId else {}))
+            extended_fields["duplicate"] = duplicate
+        return producer_idl.Result(code=0, msg="OK", **(extended_fields if message.clientId else {}))
 
     def _duplicate(self, message: Any, identity: tuple[Any, ...]) -> int:
         """As on the wire; -1: nobody can tell any more."""
         if not self.recognises or not identity:
             return 0
-        if identity in self.known:
-            first = self.stored[self.known[identity]]
+        if identity in self.stored_identities:
+            first = self.stored[self.stored_identities[identity]]
             return 1 if first.body == message.body else 2
         if message.producerId is not None:
             self.below[message.producerId] = max(self.below[message.producerId], message.answeredBelow or 0)
@@ -312,7 +312,11 @@ class Standin(StandinTransactions):
         chosen, leased = "", []
         for offset, message in enumerate(self.stored):
             position = (message.topic, offset)
-            if request.topic not in (None, message.topic) or position in leased_positions or position in self.done:
+            if (
+                request.topic not in (None, message.topic)
+                or position in leased_positions
+                or position in self.done
+            ):
                 continue
             if (chosen and message.topic != chosen) or len(leased) >= (request.maxBatchSize or 8):
                 continue
@@ -321,12 +325,12 @@ class Standin(StandinTransactions):
         return chosen, leased
 
     def _delivered(self, message: Any, offset: int) -> Any:
-        place = (message.topic, offset)
-        lease = len(self.leases) + 1000 * (1 + self._attempts[place])
+        position = (message.topic, offset)
+        lease = len(self.leases) + 1000 * (1 + self._attempts[position])
         while lease in self.leases:
             lease += 1
-        self.leases[lease] = place
-        self._attempts[place] += 1
+        self.leases[lease] = position
+        self._attempts[position] += 1
         return consumer_idl.Message(
             key=message.key,
             value=message.body,
@@ -335,7 +339,7 @@ class Standin(StandinTransactions):
             properties=message.properties,
             messageId=f"{offset:032x}",
             leaseId=lease,
-            attempt=self._attempts[place],
+            attempt=self._attempts[position],
             bornMs=1,
             storedMs=2,
             nextOffset=len(self.stored),
@@ -368,12 +372,12 @@ class Standin(StandinTransactions):
             wish = (request.fetchOffset or {}).get(topic, {}).get("q0")
             start = starts.setdefault(topic, first if wish is None else wish)
             offsets = [n for n, one in enumerate(self.stored) if one.topic == topic and n >= start]
-            taken = offsets[: request.maxBatchSize or 1]
+            chosen_offsets = offsets[: request.maxBatchSize or 1]
             messages = [
                 consumer_idl.Message(key="k", value=self.stored[n].body, offset=n, messageId=f"{n:032x}")
-                for n in taken
+                for n in chosen_offsets
             ]
-            after = newest if taken == offsets else taken[-1] + 1
+            after = newest if chosen_offsets == offsets else chosen_offsets[-1] + 1
             queues.append(consumer_idl.QidResponse(topic, "q0", max(start, after), messages))
         return queues
 

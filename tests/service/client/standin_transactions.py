@@ -52,13 +52,15 @@ class StandinTransactions:
 
     def _prepare(self, messages: list[Any], message: Any) -> Any:
         numbers = [(one.producerId, one.sequence) for one in messages if one.sequence is not None]
-        known = (message.producerId, message.sequence) in numbers
-        known = known or message.idempotencyKey in [one.idempotencyKey or "" for one in messages]
-        if not known:
+        is_duplicate = (message.producerId, message.sequence) in numbers
+        is_duplicate = is_duplicate or message.idempotencyKey in [
+            one.idempotencyKey or "" for one in messages
+        ]
+        if not is_duplicate:
             messages.append(message)
         result = idl.Result(code=0, msg="OK", messageId=f"{len(messages):032x}")
         if self.recognises and message.sequence is not None:
-            result.duplicate = int(known)
+            result.duplicate = int(is_duplicate)
         return result
 
     def _endTransaction(self, args: Any, fault: Any) -> Any:  # noqa: N802

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from admin_standin import CLOSE, CUT, HANG, AdminStandin, admin_standing_in
+from admin_standin import CLOSE, HANG, TRUNCATE, AdminStandin, admin_standing_in
 from click import ClickException
 from either import Going
 
@@ -121,7 +121,7 @@ def test_a_connection_that_was_closed_meanwhile_is_not_used(server: AdminStandin
     assert [each.connection for each in server.calls] == [0, 1]
 
 
-@pytest.mark.parametrize("answer", [CLOSE, CUT, HANG])
+@pytest.mark.parametrize("answer", [CLOSE, TRUNCATE, HANG])
 def test_a_change_is_sent_once_and_its_outcome_may_be_unknown(
     server: AdminStandin, connect: Any, answer: str
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_change_is_sent_once_and_its_outcome_may_be_unknown(
     assert server.calls[1].body == {"action": "park", "key": "k"}
 
 
-@pytest.mark.parametrize("answer", [CLOSE, CUT, HANG])
+@pytest.mark.parametrize("answer", [CLOSE, TRUNCATE, HANG])
 def test_the_traceback_of_a_lost_answer_has_one_error_which_says_the_reason(
     server: AdminStandin, connect: Any, answer: str
 ) -> None:
@@ -294,10 +294,10 @@ def test_long_lists_come_page_by_page(server: AdminStandin, connect: Any) -> Non
 
 
 def test_a_resend_is_repeated_until_nothing_is_left(server: AdminStandin, connect: Any) -> None:
-    part = {"group": "g", "dry_run": False, "to_topic": False, "kept": {}}
+    page = {"group": "g", "dry_run": False, "to_topic": False, "kept": {}}
     server.answers = [
-        part | {"resent": {"t": 2}, "cursor": [[0, 2, 9]]},
-        part | {"resent": {"t": 1, "u": 1}, "kept": {"topic x does not exist any more": 1}, "cursor": None},
+        page | {"resent": {"t": 2}, "cursor": [[0, 2, 9]]},
+        page | {"resent": {"t": 1, "u": 1}, "kept": {"topic x does not exist any more": 1}, "cursor": None},
     ]
     done = connect(server.address).resend_dead_letters("g")
     assert (done.resent, done.not_sent, done.resent_total) == (

@@ -41,12 +41,12 @@ UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(12)]
 def run(test: Callable[[], Awaitable[None]]) -> None:
     """In debug mode, and with nothing left behind."""
 
-    async def whole() -> None:
+    async def run_all() -> None:
         await test()
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert not left, left
 
-    asyncio.run(whole(), debug=True)
+    asyncio.run(run_all(), debug=True)
 
 
 def bodies(count: int) -> list[bytes]:
@@ -213,18 +213,18 @@ def test_pulling_and_iterating(proxy: Standin) -> None:
         consumer = AsyncConsumer(proxy.address, "g", ["t"], linger_ms=50)
         assert [message.body for message in await consumer.pull(3, 20_000)] == bodies(3)
         assert len(proxy.leases) == 3
-        seen = []
+        received = []
         async for message in consumer:
-            seen.append(message.body)
+            received.append(message.body)
             message.ack()
-            if len(seen) == 2:
+            if len(received) == 2:
                 break
         async for message in consumer:
-            seen.append(message.body)
+            received.append(message.body)
             message.ack()
-            if len(seen) == 7:
+            if len(received) == 7:
                 await consumer.stop()
-        assert seen == bodies(10)[3:]
+        assert received == bodies(10)[3:]
         with pytest.raises(ClosedError):
             await consumer.pull()
         with pytest.raises(ClientError, match="started once"):
@@ -314,29 +314,29 @@ def test_stop_gives_up_at_its_deadline(proxy: Standin) -> None:
 def test_names_are_resolved_again(proxy: Standin, other: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = [proxy]
 
-    async def resolve(addresses: object, known: object) -> list[ProxyAddress]:
+    async def resolve(addresses: object, cached: object) -> list[ProxyAddress]:
         return [ProxyAddress("127.0.0.1", standin.port) for standin in resolved]
 
     for module in ("router", "worker_pool"):
         monkeypatch.setattr(f"ddmq_client.aio.{module}.resolve_addresses", resolve)
         monkeypatch.setattr(f"ddmq_client.aio.{module}.RESOLVE_EVERY_S", 0.05)
     proxy.put("t", *bodies(2))
-    kept: list[Message] = []
+    unsettled: list[Message] = []
 
     async def test() -> None:
         async with (
             AsyncProducer("proxies.example") as producer,
             AsyncConsumer(
-                "proxies.example", "g", "t", handler=kept.append, auto_ack=False, linger_ms=50
+                "proxies.example", "g", "t", handler=unsettled.append, auto_ack=False, linger_ms=50
             ) as consumer,
         ):
             assert (await producer.send("u", b"x")).proxy == proxy.address
-            await loop_until(lambda: len(kept) == 2)
+            await loop_until(lambda: len(unsettled) == 2)
             resolved[:] = [other]
             await loop_until(lambda: any(method == "pull" for method, _ in other.calls))
             await loop_until(lambda: producer.proxies() == [(other.address, True)])
             proxy.stop()
-            for message in kept:
+            for message in unsettled:
                 message.ack()
             await loop_until(lambda: other.done == {("t", 0), ("t", 1)})
             assert consumer.client_id

@@ -13,7 +13,7 @@ from ddmq_client.aio import AsyncConsumer
 from tests.service.client.standin import AFTER, HOLD, Standin
 from tests.support.waits import loop_until
 
-OURS: Any = {"model": "broadcasting", "linger_ms": 20}
+BROADCASTING: Any = {"model": "broadcasting", "linger_ms": 20}
 
 
 def stored(path: Path) -> Any:
@@ -24,7 +24,9 @@ def begun(proxy: Standin) -> Callable[[], bool]:
     return lambda: sum(method == "fetch" for method, _ in proxy.calls) >= 2
 
 
-def blocking(proxy: Standin, got: list[bytes], count: int, more: Any = OURS, fail: bool = False) -> Consumer:
+def blocking(
+    proxy: Standin, got: list[bytes], count: int, more: Any = BROADCASTING, fail: bool = False
+) -> Consumer:
     """Consume until `count` messages were handled; three are sent once it has begun."""
 
     def handle(message: Message) -> None:
@@ -42,7 +44,7 @@ def blocking(proxy: Standin, got: list[bytes], count: int, more: Any = OURS, fai
 
 
 def with_asyncio(
-    proxy: Standin, got: list[bytes], count: int, more: Any = OURS, fail: bool = False
+    proxy: Standin, got: list[bytes], count: int, more: Any = BROADCASTING, fail: bool = False
 ) -> AsyncConsumer:
     async def handle(message: Message) -> None:
         got.append(message.body)
@@ -85,7 +87,7 @@ def test_a_failed_message_is_counted_and_does_not_come_again(proxy: Standin, con
 
 def test_its_place_lasts_in_a_file(proxy: Standin, consume: Any, tmp_path: Path) -> None:
     path = tmp_path / "place.json"
-    more = {**OURS, "instance": "web-1", "offsets_file": path}
+    more = {**BROADCASTING, "instance": "web-1", "offsets_file": path}
     proxy.put("t", b"old")
     got: list[bytes] = []
     consume(proxy, got, 3, more)
@@ -120,7 +122,7 @@ def test_what_was_not_settled_comes_again_after_a_restart(proxy: Standin, tmp_pa
 def test_a_slow_application_loses_nothing_to_a_lease(proxy: Standin) -> None:
     proxy.put("t", b"old")
     got: list[bytes] = []
-    consumer = blocking(proxy, got, 3, {**OURS, "lease_ms": 10, "threads": 1})
+    consumer = blocking(proxy, got, 3, {**BROADCASTING, "lease_ms": 10, "threads": 1})
     assert consumer.counts().expired == 0
     assert len(got) == 3
 
@@ -129,7 +131,7 @@ def test_another_proxy_is_asked_when_one_fails(proxy: Standin, other: Standin) -
     for each in (proxy, other):
         each.put("t", b"old")
     got: list[bytes] = []
-    more = {**OURS, "handler": lambda message: got.append(message.body)}
+    more = {**BROADCASTING, "handler": lambda message: got.append(message.body)}
     with Consumer([proxy.address, other.address], "g", "t", **more):
         proxy.wait(begun(proxy))
         assert not other.calls, "one proxy at a time: each gives everything"
@@ -142,7 +144,7 @@ def test_another_proxy_is_asked_when_one_fails(proxy: Standin, other: Standin) -
 def test_an_answer_lost_on_the_way_comes_again(proxy: Standin) -> None:
     proxy.put("t", b"old")
     got: list[bytes] = []
-    with Consumer(proxy.address, "g", "t", handler=lambda message: got.append(message.body), **OURS):
+    with Consumer(proxy.address, "g", "t", handler=lambda message: got.append(message.body), **BROADCASTING):
         proxy.wait(begun(proxy))
         proxy.put("t", b"new")
         proxy.faults["fetch"].append(AFTER)
@@ -185,7 +187,7 @@ def test_what_does_not_go_together(more: Any, message: str) -> None:
 
 @pytest.mark.slow
 def test_a_refusal_reaches_the_caller(proxy: Standin) -> None:
-    consumer = Consumer(proxy.address, "g", "t", **OURS)
+    consumer = Consumer(proxy.address, "g", "t", **BROADCASTING)
     proxy.faults["fetch"].extend([HOLD._replace(kind="refused")] * 50)
     with pytest.raises(PullError, match="told to refuse"):
         consumer.pull(1, timeout_ms=2_000)
@@ -194,7 +196,7 @@ def test_a_refusal_reaches_the_caller(proxy: Standin) -> None:
 
 def test_a_file_that_cannot_be_written_is_said(proxy: Standin, tmp_path: Path) -> None:
     path = tmp_path / "missing" / "place.json"
-    consumer = Consumer(proxy.address, "g", "t", instance="i", offsets_file=path, **OURS)
+    consumer = Consumer(proxy.address, "g", "t", instance="i", offsets_file=path, **BROADCASTING)
     proxy.put("t", b"old")
     while len(proxy.calls) < 2:  # the first fetch is answered, however long that takes
         assert consumer.pull(1, timeout_ms=100) == []
@@ -205,7 +207,7 @@ def test_a_file_that_cannot_be_written_is_said(proxy: Standin, tmp_path: Path) -
 def test_a_file_is_one_consumers_at_a_time(proxy: Standin, tmp_path: Path) -> None:
     """Two would start each other at places where the other one has not been."""
     path = tmp_path / "place.json"
-    more = {**OURS, "instance": "i", "offsets_file": path}
+    more = {**BROADCASTING, "instance": "i", "offsets_file": path}
     message = f"{path}' is in use by another consumer"
 
     async def run() -> None:

@@ -238,7 +238,7 @@ AWAITED = {
     ("AsyncProducer", "check"),
     ("AsyncProducer.transaction", "check"),
 }
-MADE_BY_THE_LIBRARY = {  # and by nobody else
+CREATED_BY_LIBRARY = {  # and by nobody else
     ("Transaction", "checked"),
     ("Transaction", "observer"),
     ("AsyncTransaction", "checked"),
@@ -258,19 +258,19 @@ def make_on_loop(where: tuple[str, str], function: Function) -> None:
     asyncio.run(make())
 
 
-def hint_parts(hint: Any) -> Iterator[Any]:
+def flatten_hint(hint: Any) -> Iterator[Any]:
     yield hint
     for inner in typing.get_args(hint):
         for each in inner if isinstance(inner, list) else (inner,):
-            yield from hint_parts(each)
+            yield from flatten_hint(each)
 
 
 def takes_function(hint: Any) -> bool:
     """Whether a value of that type may be a function, or an object whose methods a client calls."""
-    for part in hint_parts(hint):
-        if part is Callable or typing.get_origin(part) is typing.get_origin(Callable[..., Any]):
+    for member in flatten_hint(hint):
+        if member is Callable or typing.get_origin(member) is typing.get_origin(Callable[..., Any]):
             return True
-        if inspect.isclass(part) and Protocol in part.__mro__:
+        if inspect.isclass(member) and Protocol in member.__mro__:
             return True
     return False
 
@@ -288,7 +288,7 @@ def parameters() -> Iterator[tuple[tuple[str, str], Any]]:
 
 def test_every_parameter_that_takes_a_function_has_a_row() -> None:
     callables = {where for where, hint in parameters() if where[1] != "return" and takes_function(hint)}
-    assert callables == REJECTS.keys() | MADE_BY_THE_LIBRARY
+    assert callables == REJECTS.keys() | CREATED_BY_LIBRARY
     databases = {where for where, hint in parameters() if where[1] != "return" and hint is Any}
     # no functions: see the last tests here, and test_serializers.py for bodies
     assert {name for _, name in databases} == {"database", "body"}
@@ -492,8 +492,8 @@ def test_a_connect(kind: str) -> None:
 @pytest.mark.parametrize("kind", HIDDEN)
 def test_an_observer_of_sends(proxy: Standin, kind: str) -> None:
     observer = Observer(sending=HIDDEN[kind])
-    wrong = pytest.raises(OptionError, match=r"observer\.sending returned <")
-    with Producer(proxy.address, observer=observer) as producer, wrong:
+    raises_option_error = pytest.raises(OptionError, match=r"observer\.sending returned <")
+    with Producer(proxy.address, observer=observer) as producer, raises_option_error:
         producer.send("t", b"x")
     assert proxy.stored == []
 
@@ -502,8 +502,8 @@ def test_an_observer_of_sends(proxy: Standin, kind: str) -> None:
 def test_the_end_of_an_observed_send(proxy: Standin, method: str) -> None:
     observed = type("Observed", (Observer,), {method: AsyncMethods.method})
     observer = Observer(sending=lambda *args: observed())
-    wrong = pytest.raises(OptionError, match=f"whose method {method} is an async function")
-    with Producer(proxy.address, observer=observer) as producer, wrong:
+    raises_option_error = pytest.raises(OptionError, match=f"whose method {method} is an async function")
+    with Producer(proxy.address, observer=observer) as producer, raises_option_error:
         producer.send("t", b"x")
     assert proxy.stored == []
 

@@ -138,7 +138,9 @@ def test_a_poll_that_fails_is_made_again(
     assert caplog.text.count("the poll for checks of producer group bank failed") == 1
 
 
-def test_polls_go_to_the_other_proxy_when_one_is_gone(make_producer: Make, proxy: Standin, other: Standin) -> None:
+def test_polls_go_to_the_other_proxy_when_one_is_gone(
+    make_producer: Make, proxy: Standin, other: Standin
+) -> None:
     other.half, other.outcomes, other.offered = proxy.half, proxy.outcomes, proxy.offered
     producer = make_producer([proxy.address, other.address], check=ScriptedCheck(*[Decision.COMMITTED] * 2))
     names = [left_open(producer) for _ in range(2)]
@@ -190,7 +192,9 @@ def test_closing_waits_for_a_check_that_runs(proxy: Standin) -> None:
         assert may_end.wait(60)
         return Decision.COMMITTED
 
-    with going("blocking", proxy.address, producer_group="bank", check=check, timeout_ms=PATIENCE_MS) as producer:
+    with going(
+        "blocking", proxy.address, producer_group="bank", check=check, timeout_ms=PATIENCE_MS
+    ) as producer:
         name = left_open(producer)
         proxy.offer(name)
         assert going_on.wait(60)

@@ -78,10 +78,10 @@ class Sink:
         return [span for span in list(self.spans[service]) if span["name"] == name]
 
 
-def attributes(holder: dict[str, Any]) -> dict[str, Any]:
+def attributes(record: dict[str, Any]) -> dict[str, Any]:
     """OTLP's JSON has each value under its type, and integers as text."""
     values = {}
-    for each in holder.get("attributes", ()):
+    for each in record.get("attributes", ()):
         ((kind, value),) = each["value"].items()
         values[each["key"]] = int(value) if kind == "intValue" else value
     return values
@@ -91,7 +91,7 @@ def links(span: dict[str, Any]) -> list[tuple[str, str]]:
     return [(link["traceId"], link["spanId"]) for link in span.get("links", ())]
 
 
-def place(span: dict[str, Any]) -> tuple[str, str]:
+def ids_of(span: dict[str, Any]) -> tuple[str, str]:
     return span["traceId"], span["spanId"]
 
 
@@ -161,7 +161,9 @@ def test_a_collector_gets_the_way_of_a_message_whole(receiver: str, sink: Sink, 
             raise ValueError("out of stock")
 
     with running(tmp_path / "server") as server:
-        producers, consumers = (f"127.0.0.1:{server.ports[part]}" for part in ("producer", "consumer"))
+        producers, consumers = (
+            f"127.0.0.1:{server.ports[component]}" for component in ("producer", "consumer")
+        )
         for topic in ("orders", "invoices"):
             server.admin("POST", "topics", topic, body={"create": True})
             server.admin("POST", "groups", "billing", "topics", topic, body={"start": "first"})
@@ -190,19 +192,19 @@ def test_a_collector_gets_the_way_of_a_message_whole(receiver: str, sink: Sink, 
         sink.named("billing", "process orders"), key=lambda span: int(span["startTimeUnixNano"])
     )
     for number, span in enumerate((first, second), 1):
-        assert (span["kind"], span["traceId"], span["parentSpanId"]) == (CONSUMER, *place(sent))
-        assert links(span) == [place(sent)]
+        assert (span["kind"], span["traceId"], span["parentSpanId"]) == (CONSUMER, *ids_of(sent))
+        assert links(span) == [ids_of(sent)]
         assert attributes(span)["messaging.ddmq.message.delivery_count"] == number
     assert first["status"]["code"] == ERROR
     assert attributes(first)["error.type"] == "ValueError"
     assert attributes(first["events"][0])["exception.message"] == "out of stock"
     assert "code" not in second["status"]
     for span in sink.named("billing", "deliver orders"):
-        assert (span["kind"], span["traceId"], span["parentSpanId"]) == (INTERNAL, *place(sent))
+        assert (span["kind"], span["traceId"], span["parentSpanId"]) == (INTERNAL, *ids_of(sent))
     created = sink.named("shop", "create invoices")
     (batch,) = sink.named("shop", "send invoices")
     assert batch["kind"] == CLIENT
-    assert links(batch) == [place(span) for span in created]
+    assert links(batch) == [ids_of(span) for span in created]
     handled = sink.named("billing", "process invoices")
-    assert sorted(link for span in handled for link in links(span)) == sorted(map(place, created))
+    assert sorted(link for span in handled for link in links(span)) == sorted(map(ids_of, created))
     assert not any(span.get("parentSpanId") for span in handled)

@@ -83,10 +83,10 @@ def test_results_ride_on_the_next_pull(proxy: Standin) -> None:
 
 def test_batches(proxy: Standin) -> None:
     proxy.put("t", *bodies(25))
-    seen: list[int] = []
+    batch_sizes: list[int] = []
 
     def handle(messages: list[Message]) -> None:
-        seen.append(len(messages))
+        batch_sizes.append(len(messages))
         messages[0].fail(delay_ms=60_000)
         if messages[0].body == b"m0" and messages[0].attempt == 1:
             raise ValueError("a batch that breaks")
@@ -94,9 +94,9 @@ def test_batches(proxy: Standin) -> None:
     with Consumer(proxy.address, "g", "t", batch_handler=handle, max_batch=10, threads=1) as consumer:
         proxy.wait(lambda: len(settled(proxy)) == 25)
         proxy.wait(lambda: len(proxy.done) + len(proxy.leases) >= 25)
-    assert max(seen) == 10
+    assert max(batch_sizes) == 10
     failed = {offset for result in proxy.results for offset in result.failOffsets or ()}
-    assert failed >= set(range(seen[0])), "a raise fails all of the batch"
+    assert failed >= set(range(batch_sizes[0])), "a raise fails all of the batch"
     assert consumer.counts().handler_errors == 1
 
 
@@ -117,20 +117,20 @@ def test_a_raise_fails_the_message_and_it_comes_again(proxy: Standin) -> None:
 
 def test_fail_skip_extend_and_manual_acks(proxy: Standin) -> None:
     proxy.put("t", *bodies(4))
-    kept: list[Message] = []
-    with Consumer(proxy.address, "g", "t", handler=kept.append, auto_ack=False) as consumer:
-        proxy.wait(lambda: len(kept) == 4)
-        kept.sort(key=lambda message: message.offset)
+    unsettled: list[Message] = []
+    with Consumer(proxy.address, "g", "t", handler=unsettled.append, auto_ack=False) as consumer:
+        proxy.wait(lambda: len(unsettled) == 4)
+        unsettled.sort(key=lambda message: message.offset)
         assert not proxy.results
-        assert kept[3].extend()
+        assert unsettled[3].extend()
         proxy.wait(lambda: any(result.extendLeases for result in proxy.results))
-        kept[0].ack()
-        kept[1].skip()
-        kept[2].fail(delay_ms=1500)
-        kept[3].fail()
+        unsettled[0].ack()
+        unsettled[1].skip()
+        unsettled[2].fail(delay_ms=1500)
+        unsettled[3].fail()
         proxy.wait(lambda: len(settled(proxy)) == 4)
-    told = settled(proxy)
-    assert (told[0], told[1], told[2], told[3]) == ("s", "s", "f", "f")
+    outcomes = settled(proxy)
+    assert (outcomes[0], outcomes[1], outcomes[2], outcomes[3]) == ("s", "s", "f", "f")
     delays = {
         offset: (result.failDelaysMs or [-1] * 9)[at]
         for result in proxy.results
@@ -209,12 +209,12 @@ def test_several_proxies_and_topics(proxy: Standin, other: Standin) -> None:
     for standin in (proxy, other):
         standin.put("t", *bodies(20))
         standin.put("u", *bodies(20))
-    seen: list[tuple[str, bytes]] = []
+    received: list[tuple[str, bytes]] = []
     addresses = f"{proxy.address},{other.address}"
-    with Consumer(addresses, "g", ["t", "u"], handler=lambda m: seen.append((m.topic, m.body))):
+    with Consumer(addresses, "g", ["t", "u"], handler=lambda m: received.append((m.topic, m.body))):
         proxy.wait(lambda: len(proxy.done) == 40)
         other.wait(lambda: len(other.done) == 40)
-    assert sorted(seen) == sorted([(topic, body) for topic in "tu" for body in bodies(20)] * 2)
+    assert sorted(received) == sorted([(topic, body) for topic in "tu" for body in bodies(20)] * 2)
     assert {args.request.topic for method, args in proxy.calls if method == "pull"} == {"t", "u"}
 
 
@@ -236,17 +236,17 @@ def test_a_vanished_proxy_leaves_its_results_to_another(
     resolved = [proxy]
     monkeypatch.setattr(
         "ddmq_client.net.worker_pool.resolve_addresses",
-        lambda addresses, known: [ProxyAddress("127.0.0.1", standin.port) for standin in resolved],
+        lambda addresses, cached: [ProxyAddress("127.0.0.1", standin.port) for standin in resolved],
     )
     monkeypatch.setattr("ddmq_client.net.worker_pool.RESOLVE_EVERY_S", 0.05)
     proxy.put("t", *bodies(2))
-    kept: list[Message] = []
-    with Consumer("proxies.example:1", "g", "t", handler=kept.append, auto_ack=False, linger_ms=50):
-        proxy.wait(lambda: len(kept) == 2)
+    unsettled: list[Message] = []
+    with Consumer("proxies.example:1", "g", "t", handler=unsettled.append, auto_ack=False, linger_ms=50):
+        proxy.wait(lambda: len(unsettled) == 2)
         resolved[:] = [other]
         other.wait(lambda: any(method == "pull" for method, _ in other.calls))
         proxy.stop()
-        for message in kept:
+        for message in unsettled:
             message.ack()
         other.wait(lambda: other.done == {("t", 0), ("t", 1)})
 
@@ -328,18 +328,18 @@ def test_what_a_caller_of_pull_hands_back_is_free_at_once(proxy: Standin) -> Non
 def test_iterating(proxy: Standin) -> None:
     proxy.put("t", *bodies(6))
     consumer = Consumer(proxy.address, "g", "t")
-    seen = []
+    received = []
     for message in consumer:
-        seen.append(message.body)
+        received.append(message.body)
         message.ack()
-        if len(seen) == 2:
+        if len(received) == 2:
             break
     for message in consumer:
-        seen.append(message.body)
+        received.append(message.body)
         message.ack()
-        if len(seen) == 6:
+        if len(received) == 6:
             consumer.stop()
-    assert seen == bodies(6)
+    assert received == bodies(6)
     assert len(proxy.done) == 6
 
 
@@ -359,13 +359,13 @@ def test_a_refused_pull_is_told_to_the_caller(proxy: Standin) -> None:
 
 def test_what_waited_past_its_lease_is_not_handled(proxy: Standin) -> None:
     proxy.put("t", *bodies(2))
-    seen: list[int | None] = []
+    attempts: list[int | None] = []
     entered, leave = threading.Event(), threading.Event()
 
     def handle(message: Message) -> None:
-        seen.append(message.attempt)
+        attempts.append(message.attempt)
         entered.set()
-        if len(seen) == 1:
+        if len(attempts) == 1:
             assert leave.wait(30)
 
     with Consumer(proxy.address, "g", "t", handler=handle, threads=1, lease_ms=800, linger_ms=20) as consumer:
@@ -376,7 +376,7 @@ def test_what_waited_past_its_lease_is_not_handled(proxy: Standin) -> None:
         proxy.wait(lambda: consumer.counts().expired == 1)
         proxy.requeue("t", 1)
         proxy.wait(lambda: len(proxy.done) == 2)
-    assert seen == [1, 2]
+    assert attempts == [1, 2]
 
 
 def test_an_unreachable_proxy_is_tried_until_it_is_there() -> None:
@@ -448,11 +448,11 @@ def test_leases_live_while_a_handler_runs(proxy: Standin) -> None:
 
 def test_leases_are_left_alone_where_told_so(proxy: Standin) -> None:
     proxy.put("t", b"a", b"b")
-    seen = threading.Event()
+    redelivered = threading.Event()
 
     def handle(message: Message) -> None:
         if message.body == b"a":
-            seen.wait(0.8)  # longer than it takes until leases are extended
+            redelivered.wait(0.8)  # longer than it takes until leases are extended
 
     with Consumer(proxy.address, "g", "t", handler=handle, lease_ms=1_000, prefetch=32, extend_for_ms=0):
         proxy.wait(lambda: ("t", 0) in proxy.done)
@@ -504,11 +504,11 @@ def test_a_wrong_delay_is_refused_and_harms_nothing(proxy: Standin, delay_ms: ob
 
 
 def test_what_the_wire_cannot_carry_is_refused_before_it_is_pulled_with(proxy: Standin) -> None:
-    wrong: list[dict[str, object]] = [
+    invalid: list[dict[str, object]] = [
         {"tags": 5}, {"sql": "a = '\udc80'"}, {"linger_ms": 50.5}, {"max_batch": "8"}, {"handler": 5},
         {"timeout_ms": True}, {"batch_handler": "print"}, {"client_id": "\udc80"},
     ]  # fmt: skip
-    for settings in wrong:
+    for settings in invalid:
         with pytest.raises(OptionError, match=next(iter(settings))):
             Consumer(proxy.address, "g", "t", **settings)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="group"):

@@ -25,7 +25,8 @@ def test_example(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "builtins.input", lambda prompt: proxy.wait(lambda: len(proxy.done | proxy.known.keys()) > 0)
+        "builtins.input",
+        lambda prompt: proxy.wait(lambda: len(proxy.done | proxy.stored_identities.keys()) > 0),
     )
     code = re.sub(r"127\.0\.0\.1:9[67]13", proxy.address, block.text)
     proxy.put("orders", *[b"waiting"] * 11)

@@ -32,7 +32,7 @@ from tests.support.waits import loop_until, until
 M0, M1 = OutgoingMessage("t", b"m0"), OutgoingMessage("t", b"m1")
 
 
-class SeenSend:
+class RecordedSend:
     """Its messages carry a mark; its ends are all that were told."""
 
     def __init__(self, messages: Sequence[OutgoingMessage], call: SendCall) -> None:
@@ -47,7 +47,7 @@ class SeenSend:
         self.ends.append(type(error))
 
 
-class SeenHandling:
+class RecordedHandling:
     """Of one call of a handler: the errors, and what had become of its messages when it was over."""
 
     def __init__(self, messages: Sequence[Message], call: HandleCall) -> None:
@@ -71,19 +71,19 @@ class Onlooker:
     """An observer that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.sends: list[SeenSend] = []
+        self.sends: list[RecordedSend] = []
         self.handed: list[tuple[int, str, bool]] = []
-        self.handlings: list[SeenHandling] = []
+        self.handlings: list[RecordedHandling] = []
 
-    def sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> SeenSend:
-        self.sends.append(SeenSend(messages, call))
+    def sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> RecordedSend:
+        self.sends.append(RecordedSend(messages, call))
         return self.sends[-1]
 
     def handed_out(self, messages: Sequence[Message], client_id: str, asked_ns: int | None) -> None:
         self.handed.append((len(messages), client_id, asked_ns is not None))
 
-    def handling(self, messages: Sequence[Message], call: HandleCall) -> SeenHandling:
-        self.handlings.append(SeenHandling(messages, call))
+    def handling(self, messages: Sequence[Message], call: HandleCall) -> RecordedHandling:
+        self.handlings.append(RecordedHandling(messages, call))
         return self.handlings[-1]
 
     @property
@@ -98,8 +98,8 @@ def marked(proxy: Standin) -> list[bool]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_call_that_sends_is_one(proxy: Standin, kind: str) -> None:
-    seen = Onlooker()
-    with going(kind, proxy.address, producer_group="g", observer=seen) as producer:
+    onlooker = Onlooker()
+    with going(kind, proxy.address, producer_group="g", observer=onlooker) as producer:
         producer.send("t", b"x")
         producer.send_message(M0)
         producer.send_batch([M0, M1])
@@ -110,32 +110,32 @@ def test_each_call_that_sends_is_one(proxy: Standin, kind: str) -> None:
             tx.send_batch([])
         proxy.wait(lambda: len(proxy.stored) == 8)
     assert marked(proxy) == [True] * 8
-    assert [send.call for send in seen.sends] == [
+    assert [send.call for send in onlooker.sends] == [
         SendCall("me"), SendCall("me"), SendCall("me", batch=True), SendCall("me"),
         SendCall("me", transaction=tx.id), SendCall("me", batch=True, transaction=tx.id),
     ]  # fmt: skip
-    assert seen.ends == [[True], [True], [True, True], [], [True], [True, True]]
+    assert onlooker.ends == [[True], [True], [True, True], [], [True], [True, True]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_all_that_is_sent_again_for_it(proxy: Standin, kind: str) -> None:
-    seen = Onlooker()
+    onlooker = Onlooker()
     proxy.recognises = True
-    with going(kind, proxy.address, observer=seen, timeout_ms=20_000) as producer:
+    with going(kind, proxy.address, observer=onlooker, timeout_ms=20_000) as producer:
         producer.send("t", b"first")
         proxy.faults["sendSync"].extend([BEFORE, AFTER, refuse(15)])
         producer.send("t", b"x", idempotency_key="k")
-    assert seen.ends == [[True], [True]]
+    assert onlooker.ends == [[True], [True]]
     assert len(proxy.stored) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_raises_has_failed(proxy: Standin, kind: str) -> None:
-    seen = Onlooker()
-    with going(kind, proxy.address, observer=seen, retry_unknown=False) as producer:
-        for fault, wanted in ((refuse(11), InvalidMessageError), (AFTER, UnknownOutcomeError)):
+    onlooker = Onlooker()
+    with going(kind, proxy.address, observer=onlooker, retry_unknown=False) as producer:
+        for fault, error in ((refuse(11), InvalidMessageError), (AFTER, UnknownOutcomeError)):
             proxy.faults["sendSync"].append(fault)
-            with pytest.raises(wanted):
+            with pytest.raises(error):
                 producer.send("t", b"x")
         with pytest.raises(OptionError):
             producer.send_batch([M0], timeout_ms=0)
@@ -145,36 +145,36 @@ def test_what_raises_has_failed(proxy: Standin, kind: str) -> None:
         producer.close()
         with pytest.raises(ClosedError):
             producer.send("t", b"x")
-    assert seen.ends == [
+    assert onlooker.ends == [
         InvalidMessageError, UnknownOutcomeError, OptionError,
         InvalidMessageError, [True, False], ClosedError,
     ]  # fmt: skip
 
 
 def test_sends_in_the_background_end_when_they_do(proxy: Standin) -> None:
-    seen = Onlooker()
+    onlooker = Onlooker()
     proxy.faults["sendSync"].extend([HOLD, refuse(11)])
-    with Producer(proxy.address, async_workers=1, observer=seen) as producer:
+    with Producer(proxy.address, async_workers=1, observer=onlooker) as producer:
         first = producer.send_async(M0)
         proxy.wait(lambda: len(proxy.calls) == 1)
         cancelled, refused = producer.send_async(M0), producer.send_async(M0)
         assert cancelled.cancel()
-        assert seen.ends == [CancelledError]
+        assert onlooker.ends == [CancelledError]
         proxy.release()
         assert first.result(60).stored
         assert isinstance(refused.exception(60), InvalidMessageError)
-    assert [send.ends for send in seen.sends] == [[[True]], [CancelledError], [InvalidMessageError]]
+    assert [send.ends for send in onlooker.sends] == [[[True]], [CancelledError], [InvalidMessageError]]
     with pytest.raises(ClosedError):
         producer.send_async(M0)
-    assert seen.sends[3].ends == [ClosedError]
+    assert onlooker.sends[3].ends == [ClosedError]
 
 
 def test_a_send_whose_task_is_cancelled(proxy: Standin) -> None:
-    seen = Onlooker()
+    onlooker = Onlooker()
 
     async def test() -> None:
         proxy.faults["sendSync"].append(HOLD)
-        async with AsyncProducer(proxy.address, observer=seen) as producer:
+        async with AsyncProducer(proxy.address, observer=onlooker) as producer:
             task = asyncio.create_task(producer.send("t", b"x"))
             await loop_until(lambda: proxy.calls)
             task.cancel()
@@ -183,27 +183,27 @@ def test_a_send_whose_task_is_cancelled(proxy: Standin) -> None:
         proxy.release()
 
     asyncio.run(test())
-    assert seen.ends == [asyncio.CancelledError]
+    assert onlooker.ends == [asyncio.CancelledError]
 
 
 def test_handlers_and_what_became_of_their_messages(proxy: Standin) -> None:
-    seen = Onlooker()
+    onlooker = Onlooker()
     proxy.put("t", b"good", b"bad")
 
     def handle(message: Message) -> None:
         if message.body == b"bad":
             raise NotStoredError("no")
 
-    with Consumer(proxy.address, "g", "t", handler=handle, threads=1, client_id="you", observer=seen):
-        until(lambda: [one for one in seen.handlings if one.errors and one.outcomes])
-    good, bad = seen.handlings[:2]
+    with Consumer(proxy.address, "g", "t", handler=handle, threads=1, client_id="you", observer=onlooker):
+        until(lambda: [one for one in onlooker.handlings if one.errors and one.outcomes])
+    good, bad = onlooker.handlings[:2]
     assert (good.call, good.errors, good.outcomes) == (HandleCall("you"), [], [Outcome.ACKED])
     assert (bad.errors, bad.outcomes) == ([NotStoredError], [Outcome.FAILED])
-    assert seen.handed[:2] == [(1, "you", False)] * 2
+    assert onlooker.handed[:2] == [(1, "you", False)] * 2
 
 
 def test_handlers_of_batches_that_are_tasks(proxy: Standin) -> None:
-    seen = Onlooker()
+    onlooker = Onlooker()
     proxy.put("t", b"x", b"y")
 
     async def handle(messages: list[Message]) -> None:
@@ -211,24 +211,24 @@ def test_handlers_of_batches_that_are_tasks(proxy: Standin) -> None:
 
     async def test() -> None:
         async with AsyncConsumer(
-            proxy.address, "g", "t", batch_handler=handle, auto_ack=False, client_id="you", observer=seen
+            proxy.address, "g", "t", batch_handler=handle, auto_ack=False, client_id="you", observer=onlooker
         ):
-            await loop_until(lambda: sum(len(one.outcomes or ()) for one in seen.handlings) == 2)
+            await loop_until(lambda: sum(len(one.outcomes or ()) for one in onlooker.handlings) == 2)
 
     asyncio.run(test())
-    assert {one.call for one in seen.handlings} == {HandleCall("you", batch=True)}
-    assert [outcome for one in seen.handlings for outcome in one.outcomes or ()] == [None, None]
+    assert {one.call for one in onlooker.handlings} == {HandleCall("you", batch=True)}
+    assert [outcome for one in onlooker.handlings for outcome in one.outcomes or ()] == [None, None]
 
 
 def test_messages_that_are_asked_for(proxy: Standin) -> None:
     """What a pull did not bring is not told."""
-    seen = Onlooker()
-    with Consumer(proxy.address, "g", "t", client_id="you", observer=seen) as consumer:
+    onlooker = Onlooker()
+    with Consumer(proxy.address, "g", "t", client_id="you", observer=onlooker) as consumer:
         assert consumer.pull(timeout_ms=1) == []
         proxy.put("t", b"x", b"y")
         for count, message in enumerate(consumer, 1):
             message.ack()
             if count == 2:
                 break
-    assert seen.handed == [(1, "you", True)] * 2
-    assert seen.handlings == []
+    assert onlooker.handed == [(1, "you", True)] * 2
+    assert onlooker.handlings == []

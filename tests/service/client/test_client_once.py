@@ -41,7 +41,7 @@ def topic(server: RealServer, request: pytest.FixtureRequest) -> str:
     return str(name)
 
 
-def wanted(count: int = COUNT) -> list[str]:
+def expected_bodies(count: int = COUNT) -> list[str]:
     return sorted(f"m{at}" for at in range(count))
 
 
@@ -57,10 +57,10 @@ def test_answers_that_are_lost_make_no_second_message(
         relay.every = 4
         results = [producer.send_message(message) for message in messages(topic)[1:]]
         relay.every = 0
-        places = {(result.queue_id, result.offset) for result in results}
+        positions = {(result.queue_id, result.offset) for result in results}
         assert sum(result.duplicate for result in results) == relay.lost > 10
-    assert server.bodies(topic) == wanted()
-    assert len(places) == COUNT - 1, "each has the place of its own"
+    assert server.bodies(topic) == expected_bodies()
+    assert len(positions) == COUNT - 1, "each has the place of its own"
 
 
 def test_nor_do_those_of_batches_and_of_background_sends(
@@ -76,7 +76,7 @@ def test_nor_do_those_of_batches_and_of_background_sends(
         assert all(result.stored for result in results)
         assert all(future.result(60).stored for future in futures)
         assert relay.lost > 3
-    assert server.bodies(topic) == wanted()
+    assert server.bodies(topic) == expected_bodies()
 
 
 def test_nor_those_of_tasks(server: RealServer, topic: str, relay: LossyRelay) -> None:
@@ -90,7 +90,7 @@ def test_nor_those_of_tasks(server: RealServer, topic: str, relay: LossyRelay) -
             assert relay.lost > 10
 
     asyncio.run(test())
-    assert server.bodies(topic) == wanted()
+    assert server.bodies(topic) == expected_bodies()
 
 
 def test_a_key_holds_for_whoever_sends(server: RealServer, topic: str) -> None:
@@ -110,7 +110,7 @@ def test_a_key_holds_for_whoever_sends(server: RealServer, topic: str) -> None:
             [OutgoingMessage(topic, "m1", idempotency_key="order/18")] * 2 + messages(topic, 3)[2:]
         )
         assert [result.duplicate for result in results] == [False, True, False]
-    assert server.bodies(topic) == wanted(3)
+    assert server.bodies(topic) == expected_bodies(3)
 
 
 def test_a_run_of_the_command_that_is_repeated(server: RealServer, topic: str, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_run_of_the_command_that_is_repeated(server: RealServer, topic: str, t
     for count in (40, COUNT):
         lines.write_text("".join(f"m{at}\n" for at in range(count)))
         assert ddmq(*command, "--lines", str(lines)).returncode == 0
-    assert server.bodies(topic) == wanted()
+    assert server.bodies(topic) == expected_bodies()
 
 
 def test_a_server_that_is_killed_stores_nothing_twice(tmp_path: Path) -> None:
@@ -145,5 +145,5 @@ def test_a_server_that_is_killed_stores_nothing_twice(tmp_path: Path) -> None:
             server.start()
             assert all(future.result(60).stored for future in futures)
             assert producer.send("u", "keyed", idempotency_key="k").duplicate
-        assert server.bodies("t") == wanted()
+        assert server.bodies("t") == expected_bodies()
         assert server.bodies("u") == ["keyed"]

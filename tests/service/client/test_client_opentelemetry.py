@@ -141,10 +141,10 @@ def test_properties_carry_it_for_readers_old_and_new(server: RealServer, topic: 
 def test_a_batch_has_a_span_for_each_message_and_handlers_of_batches_link(
     server: RealServer, topic: str, spans: Spans
 ) -> None:
-    seen: list[str] = []
+    received: list[str] = []
 
     def handle(messages: list[Message]) -> None:
-        seen.extend(message.text() for message in messages)
+        received.extend(message.text() for message in messages)
 
     with producer(server, spans) as client:
         results = client.send_batch([OutgoingMessage(topic, f"m{at}", shard_key="s") for at in range(5)])
@@ -156,7 +156,9 @@ def test_a_batch_has_a_span_for_each_message_and_handlers_of_batches_link(
         result.message_id for result in results
     ]
     with consumer(server, topic, spans, batch_handler=handle):
-        until(lambda: len(seen) == 5 and sum(len(each.links) for each in spans.all(f"process {topic}")) == 5)
+        until(
+            lambda: len(received) == 5 and sum(len(each.links) for each in spans.all(f"process {topic}")) == 5
+        )
     handled = spans.all(f"process {topic}")
     assert [parent(each) for each in handled] == [None] * len(handled)
     assert sorted(ids for each in handled for ids in linked(each)) == sorted(map(span_ids, created))
@@ -179,10 +181,10 @@ def test_what_fails_says_so_and_each_delivery_has_its_number(
     with consumer(server, topic, spans, handler=handle):
         until(lambda: len(spans.all(f"process {topic}")) == 3, "the third delivery")
     handled = spans.all(f"process {topic}")
-    told = [dict(each.attributes or {}) for each in handled]
-    assert [one["messaging.ddmq.message.delivery_count"] for one in told] == [1, 2, 3]
-    assert [one["messaging.ddmq.message.outcome"] for one in told] == ["failed", "failed", "acked"]
-    assert [one.get("error.type") for one in told] == ["ZeroDivisionError", "failed", None]
+    attributes = [dict(each.attributes or {}) for each in handled]
+    assert [one["messaging.ddmq.message.delivery_count"] for one in attributes] == [1, 2, 3]
+    assert [one["messaging.ddmq.message.outcome"] for one in attributes] == ["failed", "failed", "acked"]
+    assert [one.get("error.type") for one in attributes] == ["ZeroDivisionError", "failed", None]
     assert [event.name for event in handled[0].events] == ["exception"]
     assert [parent(each) for each in handled] == [span_ids(spans.one(f"send {topic}"))] * 3
 
@@ -218,8 +220,8 @@ def test_in_the_background_one_way_and_refused(server: RealServer, topic: str, s
         with pytest.raises(InvalidMessageError):
             client.send_async(OutgoingMessage(topic, b""))
     assert len(received(server, topic, 2)) == 2
-    told = sorted(str((one.attributes or {}).get("error.type")) for one in spans.all(f"send {topic}"))
-    assert told == ["None", "None"] + ["ddmq_client.errors.InvalidMessageError"] * 2
+    error_types = sorted(str((one.attributes or {}).get("error.type")) for one in spans.all(f"send {topic}"))
+    assert error_types == ["None", "None"] + ["ddmq_client.errors.InvalidMessageError"] * 2
 
 
 def test_a_transaction(server: RealServer, topic: str, spans: Spans) -> None:
@@ -261,10 +263,10 @@ def test_messages_that_are_pulled(server: RealServer, topic: str, spans: Spans) 
         client.send_batch([OutgoingMessage(topic, f"m{at}", shard_key="s") for at in range(3)])
     created = spans.all(f"create {topic}")
     with consumer(server, topic, spans) as client, spans.tracer.start_as_current_span("job"):
-        taken = 0
-        while taken < 3:
-            for message in client.pull(3 - taken, timeout_ms=PATIENCE_MS):
-                taken += 1
+        pulled = 0
+        while pulled < 3:
+            for message in client.pull(3 - pulled, timeout_ms=PATIENCE_MS):
+                pulled += 1
                 with spans.observer.handling([message]):
                     message.ack()
     job, handled = spans.one("job"), spans.all(f"process {topic}")
@@ -285,13 +287,13 @@ def test_tasks(server: RealServer, topic: str, spans: Spans) -> None:
         current[message.text()] = trace.get_current_span().get_span_context()
 
     async def test() -> None:
-        places = [f"127.0.0.1:{server.ports[part]}" for part in ("producer", "consumer")]
+        addresses = [f"127.0.0.1:{server.ports[component]}" for component in ("producer", "consumer")]
         with spans.tracer.start_as_current_span("main"):
             async with (
                 AsyncProducer(
-                    places[0], timeout_ms=PATIENCE_MS, producer_group="g", observer=spans.observer
+                    addresses[0], timeout_ms=PATIENCE_MS, producer_group="g", observer=spans.observer
                 ) as client,
-                AsyncConsumer(places[1], f"g-{topic}", topic, handler=handle, observer=spans.observer),
+                AsyncConsumer(addresses[1], f"g-{topic}", topic, handler=handle, observer=spans.observer),
             ):
                 await asyncio.gather(*[client.send(topic, f"m{at}") for at in range(20)])
                 await client.send_batch([OutgoingMessage(topic, "m20")])
@@ -342,14 +344,14 @@ def test_what_strangers_put_there_stops_no_delivery(server: RealServer, topic: s
     with Producer(f"127.0.0.1:{server.ports['producer']}", timeout_ms=PATIENCE_MS) as client:
         for at, properties in enumerate(HOSTILE):
             client.send(topic, f"m{at}", properties=properties)
-    seen: dict[str, Message] = {}
+    received: dict[str, Message] = {}
 
     def handle(message: Message) -> None:
-        seen[message.text()] = message
+        received[message.text()] = message
 
     with consumer(server, topic, spans, handler=handle):
         until(lambda: len(spans.all(f"process {topic}")) == len(HOSTILE))
-    assert sorted(seen) == sorted(f"m{at}" for at in range(len(HOSTILE)))
+    assert sorted(received) == sorted(f"m{at}" for at in range(len(HOSTILE)))
     links = {ids for one in spans.all(f"process {topic}") for ids in linked(one)}
     assert links == {(int("1" * 32, 16), int("2" * 16, 16))}
 
@@ -375,5 +377,5 @@ def test_nothing_of_it_is_loaded_where_it_is_not_used() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     project = Path(__file__).resolve().parents[3] / "packaging" / "client" / "pyproject.toml"
-    (wanted,) = tomllib.loads(project.read_text())["project"]["optional-dependencies"]["opentelemetry"]
-    assert f"pip install '{wanted}'" in done.stdout
+    (requirement,) = tomllib.loads(project.read_text())["project"]["optional-dependencies"]["opentelemetry"]
+    assert f"pip install '{requirement}'" in done.stdout

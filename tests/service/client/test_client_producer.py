@@ -157,12 +157,12 @@ def test_an_idle_connection_that_the_proxy_closed_costs_nothing(
 def test_a_batch_is_split_and_answered_message_by_message(proxy: Standin) -> None:
     proxy.faults["sendBatch"].append(refuse(11))
     with Producer(proxy.address, batch_messages=4) as producer:
-        given = [
+        outgoing = [
             *messages(9),
             OutgoingMessage("t", b""),
             OutgoingMessage("t", b"d", properties={"DELAY": "2"}),
         ]
-        results = producer.send_batch(given)
+        results = producer.send_batch(outgoing)
         assert producer.send_batch([]) == []
     assert [result.stored for result in results] == [False] + [True] * 8 + [False, True]
     assert [method for method, _ in proxy.calls] == ["sendBatch", "sendBatch", "sendSync", "sendSync"]
@@ -285,7 +285,7 @@ def test_a_name_is_resolved_again(proxy: Standin, other: Standin, monkeypatch: p
     resolved = [proxy]
     monkeypatch.setattr(
         "ddmq_client.net.router.resolve_addresses",
-        lambda addresses, known: [ProxyAddress("127.0.0.1", standin.port) for standin in resolved],
+        lambda addresses, cached: [ProxyAddress("127.0.0.1", standin.port) for standin in resolved],
     )
     monkeypatch.setattr("ddmq_client.net.router.RESOLVE_EVERY_S", 0.05)
     with Producer("proxies.example:1") as producer:
@@ -335,14 +335,14 @@ def test_a_callback_of_a_future_that_exits_ends_no_worker(proxy: Standin) -> Non
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         {"queue": -1}, {"queue": "1"}, {"queue": 1.5}, {"shard_key": 3.5}, {"shard_key": 2**70},
         {"body": None}, {"body": b""}, {"key": 5}, {"properties": {"a": None}}, {"topic": "\udc80"},
     ],
 )  # fmt: skip
-def test_one_wrong_message_of_a_batch_fails_alone(proxy: Standin, wrong: dict[str, object]) -> None:
-    bad = OutgoingMessage(**{"topic": "t", "body": b"x", **wrong})  # type: ignore[arg-type]
+def test_one_wrong_message_of_a_batch_fails_alone(proxy: Standin, invalid: dict[str, object]) -> None:
+    bad = OutgoingMessage(**{"topic": "t", "body": b"x", **invalid})  # type: ignore[arg-type]
     with Producer(proxy.address) as producer:
         results = producer.send_batch([OutgoingMessage("t", b"a"), bad, OutgoingMessage("t", b"b")])
         assert [result.stored for result in results] == [True, False, True]
@@ -361,15 +361,15 @@ def test_wrong_addresses_are_named(proxies: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         {"cron": "* * * * *", "zone": 5}, {"cron": "\udc80"}, {"every": timedelta(1), "times": 2**63},
         {"delay": timedelta(1), "catch_up": ["all"]}, {"delay": timedelta.min},
     ],
 )  # fmt: skip
-def test_wrong_moments_are_named(proxy: Standin, wrong: dict[str, object]) -> None:
+def test_wrong_moments_are_named(proxy: Standin, invalid: dict[str, object]) -> None:
     with Producer(proxy.address) as producer:
-        with pytest.raises(OptionError, match="|".join(wrong)):
-            producer.send("t", b"x", **wrong)  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match="|".join(invalid)):
+            producer.send("t", b"x", **invalid)  # type: ignore[arg-type]
         producer.send("t", b"x", delay=timedelta.max)  # the proxy says what is too far
     assert len(proxy.delayed) == 1

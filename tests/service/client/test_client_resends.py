@@ -55,7 +55,7 @@ def make_producer(request: pytest.FixtureRequest, proxy: Standin) -> Iterator[Ma
 
 
 @pytest.fixture
-def known(make_producer: Make) -> Any:
+def resending_producer(make_producer: Make) -> Any:
     """A producer that has seen that its proxy recognises what is sent again."""
     producer = make_producer()
     assert not producer.send("t", b"first").duplicate
@@ -65,7 +65,7 @@ def known(make_producer: Make) -> Any:
 @pytest.fixture
 def pair(proxy: Standin, other: Standin, make_producer: Make) -> Any:
     """A producer for two proxies of one cluster."""
-    other.recognises, other.stored, other.known = True, proxy.stored, proxy.known
+    other.recognises, other.stored, other.stored_identities = True, proxy.stored, proxy.stored_identities
     return make_producer([proxy.address, other.address])
 
 
@@ -90,10 +90,10 @@ def messages(count: int, **fields: Any) -> list[OutgoingMessage]:
 
 @pytest.mark.parametrize("fault", UNKNOWN)
 def test_what_may_be_stored_is_sent_again_where_it_is_recognised(
-    known: Any, proxy: Standin, fault: Fault
+    resending_producer: Any, proxy: Standin, fault: Fault
 ) -> None:
     proxy.faults["sendSync"].append(fault)
-    result = known.send("t", b"x")
+    result = resending_producer.send("t", b"x")
     assert result.stored
     assert result.duplicate == (fault in STORED_ALL_THE_SAME)
     assert not result.body_differs
@@ -103,7 +103,9 @@ def test_what_may_be_stored_is_sent_again_where_it_is_recognised(
 
 
 @pytest.mark.parametrize("fault", UNKNOWN)
-def test_but_not_as_long_as_nobody_was_seen_to_recognise_it(make_producer: Make, proxy: Standin, fault: Fault) -> None:
+def test_but_not_as_long_as_nobody_was_seen_to_recognise_it(
+    make_producer: Make, proxy: Standin, fault: Fault
+) -> None:
     proxy.faults["sendSync"].append(fault)
     producer = make_producer()
     with pytest.raises(UnknownOutcomeError):
@@ -112,27 +114,27 @@ def test_but_not_as_long_as_nobody_was_seen_to_recognise_it(make_producer: Make,
 
 
 @pytest.mark.parametrize("fault", [AFTER, refuse(12)])
-def test_nor_where_a_proxy_was_seen_not_to(known: Any, proxy: Standin, fault: Fault) -> None:
+def test_nor_where_a_proxy_was_seen_not_to(resending_producer: Any, proxy: Standin, fault: Fault) -> None:
     proxy.recognises = False
-    assert known.send("t", b"older now").stored
+    assert resending_producer.send("t", b"older now").stored
     proxy.faults["sendSync"].append(fault)
     with pytest.raises(UnknownOutcomeError):
-        known.send("t", b"x")
+        resending_producer.send("t", b"x")
     assert len(proxy.calls) == 3
     proxy.recognises = True
-    assert known.send("t", b"newer again").stored
+    assert resending_producer.send("t", b"newer again").stored
     proxy.faults["sendSync"].append(fault)
-    assert known.send("t", b"y").stored
+    assert resending_producer.send("t", b"y").stored
     assert len(proxy.calls) == 6
 
 
-def test_a_time_out_leaves_time_for_another_attempt(known: Any, proxy: Standin) -> None:
+def test_a_time_out_leaves_time_for_another_attempt(resending_producer: Any, proxy: Standin) -> None:
     proxy.faults["sendSync"].append(HOLD)
-    result = known.send("t", b"x", timeout_ms=2_000)
+    result = resending_producer.send("t", b"x", timeout_ms=2_000)
     assert result.stored
     assert not result.duplicate
     proxy.release()
-    assert known.send("t", b"y").stored
+    assert resending_producer.send("t", b"y").stored
     assert [message.body for message in proxy.stored].count(b"x") == 1, "the late one is recognised, too"
 
 
@@ -161,10 +163,10 @@ def test_one_proxy_that_does_not_recognise_it_is_enough(pair: Any, proxy: Standi
     assert len(proxy.calls) + len(other.calls) == calls + 1
 
 
-def test_without_confirmation_it_stays_unknown(known: Any, proxy: Standin) -> None:
+def test_without_confirmation_it_stays_unknown(resending_producer: Any, proxy: Standin) -> None:
     proxy.faults["sendSync"].extend([refuse(12)] * 1_000)
     with pytest.raises(UnknownOutcomeError, match="told to answer 12"):
-        known.send("t", b"x", timeout_ms=500)
+        resending_producer.send("t", b"x", timeout_ms=500)
     assert len(proxy.calls) > 2
     assert set(numbers(proxy)[1:]) == {1}
 
@@ -195,18 +197,20 @@ def test_attempts_are_bounded(make_producer: Make, proxy: Standin) -> None:
 
 
 @pytest.mark.parametrize("fault", [AFTER, BEFORE, HALF, GARBAGE])
-def test_a_batch_is_stored_once(known: Any, proxy: Standin, fault: Fault) -> None:
+def test_a_batch_is_stored_once(resending_producer: Any, proxy: Standin, fault: Fault) -> None:
     proxy.faults["sendBatch"].append(fault)
-    results = known.send_batch(messages(20))
+    results = resending_producer.send_batch(messages(20))
     assert [result.duplicate for result in results] == [fault in STORED_ALL_THE_SAME] * 20
     assert [result.offset for result in results] == list(range(1, 21))
     assert len(proxy.stored) == 21
     assert numbers(proxy) == [0, *range(1, 21), *range(1, 21)]
 
 
-def test_of_a_batch_only_what_is_unknown_goes_again_under_its_number(known: Any, proxy: Standin) -> None:
+def test_of_a_batch_only_what_is_unknown_goes_again_under_its_number(
+    resending_producer: Any, proxy: Standin
+) -> None:
     proxy.faults["sendBatch"].extend([refuse(12), refuse(15)])
-    results = known.send_batch(messages(3))
+    results = resending_producer.send_batch(messages(3))
     assert all(result.stored for result in results)
     assert numbers(proxy) == [0, 1, 2, 3, 1, 1]
 
@@ -218,13 +222,13 @@ def test_a_first_batch_shows_at_once_that_it_is_recognised(make_producer: Make, 
     assert len(proxy.stored) == 3
 
 
-def test_a_batch_of_both_kinds(known: Any, proxy: Standin) -> None:
+def test_a_batch_of_both_kinds(resending_producer: Any, proxy: Standin) -> None:
     keyed = [OutgoingMessage("t", b"k%d" % at, idempotency_key=f"key/{at}") for at in range(2)]
     plain = messages(2)
-    given = [keyed[0], plain[0], keyed[1], plain[1]]
+    mixed = [keyed[0], plain[0], keyed[1], plain[1]]
     proxy.faults["sendBatch"].append(AFTER)
-    assert [result.duplicate for result in known.send_batch(given)] == [True] * 4
-    assert [result.duplicate for result in known.send_batch(given)] == [True, False, True, False]
+    assert [result.duplicate for result in resending_producer.send_batch(mixed)] == [True] * 4
+    assert [result.duplicate for result in resending_producer.send_batch(mixed)] == [True, False, True, False]
     assert len(proxy.stored) == 7
     for message in sent(proxy):
         assert (message.idempotencyKey is None) == (message.sequence is not None)
@@ -317,11 +321,11 @@ def test_delayed_sends_have_ids_of_their_own(make_producer: Make, proxy: Standin
 
 @pytest.mark.parametrize("properties", [{"DELAY": "3"}, {"x-delay": "5000"}])
 def test_what_its_properties_delay_is_added_once(
-    known: Any, proxy: Standin, properties: dict[str, str]
+    resending_producer: Any, proxy: Standin, properties: dict[str, str]
 ) -> None:
     proxy.faults["sendSync"].append(AFTER)
-    assert known.send("t", b"x", properties=properties).stored
-    results = known.send_batch([*messages(2), OutgoingMessage("t", b"x", properties=properties)])
+    assert resending_producer.send("t", b"x", properties=properties).stored
+    results = resending_producer.send_batch([*messages(2), OutgoingMessage("t", b"x", properties=properties)])
     assert all(result.stored for result in results)
     assert numbers(proxy) == [0, 1, 1, 2, 3, 4]
     assert len(proxy.stored) == 5
@@ -356,39 +360,39 @@ def test_oneway_sends_have_keys_and_no_numbers(make_producer: Make, proxy: Stand
 # --- every way that a send ends gives its number back
 
 
-def refused(known: Any, proxy: Standin) -> None:
+def refused(resending_producer: Any, proxy: Standin) -> None:
     proxy.faults["sendSync"].append(refuse(11))
     with pytest.raises(InvalidMessageError):
-        known.send("t", b"x")
+        resending_producer.send("t", b"x")
 
 
-def out_of_time(known: Any, proxy: Standin) -> None:
+def out_of_time(resending_producer: Any, proxy: Standin) -> None:
     proxy.faults["sendSync"].extend([refuse(15)] * 1_000)
     with pytest.raises((NotStoredError, UnknownOutcomeError)):  # unknown: its time ends within a try
-        known.send("t", b"x", timeout_ms=200)
+        resending_producer.send("t", b"x", timeout_ms=200)
     proxy.faults.clear()
 
 
-def unknown(known: Any, proxy: Standin) -> None:
+def unknown(resending_producer: Any, proxy: Standin) -> None:
     proxy.faults["sendSync"].extend([AFTER, refuse(11)])
     with pytest.raises(UnknownOutcomeError):
-        known.send("t", b"x")
+        resending_producer.send("t", b"x")
 
 
-def not_connected(known: Any, proxy: Standin) -> None:
+def not_connected(resending_producer: Any, proxy: Standin) -> None:
     proxy.stop()
     with pytest.raises((NotStoredError, UnknownOutcomeError)):
-        known.send("t", b"x", timeout_ms=200)
+        resending_producer.send("t", b"x", timeout_ms=200)
     proxy.restart()
 
 
-def not_encoded(known: Any, proxy: Standin) -> None:
+def not_encoded(resending_producer: Any, proxy: Standin) -> None:
     with pytest.raises(InvalidMessageError):
-        known.send("t", b"")
+        resending_producer.send("t", b"")
     with pytest.raises(OptionError):
-        known.send("t", b"x", queue=-1)
+        resending_producer.send("t", b"x", queue=-1)
     with pytest.raises(RuntimeError, match="the list breaks"):
-        known.send_batch(broken())
+        resending_producer.send_batch(broken())
 
 
 def broken() -> Iterator[OutgoingMessage]:
@@ -396,9 +400,9 @@ def broken() -> Iterator[OutgoingMessage]:
     raise RuntimeError("the list breaks")
 
 
-def a_batch_that_fails(known: Any, proxy: Standin) -> None:
+def a_batch_that_fails(resending_producer: Any, proxy: Standin) -> None:
     proxy.faults["sendBatch"].extend([AFTER, *[refuse(12)] * 1_000])
-    results = known.send_batch([*messages(3), OutgoingMessage("t", b"")], timeout_ms=500)
+    results = resending_producer.send_batch([*messages(3), OutgoingMessage("t", b"")], timeout_ms=500)
     assert [result.stored for result in results] == [False, True, True, False]
     proxy.faults.clear()
 
@@ -406,9 +410,11 @@ def a_batch_that_fails(known: Any, proxy: Standin) -> None:
 @pytest.mark.parametrize(
     "ends", [refused, out_of_time, unknown, not_connected, not_encoded, a_batch_that_fails]
 )
-def test_every_end_gives_the_numbers_back(known: Any, proxy: Standin, ends: Callable[..., None]) -> None:
-    ends(known, proxy)
-    assert known.send("t", b"last").stored
+def test_every_end_gives_the_numbers_back(
+    resending_producer: Any, proxy: Standin, ends: Callable[..., None]
+) -> None:
+    ends(resending_producer, proxy)
+    assert resending_producer.send("t", b"last").stored
     last = sent(proxy)[-1]
     assert last.answeredBelow == last.sequence > 0
 

@@ -120,16 +120,16 @@ def test_without_it_no_message_has_a_key(send: SendCommand, proxy: Standin, line
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "error"),
     [
         (["--idempotency-key-prefix", ""], "0 characters; allowed: 1 to 235"),
         (["--idempotency-key-prefix", "x" * 236], "236 characters; allowed: 1 to 235"),
         (["--idempotency-key-prefix", "p", "--delay", "1h"], "stands beside a delay"),
     ],
 )
-def test_what_it_cannot_be(send: SendCommand, proxy: Standin, more: list[str], told: str) -> None:
+def test_what_it_cannot_be(send: SendCommand, proxy: Standin, more: list[str], error: str) -> None:
     assert send("x", *more, code=2) == ""
-    assert told in send.error
+    assert error in send.error
     assert not proxy.calls
 
 
@@ -142,11 +142,11 @@ class Hints:
     """What is told on the way; a proxy that was found silent starts, one that was found refusing takes it."""
 
     def __init__(self, proxy: Standin) -> None:
-        self.told: list[str] = []
+        self.texts: list[str] = []
         self._proxy = proxy
 
     def __call__(self, text: str) -> None:
-        self.told.append(text)
+        self.texts.append(text)
         if text.startswith("no answer from"):
             self._proxy.restart()
         if text.startswith("not stored yet"):
@@ -168,10 +168,10 @@ def test_why_a_proxy_refuses_is_told_while_it_is_tried_again(
     proxy.faults["sendDelaySync" if delayed else "sendSync"].extend([refuse(15)] * 100_000)
     proxy.stop()
     send("x", "--timeout-ms", "60000", *delayed)
-    told = [text for text in hints.told if "ddmq delay cancel" not in text]
-    assert [text[:14] for text in told] == ["no answer from", "`ddmq serve` s", "not stored yet"]
-    assert "(code 15 by 127.0.0.1:" in told[2]
-    assert "trying again for 60,000 ms" in told[2]
+    texts = [text for text in hints.texts if "ddmq delay cancel" not in text]
+    assert [text[:14] for text in texts] == ["no answer from", "`ddmq serve` s", "not stored yet"]
+    assert "(code 15 by 127.0.0.1:" in texts[2]
+    assert "trying again for 60,000 ms" in texts[2]
 
 
 class RefusedProducer:
@@ -182,18 +182,18 @@ class RefusedProducer:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_proxy_that_refuses_is_not_said_to_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    heard = threading.Event()
+    hints: list[str] = []
+    has_hint = threading.Event()
 
     def hint(text: str) -> None:
-        told.append(text)
-        heard.set()
+        hints.append(text)
+        has_hint.set()
 
     monkeypatch.setattr(sending, "hint", hint)
     patience = sending.Patience(HostPort("mq-1", 9613), 1_000, quiet=False)
     with patience.watch_request(cast(Producer, RefusedProducer())):
-        assert heard.wait(60)
-    assert told == ["not stored yet: the disk is full (code 15 by mq-1:9613); trying again for 1,000 ms"]
+        assert has_hint.wait(60)
+    assert hints == ["not stored yet: the disk is full (code 15 by mq-1:9613); trying again for 1,000 ms"]
 
 
 def test_a_level_above_the_last_is_refused(send: SendCommand, proxy: Standin) -> None:

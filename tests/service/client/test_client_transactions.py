@@ -150,10 +150,10 @@ def test_many_go_in_one_request(producer: Going, proxy: Standin) -> None:
 
 def test_of_many_one_that_is_wrong_is_all(producer: Going, proxy: Standin) -> None:
     many = [OutgoingMessage("t", b"x" * 1_000_000)] * 6
-    for wrong in ([OutgoingMessage("t", b"x"), OutgoingMessage("t", b"")], many):
+    for invalid in ([OutgoingMessage("t", b"x"), OutgoingMessage("t", b"")], many):
         tx = producer.transaction()
         with pytest.raises(InvalidMessageError):
-            tx.send_batch(wrong)
+            tx.send_batch(invalid)
         with pytest.raises(NotCommittedError):
             tx.commit()
     proxy.faults["sendPrepared"].append(refuse(11))
@@ -185,7 +185,9 @@ def test_a_send_that_failed_makes_it_rollback_only(
     assert bodies(proxy) == []
 
 
-def test_what_may_be_durable_is_rolled_back_though_nothing_was_confirmed(make_producer: Make, proxy: Standin) -> None:
+def test_what_may_be_durable_is_rolled_back_though_nothing_was_confirmed(
+    make_producer: Make, proxy: Standin
+) -> None:
     proxy.faults["sendPrepared"].append(AFTER)
     with pytest.raises(UnknownOutcomeError), make_producer(idempotent=False).transaction() as tx:
         tx.send("t", b"x")

@@ -43,12 +43,12 @@ class FakeCall(Call):
         self.peer = "test:1"
         self.on_abandoned = None
         self.encoded: bytes | None = None
-        self.fault_kind: ErrorKind | None = None
-        self.gone = False
+        self.error_kind: ErrorKind | None = None
+        self.abandoned = False
 
     @property
     def open(self) -> bool:
-        return self.encoded is None and self.fault_kind is None and not self.gone
+        return self.encoded is None and self.error_kind is None and not self.abandoned
 
     @property
     def answered(self) -> bool:
@@ -65,14 +65,14 @@ class FakeCall(Call):
         self.reply_encoded(encode_result(METHODS[self.method], self.wire, error=exception))
 
     def reply_error(self, kind: ErrorKind, text: str) -> None:
-        self.fault_kind = kind
+        self.error_kind = kind
 
     def go(self) -> None:
         """The client closes its connection."""
-        self.gone = True
-        told, self.on_abandoned = self.on_abandoned, None
-        if told is not None:
-            told(self)
+        self.abandoned = True
+        callback, self.on_abandoned = self.on_abandoned, None
+        if callback is not None:
+            callback(self)
 
     @property
     def outcome(self) -> Any:
@@ -238,11 +238,16 @@ class ConsumerRig(Rig):
         linger: int | None = None,
         result: Any = None,
         wire: Wire = Wire.COMPACT,
-        **ours: Any,
+        **extra_fields: Any,
     ) -> FakeCall:
         """Send a pull."""
         request = IDL.PullRequest(
-            groupId=group, topic=topic, maxBatchSize=count, maxLingerTime=linger, result=result, **ours
+            groupId=group,
+            topic=topic,
+            maxBatchSize=count,
+            maxLingerTime=linger,
+            result=result,
+            **extra_fields,
         )
         return self.call("pull", METHODS["pull"].args[0](request=request), wire)
 
@@ -275,13 +280,13 @@ class ConsumerRig(Rig):
 
     def counted(self, name: str, **labels: str) -> float:
         """The sum of a metric's cells that carry these labels."""
-        wanted = set(labels.items())
+        expected = set(labels.items())
         return sum(
             cell.value
             for metric, cells in self.metrics.numbers()
             if metric.name == name
             for values, cell in cells.items()
-            if wanted <= set(zip(metric.labels, values, strict=True))
+            if expected <= set(zip(metric.labels, values, strict=True))
         )
 
 
@@ -292,10 +297,10 @@ def result(
     group: str = "G",
     topic: str = "T",
     then: Any = None,
-    **ours: Any,
+    **extra_fields: Any,
 ) -> Any:
     """A ConsumeResult as an old client sends it; `ours`: the lists of our own clients."""
     context = IDL.Context(groupId=group.encode(), topic=topic.encode(), qid=f"R_default_a_{queue}".encode())
     return IDL.ConsumeResult(
-        context=context, successOffsets=list(success), failOffsets=list(fail), nextResult=then, **ours
+        context=context, successOffsets=list(success), failOffsets=list(fail), nextResult=then, **extra_fields
     )

@@ -37,8 +37,8 @@ class WrittenScenario(NamedTuple):
 def read_scenarios(folder: Path) -> Iterator[WrittenScenario]:
     """Every scenario of the folder's files."""
     for file in sorted(folder.glob("*.txt")):
-        for part in file.read_text(encoding="utf-8").split(f"\n{TITLE}")[1:]:
-            title, _, text = part.partition("\n")
+        for section in file.read_text(encoding="utf-8").split(f"\n{TITLE}")[1:]:
+            title, _, text = section.partition("\n")
             yield WrittenScenario(file, title, text.strip("\n"))
 
 
@@ -49,7 +49,7 @@ def to_settings(named: Named) -> dict[str, Any]:
 
 def _to_value(text: str, default: Any) -> Any:
     if isinstance(default, tuple):
-        return tuple(int(part) if part.lstrip("-").isdigit() else part for part in text.split(",") if part)
+        return tuple(int(item) if item.lstrip("-").isdigit() else item for item in text.split(",") if item)
     if isinstance(default, bool):
         return text == "yes"
     return int(text) if isinstance(default, int) else text
@@ -319,37 +319,41 @@ class ConsumerScenario:
 
     def on_acks(self, *topics: str) -> list[str]:
         """Pull and acknowledge, over these topics in turn, until nothing comes; what came."""
-        seen: list[str] = []
+        messages: list[str] = []
         topics = topics or ("T",)
         quiet = 0
         while quiet < len(topics):
             for topic in topics:
                 call = self.rig.pull(topic=topic.encode())
                 quiet = 0 if call.result.messages else quiet + 1
-                seen += map(_show_message, call.result.messages)
+                messages += map(_show_message, call.result.messages)
                 self.rig.submit(self._element("ack", call.offsets, call))
-        return [" ".join(seen) or "nothing"]
+        return [" ".join(messages) or "nothing"]
 
-    def on_fetch(self, consumer: str, *places: str, **named: str) -> list[str]:
+    def on_fetch(self, consumer: str, *positions: str, **named: str) -> list[str]:
         """A fetch that is waited for. A place is an offset in a queue: T/0:5."""
-        call = self._fetch(consumer, places, named)
+        call = self._fetch(consumer, positions, named)
         return [self._show_fetch(fetch_calls.finish(self.rig, call))]
 
-    def on_ask_fetch(self, name: str, consumer: str, *places: str, **named: str) -> None:
+    def on_ask_fetch(self, name: str, consumer: str, *positions: str, **named: str) -> None:
         """A fetch that may wait; its answer comes when it is there."""
-        self._waiting[name] = self._calls[name] = self._fetch(consumer, places, named)
+        self._waiting[name] = self._calls[name] = self._fetch(consumer, positions, named)
 
-    def on_ack_fetched(self, consumer: str, *places: str, group: str = "G") -> list[str]:
-        return [] if fetch_calls.ack(self.rig, _to_places(places), consumer, group) else ["not acknowledged"]
+    def on_ack_fetched(self, consumer: str, *positions: str, group: str = "G") -> list[str]:
+        return (
+            [] if fetch_calls.ack(self.rig, _to_offsets(positions), consumer, group) else ["not acknowledged"]
+        )
 
     def on_leave_fetches(self, consumer: str) -> None:
         fetch_calls.start_fetch(self.rig, consumer, leave=True)
 
-    def _fetch(self, consumer: str, places: tuple[str, ...], named: Named) -> FakeCall:
+    def _fetch(self, consumer: str, positions: tuple[str, ...], named: Named) -> FakeCall:
         numbers = {name: int(text) for name, text in named.items() if name in ("count", "linger")}
-        ours = {"clientId": b"me"} if named.get("client") else {}
+        extra_fields = {"clientId": b"me"} if named.get("client") else {}
         group = named.get("group", "G")
-        return fetch_calls.start_fetch(self.rig, consumer, _to_places(places), group=group, **numbers, **ours)
+        return fetch_calls.start_fetch(
+            self.rig, consumer, _to_offsets(positions), group=group, **numbers, **extra_fields
+        )
 
     def _show_fetch(self, call: FakeCall) -> str:
         if call.outcome.success.error:
@@ -464,9 +468,9 @@ class ConsumerScenario:
             since = f"for {age_s:.0f} s" if row["since_ms"] else "for no time"
             why = f", {row['reason']}" if row["reason"] else ""
             why += f": {row['error']}" if row["error"] else ""
-            place = f"{row['topic']}/{row['queue_id']}, offset {row['offset']}"
+            position = f"{row['topic']}/{row['queue_id']}, offset {row['offset']}"
             tries = f"{row['attempts']} attempts, {row['waiting']} behind it"
-            yield f"{row['key']} {row['state']} {since} at {place}, {tries}{why}"
+            yield f"{row['key']} {row['state']} {since} at {position}, {tries}{why}"
 
     def on_progress(self, queue: str = "0", topic: str = "T", group: str = "G") -> list[str]:
         view = self.rig.progress(group, int(queue), topic)
@@ -498,11 +502,11 @@ class ConsumerScenario:
         return [str(len(list(self.rig.backend.settings(prefix))))]
 
 
-def _to_places(places: tuple[str, ...]) -> dict[str, dict[int, int]] | None:
+def _to_offsets(positions: tuple[str, ...]) -> dict[str, dict[int, int]] | None:
     """Read `T/0:5` as offset 5 of queue 0 of topic T; no place at all is None."""
     offsets: dict[str, dict[int, int]] = {}
-    for place in places:
-        topic, queue, offset = place.replace(":", "/").split("/")
+    for position in positions:
+        topic, queue, offset = position.replace(":", "/").split("/")
         offsets.setdefault(topic, {})[int(queue)] = int(offset)
     return offsets or None
 

@@ -33,8 +33,8 @@ class ConsumerServer(ProxyServer):
         self.do(lambda: self.backend.put_topic(TopicInfo(name, 0, queues), deadline).wait(PATIENCE_S))
 
     def subscribe(self, group: str, topic: str, config: SubscriptionDefaults | None = None) -> None:
-        wanted = config or SubscriptionDefaults(start="first")
-        self.do(lambda: self.proxy.subscribe(group, topic, wanted).wait(PATIENCE_S))
+        defaults = config or SubscriptionDefaults(start="first")
+        self.do(lambda: self.proxy.subscribe(group, topic, defaults).wait(PATIENCE_S))
 
     def send(self, topic: str, values: Sequence[bytes], queue_id: int = 0) -> None:
         records = [

@@ -32,7 +32,7 @@ def start_fetch(
     linger: int | None = 50,
     group: str = "G",
     wire: Wire = Wire.COMPACT,
-    **ours: Any,
+    **extra_fields: Any,
 ) -> FakeCall:
     """Send a fetch."""
     request = IDL.FetchRequest(
@@ -42,7 +42,7 @@ def start_fetch(
         fetchOffset=_named(offsets),
         maxBatchSize=count,
         maxLingerTime=linger,
-        **ours,
+        **extra_fields,
     )
     return rig.call("fetch", METHODS["fetch"].args[0](request=request), wire)
 

@@ -53,8 +53,8 @@ class ReplyRig(ConsumerRig):
 
     def replying(self, offset: int, lease: int, *messages: Any, queue: int = 0, **fields: Any) -> FakeCall:
         context = IDL.Context(groupId=b"G", topic=b"T", qid=f"R_default_a_{queue}".encode())
-        given = {"context": context, "messages": list(messages or (reply_message(),)), **fields}
-        request = IDL.ReplyRequest(offset=offset, lease=lease, clientId=b"c", **given)
+        arguments = {"context": context, "messages": list(messages or (reply_message(),)), **fields}
+        request = IDL.ReplyRequest(offset=offset, lease=lease, clientId=b"c", **arguments)
         call = FakeCall("reply", METHODS["reply"].args[0](request=request))
         call.received_at = self.clock.monotonic()
         self.handlers["reply"](call)

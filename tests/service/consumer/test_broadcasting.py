@@ -12,7 +12,7 @@ from ddmq_common.errors import CallerError
 from ddmq_rpc.api import Wire
 from proxy_consumer.fetches import instances as module
 from tests.service.consumer.consumer_rig import FIRST, IDL, ConsumerRig, FakeCall
-from tests.service.consumer.fetch_calls import ack, start_fetch, fetch, shown, values
+from tests.service.consumer.fetch_calls import ack, fetch, shown, start_fetch, values
 from tests.support.waits import until
 
 EVERYONE = replace(FIRST, model="broadcasting", ack_timeout_ms=1_000, concurrency=5)
@@ -66,12 +66,12 @@ def test_a_queue_that_comes_later_is_read_from_its_first_message(news: ConsumerR
 
 def test_our_client_makes_the_group_and_hears_of_another_model(rig: ConsumerRig) -> None:
     rig.topic()
-    ours = {"clientId": b"me", "topics": [b"T"], "model": b"broadcasting"}
-    fetch(rig, **ours)
+    extra_fields = {"clientId": b"me", "topics": [b"T"], "model": b"broadcasting"}
+    fetch(rig, **extra_fields)
     rig.settle()
-    assert len(fetch(rig, **ours)) == 1
+    assert len(fetch(rig, **extra_fields)) == 1
     rig.subscribe("H", "T")
-    call = start_fetch(rig, group="H", **ours)
+    call = start_fetch(rig, group="H", **extra_fields)
     assert b"reads T as clustering, not as broadcasting" in call.outcome.success.error
 
 
@@ -135,15 +135,15 @@ def test_a_pull_by_the_groups_own_name_is_told_how(news: ConsumerRig) -> None:
 
 
 @pytest.mark.parametrize("name", ["G%one", "H%one", "none%one", "%one", "G%"])
-@pytest.mark.parametrize("ours", [{}, {"clientId": b"me"}])
+@pytest.mark.parametrize("extra_fields", [{}, {"clientId": b"me"}])
 def test_a_pull_as_an_instance_makes_no_ordinary_group(
-    rig: ConsumerRig, name: str, ours: dict[str, bytes]
+    rig: ConsumerRig, name: str, extra_fields: dict[str, bytes]
 ) -> None:
     for topic in ("T", "U"):
         rig.topic(topic)
         rig.subscribe("H", topic)
     rig.subscribe("G")
-    call = rig.pull(group=name.encode(), **ours)
+    call = rig.pull(group=name.encode(), **extra_fields)
     assert b"a name with % is not made by a pull" in call.outcome.error.message
     assert [group.name for group in rig.service.groups()] == ["G", "H"]
 

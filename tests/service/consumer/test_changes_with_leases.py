@@ -22,7 +22,7 @@ from tests.service.consumer.consumer_rig import IDL, ConsumerRig, directory
 TOPICS = {"T": 3, "U": 1}
 MESSAGES = 12
 KEYS = 5
-Place = tuple[bytes, bytes, int]
+Position = tuple[bytes, bytes, int]
 
 
 class LeasesRig(ConsumerRig):
@@ -39,8 +39,8 @@ class LeasesRig(ConsumerRig):
             self.subscribe(topic=topic, config=SubscriptionDefaults(start="first", order_key=order_key))
         self.first = (self.service, self.handlers)
         self.second: Any = None
-        self.have: dict[Place, tuple[Any, int, int]] = {}  # context, lease id, number
-        self.done: set[Place] = set()
+        self.have: dict[Position, tuple[Any, int, int]] = {}  # context, lease id, number
+        self.done: set[Position] = set()
         self.forgotten: set[bytes] = set()  # topics whose messages may come again
 
     def fill(self) -> None:
@@ -63,7 +63,7 @@ class LeasesRig(ConsumerRig):
     def proxies(self) -> list[Any]:
         return [proxy for proxy in (self.first, self.second) if proxy is not None]
 
-    def turn(self) -> None:
+    def run_round(self) -> None:
         self.clock.advance(0.05)
         for service, _ in self.proxies():
             service.tick()
@@ -77,41 +77,41 @@ class LeasesRig(ConsumerRig):
             calls += [self.start_pull(topic=name.encode(), count=count, clientId=b"c") for name in self.names]
         self.settle(lambda: all(call.answered for call in calls))
         for _ in range(4):
-            self.turn()
+            self.run_round()
         for call in calls:
-            self.taken(call)
+            self.record_delivery(call)
 
-    def taken(self, call: Any) -> None:
+    def record_delivery(self, call: Any) -> None:
         assert call.answered
         context = call.result.context
         for message in call.result.messages:
-            place = (context.topic, context.qid, message.offset)
-            assert place not in self.have, (place, "is at two clients at once")
-            assert place not in self.done or context.topic in self.forgotten, (place, "came again")
-            self.have[place] = (context, message.leaseId, message.offset)
+            position = (context.topic, context.qid, message.offset)
+            assert position not in self.have, (position, "is at two clients at once")
+            assert position not in self.done or context.topic in self.forgotten, (position, "came again")
+            self.have[position] = (context, message.leaseId, message.offset)
 
     def acknowledge(self, count: int | None = None) -> None:
         """So many, every other one as an old client does, at the proxy that holds the queue."""
-        for number, (place, (context, lease, offset)) in enumerate(
+        for number, (position, (context, lease, offset)) in enumerate(
             sorted(self.have.items(), key=str)[:count]
         ):
             leases = [lease] if number % 2 else None
             for _ in range(100):
-                self.use(self.holder(context) or self.proxies()[-1])  # where nobody holds it: at either
+                self.use(self.find_owner(context) or self.proxies()[-1])  # where nobody holds it: at either
                 call = self.call("submit", self.submitted(context, offset, leases))
                 for _ in range(40):
                     if call.answered:
                         break
-                    self.turn()
+                    self.run_round()
                 if call.answered and call.outcome.error is None:
                     break
-                self.turn()
+                self.run_round()
             else:
-                raise AssertionError(f"no answer for {place}")
-            self.done.add(place)
-            del self.have[place]
+                raise AssertionError(f"no answer for {position}")
+            self.done.add(position)
+            del self.have[position]
 
-    def holder(self, context: Any) -> Any:
+    def find_owner(self, context: Any) -> Any:
         for proxy in self.proxies():
             group = directory(proxy[0]).groups.get(b"G")
             if group is not None and (context.topic, context.qid) in group.queues:
@@ -123,7 +123,7 @@ class LeasesRig(ConsumerRig):
         for proxy in self.proxies():
             for subscription in directory(proxy[0]).all_subscriptions():
                 subscription.on_use(self.clock.monotonic())
-        self.turn()
+        self.run_round()
 
     @staticmethod
     def submitted(context: Any, offset: int, leases: list[int] | None) -> Any:
@@ -171,7 +171,7 @@ class LeasesRig(ConsumerRig):
         self.wait(self.service.delete_group("G", "U"))
         self.settle()
         self.forgotten.add(b"U")
-        self.have = {place: one for place, one in self.have.items() if place[0] != b"U"}
+        self.have = {position: one for position, one in self.have.items() if position[0] != b"U"}
         self.change("U", order_key=self.order_key, start="first")
 
     def writer_lost(self) -> None:

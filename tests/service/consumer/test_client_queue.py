@@ -286,12 +286,12 @@ def test_a_message_says_when_its_lease_is_over(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_handler_sees_that_its_message_is_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = ready(1, False, ack_timeout_ms=3_000)
-    seen: list[list[bool]] = []
+    attempts: list[list[bool]] = []
 
     async def work() -> None:
         async def handle(message: Message) -> None:
-            seen.append([])
-            mine = seen[-1]
+            attempts.append([])
+            mine = attempts[-1]
             for _ in range(6):
                 await asyncio.sleep(0.5)
                 mine.append(message.lost)
@@ -304,7 +304,7 @@ def test_a_handler_sees_that_its_message_is_anothers(monkeypatch: pytest.MonkeyP
         assert await consumer.stop()
 
     run(rig, work(), monkeypatch)
-    first, redelivered = seen
+    first, redelivered = attempts
     assert (first[0], first[-1]) == (False, True), "the extension in between was too late"
     assert not any(redelivered)
 

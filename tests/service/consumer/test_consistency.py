@@ -10,7 +10,7 @@ from proxy_consumer.groups import consistency
 from tests.service.consumer.consumer_rig import FIRST, IDL, METHODS, ConsumerRig, FakeCall, result
 
 
-def told(
+def pull_filtered(
     rig: ConsumerRig, client: str = "one", kind: str | None = "TAG", text: str = "*", **named: object
 ) -> FakeCall:
     """A pull that states a filter."""
@@ -35,7 +35,7 @@ def tagged(rig: ConsumerRig) -> ConsumerRig:
 
 @pytest.mark.parametrize("text", ["a||b", "b || a", " b||a ||b"])
 def test_the_same_filter_written_differently_is_the_same(tagged: ConsumerRig, text: str) -> None:
-    call = told(tagged, text=text)
+    call = pull_filtered(tagged, text=text)
     assert not call.answered
     assert tagged.service.differences("G") == []
 
@@ -59,7 +59,7 @@ def test_another_filter_is_refused_and_listed(
     tagged: ConsumerRig, kind: str | None, text: str, reason: str
 ) -> None:
     for _ in range(3):
-        assert reason in refused(told(tagged, kind=kind, text=text))
+        assert reason in refused(pull_filtered(tagged, kind=kind, text=text))
     (difference,) = tagged.service.differences("G")
     assert (difference.topic, difference.client_id) == ("T", "one")
     assert reason in difference.what
@@ -69,28 +69,28 @@ def test_another_filter_is_refused_and_listed(
 def test_a_pull_of_all_topics_is_compared_with_each(tagged: ConsumerRig) -> None:
     tagged.topic("U")
     tagged.subscribe(topic="U")
-    assert "topic U: the pull states" in refused(told(tagged, text="a||b", topic=None))
+    assert "topic U: the pull states" in refused(pull_filtered(tagged, text="a||b", topic=None))
 
 
 def test_it_is_over_when_the_client_or_the_subscription_changes(tagged: ConsumerRig) -> None:
-    refused(told(tagged, text="a"))
-    told(tagged, text="a||b")
+    refused(pull_filtered(tagged, text="a"))
+    pull_filtered(tagged, text="a||b")
     assert tagged.service.differences("G") == []
 
 
 def test_sql_is_compared_as_parsed(rig: ConsumerRig) -> None:
     rig.ready(config=replace(FIRST, sql="price > 10 AND color = 'red'"))
-    assert not told(rig, kind="SQL92", text="price  >  10 and color='red'").answered
-    assert "color = 'blue'" in refused(told(rig, kind="SQL92", text="price > 10 AND color = 'blue'"))
+    assert not pull_filtered(rig, kind="SQL92", text="price  >  10 and color='red'").answered
+    assert "color = 'blue'" in refused(pull_filtered(rig, kind="SQL92", text="price > 10 AND color = 'blue'"))
 
 
 def test_the_first_client_makes_the_subscription_with_its_filter(rig: ConsumerRig) -> None:
     rig.topic()
-    told(rig, text="a")
+    pull_filtered(rig, text="a")
     rig.settle()
     assert rig.subscription().config.tags == "a"
-    assert "the subscription has tags 'a'" in refused(told(rig, "two", text="b"))
-    assert "cannot be used" in refused(told(rig, kind="SQL92", text="((", group=b"H"))
+    assert "the subscription has tags 'a'" in refused(pull_filtered(rig, "two", text="b"))
+    assert "cannot be used" in refused(pull_filtered(rig, kind="SQL92", text="((", group=b"H"))
     assert b"H" not in rig.directory.groups
 
 
@@ -118,13 +118,13 @@ def test_who_is_away_is_forgotten_and_memory_is_bounded(
     monkeypatch.setattr(consistency, "CLIENTS_MAX", 2)
     rig.ready()
     for client in ("one", "two", "three"):
-        refused(told(rig, client, text="a"))
+        refused(pull_filtered(rig, client, text="a"))
     assert [each.client_id for each in rig.service.differences("G")] == ["one", "two"]
     for _ in range(14):
         rig.advance(10)
     assert rig.service.differences("G") == []
     assert rig.service._pulls.consistency._count == 0
-    refused(told(rig, "three", text="a"))
+    refused(pull_filtered(rig, "three", text="a"))
     assert len(rig.service.differences("G")) == 1
 
 
@@ -141,7 +141,7 @@ def test_long_texts_are_refused_before_anything_is_kept(
     tagged: ConsumerRig, kind: str, text: str, client: str, reason: str
 ) -> None:
     consistency.find_difference.cache_clear()
-    assert reason in refused(told(tagged, client, kind, text))
+    assert reason in refused(pull_filtered(tagged, client, kind, text))
     assert consistency.find_difference.cache_info().currsize == 0
     assert sum(len(name) for name in tagged.service._pulls.consistency._groups.get(b"G", {})) <= 255
 
@@ -149,9 +149,9 @@ def test_long_texts_are_refused_before_anything_is_kept(
 def test_only_filters_that_can_be_used_are_kept(tagged: ConsumerRig) -> None:
     consistency.find_difference.cache_clear()
     for text in ("x >", "x = 'a"):
-        refused(told(tagged, kind="SQL92", text=text))
+        refused(pull_filtered(tagged, kind="SQL92", text=text))
     assert consistency.find_difference.cache_info().currsize == 0
-    refused(told(tagged, text="c"))
+    refused(pull_filtered(tagged, text="c"))
     assert consistency.find_difference.cache_info().currsize == 1
 
 
@@ -161,7 +161,7 @@ def test_clients_are_listed_with_where_they_come_from_and_since_when(rig: Consum
     rig.start_pull(clientId=b"one")
     rig.advance(2.5)
     for client, peer in (("two", "10.0.0.9:40002"), ("one", "10.0.0.7:40003"), (None, "10.0.0.8:40004")):
-        ask_from(rig, peer, client)
+        pull_from(rig, peer, client)
     rig.advance(1.5)
     clients = {each.client_id: each for each in rig.service.clients("G")}
     assert {name: (each.address, each.since_ms - began, each.idle_s) for name, each in clients.items()} == {
@@ -171,7 +171,7 @@ def test_clients_are_listed_with_where_they_come_from_and_since_when(rig: Consum
     }
 
 
-def ask_from(rig: ConsumerRig, peer: str, client: str | None) -> None:
+def pull_from(rig: ConsumerRig, peer: str, client: str | None) -> None:
     """A pull that comes from this address."""
     request = IDL.PullRequest(groupId=b"G", topic=b"T", clientId=None if client is None else client.encode())
     call = FakeCall("pull", METHODS["pull"].args[0](request=request))

@@ -34,7 +34,7 @@ def test_a_subscription_that_another_proxy_has_just_made_is_not_made_again_with_
     operator, read_progress = rig.service, rig.backend.progress
     puller = rig.start()
 
-    def made_meanwhile(*args: Any) -> Any:
+    def read_after_creation(*args: Any) -> Any:
         monkeypatch.undo()
         config = SubscriptionDefaults(start="first", order_key="KEY")
         rig.wait(operator.subscribe("G", "T", config))
@@ -42,7 +42,7 @@ def test_a_subscription_that_another_proxy_has_just_made_is_not_made_again_with_
 
     unheard = monkeypatch.setattr
     unheard(directory(puller), "on_setting_changed", lambda key: None)
-    unheard(rig.backend, "progress", made_meanwhile)
+    unheard(rig.backend, "progress", read_after_creation)
     assert rig.pull().offsets == [0]
     stored = rig.backend.setting("subscription/G/T")
     assert stored is not None

@@ -127,10 +127,10 @@ def test_lag_and_its_age_are_those_of_unfinished_messages(rig: ConsumerRig) -> N
     assert value(rig, catalogue.LAG) == 7
     assert value(rig, catalogue.LAG_AGE) == pytest.approx(17_000, abs=100)
     assert value(rig, catalogue.INFLIGHT) == 1
-    seen: dict[int, list[int]] = {0: [], 1: []}
-    while sum(map(len, seen.values())) < 6:
+    delivered: dict[int, list[int]] = {0: [], 1: []}
+    while sum(map(len, delivered.values())) < 6:
         call = rig.pull(count=10)
-        seen[call.queue] += call.offsets
+        delivered[call.queue] += call.offsets
     rig.submit(answer(range(4), queue=0))
     rig.submit(answer([2], queue=1))
     assert value(rig, catalogue.LAG) == 3
@@ -234,10 +234,10 @@ def test_a_lag_does_not_vanish_with_its_consumers(rig: ConsumerRig) -> None:
     lookups: list[Any] = []
     holders = rig.backend.holders
 
-    def later(*given: Any) -> Any:
+    def later(*args: Any) -> Any:
         """The backend's answer, when it is wanted."""
         answered: Completion[Any] = Completion()
-        lookups.append(lambda: holders(*given).then(lambda owners: answered.succeed(owners.value)))
+        lookups.append(lambda: holders(*args).then(lambda owners: answered.succeed(owners.value)))
         return answered
 
     with pytest.MonkeyPatch.context() as patch:
@@ -320,17 +320,17 @@ def test_a_look_reads_a_bounded_number_of_queues_and_only_what_moved(
     reads: list[Any] = []
     read = rig.backend.read
 
-    def counted(*given: Any, **named: Any) -> Any:
-        reads.append(given)
-        return read(*given, **named)
+    def counted(*args: Any, **named: Any) -> Any:
+        reads.append(args)
+        return read(*args, **named)
 
     monkeypatch.setattr(rig.backend, "read", counted)
-    per_look = []
+    reads_per_check = []
     for _ in range(4):
         before = len(reads)
         value(rig, catalogue.LAG_AGE)
-        per_look.append(len(reads) - before)
-    assert per_look == [3, 3, 2, 0]
+        reads_per_check.append(len(reads) - before)
+    assert reads_per_check == [3, 3, 2, 0]
     assert gauges.READS_MAX == 64
 
 

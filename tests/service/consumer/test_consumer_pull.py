@@ -42,11 +42,11 @@ def test_what_was_read_to_its_end_is_read_again_when_there_is_more(
     reads: list[int] = []
     read = rig.backend.start_read
 
-    def noted(call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        reads.append(call.offset)
-        read(call, completion)
+    def record_read(request: ReadCall, completion: Completion[ReadBatch]) -> None:
+        reads.append(request.offset)
+        read(request, completion)
 
-    monkeypatch.setattr(rig.backend, "start_read", noted)
+    monkeypatch.setattr(rig.backend, "start_read", record_read)
     for offset in range(3):
         rig.send(1)
         rig.settle()
@@ -67,9 +67,9 @@ def test_round_robin_over_queues_and_topics(rig: ConsumerRig) -> None:
     rig.pull(topic=None, count=2)
     rig.settle()  # all four queues have been read
     calls = [rig.pull(topic=None, count=2) for _ in range(12)]
-    seen = [(call.result.context.topic, call.queue) for call in calls]
+    sources = [(call.result.context.topic, call.queue) for call in calls]
     for start in range(9):
-        assert len(set(seen[start : start + 4])) == 4
+        assert len(set(sources[start : start + 4])) == 4
 
 
 def test_batch_is_the_smaller_of_request_and_limit() -> None:
@@ -86,12 +86,12 @@ def test_answer_stops_growing_at_its_byte_bound_but_holds_one_message() -> None:
     assert [len(rig.pull().offsets) for _ in range(4)] == [2, 2, 2, 1]
 
 
-@pytest.mark.parametrize("wrong", [{"count": -1}, {"linger": -1}, {"count": -(1 << 31)}])
+@pytest.mark.parametrize("invalid", [{"count": -1}, {"linger": -1}, {"count": -(1 << 31)}])
 def test_negative_sizes_get_an_exception_that_says_what_is_allowed(
-    rig: ConsumerRig, wrong: dict[str, int]
+    rig: ConsumerRig, invalid: dict[str, int]
 ) -> None:
     rig.ready()
-    error = rig.pull(**wrong).outcome.error
+    error = rig.pull(**invalid).outcome.error
     assert error.code == 11
     assert b"allowed" in error.message
 
@@ -112,11 +112,11 @@ def test_binary_callers_get_the_same_messages(rig: ConsumerRig) -> None:
 def test_our_clients_get_our_fields(rig: ConsumerRig, wire: Wire) -> None:
     rig.ready(3)
     answer = rig.pull(count=2, clientId=b"c", wire=wire).result
-    ours = answer.messages[1]
-    assert ours.messageId == (bytes(15) + b"\x01").hex().encode()
-    assert ours.leaseId == answer.messages[0].leaseId > 0
-    assert (ours.attempt, ours.offset, ours.nextOffset) == (1, 1, 3)
-    assert ours.bornMs == ours.storedMs == rig.clock.wall_ms()
+    extended = answer.messages[1]
+    assert extended.messageId == (bytes(15) + b"\x01").hex().encode()
+    assert extended.leaseId == answer.messages[0].leaseId > 0
+    assert (extended.attempt, extended.offset, extended.nextOffset) == (1, 1, 3)
+    assert extended.bornMs == extended.storedMs == rig.clock.wall_ms()
 
 
 @pytest.mark.parametrize("count", [1, 14, 15, 63, 64, 65, 100])

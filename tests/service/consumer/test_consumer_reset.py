@@ -169,9 +169,9 @@ def test_consume_stats(rig: ConsumerRig) -> None:
     st.integers(0, 40),
 )
 def test_the_plan_counts_what_comes_again_and_what_does_not(
-    at: int, pieces: list[tuple[int, int]], to: int
+    at: int, ranges: list[tuple[int, int]], to: int
 ) -> None:
-    finished = set(range(at)) | {offset for start, size in pieces for offset in range(start, start + size)}
+    finished = set(range(at)) | {offset for start, size in ranges for offset in range(start, start + size)}
     while at in finished:
         at += 1
     above = sorted(offset for offset in finished if offset > at)

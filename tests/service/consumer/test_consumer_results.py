@@ -101,13 +101,13 @@ def test_one_held_many_acknowledged_after_it_one_redelivery() -> None:
 def test_the_ack_span_is_bounded() -> None:
     rig = ready(100, SubscriptionDefaults(start="first", ack_span_max=50, batch_max=10))
     assert rig.pull(count=1).offsets == [0]
-    seen: list[int] = []
+    delivered: list[int] = []
     while True:
-        offsets = rig.pull(result=result(seen[-10:])).offsets
+        offsets = rig.pull(result=result(delivered[-10:])).offsets
         if not offsets:
             break
-        seen += offsets
-    assert 49 <= seen[-1] < 60
+        delivered += offsets
+    assert 49 <= delivered[-1] < 60
     rig.submit(result([0]))
     assert rig.pull().result.messages
 

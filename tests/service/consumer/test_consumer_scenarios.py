@@ -24,7 +24,7 @@ def test_what_is_written_is_what_comes(scenario: WrittenScenario, request: pytes
         run.rig.close()
     if request.config.getoption("--update-transcripts") and transcript != scenario.text:
         text = scenario.file.read_text(encoding="utf-8")
-        old, new = (f"== {scenario.title}\n{part}\n" for part in (scenario.text, transcript))
+        old, new = (f"== {scenario.title}\n{version}\n" for version in (scenario.text, transcript))
         scenario.file.write_text(text.replace(old, new), encoding="utf-8")
         return
     assert transcript == scenario.text

@@ -140,7 +140,7 @@ def test_a_waiting_client_is_woken_by_an_append(
 def test_a_thousand_pulls_sent_without_waiting_are_all_answered(server: ConsumerServer) -> None:
     prepared(server, "pipe", [b"%d" % number for number in range(1000)])
     pull = b"\x82\x21\x01\x04pull\x1c\x18\x05Gpipe\x18\x04pipe\x85\x02\x15\x02\x00\x00"
-    seen = b""
+    received = b""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         sender = threading.Thread(
             target=connection.sendall, args=((len(pull).to_bytes(4, "big") + pull) * 1000,)
@@ -148,12 +148,12 @@ def test_a_thousand_pulls_sent_without_waiting_are_all_answered(server: Consumer
         sender.start()
         answers = 0
         while answers < 1000:
-            seen += connection.recv(1 << 16)
-            while len(seen) >= 4 and len(seen) >= 4 + int.from_bytes(seen[:4], "big"):
-                seen = seen[4 + int.from_bytes(seen[:4], "big") :]
+            received += connection.recv(1 << 16)
+            while len(received) >= 4 and len(received) >= 4 + int.from_bytes(received[:4], "big"):
+                received = received[4 + int.from_bytes(received[:4], "big") :]
                 answers += 1
         sender.join(20)
-    assert seen == b""
+    assert received == b""
 
 
 def test_a_waiting_client_that_goes_leaves_the_line(server: ConsumerServer) -> None:

@@ -13,7 +13,7 @@ from ddmq_common.errors import StorageError
 from ddmq_rpc.api import Wire
 from proxy_consumer.config import ConsumerConfig
 from tests.service.consumer.consumer_rig import FIRST, ConsumerRig
-from tests.service.consumer.fetch_calls import ack, start_fetch, fetch, finish, shown, values
+from tests.service.consumer.fetch_calls import ack, fetch, finish, shown, start_fetch, values
 
 
 def ready(rig: ConsumerRig, queues: int = 1, count: int = 0, topic: str = "T") -> None:
@@ -113,16 +113,16 @@ def test_an_answer_stops_growing_at_its_bound_and_no_queue_starves() -> None:
     for queue in range(4):
         rig.send(100, queue, size=3_000)
     offsets = dict.fromkeys(range(4), 0)
-    seen: dict[int, int] = dict.fromkeys(offsets, 0)
+    fetched: dict[int, int] = dict.fromkeys(offsets, 0)
     for _ in range(40):
         rig.advance(0.001)
         results = fetch(rig, offsets={"T": offsets})
         assert 1 <= sum(len(one.messages) for one in results.values()) <= 3
         for (_, queue), one in results.items():
             offsets[queue] = one.nextRequestOffset
-            seen[queue] += len(one.messages)
-    assert all(offsets[queue] == seen[queue] for queue in seen), "nothing is passed by"
-    assert min(seen.values()) > 0
+            fetched[queue] += len(one.messages)
+    assert all(offsets[queue] == fetched[queue] for queue in fetched), "nothing is passed by"
+    assert min(fetched.values()) > 0
 
 
 def test_a_client_that_goes_leaves_nothing_behind(rig: ConsumerRig) -> None:

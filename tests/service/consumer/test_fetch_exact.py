@@ -11,10 +11,10 @@ from ddmq_common.names import SCHEDULE_TOPIC
 from ddmq_rpc.api import Wire
 from proxy_consumer.groups.unowned import REFRESH_S
 from tests.service.consumer.consumer_rig import FIRST, ConsumerRig
-from tests.service.consumer.fetch_calls import start_fetch, fetch, shown, values
+from tests.service.consumer.fetch_calls import fetch, shown, start_fetch, values
 from tests.support.waits import until
 
-OURS = {"clientId": b"me", "topics": [b"T"], "model": b"broadcasting", "exact": True}
+EXACT = {"clientId": b"me", "topics": [b"T"], "model": b"broadcasting", "exact": True}
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def shelf(rig: ConsumerRig) -> ConsumerRig:
 
 @pytest.mark.parametrize("wire", list(Wire))
 def test_only_what_is_named_is_read_and_its_bounds_are_told(shelf: ConsumerRig, wire: Wire) -> None:
-    results = fetch(shelf, offsets={"T": {1: 1}}, count=1, wire=wire, **OURS)
+    results = fetch(shelf, offsets={"T": {1: 1}}, count=1, wire=wire, **EXACT)
     assert list(results) == [("T", 1)], "the other queue is not asked for"
     one = results["T", 1]
     assert (values(one), one.nextRequestOffset) == ([b"m1"], 2)
@@ -37,7 +37,7 @@ def test_only_what_is_named_is_read_and_its_bounds_are_told(shelf: ConsumerRig, 
 
 @pytest.mark.parametrize("wire", list(Wire))
 def test_without_offsets_only_the_bounds_of_every_queue_are_told(shelf: ConsumerRig, wire: Wire) -> None:
-    results = fetch(shelf, wire=wire, **OURS)
+    results = fetch(shelf, wire=wire, **EXACT)
     assert {at: (one.firstOffset, one.endOffset, one.messages) for at, one in results.items()} == {
         ("T", 0): (0, 3, []),
         ("T", 1): (0, 3, []),
@@ -46,18 +46,18 @@ def test_without_offsets_only_the_bounds_of_every_queue_are_told(shelf: Consumer
 
 def test_the_same_range_gives_the_same_messages_to_anyone_at_any_time(shelf: ConsumerRig) -> None:
     for consumer in ("a", "b", "a"):
-        results = fetch(shelf, consumer, offsets={"T": {0: 0}}, **OURS)
+        results = fetch(shelf, consumer, offsets={"T": {0: 0}}, **EXACT)
         assert values(results["T", 0]) == [b"m0", b"m1", b"m2"]
     assert shelf.progress().committed == 0, "no place of the group has moved"
 
 
 def test_what_is_out_of_range_says_where_to_go_on(shelf: ConsumerRig) -> None:
-    one = fetch(shelf, offsets={"T": {0: 99}}, **OURS)["T", 0]
+    one = fetch(shelf, offsets={"T": {0: 99}}, **EXACT)["T", 0]
     assert (one.messages, one.nextRequestOffset, one.endOffset) == ([], 3, 3)
 
 
 def test_at_the_end_it_waits_and_is_woken(shelf: ConsumerRig) -> None:
-    call = start_fetch(shelf, offsets={"T": {0: 3}}, linger=10_000, **OURS)
+    call = start_fetch(shelf, offsets={"T": {0: 3}}, linger=10_000, **EXACT)
     shelf.settle()
     assert not call.answered
     shelf.send(1, queue=0)
@@ -67,14 +67,14 @@ def test_at_the_end_it_waits_and_is_woken(shelf: ConsumerRig) -> None:
 
 @pytest.mark.parametrize("missing", ["model", "topics"])
 def test_exact_is_refused_without_broadcast_topics(shelf: ConsumerRig, missing: str) -> None:
-    named = {name: value for name, value in OURS.items() if name != missing}
+    named = {name: value for name, value in EXACT.items() if name != missing}
     call = start_fetch(shelf, offsets={"T": {0: 0}}, **named)
     assert b"exact is set, but not model=broadcasting" in call.outcome.success.error
 
 
 def test_a_group_that_is_shared_out_is_not_read_exactly(shelf: ConsumerRig) -> None:
     shelf.subscribe("H", "T")
-    call = start_fetch(shelf, group="H", offsets={"T": {0: 0}}, **OURS)
+    call = start_fetch(shelf, group="H", offsets={"T": {0: 0}}, **EXACT)
     assert b"reads T as clustering, not as broadcasting" in call.outcome.success.error
 
 

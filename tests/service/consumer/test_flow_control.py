@@ -43,15 +43,15 @@ def test_the_ack_span_stops_reading_until_the_oldest_is_done(rig: ConsumerRig, o
     rig.ready(config=configured(ack_span_max=6, order_key=order_key))
     keyed(rig, "".join(map(chr, range(256, 800))))
     oldest = rig.pull(count=1)
-    taken = 0
+    pulled = 0
     while (call := rig.pull(count=1)).offsets:
         rig.submit(ack(call))
-        taken += 1
+        pulled += 1
     assert rig.progress().committed == 0
-    assert 5 <= taken < 256 + 6, "at most one read beyond the bound"
+    assert 5 <= pulled < 256 + 6, "at most one read beyond the bound"
     rig.submit(ack(oldest))
-    assert rig.progress().committed == taken + 1
-    assert rig.pull(count=1).offsets == [taken + 1]
+    assert rig.progress().committed == pulled + 1
+    assert rig.pull(count=1).offsets == [pulled + 1]
 
 
 def test_a_rate_is_kept_second_by_second(rig: ConsumerRig) -> None:

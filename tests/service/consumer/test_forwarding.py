@@ -41,13 +41,13 @@ class Pair(Rig):
         self.here.subscribe()
         self.here.send(10)
         self.offsets = self.here.pull(clientId=b"me").offsets
-        self.held_by(self.address)
+        self.set_owner(self.address)
 
-    def held_by(self, address: str) -> None:
+    def set_owner(self, address: str) -> None:
         self.holders = {self.here.ref(): address}
 
-    def submit(self, rig: ConsumerRig, given: object) -> FakeCall:
-        call = rig.call("submit", METHODS["submit"].args[0](result=given))
+    def submit(self, rig: ConsumerRig, consume_result: object) -> FakeCall:
+        call = rig.call("submit", METHODS["submit"].args[0](result=consume_result))
         until(lambda: call.answered)
         return call
 
@@ -69,8 +69,8 @@ def test_results_reach_the_holder_and_are_durable_when_answered(pair: Pair) -> N
 
 
 def test_leases_delays_and_reasons_travel_along(pair: Pair) -> None:
-    given = result([], [0], failLeases=[7], failDelaysMs=[60_000], failReasons=[b"no"])
-    assert pair.submit(pair.there, given).result is True
+    consume_result = result([], [0], failLeases=[7], failDelaysMs=[60_000], failReasons=[b"no"])
+    assert pair.submit(pair.there, consume_result).result is True
     assert pair.here.counted("ddmq_results_ignored_total", group="G", reason="late") == 1, "a stale lease"
     assert pair.submit(pair.there, result([], [1], failDelaysMs=[60_000])).result is True
     assert pair.here.counted("ddmq_failed_total", group="G", topic="T") == 1
@@ -104,12 +104,12 @@ def test_a_holder_that_moved_on_ends_in_try_later(pair: Pair) -> None:
 
 
 def test_a_holder_that_cannot_be_reached(pair: Pair) -> None:
-    pair.held_by("127.0.0.1:1")
+    pair.set_owner("127.0.0.1:1")
     pair.there.service.advertise("127.0.0.1:2")
     call = pair.submit(pair.there, result([0]))
     assert b"127.0.0.1:1 holds the queue and cannot be reached" in call.outcome.error.message
     assert pair.there.counted("ddmq_results_forwarded_total", outcome="failed") == 1
-    pair.held_by(pair.address)
+    pair.set_owner(pair.address)
     assert pair.submit(pair.there, result([0])).result is True
 
 
@@ -155,7 +155,7 @@ def test_a_holder_that_hangs_holds_up_all_results_for_it_once(
     monkeypatch.setattr(peers, "ANSWER_S", 0.2)
     monkeypatch.setattr(peers, "ELEMENTS_MAX", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        pair.held_by(f"127.0.0.1:{silent.getsockname()[1]}")
+        pair.set_owner(f"127.0.0.1:{silent.getsockname()[1]}")
         calls = [pair.there.start_pull(result=result([offset])) for offset in range(10)]
         until(lambda: all(call.answered for call in calls))
         silent.settimeout(0.0)
@@ -165,7 +165,7 @@ def test_a_holder_that_hangs_holds_up_all_results_for_it_once(
         for each in connected:
             each.close()
     assert all("no answer within" in str(call.outcome.error.message) for call in calls)
-    pair.held_by(pair.address)
+    pair.set_owner(pair.address)
     assert pair.submit(pair.there, result(range(10))).result is True, "sent again"
 
 
@@ -185,8 +185,8 @@ def test_results_of_retried_messages_find_the_holder_of_the_retry_queue(pair: Pa
         return succeeded({retry_queue: pair.address} if topic == "%RETRY%G" else pair.holders)
 
     pair.here.backend.holders = holders  # type: ignore[method-assign]
-    given = result([0])
-    given.context.qid = b"R_default_%RETRY%_2"
-    call = pair.submit(pair.there, given)
+    consume_result = result([0])
+    consume_result.context.qid = b"R_default_%RETRY%_2"
+    call = pair.submit(pair.there, consume_result)
     assert lookups == [("G", "%RETRY%G")]
     assert b"does not hold the queue any more" in call.outcome.error.message, "it was asked"

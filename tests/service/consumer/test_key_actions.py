@@ -55,14 +55,18 @@ def test_an_extended_lease_is_shown_as_such(rig: ConsumerRig, leased_head: FakeC
     assert rig.clock.wall_ms() - row["leased_ms"] == pytest.approx(8_000, abs=100)
 
 
-def test_a_replay_of_a_head_on_its_way_to_the_dead_letters_says_so(rig: ConsumerRig, leased_head: FakeCall) -> None:
+def test_a_replay_of_a_head_on_its_way_to_the_dead_letters_says_so(
+    rig: ConsumerRig, leased_head: FakeCall
+) -> None:
     rig.backend.pause_writes()
     state = next(iter(rig.subscription("T").buffer.queues.values()))
     state.dead_letter(0, "failed")
     assert act(rig, "replay")["outcome"] == "to the dead letters"
 
 
-def test_a_skip_whose_queue_is_lost_meanwhile_is_no_dead_letter(rig: ConsumerRig, leased_head: FakeCall) -> None:
+def test_a_skip_whose_queue_is_lost_meanwhile_is_no_dead_letter(
+    rig: ConsumerRig, leased_head: FakeCall
+) -> None:
     rig.backend.fail_next(RemoteError("no answer"))
     skipped = rig.service.order_keys("G").skip('"a"')
     rig.settle()

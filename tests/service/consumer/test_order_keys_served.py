@@ -25,12 +25,12 @@ BY_KEY = SubscriptionDefaults(
 def result(call: Any, ack: bool = True, reason: str = "") -> Any:
     """What a client says to everything that `call` delivered."""
     offsets = call.offsets
-    given = (
+    arguments = (
         {"successOffsets": offsets}
         if ack
         else {"failOffsets": offsets, "failReasons": [reason] * len(offsets)}
     )
-    return IDL.ConsumeResult(context=call.result.context, **given)
+    return IDL.ConsumeResult(context=call.result.context, **arguments)
 
 
 def bodies(call: Any) -> list[bytes]:
@@ -39,12 +39,12 @@ def bodies(call: Any) -> list[bytes]:
 
 def in_order(rig: ConsumerRig, topics: str) -> list[int]:
     """What comes, one after the other, to a client that pulls these topics in turn."""
-    seen = []
+    numbers = []
     for topic in 8 * topics:
         call = rig.pull(topic=topic.encode())
-        seen += [int(each) for each in bodies(call)]
+        numbers += [int(each) for each in bodies(call)]
         rig.submit(result(call))
-    return seen
+    return numbers
 
 
 def lose(rig: ConsumerRig, topic: str) -> None:
@@ -192,12 +192,12 @@ def test_a_topic_that_nobody_pulls_does_not_stop_the_others_of_the_group(rig: Co
     rig.submit(result(call))
     (scope,) = rig.subscription("T").buffer.ordered_scopes()
     assert scope.ledger.ready <= READY_MAX
-    seen: list[int] = []
-    while len(seen) < 6_000:
+    delivered: list[int] = []
+    while len(delivered) < 6_000:
         call = pulls(rig, b"U", 100)
-        seen += call.offsets
+        delivered += call.offsets
         rig.submit(result(call))
-    assert sorted(seen) == list(range(6_000))
+    assert sorted(delivered) == list(range(6_000))
     assert bodies(rig.pull(topic=b"T")) == [b"behind"]
     assert len(scope.table) == 1
 
@@ -216,9 +216,9 @@ def test_what_lies_aside_has_its_bound_and_the_others_go_on_when_some_is_taken(
     assert not waiting.answered
     ((state, stream),) = rig.subscription("U").ordered_streams()
     assert stream.ledger.ready + state.table.released <= 2 * READ_MIN
-    taken = 0
+    pulled = 0
     while not waiting.answered:
-        taken += len(pulls(rig, b"U", 50).offsets)  # and never acknowledged
+        pulled += len(pulls(rig, b"U", 50).offsets)  # and never acknowledged
         rig.advance(0.02)
-    assert taken <= 2 * READ_MIN
+    assert pulled <= 2 * READ_MIN
     assert bodies(waiting) == [b"t"]

@@ -63,7 +63,7 @@ class Changes:
         self.hands: list[InHand] = []
         self.waiting: list[Any] = []
         self.life = 0
-        self.told: list[Any] = [seed]
+        self.history: list[Any] = [seed]
         for topic, queues in TOPICS.items():
             self.rig.topic(topic, queues)
             self.rig.subscribe(topic=topic, config=SETTINGS)
@@ -82,27 +82,27 @@ class Changes:
         ]
         weights, steps = [weight for weight, _ in changes], [step for _, step in changes]
         for step in self.random.choices(steps, weights, k=STEPS):
-            self.told.append(step.__name__)
+            self.history.append(step.__name__)
             step()
-            self.look()
+            self.collect_answers()
         self.drain()
         self.rig.close()
 
-    def look(self) -> None:
+    def collect_answers(self) -> None:
         self.rig.settle()
         for call in [call for call in self.waiting if call.answered]:
             self.waiting.remove(call)
             if call.result.messages:
-                self.given(call)
+                self.record_delivery(call)
 
-    def given(self, call: Any) -> None:
+    def record_delivery(self, call: Any) -> None:
         numbers = [json.loads(value)["n"] for value in call.values]
-        self.told.append(numbers)
+        self.history.append(numbers)
         for number in numbers:
             key = self.sent[number].key
             before = [one.number for one in self.sent[:number] if one.key == key]
-            assert set(before) <= self.acked | set(numbers), (number, self.told)
-            assert number not in self.bound, (number, self.told)
+            assert set(before) <= self.acked | set(numbers), (number, self.history)
+            assert number not in self.bound, (number, self.history)
         self.hands.append(InHand(call.result.context, call.offsets, numbers, self.life))
 
     # --- what happens
@@ -114,7 +114,7 @@ class Changes:
             body = json.dumps({"k": key, "n": number})
             self.rig.put_keyed(key, body, self.random.randrange(TOPICS[topic]), topic)
             self.sent.append(Message(number, key))
-            self.told.append((number, key, topic))
+            self.history.append((number, key, topic))
 
     def pull(self) -> None:
         topic, linger = self.random.choice(list(TOPICS)), self.random.choice([20, 3_000])
@@ -184,7 +184,7 @@ class Changes:
         for _ in range(DRAIN_STEPS):
             for topic in TOPICS:
                 self.waiting.append(self.rig.start_pull(topic=topic.encode(), count=5, linger=1_000))
-            self.look()
+            self.collect_answers()
             hands, self.hands = self.hands, []
             for hand in hands:
                 self.acknowledge(hand)
@@ -192,7 +192,7 @@ class Changes:
                 return
             self.rig.advance(0.1)
         missing = [one for one in self.sent if one.number not in self.acked]
-        raise AssertionError((missing, self.told))
+        raise AssertionError((missing, self.history))
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -40,11 +40,11 @@ def use_up(rig: ConsumerRig) -> None:
 
 def finished(rig: ConsumerRig) -> list[bytes]:
     """What comes to a client that acknowledges everything, in order."""
-    seen: list[bytes] = []
+    delivered: list[bytes] = []
     while got := bodies(call := rig.pull()):
-        seen += got
+        delivered += got
         rig.submit(result(call))
-    return seen
+    return delivered
 
 
 def act(rig: ConsumerRig, action: str, key: str) -> None:
@@ -78,8 +78,8 @@ def test_of_more_parked_heads_than_are_noted_the_last_errors_survive(rig: Consum
     assert rig.pull().result.messages == []
     rows = keys.list_blocked_keys(rig.service, "G", 1_000)
     assert len(rows) == HEADS_MAX + 20
-    told = sorted(row["error"] for row in rows if row["error"])
-    assert told == [f"no {number:03}" for number in range(20, HEADS_MAX + 20)]
+    errors = sorted(row["error"] for row in rows if row["error"])
+    assert errors == [f"no {number:03}" for number in range(20, HEADS_MAX + 20)]
 
 
 def test_notes_of_a_parked_head_that_cannot_be_read_cost_only_the_error(shop: ConsumerRig) -> None:

@@ -44,17 +44,17 @@ def with_one_at_a_client(count: int) -> tuple[ConsumerRig, Any]:
     rig.service.advertise(ADDRESS)
     rig.ready()
     rig.send(count)
-    return rig, acknowledgement(rig.pull(count=1, clientId=b"c"), ours=True)
+    return rig, acknowledgement(rig.pull(count=1, clientId=b"c"), with_leases=True)
 
 
-def acknowledgement(call: Any, *, ours: bool) -> Any:
-    leases = [message.leaseId for message in call.result.messages] if ours else None
+def acknowledgement(call: Any, *, with_leases: bool) -> Any:
+    leases = [message.leaseId for message in call.result.messages] if with_leases else None
     context = call.result.context
     return IDL.ConsumeResult(context=context, successOffsets=call.offsets, successLeases=leases)
 
 
-def submit(rig: ConsumerRig, given: Any) -> Any:
-    call = rig.call("submit", METHODS["submit"].args[0](result=given))
+def submit(rig: ConsumerRig, consume_result: Any) -> Any:
+    call = rig.call("submit", METHODS["submit"].args[0](result=consume_result))
     return answered(rig, call)
 
 
@@ -65,29 +65,31 @@ def answered(rig: ConsumerRig, call: Any) -> Any:
     return call
 
 
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("with_leases", [True, False])
 @pytest.mark.parametrize("order", list(ORDERS))
-def test_what_comes_to_the_one_that_goes_or_first_to_the_next_one_counts(order: str, ours: bool) -> None:
+def test_what_comes_to_the_one_that_goes_or_first_to_the_next_one_counts(
+    order: str, with_leases: bool
+) -> None:
     rig = ConsumerRig()
     rig.service.advertise(ADDRESS)
     rig.ready(2, SubscriptionDefaults(start="first", chain_batch=1, **ORDERS[order]))
-    calls = [rig.pull(count=1, clientId=b"c" if ours else None) for _ in range(2)]
-    given = [acknowledgement(call, ours=ours) for call in calls if call.offsets]
+    calls = [rig.pull(count=1, clientId=b"c" if with_leases else None) for _ in range(2)]
+    consume_results = [acknowledgement(call, with_leases=with_leases) for call in calls if call.offsets]
     stop(rig)
-    for each in given:
+    for each in consume_results:
         assert b"send the results again" in submit(rig, each).outcome.error.message
     rig.start().advertise(ADDRESS)
-    assert all(submit(rig, each).result is True for each in given), "nobody has pulled yet"
-    assert rig.progress().committed == len(given)
+    assert all(submit(rig, each).result is True for each in consume_results), "nobody has pulled yet"
+    assert rig.progress().committed == len(consume_results)
     rig.advance(31)
-    assert rig.pull(clientId=b"d").offsets == list(range(len(given), 2))
+    assert rig.pull(clientId=b"d").offsets == list(range(len(consume_results), 2))
 
 
 def test_a_pull_that_brings_them_gets_what_comes_next() -> None:
-    rig, given = with_one_at_a_client(2)
+    rig, consume_result = with_one_at_a_client(2)
     stop(rig)
     rig.start().advertise(ADDRESS)
-    assert rig.pull(result=given, clientId=b"c").offsets == [1]
+    assert rig.pull(result=consume_result, clientId=b"c").offsets == [1]
     assert rig.progress().committed == 1
 
 
@@ -105,16 +107,16 @@ def test_what_came_over_the_retry_path_counts_as_well() -> None:
     assert b"%RETRY%" in call.result.context.qid
     stop(house)
     house.start().advertise(ADDRESS)
-    assert submit(house, acknowledgement(call, ours=True)).result is True
+    assert submit(house, acknowledgement(call, with_leases=True)).result is True
     assert house.retry_progress() == 1
 
 
 def test_what_is_acknowledged_too_late_is_told_also_where_nobody_holds_the_queue() -> None:
     """After kill -9 there is no word of what clients have; they hear that it did not count."""
-    rig, given = with_one_at_a_client(1)
+    rig, consume_result = with_one_at_a_client(1)
     rig.restart()
     rig.service.advertise(ADDRESS)
-    call = rig.call("settle", METHODS["settle"].args[0](request=IDL.SettleRequest(result=given)))
+    call = rig.call("settle", METHODS["settle"].args[0](request=IDL.SettleRequest(result=consume_result)))
     answered(rig, call)
     assert [late.offsets for late in call.result.late] == [[0]]
 

@@ -31,20 +31,20 @@ ORDERED = SubscriptionDefaults(start="first", order_key="KEY", order_scope="topi
 def test_messages_and_the_end_of_the_message_are_one() -> None:
     rig = ReplyRig()
     (offset,), lease = rig.have()
-    told = rig.reply(
+    response = rig.reply(
         offset,
         lease,
         reply_message(body=b"one", key=b"k", tags=b"t", properties={b"a": b"b"}, partitionId=1),
         reply_message("NEW", b"two"),
     )
-    assert (told.code, told.outcome) == (0, STORED)
+    assert (response.code, response.outcome) == (0, STORED)
     assert rig.bodies() == [b"one"]
     assert rig.bodies("NEW") == [b"two"], "a topic is made, as by a send"
     assert rig.finished() == [offset]
     (record,) = rig.stored()
     content = decode(record.delivery)
     assert (content.key, content.tag, dict(content.properties)) == (b"k", b"t", {b"a": b"b"})
-    first, second = told.results
+    first, second = response.results
     assert (first.queueId, first.offset, first.durability) == (1, 0, 1)
     assert first.messageId.decode() == record.message_id.hex()
     assert second.offset == 0
@@ -93,8 +93,8 @@ def test_a_lease_that_is_over_stores_nothing() -> None:
     rig = ReplyRig(1, replace(FIRST, ack_timeout_ms=1_000))
     (offset,), lease = rig.have()
     rig.advance(2.0)
-    told = rig.reply(offset, lease)
-    assert (told.code, told.outcome) == (11, LEASE_OVER)
+    response = rig.reply(offset, lease)
+    assert (response.code, response.outcome) == (11, LEASE_OVER)
     assert (rig.bodies(), rig.finished()) == ([], [])
     (redelivered,), new = rig.have()
     assert redelivered == offset
@@ -121,10 +121,10 @@ def test_a_lease_that_is_over_stores_nothing() -> None:
 def test_what_no_send_takes_is_refused_and_the_lease_goes_on(message: Any, code: int, words: str) -> None:
     rig = ReplyRig(body_bytes_max=1_000, auto_create_topics=False)
     (offset,), lease = rig.have()
-    told = rig.reply(offset, lease, reply_message(), message)
-    assert (told.code, told.outcome, told.results) == (code, None, None)
-    assert words in told.msg.decode()
-    assert "message 1" in told.msg.decode()
+    response = rig.reply(offset, lease, reply_message(), message)
+    assert (response.code, response.outcome, response.results) == (code, None, None)
+    assert words in response.msg.decode()
+    assert "message 1" in response.msg.decode()
     assert (rig.bodies(), rig.finished()) == ([], [])
     assert rig.reply(offset, lease).outcome == STORED
 
@@ -172,8 +172,8 @@ def test_delays_by_level_and_by_the_delay_service() -> None:
     due = reply_message(body=b"due", properties={b"deliver-after": b"5000"}, dueTimes=True)
     level = reply_message(body=b"level", properties={b"DELAY": b"3"})
     plain = reply_message(properties={b"deliver-after": b"5000"})
-    told = rig.reply(offset, lease, due, level, plain)
-    assert (told.code, told.outcome) == (0, STORED)
+    response = rig.reply(offset, lease, due, level, plain)
+    assert (response.code, response.outcome) == (0, STORED)
     assert rig.bodies() == [b"out"]
     (waiting,) = rig.stored(SCHEDULE_TOPIC)
     assert decode(waiting.delivery).value == b"level"
@@ -181,7 +181,7 @@ def test_delays_by_level_and_by_the_delay_service() -> None:
     command = decode_command(record.system[COMMAND_PROPERTY])
     assert (command.topic, decode(record.delivery).value) == ("OUT", b"due")
     assert command.due_ms - rig.clock.wall_ms() in (5_000, 5_001)
-    first, second, third = told.results
+    first, second, third = response.results
     assert first.delayId
     assert (first.queueId, second.offset, third.offset) == (None, None, 0)
     rig.restart()
@@ -264,8 +264,8 @@ def test_nobody_knows_whether_it_was_stored(stored: bool) -> None:
     rig = ReplyRig()
     (offset,), lease = rig.have()
     rig.backend.fail_next(RemoteError("silence"), AppendStatus.UNKNOWN, stored=stored)
-    told = rig.reply(offset, lease)
-    assert (told.code, told.outcome) == (12, None)
+    response = rig.reply(offset, lease)
+    assert (response.code, response.outcome) == (12, None)
 
     def settled() -> Any:
         answer = rig.reply(offset, lease)
@@ -302,8 +302,8 @@ def test_a_queue_that_was_reset_stores_nothing() -> None:
     rig = ReplyRig()
     offsets, lease = rig.have(2)
     rig.backend.fail_next(FencedError("generation 0 is over"))
-    told = rig.reply(offsets[0], lease)
-    assert (told.code, told.outcome) == (15, None)
+    response = rig.reply(offsets[0], lease)
+    assert (response.code, response.outcome) == (15, None)
     assert rig.reply(offsets[0], lease).outcome == STORED, "it was only looked at anew"
 
 
@@ -338,8 +338,14 @@ def test_requests_that_make_no_sense(fields: dict[str, Any], code: int, words: s
     rig = ReplyRig()
     (offset,), lease = rig.have()
     context = IDL.Context(groupId=b"G", topic=b"T", qid=b"R_default_a_0")
-    given = {"context": context, "offset": offset, "lease": lease, "messages": [reply_message()], **fields}
-    call = rig.call("reply", METHODS["reply"].args[0](request=IDL.ReplyRequest(**given)))
+    arguments = {
+        "context": context,
+        "offset": offset,
+        "lease": lease,
+        "messages": [reply_message()],
+        **fields,
+    }
+    call = rig.call("reply", METHODS["reply"].args[0](request=IDL.ReplyRequest(**arguments)))
     until(lambda: call.answered)
     assert (call.result.code, call.result.outcome) == (code, None)
     assert words in call.result.msg.decode()
@@ -358,9 +364,9 @@ def test_draining_and_engines_that_cannot() -> None:
     rig = ReplyRig()
     (offset,), lease = rig.have()
     rig.backend.capabilities = replace(rig.backend.capabilities, atomic=False)
-    told = rig.reply(offset, lease)
-    assert told.code == 11
-    assert "memory cannot commit" in told.msg.decode()
+    response = rig.reply(offset, lease)
+    assert response.code == 11
+    assert "memory cannot commit" in response.msg.decode()
     rig.backend.capabilities = replace(rig.backend.capabilities, atomic=True)
     rig.sends.drain(rig.deadline())
     assert rig.reply(offset, lease).code == 20

@@ -60,8 +60,8 @@ def test_a_proxy_dies_between_the_commit_and_its_answer(rig: ReplyRig) -> None:
     until(lambda: len(rig.bodies()) == 1)
     rig.restart()
     assert offset not in rig.pull(count=10, clientId=b"c").offsets
-    told = rig.reply(offset, lease)
-    assert (told.code, told.outcome) == (0, STORED_BEFORE)
+    response = rig.reply(offset, lease)
+    assert (response.code, response.outcome) == (0, STORED_BEFORE)
     assert rig.bodies() == [b"out"]
     assert lost is not None
 
@@ -83,8 +83,8 @@ def test_a_planned_restart_takes_no_lease_away(rig: ReplyRig) -> None:
     assert rig.reply(offset, lease).code in (15, 20)
     rig.start().advertise(ADDRESS)
     rig.pull(count=1, clientId=b"c")
-    told = settled(rig, offset, lease)
-    assert (told.code, told.outcome) == (0, STORED)
+    response = settled(rig, offset, lease)
+    assert (response.code, response.outcome) == (0, STORED)
     assert (rig.bodies(), rig.finished()) == ([b"out"], [offset])
 
 
@@ -100,8 +100,8 @@ def test_what_is_being_committed_when_the_writer_is_lost(rig: ReplyRig) -> None:
         lose(rig)
         rig.backend.resume_writes()
         come_back(rig)
-        told = settled(rig, offset, lease)
-        assert (told.code, told.outcome in (STORED, STORED_BEFORE)) == (0, True), told
+        response = settled(rig, offset, lease)
+        assert (response.code, response.outcome in (STORED, STORED_BEFORE)) == (0, True), response
         assert rig.bodies() == [b"out"] * len(rig.finished())
         assert offset in rig.finished()
 
@@ -111,8 +111,8 @@ def test_offsets_that_are_reset(rig: ReplyRig) -> None:
     (offset,), lease = rig.have()
     reset(rig, "first")
     rig.advance(0.1)
-    told = settled(rig, offset, lease)
-    assert (told.code, told.outcome, rig.bodies()) == (11, LEASE_OVER, [])
+    response = settled(rig, offset, lease)
+    assert (response.code, response.outcome, rig.bodies()) == (11, LEASE_OVER, [])
     redelivered = rig.pull(count=1, clientId=b"c")
     assert redelivered.offsets == [offset]
     new = redelivered.result.messages[0].leaseId
@@ -143,9 +143,9 @@ def test_another_proxy_has_the_queue(rig: ReplyRig) -> None:
     until(lambda: call.answered)
     rig.advance(4.0)
     assert len(rig.bodies()) == len(rig.finished())
-    told = settled(rig, offset, lease)
-    assert told.outcome in (STORED, STORED_BEFORE, LEASE_OVER, FINISHED)
-    if told.outcome == LEASE_OVER:
+    response = settled(rig, offset, lease)
+    assert response.outcome in (STORED, STORED_BEFORE, LEASE_OVER, FINISHED)
+    if response.outcome == LEASE_OVER:
         redelivered = rig.pull(count=1, clientId=b"c")
         assert settled(rig, redelivered.offsets[0], redelivered.result.messages[0].leaseId).outcome == STORED
     assert rig.bodies() == [b"out"]

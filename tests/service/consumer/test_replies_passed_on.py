@@ -39,22 +39,24 @@ class TwoProxies:
         self.there.clock = self.here.clock
         self.there.start()
         self.there.service.advertise("127.0.0.1:1")
-        self.held_by(self.address)
+        self.set_owners(self.address)
         (self.offset,), self.lease = self.here.have()
 
-    def held_by(self, *addresses: str) -> None:
+    def set_owners(self, *addresses: str) -> None:
         holders = {self.here.ref(): address for address in addresses}
         self.here.backend.holders = lambda *_: succeeded(holders)  # type: ignore[method-assign]
 
     def reply(self, rig: ConsumerRig, lease: int, *messages: Any, **fields: Any) -> Any:
-        call = self.asking(rig, self.offset, lease, *messages, **fields)
+        call = self.start_reply(rig, self.offset, lease, *messages, **fields)
         until(lambda: call.answered)
         return call.result
 
-    def asking(self, rig: ConsumerRig, offset: int, lease: int, *messages: Any, **fields: Any) -> FakeCall:
+    def start_reply(
+        self, rig: ConsumerRig, offset: int, lease: int, *messages: Any, **fields: Any
+    ) -> FakeCall:
         context = IDL.Context(groupId=b"G", topic=b"T", qid=b"R_default_a_0")
-        given = list(messages or (reply_message(),))
-        request = IDL.ReplyRequest(context=context, offset=offset, lease=lease, messages=given, **fields)
+        replies = list(messages or (reply_message(),))
+        request = IDL.ReplyRequest(context=context, offset=offset, lease=lease, messages=replies, **fields)
         call = FakeCall("reply", METHODS["reply"].args[0](request=request))
         call.received_at = rig.clock.monotonic()
         rig.handlers["reply"](call)
@@ -74,8 +76,10 @@ def pair() -> Iterator[TwoProxies]:
 
 
 def test_it_reaches_the_holder_and_its_answer_the_caller(pair: TwoProxies) -> None:
-    told = pair.reply(pair.there, pair.lease, reply_message(body=b"a"), reply_message(body=b"b"), timeout=5_000)
-    assert (told.code, told.outcome, len(told.results)) == (0, STORED, 2)
+    response = pair.reply(
+        pair.there, pair.lease, reply_message(body=b"a"), reply_message(body=b"b"), timeout=5_000
+    )
+    assert (response.code, response.outcome, len(response.results)) == (0, STORED, 2)
     assert pair.here.bodies() == [b"a", b"b"]
     assert pair.here.finished() == [pair.offset]
     repeated = pair.reply(pair.there, pair.lease)
@@ -90,10 +94,10 @@ def test_who_waits_for_a_rate_holds_up_no_other() -> None:
     pair = TwoProxies(topic_rates={"OUT": RateLimit(messages_per_s=1.0)}, defer_ms_max=9_000)
     assert pair.reply(pair.here, pair.lease).outcome == STORED
     offsets, lease = pair.here.have(5)
-    waiting = [pair.asking(pair.there, offset, lease) for offset in offsets[:4]]
+    waiting = [pair.start_reply(pair.there, offset, lease) for offset in offsets[:4]]
     until(lambda: pair.here.sends.flow.inflight == 4)
     pair.here.topic("FREE", 1)
-    free = pair.asking(pair.there, offsets[4], lease, reply_message("FREE"))
+    free = pair.start_reply(pair.there, offsets[4], lease, reply_message("FREE"))
     until(lambda: free.answered)
     assert free.result.outcome == STORED
     assert not any(call.answered for call in waiting)
@@ -105,38 +109,38 @@ def test_who_waits_for_a_rate_holds_up_no_other() -> None:
 
 
 def test_refusals_come_back_whole(pair: TwoProxies) -> None:
-    told = pair.reply(pair.there, pair.lease, reply_message("no/name"))
-    assert (told.code, told.outcome) == (11, None)
-    assert b"no/name" in told.msg
+    response = pair.reply(pair.there, pair.lease, reply_message("no/name"))
+    assert (response.code, response.outcome) == (11, None)
+    assert b"no/name" in response.msg
     assert pair.reply(pair.there, pair.lease + 1).outcome == LEASE_OVER
     assert pair.here.bodies() == []
 
 
 def test_nobody_passes_it_on_twice(pair: TwoProxies) -> None:
-    told = pair.reply(pair.there, pair.lease, forwardedBy=b"127.0.0.1:2")
-    assert (told.code, told.outcome) == (15, None)
+    response = pair.reply(pair.there, pair.lease, forwardedBy=b"127.0.0.1:2")
+    assert (response.code, response.outcome) == (15, None)
 
 
 def test_between_two_owners(pair: TwoProxies) -> None:
-    pair.held_by()
+    pair.set_owners()
     assert pair.reply(pair.there, pair.lease).code == 15
-    pair.held_by("127.0.0.1:1")
+    pair.set_owners("127.0.0.1:1")
     assert pair.reply(pair.there, pair.lease).code == 15
 
 
 def test_a_holder_that_cannot_be_reached(pair: TwoProxies) -> None:
-    pair.held_by("127.0.0.1:9")
-    told = pair.reply(pair.there, pair.lease)
-    assert (told.code, told.outcome) == (15, None)
-    assert b"cannot be reached" in told.msg
-    pair.held_by(pair.address)
+    pair.set_owners("127.0.0.1:9")
+    response = pair.reply(pair.there, pair.lease)
+    assert (response.code, response.outcome) == (15, None)
+    assert b"cannot be reached" in response.msg
+    pair.set_owners(pair.address)
     assert pair.reply(pair.there, pair.lease).outcome == STORED
 
 
 def test_a_holder_that_says_nothing_may_have_done_it(pair: TwoProxies) -> None:
     pair.here.backend.pause_writes()
-    told = pair.reply(pair.there, pair.lease, timeout=200)
-    assert (told.code, told.outcome) == (12, None)
+    response = pair.reply(pair.there, pair.lease, timeout=200)
+    assert (response.code, response.outcome) == (12, None)
     pair.here.backend.resume_writes()
     until(lambda: pair.here.finished() == [pair.offset])
     assert pair.reply(pair.there, pair.lease).outcome == STORED_BEFORE

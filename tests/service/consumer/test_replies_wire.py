@@ -22,9 +22,9 @@ class ReplyServer(ConsumerServer):
     """With a sender of its own."""
 
     def open(self) -> Service:
-        parts = (self.metrics, self.clock, Random())
-        self.sends = ProducerService(self.backend, ProducerConfig(), *parts)
-        self.proxy = ConsumerService(self.backend, self._config, *parts, replies=self.sends.replies)
+        collaborators = (self.metrics, self.clock, Random())
+        self.sends = ProducerService(self.backend, ProducerConfig(), *collaborators)
+        self.proxy = ConsumerService(self.backend, self._config, *collaborators, replies=self.sends.replies)
         self.proxy.start()
         return self.proxy.service()
 
@@ -89,9 +89,9 @@ def test_stored_and_told(server: ReplyServer, client: Client, topic: str) -> Non
         ),
         ReplyMessage(topic=out, body=b"plain"),
     ]
-    told = acknowledge(client, topic, message, *replies, clientId="c", timeout=5_000)
-    assert (told.code, told.msg, told.outcome) == (0, "OK", 1)
-    first, second = told.results
+    response = acknowledge(client, topic, message, *replies, clientId="c", timeout=5_000)
+    assert (response.code, response.msg, response.outcome) == (0, "OK", 1)
+    first, second = response.results
     assert (first.queueId, first.offset, first.durability, len(first.messageId)) == (1, 0, 1, 32)
     assert second.messageId != first.messageId
     assert sorted(server.bodies(out)) == [b"\x00\xff", b"plain"]
@@ -104,9 +104,9 @@ def test_stored_and_told(server: ReplyServer, client: Client, topic: str) -> Non
 
 def test_refused_and_told(server: ReplyServer, client: Client, topic: str) -> None:
     message = delivered(client, topic)
-    told = acknowledge(client, topic, message, ReplyMessage(topic="no/name", body=b"x"))
-    assert (told.code, told.outcome, told.results) == (11, None, None)
-    assert "no/name" in told.msg
+    response = acknowledge(client, topic, message, ReplyMessage(topic="no/name", body=b"x"))
+    assert (response.code, response.outcome, response.results) == (11, None, None)
+    assert "no/name" in response.msg
     message.leaseId += 1
     over = acknowledge(client, topic, message, ReplyMessage(topic=f"{topic}-out", body=b"x"))
     assert (over.code, over.outcome) == (11, 3)
@@ -116,5 +116,5 @@ def test_refused_and_told(server: ReplyServer, client: Client, topic: str) -> No
 
 def test_an_empty_request_is_answered(client: Client) -> None:
     for request in (ReplyRequest(), ReplyRequest(context=Context(), messages=[ReplyMessage()])):
-        told = client.call("reply", request=request)
-        assert (told.code, told.outcome) == (11, None), told
+        response = client.call("reply", request=request)
+        assert (response.code, response.outcome) == (11, None), response

@@ -108,11 +108,11 @@ def test_what_waited_behind_its_key_is_known_as_anothers_when_it_is_read_again(r
     rig.ready(config=BY_KEY)
     for number in range(60):
         put(rig, f"a{number}", "H" if number % 3 == 1 else "")
-    seen = []
+    delivered = []
     while got := bodies(call := rig.pull()):
-        seen += got
+        delivered += got
         rig.submit(result(call))
-    assert seen == [b"a%d" % number for number in range(60) if number % 3 != 1]
+    assert delivered == [b"a%d" % number for number in range(60) if number % 3 != 1]
 
 
 def test_its_attempts_begin_anew(rig: ConsumerRig) -> None:

@@ -45,13 +45,13 @@ class RetryPathRig(ConsumerRig):
         self.levels.close()
         super().close()
 
-    def fail(self, **ours: Any) -> Any:
+    def fail(self, **extra_fields: Any) -> Any:
         """Take one message and fail it; gives the answer it came in."""
         call = self.pull(clientId=b"c", count=1)
         pulled = call.result
         assert len(pulled.messages) == 1
         failed = IDL.ConsumeResult(
-            context=pulled.context, successOffsets=[], failOffsets=[pulled.messages[0].offset], **ours
+            context=pulled.context, successOffsets=[], failOffsets=[pulled.messages[0].offset], **extra_fields
         )
         self.submit(failed)
         self.settle()
@@ -98,19 +98,19 @@ def test_what_waits_for_a_later_retry_is_told_also_after_a_restart(house: RetryP
     assert (paths.complete, waiting.messages) == (True, 3)
     assert 0 <= begun_ms - waiting.since_ms < 2_000
     assert 9_000 < waiting.due_ms - begun_ms <= 10_000
-    until(lambda: told(house, "ddmq_retry_waiting") == 3)
-    assert told(house, "ddmq_retry_waiting_age_ms") >= 200
+    until(lambda: read_gauge(house, "ddmq_retry_waiting") == 3)
+    assert read_gauge(house, "ddmq_retry_waiting_age_ms") >= 200
     house.advance(11)
-    until(lambda: told(house, "ddmq_retry_waiting") == 3)  # due, and nobody has taken them
+    until(lambda: read_gauge(house, "ddmq_retry_waiting") == 3)  # due, and nobody has taken them
     due = house.wait(house.service.retry_paths()).waiting["G", "T"]
     assert (due.messages, due.since_ms) == (3, waiting.since_ms)
     assert due.due_ms <= house.clock.wall_ms()
     answer = house.pull(clientId=b"c", count=10).result
-    assert told(house, "ddmq_retry_waiting") == 3
+    assert read_gauge(house, "ddmq_retry_waiting") == 3
     house.submit(IDL.ConsumeResult(context=answer.context, successOffsets=[0, 2], failOffsets=[]))
-    until(lambda: told(house, "ddmq_retry_waiting") == 1)
+    until(lambda: read_gauge(house, "ddmq_retry_waiting") == 1)
     house.submit(IDL.ConsumeResult(context=answer.context, successOffsets=[1], failOffsets=[]))
-    until(lambda: told(house, "ddmq_retry_waiting") == 0)
+    until(lambda: read_gauge(house, "ddmq_retry_waiting") == 0)
     assert house.wait(house.service.retry_paths()).waiting == {}
 
 
@@ -146,7 +146,7 @@ def test_what_failed_before_the_subscription_was_deleted_does_not_come_to_one_ma
     until(lambda: house.advance(0.6) or house.retry_progress() == 2)
 
 
-def told(house: RetryPathRig, metric: str) -> float:
+def read_gauge(house: RetryPathRig, metric: str) -> float:
     """What a gauge of G on T says a little later."""
     house.advance(1.1)
     house.metrics.run_collectors()
@@ -190,12 +190,12 @@ def test_a_retry_queue_whose_join_is_refused_is_joined_later_and_asked_for_less_
     asked_at: list[float] = []
     join, free_at = house.backend.join, house.clock.monotonic() + 12.0
 
-    def bounded(wanted: Join, listener: MembershipListener) -> Membership:
-        if wanted.topic == "%RETRY%G":
+    def bounded(request: Join, listener: MembershipListener) -> Membership:
+        if request.topic == "%RETRY%G":
             asked_at.append(house.clock.monotonic())
             if house.clock.monotonic() < free_at:
                 raise BoundReachedError("the session has 10 memberships; allowed: 10")
-        return join(wanted, listener)
+        return join(request, listener)
 
     monkeypatch.setattr(house.backend, "join", bounded)
     house.subscribe(config=FIRST)

@@ -214,11 +214,11 @@ def test_what_comes_late_of_a_move_that_nobody_knows_of_is_not_stored_again(step
     rig.backend.resume_writes()
     metric = "ddmq_retry_steps_total" if steps else "ddmq_dead_letters_total"
 
-    def known() -> bool:
+    def is_decided() -> bool:
         rig.advance(1.0)
         return rig.counted(metric) == 3
 
-    until(known, "what became of it is known")
+    until(is_decided, "what became of it is known")
     assert rig.progress().committed == 3
     assert len(moved(rig)) == 3
 
@@ -297,11 +297,11 @@ def test_a_letter_that_is_refused_with_its_properties_is_stored_without() -> Non
     rig.submit(result(fail=[1]))
     rig.settle()
     assert rig.progress().committed == 2
-    bare, whole = letters(rig)
+    bare, complete = letters(rig)
     assert decode(bare.delivery).properties == {b"p": b"v"}
     assert bare.system["dead-letter-topic"] == "T"
-    assert whole.system == {}
-    assert [read_dead_letter(each).offset for each in (bare, whole)] == [0, 1]
+    assert complete.system == {}
+    assert [read_dead_letter(each).offset for each in (bare, complete)] == [0, 1]
 
 
 def test_large_messages_are_moved_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

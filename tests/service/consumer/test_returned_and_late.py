@@ -9,7 +9,7 @@ from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, FakeC
 from tests.support.waits import until
 
 QUICK = SubscriptionDefaults(start="first", ack_timeout_ms=3_000, max_timeout_redeliveries=0, retry_steps=0)
-PLACE = IDL.Context(groupId=b"G", topic=b"T", qid=b"R_default_a_0")
+CONTEXT = IDL.Context(groupId=b"G", topic=b"T", qid=b"R_default_a_0")
 
 
 def ready(count: int = 4, **changed: Any) -> ConsumerRig:
@@ -21,7 +21,7 @@ def ready(count: int = 4, **changed: Any) -> ConsumerRig:
     return rig
 
 
-def ours(rig: ConsumerRig, count: int = 32, **named: Any) -> FakeCall:
+def pull_extended(rig: ConsumerRig, count: int = 32, **named: Any) -> FakeCall:
     return rig.pull(count=count, clientId=b"c", **named)
 
 
@@ -32,7 +32,7 @@ def lease_of(call: FakeCall) -> int:
 
 
 def settle(rig: ConsumerRig, **lists: Any) -> Any:
-    element = IDL.ConsumeResult(context=PLACE, successOffsets=(), failOffsets=())
+    element = IDL.ConsumeResult(context=CONTEXT, successOffsets=(), failOffsets=())
     for name, value in lists.items():
         setattr(element, name, value)
     call = rig.call("settle", METHODS["settle"].args[0](request=IDL.SettleRequest(result=element)))
@@ -42,27 +42,27 @@ def settle(rig: ConsumerRig, **lists: Any) -> Any:
 
 def test_results_that_come_too_late_are_told() -> None:
     rig = ready(3, max_timeout_redeliveries=5)
-    lease = lease_of(ours(rig))
+    lease = lease_of(pull_extended(rig))
     rig.advance(3.1)
-    other = ours(rig)
+    other = pull_extended(rig)
     settle(rig, successOffsets=[0], successLeases=[lease_of(other)])
     late = settle(
         rig, successOffsets=[0, 1], successLeases=[lease] * 2, extendOffsets=[2], extendLeases=[lease]
     ).late
-    (told,) = late
-    assert (told.context.topic, told.context.qid) == (b"T", b"R_default_a_0")
-    assert (told.offsets, told.leases, told.finished) == ([0, 1, 2], [lease] * 3, [0])
+    (late_result,) = late
+    assert (late_result.context.topic, late_result.context.qid) == (b"T", b"R_default_a_0")
+    assert (late_result.offsets, late_result.leases, late_result.finished) == ([0, 1, 2], [lease] * 3, [0])
     assert rig.counted("ddmq_results_ignored_total", reason="late") == 3
 
 
 def test_a_delay_of_ones_own_is_kept_beyond_the_quick_retries() -> None:
     rig = ready(1, retry_intervals_ms=(100,), retry_steps=16)
     for attempt in range(1, 8):
-        call = ours(rig)
+        call = pull_extended(rig)
         assert [message.attempt for message in call.result.messages] == [attempt]
         settle(rig, failOffsets=[0], failLeases=[lease_of(call)], failDelaysMs=[30_000])
         rig.advance(29.9)
-        assert not ours(rig).result.messages
+        assert not pull_extended(rig).result.messages
         rig.advance(0.1)
 
 

@@ -22,7 +22,7 @@ def settings(order_key: str = "") -> SubscriptionDefaults:
     return SubscriptionDefaults(start="first", order_key=order_key, ack_timeout_ms=300_000)
 
 
-def wait_and_look(rig: ConsumerRig, topic: str = "T") -> float:
+def wait_and_count_stalled(rig: ConsumerRig, topic: str = "T") -> float:
     """A client waits for the topic for longer than a queue may stand still; the gauge at the end.
 
     Nobody asks for the metrics meanwhile.
@@ -68,7 +68,7 @@ def test_queues_that_stand_still_are_told(
     cause(rig, monkeypatch)
     for queue in range(2):
         rig.send(2, queue=queue)
-    assert wait_and_look(rig) == 2
+    assert wait_and_count_stalled(rig) == 2
     (stall,) = rig.service.stalled("G")
     assert (stall.topic, stall.queue_ids, stall.held_up_by) == ("T", (0, 1), ())
     assert stall.seconds >= 30
@@ -93,7 +93,7 @@ def test_a_queue_that_an_unknown_member_took_is_told_beside_one_in_flight(
     until(lambda: len(of(rig).buffer.queues) == 1)  # deadlines are looked at every few real milliseconds
     for queue in range(2):
         rig.send(2, queue=queue)
-    assert wait_and_look(rig) == 1
+    assert wait_and_count_stalled(rig) == 1
     assert of(rig).buffer.budget.leased > 0
 
 
@@ -107,9 +107,9 @@ def test_what_comes_again_is_not_told_any_more(
         rig.send(2)
         caplog.clear()
         caplog.set_level("INFO", "ddmq.consumer")
-        assert wait_and_look(rig) == 1
+        assert wait_and_count_stalled(rig) == 1
     rig.submit(result(rig.pull().offsets))
-    assert wait_and_look(rig) == 0
+    assert wait_and_count_stalled(rig) == 0
     assert rig.service.stalled("G") == []
     texts = [record.getMessage() for record in caplog.records]
     assert [text for text in texts if "stand still" in text] == [
@@ -124,7 +124,7 @@ def test_a_topic_that_nobody_pulls_is_named_where_it_holds_up_the_others(rig: Co
         rig.subscribe(topic=topic, config=settings("KEY"))
     rig.send(3, topic="U")
     rig.send(3)
-    assert wait_and_look(rig) == 1
+    assert wait_and_count_stalled(rig) == 1
     (stall,) = rig.service.stalled("G")
     assert (stall.topic, stall.queue_ids, stall.held_up_by) == ("T", (0,), ("U",))
 
@@ -142,7 +142,7 @@ def parked(rig: ConsumerRig) -> None:
 def test_what_is_meant_is_not_told(rig: ConsumerRig, meant: Callable[[ConsumerRig], None]) -> None:
     rig.ready(3, settings("KEY"))
     meant(rig)
-    assert wait_and_look(rig) == 0
+    assert wait_and_count_stalled(rig) == 0
 
 
 def test_without_anybody_who_waits_nothing_stands_still(rig: ConsumerRig) -> None:

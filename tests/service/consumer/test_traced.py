@@ -41,8 +41,8 @@ class TracedConsumer(ConsumerRig):
         if self.backend.topic(TRACE_TOPIC) is None:
             return []
         records = done(self.backend.find(TRACE_TOPIC, message_id=message_id, count_max=1_000))
-        told = [e for each in records for e in decode_batch(delivery.decode(each.delivery).value).events]
-        return sorted(told, key=lambda event: event.number)
+        events = [e for each in records for e in decode_batch(delivery.decode(each.delivery).value).events]
+        return sorted(events, key=lambda event: event.number)
 
     def kinds(self, number: int = 0) -> list[TraceKind]:
         return [TraceKind(event.kind) for event in self.events(number)]
@@ -145,9 +145,9 @@ def test_a_topic_that_was_closed_is_no_lack_of_pulls() -> None:
     rig.advance(0.01)
     assert rig.pull().outcome.error.code == 13
     rig.advance(3.0)
-    held_up = rig.service.waits("G", "T", rig.ref(), 0)
-    assert held_up is not None
-    assert held_up.waits[-1][0] == "closed"
+    waits_here = rig.service.waits("G", "T", rig.ref(), 0)
+    assert waits_here is not None
+    assert waits_here.waits[-1][0] == "closed"
     rig.wait(rig.backend.put_topic(info, rig.deadline()))
     rig.settle()
     rig.pull()
@@ -234,9 +234,9 @@ def test_what_holds_up_a_message_that_nobody_got() -> None:
     since_ms = rig.clock.wall_ms()
     rig.advance(0.01)
     rig.advance(2.0)
-    held_up = rig.service.waits("G", "T", rig.ref(), since_ms)
-    assert held_up is not None
-    assert not held_up.here, "nobody has pulled yet, so it has no queue"
-    assert held_up.waits == [("no_pull", since_ms + 10, since_ms + 2_010)]
+    waits_here = rig.service.waits("G", "T", rig.ref(), since_ms)
+    assert waits_here is not None
+    assert not waits_here.here, "nobody has pulled yet, so it has no queue"
+    assert waits_here.waits == [("no_pull", since_ms + 10, since_ms + 2_010)]
     assert rig.service.waits("nobody", "T", rig.ref(), 0) is None
     assert rig.service.waits("G", "other", rig.ref(), 0) is None

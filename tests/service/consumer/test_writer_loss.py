@@ -28,8 +28,8 @@ class Two(ConsumerRig):
         self.topic()
         self.subscribe(config=SubscriptionDefaults(start="first", concurrency=3, **ORDERS[order]))
         self.send(6)
-        self.given = [self.pull(count=3, clientId=b"c") for _ in range(3)]
-        self.had = sorted(offset for call in self.given for offset in call.offsets)
+        self.calls = [self.pull(count=3, clientId=b"c") for _ in range(3)]
+        self.leased_offsets = sorted(offset for call in self.calls for offset in call.offsets)
         self.first = (self.service, self.handlers)
         self.start()
         self.second = (self.service, self.handlers)
@@ -39,11 +39,11 @@ class Two(ConsumerRig):
         subscription: Subscription = self.subscription()
         return subscription
 
-    def lose_the_writer(self, *, told_late: bool = False) -> None:
+    def lose_the_writer(self, *, notify_first_late: bool = False) -> None:
         """Both hear of it; the second joins the next one before the first does."""
         for proxy in (self.first, self.second):
             subscription = self.at(proxy)
-            if told_late and proxy is self.first:
+            if notify_first_late and proxy is self.first:
                 subscription.membership.claims._membership.leave()  # type: ignore[union-attr]
                 continue
             subscription.membership.claims.lost(list(subscription.buffer.queues))
@@ -64,35 +64,35 @@ def two(request: pytest.FixtureRequest) -> Two:
 
 
 def test_nobody_else_gets_what_clients_have_and_acknowledgements_count(two: Two) -> None:
-    assert two.had
+    assert two.leased_offsets
     two.lose_the_writer()
-    assert not set(two.offsets(two.second)) & set(two.had)
-    for call in two.given:
+    assert not set(two.offsets(two.second)) & set(two.leased_offsets)
+    for call in two.calls:
         if call.offsets:
             leases = [message.leaseId for message in call.result.messages]
             two.at(two.second)
             assert two.submit(result(call.offsets, successLeases=leases)).result is True
     two.settle()
-    assert two.progress().committed == len(two.had)
+    assert two.progress().committed == len(two.leased_offsets)
     assert two.backend.setting(leases_key("G", two.ref())) is None
 
 
 def test_word_that_comes_a_little_later_is_waited_for(two: Two) -> None:
-    two.lose_the_writer(told_late=True)
+    two.lose_the_writer(notify_first_late=True)
     assert two.offsets(two.second) == []
     late = two.at(two.first)
     late.membership.claims.lost(list(late.buffer.queues))
-    assert not set(two.offsets(two.second)) & set(two.had)
+    assert not set(two.offsets(two.second)) & set(two.leased_offsets)
 
 
 def test_a_proxy_that_died_says_nothing_and_is_not_waited_for_long(two: Two) -> None:
-    two.lose_the_writer(told_late=True)
+    two.lose_the_writer(notify_first_late=True)
     two.advance(SETTINGS_WAIT_S)
     assert 0 in two.offsets(two.second)
 
 
 def test_word_that_comes_too_late_is_not_kept(two: Two) -> None:
-    two.lose_the_writer(told_late=True)
+    two.lose_the_writer(notify_first_late=True)
     two.advance(SETTINGS_WAIT_S)
     two.offsets(two.second)
     late = two.at(two.first)
@@ -104,7 +104,7 @@ def test_word_that_comes_too_late_is_not_kept(two: Two) -> None:
 def test_acknowledgements_that_could_not_be_stored_at_that_moment_are_carried(two: Two) -> None:
     two.at(two.first)
     two.backend.fail_next(RemoteError("the writer is gone"))
-    call = next(call for call in two.given if call.offsets)
+    call = next(call for call in two.calls if call.offsets)
     leases = [message.leaseId for message in call.result.messages]
     refused = two.submit(result(call.offsets, successLeases=leases))
     assert refused.outcome.error is not None
@@ -142,7 +142,7 @@ def test_handover_wait_ms_waits_for_a_proxy_that_was_killed_and_for_no_other(
     rig.settle()
     rig.start()
     rig.advance(1)
-    had = [rig.pull(count=1).offsets for _ in range(2)]
-    assert had == [[], []] if killed else 0 not in had[0]
+    leased_offsets = [rig.pull(count=1).offsets for _ in range(2)]
+    assert leased_offsets == [[], []] if killed else 0 not in leased_offsets[0]
     rig.advance(8)
     assert (rig.pull(count=1).offsets == [0]) is killed

@@ -45,11 +45,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def pass_time(self, seconds: float) -> None:
         self.rig.settle()
-        if not self.look():
+        if not self.resolve_answered():
             self.rig.advance(min(seconds, STEP_S) if self.calls else seconds)
-            self.look()
+            self.resolve_answered()
 
-    def look(self) -> bool:
+    def resolve_answered(self) -> bool:
         """Whether a call has been answered."""
         over = [future for call, future in self.calls if call.answered and not future.done()]
         for future in over:
@@ -104,5 +104,5 @@ def run(rig: ConsumerRig, work: Coroutine[Any, Any, None], monkeypatch: pytest.M
         loop.close()
 
 
-async def _resolve(proxies: Sequence[ProxyAddress], known: object) -> list[ProxyAddress]:
+async def _resolve(proxies: Sequence[ProxyAddress], cached: object) -> list[ProxyAddress]:
     return list(proxies)

@@ -52,12 +52,14 @@ class KeptStore(MemoryDelayStore):
         self._durable = copy.deepcopy(self.__dict__)
         self._one = threading.Lock()
 
-    def __deepcopy__(self, known: dict[int, object]) -> KeptStore:
-        twin = type(self)()
-        twin.__dict__.update(copy.deepcopy(self._kept(), known), _durable=copy.deepcopy(self._durable, known))
-        return twin
+    def __deepcopy__(self, memo: dict[int, object]) -> KeptStore:
+        copied = type(self)()
+        copied.__dict__.update(
+            copy.deepcopy(self._state(), memo), _durable=copy.deepcopy(self._durable, memo)
+        )
+        return copied
 
-    def _kept(self) -> dict[str, object]:
+    def _state(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_durable", "_one")}
 
     def write(self, changes: StoreChanges) -> None:
@@ -67,7 +69,7 @@ class KeptStore(MemoryDelayStore):
     def flush(self) -> None:
         super().flush()
         with self._one:
-            self._durable = copy.deepcopy(self._kept())
+            self._durable = copy.deepcopy(self._state())
 
     def crash(self) -> None:
         self.__dict__.update(copy.deepcopy(self._durable))
@@ -200,8 +202,8 @@ class DelayRig(BackendRig):
         if not self.backend.compacts:
             return self.committed(FIRED_GROUP, queue)
         rows = [read_row(record.delivery) for record in self.stored(WAITING_TOPIC, shard)]
-        known = {row.uuid: row.content for row in rows}.values()
-        waiting = [one.offset for one in known if isinstance(one, Pending)]
+        contents = {row.uuid: row.content for row in rows}.values()
+        waiting = [one.offset for one in contents if isinstance(one, Pending)]
         return min(waiting, default=self.committed(DELAY_GROUP, queue))
 
 

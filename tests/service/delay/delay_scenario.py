@@ -66,7 +66,7 @@ class DelayScenario:
         first, _, last = numbers.partition("-")
         kind, what = ONCE, None
         unless = schedule.pop("unless_cancelled", None)
-        given = {} if unless is None else {"unless_cancelled": uuid_of(int(unless))}
+        condition = {} if unless is None else {"unless_cancelled": uuid_of(int(unless))}
         body = schedule.pop("body", "").encode() or None
         if schedule:
             kind, what = (
@@ -80,7 +80,7 @@ class DelayScenario:
                 ),
             )
         for number in range(int(first), int(last or first) + 1):
-            self.rig.add(number, self._in(wait), body, topic=topic, kind=kind, schedule=what, **given)
+            self.rig.add(number, self._in(wait), body, topic=topic, kind=kind, schedule=what, **condition)
         self._settle()
 
     def cancel(self, _: list[str], number: str, wait: str = "") -> None:
@@ -173,9 +173,9 @@ class DelayScenario:
             self.delivered[topic] = len(bodies)
             if bodies[before:]:
                 lines.append(f"> {when}{NAMES.get(topic, topic)}: {' '.join(bodies[before:])}")
-        told = self.rig.outcomes()
-        lines += [f"> {one.reply_id} {CODES[one.code]}" for one in told[self.answered :]]
-        self.answered = len(told)
+        outcomes = self.rig.outcomes()
+        lines += [f"> {one.reply_id} {CODES[one.code]}" for one in outcomes[self.answered :]]
+        self.answered = len(outcomes)
         return lines
 
 

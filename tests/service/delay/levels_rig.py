@@ -43,8 +43,8 @@ class LevelsRig(BackendRig):
             self.backend, self.config, self.metrics, self.clock, self.alarm, check_alarm=self.check_alarm
         )
         self.service.start()
-        wanted = len(self.config.levels) if owned_levels is None else owned_levels
-        until(lambda: self.service.owned_count == wanted, f"{wanted} levels are held")
+        expected = len(self.config.levels) if owned_levels is None else owned_levels
+        until(lambda: self.service.owned_count == expected, f"{expected} levels are held")
 
     def close(self) -> None:
         self.service.close()

@@ -104,7 +104,7 @@ def test_a_page_ends_by_bytes_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "name",
     [
         "/etc/made",
         "../made",
@@ -128,15 +128,15 @@ def test_a_page_ends_by_bytes_too() -> None:
         "circle",
     ],
 )
-def test_backups_go_below_their_folder_alone(tmp_path: Path, given: object) -> None:
+def test_backups_go_below_their_folder_alone(tmp_path: Path, name: object) -> None:
     """Also through a symbolic link; and what is refused does not tell what is there."""
     backups = tmp_path / "backups"
     backups.mkdir()
     (backups / "outside").symlink_to(tmp_path)
     (backups / "circle").symlink_to("circle")
     with pytest.raises(CallerError, match=f"backups go below {backups} on the server's machine") as refused:
-        backup_folder(given, backups)
-    assert "made" not in str(refused.value) or str(given) in str(refused.value)
+        backup_folder(name, backups)
+    assert "made" not in str(refused.value) or str(name) in str(refused.value)
 
 
 def test_shards_are_copied_only_into_a_backup_that_is_being_made(tmp_path: Path) -> None:
@@ -144,14 +144,22 @@ def test_shards_are_copied_only_into_a_backup_that_is_being_made(tmp_path: Path)
     backups, forwarded = tmp_path / "backups", []
 
     def forward(address: str, request: AdminRequest) -> Text:
-        folder, secret = Path(request.body["folder"]), request.body["secret"]
+        folder, valid_secret = Path(request.body["folder"]), request.body["secret"]
         forwarded.append((address, request.body["shards"]))
         path = folder / SECRET_FILE
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        check_secret(folder, secret)
-        for wrong in (None, "", "0" * 64, secret[:-1], secret.upper() + "x", [secret], "ä" * 64):
+        check_secret(folder, valid_secret)
+        for invalid_secret in (
+            None,
+            "",
+            "0" * 64,
+            valid_secret[:-1],
+            valid_secret.upper() + "x",
+            [valid_secret],
+            "ä" * 64,
+        ):
             with pytest.raises(CallerError, match="no backup 'today' is being made here"):
-                check_secret(folder, wrong)
+                check_secret(folder, invalid_secret)
         return Text("application/json", b"{}")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -159,9 +167,9 @@ def test_shards_are_copied_only_into_a_backup_that_is_being_made(tmp_path: Path)
         make_backup(backups, backup_folder("today", backups), [], {"other:1": [3]}, 0)
     assert forwarded == [("other:1", [3])]
     assert not (backups / "today" / SECRET_FILE).exists()
-    for given in ("", None, "0" * 64):
+    for secret in ("", None, "0" * 64):
         with pytest.raises(CallerError, match="no backup 'today' is being made here"):
-            check_secret(backups / "today", given)
+            check_secret(backups / "today", secret)
 
 
 def test_a_backup_that_fails_leaves_no_secret(tmp_path: Path) -> None:

@@ -186,8 +186,8 @@ def test_the_first_call_of_each_kind_fails(kind: str) -> None:
 def test_any_call_fails(kind: str) -> None:
     rig, disks = run(0, kind)
     rig.close()
-    for place in range(1, len(disks.calls) + 1):
-        check(*run(place, kind))
+    for failing_call in range(1, len(disks.calls) + 1):
+        check(*run(failing_call, kind))
 
 
 class BrokenDisks(FaultyDisks):
@@ -316,8 +316,8 @@ def test_what_a_full_store_cannot_take_waits_in_the_log_and_is_told() -> None:
         assert (health.ready, health.reason) == (False, "delay shard 0 does not fire: the disk says no")
         assert rig.value("ddmq_delay_failed_total", reason="StorageError") > 0
         assert rig.value("ddmq_delay_overdue_ms", shard="0") >= 60_000
-        taken = rig.backend.progress(DELAY_GROUP, [rig.queue(DELAY_TOPIC)]).wait(20)[0]
-        assert not taken.committed, "retention leaves in the log what is not taken in"
+        progress = rig.backend.progress(DELAY_GROUP, [rig.queue(DELAY_TOPIC)]).wait(20)[0]
+        assert not progress.committed, "retention leaves in the log what is not taken in"
         if not run:
             rig.service.close()
             disks.refused = 0

@@ -18,7 +18,7 @@ def delay(request: pytest.FixtureRequest) -> DelayRig:
     return rig
 
 
-def told(delay: DelayRig) -> list[list[str]]:
+def read_full_topics(delay: DelayRig) -> list[list[str]]:
     return [decode_full(value) for value in delay.backend.settings(DELAY_FULL_PREFIX).values()]
 
 
@@ -32,21 +32,21 @@ def test_the_count_fills_a_topic_and_a_tenth_frees_it(delay: DelayRig) -> None:
     delay.add(100, far(delay), topic="mails")
     delay.settle()
     delay.advance(1)
-    assert told(delay) == []
+    assert read_full_topics(delay) == []
     delay.add(20, far(delay))
     delay.settle()
     delay.advance(1)
-    assert told(delay) == [["orders"]] * delay.config.shards, "each shard's owner says so"
+    assert read_full_topics(delay) == [["orders"]] * delay.config.shards, "each shard's owner says so"
     assert delay.value("ddmq_delay_full") == 1
     for number in range(1, 3):
         delay.cancel(number)
     delay.settle()
     delay.advance(1)
-    assert told(delay) == [["orders"]] * delay.config.shards, "18 of 20: not a tenth yet"
+    assert read_full_topics(delay) == [["orders"]] * delay.config.shards, "18 of 20: not a tenth yet"
     delay.cancel(3)
     delay.settle()
     delay.advance(1)
-    assert told(delay) == []
+    assert read_full_topics(delay) == []
     assert delay.value("ddmq_delay_full") == 0
 
 
@@ -54,14 +54,14 @@ def test_bytes_fill_a_topic_and_what_was_told_outlives_the_process(delay: DelayR
     delay.add(1, far(delay), b"x" * 100_000)
     delay.settle()
     delay.advance(1)
-    assert told(delay) == [["orders"]] * delay.config.shards
+    assert read_full_topics(delay) == [["orders"]] * delay.config.shards
     delay.service.close()
     delay.start()
     assert delay.value("ddmq_delay_pending_bytes", topic="orders") >= 0
     delay.cancel(1)
     delay.settle()
     delay.advance(1)
-    assert told(delay) == []
+    assert read_full_topics(delay) == []
 
 
 def test_an_endless_schedule_counts_for_what_it_writes_in_a_day(delay: DelayRig) -> None:
@@ -70,6 +70,6 @@ def test_an_endless_schedule_counts_for_what_it_writes_in_a_day(delay: DelayRig)
     delay.add(2, far(delay), b"x", topic="mails")
     delay.settle()
     delay.advance(1)
-    assert told(delay) == [["orders"]] * delay.config.shards
+    assert read_full_topics(delay) == [["orders"]] * delay.config.shards
     assert delay.value("ddmq_delay_pending_bytes", topic="orders") > 86_400 * 256
     assert 256 < delay.value("ddmq_delay_pending_bytes", topic="mails") < 512

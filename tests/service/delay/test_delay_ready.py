@@ -34,7 +34,7 @@ MIB = 1 << 20
 HOUR_MS = 3_600_000
 
 
-class HeldDisks(Disks):
+class BlockedDisks(Disks):
     """Opening takes until it is let go."""
 
     def __init__(self) -> None:
@@ -56,14 +56,14 @@ def rig() -> DelayRig:
 def server_health(rig: DelayRig) -> Health:
     """As `/ready` asks it, with levels that run."""
     levels = SimpleNamespace(health=lambda: Health(True, ""))
-    parts = SimpleNamespace(_draining=False, backend=rig.backend, delay=levels, timers=rig.service)
-    return ServerProcess.health(cast(Any, parts))
+    process = SimpleNamespace(_draining=False, backend=rig.backend, delay=levels, timers=rig.service)
+    return ServerProcess.health(cast(Any, process))
 
 
 def test_a_server_is_ready_when_every_delay_shard_fires(rig: DelayRig) -> None:
     rig.service.drain(rig.clock.monotonic()).wait(20)
     assert not server_health(rig).ready
-    disks, alarms = HeldDisks(), HandAlarms()
+    disks, alarms = BlockedDisks(), HandAlarms()
     rig.service = DelayService(rig.backend, rig.config, Registry(), rig.clock, disks.open, alarms=alarms)
     rig.service.start()
     rig.until(lambda: len(rig.service.shards) == 2, "the shards are granted")
@@ -101,8 +101,8 @@ def test_a_listing_reads_a_bounded_number_of_bytes(
     pages: list[int] = []
     scan = KeptStore.scan
 
-    def counted(self: KeptStore, wanted: Scan) -> list[Pending]:
-        page = scan(self, wanted)
+    def counted(self: KeptStore, request: Scan) -> list[Pending]:
+        page = scan(self, request)
         pages.append(sum(len(one.delivery) for one in page))
         return page
 
@@ -151,9 +151,9 @@ def test_an_answer_looks_for_a_key_at_a_bounded_number_of_messages(
 class LateReads(PlayedMemory):
     """What is read is answered a moment later."""
 
-    def read(self, *given: Any, **named: Any) -> Completion[ReadBatch]:
+    def read(self, *args: Any, **named: Any) -> Completion[ReadBatch]:
         late: Completion[ReadBatch] = Completion()
-        now = super().read(*given, **named)
+        now = super().read(*args, **named)
         now.then(lambda _: gevent.spawn_later(0.05, late.succeed, now.value))
         return late
 

@@ -74,11 +74,11 @@ def test_a_cancel_in_time_and_one_too_late(delay: DelayRig) -> None:
     delay.cancel(3, reply_queue=0, reply_id=9)
     delay.cancel(4, now - 100 * HOUR_MS, reply_queue=0, reply_id=10)
     delay.settle()
-    told = {outcome.reply_id: outcome for outcome in delay.outcomes()}
-    assert {number: one.code for number, one in told.items()} == {
+    outcomes = {outcome.reply_id: outcome for outcome in delay.outcomes()}
+    assert {number: one.code for number, one in outcomes.items()} == {
         7: CANCELLED, 8: ALREADY_FIRED, 9: UNKNOWN, 10: TOO_OLD,
     }  # fmt: skip
-    assert told[8].fired_at_ms == now + 1_000
+    assert outcomes[8].fired_at_ms == now + 1_000
     assert delay.fired_to() == 6, "orders and messages are all done"
 
 
@@ -95,10 +95,10 @@ def test_reschedule_and_fire_now(delay: DelayRig) -> None:
     assert delay.bodies() == [b"2", b"3"]
     delay.advance(1)
     assert delay.bodies() == [b"2", b"3", b"1"]
-    told = {
+    outcomes = {
         outcome.reply_id: (outcome.code, outcome.due_ms, outcome.fired_at_ms) for outcome in delay.outcomes()
     }
-    assert told == {1: (ADDED, now + 2_000, 0), 2: (ALREADY_FIRED, 0, now), 3: (UNKNOWN, 0, 0)}
+    assert outcomes == {1: (ADDED, now + 2_000, 0), 2: (ALREADY_FIRED, 0, now), 3: (UNKNOWN, 0, 0)}
 
 
 def test_a_fire_now_is_told_what_came_of_it_also_at_the_second_try(delay: DelayRig) -> None:
@@ -240,16 +240,16 @@ def test_a_cancel_while_the_message_is_being_committed_waits_for_the_outcome(del
     orders = [
         (number, DelayCommand(CANCEL, uuid_of(number), reply_queue=0, reply_id=number)) for number in (1, 2)
     ]
-    told = decider.decide_commands(
+    decisions = decider.decide_commands(
         shard.context.decisions, [order_at(number, order) for number, order in orders], now + 100
     )
-    assert (told.commands, told.replies) == (0, []), "nor does what stands behind it overtake"
+    assert (decisions.commands, decisions.replies) == (0, []), "nor does what stands behind it overtake"
     delay.memory.resume_writes()
     delay.settle()
-    told = decider.decide_commands(
+    decisions = decider.decide_commands(
         shard.context.decisions, [order_at(number, order) for number, order in orders], now + 100
     )
-    assert [reply.outcome.code for reply in told.replies] == [ALREADY_FIRED, UNKNOWN]
+    assert [reply.outcome.code for reply in decisions.replies] == [ALREADY_FIRED, UNKNOWN]
 
 
 def test_the_clock_is_set_back_and_forward(delay: DelayRig) -> None:
@@ -272,21 +272,21 @@ def test_the_clock_is_set_back_and_forward(delay: DelayRig) -> None:
 def test_where_orders_come_thick_the_next_ones_gather_for_a_moment(delay: DelayRig) -> None:
     due = delay.clock.wall_ms() + HOUR_MS
 
-    def taken() -> int:
+    def read_count() -> int:
         return delay.service.pending_counts()["orders"]
 
-    for turn in range(3):
-        together(delay, [DelayCommand("add", one, "orders", due_ms=due) for one in uuids_of(turn)])
+    for round_number in range(3):
+        together(delay, [DelayCommand("add", one, "orders", due_ms=due) for one in uuids_of(round_number)])
         delay.settle()
-        assert taken() == max(turn, 1) * BUSY, "only the first are read at once"
+        assert read_count() == max(round_number, 1) * BUSY, "only the first are read at once"
         delay.advance(LINGER_S)
-        assert taken() == (turn + 1) * BUSY
+        assert read_count() == (round_number + 1) * BUSY
     delay.add(1_000, due)
     delay.settle()
     delay.advance(LINGER_S)
     delay.add(1_001, due)
     delay.settle()
-    assert taken() == 3 * BUSY + 2, "a single order does not wait"
+    assert read_count() == 3 * BUSY + 2, "a single order does not wait"
 
 
 def test_who_waits_for_an_outcome_does_not_wait_for_others(delay: DelayRig) -> None:
@@ -296,15 +296,17 @@ def test_who_waits_for_an_outcome_does_not_wait_for_others(delay: DelayRig) -> N
     delay.add(1_000, due)
     delay.settle()
     delay.advance(LINGER_S)
-    for turn in (0, 1):
-        cancels = [DelayCommand(CANCEL, one, reply_queue=0, reply_id=turn) for one in uuids_of(turn)]
+    for round_number in (0, 1):
+        cancels = [
+            DelayCommand(CANCEL, one, reply_queue=0, reply_id=round_number) for one in uuids_of(round_number)
+        ]
         together(delay, cancels)
         delay.settle()
-        assert [one.code for one in delay.outcomes()] == [CANCELLED] * BUSY * (turn + 1)
+        assert [one.code for one in delay.outcomes()] == [CANCELLED] * BUSY * (round_number + 1)
 
 
-def uuids_of(turn: int) -> list[str]:
-    return [uuid_of(turn * BUSY + number) for number in range(BUSY)]
+def uuids_of(round_number: int) -> list[str]:
+    return [uuid_of(round_number * BUSY + number) for number in range(BUSY)]
 
 
 def together(delay: DelayRig, commands: list[DelayCommand]) -> None:

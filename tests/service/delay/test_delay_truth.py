@@ -49,11 +49,11 @@ def test_a_store_that_lost_its_place_names_none_before_all_is_read_again(
         rig.add(number, rig.clock.wall_ms() + HOUR_MS)
     rig.settle()
     rig.service.drain(rig.clock.monotonic()).wait(20)
-    places: list[bytes | None] = []
+    ingested: list[bytes | None] = []
     write = KeptStore.write
 
     def written(self: KeptStore, changes: StoreChanges) -> None:
-        places.append(changes.meta.get(INGESTED))
+        ingested.append(changes.meta.get(INGESTED))
         write(self, changes)
 
     del rig.disks.stores[0]._meta[INGESTED]
@@ -62,7 +62,7 @@ def test_a_store_that_lost_its_place_names_none_before_all_is_read_again(
     rig.add(3, rig.clock.wall_ms() + HOUR_MS)
     rig.settle()
     rig.close()
-    assert places == [None, None, b"3", b"4"]
+    assert ingested == [None, None, b"3", b"4"]
 
 
 @pytest.mark.parametrize("lost", ["all", "the later orders"])
@@ -73,16 +73,16 @@ def test_a_cancel_is_remembered_when_the_store_is_lost(delay: DelayRig, lost: st
     delay.settle()
     backup = delay.disks.stores[0]
     backup.flush()
-    kept = Disks()
-    kept.stores[0] = type(backup)()
-    kept.stores[0].__dict__.update(backup._durable)
+    damaged_disks = Disks()
+    damaged_disks.stores[0] = type(backup)()
+    damaged_disks.stores[0].__dict__.update(backup._durable)
     delay.cancel(1, born_ms=now)
     delay.add(3, now + HOUR_MS, born_ms=now)
     delay.settle()
     delay.cancel(3, born_ms=now)
     delay.advance(1)
     delay.service.close()
-    delay.disks = Disks() if lost == "all" else kept
+    delay.disks = Disks() if lost == "all" else damaged_disks
     delay.start()
     delay.settle()
     assert [code_of_a_cancel(delay, number) for number in (1, 2, 3)] == [CANCELLED, ALREADY_FIRED, CANCELLED]
@@ -120,8 +120,8 @@ def test_putting_off_one_delivery_brings_no_burst(delay: DelayRig) -> None:
     delay.settle()
     for second in range(1, 40):
         delay.advance(1)
-        wanted = 0 if second < 33 else 2 * ((second - 33) // 3 + 1)
-        assert len(delay.bodies()) == wanted, f"second {second}"
+        expected = 0 if second < 33 else 2 * ((second - 33) // 3 + 1)
+        assert len(delay.bodies()) == expected, f"second {second}"
 
 
 def test_what_was_missed_after_a_delivery_that_was_put_off_still_comes() -> None:
@@ -178,20 +178,20 @@ def test_a_service_with_stores_elsewhere_loses_and_doubles_nothing_that_the_log_
     delay.settle()
     delay.cancel(2, born_ms=now)
     delay.settle()
-    wanted: list[bytes] = []
-    for disks, fired, taken_back in ((here, [b"1"], 4), (elsewhere, [b"3"], 6), (here, [b"5"], 0)):
+    expected: list[bytes] = []
+    for disks, fired, cancelled in ((here, [b"1"], 4), (elsewhere, [b"3"], 6), (here, [b"5"], 0)):
         delay.service.drain(delay.clock.monotonic()).wait(20)
         delay.disks = disks
         delay.start()
-        if taken_back:
-            delay.cancel(taken_back, born_ms=delay.clock.wall_ms())
+        if cancelled:
+            delay.cancel(cancelled, born_ms=delay.clock.wall_ms())
         delay.settle()
         delay.advance(10)
-        wanted += fired
-        assert delay.bodies() == wanted
+        expected += fired
+        assert delay.bodies() == expected
     assert [code_of_a_cancel(delay, number) for number in (2, 4, 6)] == [CANCELLED] * 3
     delay.advance(60)
-    assert delay.bodies() == wanted
+    assert delay.bodies() == expected
 
 
 @pytest.mark.parametrize("how", ["cancelled", "moved again", "passed over"])

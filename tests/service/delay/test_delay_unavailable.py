@@ -23,13 +23,13 @@ class Away:
 
     def __init__(self, backend: Any) -> None:
         self.away: set[str] = set()
-        self.is_known = True
+        self.is_reported = True
         self.refused: list[set[str]] = []  # the topics of each commit that failed
         self._commit = backend.commit
         backend.commit, backend.why_unavailable = self.commit, self.why_unavailable
 
     def why_unavailable(self, topic: str) -> str:
-        return REASON if self.is_known and topic in self.away else ""
+        return REASON if self.is_reported and topic in self.away else ""
 
     def commit(self, batch: CommitBatch, deadline: float, into: Any = None) -> Completion[Any]:
         topics = {record.topic for record in batch.records}
@@ -59,15 +59,15 @@ def fill(rig: DelayRig, first: int, seconds: float) -> None:
     rig.settle()
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_the_others_fire_at_once_and_its_own_when_it_is_back(delay: DelayRig, is_known: bool) -> None:
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_the_others_fire_at_once_and_its_own_when_it_is_back(delay: DelayRig, is_reported: bool) -> None:
     away = Away(delay.backend)
-    away.away, away.is_known = {"dead"}, is_known
+    away.away, away.is_reported = {"dead"}, is_reported
     fill(delay, 0, 1)
     delay.advance(1)
     assert delay.bodies() == [b"0", b"2"], "in the same turn"
     assert delay.bodies("dead") == []
-    assert len(away.refused) == (0 if is_known else 1)
+    assert len(away.refused) == (0 if is_reported else 1)
     [shard] = delay.service.shards.values()
     assert shard.context is not None
     assert shard.context.set_aside.reasons == {"dead": REASON}
@@ -84,7 +84,7 @@ def test_the_others_fire_at_once_and_its_own_when_it_is_back(delay: DelayRig, is
 def test_it_is_tried_by_itself_and_holds_up_nobody(delay: DelayRig) -> None:
     """The engine does not know that it is away still: only a commit shows it."""
     away = Away(delay.backend)
-    away.away, away.is_known = {"dead"}, False
+    away.away, away.is_reported = {"dead"}, False
     fill(delay, 0, 1)
     delay.advance(1)
     for first in range(10, 60, 10):

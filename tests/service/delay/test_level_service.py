@@ -53,11 +53,11 @@ def test_a_fired_message_is_what_was_sent(rig: LevelsRig) -> None:
 
 
 def test_a_level_is_first_in_first_out_over_many_batches(rig: LevelsRig) -> None:
-    wanted = [b"%d" % number for number in range(3_000)]
-    rig.send(2, wanted)
+    expected = [b"%d" % number for number in range(3_000)]
+    rig.send(2, expected)
     rig.advance(5)
     until(lambda: len(rig.stored()) == 3_000, "all are fired")
-    assert bodies(rig) == wanted
+    assert bodies(rig) == expected
     assert rig.position(2) == 3_000
 
 

@@ -11,7 +11,7 @@ from tests.service.delay.levels_rig import LevelsRig
 from tests.support.waits import until
 
 
-def look(rig: LevelsRig, seconds: float) -> None:
+def advance_and_check(rig: LevelsRig, seconds: float) -> None:
     rig.advance(seconds)
     rig.check_alarm.ring()
 
@@ -19,16 +19,16 @@ def look(rig: LevelsRig, seconds: float) -> None:
 def test_what_is_due_and_does_not_fire_is_overdue(rig: LevelsRig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.make("orders")
     rig.send(1, [b"1"])
-    look(rig, 0.5)
+    advance_and_check(rig, 0.5)
     assert rig.value("ddmq_levels_overdue_ms", level="1") == 0
     monkeypatch.setattr(rig.memory, "commit", lambda *_: failed(TryLaterError("no")))
     for _ in range(10):
-        look(rig, 6)
+        advance_and_check(rig, 6)
     assert rig.value("ddmq_levels_overdue_ms", level="1") >= 54_000
     assert rig.value("ddmq_levels_overdue_ms", level="2") == 0, "nothing waits there"
     monkeypatch.undo()
-    until(lambda: look(rig, 6) or rig.stored(), "it fires")
-    look(rig, 1)
+    until(lambda: advance_and_check(rig, 6) or rig.stored(), "it fires")
+    advance_and_check(rig, 1)
     assert rig.value("ddmq_levels_overdue_ms") == 0
 
 
@@ -37,7 +37,7 @@ def test_a_level_that_cannot_be_read_is_overdue(rig: LevelsRig, monkeypatch: pyt
     monkeypatch.setattr(rig.memory, "read", lambda *_: failed(TryLaterError("no")))
     rig.send(1, [b"1"])
     for _ in range(10):
-        look(rig, 6)
+        advance_and_check(rig, 6)
     assert rig.value("ddmq_levels_overdue_ms", level="1") >= 50_000
 
 
@@ -46,16 +46,16 @@ def test_so_is_one_of_which_nothing_was_known_to_wait(
 ) -> None:
     """Adds are stored and cannot be read: something may be due in it."""
     rig.make("orders")
-    look(rig, 1)
+    advance_and_check(rig, 1)
     assert rig.value("ddmq_levels_overdue_ms") == 0
     monkeypatch.setattr(rig.memory, "read", lambda *_: failed(TryLaterError("no")))
     rig.send(1, [b"1"])
     for _ in range(10):
-        look(rig, 6)
+        advance_and_check(rig, 6)
     assert rig.value("ddmq_levels_overdue_ms", level="1") >= 50_000
     monkeypatch.undo()
-    until(lambda: look(rig, 6) or rig.stored(), "it fires")
-    look(rig, 1)
+    until(lambda: advance_and_check(rig, 6) or rig.stored(), "it fires")
+    advance_and_check(rig, 1)
     assert rig.value("ddmq_levels_overdue_ms") == 0
 
 

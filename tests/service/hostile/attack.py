@@ -94,7 +94,7 @@ class Answer(NamedTuple):
 
     method: str
     sequence: int
-    fault: int | None
+    error_kind: int | None
     text: str
     result: Any  # of the method; None where it threw
     thrown: Any  # PullException
@@ -182,10 +182,10 @@ def message(**fields: Any) -> Struct:
     """A producer Message; keyword fields go by name and replace the usual ones."""
     numbers = {"topic": 1, "key": 2, "value": 3, "hashId": 4, "tags": 5, "partitionId": 6, "body": 7}
     numbers |= {"version": 8, "properties": 9}
-    given: Struct = {1: text("hostile"), 7: text("body")}
+    struct: Struct = {1: text("hostile"), 7: text("body")}
     for name, value in fields.items():
-        given[numbers[name]] = value
-    return dict(sorted(given.items()))
+        struct[numbers[name]] = value
+    return dict(sorted(struct.items()))
 
 
 def send_sync(fields: Struct | None = None) -> Struct:
@@ -213,16 +213,16 @@ def reply_request(**fields: Any) -> Struct:
     """Arguments of an acknowledgement that carries two messages, under a lease that nobody has."""
     numbers = {"context": 1, "offset": 2, "lease": 3, "messages": 4, "clientId": 5, "timeout": 6}
     context: Struct = {1: text("hostile"), 2: text("quiet"), 3: text("R_default_a_0")}
-    given: Struct = {1: (STRUCT, context), 2: (I64, 0), 3: (I64, 7), 4: (LIST, (STRUCT, [message()] * 2))}
+    struct: Struct = {1: (STRUCT, context), 2: (I64, 0), 3: (I64, 7), 4: (LIST, (STRUCT, [message()] * 2))}
     for name, value in fields.items():
-        given[numbers[name]] = value
-    return {1: (STRUCT, dict(sorted(given.items())))}
+        struct[numbers[name]] = value
+    return {1: (STRUCT, dict(sorted(struct.items())))}
 
 
 def consume_result(**fields: Any) -> Struct:
     numbers = {"context": 1, "successOffsets": 3, "failOffsets": 4, "nextResult": 10}
     context: Struct = {1: text("hostile"), 2: text("quiet"), 3: text("R_default_a_0")}
-    given: Struct = {1: (STRUCT, context), 3: (LIST, (I64, [1, 2])), 4: (LIST, (I64, []))}
+    struct: Struct = {1: (STRUCT, context), 3: (LIST, (I64, [1, 2])), 4: (LIST, (I64, []))}
     for name, value in fields.items():
-        given[numbers[name]] = value
-    return dict(sorted(given.items()))
+        struct[numbers[name]] = value
+    return dict(sorted(struct.items()))

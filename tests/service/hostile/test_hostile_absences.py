@@ -61,11 +61,11 @@ def without_one(value: Any, path: str) -> Iterator[str]:
             yield from without_one(one, path)
     elif hasattr(value, "thrift_spec"):
         for name, _ in fields(type(value)):
-            kept = getattr(value, name)
+            original = getattr(value, name)
             setattr(value, name, None)
             yield f"{path}.{name}"
-            setattr(value, name, kept)
-            yield from without_one(kept, f"{path}.{name}")
+            setattr(value, name, original)
+            yield from without_one(original, f"{path}.{name}")
 
 
 def call(connection: socket.socket, idl: ModuleType, service: str, frame: bytes) -> Any:
@@ -77,25 +77,25 @@ def call(connection: socket.socket, idl: ModuleType, service: str, frame: bytes)
 def received(connection: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
-        piece = connection.recv(count - len(data))
-        assert piece, "the server closed the connection"
-        data += piece
+        chunk = connection.recv(count - len(data))
+        assert chunk, "the server closed the connection"
+        data += chunk
     return data
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("service", "name"), METHODS)
 def test_what_is_absent_is_no_internal_error(server: RealServer, service: str, name: str) -> None:
-    idl, part = SERVICES[service]
+    idl, component = SERVICES[service]
     struct = getattr(getattr(idl, service), f"{name}_args")
     arguments = full(STRUCT, struct)
     internal = []
-    with socket.create_connection(("127.0.0.1", server.ports[part]), 60) as connection:
+    with socket.create_connection(("127.0.0.1", server.ports[component]), 60) as connection:
         for path in chain(["(nothing)"], without_one(arguments, name)):
-            given = {field: getattr(arguments, field) for field, _ in fields(struct)}
+            arguments_by_name = {field: getattr(arguments, field) for field, _ in fields(struct)}
             for wire in Wire:
                 try:
-                    call(connection, idl, service, encode_call(idl, service, name, wire, **given))
+                    call(connection, idl, service, encode_call(idl, service, name, wire, **arguments_by_name))
                 except ReplyError as error:
                     if error.kind == ErrorKind.INTERNAL_ERROR:
                         internal.append((path, wire.name))

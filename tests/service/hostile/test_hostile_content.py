@@ -70,8 +70,8 @@ def test_fields_of_a_message_of_every_wrong_type(
     fields[number] = (kind, VALUES[kind])
     with Attacker(server.ports["producer"]) as attacker:
         answer = attacker.call(encoded(wire, b"sendSync", send_sync(dict(sorted(fields.items())))))
-        assert answer.fault in (None, PROTOCOL_ERROR)
-        if answer.fault is None:
+        assert answer.error_kind in (None, PROTOCOL_ERROR)
+        if answer.error_kind is None:
             absent = number in (1, 7) and kind != BINARY
             assert answer.result.code == (11 if absent else 0)
         assert works(attacker)
@@ -80,27 +80,27 @@ def test_fields_of_a_message_of_every_wrong_type(
 @pytest.mark.parametrize("kind", [kind for kind in VALUES if kind != STRUCT])
 @pytest.mark.parametrize("method", ["sendSync", "sendBatchSync", "sendDelaySync", "pull", "submit"])
 def test_arguments_of_every_wrong_type(server: RealServer, wire: str, method: str, kind: int) -> None:
-    part = "consumer" if method in ("pull", "submit") else "producer"
-    with Attacker(server.ports[part]) as attacker:
+    component = "consumer" if method in ("pull", "submit") else "producer"
+    with Attacker(server.ports[component]) as attacker:
         answer = attacker.call(encoded(wire, method.encode(), {1: (kind, VALUES[kind])}))
-        assert answer.fault == PROTOCOL_ERROR
-        assert works(attacker, part)
+        assert answer.error_kind == PROTOCOL_ERROR
+        assert works(attacker, component)
 
 
 @pytest.mark.parametrize("method", ["sendSync", "sendBatchSync", "sendDelaySync", "pull", "submit"])
 def test_no_arguments_at_all(server: RealServer, wire: str, method: str) -> None:
-    part = "consumer" if method in ("pull", "submit") else "producer"
-    with Attacker(server.ports[part]) as attacker:
-        assert attacker.call(encoded(wire, method.encode(), {})).fault == PROTOCOL_ERROR
-        assert works(attacker, part)
+    component = "consumer" if method in ("pull", "submit") else "producer"
+    with Attacker(server.ports[component]) as attacker:
+        assert attacker.call(encoded(wire, method.encode(), {})).error_kind == PROTOCOL_ERROR
+        assert works(attacker, component)
 
 
 def test_a_pull_without_its_required_group(server: RealServer, wire: str) -> None:
     with Attacker(server.ports["consumer"]) as attacker:
         answer = attacker.call(encoded(wire, b"pull", {1: (STRUCT, {2: text("hostile")})}))
-        assert answer.fault == PROTOCOL_ERROR
+        assert answer.error_kind == PROTOCOL_ERROR
         answer = attacker.call(encoded(wire, b"getConsumeStats", {1: (STRUCT, {})}))
-        assert answer.fault == PROTOCOL_ERROR
+        assert answer.error_kind == PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_results_of_wrong_types(server: RealServer, wire: str, fields: dict[str,
     """Ignored, or a protocol error; nothing is finished by them and the connection goes on."""
     with Attacker(server.ports["consumer"]) as attacker:
         answer = attacker.call(encoded(wire, b"submit", {1: (STRUCT, consume_result(**fields))}))
-        assert answer.fault == PROTOCOL_ERROR or answer.result is True
+        assert answer.error_kind == PROTOCOL_ERROR or answer.result is True
         assert works(attacker, "consumer")
 
 
@@ -144,7 +144,7 @@ def test_results_linked_as_far_as_honest_clients_do(server: RealServer, wire: st
 def test_results_linked_without_end(server: RealServer, wire: str, depth: int) -> None:
     with Attacker(server.ports["consumer"]) as attacker:
         answer = attacker.call(prefixed(linked(wire, depth)))
-        assert answer.fault == PROTOCOL_ERROR
+        assert answer.error_kind == PROTOCOL_ERROR
         assert works(attacker, "consumer")
 
 
@@ -155,7 +155,7 @@ def test_unknown_fields_nested_without_end(server: RealServer, kind: int) -> Non
     field = bytes([kind]) + varint(200)  # field 100 in the long form
     body = header("compact", b"sendSync") + b"\x1c" + field + opening * 200_000
     with Attacker(server.ports["producer"]) as attacker:
-        assert attacker.call(prefixed(body)).fault == PROTOCOL_ERROR
+        assert attacker.call(prefixed(body)).error_kind == PROTOCOL_ERROR
         assert works(attacker)
 
 
@@ -182,7 +182,7 @@ def test_negative_and_huge_sizes(server: RealServer, wire: str, what: str, size:
             "map": struct + b"\x0d" + pack(">h", 9) + b"\x0b\x0b" + count,
         }[what]
     with Attacker(server.ports["producer"]) as attacker:
-        assert attacker.call(prefixed(body + b"rest")).fault == PROTOCOL_ERROR
+        assert attacker.call(prefixed(body + b"rest")).error_kind == PROTOCOL_ERROR
         assert works(attacker)
 
 
@@ -290,16 +290,16 @@ def test_batches_at_their_byte_limit(server: RealServer, wire: str, sizes: list[
 
 
 @pytest.mark.parametrize(
-    ("count", "code", "fault"),
+    ("count", "code", "error_kind"),
     [(4_096, 0, None), (4_097, 11, None), (16_384, 11, None), (16_385, None, PROTOCOL_ERROR)],
 )
 def test_batches_at_their_count_limit(
-    server: RealServer, wire: str, count: int, code: int | None, fault: int | None
+    server: RealServer, wire: str, count: int, code: int | None, error_kind: int | None
 ) -> None:
     with Attacker(server.ports["producer"]) as attacker:
         answer = attacker.call(encoded(wire, b"sendBatchSync", batch([message()] * count)))
-        assert answer.fault == fault
-        assert answer.result is None if fault else answer.result.code == code
+        assert answer.error_kind == error_kind
+        assert answer.result is None if error_kind else answer.result.code == code
         assert works(attacker)
 
 
@@ -325,7 +325,7 @@ def test_bombs_of_tiny_members(
     """Five megabytes that would become millions of objects: refused cheaply."""
     with Attacker(server.ports["producer"]) as attacker:
         answer = attacker.call(many(element, count, kind))
-        assert answer.fault == PROTOCOL_ERROR or answer.result.code == 11
+        assert answer.error_kind == PROTOCOL_ERROR or answer.result.code == 11
         assert works(attacker)
 
 
@@ -335,5 +335,5 @@ def test_bombs_of_properties(server: RealServer) -> None:
     frame = encoded("compact", b"sendBatchSync", batch([message(properties=properties(*pairs))] * 40))
     with Attacker(server.ports["producer"]) as attacker:
         answer = attacker.call(frame)
-        assert answer.fault == PROTOCOL_ERROR or answer.result.code == 11
+        assert answer.error_kind == PROTOCOL_ERROR or answer.result.code == 11
         assert works(attacker)

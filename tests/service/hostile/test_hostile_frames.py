@@ -50,17 +50,17 @@ REQUESTS: dict[str, tuple[str, bytes, Struct]] = {
 }
 
 
-def refused(server: RealServer, reason: str, part: str = "producer") -> float:
-    return server.metric("ddmq_rpc_refused_total", service=SERVICES[part], reason=reason)
+def refused(server: RealServer, reason: str, component: str = "producer") -> float:
+    return server.metric("ddmq_rpc_refused_total", service=SERVICES[component], reason=reason)
 
 
-def connections(server: RealServer, part: str) -> float:
-    return server.metric("ddmq_rpc_connections", service=SERVICES[part])
+def connections(server: RealServer, component: str) -> float:
+    return server.metric("ddmq_rpc_connections", service=SERVICES[component])
 
 
-def works(attacker: Attacker, part: str = "producer") -> bool:
+def works(attacker: Attacker, component: str = "producer") -> bool:
     """The connection still takes honest requests."""
-    if part == "producer":
+    if component == "producer":
         return bool(attacker.call(encoded("compact", b"sendSync", send_sync())).result.code == 0)
     return bool(attacker.call(encoded("compact", b"pull", pull_request())).result.messages == [])
 
@@ -68,16 +68,16 @@ def works(attacker: Attacker, part: str = "producer") -> bool:
 # --- lengths
 
 
-@pytest.mark.parametrize("part", SERVICES)
+@pytest.mark.parametrize("component", SERVICES)
 @pytest.mark.parametrize(
     "length", [-1, -(1 << 31), FRAME_MAX + 1, (1 << 31) - 1, int.from_bytes(b"GET ", "big")]
 )
-def test_impossible_lengths_close_at_once(server: RealServer, part: str, length: int) -> None:
-    before = refused(server, "frame_length", part)
-    with Attacker(server.ports[part]) as attacker:
+def test_impossible_lengths_close_at_once(server: RealServer, component: str, length: int) -> None:
+    before = refused(server, "frame_length", component)
+    with Attacker(server.ports[component]) as attacker:
         attacker.send(pack(">i", length) + b"/ HTTP/1.1\r\n\r\n")
         assert attacker.closed()
-    assert refused(server, "frame_length", part) == before + 1
+    assert refused(server, "frame_length", component) == before + 1
 
 
 def test_no_memory_is_taken_for_a_promise(server: RealServer) -> None:
@@ -101,20 +101,20 @@ def anonymous_bytes(pid: int) -> int:
 
 def test_an_empty_frame_is_answered(server: RealServer) -> None:
     with Attacker(server.ports["producer"]) as attacker:
-        assert attacker.call(prefixed(b"")).fault == PROTOCOL_ERROR
+        assert attacker.call(prefixed(b"")).error_kind == PROTOCOL_ERROR
         assert works(attacker)
 
 
 def test_the_longest_frame_is_taken_one_byte_more_is_not(server: RealServer) -> None:
     """The answer to the first is 11: its body is over the topic's limit."""
     frame = encoded("compact", b"sendSync", send_sync(message(body=(text(b"")))))
-    room = FRAME_MAX - (len(frame) - 4) - 3  # the body's length takes 4 bytes instead of 1
-    longest = encoded("compact", b"sendSync", send_sync(message(body=text(bytes(room)))))
+    body_size = FRAME_MAX - (len(frame) - 4) - 3  # the body's length takes 4 bytes instead of 1
+    longest = encoded("compact", b"sendSync", send_sync(message(body=text(bytes(body_size)))))
     assert len(longest) - 4 == FRAME_MAX
     with Attacker(server.ports["producer"]) as attacker:
         answer = attacker.call(longest)
-        assert (answer.fault, answer.result.code) == (None, 11)
-        attacker.send(encoded("compact", b"sendSync", send_sync(message(body=text(bytes(room + 1))))))
+        assert (answer.error_kind, answer.result.code) == (None, 11)
+        attacker.send(encoded("compact", b"sendSync", send_sync(message(body=text(bytes(body_size + 1))))))
         assert attacker.closed()
 
 
@@ -124,33 +124,33 @@ def test_the_longest_frame_is_taken_one_byte_more_is_not(server: RealServer) -> 
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_every_cut_of_a_struct_is_a_protocol_error(server: RealServer, wire: str, request_: str) -> None:
     """Well framed, so each gets its answer and the connection goes on."""
-    part, method, args = REQUESTS[request_]
+    component, method, args = REQUESTS[request_]
     body = encoded(wire, method, args)[4:]
     start = len(header(wire, method))
-    with Attacker(server.ports[part]) as attacker:
+    with Attacker(server.ports[component]) as attacker:
         for end in range(start, len(body)):
             answer = attacker.call(prefixed(body[:end]))
-            assert answer.fault == PROTOCOL_ERROR, end
+            assert answer.error_kind == PROTOCOL_ERROR, end
             assert (answer.method, answer.sequence) == (method.decode(), 1)
-        assert works(attacker, part)
+        assert works(attacker, component)
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_every_cut_of_a_header_is_a_protocol_error(server: RealServer, wire: str, request_: str) -> None:
-    part, method, args = REQUESTS[request_]
+    component, method, args = REQUESTS[request_]
     body = encoded(wire, method, args)[4:]
-    with Attacker(server.ports[part]) as attacker:
+    with Attacker(server.ports[component]) as attacker:
         for end in range(len(header(wire, method))):
-            assert attacker.call(prefixed(body[:end])).fault in (PROTOCOL_ERROR, UNKNOWN_METHOD), end
-        assert works(attacker, part)
+            assert attacker.call(prefixed(body[:end])).error_kind in (PROTOCOL_ERROR, UNKNOWN_METHOD), end
+        assert works(attacker, component)
 
 
-@pytest.mark.parametrize("part", SERVICES)
+@pytest.mark.parametrize("component", SERVICES)
 @pytest.mark.parametrize("how", ["close", "half close", "reset"])
-def test_clients_that_go_in_the_middle_of_a_frame(server: RealServer, part: str, how: str) -> None:
+def test_clients_that_go_in_the_middle_of_a_frame(server: RealServer, component: str, how: str) -> None:
     frame = encoded("compact", b"sendSync", send_sync())
-    attackers = [Attacker(server.ports[part]) for _ in range(len(frame) - 1)]
-    before = connections(server, part) - len(attackers)
+    attackers = [Attacker(server.ports[component]) for _ in range(len(frame) - 1)]
+    before = connections(server, component) - len(attackers)
     for end, attacker in enumerate(attackers):
         attacker.send(frame[:end])
         if how == "half close":
@@ -161,7 +161,7 @@ def test_clients_that_go_in_the_middle_of_a_frame(server: RealServer, part: str,
             attacker.vanish()
         else:
             attacker.close()
-    until(lambda: connections(server, part) <= before + 1, "all of them are gone")
+    until(lambda: connections(server, component) <= before + 1, "all of them are gone")
 
 
 # --- endless
@@ -173,13 +173,13 @@ def test_a_frame_that_never_ends_is_closed_in_time(server: RealServer) -> None:
     with Attacker(server.ports["producer"]) as attacker:
         attacker.send(pack(">i", FRAME_MAX) + header("compact", b"sendSync"))
         attacker.socket.settimeout(0.05)
-        while not _ended(attacker):
+        while not _is_closed(attacker):
             attacker.send(b"\x18")
             assert time.monotonic() - began < 20, "frame_read_s is 1 s"
     assert refused(server, "slow_frame") == before + 1
 
 
-def _ended(attacker: Attacker) -> bool:
+def _is_closed(attacker: Attacker) -> bool:
     try:
         return attacker.closed()
     except TimeoutError:
@@ -229,7 +229,7 @@ def test_frames_without_end_are_answered_one_by_one(server: RealServer) -> None:
 )
 def test_what_is_no_message_is_a_protocol_error(server: RealServer, body: bytes) -> None:
     with Attacker(server.ports["consumer"]) as attacker:
-        assert attacker.call(prefixed(body)).fault == PROTOCOL_ERROR
+        assert attacker.call(prefixed(body)).error_kind == PROTOCOL_ERROR
         assert works(attacker, "consumer")
 
 
@@ -237,7 +237,7 @@ def test_what_is_no_message_is_a_protocol_error(server: RealServer, body: bytes)
 def test_message_types_that_are_no_call(server: RealServer, wire: str, kind: int) -> None:
     with Attacker(server.ports["producer"]) as attacker:
         answer = attacker.call(encoded(wire, b"sendSync", send_sync(), kind=kind))
-        assert answer.fault == PROTOCOL_ERROR
+        assert answer.error_kind == PROTOCOL_ERROR
         assert works(attacker)
 
 
@@ -253,7 +253,7 @@ def test_unknown_methods(server: RealServer, wire: str, method: bytes) -> None:
             assert method in attacker._exactly(int.from_bytes(head, "big"))
         else:
             answer = attacker.read()
-            assert answer.fault == UNKNOWN_METHOD
+            assert answer.error_kind == UNKNOWN_METHOD
             assert (answer.method, answer.sequence) == (method.decode(), 1)
         assert works(attacker)
 

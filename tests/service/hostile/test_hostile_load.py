@@ -69,11 +69,11 @@ def test_large_frames_of_many_that_arrive_together(server: RealServer) -> None:
 # --- half-open
 
 
-@pytest.mark.parametrize("part", ["producer", "consumer"])
-def test_dead_peers_are_probed(server: RealServer, part: str) -> None:
+@pytest.mark.parametrize("component", ["producer", "consumer"])
+def test_dead_peers_are_probed(server: RealServer, component: str) -> None:
     """A client whose machine is gone sends nothing, ever: the kernel's keepalive finds out."""
-    with Attacker(server.ports[part]) as attacker:
-        until(lambda: timer_of(server.ports[part], attacker.socket.getsockname()[1]) == 2, "keepalive")
+    with Attacker(server.ports[component]) as attacker:
+        until(lambda: timer_of(server.ports[component], attacker.socket.getsockname()[1]) == 2, "keepalive")
 
 
 def timer_of(local_port: int, remote_port: int) -> int | None:
@@ -123,10 +123,10 @@ def test_a_client_that_never_acknowledges_blocks_nobody(server: RealServer) -> N
             assert producer.send("hostile", b"%d" % number).code == 0
     with Client(server.ports["consumer"]) as greedy, Client(server.ports["consumer"]) as other:
         for client, group in ((greedy, "greedy"), (other, "other")):
-            taken = 0
-            while taken < 50:
-                taken += len(client.pull(group, maxLingerTime=5_000).messages)
-            assert taken == 50
+            received = 0
+            while received < 50:
+                received += len(client.pull(group, maxLingerTime=5_000).messages)
+            assert received == 50
 
 
 # --- many

@@ -14,11 +14,11 @@ from tests.service.hostile.attack import Attacker, encoded, message, prefixed, p
 from tests.service.hostile.test_hostile_content import MIB, VALUES
 from tests.service.hostile.test_hostile_frames import PROTOCOL_ERROR, works
 
-WRONG = (11, None)
+REJECTED = (11, None)
 OVER = (11, 3)
 
 
-def told(answer: Any) -> tuple[int, int | None]:
+def code_and_outcome(answer: Any) -> tuple[int, int | None]:
     assert isinstance(answer.result, ReplyResponse.__mro__[1]), answer
     result: Any = answer.result
     return result.code, result.outcome
@@ -35,9 +35,9 @@ def test_fields_of_every_wrong_type(server: RealServer, wire: str, name: str, ki
     with Attacker(server.ports["consumer"]) as attacker:
         request = reply_request(**{name: (kind, VALUES[kind])})
         answer = attacker.call(encoded(wire, b"reply", request))
-        assert answer.fault in (None, PROTOCOL_ERROR)
-        if answer.fault is None:
-            assert told(answer) in (WRONG, OVER)
+        assert answer.error_kind in (None, PROTOCOL_ERROR)
+        if answer.error_kind is None:
+            assert code_and_outcome(answer) in (REJECTED, OVER)
         assert works(attacker, "consumer")
 
 
@@ -58,7 +58,7 @@ def test_fields_of_every_wrong_type(server: RealServer, wire: str, name: str, ki
 )
 def test_requests_that_are_wrong(server: RealServer, wire: str, fields: dict[str, Any]) -> None:
     with Attacker(server.ports["consumer"]) as attacker:
-        assert told(attacker.call(encoded(wire, b"reply", reply_request(**fields)))) == WRONG
+        assert code_and_outcome(attacker.call(encoded(wire, b"reply", reply_request(**fields)))) == REJECTED
         assert works(attacker, "consumer")
 
 
@@ -83,24 +83,24 @@ def test_without_the_lease_nothing_of_it_is_looked_at(
     """Nobody has that message: that is the answer, whatever the messages are."""
     with Attacker(server.ports["consumer"]) as attacker:
         answer = attacker.call(encoded(wire, b"reply", reply_request(**fields)))
-        if answer.fault is None:
-            assert told(answer) in (OVER, (15, None))
+        if answer.error_kind is None:
+            assert code_and_outcome(answer) in (OVER, (15, None))
         else:
-            assert answer.fault == PROTOCOL_ERROR
+            assert answer.error_kind == PROTOCOL_ERROR
         assert works(attacker, "consumer")
 
 
 def test_garbage_in_place_of_its_bytes(server: RealServer, wire: str) -> None:
     """Any byte of it may be any other."""
     random = Random(7)
-    whole = encoded(wire, b"reply", reply_request())[4:]
+    frame = encoded(wire, b"reply", reply_request())[4:]
     with Attacker(server.ports["consumer"]) as attacker:
         for _ in range(300):
-            broken = bytearray(whole)
-            for at in random.sample(range(len(b"reply") + 12, len(whole)), 3):
+            broken = bytearray(frame)
+            for at in random.sample(range(len(b"reply") + 12, len(frame)), 3):
                 broken[at] = random.randrange(256)
             answer = attacker.call(prefixed(bytes(broken)))
-            assert answer.fault is not None or answer.result.code != 0
+            assert answer.error_kind is not None or answer.result.code != 0
         assert works(attacker, "consumer")
 
 
@@ -110,5 +110,5 @@ def test_thousands_that_name_leases_nobody_has(server: RealServer, wire: str) ->
     with Attacker(server.ports["consumer"]) as attacker:
         attacker.send(frame * 1_000)
         for _ in range(1_000):
-            assert told(attacker.read()) in (OVER, (15, None))
+            assert code_and_outcome(attacker.read()) in (OVER, (15, None))
     assert server.metric("ddmq_replies_total", group="hostile", outcome="lease over") >= before

@@ -126,8 +126,8 @@ def test_a_data_directory_that_is_a_file(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        where = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as bound_socket:
+        where = f"127.0.0.1:{bound_socket.getsockname()[1]}"
         process = ddmq("serve", "--data-dir", str(tmp_path / "data"), *FREE, "--consumer", where)
     assert process.returncode == 1
     assert where in process.stderr

@@ -22,7 +22,7 @@ FEW, MANY = 8, 64
 DEPTH_MAX = 4
 STORED = {"body", "value"}  # of a message: kept in the log, bounded by topic
 TEXTS = (TType.STRING, TType.BINARY)
-USUAL: dict[str, Any] = {  # what makes the request a right one but for the field that is tried
+VALID_VALUES: dict[str, Any] = {  # what makes the request a right one but for the field that is tried
     "groupId": b"hostile",
     "topic": b"quiet",
     "group": b"hostile",
@@ -78,19 +78,21 @@ def texts_in(kind: int, nested: Any, path: Path) -> Iterator[Path]:
     elif kind == TType.STRUCT:
         yield from texts_of(nested.thrift_spec, path)
     elif kind in (TType.LIST, TType.SET):
-        yield from texts_in(*parts(nested), path)
+        yield from texts_in(*split_type(nested), path)
     elif kind == TType.MAP:
-        yield from texts_in(*parts(nested[0]), path)
+        yield from texts_in(*split_type(nested[0]), path)
 
 
-def parts(described: Any) -> tuple[int, Any]:
+def split_type(described: Any) -> tuple[int, Any]:
     return (described[0], described[1]) if isinstance(described, tuple) else (described, None)
 
 
 def request(field: Field, text: bytes) -> bytes:
     """A right request, but for `text` in this field."""
     spec = getattr(getattr(field.idl, field.service), f"{field.method}_args").thrift_spec
-    return encode_call(field.idl, field.service, field.method, **build_fields(field.idl, spec, field.path, text))
+    return encode_call(
+        field.idl, field.service, field.method, **build_fields(field.idl, spec, field.path, text)
+    )
 
 
 def build_fields(idl: ModuleType, spec: dict[int, Any], path: Path, text: bytes) -> dict[str, Any]:
@@ -99,8 +101,8 @@ def build_fields(idl: ModuleType, spec: dict[int, Any], path: Path, text: bytes)
         kind, name, nested = entry[0], entry[1], entry[2] if len(entry) > 3 else None
         if path and name == path[0]:
             fields[name] = value(idl, kind, nested, path[1:], text)
-        elif name in USUAL and kind != TType.STRUCT:
-            fields[name] = USUAL[name]
+        elif name in VALID_VALUES and kind != TType.STRUCT:
+            fields[name] = VALID_VALUES[name]
         elif kind == TType.STRUCT and (entry[-1] or not path or name == "context"):
             fields[name] = value(idl, kind, nested, (), text)
     return fields
@@ -110,9 +112,9 @@ def value(idl: ModuleType, kind: int, nested: Any, path: Path, text: bytes) -> A
     if kind == TType.STRUCT:
         return getattr(structs(idl), nested.__name__)(**build_fields(idl, nested.thrift_spec, path, text))
     if kind in (TType.LIST, TType.SET):
-        return [value(idl, *parts(nested), path, text)]
+        return [value(idl, *split_type(nested), path, text)]
     if kind == TType.MAP:
-        inner = parts(nested[1])
+        inner = split_type(nested[1])
         return {text: text if inner[0] in TEXTS else value(idl, *inner, path, text) if inner[1] else 1}
     return text if kind in TEXTS else 1
 

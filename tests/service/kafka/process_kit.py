@@ -104,7 +104,7 @@ class ProcessKit:
         self.bridge.close()
 
 
-class Holder:
+class QueueOwner:
     """A listener that records its calls; it releases revoked queues at once, unless `lazy`."""
 
     def __init__(
@@ -138,4 +138,4 @@ class Holder:
             self.owned.pop(queue, None)
 
 
-__all__ = ["TOPICS", "Holder", "ProcessKit", "Sharing", "done", "options"]
+__all__ = ["TOPICS", "ProcessKit", "QueueOwner", "Sharing", "done", "options"]

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from backend.kafka.options import KafkaOptions
 from backend.records import ProgressDelta
-from tests.service.kafka.process_kit import TOPICS, Holder, ProcessKit, done, options
+from tests.service.kafka.process_kit import TOPICS, ProcessKit, QueueOwner, done, options
 from tests.support.waits import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -102,10 +102,10 @@ def committed(kit: ProcessKit) -> dict[int, int]:
     return {number: view.committed or 0 for number, view in enumerate(views)}
 
 
-def beside(child: Child, kit: ProcessKit) -> Holder:
+def beside(child: Child, kit: ProcessKit) -> QueueOwner:
     """Half of the queues are ours; the child, which had them all, works on the others."""
     until(lambda: len(child.finished()) == QUEUES and min(child.finished().values()) > 20, "it works")
-    mine = Holder(kit, address="parent")
+    mine = QueueOwner(kit, address="parent")
     until(lambda: len(mine.owned) == QUEUES // 2, "shared")
     at = len(child.lines)
     until(lambda: len(child.reports("f", at)) > 50, "it goes on")

@@ -17,7 +17,7 @@ from backend.kafka.records import ProducerRecord
 from backend.records import NewRecord, ProgressDelta, ProgressView
 from ddmq_common.clock import SystemClock
 from ddmq_common.errors import FencedError
-from tests.service.kafka.process_kit import Holder, ProcessKit, done, options
+from tests.service.kafka.process_kit import ProcessKit, QueueOwner, done, options
 from tests.support.waits import until
 
 Make = Callable[..., ProcessKit]
@@ -53,7 +53,7 @@ def view(kit: ProcessKit, number: int) -> ProgressView:
 
 def test_a_clean_stop_hands_over_within_a_second(make: Make) -> None:
     first, second = make(), make()
-    old, new = Holder(first, address="h:1"), Holder(second, address="h:2")
+    old, new = QueueOwner(first, address="h:1"), QueueOwner(second, address="h:2")
     until(lambda: old.numbers == [0, 1] and new.numbers == [2, 3], "shared")
     for number in (0, 1):
         finish(first, number, old.owned[first.queue(number)], 0, 7)
@@ -66,11 +66,11 @@ def test_a_clean_stop_hands_over_within_a_second(make: Make) -> None:
 
 def test_a_queue_that_moves_is_fenced_in_the_other_process_too(make: Make) -> None:
     first, second = make(), make()
-    one = Holder(first, address="h:1")
+    one = QueueOwner(first, address="h:1")
     until(lambda: len(one.owned) == 4, "all at the first")
     before = dict(one.owned)
     finish(first, 3, before[first.queue(3)], 0, 5)
-    two = Holder(second, address="h:2")
+    two = QueueOwner(second, address="h:2")
     until(lambda: two.numbers == [2, 3] and one.numbers == [0, 1], "shared")
     finish(second, 3, two.owned[second.queue(3)], 5, 6)
     done(first.state.catch_up())
@@ -83,10 +83,10 @@ def test_a_queue_that_moves_is_fenced_in_the_other_process_too(make: Make) -> No
 
 def test_who_does_not_let_go_loses_the_queue_only(make: Make) -> None:
     first, second = make(), make()
-    lazy = Holder(first, lazy=True, address="h:1")
+    lazy = QueueOwner(first, lazy=True, address="h:1")
     until(lambda: len(lazy.owned) == 4, "all at the first")
     before = dict(lazy.owned)
-    other = Holder(second, address="h:2")
+    other = QueueOwner(second, address="h:2")
     until(lambda: other.numbers == [2, 3], "taken from it")
     assert sorted(queue.queue_id for queue in lazy.lost_so_far) == [2, 3]
     with pytest.raises(FencedError):
@@ -96,8 +96,8 @@ def test_who_does_not_let_go_loses_the_queue_only(make: Make) -> None:
 
 def test_a_process_without_a_membership_ends_silent_processes_too(make: Make) -> None:
     silent, sender = make(3_000), make()
-    holder = Holder(silent, address="h:1")
-    until(lambda: len(holder.owned) == 4, "held")
+    owner = QueueOwner(silent, address="h:1")
+    until(lambda: len(owner.owned) == 4, "held")
     until(lambda: set(sender.members.holders("g", "orders").values()) == {"h:1"}, "seen")
     silent.bridge.close()  # it hears nothing any more, and soon says nothing
     until(lambda: sender.members.holders("g", "orders") == {}, "its queues are free")
@@ -106,10 +106,10 @@ def test_a_process_without_a_membership_ends_silent_processes_too(make: Make) ->
 class Stalled:
     """The commits of a process do not come on: what must be quiet first is not, until `go_on`."""
 
-    def __init__(self, kit: ProcessKit, holder: Holder) -> None:
+    def __init__(self, kit: ProcessKit, owner: QueueOwner) -> None:
         self._kit = kit
         kit.stalled = self._waiting = list[Callable[[], None]]()
-        progress = [ProgressDelta("g", queue, epoch, 0) for queue, epoch in holder.owned.items()]
+        progress = [ProgressDelta("g", queue, epoch, 0) for queue, epoch in owner.owned.items()]
         self.call = kit.commit([NewRecord("orders", 0, bytes(16), 1, b"stalled")], progress)
         until(lambda: self._waiting, "the commit is under way")
 
@@ -139,14 +139,14 @@ def test_a_process_with_heartbeats_is_not_declared_dead_because_its_commits_are_
     monkeypatch.setattr("backend.kafka.coordination.watch.REVOKE_S", 0.2)
     first, second = make(), make()
     first.make_topics()
-    one = Holder(first, address="h:1")
+    one = QueueOwner(first, address="h:1")
     until(lambda: len(one.owned) == 4, "all at the first")
     name, stalled, followed = (
         first.commits.name,
         Stalled(first, one),
         count_heartbeats(second, first.commits.name),
     )
-    two = Holder(second, address="h:2")
+    two = QueueOwner(second, address="h:2")
     until(lambda: one.numbers == [0, 1], "asked back, and let go")
     until(lambda: followed() >= 6, "it is there")
     assert two.numbers == [], "the release waits for the commit before it"
@@ -161,10 +161,10 @@ def test_who_cannot_let_go_gives_everything_up_by_itself(make: Make, monkeypatch
     monkeypatch.setattr("backend.kafka.coordination.watch.RELEASE_S", 0.5)
     first, second = make(), make()
     first.make_topics()
-    one = Holder(first)
+    one = QueueOwner(first)
     until(lambda: len(one.owned) == 4, "all at the first")
     name, stalled = first.commits.name, Stalled(first, one)
-    two = Holder(second)
+    two = QueueOwner(second)
     until(lambda: one.losses == 1 and not one.owned, "it has given up")
     stalled.go_on()
     until(lambda: len(two.owned) == len(one.owned) == 2, "shared, once it is called otherwise")
@@ -185,9 +185,9 @@ def test_a_setting_that_must_be_absent_is_created_by_one_process(make: Make) -> 
 
 def test_a_reset_by_another_process_fences_the_holder_until_it_rereads(make: Make) -> None:
     first, second = make(), make()
-    holder = Holder(first)
-    until(lambda: len(holder.owned) == 4, "held")
-    queue, epoch = first.queue(), holder.owned[first.queue()]
+    owner = QueueOwner(first)
+    until(lambda: len(owner.owned) == 4, "held")
+    queue, epoch = first.queue(), owner.owned[first.queue()]
     finish(first, 0, epoch, 0, 50)
     assert view(second, 0).committed == 50
     done(second.commit(progress=[ProgressDelta("g", queue, epoch, 1, reset_to=10)]))
@@ -202,13 +202,13 @@ def test_who_was_stopped_hears_that_all_is_lost_before_anything_else(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = make()
-    holder = Holder(kit)
-    until(lambda: len(holder.owned) == 4, "held")
+    owner = QueueOwner(kit)
+    until(lambda: len(owner.owned) == 4, "held")
     stopped_for_a_minute = time.monotonic() + 60
     monkeypatch.setattr(SystemClock, "monotonic", lambda _: stopped_for_a_minute)
     assert not kit.members.is_alive()
-    assert holder.owned == {}, "in the same turn of the hub: a pull that came meanwhile is answered after it"
-    assert holder.losses == 1
+    assert owner.owned == {}, "in the same turn of the hub: a pull that came meanwhile is answered after it"
+    assert owner.losses == 1
 
 
 def fence(kit: ProcessKit) -> None:
@@ -234,18 +234,18 @@ def test_no_lane_of_a_fenced_process_commits_anything_any_more(make: Make) -> No
 def test_a_process_that_was_fenced_goes_on_under_another_name(make: Make) -> None:
     kit = make()
     kit.make_topics()
-    holder = Holder(kit)
-    until(lambda: len(holder.owned) == 4, "held")
-    epoch, name = holder.owned[kit.queue()], kit.commits.name
+    owner = QueueOwner(kit)
+    until(lambda: len(owner.owned) == 4, "held")
+    epoch, name = owner.owned[kit.queue()], kit.commits.name
     fence(kit)
     record = NewRecord("orders", 0, bytes(16), 1, b"moved")
     delta = ProgressDelta("g", kit.queue(), epoch, 0, ((0, 1),))
     with pytest.raises(FencedError):
         done(kit.commit([record], [delta]))
-    assert holder.losses == 1
-    until(lambda: len(holder.owned) == 4, "held again")
+    assert owner.losses == 1
+    until(lambda: len(owner.owned) == 4, "held again")
     assert kit.commits.name != name
-    assert holder.owned[kit.queue()] > epoch
+    assert owner.owned[kit.queue()] > epoch
     assert view(kit, 0).committed is None
     (stored,) = done(kit.commit([record]))
     assert stored.offset >= 0
@@ -254,39 +254,39 @@ def test_a_process_that_was_fenced_goes_on_under_another_name(make: Make) -> Non
 def test_what_goes_by_the_epoch_of_another_group_is_lost_with_it(make: Make) -> None:
     kit = make()
     kit.make_topics()
-    holder = Holder(kit)
-    until(lambda: len(holder.owned) == 4, "held")
+    owner = QueueOwner(kit)
+    until(lambda: len(owner.owned) == 4, "held")
     queue, record = kit.queue(), NewRecord("orders", 0, bytes(16), 1, b"fired")
-    epoch = holder.owned[queue]
+    epoch = owner.owned[queue]
     done(kit.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((0, 1),))]))
     fence(kit)
     behind = kit.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((1, 2),))])
     until(lambda: behind.done, "answered")
     assert isinstance(behind.error, FencedError), "it would be done again under the new name"
-    until(lambda: len(holder.owned) == 4, "held again")
-    new_epoch = holder.owned[queue]
+    until(lambda: len(owner.owned) == 4, "held again")
+    new_epoch = owner.owned[queue]
     done(kit.commit([record], [ProgressDelta("fired", queue, new_epoch, 0, ((1, 2),))]))
 
 
 def test_who_comes_new_starts_from_a_snapshot(make: Make) -> None:
     first = make()
-    one = Holder(first, address="h:1")
+    one = QueueOwner(first, address="h:1")
     until(lambda: len(one.owned) == 4, "held")
     first.members.write_snapshot()
-    two = Holder(first, group="other", address="h:1")
+    two = QueueOwner(first, group="other", address="h:1")
     until(lambda: len(two.owned) == 4, "held")
     second = make()
     assert second.members.holders("g", "orders") == first.members.holders("g", "orders")
-    three = Holder(second, address="h:2")
+    three = QueueOwner(second, address="h:2")
     until(lambda: len(three.owned) == len(one.owned) == 2, "shared")
 
 
 def test_a_thousand_memberships_cost_no_thread(make: Make) -> None:
     kit = make()
-    Holder(kit, group="first")
+    QueueOwner(kit, group="first")
     before, began = threading.active_count(), time.monotonic()
-    holders = [Holder(kit, group=f"g{number}") for number in range(1000)]
-    until(lambda: all(len(holder.owned) == 4 for holder in holders), "all hold all")
+    owners = [QueueOwner(kit, group=f"g{number}") for number in range(1000)]
+    until(lambda: all(len(owner.owned) == 4 for owner in owners), "all hold all")
     print(f"1,000 groups hold their queues after {time.monotonic() - began:.2f} s")
     assert threading.active_count() == before
     finish(kit, 0, 1 << 60, 0, 1)
@@ -296,15 +296,13 @@ def test_the_committed_offset_stands_as_the_kafka_group_s_own(make: Make) -> Non
     kit = make()
     kit.make_topics()
     group = kit.options.namespace
-    holder = Holder(kit, group=group)
-    until(lambda: len(holder.owned) == 4, "held")
+    owner = QueueOwner(kit, group=group)
+    until(lambda: len(owner.owned) == 4, "held")
     kafka_group = kit.options.names.to_kafka_group(group)
     reader = Consumer({"bootstrap.servers": kit.options.bootstrap, "group.id": kafka_group})
     name = kit.options.names.to_kafka("orders")
     for end in (3, 8):
-        delta = ProgressDelta(
-            group, kit.queue(), holder.owned[kit.queue()], 0, ((0, end), (end + 2, end + 4))
-        )
+        delta = ProgressDelta(group, kit.queue(), owner.owned[kit.queue()], 0, ((0, end), (end + 2, end + 4)))
         done(kit.commit(progress=[delta]))
         until(lambda: kit.process.mirror.is_idle, "written after it")
         (committed,) = reader.committed([TopicPartition(name, 0)], 10)

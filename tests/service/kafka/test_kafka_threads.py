@@ -13,7 +13,7 @@ from backend.kafka.engine.backend import KafkaBackend
 from backend.kafka.opening import open_kafka
 from backend.records import Durability, NewRecord, ProgressDelta, QueueRef, ReadStatus, TopicInfo
 from ddmq_common.clock import SystemClock
-from tests.service.kafka.process_kit import TOPICS, Holder, ProcessKit, done, options
+from tests.service.kafka.process_kit import TOPICS, ProcessKit, QueueOwner, done, options
 from tests.support.waits import soon, until
 
 pytestmark = pytest.mark.slow  # a real broker is started for it
@@ -48,15 +48,15 @@ def test_following_goes_on_where_it_was(
     pair: tuple[ProcessKit, ProcessKit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = pair
-    holder = Holder(one)
-    until(lambda: len(holder.owned) == 4, "held")
+    owner = QueueOwner(one)
+    until(lambda: len(owner.owned) == 4, "held")
     done(one.commit(settings={"before": b"1"}))
     done(other.state.catch_up())
     failing = FailsOnce(FollowerThread._to_row)
     monkeypatch.setattr(FollowerThread, "_to_row", failing)
     for number in range(4):
         queue = one.queue(number)
-        delta = ProgressDelta("g", queue, holder.owned[queue], 0, ((0, 5),))
+        delta = ProgressDelta("g", queue, owner.owned[queue], 0, ((0, 5),))
         done(one.commit(progress=[delta], settings={f"k{number}": b"1"}))
     assert failing.calls > 0
     for kit in pair:

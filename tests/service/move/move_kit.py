@@ -88,7 +88,7 @@ class MoveSide:
         settings = {f"{GROUP_PREFIX}{group}": b"{}" for group in GROUPS}
         settings |= {f"{SUBSCRIPTION_PREFIX}{group}/{topic}": b"{}" for group in GROUPS for topic in TOPICS}
         self.commit(CommitBatch(settings=settings))
-        for group, topic in places(self):
+        for group, topic in list_subscriptions(self):
             for queue in self.queues(topic):
                 self._consume(chosen, group, queue)
 
@@ -119,7 +119,7 @@ class MoveSide:
     def left(self) -> dict[str, list[Left]]:
         """By group, in order, exactly what comes to it again."""
         left_by_group: dict[str, list[Left]] = {}
-        for group, topic in places(self):
+        for group, topic in list_subscriptions(self):
             for queue in self.queues(topic):
                 view = done(self.backend.progress(group, [queue]))[0]
                 for record in self.records(queue):
@@ -131,7 +131,7 @@ class MoveSide:
         return left_by_group
 
 
-def places(side: MoveSide) -> list[tuple[str, str]]:
+def list_subscriptions(side: MoveSide) -> list[tuple[str, str]]:
     """The groups and what they read."""
     subscriptions = [(group, topic) for group in GROUPS for topic in TOPICS]
     inner = [("billing", f"{RETRY_PREFIX}billing"), (DONE_GROUP, f"{DLQ_PREFIX}billing")]
@@ -147,7 +147,7 @@ def moved(
     say: Callable[[str], None] = print,
 ) -> MoveRun:
     """One run of the command."""
-    known = source_id(source.backend, source.clock, make=True)
-    context = MoveContext(source.backend, target.backend, known, source.clock, Scope(topics), say)
+    source_name = source_id(source.backend, source.clock, make=True)
+    context = MoveContext(source.backend, target.backend, source_name, source.clock, Scope(topics), say)
     disks = opener or Disks().open
     return MoveRun(context, "source", config or DelayConfig(shards=2), disks, exclusive=False)

@@ -45,8 +45,8 @@ def test_everything_is_there_and_exactly_the_unfinished_comes_again(seed, sides)
     assert (report.state, report.differences) == (FINISHED, [])
     same(source, target)
     assert target.contents(SCHEDULE_TOPIC) == source.contents(SCHEDULE_TOPIC)
-    kept = source.backend.topic("orders"), target.backend.topic("orders")
-    assert [(t.queues, t.delay, t.body_bytes_max) for t in kept if t] == [(3, "none", 5_000)] * 2
+    topics = source.backend.topic("orders"), target.backend.topic("orders")
+    assert [(t.queues, t.delay, t.body_bytes_max) for t in topics if t] == [(3, "none", 5_000)] * 2
     assert target.backend.settings(GROUP_PREFIX) == source.backend.settings(GROUP_PREFIX)
     assert moved(source, target).verify_copies().differences == []
 
@@ -67,14 +67,14 @@ def test_a_run_that_is_cut_short_anywhere_goes_on(times, stored, sides, monkeypa
     source, target = sides
     source.fill(times)
     monkeypatch.setattr("ddmq.move.context.READ_COUNT", 20)
-    real, seen = target.backend.commit, [0]
+    real, commits = target.backend.commit, [0]
 
     class Killed(BaseException):
         pass
 
     def commit(batch, deadline, into=None):  # type: ignore[no-untyped-def]
-        seen[0] += 1
-        if seen[0] == times:
+        commits[0] += 1
+        if commits[0] == times:
             if stored:
                 done(real(batch, deadline))
             raise Killed
@@ -82,12 +82,12 @@ def test_a_run_that_is_cut_short_anywhere_goes_on(times, stored, sides, monkeypa
 
     monkeypatch.setattr(target.backend, "commit", commit)
 
-    def whole() -> None:
+    def move_all() -> None:
         moved(source, target).copy(None)
         moved(source, target).finish_move()
 
     with pytest.raises(Killed):
-        whole()
+        move_all()
     assert moved(source, target).finish_move().differences == []
     same(source, target)
 
@@ -170,8 +170,8 @@ def test_what_is_not_the_same_is_found(sides):  # type: ignore[no-untyped-def]
     assert isinstance(target.backend, PlayedMemory)
     queue = next(one for one in target.queues("orders") if len(target.records(one)) > 2)
     target.backend.lose(queue, 1)
-    faults = moved(source, target).verify_copies().differences
-    assert [fault.split(": ")[0] for fault in faults] == [f"orders queue {queue.queue_id}"]
+    differences = moved(source, target).verify_copies().differences
+    assert [difference.split(": ")[0] for difference in differences] == [f"orders queue {queue.queue_id}"]
 
 
 def test_a_run_beside_a_newer_one_ends(sides):  # type: ignore[no-untyped-def]

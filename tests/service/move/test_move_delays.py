@@ -137,15 +137,15 @@ def test_a_move_that_is_cut_short_sends_no_delay_twice(
         rigs.source.add(number, now + number * 10_000)
     rigs.source.settle()
     rigs.source.service.close()
-    real, seen = rigs.memory.commit, [0]
+    real, commits = rigs.memory.commit, [0]
 
     class Killed(BaseException):
         pass
 
     def commit(batch: CommitBatch, deadline: float, into: object = None) -> object:
         if any(record.topic in AT_THE_END for record in batch.records):
-            seen[0] += 1
-            if seen[0] == times:
+            commits[0] += 1
+            if commits[0] == times:
                 if times % 2:
                     done(real(batch, deadline))
                 raise Killed

@@ -101,7 +101,9 @@ def waiting(side: MoveSide) -> list[tuple[int, bytes, str, int]]:
         for record in side.records(queue):
             command = decode_command(record.system[COMMAND_PROPERTY])
             if command.op == ADD:
-                delays.append((queue.queue_id, record.message_id, command.uuid, command.at_ms or command.due_ms))
+                delays.append(
+                    (queue.queue_id, record.message_id, command.uuid, command.at_ms or command.due_ms)
+                )
     return sorted(delays)
 
 

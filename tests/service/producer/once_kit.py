@@ -65,8 +65,8 @@ def key() -> str:
 
 def numbered(topic: str, sequence: int, below: int = 0, **fields: Any) -> Message:
     """With a sequence of PRODUCER."""
-    given = {"topic": topic, "body": b"%d" % sequence, "partitionId": -2, **fields}
-    return Message(producerId=PRODUCER, sequence=sequence, answeredBelow=below, **given)
+    arguments = {"topic": topic, "body": b"%d" % sequence, "partitionId": -2, **fields}
+    return Message(producerId=PRODUCER, sequence=sequence, answeredBelow=below, **arguments)
 
 
 def keyed(topic: str, key: str, body: bytes = b"body") -> Message:
@@ -80,5 +80,5 @@ def sent(client: Client, message: Message) -> Result:
     return result
 
 
-def place(result: Result) -> tuple[str, int, int]:
+def position_of(result: Result) -> tuple[str, int, int]:
     return result.messageId, result.queueId, result.offset

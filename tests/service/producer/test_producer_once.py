@@ -13,7 +13,7 @@ from ddmq_client import Producer, UnknownOutcomeError
 from ddmq_common.delivery import decode
 from ddmq_common.errors import StorageError
 from tests.interop.apache_client import Message, Result
-from tests.service.producer.once_kit import NUMBERS, OLD_KEY, TIMEOUT_MS, keyed, numbered, place, sent
+from tests.service.producer.once_kit import NUMBERS, OLD_KEY, TIMEOUT_MS, keyed, numbered, position_of, sent
 from tests.service.producer.producer_client import Client
 from tests.service.producer.producer_server import ProducerServer
 from tests.service.proxy_server import PATIENCE_S
@@ -34,14 +34,14 @@ class TestKeys:
             "code", "msg", "messageId", "queueId", "offset", "durability", "duplicate",
         }  # fmt: skip
         repeated = sent(client, keyed(topic, "a"))
-        assert (first.duplicate, repeated.duplicate, place(repeated)) == (0, 1, place(first))
+        assert (first.duplicate, repeated.duplicate, position_of(repeated)) == (0, 1, position_of(first))
         (record,) = server.stored(topic)
         assert record.message_id.hex() == first.messageId
 
     def test_another_body_is_told_and_not_stored(self, server: ProducerServer, client: Client, topic: str):
         first = sent(client, keyed(topic, "a", b"ten"))
         other = sent(client, keyed(topic, "a", b"eleven"))
-        assert (other.duplicate, place(other)) == (2, place(first))
+        assert (other.duplicate, position_of(other)) == (2, position_of(first))
         (record,) = server.stored(topic)
         assert decode(record.delivery).value == b"ten"
 
@@ -55,14 +55,14 @@ class TestKeys:
     def test_a_key_goes_before_a_sequence(self, server: ProducerServer, client: Client, topic: str, key: str):
         first = sent(client, numbered(topic, 1, idempotencyKey=key))
         other = sent(client, numbered(topic, 2, idempotencyKey=key))
-        assert (other.duplicate, place(other)) == (2, place(first))
+        assert (other.duplicate, position_of(other)) == (2, position_of(first))
         assert sent(client, numbered(topic, 1)).duplicate == 0, "its sequence was not looked at"
         assert len(server.stored(topic)) == 2
 
     def test_a_key_in_a_property_goes_before_a_sequence(self, client: Client, topic: str, key: str):
         first = sent(client, numbered(topic, 11, properties={OLD_KEY: key}))
         repeated = sent(client, numbered(topic, 12, properties={OLD_KEY: key}))
-        assert (first.duplicate, repeated.duplicate, place(repeated)) == (0, 2, place(first))
+        assert (first.duplicate, repeated.duplicate, position_of(repeated)) == (0, 2, position_of(first))
 
     def test_they_are_long_and_in_any_script(self, server: ProducerServer, client: Client, topic: str):
         for text in ("x" * 255, "ключ" * 63, "𝄞" * 255, " a ", "a\x00b"):
@@ -82,7 +82,7 @@ class TestKeys:
                 each.ask("sendSync", message=keyed(topic, "a"), timeout=TIMEOUT_MS)
             results = [each.answer("sendSync") for each in (one, two)]
         assert sorted(result.duplicate for result in results) == [0, 1]
-        assert place(results[0]) == place(results[1])
+        assert position_of(results[0]) == position_of(results[1])
         assert len(server.stored(topic)) == 1
 
     def test_two_while_the_engine_is_silent(self, server: ProducerServer, topic: str):
@@ -96,7 +96,7 @@ class TestKeys:
             server.do(server.backend.resume_writes)
             results = [each.answer("sendSync") for each in (one, two)]
         assert sorted(result.duplicate for result in results) == [0, 1]
-        assert place(results[0]) == place(results[1])
+        assert position_of(results[0]) == position_of(results[1])
         assert len(server.stored(topic)) == 2
 
 
@@ -120,21 +120,21 @@ class TestIllegal:
     )
     def test_keys(self, server: ProducerServer, client: Client, key: bytes, shown: str):
         before = len(server.stored("orders"))
-        given = {"topic": "orders", "body": b"b", "idempotencyKey": key}
-        result = client.call("sendSync", message=AnyMessage(**given), timeout=TIMEOUT_MS)
-        assert set(result.given()) == {"code", "msg"}
+        arguments = {"topic": "orders", "body": b"b", "idempotencyKey": key}
+        result = client.call("sendSync", message=AnyMessage(**arguments), timeout=TIMEOUT_MS)
+        assert set(result.arguments()) == {"code", "msg"}
         assert result.code == 11
         assert result.msg.startswith("FAILED: ")
         assert shown in result.msg
         assert "1 to 255 characters" in result.msg
-        fresh = AnyMessage(**{**given, "topic": f"never-{next(NUMBERS)}"})
+        fresh = AnyMessage(**{**arguments, "topic": f"never-{next(NUMBERS)}"})
         assert client.call("sendSync", message=fresh, timeout=TIMEOUT_MS).msg == result.msg, (
             "nor makes it a topic"
         )
         assert server.stored(fresh.topic) == []
         (first, second) = client.call(
             "sendBatch",
-            messages=[AnyMessage(**given), Message(topic="orders", body=b"x")],
+            messages=[AnyMessage(**arguments), Message(topic="orders", body=b"x")],
             timeout=TIMEOUT_MS,
         )
         assert (first.msg, second.code) == (result.msg, 0)
@@ -229,7 +229,7 @@ class TestSequences:
         order = [3, 1, 3, 0, 0, 2, 1]
         results = [sent(client, numbered(topic, start + at)) for at in order]
         assert [result.duplicate for result in results] == [0, 0, 1, 0, 1, 0, 1]
-        assert place(results[6]) == place(results[1])
+        assert position_of(results[6]) == position_of(results[1])
         assert len(server.stored(topic)) == 4
 
     def test_what_was_given_up_is_refused(self, server: ProducerServer, client: Client, topic: str):
@@ -263,12 +263,12 @@ class TestBatches:
             numbered(topic, 1), keyed(topic, "b"),
         )  # fmt: skip
         assert [result.duplicate for result in first] == [0, 0, None, 1, 2, 1, 0]
-        assert place(first[0]) == place(first[3]) == place(first[4])
-        assert place(first[1]) == place(first[5])
+        assert position_of(first[0]) == position_of(first[3]) == position_of(first[4])
+        assert position_of(first[1]) == position_of(first[5])
         assert len(server.stored(topic)) == 4
         second = batch(numbered(topic, 1), numbered(topic, 2), keyed(topic, "b"), keyed(topic, "a", b"x"))
         assert [result.duplicate for result in second] == [1, 0, 1, 2]
-        assert [place(second[at]) for at in (0, 2, 3)] == [place(first[at]) for at in (1, 6, 0)]
+        assert [position_of(second[at]) for at in (0, 2, 3)] == [position_of(first[at]) for at in (1, 6, 0)]
         assert len(server.stored(topic)) == 5
         records = {record.message_id.hex(): record for record in server.stored(topic)}
         for result in (*first, *second):

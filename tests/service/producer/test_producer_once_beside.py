@@ -26,7 +26,7 @@ from tests.service.producer.once_kit import (
     KeylessServer,
     keyed,
     numbered,
-    place,
+    position_of,
     sent,
 )
 from tests.service.producer.producer_client import Client
@@ -46,10 +46,10 @@ class TestDelayed:
             properties = {"DELAY": "3"}
             if how == "property":
                 properties[OLD_KEY] = key
-            given = {"properties": properties, "clientId": "me", "body": b"later"}
+            arguments = {"properties": properties, "clientId": "me", "body": b"later"}
             if how == "sequence":
-                given |= {"producerId": key.encode(), "sequence": 0}
-            return Message(topic=topic, idempotencyKey=key if how == "key" else None, **given)
+                arguments |= {"producerId": key.encode(), "sequence": 0}
+            return Message(topic=topic, idempotencyKey=key if how == "key" else None, **arguments)
 
         before = len(server.stored(SCHEDULE_TOPIC))
         first, repeated = sent(client, message()), sent(client, message())
@@ -59,9 +59,9 @@ class TestDelayed:
         assert len(server.stored(SCHEDULE_TOPIC)) == before + 1
 
     def test_a_level_with_another_body(self, client: Client, topic: str, key: str):
-        given = {"topic": topic, "idempotencyKey": key, "properties": {"DELAY": "3"}}
-        first = client.send(body=b"ten", **given)
-        other = client.send(body=b"eleven", **given)
+        arguments = {"topic": topic, "idempotencyKey": key, "properties": {"DELAY": "3"}}
+        first = client.send(body=b"ten", **arguments)
+        other = client.send(body=b"eleven", **arguments)
         assert (first.duplicate, other.duplicate, other.messageId) == (0, 2, first.messageId)
 
     def test_a_key_with_a_level_and_without(self, server: ProducerServer, client: Client, topic: str):
@@ -81,12 +81,12 @@ class TestDelayed:
     ):
         before = server.stored(DELAY_TOPIC)
         properties = {**delay, OLD_KEY: key} if how == "property" else delay
-        given: dict[str, Any] = {"properties": properties, "clientId": "me"}
+        arguments: dict[str, Any] = {"properties": properties, "clientId": "me"}
         if how == "sequence":
-            given |= {"producerId": key.encode(), "sequence": 0}
+            arguments |= {"producerId": key.encode(), "sequence": 0}
         elif how == "key":
-            given["idempotencyKey"] = key
-        first, repeated = client.send(**given), client.send(**given)
+            arguments["idempotencyKey"] = key
+        first, repeated = client.send(**arguments), client.send(**arguments)
         assert (first.code, repeated.code) == (0, 0)
         uuids = [result.delayId[-36:] for result in (first, repeated)]
         assert uuids[0] == uuids[1], "by which the delay service knows it, and a cancel names it"
@@ -94,7 +94,7 @@ class TestDelayed:
         commands = [decode_command(record.system[COMMAND_PROPERTY]) for record in added[-2:]]
         assert {command.uuid for command in commands} == {uuids[0]}
         assert len({command.shard for command in commands}) == 1, "one shard decides"
-        other = client.send(**{**given, "idempotencyKey": f"{key}-other"})
+        other = client.send(**{**arguments, "idempotencyKey": f"{key}-other"})
         assert other.delayId[-36:] != uuids[0]
 
 
@@ -120,8 +120,10 @@ class TestRefused:
         """It was refused, not stored, and not forgotten: nothing is known of it that was not before."""
         with Client(server.port) as other:
             until(lambda: other.send(topic="slow").code == 15)
-        given = keyed("slow", key)
-        assert [client.call("sendSync", message=given, timeout=TIMEOUT_MS).code for _ in range(2)] == [15, 15]
+        keyed_message = keyed("slow", key)
+        assert [
+            client.call("sendSync", message=keyed_message, timeout=TIMEOUT_MS).code for _ in range(2)
+        ] == [15, 15]
         assert not [one for one in server.stored("slow") if key.encode() in one.delivery]
 
     def test_a_limit_takes_a_resend_as_a_send(self):
@@ -139,7 +141,7 @@ class TestRefused:
 
                 until(lambda: answered(15))
                 until(lambda: answered(0))
-                assert (repeated[-1].duplicate, place(repeated[-1])) == (1, place(first))
+                assert (repeated[-1].duplicate, position_of(repeated[-1])) == (1, position_of(first))
                 assert len(server.stored("slow")) == 1
         finally:
             server.stop()

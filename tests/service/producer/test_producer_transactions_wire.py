@@ -68,7 +68,11 @@ def test_prepared_and_committed(server: ProducerServer, client: Client) -> None:
     assert [result.queueId for result in answer.results] == [1, 1]
     assert answer.results[1].offset == answer.results[0].offset + 1
     assert stored(server, own) == [own + b"1", own + b"2"]
-    assert end_transaction(client, transaction, "bank", action=ROLLBACK).given().keys() == {"code", "msg", "outcome"}
+    assert end_transaction(client, transaction, "bank", action=ROLLBACK).given().keys() == {
+        "code",
+        "msg",
+        "outcome",
+    }
 
 
 def test_rolled_back(server: ProducerServer, client: Client) -> None:

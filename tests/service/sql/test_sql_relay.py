@@ -262,9 +262,9 @@ def test_what_an_engine_tells_before_its_proxy_has_heard_of_it_is_tried_again(
 
     class Early(Producer):
         def send_batch(self, messages: Any, *, timeout_ms: int | None = None) -> list[SendResult]:
-            return [result_of(error) if each.key == "k" else known(each) for each in messages]
+            return [result_of(error) if each.key == "k" else recognise(each) for each in messages]
 
-    def known(message: Any) -> SendResult:
+    def recognise(message: Any) -> SendResult:
         return producer.send_batch([message])[0]
 
     with Early(proxy.address) as early:

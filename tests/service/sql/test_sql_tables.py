@@ -60,9 +60,9 @@ def decisions(connect: Connect) -> DecisionTable:
 
 
 def test_a_message_is_handled_once(connect: Connect, inbox: InboxTable) -> None:
-    for wanted in (True, False, False):
+    for is_first in (True, False, False):
         with open_transaction(connect) as database:
-            assert inbox.first(database, message()) is wanted
+            assert inbox.first(database, message()) is is_first
     with open_transaction(connect) as database:
         assert inbox.first(database, message("b" * 32))
         assert InboxTable("another").first(database, message())

@@ -136,9 +136,9 @@ def test_checks_are_for_the_group_that_prepared_it(rig: TransactionRig) -> None:
     assert refused.code == 11
     assert rig.bodies() == []
     assert rig.proxy.end(transaction, ROLLBACK, check=1).code == 0
-    told = rig.proxy.end(transaction, ROLLBACK, group=b"other")
-    assert told.code == 11
-    assert told.outcome is None
+    answer = rig.proxy.end(transaction, ROLLBACK, group=b"other")
+    assert answer.code == 11
+    assert answer.outcome is None
 
 
 def test_each_check_goes_to_one_of_the_members(rig: TransactionRig) -> None:
@@ -152,13 +152,13 @@ def test_each_check_goes_to_one_of_the_members(rig: TransactionRig) -> None:
 
 
 def test_a_poll_of_a_client_that_has_gone_gets_nothing(rig: TransactionRig) -> None:
-    gone, there = (rig.proxy.polling(timeout=30_000) for _ in range(2))
-    assert gone.on_abandoned is not None
-    gone.on_abandoned(gone)
+    abandoned, connected = (rig.proxy.polling(timeout=30_000) for _ in range(2))
+    assert abandoned.on_abandoned is not None
+    abandoned.on_abandoned(abandoned)
     rig.begin()
     rig.advance(60)
-    assert len(checks(rig, there)) == 1
-    assert not gone.answers
+    assert len(checks(rig, connected)) == 1
+    assert not abandoned.answers
 
 
 def test_checks_survive_a_restart_of_the_proxy(rig: TransactionRig) -> None:

@@ -91,7 +91,7 @@ def test_what_others_stored_before_it_is_read_before_it_is_answered(rig: Transac
     strange = rig.new_id(shard)
     rig.append_half(strange, b"theirs", group="others")
     call = prepared(rig, strange, count)
-    until(lambda: bool(call.answers) or rig.look(), "it is answered")
+    until(lambda: bool(call.answers) or rig.tick(), "it is answered")
     assert call.answer.code == 11
     assert "producer group" in str(call.answer.msg)
 

@@ -28,7 +28,7 @@ def restarted(rig: TransactionRig) -> None:
     rig.proxies = []
     rig.proxy = rig.beside(served=False)
     rig.proxy.proxy.transactions.advertise("127.0.0.1:1")
-    until(lambda: len(rig.proxy.shards) == SHARDS or rig.look(), "all shards are owned")
+    until(lambda: len(rig.proxy.shards) == SHARDS or rig.tick(), "all shards are owned")
 
 
 def poll_checks(rig: TransactionRig) -> list[Any]:

@@ -71,7 +71,7 @@ def test_half_messages_that_do_not_parse_are_dead_letters(rig: TransactionRig) -
         for n, queue_id in enumerate(range(SHARDS))
     ]
     rig.backend.append(records, rig.clock.monotonic() + 60).wait(60)
-    until(lambda: len(rig.dead()) == SHARDS or rig.look(), "all of them are dead letters")
+    until(lambda: len(rig.dead()) == SHARDS or rig.tick(), "all of them are dead letters")
     assert {bytes(one.delivery) for one in rig.dead()} == {odd}
     assert rig.dead()[0].system["dead-letter-reason"] == "unreadable"
     reason = {"reason": "half message: unreadable"}
@@ -93,18 +93,18 @@ def test_a_dead_letter_that_cannot_be_made_is_tried_again(memory: TransactionRig
 
 def test_a_check_that_comes_when_its_client_has_gone_is_for_the_next(memory: TransactionRig) -> None:
     memory.begin(body(b"x"))
-    gone = memory.proxy.polling(timeout=30_000)
+    abandoned = memory.proxy.polling(timeout=30_000)
     memory.pass_time(60)
     memory.memory.pause_writes()
-    memory.proxy.look()  # the attempt is on its way
-    assert gone.on_abandoned is not None
-    gone.on_abandoned(gone)
+    memory.proxy.tick()  # the attempt is on its way
+    assert abandoned.on_abandoned is not None
+    abandoned.on_abandoned(abandoned)
     memory.memory.resume_writes()
     memory.settle()
     poll = memory.proxy.polling(timeout=0)
     until(lambda: bool(poll.answers), "the poll is answered")
     assert [check.check for check in poll.answer.checks] == [1]
-    assert not gone.answers
+    assert not abandoned.answers
 
 
 def test_answers_are_made_a_few_at_a_time(memory: TransactionRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_answers_are_made_a_few_at_a_time(memory: TransactionRig, monkeypatch: p
     polls = [memory.proxy.polling(timeout=200_000, group=group) for group in groups]
     memory.memory.pause_writes()
     memory.pass_time(60)
-    memory.proxy.look()
+    memory.proxy.tick()
     waiting_polls = memory.proxy.proxy.transactions.polls.waiting
     assert sum(waiting_polls.find_unserved(group.decode()) is None for group in groups) == 3
     memory.memory.resume_writes()
@@ -166,10 +166,10 @@ def test_a_shard_that_cannot_be_read_is_taken_over_a_little_later(memory: Transa
     call = memory.proxy.ending(transaction, COMMIT)
     until(lambda: bool(call.answers), "it is answered")
     assert call.answer.code == 15
-    memory.look()
+    memory.tick()
     assert memory.proxy.shards == set()
     failing[0] = False
-    until(lambda: len(memory.proxy.shards) == SHARDS or memory.look(), "all shards are read")
+    until(lambda: len(memory.proxy.shards) == SHARDS or memory.tick(), "all shards are read")
     assert memory.proxy.end(transaction, COMMIT).code == 0
     assert memory.bodies() == [b"x"]
 
@@ -211,5 +211,5 @@ def test_a_message_that_comes_while_it_is_ended(memory: TransactionRig, *, count
         assert (end.answer.code, late.answer.code) == (15, 0)
         assert memory.proxy.end(transaction, COMMIT).outcome == COMMITTED
         assert memory.bodies() == [b"first", *(b"late %d" % number for number in range(count))]
-    memory.look()
+    memory.tick()
     until(lambda: memory.unfinished() == 0, "what came too late is finished")

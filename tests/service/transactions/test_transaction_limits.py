@@ -155,7 +155,7 @@ def test_those_that_begin_at_the_same_time_do_not_pass_it_together(
     memory.memory.resume_writes()
     until(lambda: all(call.answers for call in calls), "all are answered")
     assert [call.answer.code for call in calls].count(0) == 2 * SHARDS  # half of a shard's, for one group
-    memory.look()
+    memory.tick()
     opened = [
         one.shard.core.by_group["fresh"]
         for proxy in every

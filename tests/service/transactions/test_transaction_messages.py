@@ -60,8 +60,8 @@ def test_a_sequence_of_another_transaction_is_refused_and_hurts_nobody(
     rig.begin()
     numbered = body(b"x", producerId=b"p", sequence=7, answeredBelow=0)
     first, second, other = rig.new_id(shard=1), rig.new_id(shard), rig.new_id(shard=2)
-    for given in (rig.new_id(shard=1), rig.new_id(shard=1)):
-        assert rig.proxy.prepare(given).code == 0
+    for each in (rig.new_id(shard=1), rig.new_id(shard=1)):
+        assert rig.proxy.prepare(each).code == 0
     assert rig.proxy.prepare(first, numbered).code == 0
     beside = rig.beside()
     for proxy in (rig.proxy, beside):
@@ -72,7 +72,7 @@ def test_a_sequence_of_another_transaction_is_refused_and_hurts_nobody(
     rig.caught_up()
     assert rig.proxy.end(second, COMMIT).outcome == NEVER_THERE
     assert rig.proxy.prepare(other, body(b"other")).code == 0
-    assert [rig.proxy.end(given, COMMIT).code for given in (other, first)] == [0, 0]
+    assert [rig.proxy.end(each, COMMIT).code for each in (other, first)] == [0, 0]
     assert sorted(rig.bodies()) == [b"other", b"x"]
 
 
@@ -82,9 +82,9 @@ def test_a_key_counts_once_a_transaction_and_topic(rig: TransactionRig) -> None:
     transaction = rig.begin(keyed)
     assert rig.proxy.prepare(transaction, keyed).results[0].duplicate == 1
     changed, new = body(b"y", idempotencyKey=b"once"), body(b"z", idempotencyKey=b"new")
-    told = rig.proxy.prepare(transaction, changed, new, keyed).results
-    assert [one.duplicate for one in told] == [2, 0, 1]
-    assert told[0].messageId == told[2].messageId
+    results = rig.proxy.prepare(transaction, changed, new, keyed).results
+    assert [one.duplicate for one in results] == [2, 0, 1]
+    assert results[0].messageId == results[2].messageId
     beside = rig.beside()
     assert beside.prepare(transaction, keyed).results[0].duplicate == 1, "wherever it is asked"
     beside.kill()

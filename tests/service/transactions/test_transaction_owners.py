@@ -34,7 +34,7 @@ def two(rig: TransactionRig) -> tuple[TransactionProxy, TransactionProxy]:
     first, second = rig.beside(), rig.beside()
     rig.proxy = first
     assert first.prepare(rig.new_id()).code == 0
-    until(lambda: len(first.shards) == len(second.shards) == SHARDS // 2 or rig.look(), "they share")
+    until(lambda: len(first.shards) == len(second.shards) == SHARDS // 2 or rig.tick(), "they share")
     return first, second
 
 
@@ -133,9 +133,9 @@ def test_what_an_owner_of_before_stored_too_late_is_counted(rig: TransactionRig)
     rig.append_half(transaction, b"late")
     reason = {"reason": "half message: ended"}
     until(
-        lambda: rig.proxy.counted("ddmq_transactions_refused_total", **reason) == 1 or rig.look(), "counted"
+        lambda: rig.proxy.counted("ddmq_transactions_refused_total", **reason) == 1 or rig.tick(), "counted"
     )
-    until(lambda: rig.look() or rig.unfinished() == 0, "it is finished")
+    until(lambda: rig.tick() or rig.unfinished() == 0, "it is finished")
     assert rig.bodies() == []
 
 
@@ -195,7 +195,7 @@ def test_what_owners_in_a_row_let_in_beyond_a_commit_is_in_the_dead_letters_whol
     owner.kill()
     rig.proxies.clear()
     rig.proxy = rig.beside()
-    until(lambda: rig.look() or rig.unfinished() == 0, "the others follow")
+    until(lambda: rig.tick() or rig.unfinished() == 0, "the others follow")
     bodies = [decode(bytes(one.delivery)).value for one in rig.dead()]
     assert bodies == [b"%d" % number for number in range(9)]
     names = [b"dead-letter-transaction", b"dead-letter-reason"]
@@ -208,10 +208,10 @@ def test_checks_of_the_other_proxys_shards_come_here(rig: TransactionRig) -> Non
     first, second = two(rig)
     transaction = owned_by(rig, second)
     assert first.prepare(transaction, group=b"shop").code == 0
-    rig.look()
+    rig.tick()
     poll = first.polling(timeout=30_000, group=b"shop")
     rig.advance(60)
-    until(lambda: bool(poll.answers) or rig.look(), "the check comes")
+    until(lambda: bool(poll.answers) or rig.tick(), "the check comes")
     assert [check.transactionId for check in poll.answer.checks] == [transaction]
     assert first.end(transaction, COMMIT, group=b"shop", check=1).code == 0
 
@@ -224,7 +224,7 @@ def test_the_next_owner_knows_what_was_open_and_what_had_ended(rig: TransactionR
     assert second.end(committed, COMMIT).code == 0
     assert second.end(rolled_back, ROLLBACK).code == 0
     second.kill()
-    until(lambda: len(first.shards) == SHARDS or rig.look(), "the first one has all")
+    until(lambda: len(first.shards) == SHARDS or rig.tick(), "the first one has all")
     assert first.end(committed, COMMIT).outcome == COMMITTED
     assert first.end(rolled_back, ROLLBACK).outcome == ROLLED_BACK
     assert first.end(left, COMMIT).outcome == COMMITTED
@@ -242,7 +242,7 @@ def test_a_proxy_that_drains_gives_its_shards_up(rig: TransactionRig) -> None:
     until(lambda: drained.done, "it is drained")
     assert poll.answer.code == 20
     assert second.prepare(transaction).code == second.ending(transaction, COMMIT).answer.code == 20
-    until(lambda: len(first.shards) == SHARDS or rig.look(), "the first one has all")
+    until(lambda: len(first.shards) == SHARDS or rig.tick(), "the first one has all")
     assert first.end(transaction, COMMIT).outcome == COMMITTED
 
 
@@ -413,12 +413,12 @@ def test_the_proxy_that_passes_an_end_on_passes_its_count_on(memory: Transaction
 def test_it_costs_nothing_where_there_are_no_transactions(memory: TransactionRig) -> None:
     served = memory.beside()
     memory.settle()
-    assert served.beat_timer.sweep is None
-    assert memory.proxy.beat_timer.sweep is None
+    assert served.tick_timer.sweep is None
+    assert memory.proxy.tick_timer.sweep is None
     assert memory.backend.topic(HALF_TOPIC) is None
     served.prepare(memory.new_id())
-    assert served.beat_timer.sweep is not None
-    until(lambda: len(served.shards) == SHARDS or served.look(), "it owns all shards")
+    assert served.tick_timer.sweep is not None
+    until(lambda: len(served.shards) == SHARDS or served.tick(), "it owns all shards")
 
 
 def test_one_that_two_owners_let_in_whole_is_asked_about_at_the_other(memory: TransactionRig) -> None:
@@ -427,7 +427,7 @@ def test_one_that_two_owners_let_in_whole_is_asked_about_at_the_other(memory: Tr
     for _ in range(2):
         assert second.prepare(transaction, body(b"x" * 2_000_000)).code == 0
         memory.append_half(transaction, b"x" * 2_000_000)
-    memory.look()
+    memory.tick()
     memory.pass_time(60)
     polls = [second.polling(timeout=30_000)]
 

@@ -41,7 +41,7 @@ class TransactionProxy:
     def __init__(self, rig: TransactionRig, *, served: bool, **limits: Any) -> None:
         self._rig = rig
         self.metrics = Registry()
-        self.timer, self.beat_timer = FakeTimer(), FakeTimer()
+        self.timer, self.tick_timer = FakeTimer(), FakeTimer()
         transactions = TransactionLimits(**{"shards": SHARDS, **limits})
         self.config = ProducerConfig(transactions=transactions)
         self.proxy = ProducerService(
@@ -51,7 +51,7 @@ class TransactionProxy:
             rig.clock,
             Random(),
             timer=self.timer,
-            transaction_timer=self.beat_timer,
+            transaction_timer=self.tick_timer,
         )
         self.handlers = self.proxy.service().handlers
         self.server: RpcServer | None = None
@@ -96,7 +96,7 @@ class TransactionProxy:
         )
         return self.call("pollTransactionChecks", request)
 
-    def look(self) -> None:
+    def tick(self) -> None:
         """What a second brings."""
         self.proxy.transactions.run_periodic_work()
         self._rig.settle()
@@ -123,9 +123,9 @@ class TransactionProxy:
 
 
 def prepare_request(transaction: bytes, *messages: Any, group: bytes = GROUP, **fields: Any) -> Any:
-    given = list(messages) or [message(partitionId=0)]
+    contents = list(messages) or [message(partitionId=0)]
     return S.PrepareRequest(
-        transactionId=transaction, producerGroup=group, messages=given, clientId=b"c", **fields
+        transactionId=transaction, producerGroup=group, messages=contents, clientId=b"c", **fields
     )
 
 
@@ -166,7 +166,7 @@ class TransactionRig(BackendRig):
         self.proxies = [self.beside() for _ in range(count)]
         self.proxy = self.proxies[0]
         assert self.proxy.prepare(self.new_id()).code == 0
-        until(lambda: self.shared() or self.look(), "they share the shards")
+        until(lambda: self.shared() or self.tick(), "they share the shards")
         return self.proxies
 
     def shared(self) -> bool:
@@ -199,7 +199,7 @@ class TransactionRig(BackendRig):
             step_s = min(seconds, 3_600.0)
             seconds -= step_s
             self.pass_time(step_s)
-            self.look()
+            self.tick()
 
     def append_half(self, transaction: bytes, content: bytes, group: str = "bank") -> int:
         """What an owner of before stored when it had lost the shard already; where it is."""
@@ -214,9 +214,9 @@ class TransactionRig(BackendRig):
     def soon(self) -> float:
         return self.clock.monotonic() + 60
 
-    def look(self) -> None:
+    def tick(self) -> None:
         for proxy in self.proxies:
-            proxy.look()
+            proxy.tick()
 
     def new_id(self, shard: int | None = None) -> bytes:
         """32 digits; of that shard, where it matters."""
@@ -237,7 +237,7 @@ class TransactionRig(BackendRig):
     def caught_up(self) -> None:
         """The proxy owns every shard, and has read what is there."""
         until(lambda: len(self.proxy.shards) == SHARDS, "all shards are owned")
-        self.proxy.look()
+        self.proxy.tick()
 
     def everything(self, topic: str = "orders") -> list[StoredRecord]:
         info = self.backend.topic(topic)

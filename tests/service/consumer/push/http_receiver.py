@@ -14,7 +14,7 @@ Answer = tuple[int, bytes]
 OK: Answer = (200, b'{"errno":0}')
 
 
-class Seen(NamedTuple):
+class ReceivedRequest(NamedTuple):
     """One request."""
 
     method: str
@@ -32,9 +32,9 @@ class Receiver:
     """`answers` are given one after the other, then `usual` for ever; a callable makes one by itself."""
 
     def __init__(self) -> None:
-        self.seen: list[Seen] = []
+        self.requests: list[ReceivedRequest] = []
         self.answers: deque[Any] = deque()
-        self.usual: Any = OK
+        self.default_answer: Any = OK
         self.hold = threading.Event()
         self.hold.set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -51,7 +51,7 @@ class Receiver:
 
     @property
     def counts(self) -> list[str]:
-        return [seen.fields["carrera_req_cnt"] for seen in self.seen]
+        return [request.fields["carrera_req_cnt"] for request in self.requests]
 
     def close(self) -> None:
         self.hold.set()
@@ -70,8 +70,10 @@ class Receiver:
                 size = int(self.headers.get("Content-Length", 0))
                 body = self.rfile.read(size)
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                answer = receiver.answers.popleft() if receiver.answers else receiver.usual
-                receiver.seen.append(Seen(self.command, self.path, headers, body, self.client_address))
+                answer = receiver.answers.popleft() if receiver.answers else receiver.default_answer
+                receiver.requests.append(
+                    ReceivedRequest(self.command, self.path, headers, body, self.client_address)
+                )
                 receiver.hold.wait(20)
                 if answer is None:
                     self.close_connection = True  # no answer at all

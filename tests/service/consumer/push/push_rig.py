@@ -32,9 +32,11 @@ class PushRig(ConsumerRig):
 
     def http(self, *urls: str, actions: tuple[str, ...] = ("FormParams", "AsyncHttp"), **more: Any) -> None:
         """A subscription that pushes to `urls`; fields of HttpConfig or of the subscription."""
-        ours = {name: more.pop(name) for name in list(more) if name in HttpConfig.__dataclass_fields__}
+        http_settings = {
+            name: more.pop(name) for name in list(more) if name in HttpConfig.__dataclass_fields__
+        }
         push = PushConfig(
-            http=HttpConfig(urls=urls, **ours),
+            http=HttpConfig(urls=urls, **http_settings),
             form=more.pop("form", FormConfig()),
             query_params=more.pop("query_params", {}),
         )

@@ -88,13 +88,13 @@ def execute(port: int, *command: str) -> bytes:
         connection.sendall(_packed("AUTH", PASSWORD) + _packed(*command) + _packed("ECHO", "the end"))
         reply = b""
         while not reply.endswith(b"the end\r\n"):
-            piece = connection.recv(65536)
-            if not piece:
+            chunk = connection.recv(65536)
+            if not chunk:
                 raise ConnectionError("redis closed the connection")
-            reply += piece
+            reply += chunk
     return reply.removeprefix(b"+OK\r\n").removesuffix(b"$7\r\nthe end\r\n")
 
 
-def _packed(*parts: str) -> bytes:
-    raw = [part.encode() for part in parts]
-    return b"*%d\r\n" % len(raw) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in raw)
+def _packed(*arguments: str) -> bytes:
+    raw = [argument.encode() for argument in arguments]
+    return b"*%d\r\n" % len(raw) + b"".join(b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in raw)

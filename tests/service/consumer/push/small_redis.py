@@ -11,7 +11,7 @@ from typing import Any
 Reply = bytes | int | list[bytes] | None
 
 
-class WrongCommand(Exception):
+class CommandError(Exception):
     """Answered as an error."""
 
 
@@ -27,7 +27,7 @@ class Store:
         for key in [key for key, end in self.ends.items() if end <= time.monotonic()]:
             self.keys.pop(key, None)
             del self.ends[key]
-        known: dict[str, Callable[[list[bytes]], Reply]] = {
+        commands: dict[str, Callable[[list[bytes]], Reply]] = {
             "DEL": lambda a: sum(self.keys.pop(key, None) is not None for key in a),
             "EXISTS": lambda a: sum(key in self.keys for key in a),
             "SET": self._set,
@@ -36,14 +36,14 @@ class Store:
             "HSET": self._hset,
             "HMSET": lambda a: b"+OK" if self._hset(a) is not None else None,
             "HDEL": lambda a: sum(self._hash(a[0]).pop(field, None) is not None for field in a[1:]),
-            "HGETALL": lambda a: [part for pair in self._hash(a[0]).items() for part in pair],
+            "HGETALL": lambda a: [text for pair in self._hash(a[0]).items() for text in pair],
             "PTTL": lambda a: int((self.ends[a[0]] - time.monotonic()) * 1000) if a[0] in self.ends else -1,
             "PING": lambda a: b"+PONG",
             "ECHO": lambda a: a[0],
         }
-        if name not in known:
-            raise WrongCommand(f"ERR unknown command '{name}'")
-        return known[name](arguments)
+        if name not in commands:
+            raise CommandError(f"ERR unknown command '{name}'")
+        return commands[name](arguments)
 
     def _set(self, a: list[bytes]) -> Reply:
         options = [option.upper() for option in a[2:]]
@@ -70,13 +70,13 @@ class Store:
     def _hash(self, key: bytes) -> dict[bytes, bytes]:
         value = self.keys.get(key, {})
         if not isinstance(value, dict):
-            raise WrongCommand("WRONGTYPE Operation against a key holding the wrong kind of value")
+            raise CommandError("WRONGTYPE Operation against a key holding the wrong kind of value")
         return value
 
     def _text(self, key: bytes) -> bytes | None:
         value = self.keys.get(key)
         if isinstance(value, dict):
-            raise WrongCommand("WRONGTYPE Operation against a key holding the wrong kind of value")
+            raise CommandError("WRONGTYPE Operation against a key holding the wrong kind of value")
         return value
 
 
@@ -84,21 +84,21 @@ class SmallRedis:
     """Serves one Store in native threads while the `with` block runs."""
 
     def __init__(self, password: str) -> None:
-        store, lock, wanted = Store(), threading.Lock(), password.encode()
+        store, lock, expected_password = Store(), threading.Lock(), password.encode()
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
                 allowed = False
                 while (line := self.rfile.readline()).startswith(b"*"):
-                    parts = [self._bulk() for _ in range(int(line[1:]))]
-                    name = parts[0].decode().upper()
+                    words = [self._bulk() for _ in range(int(line[1:]))]
+                    name = words[0].decode().upper()
                     if name == "AUTH":
-                        allowed = parts[-1] == wanted
+                        allowed = words[-1] == expected_password
                         self.wfile.write(b"+OK\r\n" if allowed else b"-WRONGPASS invalid password\r\n")
                     elif not allowed:
                         self.wfile.write(b"-NOAUTH Authentication required.\r\n")
                     else:
-                        self.wfile.write(self._answer(name, parts[1:]))
+                        self.wfile.write(self._answer(name, words[1:]))
 
             def _bulk(self) -> bytes:
                 size = int(self.rfile.readline()[1:])
@@ -108,7 +108,7 @@ class SmallRedis:
                 try:
                     with lock:
                         return encoded(store.run(name, arguments))
-                except WrongCommand as error:
+                except CommandError as error:
                     return b"-%b\r\n" % str(error).encode()
 
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)

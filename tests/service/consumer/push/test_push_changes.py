@@ -19,15 +19,15 @@ QUEUES = 2
 def under_way(rig: PushRig, receiver: Receiver, topic: str = "Q", **settings: Any) -> None:
     """One message of each queue is with the receiver, which does not answer yet."""
     receiver.hold.clear()
-    seen = len(receiver.seen)
+    earlier = len(receiver.requests)
     rig.topic(topic, QUEUES)
     for queue in range(QUEUES):
         rig.send(1, queue=queue, topic=topic)
     push = PushConfig(http=HttpConfig(urls=(receiver.url(),)))
     rig.pushed("FormParams", "AsyncHttp", push=push, topic=topic, **settings)
     one_chain = settings.get("order_key") == "KEY" and settings.get("order_scope") != "queue"
-    wanted = 1 if one_chain else QUEUES
-    until(lambda: len(receiver.seen) == seen + wanted)
+    more = 1 if one_chain else QUEUES
+    until(lambda: len(receiver.requests) == earlier + more)
 
 
 def change(rig: PushRig, topic: str = "Q", **settings: Any) -> None:
@@ -63,7 +63,7 @@ def ends_in_time(rig: PushRig, receiver: Receiver, topic: str = "Q") -> None:
     for queue in range(QUEUES):
         rig.send(1, queue=queue, topic=topic)
     ticking(rig, lambda: finished(rig, topic) == 2 * QUEUES)
-    assert rig.outcomes() == {"done": len(receiver.seen)}, "each of them once, and none of them late"
+    assert rig.outcomes() == {"done": len(receiver.requests)}, "each of them once, and none of them late"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_the_receiver_takes_is_not_pushed_again(
     under_way(rig, receiver, **before)
     change(rig, **after)
     ends_in_time(rig, receiver)
-    assert len(receiver.seen) == 2 * QUEUES
+    assert len(receiver.requests) == 2 * QUEUES
 
 
 def test_nor_what_another_topic_of_the_group_has_under_way(rig: PushRig, receiver: Receiver) -> None:
@@ -96,7 +96,7 @@ def test_nor_what_another_topic_of_the_group_has_under_way(rig: PushRig, receive
     rig.subscribe(topic="other")
     change(rig, "other", order_key="KEY")  # the chains of both become those of the group
     ends_in_time(rig, receiver)
-    assert len(receiver.seen) == 2 * QUEUES
+    assert len(receiver.requests) == 2 * QUEUES
 
 
 def test_nor_what_other_queues_have_under_way_when_one_is_reset(rig: PushRig, receiver: Receiver) -> None:
@@ -105,7 +105,7 @@ def test_nor_what_other_queues_have_under_way_when_one_is_reset(rig: PushRig, re
     offsets.reset(rig.backend, rig.clock, "G", "Q", "first", 1 - busy, dry_run=False)
     rig.settle()
     ends_in_time(rig, receiver)
-    assert len(receiver.seen) == 2 * QUEUES
+    assert len(receiver.requests) == 2 * QUEUES
 
 
 def state(rig: PushRig, queue: int) -> Any:
@@ -126,7 +126,7 @@ def test_nor_when_the_address_changes_with_the_order(rig: PushRig, receiver: Rec
     for settings in changes[first]:
         change(rig, **settings)
     ends_in_time(rig, receiver)
-    assert [seen.path for seen in receiver.seen] == ["/in", "/in", "/new", "/new"]
+    assert [request.path for request in receiver.requests] == ["/in", "/in", "/new", "/new"]
 
 
 def test_a_second_change_waits_for_the_same_pushes(rig: PushRig, receiver: Receiver) -> None:
@@ -135,7 +135,7 @@ def test_a_second_change_waits_for_the_same_pushes(rig: PushRig, receiver: Recei
     rig.advance(0.4)
     change(rig, order_key="QID")
     ends_in_time(rig, receiver)
-    assert len(receiver.seen) == 2 * QUEUES
+    assert len(receiver.requests) == 2 * QUEUES
 
 
 def test_what_waits_for_a_try_is_tried_after_the_change(rig: PushRig, receiver: Receiver) -> None:
@@ -158,10 +158,10 @@ def test_nobody_waits_for_ever(rig: PushRig, receiver: Receiver) -> None:
     for _ in range(14):
         rig.advance(0.1)
     assert halted(rig)
-    assert len(receiver.seen) == QUEUES
+    assert len(receiver.requests) == QUEUES
     rig.advance(0.2)
     assert not halted(rig)
-    until(lambda: len(receiver.seen) == 2 * QUEUES)
+    until(lambda: len(receiver.requests) == 2 * QUEUES)
     receiver.hold.set()
     ticking(rig, lambda: finished(rig) == QUEUES)
     ticking(rig, lambda: rig.outcomes() == {"done": QUEUES, "late": QUEUES})
@@ -176,4 +176,4 @@ def test_a_subscription_deleted_meanwhile_stays_deleted(rig: PushRig, receiver: 
         rig.advance(0.1)
     assert rig.directory.groups == {}
     assert rig.service._pushers._runners == {}
-    assert len(receiver.seen) == QUEUES
+    assert len(receiver.requests) == QUEUES

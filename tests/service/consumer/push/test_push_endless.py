@@ -44,9 +44,9 @@ REDIS = {
 }
 
 
-def hose(head: bytes, piece: bytes) -> Speak:
+def hose(head: bytes, chunk: bytes) -> Speak:
     """Sends `head` and then `piece` until the test is over."""
-    many = piece * (65_536 // len(piece) + 1)
+    many = chunk * (65_536 // len(chunk) + 1)
 
     def speak(connection: socket.socket, over: threading.Event) -> None:
         connection.recv(65536)
@@ -71,7 +71,7 @@ def test_answers_without_end(rig: PushRig, receiver: Receiver, what: str) -> Non
             rig.pushed("Redis", push=PushConfig(redis=config), retry_intervals_ms=(), retry_steps=0)
         rig.put(b"x")
         rig.put(b"y", topic="U")
-        until(lambda: len(receiver.seen) == 1)
+        until(lambda: len(receiver.requests) == 1)
         rig.until_moved(lambda: rig.progress().committed == 1)
     assert [body for body, _ in rig.dead()] == [b"x"]
 
@@ -79,17 +79,17 @@ def test_answers_without_end(rig: PushRig, receiver: Receiver, what: str) -> Non
 def test_interim_answers_are_read_past(rig: PushRig) -> None:
     def speak(connection: socket.socket, over: threading.Event) -> None:
         while connection.recv(65536):
-            seen.append(connection.getpeername())
+            peers.append(connection.getpeername())
             connection.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n")
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
-    seen: list[object] = []
+    peers: list[object] = []
     with raw_server(speak) as port:
         rig.http(f"http://127.0.0.1:{port}/", max_retry=0, concurrency=1)
         rig.put(b"x", b"y")
         rig.until_committed(2)
     assert rig.outcomes() == {"done": 2}
-    assert len(set(seen)) == 1, "the connection is kept"
+    assert len(set(peers)) == 1, "the connection is kept"
 
 
 RIGHT = [

@@ -83,7 +83,7 @@ def garbage(connection: socket.socket, over: threading.Event) -> None:
     connection.sendall(b"\x00\xff nothing like it\r\n\r\n")
 
 
-def cut_short(connection: socket.socket, over: threading.Event) -> None:
+def truncated_body(connection: socket.socket, over: threading.Event) -> None:
     connection.recv(65536)
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nonly this")
 
@@ -94,7 +94,7 @@ def bad_chunk(connection: socket.socket, over: threading.Event) -> None:
 
 
 @pytest.mark.parametrize(
-    "speak", [endless_head, endless_line, endless_body, dripping, garbage, cut_short, bad_chunk]
+    "speak", [endless_head, endless_line, endless_body, dripping, garbage, truncated_body, bad_chunk]
 )
 def test_a_receiver_that_misbehaves_is_an_error(
     rig: PushRig, receiver: Receiver, speak: Callable[[socket.socket, threading.Event], None]
@@ -105,7 +105,7 @@ def test_a_receiver_that_misbehaves_is_an_error(
         rig.http(f"http://127.0.0.1:{port}/", max_retry=0, timeout_ms=300)
         rig.put(b"x")
         rig.put(b"y", topic="U")
-        until(lambda: len(receiver.seen) == 1)
+        until(lambda: len(receiver.requests) == 1)
         rig.until_moved(lambda: rig.progress().committed == 1)
     assert [body for body, _ in rig.dead()] == [b"x"]
 
@@ -114,14 +114,14 @@ def test_a_receiver_that_misbehaves_is_an_error(
 
 
 @contextmanager
-def tls_server(seen: list[bytes]) -> Iterator[int]:
+def tls_server(received: list[bytes]) -> Iterator[int]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(TLS / "loopback.crt", TLS / "loopback.key")
 
     def speak(connection: socket.socket, over: threading.Event) -> None:
         with context.wrap_socket(connection, server_side=True) as secure:
             while data := secure.recv(65536):
-                seen.append(data)
+                received.append(data)
                 secure.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
     with raw_server(speak) as port:
@@ -130,22 +130,22 @@ def tls_server(seen: list[bytes]) -> Iterator[int]:
 
 def test_https(rig: PushRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "loopback.crt"))
-    seen: list[bytes] = []
-    with tls_server(seen) as port:
+    received: list[bytes] = []
+    with tls_server(received) as port:
         rig.http(f"https://127.0.0.1:{port}/in")
         rig.put(b"secret")
         rig.until_committed(1)
-        assert b"params=secret" in b"".join(seen)
+        assert b"params=secret" in b"".join(received)
 
 
 def test_a_certificate_of_nobody_known_is_an_error(rig: PushRig) -> None:
-    seen: list[bytes] = []
-    with tls_server(seen) as port:
+    received: list[bytes] = []
+    with tls_server(received) as port:
         rig.http(f"https://127.0.0.1:{port}/in", max_retry=0)
         rig.put(b"secret")
         rig.until_moved(lambda: rig.progress().committed == 1)
     assert any("CERTIFICATE_VERIFY_FAILED" in value for value in rig.dead()[0][1].values())
-    assert seen == []
+    assert received == []
 
 
 # --- the retry path
@@ -159,7 +159,7 @@ def test_the_retry_path_pushes_with_the_original_topic(rig: PushRig, receiver: R
     receiver.answers.extend([(200, b'{"errno":5}')] * 2)
     rig.http(receiver.url(), retry_intervals_ms=(100,))
     rig.put(b"x")
-    rig.until_moved(lambda: len(receiver.seen) == 2)
+    rig.until_moved(lambda: len(receiver.requests) == 2)
 
     def step() -> bool:
         rig.clock.advance(0.5)
@@ -167,11 +167,11 @@ def test_the_retry_path_pushes_with_the_original_topic(rig: PushRig, receiver: R
         rig.settle()
         rig.service.tick()
         rig.settle()
-        return len(receiver.seen) == 3
+        return len(receiver.requests) == 3
 
     until(step)
     levels.close()
-    first, _, third = (seen.fields for seen in receiver.seen)
+    first, _, third = (request.fields for request in receiver.requests)
     assert third["carrera_topic"] == first["carrera_topic"] == "T"
     assert third["params"] == "x"
     assert third["carrera_qid"] != first["carrera_qid"]

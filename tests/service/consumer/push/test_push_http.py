@@ -21,8 +21,8 @@ def test_without_any_client_messages_are_pushed_and_finished(rig: PushRig, recei
     rig.http(receiver.url("/in?a=1"))
     rig.put(b"one", b"two", properties={b"p": b"v"})
     rig.until_committed(2)
-    assert sorted(seen.fields["params"] for seen in receiver.seen) == ["one", "two"]
-    first = min(receiver.seen, key=lambda seen: seen.fields["carrera_offset"])
+    assert sorted(request.fields["params"] for request in receiver.requests) == ["one", "two"]
+    first = min(receiver.requests, key=lambda request: request.fields["carrera_offset"])
     assert (first.method, first.path) == ("POST", "/in?a=1")
     assert first.headers["content-type"].startswith("application/x-www-form-urlencoded")
     assert first.headers["host"] == f"127.0.0.1:{receiver.port}"
@@ -42,9 +42,9 @@ def test_get_sends_the_form_as_body_too(rig: PushRig, receiver: Receiver) -> Non
     rig.http(receiver.url(), method="GET", actions=actions, query_params={"id": "$.id"})
     rig.put(b'{"id": "a b"}')
     rig.until_committed(1)
-    assert receiver.seen[0].method == "GET"
-    assert receiver.seen[0].path == "/in?id=a%20b"
-    assert receiver.seen[0].fields["params"] == '{"id":"a b"}'
+    assert receiver.requests[0].method == "GET"
+    assert receiver.requests[0].path == "/in?id=a%20b"
+    assert receiver.requests[0].fields["params"] == '{"id":"a b"}'
 
 
 def test_headers_of_the_message_go_with_its_properties_only(receiver: Receiver) -> None:
@@ -53,8 +53,8 @@ def test_headers_of_the_message_go_with_its_properties_only(receiver: Receiver) 
         rig.http(receiver.url(), form=FormConfig(append_context=fields))
         rig.put(b"x", properties={b"carrera_headers": b'{\n  "X-Ours": "yes",\n  "Host": "evil"\n}'})
         rig.until_committed(1)
-        assert receiver.seen[-1].headers.get("x-ours") == sent
-        assert receiver.seen[-1].headers["host"] == f"127.0.0.1:{receiver.port}"
+        assert receiver.requests[-1].headers.get("x-ours") == sent
+        assert receiver.requests[-1].headers["host"] == f"127.0.0.1:{receiver.port}"
         rig.close()
 
 
@@ -65,9 +65,9 @@ def test_a_signed_request_tells_who_sent_it_and_when(rig: PushRig, receiver: Rec
     rig.put(b"x", properties=forged)
     rig.until_moved(lambda: rig.progress().committed == 1)
     moments = []
-    for seen in receiver.seen:
-        at, mac = seen.headers["ddmq-signature"].removeprefix("t=").split(",v1=")
-        assert mac == hmac.new(b"s3cret", at.encode() + b"." + seen.body, "sha256").hexdigest()
+    for request in receiver.requests:
+        at, mac = request.headers["ddmq-signature"].removeprefix("t=").split(",v1=")
+        assert mac == hmac.new(b"s3cret", at.encode() + b"." + request.body, "sha256").hexdigest()
         moments.append(int(at))
     assert moments[0] < moments[1] <= rig.clock.wall_ms() // 1000
     assert "s3cret" not in str(resolved(HttpConfig(signing_key="s3cret")))
@@ -76,7 +76,7 @@ def test_a_signed_request_tells_who_sent_it_and_when(rig: PushRig, receiver: Rec
     plain.http(receiver.url())
     plain.put(b"x", properties=forged)
     plain.until_committed(1)
-    assert "ddmq-signature" not in receiver.seen[-1].headers
+    assert "ddmq-signature" not in receiver.requests[-1].headers
     plain.close()
 
 
@@ -92,14 +92,14 @@ def test_a_signing_key_in_a_file_of_its_own(receiver: Receiver, tmp_path: Path) 
         rig.service.reconfigure(rig.config)
         rig.put(b"x")
         rig.until_moved(lambda upto=number + 1: rig.progress().committed == upto)
-        seen = receiver.seen[-1]
-        at, mac = seen.headers["ddmq-signature"].removeprefix("t=").split(",v1=")
-        assert mac == hmac.new(secret, at.encode() + b"." + seen.body, "sha256").hexdigest()
+        request = receiver.requests[-1]
+        at, mac = request.headers["ddmq-signature"].removeprefix("t=").split(",v1=")
+        assert mac == hmac.new(secret, at.encode() + b"." + request.body, "sha256").hexdigest()
 
 
 @pytest.mark.parametrize("content", [b"", b"no json", b"[]", b"{}", b'{"errno":"0"}', b'{"errno":1000001}'])
 def test_answers_that_mean_done(rig: PushRig, receiver: Receiver, content: bytes) -> None:
-    receiver.usual = (200, content)
+    receiver.default_answer = (200, content)
     rig.http(receiver.url())
     rig.put(b"x")
     rig.until_committed(1)
@@ -113,22 +113,22 @@ def test_errors_come_again_after_growing_waits(rig: PushRig, receiver: Receiver,
     rig.http(receiver.url(), ack_timeout_ms=1_000)
     rig.put(b"x")
     for tries, wait in ((1, 1.0), (2, 2.0), (3, 4.0)):
-        until(lambda tries=tries: len(receiver.seen) == tries and rig.outcomes().get("again") == tries)
+        until(lambda tries=tries: len(receiver.requests) == tries and rig.outcomes().get("again") == tries)
         moved = 0.0
         while moved < wait - 0.2:
             rig.advance(0.1)
             moved += 0.1
-        assert len(receiver.seen) == tries
-        rig.until_moved(lambda tries=tries: len(receiver.seen) == tries + 1)
+        assert len(receiver.requests) == tries
+        rig.until_moved(lambda tries=tries: len(receiver.requests) == tries + 1)
     rig.until_committed(1)
     assert receiver.counts == ["0", "1", "2", "3"]
-    assert [seen.path for seen in receiver.seen] == ["/in"] * 4  # no redirect was followed
+    assert [request.path for request in receiver.requests] == ["/in"] * 4  # no redirect was followed
     assert rig.outcomes() == {"done": 1, "again": 3}
     assert rig.counted("ddmq_lease_timeouts_total") == 0  # four leases long, none ran out
 
 
 def test_after_max_retry_errors_it_is_a_dead_letter(rig: PushRig, receiver: Receiver) -> None:
-    receiver.usual = BUSY
+    receiver.default_answer = BUSY
     rig.http(receiver.url(), max_retry=2)
     rig.put(b"lost", b"next")
     rig.until_moved(lambda: rig.progress().committed == 2)
@@ -139,16 +139,16 @@ def test_after_max_retry_errors_it_is_a_dead_letter(rig: PushRig, receiver: Rece
 
 
 def test_an_errno_that_is_no_number_is_a_dead_letter_at_once(rig: PushRig, receiver: Receiver) -> None:
-    receiver.usual = (200, b'{"errno":"bad"}')
+    receiver.default_answer = (200, b'{"errno":"bad"}')
     rig.http(receiver.url())
     rig.put(b"x")
     rig.until_moved(lambda: rig.progress().committed == 1)
-    assert len(receiver.seen) == 1
+    assert len(receiver.requests) == 1
     assert [body for body, _ in rig.dead()] == [b"x"]
 
 
 def test_an_errno_fails_the_job_with_the_retry_intervals(rig: PushRig, receiver: Receiver) -> None:
-    receiver.usual = (200, b'{"errno":7}')
+    receiver.default_answer = (200, b'{"errno":7}')
     rig.http(receiver.url(), retry_intervals_ms=(100, 150), retry_steps=0)
     rig.put(b"x")
     rig.until_moved(lambda: rig.progress().committed == 1, step_s=0.02)
@@ -174,11 +174,11 @@ def test_errno_1000000_sends_the_next_ones_slower(rig: PushRig, receiver: Receiv
     rig.until_committed(1)
     rig.put(*[b"later %d" % number for number in range(4)])
     rig.settle()
-    assert len(receiver.seen) == 1  # ten permits at ten a second: the next goes in a second
+    assert len(receiver.requests) == 1  # ten permits at ten a second: the next goes in a second
     rig.advance(1.01)
-    until(lambda: len(receiver.seen) == 2)
+    until(lambda: len(receiver.requests) == 2)
     rig.advance(1.0)
-    until(lambda: len(receiver.seen) == 3)
+    until(lambda: len(receiver.requests) == 3)
     rig.until_moved(lambda: rig.progress().committed == 5)
 
 
@@ -187,7 +187,7 @@ def test_urls_take_turns_from_a_start_by_chance(rig: PushRig, receiver: Receiver
     rig.http(receiver.url("/a"), receiver.url("/b"), receiver.url("/c"))
     rig.put(b"x")
     rig.until_moved(lambda: rig.progress().committed == 1)
-    order = "".join(seen.path[1] for seen in receiver.seen)
+    order = "".join(request.path[1] for request in receiver.requests)
     assert order in ("abc", "bca", "cab")
 
 
@@ -196,10 +196,10 @@ def test_messages_may_name_their_own_target_inside_the_allow_list(rig: PushRig, 
     named = receiver.url("/x") + "<>" + receiver.url("/y")
     rig.put(b"x", properties={b"carrera_http_callback_url": named.encode()})
     rig.until_committed(1)
-    assert receiver.seen[0].path in ("/x", "/y")
+    assert receiver.requests[0].path in ("/x", "/y")
     rig.put(b"y", properties={b"carrera_http_callback_url": b"http://169.254.169.254/latest/"})
     rig.until_moved(lambda: rig.progress().committed == 2)
-    assert len(receiver.seen) == 1
+    assert len(receiver.requests) == 1
     assert any("not among push_targets" in value for value in rig.dead()[0][1].values())
 
 
@@ -209,7 +209,7 @@ def test_a_message_names_no_path_outside_of_one_that_is_listed(receiver: Receive
     for path in ("/hooks/x", "/hooks/%2e%2e/admin"):
         rig.put(b"x", properties={b"carrera_http_callback_url": receiver.url(path).encode()})
     rig.until_moved(lambda: rig.progress().committed == 2)
-    assert [seen.path for seen in receiver.seen] == ["/hooks/x"]
+    assert [request.path for request in receiver.requests] == ["/hooks/x"]
     assert any("not among push_targets" in value for value in rig.dead()[0][1].values())
 
 
@@ -231,7 +231,7 @@ def test_nobody_there_is_an_error(rig: PushRig) -> None:
 
 
 def test_an_answer_over_the_bound_is_an_error(rig: PushRig, receiver: Receiver) -> None:
-    receiver.usual = (200, b"x" * 2_000)
+    receiver.default_answer = (200, b"x" * 2_000)
     rig.http(receiver.url(), response_bytes_max=1_000, max_retry=0)
     rig.put(b"x")
     rig.until_moved(lambda: rig.progress().committed == 1)
@@ -242,12 +242,12 @@ def test_connections_are_kept_and_bounded(rig: PushRig, receiver: Receiver) -> N
     rig.http(receiver.url(), connections_max=2)
     rig.put(*[b"%d" % number for number in range(50)])
     rig.until_committed(50)
-    assert len({seen.connection for seen in receiver.seen}) <= 2
-    assert receiver.usual is OK
+    assert len({request.connection for request in receiver.requests}) <= 2
+    assert receiver.default_answer is OK
 
 
 def test_a_callback_that_is_not_allowed_is_not_looked_at(rig: PushRig, receiver: Receiver) -> None:
     rig.http(receiver.url("/own"), allow_callback=False)
     rig.put(b"x", properties={b"carrera_http_callback_url": receiver.url("/elsewhere").encode()})
-    until(lambda: len(receiver.seen) == 1)
-    assert receiver.seen[0].path == "/own"
+    until(lambda: len(receiver.requests) == 1)
+    assert receiver.requests[0].path == "/own"

@@ -28,7 +28,7 @@ def test_what_is_pushed_is_not_pulled(rig: PushRig, receiver: Receiver) -> None:
     assert anything.values == [b"pulled"]
     waiting = rig.start_pull(topic=None, linger=1_000)
     rig.put(b"pushed too")
-    until(lambda: len(receiver.seen) == 2)
+    until(lambda: len(receiver.requests) == 2)
     assert not waiting.answered
 
 
@@ -36,9 +36,9 @@ def test_no_more_than_concurrency_are_under_way(rig: PushRig, receiver: Receiver
     receiver.hold.clear()
     rig.http(receiver.url(), concurrency=3)
     rig.put(*[b"%d" % number for number in range(20)])
-    until(lambda: len(receiver.seen) == 3)
+    until(lambda: len(receiver.requests) == 3)
     rig.settle()
-    assert len(receiver.seen) == 3
+    assert len(receiver.requests) == 3
     assert rig.counted("ddmq_pushing") == 3
     receiver.hold.set()
     rig.until_committed(20)
@@ -49,7 +49,7 @@ def test_leases_are_extended_while_a_receiver_takes_its_time(rig: PushRig, recei
     receiver.hold.clear()
     rig.http(receiver.url(), ack_timeout_ms=1_000)
     rig.put(b"slow")
-    until(lambda: len(receiver.seen) == 1)
+    until(lambda: len(receiver.requests) == 1)
     for _ in range(50):
         rig.advance(0.1)
     assert rig.counted("ddmq_lease_timeouts_total") == 0
@@ -66,16 +66,16 @@ def test_each_lease_is_extended_in_its_own_time(
     receiver.hold.clear()
     rig.http(receiver.url(), ack_timeout_ms=before_ms)
     rig.put(b"one")
-    until(lambda: len(receiver.seen) == 1)
+    until(lambda: len(receiver.requests) == 1)
     rig.wait(rig.service.change_subscription("G", "T", {"ack_timeout_ms": after_ms}))
     rig.put(b"two")
-    until(lambda: len(receiver.seen) == 2)
+    until(lambda: len(receiver.requests) == 2)
     for _ in range(50):
         rig.advance(0.1)
     assert rig.counted("ddmq_lease_timeouts_total") == 0
     receiver.hold.set()
     rig.until_committed(2)
-    assert len(receiver.seen) == 2
+    assert len(receiver.requests) == 2
 
 
 def test_messages_of_one_key_go_one_after_the_other(rig: PushRig, receiver: Receiver) -> None:
@@ -84,7 +84,7 @@ def test_messages_of_one_key_go_one_after_the_other(rig: PushRig, receiver: Rece
     for number in range(6):
         rig.put(b"a%d" % number, key=b"a")
     rig.until_moved(lambda: rig.progress().committed == 6)
-    bodies = [seen.fields["params"] for seen in receiver.seen]
+    bodies = [request.fields["params"] for request in receiver.requests]
     assert bodies == ["a0", "a0", "a0", "a1", "a2", "a3", "a4", "a5"]
 
 
@@ -96,7 +96,7 @@ def test_a_script_filters_and_fails(rig: PushRig, receiver: Receiver) -> None:
     rig.pushed("Json", "Script", "FormParams", "AsyncHttp", push=push, retry_intervals_ms=(), retry_steps=0)
     rig.put(b'{"amount":11,"more":1}', b'{"amount":9}', b'{"other":1}', b"null", b"{")
     rig.until_moved(lambda: rig.progress().committed == 5)
-    assert [seen.fields["params"] for seen in receiver.seen] == ['{"amount":11}']
+    assert [request.fields["params"] for request in receiver.requests] == ['{"amount":11}']
     assert rig.outcomes() == {"done": 1, "filtered": 2, "failed": 2}
     assert rig.counted("ddmq_script_errors_total") == 1
     reasons = sorted(" ".join(properties.values()) for _, properties in rig.dead())
@@ -116,11 +116,11 @@ def test_settings_change_while_messages_flow(rig: PushRig, receiver: Receiver) -
     change(rig, fresh)
     rig.put(b"2")
     rig.until_committed(2)
-    assert [seen.path for seen in receiver.seen] == ["/old", "/new"]
+    assert [request.path for request in receiver.requests] == ["/old", "/new"]
     change(rig, SubscriptionDefaults(start="first"))
     rig.put(b"3")
     assert rig.pull().values == [b"3"]
-    assert len(receiver.seen) == 2
+    assert len(receiver.requests) == 2
 
 
 def change(rig: PushRig, config: SubscriptionDefaults) -> None:
@@ -147,9 +147,9 @@ def test_what_waits_for_a_try_goes_at_once_when_the_settings_are_mended(
     rig.until_committed(5)
     assert rig.clock.monotonic() == begun, "nobody waited for a lease to run out"
     assert rig.counted("ddmq_lease_timeouts_total") == 0
-    assert sorted(seen.fields["params"] for seen in receiver.seen) == ["0", "1", "2", "3", "4"]
+    assert sorted(request.fields["params"] for request in receiver.requests) == ["0", "1", "2", "3", "4"]
     if order_key:
-        assert [seen.fields["params"] for seen in receiver.seen] == ["0", "1", "2", "3", "4"]
+        assert [request.fields["params"] for request in receiver.requests] == ["0", "1", "2", "3", "4"]
 
 
 def test_a_target_that_is_not_allowed_holds_the_subscription_back(receiver: Receiver) -> None:
@@ -157,7 +157,7 @@ def test_a_target_that_is_not_allowed_holds_the_subscription_back(receiver: Rece
     rig.http(receiver.url())
     rig.put(b"x")
     rig.settle()
-    assert receiver.seen == []
+    assert receiver.requests == []
     assert rig.counted("ddmq_push_held") == 1
     assert "push_targets" in rig.service.find_push_error("G", "T")
     assert rig.dead() == []
@@ -175,7 +175,7 @@ def test_a_target_that_is_allowed_no_more_holds_the_subscription_back(
     rig.until_committed(1)
     receiver.answers.append((500, b""))
     rig.put(b"2")
-    until(lambda: len(receiver.seen) == 2)
+    until(lambda: len(receiver.requests) == 2)
     rig.settle()  # 2 waits for its next try
     rig.service.reconfigure(PushRig(push_targets=("127.0.0.1:1",)).config)
     assert rig.counted("ddmq_push_held") == 1
@@ -183,11 +183,11 @@ def test_a_target_that_is_allowed_no_more_holds_the_subscription_back(
     rig.put(b"3")
     for _ in range(30):
         rig.advance(0.1)
-    assert (len(receiver.seen), rig.dead(), rig.progress().committed) == (2, [], 1)
+    assert (len(receiver.requests), rig.dead(), rig.progress().committed) == (2, [], 1)
     rig.service.reconfigure(PushRig().config)
     rig.until_moved(lambda: rig.progress().committed == 3)
     assert rig.counted("ddmq_push_held") == 0
-    assert sorted(seen.fields["params"] for seen in receiver.seen) == ["1", "2", "2", "3"]
+    assert sorted(request.fields["params"] for request in receiver.requests) == ["1", "2", "2", "3"]
 
 
 def test_another_proxy_goes_on_where_one_died(rig: PushRig, receiver: Receiver) -> None:
@@ -196,12 +196,12 @@ def test_another_proxy_goes_on_where_one_died(rig: PushRig, receiver: Receiver) 
     rig.until_committed(1)
     receiver.hold.clear()
     rig.put(b"2")
-    until(lambda: len(receiver.seen) == 2)
+    until(lambda: len(receiver.requests) == 2)
     rig.service._pushers.stop()
     rig.restart()
     receiver.hold.set()
     rig.until_committed(2)
-    assert [seen.fields["params"] for seen in receiver.seen] == ["1", "2", "2"]
+    assert [request.fields["params"] for request in receiver.requests] == ["1", "2", "2"]
 
 
 def second_proxy(rig: PushRig, receiver: Receiver) -> ConsumerService:
@@ -212,7 +212,7 @@ def second_proxy(rig: PushRig, receiver: Receiver) -> ConsumerService:
     rig.send(1, queue=1, topic="Q")
     push = PushConfig(http=HttpConfig(urls=(receiver.url(),)))
     rig.pushed("FormParams", "AsyncHttp", push=push, topic="Q")
-    until(lambda: len(receiver.seen) == 2)
+    until(lambda: len(receiver.requests) == 2)
     first = rig.service
     rig.start()
     return first
@@ -237,7 +237,7 @@ def test_a_queue_that_moves_waits_for_what_is_with_the_receiver(rig: PushRig, re
     rig.send(1, queue=0, topic="Q")
     rig.send(1, queue=1, topic="Q")
     rig.until_moved(lambda: finished(rig) == 4)
-    assert len(receiver.seen) == 4, "each of them once"
+    assert len(receiver.requests) == 4, "each of them once"
 
 
 def test_but_not_for_ever(rig: PushRig, receiver: Receiver) -> None:
@@ -245,7 +245,7 @@ def test_but_not_for_ever(rig: PushRig, receiver: Receiver) -> None:
     for _ in range(20):
         rig.advance(0.1)
         first.tick()
-    until(lambda: len(receiver.seen) == 3)
+    until(lambda: len(receiver.requests) == 3)
     receiver.hold.set()
 
 
@@ -253,12 +253,12 @@ def test_drain_takes_nothing_new_and_ends_what_is_under_way(rig: PushRig, receiv
     receiver.hold.clear()
     rig.http(receiver.url(), concurrency=1)
     rig.put(b"1", b"2")
-    until(lambda: len(receiver.seen) == 1)
+    until(lambda: len(receiver.requests) == 1)
     drained = rig.service.drain(rig.deadline())
     receiver.hold.set()
     until(lambda: rig.progress().committed == 1)
     rig.until_moved(lambda: drained.done)
-    assert [seen.fields["params"] for seen in receiver.seen] == ["1"]
+    assert [request.fields["params"] for request in receiver.requests] == ["1"]
 
 
 def test_a_deleted_subscription_is_pushed_no_more(rig: PushRig, receiver: Receiver) -> None:
@@ -268,7 +268,7 @@ def test_a_deleted_subscription_is_pushed_no_more(rig: PushRig, receiver: Receiv
     rig.wait(rig.service.delete_group("G"))
     rig.put(b"2")
     rig.settle()
-    assert len(receiver.seen) == 1
+    assert len(receiver.requests) == 1
     assert rig.service._pushers._runners == {}
 
 

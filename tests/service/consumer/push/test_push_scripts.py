@@ -211,7 +211,7 @@ def test_a_hostile_message_fails_and_the_others_are_pushed(rig: PushRig, receive
     rig.pushed("Json", "Script", "FormParams", "AsyncHttp", push=push, retry_intervals_ms=(), retry_steps=0)
     honest = msgspec.json.encode({"text": "abc", "rules": ["x", "b."]})
     rig.put(msgspec.json.encode(HOSTILE["patterns of the message"][1]), honest, honest)
-    until(lambda: len(receiver.seen) == 2)
+    until(lambda: len(receiver.requests) == 2)
     rig.until_moved(lambda: rig.progress().committed == 3)
     assert rig.outcomes() == {"done": 2, "failed": 1}
     assert any("processor time" in value for value in rig.dead()[0][1].values())
@@ -225,6 +225,6 @@ def test_in_front_of_a_pull_it_is_refused(what: str) -> None:
     )
     refusing = filter_for_actions(config.actions, config.push)
     assert refusing is not None
-    refusal = refusing.find_rejection(encode(b"k", msgspec.json.encode(body), b"", {}))
-    assert isinstance(refusal, Rejection)
-    assert "too much work for a script in front of a pull" in refusal.error
+    rejection = refusing.find_rejection(encode(b"k", msgspec.json.encode(body), b"", {}))
+    assert isinstance(rejection, Rejection)
+    assert "too much work for a script in front of a pull" in rejection.error
