@@ -44,7 +44,7 @@ from delay_service.core.fire_command import FireCommand, progress_of
 from delay_service.due.backend import TargetTopic
 from delay_service.store.port import StoreChanges
 from tests.examples import examples
-from tests.service.delay.delay_rig import KeptStore
+from tests.service.delay.delay_rig import RetainedStore
 
 BEGIN_MS = 1_700_000_000_000
 IDS_KEPT_MS = 72 * 3_600_000
@@ -101,7 +101,7 @@ class World:
 
     def __init__(self) -> None:
         self.log = CommandLog()
-        self.disk = KeptStore()
+        self.disk = RetainedStore()
         self.now = BEGIN_MS
         self.open = True
 

@@ -57,7 +57,7 @@ def test_files_of_several_proxies_stay_within_the_bound(proxies: int, tmp_path: 
             (tmp_path / f"later{SUFFIX}").write_bytes(b"x" * LINE)
 
 
-def test_what_a_killed_proxy_reserved_and_did_not_write_is_free_again(tmp_path: Path) -> None:
+def test_space_reserved_but_not_written_by_a_killed_proxy_is_freed(tmp_path: Path) -> None:
     with FilesFolder(str(tmp_path), BOUND).reserve_bytes(BOUND):
         pass
     with FilesFolder(str(tmp_path), BOUND).reserve_bytes(BOUND):

@@ -63,7 +63,7 @@ def test_racing_processes_stay_within_the_bound(
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-def test_what_is_released_can_be_taken_at_every_process(
+def test_what_is_released_can_be_claimed_by_every_process(
     kind: type[SharedBound], processes: int, tmp_path: Path
 ) -> None:
     bound = kind(tmp_path, processes)

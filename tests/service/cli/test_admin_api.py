@@ -95,7 +95,7 @@ def test_what_is_not_http_is_one_short_line_in_the_log(server: RealServer) -> No
     assert server.ask("GET", "/ready")[0] == 200
 
 
-def test_hangup_reads_topics_and_groups_again(tmp_path: Path) -> None:
+def test_hangup_reloads_topics_and_groups(tmp_path: Path) -> None:
     config = write_config(tmp_path / "conf", topics={"topics": {"a": {"queues": 1}}})
     with running(tmp_path, config) as server:
         write_config(
@@ -179,7 +179,7 @@ def send_latencies(server: RealServer) -> int:
 
 
 @pytest.mark.slow
-def test_stats_tell_of_every_process(tmp_path: Path) -> None:
+def test_stats_cover_every_process(tmp_path: Path) -> None:
     with running(tmp_path, processes=True) as server:
         where = ("--producer", f"127.0.0.1:{server.ports['producer']}")
         assert ddmq("send", "orders", "hello", *where).returncode == 0

@@ -54,7 +54,7 @@ def test_no_path_answers_pages_of_other_sites(server: RealServer, foreign: str) 
 @pytest.mark.parametrize(
     "kind", ["", "Content-Type: text/plain", "Content-Type: application/x-www-form-urlencoded"]
 )
-def test_no_change_is_taken_that_a_form_could_send(server: RealServer, kind: str) -> None:
+def test_changes_that_an_html_form_could_send_are_rejected(server: RealServer, kind: str) -> None:
     for method, path in routes():
         for body in (b"", b'{"all": true}') if method == "POST" else (b'{"all": true}',):
             head = (
@@ -111,7 +111,7 @@ def test_head_answers_as_get_does_without_a_body(server: RealServer, path: str) 
     assert (status, text) == (200, "")
 
 
-def test_the_refusal_says_which_setting_names_more(server: RealServer, shell: Shell) -> None:
+def test_the_rejection_names_the_setting_that_allows_more_origins(server: RealServer, shell: Shell) -> None:
     status, text = sent(server, "GET /topics HTTP/1.1\nHost: mq.example\nConnection: close")
     assert status == 403
     assert "'mq.example', no name of this server" in text

@@ -197,7 +197,7 @@ def hung(shell: Shell, topic: str) -> Iterator[Hung]:
         consumer.released.set()
 
 
-def test_who_has_a_message_in_flight_is_shown_and_until_when(hung: Hung) -> None:
+def test_the_client_with_a_message_in_flight_is_shown_with_its_lease_end(hung: Hung) -> None:
     for command in ("keys", "show"):
         output = hung.shell("group", command, hung.name)
         assert re.search(
@@ -228,7 +228,7 @@ def test_a_replay_does_not_claim_what_it_has_not_done(hung: Hung) -> None:
     assert "is in flight with billing-7f9" in output
 
 
-def test_a_message_is_taken_away_from_a_client_that_hangs(hung: Hung) -> None:
+def test_a_message_can_be_withdrawn_from_a_client_that_hangs(hung: Hung) -> None:
     shell, name = hung.shell, hung.name
     output = shell("group", "replay", name, "a", "--take-away")
     assert re.match(

@@ -35,7 +35,7 @@ def test_a_topic_is_not_cancelled_without_a_yes(
     assert shell("delay", "count", waiting).strip() == "6"
 
 
-def test_a_part_of_a_topic_is_asked_about_with_its_number(
+def test_the_prompt_states_how_many_messages_of_a_topic_are_cancelled(
     shell: Shell, waiting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions: list[str] = []
@@ -48,7 +48,9 @@ def test_a_part_of_a_topic_is_asked_about_with_its_number(
     assert previews(shell, waiting) == ["in-1", "in-3", "in-4", "in-5", "in-6"]
 
 
-def test_nobody_is_asked_about_nothing(shell: Shell, waiting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_no_prompt_when_nothing_matches(
+    shell: Shell, waiting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ddmq.cli.messages.delay_changes.confirm", pytest.fail)
     assert shell("delay", "cancel", "--topic", waiting, "--key", "c") == "0 cancelled\n"
     assert shell("delay", "count", waiting).strip() == "6"

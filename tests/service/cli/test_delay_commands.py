@@ -68,7 +68,7 @@ def test_a_message_that_never_was(shell):
     assert "'x' is not a delay id; ids look like" in shell.refused("delay", "show", "x")
 
 
-def test_listing_goes_on_where_it_ended_over_all_shards(shell, topic):
+def test_a_listing_continues_after_its_cursor_over_all_shards(shell, topic):
     dues = [added(shell, topic, "--delay", f"{3600 + n}s", body=f"m{n}")["due_ms"] for n in range(7)]
     rows, after = [], None
     while True:
@@ -157,7 +157,7 @@ def change(server: RealServer, what: str, ident: str, *more: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_backup_is_made_while_it_runs_and_put_back_beside_the_log(tmp_path: Path) -> None:
+def test_a_backup_of_a_running_server_is_restored_beside_the_log(tmp_path: Path) -> None:
     """What fired or was cancelled after the backup stays so; what came after it is there again."""
     with running(tmp_path) as server:
         unchanged, fired, cancelled = (
@@ -260,7 +260,7 @@ def test_a_backup_is_not_put_beside_another_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_restore_that_was_cut_short_is_not_taken_for_a_log(tmp_path: Path) -> None:
+def test_an_interrupted_restore_is_not_mistaken_for_a_log(tmp_path: Path) -> None:
     with running(tmp_path / "old") as server:
         add(server, "tea", "--delay", "1h")
         folder = server.admin("POST", "delay", "backup", body={"folder": "made"})["folder"]
@@ -278,9 +278,7 @@ def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_a_process_for_each_part_the_one_admin_port_answers(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_one_admin_port_answers_for_all_processes(installation: Installation, tmp_path: Path) -> None:
     with running(tmp_path, processes=True, installation=installation) as server:
         ident = add(server, "tea", "--delay", "1h")
         assert server.admin("GET", "delay")["topics"] == {"orders": 1}
@@ -302,7 +300,7 @@ def test_a_message_is_named_by_its_uuid_too_and_the_list_can_be_copied(shell, to
 
 
 @pytest.mark.slow
-def test_what_waits_in_a_shard_that_is_not_open_is_told_to_be_missing(tmp_path: Path) -> None:
+def test_messages_of_a_shard_that_is_not_open_are_reported_missing(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         add(server, "x", "--delay", "1h")
         server.kill()

@@ -156,7 +156,7 @@ def test_the_question_of_a_purge_says_what_it_is_about(shell: Shell, bury: Bury)
         assert output == f"purged 0 dead letters of {group}\n{hint}", "nothing is asked about nothing"
 
 
-def test_what_is_told_of_dead_letters_is_true_after_a_restart(
+def test_dead_letter_counts_are_right_after_a_restart(
     installation: Installation,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

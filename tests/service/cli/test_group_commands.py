@@ -66,7 +66,9 @@ def in_force(server: RealServer, group: str) -> dict[str, object]:
     return dict(server.admin("GET", "groups", group)["subscriptions"][0]["settings"])
 
 
-def test_files_are_read_again_and_stay_the_files(configured: tuple[RealServer, Path]) -> None:
+def test_settings_from_files_are_reloaded_and_only_files_change_them(
+    configured: tuple[RealServer, Path],
+) -> None:
     server, config = configured
     now = in_force(server, "g")
     assert (now["concurrency"], now["batch_max"]) == (77, 9), "over the defaults of proxy_consumer.yaml"
@@ -106,7 +108,7 @@ def test_what_leaves_the_file_belongs_to_the_command_line(configured: tuple[Real
     assert in_force(server, "g")["batch_max"] == 1
 
 
-def test_a_wrong_group_in_the_file_changes_nothing(configured: tuple[RealServer, Path]) -> None:
+def test_an_invalid_group_in_the_file_changes_nothing(configured: tuple[RealServer, Path]) -> None:
     server, config = configured
     write_config(
         config,

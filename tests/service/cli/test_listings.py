@@ -39,7 +39,7 @@ def test_every_listing_has_a_table_and_json(shell: Shell, topic: str) -> None:
         assert shell.error == ""
 
 
-def test_lag_and_group_show_say_when_nobody_consumes_the_worst_first(shell: Shell, topic: str) -> None:
+def test_lag_and_group_show_warn_of_groups_without_consumers(shell: Shell, topic: str) -> None:
     few, many = f"few-{topic}", f"many-{topic}"
     for group, count in ((few, 1), (many, 3)):
         shell("group", "set", group, "--topic", f"t-{group}", "--start", "first")
@@ -58,7 +58,7 @@ def test_lag_and_group_show_say_when_nobody_consumes_the_worst_first(shell: Shel
     assert (row["lag"], row["consumed"]) == (2, True)
 
 
-def test_dead_letters_are_as_many_wherever_they_are_told(shell: Shell, topic: str) -> None:
+def test_every_command_shows_the_same_number_of_dead_letters(shell: Shell, topic: str) -> None:
     shell(
         "group",
         "set",
@@ -119,7 +119,7 @@ def test_binary_and_control_characters(shell: Shell, topic: str, tmp_path: Path)
     assert "binary: 00 01" in shell("message", topic, "--queue", "0", "--offset", "0", "--count", "1")
 
 
-def test_long_text_is_cut_for_people_only(shell: Shell, topic: str) -> None:
+def test_long_text_is_truncated_for_people_only(shell: Shell, topic: str) -> None:
     shell("send", topic, "é" * 50_000)
     shown = shell("pull", topic, "--group", "g1")
     assert "… (100,000 bytes)" in shown
@@ -182,7 +182,7 @@ def test_properties_are_shown_where_there_are_any(shell: Shell, topic: str) -> N
         ]
 
 
-def test_tail_shows_only_what_is_asked_for(shell: Shell, topic: str, tmp_path: Path) -> None:
+def test_tail_shows_only_what_its_filters_match(shell: Shell, topic: str, tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff box \x00")
     shell("send", topic, "two boxes", "--key", "17", "--queue", "0")
     shell("send", topic, "a Box", "--key", "boxer", "--queue", "1")

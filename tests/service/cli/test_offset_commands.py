@@ -31,7 +31,7 @@ def test_a_text_without_end_is_no_offset(shell: Shell, ten: str) -> None:
     assert "first, last, an offset" in error
 
 
-def test_messages_come_again_to_a_connected_client(shell: Shell, ten: str) -> None:
+def test_after_a_reset_messages_are_redelivered_to_a_connected_client(shell: Shell, ten: str) -> None:
     got: Counter[int] = Counter()
     address = f"127.0.0.1:{shell.server.ports['consumer']}"
     with Consumer(address, ten, ten, handler=lambda message: got.update([message.offset])):

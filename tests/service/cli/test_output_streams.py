@@ -37,7 +37,7 @@ def test_commands_print_through_one_module(path: Path) -> None:
 
 
 @pytest.mark.parametrize("quiet", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_no_colours_where_they_are_not_wanted(
+def test_colours_can_be_switched_off(
     shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch, quiet: dict[str, str]
 ) -> None:
     shell("send", topic, "hello", "--key", "k")

@@ -169,7 +169,7 @@ def test_cancelled_and_moved(shell: Shell, topic: str) -> None:
     assert "delayed" in phases(shell.json("message", "--id", ids["first"], "--story"), "")
 
 
-def test_by_its_place_alone(shell: Shell, topic: str) -> None:
+def test_a_story_is_shown_for_a_queue_and_an_offset(shell: Shell, topic: str) -> None:
     """On every engine: what is traced is found where nothing is found by an id."""
     shell("topic", "create", topic, "--queues", "1", "--trace-one-in", "1")
     shell("group", "create", topic, "--topic", topic, "--start", "first")

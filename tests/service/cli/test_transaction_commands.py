@@ -82,7 +82,7 @@ def test_without_a_yes_nothing_happens(
     assert shell.json("tx", "show", transaction)["state"] == "open"
 
 
-def test_what_is_not_there_is_said(shell: Shell) -> None:
+def test_missing_transactions_are_an_error(shell: Shell) -> None:
     never = new_id()
     assert "not known" in shell.refused("tx", "show", never)
     assert "not known" in shell.refused("tx", "commit", never, "--yes")
@@ -124,7 +124,7 @@ def test_dead_ones_are_read_like_any_topic(shell: Shell, topic: str, calls: Tran
     assert letter["properties"]["dead-letter-transaction"] == transaction
 
 
-def test_dead_ones_are_shown_sent_again_and_purged(
+def test_dead_transactions_are_shown_resent_and_purged(
     shell: Shell, topic: str, calls: TransactionCalls, engine: str
 ) -> None:
     transaction = new_id()

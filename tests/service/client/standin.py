@@ -7,7 +7,7 @@ wrong with the next calls of a method, in order:
     refuse(code)    answer this code, store nothing        HOLD    wait for `release()`, go on as usual
     BEFORE, AFTER   close the connection before / after storing
     HALF            store, answer half of the frame, close
-    GARBAGE, WRONG_SEQUENCE, FAULT, PULL_ERROR             answers of those kinds
+    GARBAGE, OTHER_SEQUENCE, FAULT, PULL_ERROR             answers of those kinds
 
 With `recognises` it stores what has a key or a sequence once, as docs/wire-additions.md says, else it passes
 over both; `takes_keys` False: it refuses keys. `known` is what it recognises: two that share it and `stored`
@@ -48,7 +48,7 @@ class Fault(NamedTuple):
 
 
 BEFORE, AFTER, HALF = Fault("before"), Fault("after"), Fault("half")
-GARBAGE, WRONG_SEQUENCE, FAULT = Fault("garbage"), Fault("sequence"), Fault("fault")
+GARBAGE, OTHER_SEQUENCE, FAULT = Fault("garbage"), Fault("sequence"), Fault("fault")
 HOLD = Fault("hold")
 PULL_ERROR = Fault("pull error")
 

@@ -100,7 +100,7 @@ def test_a_call_that_waits_for_a_connection_ends_in_time(server: AdminStandin, c
     assert [type(error) for error in errors] == [UnavailableError] * 2
 
 
-def test_a_question_is_asked_again_when_the_server_has_closed(server: AdminStandin, connect: Any) -> None:
+def test_a_read_is_repeated_when_the_server_has_closed(server: AdminStandin, connect: Any) -> None:
     admin = connect(server.address)
     server.answers = [[], CLOSE, []]
     assert admin.list_topics() == []
@@ -176,7 +176,7 @@ def test_each_status_is_an_error_with_the_servers_sentence(
 
 
 @pytest.mark.parametrize("status", [500, 504])
-def test_a_change_that_broke_inside_the_server_may_have_been_made(
+def test_a_change_that_failed_inside_the_server_has_an_unknown_outcome(
     server: AdminStandin, connect: Any, status: int
 ) -> None:
     server.answers = [(status, {"error": "no answer in time"})]
@@ -232,7 +232,7 @@ def test_without_a_server_nothing_was_changed(connect: Any) -> None:
             connect(address).delete_topic("t")
 
 
-def test_the_next_server_is_asked_when_one_is_away(server: AdminStandin, connect: Any) -> None:
+def test_the_next_server_is_used_when_one_is_away(server: AdminStandin, connect: Any) -> None:
     with reserved() as socket:
         admin = connect(f"127.0.0.1:{port_of(socket)},{server.address}")
         server.answers = [[], []]
@@ -252,7 +252,7 @@ def test_a_closed_client_is_an_error(server: AdminStandin, connect: Any) -> None
     [{"servers": ""}, {"servers": 7}, {"timeout_ms": 0}, {"connections_max": 0}, {"producers": "a:b"}],
 )
 @pytest.mark.parametrize("kind", [Admin, AsyncAdmin])
-def test_wrong_settings_are_rejected(kind: Any, settings: dict[str, Any]) -> None:
+def test_invalid_settings_are_rejected(kind: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="|".join(settings).replace("producers", "proxy")):
         kind(**({"servers": "127.0.0.1"} | settings))
 

@@ -28,14 +28,14 @@ from tests.service.client.standin import (
     GARBAGE,
     HALF,
     HOLD,
+    OTHER_SEQUENCE,
     PULL_ERROR,
-    WRONG_SEQUENCE,
     Standin,
     refuse,
 )
 from tests.support.waits import loop_until
 
-UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(12)]
+UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, OTHER_SEQUENCE, FAULT, refuse(12)]
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -243,7 +243,7 @@ async def refused(consumer: AsyncConsumer) -> bool:
 
 
 @pytest.mark.slow
-def test_a_refused_pull_and_wrong_arguments(proxy: Standin) -> None:
+def test_a_rejected_pull_and_invalid_arguments_raise(proxy: Standin) -> None:
     async def test() -> None:
         proxy.faults["pull"].extend([PULL_ERROR] * 50)
         async with AsyncConsumer(proxy.address, "g", "t", linger_ms=20) as consumer:
@@ -311,7 +311,9 @@ def test_stop_gives_up_at_its_deadline(proxy: Standin) -> None:
     run(test)
 
 
-def test_names_are_resolved_again(proxy: Standin, other: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_resolved_repeatedly(
+    proxy: Standin, other: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     resolved = [proxy]
 
     async def resolve(addresses: object, cached: object) -> list[ProxyAddress]:

@@ -78,14 +78,14 @@ def test_it_starts_at_the_newest_and_gets_everything_after(proxy: Standin, consu
     assert (request.model, request.topics, request.consumerId) == ("broadcasting", ["t"], consumer.client_id)
 
 
-def test_a_failed_message_is_counted_and_does_not_come_again(proxy: Standin, consume: Any) -> None:
+def test_a_failed_message_is_counted_and_not_redelivered(proxy: Standin, consume: Any) -> None:
     proxy.put("t", b"old")
     got: list[bytes] = []
     consumer = consume(proxy, got, 3, fail=True)
     assert len(got) == consumer.counts().failed == 3
 
 
-def test_its_place_lasts_in_a_file(proxy: Standin, consume: Any, tmp_path: Path) -> None:
+def test_its_offsets_last_in_a_file(proxy: Standin, consume: Any, tmp_path: Path) -> None:
     path = tmp_path / "place.json"
     more = {**BROADCASTING, "instance": "web-1", "offsets_file": path}
     proxy.put("t", b"old")
@@ -101,7 +101,7 @@ def test_its_place_lasts_in_a_file(proxy: Standin, consume: Any, tmp_path: Path)
     )
 
 
-def test_what_was_not_settled_comes_again_after_a_restart(proxy: Standin, tmp_path: Path) -> None:
+def test_unsettled_messages_are_redelivered_after_a_restart(proxy: Standin, tmp_path: Path) -> None:
     path = tmp_path / "place.json"
     consumer = Consumer(
         proxy.address, "g", "t", model="broadcasting", instance="i", offsets_file=path, linger_ms=20
@@ -127,7 +127,7 @@ def test_a_slow_application_loses_nothing_to_a_lease(proxy: Standin) -> None:
     assert len(got) == 3
 
 
-def test_another_proxy_is_asked_when_one_fails(proxy: Standin, other: Standin) -> None:
+def test_another_proxy_is_used_when_one_fails(proxy: Standin, other: Standin) -> None:
     for each in (proxy, other):
         each.put("t", b"old")
     got: list[bytes] = []
@@ -141,7 +141,7 @@ def test_another_proxy_is_asked_when_one_fails(proxy: Standin, other: Standin) -
         other.wait(lambda: got == [b"new"])
 
 
-def test_an_answer_lost_on_the_way_comes_again(proxy: Standin) -> None:
+def test_a_lost_answer_is_fetched_once_more(proxy: Standin) -> None:
     proxy.put("t", b"old")
     got: list[bytes] = []
     with Consumer(proxy.address, "g", "t", handler=lambda message: got.append(message.body), **BROADCASTING):
@@ -186,7 +186,7 @@ def test_what_does_not_go_together(more: Any, message: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_refusal_reaches_the_caller(proxy: Standin) -> None:
+def test_a_rejection_reaches_the_caller(proxy: Standin) -> None:
     consumer = Consumer(proxy.address, "g", "t", **BROADCASTING)
     proxy.faults["fetch"].extend([HOLD._replace(kind="refused")] * 50)
     with pytest.raises(PullError, match="told to refuse"):
@@ -194,7 +194,7 @@ def test_a_refusal_reaches_the_caller(proxy: Standin) -> None:
     consumer.stop()
 
 
-def test_a_file_that_cannot_be_written_is_said(proxy: Standin, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(proxy: Standin, tmp_path: Path) -> None:
     path = tmp_path / "missing" / "place.json"
     consumer = Consumer(proxy.address, "g", "t", instance="i", offsets_file=path, **BROADCASTING)
     proxy.put("t", b"old")

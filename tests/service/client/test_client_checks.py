@@ -54,7 +54,7 @@ def polls(proxy: Standin) -> list[Any]:
     return [args.request for method, args in proxy.calls if method == "pollTransactionChecks"]
 
 
-def test_a_check_is_asked_about_what_is_open(make_producer: Make, proxy: Standin) -> None:
+def test_a_check_is_called_for_each_undecided_transaction(make_producer: Make, proxy: Standin) -> None:
     check = ScriptedCheck(Decision.COMMITTED)
     producer = make_producer(check=check)
     name = left_open(producer, reference="order-17")
@@ -76,7 +76,7 @@ def test_a_check_is_asked_about_what_is_open(make_producer: Make, proxy: Standin
     assert request.timeout == 10_000
 
 
-def test_every_decision_is_told_and_counted(
+def test_every_decision_is_reported_and_counted(
     make_producer: Make, proxy: Standin, caplog: pytest.LogCaptureFixture
 ) -> None:
     check = ScriptedCheck(
@@ -96,7 +96,7 @@ def test_every_decision_is_told_and_counted(
     assert "returned True: not known yet" in caplog.text
 
 
-def test_it_is_asked_about_what_other_processes_began(make_producer: Make, proxy: Standin) -> None:
+def test_a_check_is_called_for_transactions_of_other_processes(make_producer: Make, proxy: Standin) -> None:
     """Entering the producer is enough: this one sends nothing."""
     make_producer(check=ScriptedCheck(Decision.COMMITTED))
     proxy.half["0" * 32] = []
@@ -123,7 +123,7 @@ def test_without_a_check_nobody_polls(make_producer: Make, proxy: Standin) -> No
 
 
 @pytest.mark.parametrize("fault", [AFTER, GARBAGE, FAULT, refuse(15), refuse(21), refuse(11)])
-def test_a_poll_that_fails_is_made_again(
+def test_a_poll_that_fails_is_repeated(
     make_producer: Make, proxy: Standin, fault: Fault, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.faults["pollTransactionChecks"].append(fault)
@@ -138,7 +138,7 @@ def test_a_poll_that_fails_is_made_again(
     assert caplog.text.count("the poll for checks of producer group bank failed") == 1
 
 
-def test_polls_go_to_the_other_proxy_when_one_is_gone(
+def test_polls_go_to_the_other_proxy_when_one_is_down(
     make_producer: Make, proxy: Standin, other: Standin
 ) -> None:
     other.half, other.outcomes, other.offered = proxy.half, proxy.outcomes, proxy.offered
@@ -153,7 +153,7 @@ def test_polls_go_to_the_other_proxy_when_one_is_gone(
     second.wait(lambda: len(proxy.outcomes) == 2)
 
 
-def test_a_decision_whose_answer_is_lost_is_told_again(make_producer: Make, proxy: Standin) -> None:
+def test_a_decision_whose_answer_is_lost_is_sent_once_more(make_producer: Make, proxy: Standin) -> None:
     producer = make_producer(check=ScriptedCheck(Decision.COMMITTED))
     name = left_open(producer)
     proxy.faults["endTransaction"].extend([AFTER, refuse(15)])

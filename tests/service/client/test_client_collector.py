@@ -150,7 +150,7 @@ def exporting(receiver: str, service: str) -> TracerProvider:
     return provider
 
 
-def test_a_collector_gets_the_way_of_a_message_whole(receiver: str, sink: Sink, tmp_path: Path) -> None:
+def test_a_collector_gets_every_span_of_a_message(receiver: str, sink: Sink, tmp_path: Path) -> None:
     shop, billing = exporting(receiver, "shop"), exporting(receiver, "billing")
     batches: list[int] = []
     attempts: list[int | None] = []

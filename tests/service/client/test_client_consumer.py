@@ -100,7 +100,7 @@ def test_batches(proxy: Standin) -> None:
     assert consumer.counts().handler_errors == 1
 
 
-def test_a_raise_fails_the_message_and_it_comes_again(proxy: Standin) -> None:
+def test_an_exception_fails_the_message_and_it_is_redelivered(proxy: Standin) -> None:
     proxy.put("t", b"poison", b"good")
     attempts: list[int | None] = []
 
@@ -141,7 +141,7 @@ def test_fail_skip_extend_and_manual_acks(proxy: Standin) -> None:
 
 
 @pytest.mark.parametrize("fault", [BEFORE, AFTER, HALF, GARBAGE, FAULT, PULL_ERROR])
-def test_results_of_a_failed_pull_are_sent_again(proxy: Standin, fault: object) -> None:
+def test_results_of_a_failed_pull_are_resent(proxy: Standin, fault: object) -> None:
     proxy.put("t", *bodies(3))
     with Consumer(proxy.address, "g", "t", ack_flush_ms=60_000) as consumer:
         for message in consumer.pull(3, 20_000):
@@ -165,7 +165,7 @@ def _requeue_when_failed(proxy: Standin, consumer: Consumer) -> None:
 
 
 @pytest.mark.parametrize("fault", [BEFORE, AFTER, HALF, GARBAGE, FAULT])
-def test_results_of_a_failed_submit_are_sent_again(proxy: Standin, fault: object) -> None:
+def test_results_of_a_failed_submit_are_resent(proxy: Standin, fault: object) -> None:
     proxy.put("t", b"x")
     with Consumer(proxy.address, "g", "t", ack_flush_ms=1, linger_ms=20) as consumer:
         (message,) = consumer.pull(1, 20_000)
@@ -218,7 +218,7 @@ def test_several_proxies_and_topics(proxy: Standin, other: Standin) -> None:
     assert {args.request.topic for method, args in proxy.calls if method == "pull"} == {"t", "u"}
 
 
-def test_a_proxy_that_restarts_is_pulled_from_again(proxy: Standin) -> None:
+def test_pulls_resume_after_a_proxy_restarts(proxy: Standin) -> None:
     proxy.put("t", *bodies(3))
     with Consumer(proxy.address, "g", "t", handler=lambda message: None, linger_ms=50) as consumer:
         proxy.wait(lambda: len(proxy.done) == 3)
@@ -293,7 +293,7 @@ def test_stop_gives_up_at_its_deadline(proxy: Standin) -> None:
     leave.set()
 
 
-def test_pull_asks_for_no_more_than_wanted(proxy: Standin) -> None:
+def test_pull_requests_no_more_than_its_caller(proxy: Standin) -> None:
     proxy.put("t", *bodies(10))
     consumer = Consumer(proxy.address, "g", "t")
     first = consumer.pull(3, 20_000)
@@ -344,7 +344,7 @@ def test_iterating(proxy: Standin) -> None:
 
 
 @pytest.mark.slow
-def test_a_refused_pull_is_told_to_the_caller(proxy: Standin) -> None:
+def test_a_rejected_pull_raises_in_the_caller(proxy: Standin) -> None:
     proxy.faults["pull"].extend([PULL_ERROR] * 50)
     consumer = Consumer(proxy.address, "g", "t", tags="a ||")
     with pytest.raises(PullError, match="filter is wrong at 3") as raised:
@@ -446,13 +446,13 @@ def test_leases_live_while_a_handler_runs(proxy: Standin) -> None:
         proxy.wait(lambda: ("t", 0) in proxy.done)
 
 
-def test_leases_are_left_alone_where_told_so(proxy: Standin) -> None:
+def test_leases_are_not_extended_when_that_is_switched_off(proxy: Standin) -> None:
     proxy.put("t", b"a", b"b")
-    redelivered = threading.Event()
+    pause = threading.Event()
 
     def handle(message: Message) -> None:
         if message.body == b"a":
-            redelivered.wait(0.8)  # longer than it takes until leases are extended
+            pause.wait(0.8)  # longer than it takes until leases are extended
 
     with Consumer(proxy.address, "g", "t", handler=handle, lease_ms=1_000, prefetch=32, extend_for_ms=0):
         proxy.wait(lambda: ("t", 0) in proxy.done)
@@ -491,7 +491,7 @@ def test_whatever_a_handler_raises_fails_the_message_alone(
 
 
 @pytest.mark.parametrize("delay_ms", [1.5, "7", True, -1])
-def test_a_wrong_delay_is_refused_and_harms_nothing(proxy: Standin, delay_ms: object) -> None:
+def test_an_invalid_delay_is_rejected_and_harms_nothing(proxy: Standin, delay_ms: object) -> None:
     proxy.put("t", b"x")
     with Consumer(proxy.address, "g", "t") as consumer:
         (message,) = consumer.pull(1, 20_000)
@@ -561,7 +561,7 @@ def test_what_a_loop_has_not_looked_at_goes_to_a_pull(proxy: Standin) -> None:
         assert [message.body for message in consumer.pull(9, 20_000)] == [b"m1", b"m2"]
 
 
-def test_an_older_proxys_leases_are_extended_by_what_the_client_was_told(proxy: Standin) -> None:
+def test_an_older_proxys_leases_are_extended_by_the_configured_time(proxy: Standin) -> None:
     proxy.put("t", *bodies(2))
     extended = threading.Event()
 

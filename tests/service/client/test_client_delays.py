@@ -17,10 +17,10 @@ from ddmq_client import (
     Producer,
 )
 from tests.service.client.either import Either
-from tests.service.client.standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, WRONG_SEQUENCE, Standin, refuse
+from tests.service.client.standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, OTHER_SEQUENCE, Standin, refuse
 
 HOUR = timedelta(hours=1)
-REPEATED = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(10), refuse(12), refuse(15)]
+REPEATED = [AFTER, BEFORE, HALF, GARBAGE, OTHER_SEQUENCE, FAULT, refuse(10), refuse(12), refuse(15)]
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
@@ -67,7 +67,7 @@ def test_a_level_is_a_plain_send(producer: Any, proxy: Standin) -> None:
 
 
 @pytest.mark.parametrize("fault", REPEATED)
-def test_an_unknown_outcome_is_sent_again_and_there_is_one_message(
+def test_a_resend_after_an_unknown_outcome_adds_one_message(
     producer: Any, proxy: Standin, fault: object
 ) -> None:
     proxy.faults["sendDelaySync"].append(fault)
@@ -78,7 +78,7 @@ def test_an_unknown_outcome_is_sent_again_and_there_is_one_message(
 
 
 @pytest.mark.parametrize("fault", [AFTER, BEFORE, HALF, GARBAGE])
-def test_a_cancel_that_was_not_answered_is_sent_again(producer: Any, proxy: Standin, fault: object) -> None:
+def test_a_cancel_that_was_not_answered_is_resent(producer: Any, proxy: Standin, fault: object) -> None:
     sent = producer.send("t", b"b", delay=HOUR)
     proxy.faults["sendDelaySync"].append(fault)
     assert producer.cancel(sent).cancelled
@@ -121,7 +121,7 @@ def test_what_names_no_delayed_message(producer: Any, proxy: Standin, what: Any)
 @pytest.mark.parametrize(
     ("code", "error"), [(11, InvalidMessageError), (30, InvalidMessageError), (21, NotStoredError)]
 )
-def test_refusals(producer: Any, proxy: Standin, code: int, error: type[Exception]) -> None:
+def test_rejections(producer: Any, proxy: Standin, code: int, error: type[Exception]) -> None:
     proxy.faults["sendDelaySync"] += [refuse(code), refuse(code)]
     with pytest.raises(error):
         producer.send("t", b"b", delay=HOUR)
@@ -129,7 +129,7 @@ def test_refusals(producer: Any, proxy: Standin, code: int, error: type[Exceptio
         producer.cancel("x")
 
 
-def test_what_is_wrong_with_the_message_itself(producer: Any) -> None:
+def test_invalid_messages_are_rejected_before_they_are_sent(producer: Any) -> None:
     with pytest.raises(InvalidMessageError, match="body"):
         producer.send("t", b"", delay=HOUR)
     with pytest.raises(InvalidMessageError, match="key"):

@@ -138,7 +138,7 @@ def test_a_queue_that_went_elsewhere_is_forgotten(proxy: Standin, connect: Calla
     assert proxy.acked == {}
 
 
-def test_refusals_and_silence(proxy: Standin, connect: Callable[..., Blocking]) -> None:
+def test_rejections_and_silence_raise(proxy: Standin, connect: Callable[..., Blocking]) -> None:
     client = connect(proxy.address, "g", timeout_ms=1_000)
     proxy.faults["fetch"].append(REFUSE)
     with pytest.raises(PullError, match="told to refuse") as refused:
@@ -152,7 +152,7 @@ def test_refusals_and_silence(proxy: Standin, connect: Callable[..., Blocking]) 
     assert client.fetch(linger_ms=20) == []
 
 
-def test_all_proxies_are_asked(
+def test_all_proxies_are_fetched_from(
     proxy: Standin, other: Standin, connect: Callable[..., Blocking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddmq_client.core.fetching.SETTLE_S", 20.0)  # however late the answers come

@@ -36,7 +36,7 @@ def test_under_gevent() -> None:
 
 
 @pytest.mark.slow
-def test_importing_the_contract_loads_neither_sockets_nor_threads_of_ours() -> None:
+def test_importing_the_contract_loads_no_network_modules_of_the_client() -> None:
     code = "import sys, ddmq_client.idl; print([m for m in sys.modules if m.startswith('ddmq_client')])"
     run = subprocess.run(
         [sys.executable, "-c", code],

@@ -118,7 +118,7 @@ def test_each_call_that_sends_is_one(proxy: Standin, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_all_that_is_sent_again_for_it(proxy: Standin, kind: str) -> None:
+def test_an_observed_send_includes_its_resends(proxy: Standin, kind: str) -> None:
     onlooker = Onlooker()
     proxy.recognises = True
     with going(kind, proxy.address, observer=onlooker, timeout_ms=20_000) as producer:
@@ -220,7 +220,7 @@ def test_handlers_of_batches_that_are_tasks(proxy: Standin) -> None:
     assert [outcome for one in onlooker.handlings for outcome in one.outcomes or ()] == [None, None]
 
 
-def test_messages_that_are_asked_for(proxy: Standin) -> None:
+def test_pulled_messages_are_observed(proxy: Standin) -> None:
     """What a pull did not bring is not told."""
     onlooker = Onlooker()
     with Consumer(proxy.address, "g", "t", client_id="you", observer=onlooker) as consumer:

@@ -189,7 +189,7 @@ def test_what_fails_says_so_and_each_delivery_has_its_number(
     assert [parent(each) for each in handled] == [span_ids(spans.one(f"send {topic}"))] * 3
 
 
-def test_what_is_sent_again_is_one_span(server: RealServer, topic: str, spans: Spans) -> None:
+def test_a_resend_belongs_to_the_span_of_its_send(server: RealServer, topic: str, spans: Spans) -> None:
     """Also with a key of the application; the same key once more is a call of its own."""
     relay = LossyRelay(server.ports["producer"])
     try:
@@ -243,7 +243,7 @@ def test_a_transaction(server: RealServer, topic: str, spans: Spans) -> None:
     }  # fmt: skip
 
 
-def test_what_the_delay_service_brings_is_linked_and_in_no_trace_that_ended_long_ago(
+def test_a_delayed_message_is_linked_to_the_span_of_its_send(
     server: RealServer, topic: str, spans: Spans
 ) -> None:
     handled: list[Message] = []

@@ -26,13 +26,13 @@ from tests.service.client.standin import (
     GARBAGE,
     HALF,
     HOLD,
-    WRONG_SEQUENCE,
+    OTHER_SEQUENCE,
     Standin,
     refuse,
 )
 from tests.support.ports import port_of, reserved
 
-UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(10), refuse(12)]
+UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, OTHER_SEQUENCE, FAULT, refuse(10), refuse(12)]
 
 
 def messages(count: int) -> list[OutgoingMessage]:
@@ -56,7 +56,7 @@ def test_send(proxy: Standin) -> None:
 
 
 @pytest.mark.parametrize("fault", UNKNOWN)
-def test_what_may_be_stored_is_not_sent_again(proxy: Standin, fault: object) -> None:
+def test_what_may_be_stored_is_not_resent(proxy: Standin, fault: object) -> None:
     proxy.faults["sendSync"].append(fault)
     with Producer(proxy.address) as producer:
         with pytest.raises(UnknownOutcomeError):
@@ -74,7 +74,7 @@ def test_unless_the_application_allows_it(proxy: Standin, fault: object) -> None
 
 
 @pytest.mark.parametrize("code", [15, 20])
-def test_what_is_not_stored_is_sent_again_until_the_time_is_up(proxy: Standin, code: int) -> None:
+def test_what_is_not_stored_is_resent_until_the_deadline(proxy: Standin, code: int) -> None:
     proxy.faults["sendSync"].extend([refuse(code)] * 2)
     with Producer(proxy.address) as producer:
         assert producer.send("t", b"x").stored
@@ -86,7 +86,7 @@ def test_what_is_not_stored_is_sent_again_until_the_time_is_up(proxy: Standin, c
     assert len(proxy.stored) == 1
 
 
-def test_refused_here_taken_there(proxy: Standin, other: Standin) -> None:
+def test_each_proxy_is_tried_once_when_all_reject(proxy: Standin, other: Standin) -> None:
     for standin in (proxy, other):
         standin.faults["sendSync"].append(refuse(21))
     with Producer([proxy.address, other.address]) as producer:
@@ -97,7 +97,7 @@ def test_refused_here_taken_there(proxy: Standin, other: Standin) -> None:
     assert len(proxy.stored) + len(other.stored) == 1
 
 
-def test_a_message_fault_is_final(proxy: Standin, other: Standin) -> None:
+def test_a_rejection_of_the_message_itself_is_final(proxy: Standin, other: Standin) -> None:
     for standin in (proxy, other):
         standin.faults["sendSync"].append(refuse(11))
     with Producer([proxy.address, other.address]) as producer, pytest.raises(InvalidMessageError):
@@ -173,7 +173,7 @@ def test_a_batch_is_split_and_answered_message_by_message(proxy: Standin) -> Non
         assert proxy.stored[results[at].offset or 0].body == b"m%d" % at
 
 
-def test_in_a_batch_only_the_refused_member_goes_again(proxy: Standin) -> None:
+def test_only_the_rejected_member_of_a_batch_is_resent(proxy: Standin) -> None:
     proxy.faults["sendBatch"].extend([refuse(15), refuse(15)])
     with Producer(proxy.address) as producer:
         results = producer.send_batch(messages(3))
@@ -281,7 +281,9 @@ def test_oneway(proxy: Standin, other: Standin) -> None:
         producer.send_oneway(messages(1)[0], timeout_ms=200)
 
 
-def test_a_name_is_resolved_again(proxy: Standin, other: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_resolved_repeatedly(
+    proxy: Standin, other: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     resolved = [proxy]
     monkeypatch.setattr(
         "ddmq_client.net.router.resolve_addresses",
@@ -341,7 +343,7 @@ def test_a_callback_of_a_future_that_exits_ends_no_worker(proxy: Standin) -> Non
         {"body": None}, {"body": b""}, {"key": 5}, {"properties": {"a": None}}, {"topic": "\udc80"},
     ],
 )  # fmt: skip
-def test_one_wrong_message_of_a_batch_fails_alone(proxy: Standin, invalid: dict[str, object]) -> None:
+def test_one_invalid_message_of_a_batch_fails_alone(proxy: Standin, invalid: dict[str, object]) -> None:
     bad = OutgoingMessage(**{"topic": "t", "body": b"x", **invalid})  # type: ignore[arg-type]
     with Producer(proxy.address) as producer:
         results = producer.send_batch([OutgoingMessage("t", b"a"), bad, OutgoingMessage("t", b"b")])
@@ -353,7 +355,7 @@ def test_one_wrong_message_of_a_batch_fails_alone(proxy: Standin, invalid: dict[
 
 
 @pytest.mark.parametrize("proxies", [None, 9613, [("h", 1)], [], "", "h:0", "h:x"])
-def test_wrong_addresses_are_named(proxies: object) -> None:
+def test_invalid_addresses_are_named(proxies: object) -> None:
     with pytest.raises(OptionError, match="prox"):
         Producer(proxies)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="selector"):
@@ -367,7 +369,7 @@ def test_wrong_addresses_are_named(proxies: object) -> None:
         {"delay": timedelta(1), "catch_up": ["all"]}, {"delay": timedelta.min},
     ],
 )  # fmt: skip
-def test_wrong_moments_are_named(proxy: Standin, invalid: dict[str, object]) -> None:
+def test_invalid_times_are_named(proxy: Standin, invalid: dict[str, object]) -> None:
     with Producer(proxy.address) as producer:
         with pytest.raises(OptionError, match="|".join(invalid)):
             producer.send("t", b"x", **invalid)  # type: ignore[arg-type]

@@ -25,13 +25,13 @@ from tests.service.client.standin import (
     GARBAGE,
     HALF,
     HOLD,
-    WRONG_SEQUENCE,
+    OTHER_SEQUENCE,
     Fault,
     Standin,
     refuse,
 )
 
-UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(10), refuse(12)]
+UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, OTHER_SEQUENCE, FAULT, refuse(10), refuse(12)]
 STORED_ALL_THE_SAME = (AFTER, HALF)
 PATIENCE_MS = 60_000  # for what ends by itself
 
@@ -89,7 +89,7 @@ def messages(count: int, **fields: Any) -> list[OutgoingMessage]:
 
 
 @pytest.mark.parametrize("fault", UNKNOWN)
-def test_what_may_be_stored_is_sent_again_where_it_is_recognised(
+def test_what_may_be_stored_is_resent_where_resends_are_recognised(
     resending_producer: Any, proxy: Standin, fault: Fault
 ) -> None:
     proxy.faults["sendSync"].append(fault)
@@ -103,7 +103,7 @@ def test_what_may_be_stored_is_sent_again_where_it_is_recognised(
 
 
 @pytest.mark.parametrize("fault", UNKNOWN)
-def test_but_not_as_long_as_nobody_was_seen_to_recognise_it(
+def test_nothing_is_resent_before_a_proxy_has_recognised_a_resend(
     make_producer: Make, proxy: Standin, fault: Fault
 ) -> None:
     proxy.faults["sendSync"].append(fault)
@@ -114,7 +114,9 @@ def test_but_not_as_long_as_nobody_was_seen_to_recognise_it(
 
 
 @pytest.mark.parametrize("fault", [AFTER, refuse(12)])
-def test_nor_where_a_proxy_was_seen_not_to(resending_producer: Any, proxy: Standin, fault: Fault) -> None:
+def test_nothing_is_resent_to_a_proxy_that_recognises_no_resends(
+    resending_producer: Any, proxy: Standin, fault: Fault
+) -> None:
     proxy.recognises = False
     assert resending_producer.send("t", b"older now").stored
     proxy.faults["sendSync"].append(fault)
@@ -172,7 +174,7 @@ def test_without_confirmation_it_stays_unknown(resending_producer: Any, proxy: S
 
 
 @pytest.mark.parametrize(("second", "code"), [(refuse(11), 11), (refuse(15), 15)])
-def test_a_refusal_of_what_may_be_stored_says_nothing(
+def test_a_later_rejection_does_not_settle_what_may_be_stored(
     make_producer: Make, proxy: Standin, second: Fault, code: int
 ) -> None:
     producer = make_producer(attempts_max=5)  # a deadline could cut the last one, which then has no code
@@ -206,7 +208,7 @@ def test_a_batch_is_stored_once(resending_producer: Any, proxy: Standin, fault: 
     assert numbers(proxy) == [0, *range(1, 21), *range(1, 21)]
 
 
-def test_of_a_batch_only_what_is_unknown_goes_again_under_its_number(
+def test_only_uncertain_members_of_a_batch_are_resent_with_their_numbers(
     resending_producer: Any, proxy: Standin
 ) -> None:
     proxy.faults["sendBatch"].extend([refuse(12), refuse(15)])
@@ -264,7 +266,7 @@ def test_what_has_a_key_is_stored_once_by_whomever(make_producer: Make, proxy: S
 
 @pytest.mark.parametrize("fault", UNKNOWN)
 @pytest.mark.parametrize("how", [{"idempotency_key": "k"}, {"properties": {"idempotency-key": "k"}}])
-def test_what_has_a_key_is_sent_again_from_the_start(
+def test_sends_with_a_key_are_resent_from_the_first_send_on(
     make_producer: Make, proxy: Standin, fault: Fault, how: dict[str, Any]
 ) -> None:
     proxy.faults["sendSync"].append(fault)

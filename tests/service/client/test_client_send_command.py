@@ -64,7 +64,7 @@ def test_a_run_that_is_repeated_stores_only_what_is_missing(
     assert len(proxy.stored) == 3
 
 
-def test_a_run_that_finds_no_room_stops_and_says_how_to_go_on(
+def test_a_run_that_meets_a_full_log_stops_and_says_how_to_resume(
     send: SendCommand, proxy: Standin, tmp_path: Path
 ) -> None:
     """There may be none for an hour; each further request would wait for nothing."""
@@ -92,7 +92,7 @@ def test_what_has_no_key_is_tried_to_the_end(send: SendCommand, proxy: Standin, 
     assert (report["stored"], report["failed"], report["stopped"]) == (0, 1_200, False)
 
 
-def test_the_whole_run_is_numbered(send: SendCommand, proxy: Standin) -> None:
+def test_all_messages_of_a_run_are_numbered(send: SendCommand, proxy: Standin) -> None:
     send("x", "y", "--repeat", "2", "--idempotency-key-prefix", "p")
     assert [message.idempotencyKey for message in proxy.stored] == ["p/1", "p/2", "p/3", "p/4"]
 
@@ -162,7 +162,7 @@ def hints(proxy: Standin, monkeypatch: pytest.MonkeyPatch) -> Hints:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("delayed", [(), ("--delay", "1h")])
-def test_why_a_proxy_refuses_is_told_while_it_is_tried_again(
+def test_the_reason_of_a_rejection_is_shown_during_retries(
     send: SendCommand, proxy: Standin, hints: Hints, delayed: tuple[str, ...]
 ) -> None:
     proxy.faults["sendDelaySync" if delayed else "sendSync"].extend([refuse(15)] * 100_000)
@@ -181,7 +181,7 @@ class RefusedProducer:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_proxy_that_refuses_is_not_said_to_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_that_rejects_is_not_reported_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     hints: list[str] = []
     has_hint = threading.Event()
 

@@ -108,7 +108,7 @@ def test_a_new_group_that_passes_them_over_is_warned_of_once(
     assert "start='first'" in warning.message
 
 
-def test_a_client_whose_connection_has_ended_is_listed_no_more(
+def test_a_client_whose_connection_has_closed_is_listed_no_more(
     server: ConsumerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def listed() -> list[str]:

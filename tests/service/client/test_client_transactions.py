@@ -55,7 +55,7 @@ def actions(proxy: Standin) -> list[int]:
 # --- the way it should be
 
 
-def test_what_is_sent_is_seen_when_the_block_is_left(producer: Going, proxy: Standin) -> None:
+def test_messages_become_visible_when_the_block_is_left(producer: Going, proxy: Standin) -> None:
     with producer.transaction(reference="order-17") as tx:
         first = tx.send("orders", b"one", key="k", tags="t", properties={"p": "v"}, shard_key=5)
         assert first.stored
@@ -88,7 +88,7 @@ def test_the_id_is_a_uuid_that_says_when_it_began(producer: Going) -> None:
     assert abs(int(second[:12], 16) - int(first[:12], 16)) < 60_000
 
 
-def test_the_calls_say_whose_they_are(producer: Going, proxy: Standin) -> None:
+def test_each_call_carries_the_client_id_and_the_group(producer: Going, proxy: Standin) -> None:
     with producer.transaction(check_after=timedelta(minutes=5)) as tx:
         tx.send("t", b"x", timeout_ms=1_000)
     method, args = proxy.calls[0]
@@ -148,7 +148,7 @@ def test_many_go_in_one_request(producer: Going, proxy: Standin) -> None:
     assert [message.sequence is None for message in proxy.stored] == [False] * 20 + [True]
 
 
-def test_of_many_one_that_is_wrong_is_all(producer: Going, proxy: Standin) -> None:
+def test_one_invalid_message_rejects_the_entire_batch(producer: Going, proxy: Standin) -> None:
     many = [OutgoingMessage("t", b"x" * 1_000_000)] * 6
     for invalid in ([OutgoingMessage("t", b"x"), OutgoingMessage("t", b"")], many):
         tx = producer.transaction()
@@ -208,7 +208,7 @@ def test_what_is_certainly_not_stored_needs_no_end(producer: Going, proxy: Stand
 
 
 @pytest.mark.parametrize("fault", [refuse(15), refuse(20)])
-def test_what_was_refused_for_now_is_sent_again(producer: Going, proxy: Standin, fault: Fault) -> None:
+def test_what_was_rejected_for_now_is_resent(producer: Going, proxy: Standin, fault: Fault) -> None:
     proxy.faults["sendPrepared"].append(fault)
     with producer.transaction() as tx:
         tx.send("t", b"x")
@@ -217,9 +217,7 @@ def test_what_was_refused_for_now_is_sent_again(producer: Going, proxy: Standin,
 
 @pytest.mark.parametrize("fault", [AFTER, BEFORE, HALF, GARBAGE, FAULT, refuse(12)])
 @pytest.mark.parametrize("key", [None, "k"])
-def test_what_may_be_stored_is_sent_again(
-    producer: Going, proxy: Standin, fault: Fault, key: str | None
-) -> None:
+def test_what_may_be_stored_is_resent(producer: Going, proxy: Standin, fault: Fault, key: str | None) -> None:
     """From the start, other than plain sends: a transaction recognises its messages wherever it is."""
     with producer.transaction() as tx:
         proxy.faults["sendPrepared"].append(fault)
@@ -230,7 +228,7 @@ def test_what_may_be_stored_is_sent_again(
         assert (message.idempotencyKey is None) == (message.sequence is not None)
 
 
-def test_transactions_say_nothing_about_plain_sends(producer: Going, proxy: Standin) -> None:
+def test_transactions_do_not_show_that_plain_resends_are_recognised(producer: Going, proxy: Standin) -> None:
     with producer.transaction() as tx:
         tx.send("t", b"x")
     proxy.faults["sendSync"].append(BEFORE)
@@ -256,7 +254,7 @@ def test_no_send_may_be_under_way_when_it_is_committed(make_producer: Make, prox
 # --- due times
 
 
-def test_a_due_time_is_said_by_properties(producer: Going, proxy: Standin) -> None:
+def test_properties_state_a_due_time(producer: Going, proxy: Standin) -> None:
     with producer.transaction() as tx:
         tx.send("t", b"x", delay=timedelta(seconds=90), properties={"p": "v"})
         tx.send("t", b"y", cron="0 9 * * 1-5", zone="Asia/Shanghai", times=4, catch_up="all")
@@ -280,7 +278,9 @@ def test_a_due_time_is_said_by_properties(producer: Going, proxy: Standin) -> No
 
 
 @pytest.mark.parametrize("fault", LOST)
-def test_an_end_is_asked_again_until_somebody_knows(producer: Going, proxy: Standin, fault: Fault) -> None:
+def test_an_end_is_resent_until_a_proxy_reports_the_outcome(
+    producer: Going, proxy: Standin, fault: Fault
+) -> None:
     proxy.faults["endTransaction"].extend([fault, fault])
     with producer.transaction() as tx:
         tx.send("t", b"x")
@@ -288,7 +288,7 @@ def test_an_end_is_asked_again_until_somebody_knows(producer: Going, proxy: Stan
     assert len([call for call in proxy.calls if call[0] == "endTransaction"]) == 3
 
 
-def test_the_other_proxy_is_asked_too(make_producer: Make, proxy: Standin, other: Standin) -> None:
+def test_an_end_is_resent_to_the_other_proxy(make_producer: Make, proxy: Standin, other: Standin) -> None:
     other.half, other.outcomes, other.stored = proxy.half, proxy.outcomes, proxy.stored
     producer = make_producer([proxy.address, other.address])
     for standin in (proxy, other):
@@ -335,7 +335,7 @@ def test_a_rollback_that_fails_hides_no_exception(
     assert f"whether the rollback of transaction {tx.id} took place is unknown" in caplog.text
 
 
-def test_a_commit_of_what_ended_otherwise(producer: Going, proxy: Standin) -> None:
+def test_a_commit_after_another_outcome_raises(producer: Going, proxy: Standin) -> None:
     for outcome, text in ((2, "was rolled back, by an operator"), (5, "became a dead letter")):
         with pytest.raises(NotCommittedError, match=text):
             with producer.transaction() as tx:

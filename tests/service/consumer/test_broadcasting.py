@@ -36,7 +36,7 @@ def begun(rig: ConsumerRig, *names: str) -> None:
         assert pull(rig, name).result.messages == []
 
 
-def test_every_id_fetches_every_queue_from_its_own_place(news: ConsumerRig) -> None:
+def test_every_id_fetches_every_queue_from_its_own_offset(news: ConsumerRig) -> None:
     for consumer in ("a", "b", "c"):
         results = fetch(news, consumer)
         assert [one.nextRequestOffset for one in results.values()] == [3, 3], "without a place: the newest"
@@ -75,7 +75,7 @@ def test_our_client_makes_the_group_and_hears_of_another_model(rig: ConsumerRig)
     assert b"reads T as clustering, not as broadcasting" in call.outcome.success.error
 
 
-def test_only_the_topics_asked_for(news: ConsumerRig) -> None:
+def test_only_the_requested_topics_are_fetched(news: ConsumerRig) -> None:
     news.topic("U")
     news.subscribe(topic="U", config=EVERYONE)
     assert len(fetch(news)) == 3
@@ -127,7 +127,7 @@ def test_instances_are_bounded(news: ConsumerRig, monkeypatch: pytest.MonkeyPatc
     assert pull(news, "three").outcome.error.code == 15
 
 
-def test_a_pull_by_the_groups_own_name_is_told_how(news: ConsumerRig) -> None:
+def test_a_pull_by_the_groups_own_name_names_the_way_to_fetch(news: ConsumerRig) -> None:
     for topic in (b"T", None, b"unknown"):
         error = news.start_pull(topic=topic).outcome.error
         assert b"G%INSTANCE" in error.message
@@ -166,7 +166,7 @@ def test_an_ordinary_group_of_such_a_name_goes_on(rig: ConsumerRig) -> None:
 
 
 @pytest.mark.parametrize("name", ["G%one", "G%one%two", "G%"])
-def test_no_ordinary_group_is_made_of_an_instances_name(news: ConsumerRig, name: str) -> None:
+def test_no_ordinary_group_is_created_with_an_instances_name(news: ConsumerRig, name: str) -> None:
     with pytest.raises(CallerError, match="is an instance of the broadcasting group G"):
         news.service.subscribe(name, "T")
     with pytest.raises(CallerError, match="is an instance of the broadcasting group G"):

@@ -182,7 +182,7 @@ def test_a_slow_message_does_not_hold_its_neighbours(monkeypatch: pytest.MonkeyP
     run(rig, work(), monkeypatch)
 
 
-def test_what_came_too_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_acknowledgement_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = ready(2, False, ack_timeout_ms=1_000, max_timeout_redeliveries=5)
     late: list[LateResult] = []
     acked: list[bool] = []

@@ -137,7 +137,7 @@ def test_who_is_away_is_forgotten_and_memory_is_bounded(
         ("X" * 100_000, "a || b", "one", "filterType is"),
     ],
 )
-def test_long_texts_are_refused_before_anything_is_kept(
+def test_long_texts_are_rejected_before_anything_is_stored(
     tagged: ConsumerRig, kind: str, text: str, client: str, reason: str
 ) -> None:
     consistency.find_difference.cache_clear()
@@ -146,7 +146,7 @@ def test_long_texts_are_refused_before_anything_is_kept(
     assert sum(len(name) for name in tagged.service._pulls.consistency._groups.get(b"G", {})) <= 255
 
 
-def test_only_filters_that_can_be_used_are_kept(tagged: ConsumerRig) -> None:
+def test_only_valid_filters_are_stored(tagged: ConsumerRig) -> None:
     consistency.find_difference.cache_clear()
     for text in ("x >", "x = 'a"):
         refused(pull_filtered(tagged, kind="SQL92", text=text))

@@ -75,7 +75,7 @@ def test_a_path_into_the_body_keeps_its_messages_in_order() -> None:
         ("order_key: $.a-b", "order_key is '$.a-b': at character 4"),
     ],
 )
-def test_a_bad_expression_in_yaml_is_refused_with_file_line_key_and_place(
+def test_a_bad_expression_in_yaml_is_rejected_with_file_line_key_and_column(
     tmp_path: Path, line: str, what: str
 ) -> None:
     path = tmp_path / "groups.yaml"

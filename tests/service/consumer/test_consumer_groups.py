@@ -25,7 +25,7 @@ def stats_of(
     return [(each.topic, each.consumeOffsets, each.produceOffsets) for each in call.result]
 
 
-def test_a_subscription_that_another_proxy_has_just_made_is_not_made_again_with_the_defaults(
+def test_a_subscription_just_created_by_another_proxy_keeps_its_settings(
     rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pull has come before the settings, which are here when it is known where the queues stand."""
@@ -149,7 +149,7 @@ def test_a_broken_setting_is_passed_over(rig: ConsumerRig) -> None:
     assert rig.service.groups() == []
 
 
-def test_an_idle_subscription_gives_its_queues_up_and_takes_them_again(rig: ConsumerRig) -> None:
+def test_an_idle_subscription_releases_its_queues_and_reacquires_them(rig: ConsumerRig) -> None:
     rig.ready()
     rig.pull()
     for _ in range(70):
@@ -185,7 +185,7 @@ def test_group_stats_show_what_is_going_on(rig: ConsumerRig) -> None:
     assert (queue.committed, queue.next, queue.qid, queue.held) == (0, 10, "R_default_a_0", True)
 
 
-def test_groups_declared_in_a_file_are_made_and_brought_up_to_date(rig: ConsumerRig) -> None:
+def test_groups_declared_in_a_file_are_created_and_updated(rig: ConsumerRig) -> None:
     def file(**settings: Any) -> GroupsFile:
         return GroupsFile({"G": GroupEntry({"T": Overlay({"start": "first"} | settings)})})
 
@@ -205,7 +205,7 @@ def test_groups_declared_in_a_file_are_made_and_brought_up_to_date(rig: Consumer
     rig.wait(rig.service.declare(GroupsFile(), "groups.yaml"))
 
 
-def test_the_files_in_conf_say_what_the_program_does() -> None:
+def test_the_files_in_conf_state_the_programs_defaults() -> None:
     conf = Path(__file__).parents[3] / "conf"
     assert load(conf / "proxy_consumer.yaml", ConsumerConfig) == ConsumerConfig()
     assert load(conf / "groups.yaml", GroupsFile) == GroupsFile()
@@ -222,7 +222,7 @@ def test_the_files_in_conf_say_what_the_program_does() -> None:
         "groups: {G: {topics: {T: {concurency: 5}}}}",
     ],
 )
-def test_a_wrong_groups_file_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_groups_file_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "groups.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"groups\.yaml"):
         load(tmp_path / "groups.yaml", GroupsFile)

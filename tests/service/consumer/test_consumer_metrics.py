@@ -140,7 +140,7 @@ def test_lag_and_its_age_are_those_of_unfinished_messages(rig: ConsumerRig) -> N
     assert [value(rig, each) for each in (catalogue.LAG, catalogue.LAG_AGE, catalogue.ACK_SPAN)] == [0, 0, 0]
 
 
-def test_what_waits_to_come_again_is_retrying(rig: ConsumerRig) -> None:
+def test_messages_waiting_for_redelivery_count_as_retrying(rig: ConsumerRig) -> None:
     rig.ready(3, SubscriptionDefaults(start="first", retry_intervals_ms=(60_000,), ack_timeout_ms=60_000))
     rig.pull(count=3)
     rig.submit(answer([], [0, 1]))
@@ -208,7 +208,7 @@ def unowned_lag(rig: ConsumerRig) -> float:
     return value(rig, catalogue.LAG)
 
 
-def test_the_lag_of_what_nobody_pulls_is_told_all_the_same(rig: ConsumerRig) -> None:
+def test_lag_is_reported_without_any_consumer(rig: ConsumerRig) -> None:
     rig.topic(SCHEDULE_TOPIC, 18)
     rig.ready(5)
     assert unowned_lag(rig) == 5
@@ -256,7 +256,7 @@ def test_a_lag_does_not_vanish_with_its_consumers(rig: ConsumerRig) -> None:
     assert value(rig, catalogue.LAG_AGE) >= before
 
 
-def test_what_was_asked_for_at_a_look_is_there_after_it(rig: ConsumerRig) -> None:
+def test_answers_requested_at_one_check_are_shown_after_it(rig: ConsumerRig) -> None:
     rig.topic(SCHEDULE_TOPIC, 18)
     rig.ready(5)
     value(rig, catalogue.LAG)  # this proxy asks to be the one that tells
@@ -309,7 +309,7 @@ def test_what_is_fetched_has_its_lag_too(rig: ConsumerRig) -> None:
     assert value(rig, catalogue.LAG_AGE) == pytest.approx(5_000, abs=1_000)
 
 
-def test_a_look_reads_a_bounded_number_of_queues_and_only_what_moved(
+def test_a_check_reads_a_bounded_number_of_queues_and_only_moved_ones(
     rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rig.service._gauges._oldest, "_reads_max", 3)

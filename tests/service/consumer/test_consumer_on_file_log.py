@@ -86,7 +86,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     log_server.log.close()
 
 
-def test_exactly_the_unfinished_come_again_after_a_restart(server: Server) -> None:
+def test_exactly_the_unfinished_are_redelivered_after_a_restart(server: Server) -> None:
     server.do(server.service.subscribe("G", "T", FIRST))
     server.send(500)
     offsets: list[int] = []

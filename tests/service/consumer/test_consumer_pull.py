@@ -33,7 +33,7 @@ def test_empty_answer_is_byte_for_byte_what_a_real_ddmq_sent(rig: ConsumerRig) -
     assert call.encoded == bytes.fromhex("0c001c00190c0000")
 
 
-def test_what_was_read_to_its_end_is_read_again_when_there_is_more(
+def test_a_queue_read_to_its_end_is_read_when_there_is_more(
     rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.ready()

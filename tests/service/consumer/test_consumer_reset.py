@@ -34,7 +34,7 @@ def test_results_of_old_clients_from_before_the_reset_change_nothing(rig: Consum
     assert rig.progress().committed == 3
 
 
-def test_what_was_finished_above_the_new_offset_comes_again(rig: ConsumerRig) -> None:
+def test_what_was_finished_above_the_new_offset_is_redelivered(rig: ConsumerRig) -> None:
     rig.topic()
     rig.send(8)
     rig.subscribe()
@@ -63,7 +63,7 @@ def test_one_queue_alone(rig: ConsumerRig) -> None:
         reset(rig, 9)
 
 
-def test_an_owner_that_changes_meanwhile_is_looked_at_again(
+def test_a_reset_is_repeated_when_the_owner_changes_meanwhile(
     rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.topic()
@@ -168,7 +168,7 @@ def test_consume_stats(rig: ConsumerRig) -> None:
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)), max_size=6),
     st.integers(0, 40),
 )
-def test_the_plan_counts_what_comes_again_and_what_does_not(
+def test_the_plan_counts_redelivered_and_skipped_messages(
     at: int, ranges: list[tuple[int, int]], to: int
 ) -> None:
     finished = set(range(at)) | {offset for start, size in ranges for offset in range(start, start + size)}

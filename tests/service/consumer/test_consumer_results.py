@@ -64,7 +64,7 @@ def test_a_dead_letter_keeps_the_message_and_says_why() -> None:
     assert rig.progress().committed == 3
 
 
-def test_a_dead_letter_that_cannot_be_stored_is_tried_again_and_finished_only_then() -> None:
+def test_a_dead_letter_is_retried_until_stored_and_finished_only_then() -> None:
     rig = ready(2, SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=0))
     rig.pull()
     rig.submit(result([1]))
@@ -86,7 +86,7 @@ def test_a_last_minus_one_repeats_for_ever() -> None:
     assert rig.counted("ddmq_dead_letters_total") == 0
 
 
-def test_one_held_many_acknowledged_after_it_one_redelivery() -> None:
+def test_one_unfinished_message_before_many_acknowledged_ones_is_redelivered_alone() -> None:
     rig = ready(3000)
     leased = rig.pull(count=1).offsets
     acknowledged: list[int] = []
@@ -98,7 +98,7 @@ def test_one_held_many_acknowledged_after_it_one_redelivery() -> None:
     assert rig.pull().result.messages == []
 
 
-def test_the_ack_span_is_bounded() -> None:
+def test_the_ack_range_is_bounded() -> None:
     rig = ready(100, SubscriptionDefaults(start="first", ack_span_max=50, batch_max=10))
     assert rig.pull(count=1).offsets == [0]
     delivered: list[int] = []
@@ -112,7 +112,7 @@ def test_the_ack_span_is_bounded() -> None:
     assert rig.pull().result.messages
 
 
-def test_a_huge_result_is_cut_at_its_bound() -> None:
+def test_a_huge_result_is_truncated_at_its_bound() -> None:
     rig = ConsumerRig(build_options(ConsumerConfig, offsets_per_call_max=100)).ready(3)
     rig.pull()
     rig.submit(result(range(1000)))
@@ -120,7 +120,7 @@ def test_a_huge_result_is_cut_at_its_bound() -> None:
     assert rig.counted("ddmq_results_ignored_total", reason="over the bound of one call") == 1000
 
 
-def test_a_reset_while_connected_starts_anew_and_ignores_older_acks() -> None:
+def test_a_reset_while_connected_restarts_delivery_and_ignores_older_acks() -> None:
     rig = ready(5)
     rig.pull(count=3)
     view = rig.progress()

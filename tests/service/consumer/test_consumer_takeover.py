@@ -43,7 +43,7 @@ def test_what_clients_hold_can_still_be_acknowledged(leased_rig: ConsumerRig) ->
     assert leased_rig.pull(count=3).offsets == [0, 2, 4]
 
 
-def test_also_what_was_read_already_and_not_delivered_again(leased_rig: ConsumerRig) -> None:
+def test_acknowledgements_count_for_messages_that_were_reread(leased_rig: ConsumerRig) -> None:
     lose(leased_rig)
     come_back(leased_rig)
     assert leased_rig.pull(count=1).offsets == [5]
@@ -71,7 +71,7 @@ def test_a_failure_counts_too(leased_rig: ConsumerRig) -> None:
     assert [(message.offset, message.attempt) for message in redelivered.result.messages] == [(0, 2)]
 
 
-def test_results_between_the_two_are_refused_and_sent_again(leased_rig: ConsumerRig) -> None:
+def test_results_between_two_owners_are_rejected_and_resent(leased_rig: ConsumerRig) -> None:
     lose(leased_rig)
     refused = leased_rig.submit(result([0, 1]))
     assert refused.outcome.error.code == 10
@@ -124,7 +124,7 @@ def test_dead_letters_on_their_way_are_not_acknowledged() -> None:
     assert rig.counted("ddmq_dead_letters_total") == 1
 
 
-def test_what_lies_ready_in_its_chain_and_is_acknowledged_is_not_delivered_again(rig: ConsumerRig) -> None:
+def test_a_ready_message_that_is_acknowledged_is_not_redelivered(rig: ConsumerRig) -> None:
     ordered = SubscriptionDefaults(start="first", order_key="KEY")
     for topic in ("U", "T"):
         rig.topic(topic)
@@ -146,7 +146,7 @@ def test_what_lies_ready_in_its_chain_and_is_acknowledged_is_not_delivered_again
     assert rig.pull(topic=b"U", count=5).offsets == []
 
 
-def test_an_acknowledgement_that_finds_its_queue_elsewhere_is_refused_and_sent_again(
+def test_an_acknowledgement_for_a_moved_queue_is_rejected_and_resent(
     leased_rig: ConsumerRig,
 ) -> None:
     delta = ProgressDelta("G", leased_rig.ref(), 99, leased_rig.progress().generation)

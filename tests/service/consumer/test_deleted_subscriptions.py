@@ -39,7 +39,7 @@ def handled(rig: ConsumerRig, topic: str, count: int) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("order_key", ["", "QID"])
-def test_one_made_anew_gets_all_queues(rig: ConsumerRig, order_key: str) -> None:
+def test_a_recreated_subscription_gets_all_queues(rig: ConsumerRig, order_key: str) -> None:
     rig.ready(config=settings(order_key), queues=4)
     rig.start_pull(linger=30_000)
     rig.settle()
@@ -64,7 +64,7 @@ def test_the_other_topics_of_a_group_scope_go_on(rig: ConsumerRig) -> None:
     assert handled(rig, "T", 1) == {(0, 0)}
 
 
-def test_a_deleted_group_made_anew(rig: ConsumerRig) -> None:
+def test_a_deleted_group_can_be_recreated(rig: ConsumerRig) -> None:
     rig.ready(config=settings(""), queues=2)
     rig.start_pull(linger=30_000)
     rig.settle()

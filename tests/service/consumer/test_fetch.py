@@ -66,7 +66,7 @@ def test_our_clients_hear_why_and_see_ids(rig: ConsumerRig) -> None:
     assert message.storedMs >= message.bornMs > 0
 
 
-def test_a_fenced_ack_says_try_again_and_then_reaches_the_new_generation(rig: ConsumerRig) -> None:
+def test_a_fenced_ack_says_retry_and_then_reaches_the_new_generation(rig: ConsumerRig) -> None:
     ready(rig, count=10)
     fetch(rig)
     view = rig.progress()

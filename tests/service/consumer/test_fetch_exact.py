@@ -27,7 +27,7 @@ def shelf(rig: ConsumerRig) -> ConsumerRig:
 
 
 @pytest.mark.parametrize("wire", list(Wire))
-def test_only_what_is_named_is_read_and_its_bounds_are_told(shelf: ConsumerRig, wire: Wire) -> None:
+def test_only_named_queues_are_read_and_their_bounds_returned(shelf: ConsumerRig, wire: Wire) -> None:
     results = fetch(shelf, offsets={"T": {1: 1}}, count=1, wire=wire, **EXACT)
     assert list(results) == [("T", 1)], "the other queue is not asked for"
     one = results["T", 1]
@@ -36,7 +36,7 @@ def test_only_what_is_named_is_read_and_its_bounds_are_told(shelf: ConsumerRig, 
 
 
 @pytest.mark.parametrize("wire", list(Wire))
-def test_without_offsets_only_the_bounds_of_every_queue_are_told(shelf: ConsumerRig, wire: Wire) -> None:
+def test_without_offsets_only_the_bounds_of_every_queue_are_returned(shelf: ConsumerRig, wire: Wire) -> None:
     results = fetch(shelf, wire=wire, **EXACT)
     assert {at: (one.firstOffset, one.endOffset, one.messages) for at, one in results.items()} == {
         ("T", 0): (0, 3, []),
@@ -78,7 +78,7 @@ def test_a_group_that_is_shared_out_is_not_read_exactly(shelf: ConsumerRig) -> N
     assert b"reads T as clustering, not as broadcasting" in call.outcome.success.error
 
 
-def test_a_group_that_keeps_no_place_has_no_lag(shelf: ConsumerRig) -> None:
+def test_a_group_without_stored_offsets_has_no_lag(shelf: ConsumerRig) -> None:
     """Else an alert on lag would never end where a pipeline only reads ranges."""
     shelf.topic(SCHEDULE_TOPIC, 18)
     shelf.subscribe("H", "T", config=FIRST)

@@ -39,7 +39,7 @@ def test_a_busy_topic_does_not_starve_another(rig: ConsumerRig) -> None:
 
 
 @pytest.mark.parametrize("order_key", ["", "KEY"])
-def test_the_ack_span_stops_reading_until_the_oldest_is_done(rig: ConsumerRig, order_key: str) -> None:
+def test_the_ack_range_stops_reading_until_the_oldest_is_done(rig: ConsumerRig, order_key: str) -> None:
     rig.ready(config=configured(ack_span_max=6, order_key=order_key))
     keyed(rig, "".join(map(chr, range(256, 800))))
     oldest = rig.pull(count=1)
@@ -54,7 +54,7 @@ def test_the_ack_span_stops_reading_until_the_oldest_is_done(rig: ConsumerRig, o
     assert rig.pull(count=1).offsets == [pulled + 1]
 
 
-def test_a_rate_is_kept_second_by_second(rig: ConsumerRig) -> None:
+def test_a_rate_limit_holds_in_every_second(rig: ConsumerRig) -> None:
     rig.ready(100, configured(rate_max=10))
     assert len(rig.pull(count=50).offsets) == 10
     assert rig.pull(count=50).offsets == []

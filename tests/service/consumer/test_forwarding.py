@@ -62,7 +62,7 @@ def pair() -> Pair:
     return Pair()
 
 
-def test_results_reach_the_holder_and_are_durable_when_answered(pair: Pair) -> None:
+def test_results_reach_the_owner_and_are_durable_when_answered(pair: Pair) -> None:
     assert pair.submit(pair.there, result([0, 1, 2])).result is True
     assert pair.here.progress().committed == 3
     assert pair.there.counted("ddmq_results_forwarded_total", outcome="forwarded") == 1
@@ -91,19 +91,19 @@ def test_many_at_once_are_sent_together(pair: Pair) -> None:
     assert pair.here.progress().committed == 10
 
 
-def test_a_forwarded_call_is_never_passed_on_again(pair: Pair) -> None:
+def test_a_forwarded_call_is_never_forwarded_twice(pair: Pair) -> None:
     call = pair.submit(pair.there, result([0], forwardedBy=b"127.0.0.1:2"))
     assert b"does not hold the queue any more" in call.outcome.error.message
     assert not pair.there.service._results.forwarding._peers._links
 
 
-def test_a_holder_that_moved_on_ends_in_try_later(pair: Pair) -> None:
+def test_an_owner_that_lost_the_queue_answers_try_later(pair: Pair) -> None:
     pair.here.directory.groups[b"G"].subscriptions[b"T"].leave()
     call = pair.submit(pair.there, result([0]))
     assert b"does not hold the queue any more" in call.outcome.error.message
 
 
-def test_a_holder_that_cannot_be_reached(pair: Pair) -> None:
+def test_an_owner_that_cannot_be_reached_answers_try_later(pair: Pair) -> None:
     pair.set_owner("127.0.0.1:1")
     pair.there.service.advertise("127.0.0.1:2")
     call = pair.submit(pair.there, result([0]))
@@ -125,7 +125,7 @@ def test_a_queue_that_does_not_exist_is_ignored(pair: Pair, queue: int) -> None:
     assert pair.there.counted("ddmq_results_ignored_total", group="G", reason="unknown queue") == 1
 
 
-def test_what_nobody_holds_is_taken_up(pair: Pair) -> None:
+def test_a_queue_without_an_owner_is_claimed(pair: Pair) -> None:
     pair.here.directory.groups[b"G"].subscriptions[b"T"].leave()
     pair.holders = {}
     call = pair.there.call("submit", METHODS["submit"].args[0](result=result([0])))
@@ -148,7 +148,7 @@ def test_what_waits_for_one_proxy_is_bounded(pair: Pair, monkeypatch: pytest.Mon
     assert call.outcome.error.code == 15
 
 
-def test_a_holder_that_hangs_holds_up_all_results_for_it_once(
+def test_an_owner_that_hangs_delays_all_results_for_it_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are not sent one after the other, each to wait as long as the one before."""
@@ -175,7 +175,7 @@ def test_a_proxy_without_an_address_of_its_own_passes_nothing_on(pair: Pair) -> 
     assert pair.here.progress().committed == 0
 
 
-def test_results_of_retried_messages_find_the_holder_of_the_retry_queue(pair: Pair) -> None:
+def test_results_of_retried_messages_reach_the_owner_of_the_retry_queue(pair: Pair) -> None:
     lookups: list[tuple[str, str]] = []
     pair.here.topic("%RETRY%G", queues=3)
     retry_queue = pair.here.ref(2, "%RETRY%G")

@@ -87,7 +87,9 @@ def test_a_restart_goes_on_counting(rig: ConsumerRig) -> None:
 
 
 @pytest.mark.parametrize("config", [PLAIN, ORDERED])
-def test_with_the_actions_gone_it_is_delivered_once(rig: ConsumerRig, config: SubscriptionDefaults) -> None:
+def test_with_the_actions_removed_it_is_delivered_once(
+    rig: ConsumerRig, config: SubscriptionDefaults
+) -> None:
     config = replace(config, retry_intervals_ms=(60_000,))
     rig.subscribe(config=config)
     put(rig, b"{", b"1", b"[", b"2")

@@ -49,7 +49,7 @@ def test_a_pull_that_says_a_moment_gets_what_was_stored_since(rig: ConsumerRig) 
 
 
 @WIRES
-def test_one_that_says_nothing_starts_behind_them_and_is_told_once(
+def test_a_pull_without_a_start_begins_at_the_end_and_warns_once(
     rig: ConsumerRig, caplog: pytest.LogCaptureFixture, wire: Wire
 ) -> None:
     call = with_messages(rig).pull(clientId=b"c", wire=wire)
@@ -73,7 +73,7 @@ def test_the_warning_comes_with_messages_too(rig: ConsumerRig, wire: Wire) -> No
     assert "starts after 5 existing" in notice(call)
 
 
-def test_a_pull_that_is_answered_before_the_group_is_made_has_it_with_the_next(rig: ConsumerRig) -> None:
+def test_a_pull_answered_before_the_group_exists_gets_the_warning_with_the_next(rig: ConsumerRig) -> None:
     with_messages(rig)
     rig.backend.pause_writes()
     first = rig.pull(clientId=b"c")
@@ -88,7 +88,7 @@ def test_one_that_says_last_has_chosen(rig: ConsumerRig, caplog: pytest.LogCaptu
     assert (call.values, notice(call), warnings(caplog)) == ([], "", [])
 
 
-def test_nothing_is_said_of_an_empty_topic_or_of_none(
+def test_an_empty_or_missing_topic_gives_no_warning(
     rig: ConsumerRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.topic()
@@ -121,7 +121,7 @@ def test_it_is_set_for_each_topic_of_a_group(rig: ConsumerRig) -> None:
     assert rig.pull(topic=b"U", clientId=b"c", start=b"first").offsets == [0, 1]
 
 
-def test_a_group_deleted_and_made_anew_starts_as_the_pull_says(rig: ConsumerRig) -> None:
+def test_a_recreated_group_starts_as_the_pull_says(rig: ConsumerRig) -> None:
     with_messages(rig).pull(clientId=b"c", start=b"last")
     rig.wait(rig.directory.delete("G"))
     rig.settle(lambda: b"G" not in rig.directory.groups)

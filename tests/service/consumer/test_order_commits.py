@@ -79,7 +79,7 @@ def test_a_failed_commit_releases_nothing_until_it_is_repeated(rig: ConsumerRig,
     assert rig.progress().committed == 1
 
 
-def test_the_same_acknowledgement_sent_again_releases_it(rig: ConsumerRig, first: FakeCall) -> None:
+def test_a_resent_acknowledgement_releases_it(rig: ConsumerRig, first: FakeCall) -> None:
     waiter = waiting(rig)
     rig.backend.fail_next(RemoteError("no answer"))
     rig.start_pull(result=result([0]))

@@ -103,7 +103,7 @@ def test_a_topic_that_may_not_be_read_any_more_does_not_hold_up_the_proxy(rig: C
     assert all(call.answered and call.result.messages == [] for call in waiting)
 
 
-def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: ConsumerRig) -> None:
+def test_ten_thousand_behind_a_blocked_key_are_not_buffered(rig: ConsumerRig) -> None:
     rig.ready(config=SubscriptionDefaults(start="first", order_key="KEY", ordered_deliveries_max=-1))
     delivery = encode(b"hot", b"body", b"", None)
     records = [NewRecord("T", 0, bytes(16), 0, delivery, b"hot") for _ in range(10_000)]
@@ -202,7 +202,7 @@ def test_a_topic_that_nobody_pulls_does_not_stop_the_others_of_the_group(rig: Co
     assert len(scope.table) == 1
 
 
-def test_what_lies_aside_has_its_bound_and_the_others_go_on_when_some_is_taken(
+def test_deferred_messages_are_bounded_and_reading_resumes_when_some_are_pulled(
     rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy_consumer.core.order.chains.READY_MAX", 10)

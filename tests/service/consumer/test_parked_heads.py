@@ -82,7 +82,7 @@ def test_of_more_parked_heads_than_are_noted_the_last_errors_survive(rig: Consum
     assert errors == [f"no {number:03}" for number in range(20, HEADS_MAX + 20)]
 
 
-def test_notes_of_a_parked_head_that_cannot_be_read_cost_only_the_error(shop: ConsumerRig) -> None:
+def test_an_unreadable_record_of_a_parked_head_costs_only_the_error(shop: ConsumerRig) -> None:
     key = exhausted_key("G", shop.ref())
     assert shop.backend.setting(key) is not None
     for text in (b"", b"{", b'{"incarnation": "x"}', b'{"incarnation": 9, "generation": 9, "heads": {}}'):

@@ -111,7 +111,7 @@ def test_what_came_over_the_retry_path_counts_as_well() -> None:
     assert house.retry_progress() == 1
 
 
-def test_what_is_acknowledged_too_late_is_told_also_where_nobody_holds_the_queue() -> None:
+def test_late_acknowledgements_are_reported_for_a_queue_without_an_owner() -> None:
     """After kill -9 there is no word of what clients have; they hear that it did not count."""
     rig, consume_result = with_one_at_a_client(1)
     rig.restart()

@@ -53,7 +53,7 @@ def test_messages_and_the_end_of_the_message_are_one() -> None:
     assert rig.counted("ddmq_sends_total", topic="OUT", code="0") == 1
 
 
-def test_sent_again_it_stores_nothing_and_says_so() -> None:
+def test_a_resent_reply_stores_nothing_and_says_so() -> None:
     rig = ReplyRig()
     (offset,), lease = rig.have()
     first = rig.reply(offset, lease)
@@ -201,7 +201,7 @@ def test_without_a_delay_service_a_due_time_is_refused() -> None:
 # --- order keys
 
 
-def test_the_next_of_a_key_is_given_out_when_it_is_durable() -> None:
+def test_the_next_of_a_key_is_delivered_when_the_reply_is_durable() -> None:
     rig = ReplyRig(0, ORDERED)
     rig.keyed("a1", "a2")
     (offset,), lease = rig.have(2)

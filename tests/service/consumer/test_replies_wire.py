@@ -80,7 +80,7 @@ def acknowledge(
     return answer
 
 
-def test_stored_and_told(server: ReplyServer, client: Client, topic: str) -> None:
+def test_a_stored_reply_is_answered(server: ReplyServer, client: Client, topic: str) -> None:
     message = delivered(client, topic)
     out = f"{topic}-out"
     replies = [
@@ -102,7 +102,7 @@ def test_stored_and_told(server: ReplyServer, client: Client, topic: str) -> Non
     assert len(server.bodies(out)) == 2
 
 
-def test_refused_and_told(server: ReplyServer, client: Client, topic: str) -> None:
+def test_a_rejected_reply_is_answered(server: ReplyServer, client: Client, topic: str) -> None:
     message = delivered(client, topic)
     response = acknowledge(client, topic, message, ReplyMessage(topic="no/name", body=b"x"))
     assert (response.code, response.outcome, response.results) == (11, None, None)

@@ -103,7 +103,7 @@ def test_a_key_does_not_wait_for_what_was_resent_to_another_group(rig: ConsumerR
     assert rig.progress().committed == 4
 
 
-def test_what_waited_behind_its_key_is_known_as_anothers_when_it_is_read_again(rig: ConsumerRig) -> None:
+def test_messages_for_another_group_are_recognised_when_reread_behind_their_key(rig: ConsumerRig) -> None:
     """More of a key than a chain keeps: they are read again, and those of another group are finished."""
     rig.ready(config=BY_KEY)
     for number in range(60):
@@ -115,7 +115,7 @@ def test_what_waited_behind_its_key_is_known_as_anothers_when_it_is_read_again(r
     assert delivered == [b"a%d" % number for number in range(60) if number % 3 != 1]
 
 
-def test_its_attempts_begin_anew(rig: ConsumerRig) -> None:
+def test_attempts_of_a_resent_message_start_at_one(rig: ConsumerRig) -> None:
     rig.ready(config=replace(FIRST, retry_intervals_ms=(100,), retry_steps=0))
     put(rig, "a1", "G")
     for attempt in (1, 2):

@@ -83,7 +83,7 @@ def house() -> RetryPathRig:
     return rig
 
 
-def test_what_waits_for_a_later_retry_is_told_also_after_a_restart(house: RetryPathRig) -> None:
+def test_the_gauge_of_waiting_retries_survives_a_restart(house: RetryPathRig) -> None:
     house.subscribe(config=FIRST)
     house.send(3)
     for _ in range(3):
@@ -116,7 +116,7 @@ def test_what_waits_for_a_later_retry_is_told_also_after_a_restart(house: RetryP
 
 @pytest.mark.parametrize("topic", [None, "T"])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_what_failed_before_the_subscription_was_deleted_does_not_come_to_one_made_anew(
+def test_old_failures_are_not_delivered_to_a_recreated_subscription(
     house: RetryPathRig, topic: str | None, restarted: bool
 ) -> None:
     house.subscribe(config=FIRST)
@@ -184,15 +184,15 @@ def test_sixteen_steps_and_then_the_dead_letter(house: RetryPathRig) -> None:
     assert house.counted("ddmq_retry_steps_total") == 16
 
 
-def test_a_retry_queue_whose_join_is_refused_is_joined_later_and_asked_for_less_and_less(
+def test_a_rejected_join_of_a_retry_queue_is_retried_with_growing_pauses(
     house: RetryPathRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked_at: list[float] = []
+    join_times: list[float] = []
     join, free_at = house.backend.join, house.clock.monotonic() + 12.0
 
     def bounded(request: Join, listener: MembershipListener) -> Membership:
         if request.topic == "%RETRY%G":
-            asked_at.append(house.clock.monotonic())
+            join_times.append(house.clock.monotonic())
             if house.clock.monotonic() < free_at:
                 raise BoundReachedError("the session has 10 memberships; allowed: 10")
         return join(request, listener)
@@ -210,8 +210,8 @@ def test_a_retry_queue_whose_join_is_refused_is_joined_later_and_asked_for_less_
         house.advance(0.1)
     assert waiting.offsets == [0]
     assert house.clock.monotonic() < free_at + 8.0
-    assert len(asked_at) == 6
-    pauses = [after - before for before, after in pairwise(asked_at)]
+    assert len(join_times) == 6
+    pauses = [after - before for before, after in pairwise(join_times)]
     assert pauses == pytest.approx([0.5, 1, 2, 4, 8], abs=0.25)
 
 

@@ -137,7 +137,7 @@ def test_proxies_that_give_numbers_at_once_give_different_ones() -> None:
     assert queue_ids == [*numbers.values()] * 3
 
 
-def test_a_number_whose_queue_was_not_made_yet_is_made_good() -> None:
+def test_a_number_whose_retry_queue_is_missing_creates_the_queue() -> None:
     rig = ready(0)
     rig.topic("%RETRY%G")
     rig.backend._store.settings["retry/G"] = b'{"X": 0, "T": 3}'
@@ -158,7 +158,7 @@ def test_settings_that_concern_retry_queues() -> None:
     assert retry_qid("R_default", 2) == "R_default_%RETRY%_2"
 
 
-def test_what_cannot_be_stored_stays_unfinished_and_is_tried_again() -> None:
+def test_what_cannot_be_stored_stays_unfinished_and_is_retried() -> None:
     for error in (StorageError("disk"), TryLaterError("full")):
         rig = ready(2)
         fail_all(rig, 2)
@@ -194,7 +194,7 @@ def test_an_outcome_that_was_unknown_makes_no_second_copy() -> None:
 
 
 @pytest.mark.parametrize("steps", [16, 0])
-def test_what_comes_late_of_a_move_that_nobody_knows_of_is_not_stored_again(steps: int) -> None:
+def test_a_late_result_of_an_uncertain_move_is_not_stored_twice(steps: int) -> None:
     """The engine is silent past the deadline, more than once, and then does what it was given."""
     rig = ready(2, SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=steps))
     fail_all(rig, 2)

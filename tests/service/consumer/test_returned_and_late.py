@@ -40,7 +40,7 @@ def settle(rig: ConsumerRig, **lists: Any) -> Any:
     return call.result
 
 
-def test_results_that_come_too_late_are_told() -> None:
+def test_late_results_are_reported() -> None:
     rig = ready(3, max_timeout_redeliveries=5)
     lease = lease_of(pull_extended(rig))
     rig.advance(3.1)
@@ -55,7 +55,7 @@ def test_results_that_come_too_late_are_told() -> None:
     assert rig.counted("ddmq_results_ignored_total", reason="late") == 3
 
 
-def test_a_delay_of_ones_own_is_kept_beyond_the_quick_retries() -> None:
+def test_a_stated_delay_holds_beyond_the_quick_retries() -> None:
     rig = ready(1, retry_intervals_ms=(100,), retry_steps=16)
     for attempt in range(1, 8):
         call = pull_extended(rig)

@@ -57,7 +57,7 @@ CAUSES = [never_delivers, data_goes_unnoticed, never_joins]
 @pytest.mark.interpreted
 @pytest.mark.parametrize("order_key", ["", "KEY", "QID"])
 @pytest.mark.parametrize("cause", CAUSES)
-def test_queues_that_stand_still_are_told(
+def test_stalled_queues_are_counted(
     rig: ConsumerRig,
     monkeypatch: pytest.MonkeyPatch,
     cause: Callable[[ConsumerRig, pytest.MonkeyPatch], None],
@@ -83,9 +83,7 @@ class Unknown:
 
 
 @pytest.mark.parametrize("order_key", ["", "QID"])
-def test_a_queue_that_an_unknown_member_took_is_told_beside_one_in_flight(
-    rig: ConsumerRig, order_key: str
-) -> None:
+def test_a_queue_of_another_member_is_counted_beside_a_leased_one(rig: ConsumerRig, order_key: str) -> None:
     rig.ready(config=settings(order_key), queues=2)
     rig.backend.join(Join("G", "T", sharing=Sharing.AVERAGELY), Unknown())
     rig.pull(linger=20)
@@ -98,7 +96,7 @@ def test_a_queue_that_an_unknown_member_took_is_told_beside_one_in_flight(
 
 
 @pytest.mark.interpreted
-def test_what_comes_again_is_not_told_any_more(
+def test_a_queue_that_recovers_is_counted_no_more(
     rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.ready(config=settings())
@@ -139,7 +137,7 @@ def parked(rig: ConsumerRig) -> None:
 
 
 @pytest.mark.parametrize("meant", [in_flight, parked])
-def test_what_is_meant_is_not_told(rig: ConsumerRig, meant: Callable[[ConsumerRig], None]) -> None:
+def test_intended_pauses_are_not_counted(rig: ConsumerRig, meant: Callable[[ConsumerRig], None]) -> None:
     rig.ready(3, settings("KEY"))
     meant(rig)
     assert wait_and_count_stalled(rig) == 0

@@ -74,7 +74,7 @@ def test_a_group_that_is_not_traced_tells_nothing_and_has_no_observer() -> None:
     assert rig.backend.topic(TRACE_TOPIC) is None
 
 
-def test_failures_time_outs_extensions_and_what_is_given_back() -> None:
+def test_failures_time_outs_extensions_and_returns_are_traced() -> None:
     rig = TracedConsumer().ready(1, replace(TRACED, retry_intervals_ms=(100,), ack_timeout_ms=1_000))
     rig.pull()
     rig.submit(result(fail=[0], failReasons=[b"no stock"]))
@@ -100,7 +100,7 @@ def test_failures_time_outs_extensions_and_what_is_given_back() -> None:
 
 
 @pytest.mark.parametrize("order_key", ["", "KEY"])
-def test_what_is_given_back_untried_waits_behind_no_key(order_key: str) -> None:
+def test_a_returned_untried_message_waits_behind_no_key(order_key: str) -> None:
     rig = TracedConsumer().ready(1, replace(TRACED, order_key=order_key))
     rig.pull()
     read_buffer = next(iter(rig.subscription().buffer.queues.values()))
@@ -109,7 +109,7 @@ def test_what_is_given_back_untried_waits_behind_no_key(order_key: str) -> None:
     assert returned.facts["next"] == "again"
 
 
-def test_what_held_it_up_goes_with_the_hand_out() -> None:
+def test_the_cause_of_a_wait_is_recorded_with_the_delivery() -> None:
     rig = TracedConsumer().ready(0, replace(TRACED, concurrency=1))
     rig.send(1)
     rig.pull()

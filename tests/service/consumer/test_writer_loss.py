@@ -91,7 +91,7 @@ def test_a_proxy_that_died_says_nothing_and_is_not_waited_for_long(two: Two) -> 
     assert 0 in two.offsets(two.second)
 
 
-def test_word_that_comes_too_late_is_not_kept(two: Two) -> None:
+def test_a_late_handover_is_dropped(two: Two) -> None:
     two.lose_the_writer(notify_first_late=True)
     two.advance(SETTINGS_WAIT_S)
     two.offsets(two.second)
@@ -115,7 +115,7 @@ def test_acknowledgements_that_could_not_be_stored_at_that_moment_are_carried(tw
     assert two.progress().committed >= len(call.offsets)
 
 
-def test_leases_that_ran_out_while_nobody_held_the_queue_are_no_time_outs(rig: ConsumerRig) -> None:
+def test_leases_that_ran_out_while_the_queue_had_no_owner_are_no_time_outs(rig: ConsumerRig) -> None:
     rig.ready(1, FIRST)
     assert rig.pull().offsets == [0]
     rig.directory.stop()

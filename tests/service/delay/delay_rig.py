@@ -40,7 +40,7 @@ from tests.support.backend_rig import BackendRig
 from tests.support.waits import PATIENCE_S, until
 
 
-class KeptStore(MemoryDelayStore):
+class RetainedStore(MemoryDelayStore):
     """A store that outlives its owner; what was not flushed can be taken back.
 
     `flush` is for a native thread beside the hub, which writes meanwhile: each waits for the other here, or
@@ -52,7 +52,7 @@ class KeptStore(MemoryDelayStore):
         self._durable = copy.deepcopy(self.__dict__)
         self._one = threading.Lock()
 
-    def __deepcopy__(self, memo: dict[int, object]) -> KeptStore:
+    def __deepcopy__(self, memo: dict[int, object]) -> RetainedStore:
         copied = type(self)()
         copied.__dict__.update(
             copy.deepcopy(self._state(), memo), _durable=copy.deepcopy(self._durable, memo)
@@ -82,10 +82,10 @@ class Disks:
     """The stores of all shards."""
 
     def __init__(self) -> None:
-        self.stores: dict[int, KeptStore] = {}
+        self.stores: dict[int, RetainedStore] = {}
 
     def open(self, queue: QueueRef, epoch: int) -> DelayStore:
-        return self.stores.setdefault(queue.queue_id, KeptStore())
+        return self.stores.setdefault(queue.queue_id, RetainedStore())
 
     def crash(self) -> None:
         for store in self.stores.values():

@@ -139,7 +139,7 @@ def test_backups_go_below_their_folder_alone(tmp_path: Path, name: object) -> No
     assert "made" not in str(refused.value) or str(name) in str(refused.value)
 
 
-def test_shards_are_copied_only_into_a_backup_that_is_being_made(tmp_path: Path) -> None:
+def test_shards_are_copied_only_into_a_backup_in_progress(tmp_path: Path) -> None:
     """Only who may read the folder knows its secret; and only while it is made."""
     backups, forwarded = tmp_path / "backups", []
 
@@ -179,7 +179,7 @@ def test_a_backup_that_fails_leaves_no_secret(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_shard_that_is_there_is_not_copied_again(tmp_path: Path) -> None:
+def test_a_shard_that_is_there_is_not_copied_twice(tmp_path: Path) -> None:
     class Untouched(MemoryDelayStore):
         def checkpoint(self, folder: Path) -> None:
             raise AssertionError("the folder is there")
@@ -189,7 +189,7 @@ def test_a_shard_that_is_there_is_not_copied_again(tmp_path: Path) -> None:
         copy_shards(tmp_path, [OpenShard(0, Untouched())])
 
 
-def test_a_backup_has_its_name_or_its_whole_path(tmp_path: Path) -> None:
+def test_a_backup_is_named_by_its_name_or_its_full_path(tmp_path: Path) -> None:
     backups = tmp_path / "backups"
     assert backup_folder("today", backups) == backup_folder(str(backups / "today"), backups)
     before = os.umask(0)

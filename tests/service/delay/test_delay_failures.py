@@ -26,7 +26,7 @@ from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.store.port import DelayStore
 from tests.played_memory import PlayedMemory
-from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore, uuid_of
+from tests.service.delay.delay_rig import DelayRig, Disks, RetainedStore, uuid_of
 from tests.support.waits import until
 
 CALLS = (
@@ -50,7 +50,7 @@ KINDS: dict[str, Callable[[], Exception]] = {
 }
 
 
-class FaultyStore(KeptStore):
+class FaultyStore(RetainedStore):
     """Refuses everything after a failure, until it is opened again."""
 
     def __init__(self, disks: FaultyDisks) -> None:
@@ -66,7 +66,7 @@ class FaultyStore(KeptStore):
 def _faulty(name: str) -> Callable[..., Any]:
     def call(self: FaultyStore, *arguments: Any, **named: Any) -> Any:
         self._tried(name)
-        return getattr(KeptStore, name)(self, *arguments, **named)
+        return getattr(RetainedStore, name)(self, *arguments, **named)
 
     return call
 
@@ -212,7 +212,7 @@ def numbers_of(shard: int, count: int) -> list[int]:
     return [number for number in range(1, 100) if shard_of(uuid_of(number), 2) == shard][:count]
 
 
-def test_a_shard_that_fails_is_opened_anew_alone(tmp_path: Path) -> None:
+def test_a_shard_that_fails_is_reopened_alone(tmp_path: Path) -> None:
     disks = BrokenDisks()
     rig = DelayRig(DelayConfig(shards=2), disks=disks)
     rig.make("orders")
@@ -252,7 +252,7 @@ def test_a_shard_that_fails_is_opened_anew_alone(tmp_path: Path) -> None:
     assert queries.count(request)["exact"] is True
 
 
-def test_what_a_shard_has_not_taken_in_is_told_by_who_cannot_open_it_and_by_nobody_after_that() -> None:
+def test_the_backlog_of_a_shard_is_reported_by_the_proxy_that_cannot_open_it() -> None:
     disks = BrokenDisks()
     rig = DelayRig(DelayConfig(shards=2), disks=disks)
     rig.make("orders")
@@ -297,7 +297,7 @@ def test_a_shard_whose_commits_nobody_knows_of_has_a_new_epoch() -> None:
     assert rig.bodies() == [b"1"]
 
 
-def test_what_a_full_store_cannot_take_waits_in_the_log_and_is_told() -> None:
+def test_what_a_full_store_cannot_ingest_waits_in_the_log_and_is_reported() -> None:
     """Adds are answered 0 by the log, which keeps them until the store has taken them in, over restarts too.
     That nothing fires is seen: in the health, by what failed, by how long something may have been due."""
     disks = BrokenDisks()

@@ -50,7 +50,7 @@ def test_the_count_fills_a_topic_and_a_tenth_frees_it(delay: DelayRig) -> None:
     assert delay.value("ddmq_delay_full") == 0
 
 
-def test_bytes_fill_a_topic_and_what_was_told_outlives_the_process(delay: DelayRig) -> None:
+def test_bytes_fill_a_topic_and_a_full_topic_stays_reported_after_a_restart(delay: DelayRig) -> None:
     delay.add(1, far(delay), b"x" * 100_000)
     delay.settle()
     delay.advance(1)

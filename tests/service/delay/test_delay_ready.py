@@ -27,7 +27,7 @@ from delay_service.config import DelayConfig
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, Pending, Scan
 from tests.played_memory import PlayedMemory
-from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore, uuid_of
+from tests.service.delay.delay_rig import DelayRig, Disks, RetainedStore, uuid_of
 from tests.service.delay.hand_alarm import HandAlarms
 
 MIB = 1 << 20
@@ -99,14 +99,14 @@ def test_a_listing_reads_a_bounded_number_of_bytes(
         rig.add(number, due_ms + number, bytes(MIB))
     rig.settle()
     pages: list[int] = []
-    scan = KeptStore.scan
+    scan = RetainedStore.scan
 
-    def counted(self: KeptStore, request: Scan) -> list[Pending]:
+    def counted(self: RetainedStore, request: Scan) -> list[Pending]:
         page = scan(self, request)
         pages.append(sum(len(one.delivery) for one in page))
         return page
 
-    monkeypatch.setattr(KeptStore, "scan", counted)
+    monkeypatch.setattr(RetainedStore, "scan", counted)
     delays = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
     query = {"topic": "orders", "count": str(count), "forwarded": "1"}
     answer = delays.messages(AdminRequest({}, query, {}))
@@ -158,7 +158,7 @@ class LateReads(PlayedMemory):
         return late
 
 
-def test_what_was_answered_is_told_of_at_once(tmp_path: Path) -> None:
+def test_an_accepted_message_is_listed_at_once(tmp_path: Path) -> None:
     """By every question that looks into the store."""
     clock = ManualClock()
     rig = DelayRig(backend=LateReads(clock), clock=clock)
@@ -182,7 +182,7 @@ def orders_of(rig: DelayRig, number: int) -> list[int]:
     return [int(shard == shard_of(uuid_of(number), 2)) for shard in rig.service.shards]
 
 
-def test_a_question_waits_so_long_for_what_is_not_taken_in_however_slow_the_loop(
+def test_a_query_waits_a_bounded_time_for_ingestion_on_a_slow_loop(
     rig: DelayRig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     clock = ManualClock()
@@ -194,7 +194,7 @@ def test_a_question_waits_so_long_for_what_is_not_taken_in_however_slow_the_loop
             gevent.sleep(0.01)
 
     delays = DelayQueries(rig.backend, rig.service, clock, tmp_path)
-    monkeypatch.setattr(KeptStore, "has_capacity", lambda *_, **__: False)
+    monkeypatch.setattr(RetainedStore, "has_capacity", lambda *_, **__: False)
     rig.add(1, rig.clock.wall_ms() + HOUR_MS)
     passing = gevent.spawn(pass_on)
     overview = delays.overview(AdminRequest({}, {}, {}))

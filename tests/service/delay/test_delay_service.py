@@ -101,7 +101,7 @@ def test_reschedule_and_fire_now(delay: DelayRig) -> None:
     assert outcomes == {1: (ADDED, now + 2_000, 0), 2: (ALREADY_FIRED, 0, now), 3: (UNKNOWN, 0, 0)}
 
 
-def test_a_fire_now_is_told_what_came_of_it_also_at_the_second_try(delay: DelayRig) -> None:
+def test_a_fire_now_gets_its_outcome_also_at_the_second_try(delay: DelayRig) -> None:
     """Of a message whose topic is gone: that it is a dead letter; of one that waited for its topic: fired."""
     from dataclasses import replace
 
@@ -164,7 +164,7 @@ def test_a_schedule_keeps_its_own_key(delay: DelayRig) -> None:
 # --- what goes wrong
 
 
-def test_a_topic_that_is_gone_makes_dead_letters_and_the_others_fire(delay: DelayRig) -> None:
+def test_messages_of_a_deleted_topic_become_dead_letters_and_the_others_fire(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.make("gone")
     for number in range(20):
@@ -192,7 +192,7 @@ def test_a_topic_that_is_gone_makes_dead_letters_and_the_others_fire(delay: Dela
     ],
     ids=["nothing", "due too late", "cancel of what is due too late", "cancel of such an id"],
 )
-def test_a_record_that_does_not_say_what_it_wants_is_a_dead_letter(delay: DelayRig, command: str) -> None:
+def test_a_record_without_a_valid_command_is_a_dead_letter(delay: DelayRig, command: str) -> None:
     """A time that the store cannot keep is none: the shard would fail at it again and again."""
     from backend.records import NewRecord
     from ddmq_common.delivery import encode

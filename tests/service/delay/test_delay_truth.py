@@ -21,7 +21,7 @@ from delay_service.context import UNRECORDED
 from delay_service.core.decider import INGESTED, CommandRun
 from delay_service.core.occurrences import next_after
 from delay_service.store.port import StoreChanges
-from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore
+from tests.service.delay.delay_rig import DelayRig, Disks, RetainedStore
 from tests.support.constants import build_options
 from tests.support.waits import done
 
@@ -39,7 +39,7 @@ def code_of_a_cancel(delay: DelayRig, number: int) -> int:
     return find_codes()[0]
 
 
-def test_a_store_that_lost_its_place_names_none_before_all_is_read_again(
+def test_a_store_that_lost_its_offset_stores_none_before_all_is_reread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Killed meanwhile, it would not know that what it has not read again has been carried out."""
@@ -50,14 +50,14 @@ def test_a_store_that_lost_its_place_names_none_before_all_is_read_again(
     rig.settle()
     rig.service.drain(rig.clock.monotonic()).wait(20)
     ingested: list[bytes | None] = []
-    write = KeptStore.write
+    write = RetainedStore.write
 
-    def written(self: KeptStore, changes: StoreChanges) -> None:
+    def written(self: RetainedStore, changes: StoreChanges) -> None:
         ingested.append(changes.meta.get(INGESTED))
         write(self, changes)
 
     del rig.disks.stores[0]._meta[INGESTED]
-    monkeypatch.setattr(KeptStore, "write", written)
+    monkeypatch.setattr(RetainedStore, "write", written)
     rig.start()
     rig.add(3, rig.clock.wall_ms() + HOUR_MS)
     rig.settle()
@@ -92,7 +92,7 @@ def test_a_cancel_is_remembered_when_the_store_is_lost(delay: DelayRig, lost: st
     assert delay.bodies() == [b"2"]
 
 
-def test_a_move_is_not_done_again_to_a_later_delivery(delay: DelayRig) -> None:
+def test_a_reschedule_is_not_applied_to_a_later_delivery(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now + 1_000, born_ms=now, kind=SCHEDULE, schedule=Schedule(period_ms=HOUR_MS, repeat=3))
     delay.settle()
@@ -195,7 +195,7 @@ def test_a_service_with_stores_elsewhere_loses_and_doubles_nothing_that_the_log_
 
 
 @pytest.mark.parametrize("how", ["cancelled", "moved again", "passed over"])
-def test_what_ended_before_a_crash_is_finished_after_it(
+def test_what_was_decided_before_a_crash_is_finished_after_it(
     delay: DelayRig, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between the store's write and its commit: no offset stays unfinished for good."""

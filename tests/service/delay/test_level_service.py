@@ -61,7 +61,7 @@ def test_a_level_is_first_in_first_out_over_many_batches(rig: LevelsRig) -> None
     assert rig.position(2) == 3_000
 
 
-def test_a_held_level_sleeps_and_reads_nothing(rig: LevelsRig) -> None:
+def test_a_waiting_level_sleeps_and_reads_nothing(rig: LevelsRig) -> None:
     rig.send(18, [b"late"])
     assert rig.alarm.seconds == 1.0, "no longer than the clock may go unwatched"
     reads = []
@@ -124,7 +124,7 @@ def test_a_longer_list_makes_the_topic_grow(rig: LevelsRig) -> None:
 # --- what goes wrong
 
 
-def test_messages_of_a_topic_that_is_gone_are_dead_letters_and_the_others_go_on(rig: LevelsRig) -> None:
+def test_messages_of_a_deleted_topic_become_dead_letters_and_the_others_fire(rig: LevelsRig) -> None:
     rig.make("gone")
     rig.send(1, [b"1"])
     rig.send(1, [b"2", b"3", b"4"], "gone")
@@ -148,7 +148,7 @@ def test_messages_of_a_topic_that_is_gone_are_dead_letters_and_the_others_go_on(
     assert bodies(rig, "gone") == [b"6"], "a topic made again takes messages again"
 
 
-def test_a_topic_made_again_with_fewer_queues_gets_its_messages(rig: LevelsRig) -> None:
+def test_a_recreated_topic_with_fewer_queues_gets_its_messages(rig: LevelsRig) -> None:
     rig.make("wide", 8)
     rig.send(1, [b"x"], "wide", 7)
     rig.delete("wide")
@@ -176,7 +176,7 @@ def test_a_closed_topic_has_a_minute_and_then_its_messages_are_dead_letters(rig:
     assert rig.value("ddmq_levels_put_off_total") <= 2 * 6, "each is written a handful of times"
 
 
-def test_a_topic_that_opens_again_in_time_gets_its_messages(rig: LevelsRig) -> None:
+def test_a_topic_that_reopens_in_time_gets_its_messages(rig: LevelsRig) -> None:
     closed = rig.make("closed")
     rig.send(1, [b"1", b"2"], "closed")
     rig.change(replace(closed, writable=False))
@@ -190,7 +190,7 @@ def test_a_topic_that_opens_again_in_time_gets_its_messages(rig: LevelsRig) -> N
     assert rig.stored(DEAD) == []
 
 
-def test_what_passes_is_tried_again_in_order(rig: LevelsRig) -> None:
+def test_temporary_failures_are_retried_in_order(rig: LevelsRig) -> None:
     rig.send(1, [b"1", b"2"])
     rig.memory.fail_next(BoundReachedError("full"), AppendStatus.NOT_STORED, times=3)
     rig.advance(1)
@@ -211,7 +211,7 @@ def test_an_unknown_outcome_makes_no_second_copy(rig: LevelsRig, stored: bool) -
     assert bodies(rig) == [b"1", b"2"]
 
 
-def test_a_commit_that_comes_late_is_kept_out_or_counted(rig: LevelsRig) -> None:
+def test_a_late_commit_is_fenced_or_counted(rig: LevelsRig) -> None:
     rig.send(1, [b"1"])
     rig.memory.pause_writes()
     rig.advance(1)
@@ -224,7 +224,7 @@ def test_a_commit_that_comes_late_is_kept_out_or_counted(rig: LevelsRig) -> None
     assert bodies(rig) == [b"1"]
 
 
-def test_levels_that_are_taken_and_given_back_fire_no_second_copy(rig: LevelsRig) -> None:
+def test_levels_that_are_claimed_and_released_fire_no_second_copy(rig: LevelsRig) -> None:
     rig.send(1, [b"%d" % number for number in range(50)])
     rig.memory.depose(SCHEDULE_TOPIC, SCHEDULE_TOPIC)
     until(lambda: rig.service.owned_count == 18, "granted again")
@@ -273,7 +273,7 @@ def test_draining_ends_what_is_being_fired_and_says_so_in_health(rig: LevelsRig)
     assert bodies(rig) == [b"1"]
 
 
-def test_a_start_that_fails_is_tried_again() -> None:
+def test_a_start_that_fails_is_retried() -> None:
     rig = LevelsRig()
     rig.service.close()
     join = rig.backend.join
@@ -308,7 +308,7 @@ def test_one_message_that_is_refused_for_good_does_not_take_others_with_it(rig: 
     assert bodies(rig, DEAD) == [b"bad", b"bad too"]
 
 
-def test_what_does_not_say_where_it_belongs_or_does_not_parse_is_a_dead_letter_too(rig: LevelsRig) -> None:
+def test_a_record_without_a_topic_or_that_does_not_parse_is_a_dead_letter(rig: LevelsRig) -> None:
     lost = rig.record(SCHEDULE_TOPIC, b"lost")
     lost.due_ms = -1_000
     broken = NewRecord(SCHEDULE_TOPIC, 0, bytes(16), 1, b"\xff\xff", due_ms=-1_000, system={"REAL_QID": "x"})

@@ -41,7 +41,7 @@ def test_a_level_that_cannot_be_read_is_overdue(rig: LevelsRig, monkeypatch: pyt
     assert rig.value("ddmq_levels_overdue_ms", level="1") >= 50_000
 
 
-def test_so_is_one_of_which_nothing_was_known_to_wait(
+def test_an_unreadable_level_that_was_empty_is_overdue_too(
     rig: LevelsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adds are stored and cannot be read: something may be due in it."""

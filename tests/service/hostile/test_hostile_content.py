@@ -62,7 +62,7 @@ VALUES: dict[int, Any] = {
 
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("number", range(1, 10))
-def test_fields_of_a_message_of_every_wrong_type(
+def test_message_fields_of_every_other_type_are_skipped(
     server: RealServer, wire: str, number: int, kind: int
 ) -> None:
     """Skipped like unknown ones: the field is absent then. A map of wrong parts is no properties."""
@@ -79,7 +79,9 @@ def test_fields_of_a_message_of_every_wrong_type(
 
 @pytest.mark.parametrize("kind", [kind for kind in VALUES if kind != STRUCT])
 @pytest.mark.parametrize("method", ["sendSync", "sendBatchSync", "sendDelaySync", "pull", "submit"])
-def test_arguments_of_every_wrong_type(server: RealServer, wire: str, method: str, kind: int) -> None:
+def test_arguments_of_every_other_type_are_a_protocol_error(
+    server: RealServer, wire: str, method: str, kind: int
+) -> None:
     component = "consumer" if method in ("pull", "submit") else "producer"
     with Attacker(server.ports[component]) as attacker:
         answer = attacker.call(encoded(wire, method.encode(), {1: (kind, VALUES[kind])}))
@@ -115,7 +117,7 @@ def test_a_pull_without_its_required_group(server: RealServer, wire: str) -> Non
     ],
     ids=str,
 )
-def test_results_of_wrong_types(server: RealServer, wire: str, fields: dict[str, Any]) -> None:
+def test_results_of_other_types_finish_nothing(server: RealServer, wire: str, fields: dict[str, Any]) -> None:
     """Ignored, or a protocol error; nothing is finished by them and the connection goes on."""
     with Attacker(server.ports["consumer"]) as attacker:
         answer = attacker.call(encoded(wire, b"submit", {1: (STRUCT, consume_result(**fields))}))
@@ -187,7 +189,7 @@ def test_negative_and_huge_sizes(server: RealServer, wire: str, what: str, size:
 
 
 @pytest.mark.parametrize("batch_size", [-1, -(1 << 31), (1 << 31) - 1])
-def test_sizes_asked_for_in_a_pull(server: RealServer, wire: str, batch_size: int) -> None:
+def test_requested_sizes_of_a_pull_are_checked(server: RealServer, wire: str, batch_size: int) -> None:
     with Attacker(server.ports["consumer"]) as attacker:
         answer = attacker.call(encoded(wire, b"pull", pull_request(maxBatchSize=(I32, batch_size))))
         if batch_size < 0:

@@ -80,7 +80,7 @@ def test_impossible_lengths_close_at_once(server: RealServer, component: str, le
     assert refused(server, "frame_length", component) == before + 1
 
 
-def test_no_memory_is_taken_for_a_promise(server: RealServer) -> None:
+def test_no_memory_is_allocated_for_an_announced_length(server: RealServer) -> None:
     """A hundred connections promise the longest frame and send nothing of it."""
     before = anonymous_bytes(server.pid)
     attackers = [Attacker(server.ports["producer"]) for _ in range(100)]
@@ -105,7 +105,7 @@ def test_an_empty_frame_is_answered(server: RealServer) -> None:
         assert works(attacker)
 
 
-def test_the_longest_frame_is_taken_one_byte_more_is_not(server: RealServer) -> None:
+def test_the_longest_frame_is_accepted_and_one_byte_more_is_not(server: RealServer) -> None:
     """The answer to the first is 11: its body is over the topic's limit."""
     frame = encoded("compact", b"sendSync", send_sync(message(body=(text(b"")))))
     body_size = FRAME_MAX - (len(frame) - 4) - 3  # the body's length takes 4 bytes instead of 1
@@ -122,7 +122,9 @@ def test_the_longest_frame_is_taken_one_byte_more_is_not(server: RealServer) -> 
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_every_cut_of_a_struct_is_a_protocol_error(server: RealServer, wire: str, request_: str) -> None:
+def test_every_truncation_of_a_struct_is_a_protocol_error(
+    server: RealServer, wire: str, request_: str
+) -> None:
     """Well framed, so each gets its answer and the connection goes on."""
     component, method, args = REQUESTS[request_]
     body = encoded(wire, method, args)[4:]
@@ -136,7 +138,9 @@ def test_every_cut_of_a_struct_is_a_protocol_error(server: RealServer, wire: str
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_every_cut_of_a_header_is_a_protocol_error(server: RealServer, wire: str, request_: str) -> None:
+def test_every_truncation_of_a_header_is_a_protocol_error(
+    server: RealServer, wire: str, request_: str
+) -> None:
     component, method, args = REQUESTS[request_]
     body = encoded(wire, method, args)[4:]
     with Attacker(server.ports[component]) as attacker:

@@ -30,7 +30,9 @@ def many(*messages: Struct) -> tuple[int, Any]:
 
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("name", ["context", "offset", "lease", "messages", "clientId", "timeout"])
-def test_fields_of_every_wrong_type(server: RealServer, wire: str, name: str, kind: int) -> None:
+def test_reply_fields_of_every_other_type_are_skipped(
+    server: RealServer, wire: str, name: str, kind: int
+) -> None:
     """Skipped like unknown ones: the field is absent then."""
     with Attacker(server.ports["consumer"]) as attacker:
         request = reply_request(**{name: (kind, VALUES[kind])})
@@ -56,7 +58,7 @@ def test_fields_of_every_wrong_type(server: RealServer, wire: str, name: str, ki
         {"context": (STRUCT, {1: text("hostile"), 2: text("other"), 3: text("R_default_a_0")})},
     ],
 )
-def test_requests_that_are_wrong(server: RealServer, wire: str, fields: dict[str, Any]) -> None:
+def test_invalid_requests_are_rejected(server: RealServer, wire: str, fields: dict[str, Any]) -> None:
     with Attacker(server.ports["consumer"]) as attacker:
         assert code_and_outcome(attacker.call(encoded(wire, b"reply", reply_request(**fields)))) == REJECTED
         assert works(attacker, "consumer")
@@ -90,7 +92,7 @@ def test_without_the_lease_nothing_of_it_is_looked_at(
         assert works(attacker, "consumer")
 
 
-def test_garbage_in_place_of_its_bytes(server: RealServer, wire: str) -> None:
+def test_garbage_instead_of_a_request_is_rejected(server: RealServer, wire: str) -> None:
     """Any byte of it may be any other."""
     random = Random(7)
     frame = encoded(wire, b"reply", reply_request())[4:]

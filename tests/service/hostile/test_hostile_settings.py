@@ -125,7 +125,7 @@ def test_a_data_directory_that_is_a_file(tmp_path: Path) -> None:
     assert "Traceback" not in process.stderr
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def test_a_port_in_use_ends_the_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound_socket:
         where = f"127.0.0.1:{bound_socket.getsockname()[1]}"
         process = ddmq("serve", "--data-dir", str(tmp_path / "data"), *FREE, "--consumer", where)

@@ -125,7 +125,7 @@ def long_text(number: int) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("service", ["ProducerService", "ConsumerService"])
-def test_long_texts_are_answered_and_not_kept(server: RealServer, service: str) -> None:
+def test_long_texts_are_answered_and_not_stored(server: RealServer, service: str) -> None:
     """Each field alone; where memory rose (it breathes by some megabytes), again with more."""
     tried = [field for field in fields() if field.service == service]
     assert len(tried) > 10

@@ -183,7 +183,7 @@ def test_a_setting_that_must_be_absent_is_created_by_one_process(make: Make) -> 
         until(lambda kit=kit: kit.state.settings.get("k") == b"%d" % won[0], "everybody sees it")
 
 
-def test_a_reset_by_another_process_fences_the_holder_until_it_rereads(make: Make) -> None:
+def test_a_reset_by_another_process_fences_the_owner_until_it_rereads(make: Make) -> None:
     first, second = make(), make()
     owner = QueueOwner(first)
     until(lambda: len(owner.owned) == 4, "held")

@@ -36,7 +36,7 @@ def same(source: MoveSide, target: MoveSide) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_everything_is_there_and_exactly_the_unfinished_comes_again(seed, sides):  # type: ignore[no-untyped-def]
+def test_everything_is_moved_and_exactly_the_unfinished_is_redelivered(seed, sides):  # type: ignore[no-untyped-def]
     source, target = sides
     source.fill(seed)
     moved(source, target).copy(None)
@@ -62,7 +62,7 @@ def test_a_second_run_copies_nothing_twice(sides):  # type: ignore[no-untyped-de
 
 @pytest.mark.parametrize("times", range(1, 30, 4))
 @pytest.mark.parametrize("stored", [True, False])
-def test_a_run_that_is_cut_short_anywhere_goes_on(times, stored, sides, monkeypatch):  # type: ignore[no-untyped-def]
+def test_an_interrupted_run_resumes_from_any_point(times, stored, sides, monkeypatch):  # type: ignore[no-untyped-def]
     """After the `times`-th commit of the target the run ends, whether or not that was stored."""
     source, target = sides
     source.fill(times)
@@ -92,7 +92,7 @@ def test_a_run_that_is_cut_short_anywhere_goes_on(times, stored, sides, monkeypa
     same(source, target)
 
 
-def test_an_answer_that_was_lost_is_not_copied_again(sides):  # type: ignore[no-untyped-def]
+def test_a_copy_whose_answer_was_lost_is_not_repeated(sides):  # type: ignore[no-untyped-def]
     source, target = sides
     source.fill(3)
     run = moved(source, target)
@@ -163,7 +163,7 @@ def test_patterns_take_a_topic_and_what_belongs_to_it(sides):  # type: ignore[no
         moved(source, target).copy(None)
 
 
-def test_what_is_not_the_same_is_found(sides):  # type: ignore[no-untyped-def]
+def test_differences_are_reported(sides):  # type: ignore[no-untyped-def]
     source, target = sides
     source.fill(7)
     moved(source, target).copy(None)

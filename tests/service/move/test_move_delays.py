@@ -128,7 +128,7 @@ def rigs_alone() -> int:
 
 
 @pytest.mark.parametrize("times", range(1, 12))
-def test_a_move_that_is_cut_short_sends_no_delay_twice(
+def test_an_interrupted_move_sends_no_delay_twice(
     times: int, rigs: TwoRigs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddmq.move.delays.PAGE", 3)

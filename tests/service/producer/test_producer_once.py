@@ -38,7 +38,9 @@ class TestKeys:
         (record,) = server.stored(topic)
         assert record.message_id.hex() == first.messageId
 
-    def test_another_body_is_told_and_not_stored(self, server: ProducerServer, client: Client, topic: str):
+    def test_another_body_is_reported_and_not_stored(
+        self, server: ProducerServer, client: Client, topic: str
+    ):
         first = sent(client, keyed(topic, "a", b"ten"))
         other = sent(client, keyed(topic, "a", b"eleven"))
         assert (other.duplicate, position_of(other)) == (2, position_of(first))
@@ -69,7 +71,9 @@ class TestKeys:
             assert [sent(client, keyed(topic, text)).duplicate for _ in range(2)] == [0, 1]
         assert len(server.stored(topic)) == 5
 
-    def test_of_a_refused_message_nothing_is_known(self, server: ProducerServer, client: Client, topic: str):
+    def test_a_rejected_message_leaves_no_record_of_its_key(
+        self, server: ProducerServer, client: Client, topic: str
+    ):
         assert client.call("sendSync", message=keyed(topic, "a", b""), timeout=TIMEOUT_MS).code == 11
         sent(client, keyed(topic, "before"))
         server.do(lambda: server.backend.fail_next(StorageError("no"), AppendStatus.NOT_STORED))
@@ -232,7 +236,7 @@ class TestSequences:
         assert position_of(results[6]) == position_of(results[1])
         assert len(server.stored(topic)) == 4
 
-    def test_what_was_given_up_is_refused(self, server: ProducerServer, client: Client, topic: str):
+    def test_an_abandoned_sequence_is_rejected(self, server: ProducerServer, client: Client, topic: str):
         start = next(NUMBERS) << 20
         message = numbered(topic, start + 5, start + 5)
         message.producerId = old = numbered(topic, start + 4)

@@ -83,7 +83,9 @@ def test_rolled_back(server: ProducerServer, client: Client) -> None:
 
 
 @pytest.mark.slow
-def test_asked_about_and_dead(server: ProducerServer, client: Client) -> None:
+def test_an_undecided_transaction_is_checked_and_becomes_a_dead_letter(
+    server: ProducerServer, client: Client
+) -> None:
     transaction, group = new_id(), f"silent-{new_id()}"
     own = transaction.encode()
     request = PrepareRequest(

@@ -51,7 +51,7 @@ def test_send_async_waits_for_the_store(server: ProducerServer, client: Client) 
     assert len(server.stored("orders")) == before + 1
 
 
-def test_callers_of_ours_get_ours(client: Client) -> None:
+def test_extended_clients_get_the_extended_fields(client: Client) -> None:
     given = client.send(clientId="me", partitionId=2).given()
     assert set(given) == {"code", "msg", "messageId", "queueId", "offset", "durability"}
     assert (given["code"], given["queueId"], len(given["messageId"])) == (0, 2, 32)

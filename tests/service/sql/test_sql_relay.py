@@ -253,7 +253,7 @@ def test_nothing_is_read_past_what_is_before_it_in_its_chain(connect: Connect, o
         NoSuchTopicError("FAILED: topic orders has no queue 5; it has 0 to 3", 14),
     ],
 )
-def test_what_an_engine_tells_before_its_proxy_has_heard_of_it_is_tried_again(
+def test_a_rejection_for_a_topic_that_has_just_changed_is_retried(
     connect: Connect, outbox: OutboxTable, producer: Producer, proxy: Standin, error: SendError
 ) -> None:
     """The topic was closed, or made anew with fewer queues, while the message was on its way."""
@@ -298,7 +298,7 @@ def test_it_goes_on_when_proxies_and_databases_are_back(
     assert "no database" in caplog.text
 
 
-def test_an_engine_that_knows_no_keys_is_told(
+def test_an_engine_without_keys_needs_once_false(
     connect: Connect, outbox: OutboxTable, producer: Producer, proxy: Standin,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

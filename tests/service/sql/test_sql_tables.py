@@ -155,9 +155,7 @@ def test_a_check_waits_for_work_that_is_about_to_be_committed(
     assert answers == [Decision.COMMITTED]
 
 
-def test_work_that_was_committed_is_not_said_to_be_given_up(
-    connect: Connect, decisions: DecisionTable
-) -> None:
+def test_committed_work_is_not_reported_as_abandoned(connect: Connect, decisions: DecisionTable) -> None:
     """Who tries again what brought no answer must not roll back the messages of work that is done."""
     with open_transaction(connect) as database:
         decisions.commit(database, NAME)

@@ -69,7 +69,7 @@ def test_a_poll_ends_when_its_time_is_up(rig: TransactionRig) -> None:
     assert poll.answer.checks == []
 
 
-def test_the_sender_says_when_it_is_first_asked(rig: TransactionRig) -> None:
+def test_the_sender_sets_the_time_of_the_first_check(rig: TransactionRig) -> None:
     sooner = rig.begin(checkAfterMs=5_000)
     by_property = rig.begin(body(b"x", properties={b"CHECK_IMMUNITY_TIME_IN_SECONDS": b"10"}))
     rig.advance(5)
@@ -78,7 +78,9 @@ def test_the_sender_says_when_it_is_first_asked(rig: TransactionRig) -> None:
     assert [check.transactionId for check in poll_checks(rig)] == [by_property.decode()]
 
 
-def test_not_known_yet_is_asked_again_fifteen_times_and_then_it_is_a_dead_letter(rig: TransactionRig) -> None:
+def test_an_undecided_transaction_is_checked_fifteen_times_and_then_a_dead_letter(
+    rig: TransactionRig,
+) -> None:
     transaction = rig.begin(body(b"one"), body(b"two", topic=b"bills", key=b"kept"))
     for number in range(1, 16):
         rig.advance(60)
@@ -151,7 +153,7 @@ def test_each_check_goes_to_one_of_the_members(rig: TransactionRig) -> None:
     assert [check.check for check in checks(rig, second)] == [2]
 
 
-def test_a_poll_of_a_client_that_has_gone_gets_nothing(rig: TransactionRig) -> None:
+def test_a_poll_of_a_disconnected_client_gets_nothing(rig: TransactionRig) -> None:
     abandoned, connected = (rig.proxy.polling(timeout=30_000) for _ in range(2))
     assert abandoned.on_abandoned is not None
     abandoned.on_abandoned(abandoned)
@@ -175,7 +177,7 @@ def test_checks_survive_a_restart_of_the_proxy(rig: TransactionRig) -> None:
     assert (check.transactionId, check.check) == (transaction.decode(), 3)
 
 
-def test_a_poll_that_is_long_is_not_held(rig: TransactionRig) -> None:
+def test_a_large_poll_does_not_wait(rig: TransactionRig) -> None:
     """Its frame would count as in flight as long as it waits: some fifty of these, and nobody is read."""
     request = S.PollChecksRequest(producerGroup=GROUP, clientId=b"c" * 255, timeout=30_000)
     for size, waits in ((POLL_BYTES_MAX, True), (POLL_BYTES_MAX + 1, False)):
@@ -186,7 +188,7 @@ def test_a_poll_that_is_long_is_not_held(rig: TransactionRig) -> None:
     assert f"a poll of {POLL_BYTES_MAX + 1} bytes" in call.answer.msg
 
 
-def test_nothing_is_asked_of_polls_with_nonsense(rig: TransactionRig) -> None:
+def test_an_invalid_poll_gets_no_checks(rig: TransactionRig) -> None:
     for group in (b"", b"a/b", b"\xff", b"g" * 200, GROUP + b"\x00"):
         poll = rig.proxy.polling(group=group)
         assert poll.answer.code == 11

@@ -45,7 +45,7 @@ def reasons(rig: TransactionRig) -> list[bytes]:
 
 @STEPS
 @pytest.mark.parametrize("down", [False, True])
-def test_a_step_ends_nothing_and_the_group_is_asked(
+def test_a_clock_step_decides_nothing_and_the_group_is_checked(
     rig: TransactionRig, step_s: float, *, down: bool
 ) -> None:
     decided, left = rig.begin(body(b"1")), rig.begin(body(b"2"))
@@ -94,7 +94,7 @@ def test_a_check_that_is_out_when_the_clock_steps_is_waited_for(rig: Transaction
 
 
 @pytest.mark.parametrize("days", [1, 3, 30])
-def test_after_days_of_downtime_a_group_that_polls_is_asked(rig: TransactionRig, days: int) -> None:
+def test_after_days_of_downtime_a_group_that_polls_gets_its_checks(rig: TransactionRig, days: int) -> None:
     transaction = rig.begin(body(b"x"))
     rig.clock.advance(days * DAY_S)
     restarted(rig)

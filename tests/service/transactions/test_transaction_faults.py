@@ -25,7 +25,7 @@ from tests.service.transactions.transaction_rig import (
 from tests.support.waits import until
 
 
-def test_what_the_engine_never_takes_is_a_dead_letter_as_a_whole(memory: TransactionRig) -> None:
+def test_a_commit_that_the_engine_never_accepts_becomes_one_dead_letter(memory: TransactionRig) -> None:
     transaction = memory.begin(body(b"one"), body(b"two"))
     memory.memory.fail_next(CallerError("no such message is ever taken"))
     answer = memory.proxy.end(transaction, COMMIT)
@@ -49,7 +49,7 @@ def test_an_engine_that_is_full_or_broken_keeps_it_open(memory: TransactionRig) 
     assert memory.bodies() == []
 
 
-def test_a_prepare_that_is_not_stored_is_no_part_of_it(memory: TransactionRig) -> None:
+def test_a_prepare_that_is_not_stored_does_not_belong_to_the_transaction(memory: TransactionRig) -> None:
     transaction = memory.begin(body(b"first"))
     memory.memory.fail_next(BoundReachedError("too much waits"))
     refused = memory.proxy.prepare(transaction, body(b"second"))
@@ -63,16 +63,21 @@ def test_a_prepare_that_is_not_stored_is_no_part_of_it(memory: TransactionRig) -
 
 def test_half_messages_that_do_not_parse_are_dead_letters(rig: TransactionRig) -> None:
     transaction = rig.begin(body(b"sound"))
-    odd = encode(b"k", b"odd", b"", None)
+    malformed = encode(b"k", b"odd", b"", None)
     records = [
         NewRecord(
-            HALF_TOPIC, queue_id, bytes(16), 0, odd, system={TRANSACTION: "?", IDENTITY: f"s{n:02x}.0.0"}
+            HALF_TOPIC,
+            queue_id,
+            bytes(16),
+            0,
+            malformed,
+            system={TRANSACTION: "?", IDENTITY: f"s{n:02x}.0.0"},
         )
         for n, queue_id in enumerate(range(SHARDS))
     ]
     rig.backend.append(records, rig.clock.monotonic() + 60).wait(60)
     until(lambda: len(rig.dead()) == SHARDS or rig.tick(), "all of them are dead letters")
-    assert {bytes(one.delivery) for one in rig.dead()} == {odd}
+    assert {bytes(one.delivery) for one in rig.dead()} == {malformed}
     assert rig.dead()[0].system["dead-letter-reason"] == "unreadable"
     reason = {"reason": "half message: unreadable"}
     assert rig.proxy.counted("ddmq_transactions_refused_total", **reason) == SHARDS
@@ -81,7 +86,7 @@ def test_half_messages_that_do_not_parse_are_dead_letters(rig: TransactionRig) -
     assert rig.bodies() == [b"sound"]
 
 
-def test_a_dead_letter_that_cannot_be_made_is_tried_again(memory: TransactionRig) -> None:
+def test_a_dead_letter_that_cannot_be_stored_is_retried(memory: TransactionRig) -> None:
     memory.begin(body(b"x"))
     memory.advance(86_399)
     memory.memory.fail_next(BoundReachedError("too much waits"), times=2)
@@ -91,7 +96,7 @@ def test_a_dead_letter_that_cannot_be_made_is_tried_again(memory: TransactionRig
     assert memory.unfinished() == 0
 
 
-def test_a_check_that_comes_when_its_client_has_gone_is_for_the_next(memory: TransactionRig) -> None:
+def test_a_check_for_a_disconnected_client_goes_to_the_next(memory: TransactionRig) -> None:
     memory.begin(body(b"x"))
     abandoned = memory.proxy.polling(timeout=30_000)
     memory.pass_time(60)
@@ -107,7 +112,7 @@ def test_a_check_that_comes_when_its_client_has_gone_is_for_the_next(memory: Tra
     assert not abandoned.answers
 
 
-def test_answers_are_made_a_few_at_a_time(memory: TransactionRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_built_a_few_at_a_time(memory: TransactionRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many groups have something to be asked about: each answer may have megabytes."""
     monkeypatch.setattr("proxy_producer.transactions.polls.HANDOUTS_MAX", 3)
     groups = [b"g%d" % number for number in range(10)]
@@ -149,7 +154,7 @@ def test_a_read_that_fails_at_once_is_not_tried_without_end(memory: TransactionR
     until(lambda: bool(call.answers), "it is asked at the next look")
 
 
-def test_a_shard_that_cannot_be_read_is_taken_over_a_little_later(memory: TransactionRig) -> None:
+def test_a_shard_that_cannot_be_read_is_claimed_later(memory: TransactionRig) -> None:
     transaction = memory.begin(body(b"x"))
     memory.proxy.kill()
     reads = memory.backend.start_read
@@ -176,7 +181,9 @@ def test_a_shard_that_cannot_be_read_is_taken_over_a_little_later(memory: Transa
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("stored", [True, False])
-def test_a_message_that_comes_while_it_is_ended(memory: TransactionRig, *, count: int, stored: bool) -> None:
+def test_a_message_that_arrives_during_the_commit_is_not_committed(
+    memory: TransactionRig, *, count: int, stored: bool
+) -> None:
     """Its sender is answered when that is decided: it is a part of what stays open, and of nothing else."""
     transaction = memory.begin(body(b"first"))
     memory.memory.pause_writes()

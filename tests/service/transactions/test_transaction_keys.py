@@ -12,7 +12,7 @@ from ddmq_common.send_identity import IDENTITY, key_identity
 from tests.service.transactions.transaction_rig import COMMIT, TransactionRig, body
 
 
-def test_keys_in_transactions_take_no_room_from_others(tmp_path: Path, clock: ManualClock) -> None:
+def test_keys_in_transactions_take_no_space_from_others(tmp_path: Path, clock: ManualClock) -> None:
     """Its shard knows them as long as it is open."""
     options = FileLogOptions(segment_bytes=1 << 20, allocate_bytes=256 << 10, idempotency_keys_max=20)
     rig = TransactionRig(open_log(tmp_path, options, clock=clock, metrics=Registry()), clock)

@@ -164,7 +164,7 @@ def test_those_that_begin_at_the_same_time_do_not_pass_it_together(
     assert sum(opened) == 2 * SHARDS
 
 
-def test_what_was_refused_or_is_not_stored_takes_no_room(memory: TransactionRig) -> None:
+def test_what_was_rejected_or_is_not_stored_counts_for_no_limit(memory: TransactionRig) -> None:
     first, second = memory.serve(2, messages_max=2, open_max=2)
     for owner, other in ((first, second), (second, first)):
         shard = min(owner.shards)

@@ -186,14 +186,14 @@ def test_what_a_plain_send_may_not_be_is_refused_at_the_prepare(rig: Transaction
     assert rig.backend.topic(HALF_TOPIC) is None
 
 
-def test_a_topic_is_made_at_the_prepare(rig: TransactionRig) -> None:
+def test_a_topic_is_created_at_the_prepare(rig: TransactionRig) -> None:
     transaction = rig.begin(body(b"x", topic=b"fresh", partitionId=0))
     assert rig.backend.topic("fresh") is not None
     rig.proxy.end(transaction, COMMIT)
     assert rig.bodies("fresh") == [b"x"]
 
 
-def test_a_topic_that_is_gone_makes_dead_letters_of_all(rig: TransactionRig) -> None:
+def test_a_deleted_topic_makes_a_dead_letter_of_all_messages(rig: TransactionRig) -> None:
     rig.make("doomed")
     transaction = rig.begin(body(b"one"), body(b"two", topic=b"doomed"))
     rig.delete("doomed")
@@ -231,7 +231,7 @@ def test_a_topic_that_the_owner_hears_of_late_is_waited_for(rig: TransactionRig)
     assert (rig.bodies(), rig.bodies("news"), rig.dead()) == ([b"one"], [b"two"], [])
 
 
-def test_a_proxy_that_has_not_heard_of_transactions_calls_none_never_there(rig: TransactionRig) -> None:
+def test_a_transaction_that_the_proxy_has_not_read_is_not_called_missing(rig: TransactionRig) -> None:
     call = rig.proxy.ending(rig.new_id(), COMMIT, throughOffset=0)
     assert (call.answer.code, call.answer.outcome) == (15, None)
     assert rig.proxy.end(rig.new_id(), ROLLBACK).outcome == NEVER_THERE
@@ -250,7 +250,7 @@ def test_a_topic_that_is_closed_keeps_it_open(rig: TransactionRig) -> None:
     assert rig.bodies("door") == [b"x"]
 
 
-def test_a_topic_made_anew_with_fewer_queues_takes_it(rig: TransactionRig) -> None:
+def test_a_recreated_topic_with_fewer_queues_accepts_the_commit(rig: TransactionRig) -> None:
     rig.make("shrunk", 4)
     transaction = rig.begin(body(b"x", topic=b"shrunk", partitionId=3))
     rig.delete("shrunk")
@@ -258,7 +258,7 @@ def test_a_topic_made_anew_with_fewer_queues_takes_it(rig: TransactionRig) -> No
     assert rig.proxy.end(transaction, COMMIT).results[0].queueId == 1
 
 
-def test_a_late_message_is_no_part_of_it(rig: TransactionRig) -> None:
+def test_a_late_message_does_not_belong_to_the_transaction(rig: TransactionRig) -> None:
     transaction = rig.begin(body(b"in time"))
     rig.proxy.end(transaction, COMMIT)
     late = rig.proxy.prepare(transaction, body(b"late"))
@@ -296,15 +296,15 @@ def test_nonsense_is_refused(memory: TransactionRig) -> None:
     for after_ms in (-1, 86_400_001, 1 << 62):
         assert proxy.prepare(transaction, checkAfterMs=after_ms).code == 11
     for text in (b"x", b"-1", b"99999999", b"1.5"):
-        odd = body(b"x", properties={b"CHECK_IMMUNITY_TIME_IN_SECONDS": text})
-        assert proxy.prepare(transaction, odd).code == 11
+        invalid = body(b"x", properties={b"CHECK_IMMUNITY_TIME_IN_SECONDS": text})
+        assert proxy.prepare(transaction, invalid).code == 11
     for action in (1, -1, 1 << 30, None):
         assert proxy.end(transaction, action).code == 11  # type: ignore[arg-type]
     memory.begin()
     assert proxy.end(transaction, COMMIT, throughOffset=-5).outcome == NEVER_THERE
 
 
-def test_an_end_that_reaches_further_than_the_queue_is_to_be_asked_again(memory: TransactionRig) -> None:
+def test_an_end_beyond_the_end_of_the_queue_must_be_retried(memory: TransactionRig) -> None:
     transaction = memory.begin()
     for through in (7, (1 << 63) - 1):
         call = memory.proxy.ending(transaction, COMMIT, throughOffset=through)
@@ -325,7 +325,7 @@ def test_an_engine_that_commits_no_several_topics_refuses(memory: TransactionRig
     assert memory.proxy.polling().answer.code == 11
 
 
-def test_an_engine_that_knows_no_message_again_has_the_shard_for_it(memory: TransactionRig) -> None:
+def test_without_keys_in_the_engine_the_shard_recognises_resends(memory: TransactionRig) -> None:
     memory.backend.capabilities = replace(memory.backend.capabilities, idempotent=False)
     memory.proxy = memory.beside(served=False)
     transaction, numbered = memory.new_id(), body(b"x", producerId=b"p", sequence=1, answeredBelow=0)
@@ -335,7 +335,7 @@ def test_an_engine_that_knows_no_message_again_has_the_shard_for_it(memory: Tran
     assert memory.bodies() == [b"x"]
 
 
-def test_a_resend_is_one_whatever_its_sender_has_heard_meanwhile(rig: TransactionRig) -> None:
+def test_a_resend_is_recognised_whatever_answers_its_sender_got(rig: TransactionRig) -> None:
     """Of several messages together: their commit asks no engine whether it knows them."""
     transaction, ids = rig.new_id(), set()
     for below in (0, 1, 1):

@@ -42,7 +42,7 @@ def owned_by(rig: TransactionRig, proxy: TransactionProxy) -> bytes:
     return rig.new_id(shard=min(proxy.shards))
 
 
-def test_the_wrong_proxy_passes_the_end_on(rig: TransactionRig) -> None:
+def test_a_proxy_that_is_not_the_owner_forwards_the_end(rig: TransactionRig) -> None:
     first, second = two(rig)
     for owner, other in ((first, second), (second, first)):
         transaction = owned_by(rig, owner)
@@ -57,14 +57,14 @@ def test_the_wrong_proxy_passes_the_end_on(rig: TransactionRig) -> None:
     assert rig.bodies() == [b"x"] * 4
 
 
-def test_what_was_passed_on_is_not_passed_on_again(rig: TransactionRig) -> None:
+def test_a_forwarded_end_is_not_forwarded_twice(rig: TransactionRig) -> None:
     first, second = two(rig)
     call = first.ending(owned_by(rig, second), COMMIT, forwardedBy=b"127.0.0.1:1")
     assert call.answer.code == 15
     assert "two owners" in call.answer.msg
 
 
-def test_a_prepare_elsewhere_is_part_of_it_also_where_the_caller_forgot_how_far_it_reaches(
+def test_a_prepare_at_another_proxy_belongs_to_it_without_a_stated_end(
     rig: TransactionRig,
 ) -> None:
     first, second = two(rig)
@@ -100,14 +100,14 @@ def test_a_stranger_is_refused_at_every_proxy(rig: TransactionRig) -> None:
     assert rig.bodies() == [b"ours"]
 
 
-def test_a_prepare_is_not_passed_on_again(rig: TransactionRig) -> None:
+def test_a_forwarded_prepare_is_not_forwarded_twice(rig: TransactionRig) -> None:
     first, second = two(rig)
     refused = first.prepare(owned_by(rig, second), forwardedBy=b"127.0.0.1:1")
     assert refused.code == 20  # for the proxy that passed it on: to look again who owns the shard
     assert rig.unfinished() == 1
 
 
-def test_a_prepare_whose_owner_is_away_is_to_be_sent_again(rig: TransactionRig) -> None:
+def test_a_prepare_whose_owner_is_away_must_be_resent(rig: TransactionRig) -> None:
     """In time, and never told as stored."""
     first, second = two(rig)
     transaction = owned_by(rig, second)
@@ -139,7 +139,7 @@ def test_what_an_owner_of_before_stored_too_late_is_counted(rig: TransactionRig)
     assert rig.bodies() == []
 
 
-def test_a_commit_that_others_made_before_a_message_came_is_not_told_as_done(rig: TransactionRig) -> None:
+def test_an_earlier_commit_without_this_message_is_not_reported_as_done(rig: TransactionRig) -> None:
     first, second = two(rig)
     transaction = owned_by(rig, first)
     through = first.prepare(transaction, body(b"1")).throughOffset
@@ -158,7 +158,7 @@ def test_a_commit_that_others_made_before_a_message_came_is_not_told_as_done(rig
     assert rig.bodies() == [b"1"]
 
 
-def test_what_is_sent_again_takes_no_more_room() -> None:
+def test_resent_messages_count_once_for_the_limits() -> None:
     """Neither what was put off and sent again, nor what was stored before, at whichever proxy."""
     rig = TransactionRig(messages_max=3, bytes_max=1_000)
     owner, other = two(rig)
@@ -177,7 +177,7 @@ def test_what_is_sent_again_takes_no_more_room() -> None:
     assert (answer.code, len(answer.results)) == (0, 3)
 
 
-def test_what_owners_in_a_row_let_in_beyond_a_commit_is_in_the_dead_letters_whole(
+def test_what_consecutive_owners_accepted_beyond_a_commit_becomes_dead_letters(
     rig: TransactionRig,
 ) -> None:
     """All of it, also what its own commit has no room for, and also when the owner dies in between."""
@@ -216,7 +216,7 @@ def test_checks_of_the_other_proxys_shards_come_here(rig: TransactionRig) -> Non
     assert first.end(transaction, COMMIT, group=b"shop", check=1).code == 0
 
 
-def test_the_next_owner_knows_what_was_open_and_what_had_ended(rig: TransactionRig) -> None:
+def test_the_next_owner_restores_open_and_decided_transactions(rig: TransactionRig) -> None:
     first, second = two(rig)
     committed, rolled_back, left = (owned_by(rig, second) for _ in range(3))
     for one in (committed, rolled_back, left):
@@ -263,7 +263,7 @@ def test_an_end_that_nobody_knows_the_outcome_of_is_looked_up(
     assert len(memory.ops()) == 1
 
 
-def test_an_owner_that_shuts_down_is_no_reason_to_leave_the_one_that_was_asked(rig: TransactionRig) -> None:
+def test_a_stopping_owner_is_no_reason_to_switch_proxies(rig: TransactionRig) -> None:
     first, second = two(rig)
     transaction = owned_by(rig, second)
     assert second.prepare(transaction, body(b"x")).code == 0
@@ -325,7 +325,7 @@ def test_what_is_no_longer_remembered_is_looked_up(rig: TransactionRig) -> None:
     assert few.end(old, COMMIT).outcome == NEVER_THERE
 
 
-def test_what_retention_took_is_no_longer_known(memory: TransactionRig) -> None:
+def test_what_retention_deleted_is_no_longer_reported(memory: TransactionRig) -> None:
     memory.proxy.kill()
     few = TransactionProxy(memory, served=False, outcomes_max=2)
     memory.proxies.append(few)
@@ -350,7 +350,7 @@ def test_what_retention_took_is_no_longer_known(memory: TransactionRig) -> None:
         assert later.end(one, COMMIT).outcome == NO_LONGER_KNOWN
 
 
-def test_how_one_ended_is_not_called_never_there_where_that_is_damaged(memory: TransactionRig) -> None:
+def test_a_damaged_decision_is_not_reported_as_a_missing_transaction(memory: TransactionRig) -> None:
     """Whoever is told so does the work once more."""
     ids = [memory.new_id(shard=1) for _ in range(3)]
     for one in ids:
@@ -421,7 +421,7 @@ def test_it_costs_nothing_where_there_are_no_transactions(memory: TransactionRig
     until(lambda: len(served.shards) == SHARDS or served.tick(), "it owns all shards")
 
 
-def test_one_that_two_owners_let_in_whole_is_asked_about_at_the_other(memory: TransactionRig) -> None:
+def test_a_transaction_that_two_owners_accepted_is_checked_at_the_other(memory: TransactionRig) -> None:
     first, second = two(memory)
     transaction = owned_by(memory, first)
     for _ in range(2):

@@ -37,7 +37,7 @@ def test_a_rollback_drops_all_of_it(rig: TransactionRig) -> None:
     assert rig.unfinished() == 0
 
 
-def test_what_has_ended_is_told(rig: TransactionRig) -> None:
+def test_the_outcome_of_a_decided_transaction_is_reported(rig: TransactionRig) -> None:
     committed, rolled_back = rig.begin(), rig.begin()
     rig.proxy.end(committed, COMMIT)
     rig.proxy.end(rolled_back, ROLLBACK)
@@ -54,7 +54,7 @@ def test_what_has_ended_is_told(rig: TransactionRig) -> None:
     assert len(rig.bodies()) == 1
 
 
-def test_not_known_yet_keeps_it_open(rig: TransactionRig) -> None:
+def test_an_undecided_check_keeps_it_open(rig: TransactionRig) -> None:
     transaction = rig.begin()
     answer = rig.proxy.end(transaction, NOT_KNOWN_YET)
     assert (answer.code, answer.outcome) == (0, OPEN)

@@ -81,7 +81,7 @@ def ends_in_time(rig: PushRig, receiver: Receiver, topic: str = "Q") -> None:
     ],
     ids=str,
 )
-def test_what_the_receiver_takes_is_not_pushed_again(
+def test_what_the_receiver_accepts_is_not_pushed_twice(
     rig: PushRig, receiver: Receiver, before: dict[str, str], after: dict[str, str]
 ) -> None:
     under_way(rig, receiver, **before)

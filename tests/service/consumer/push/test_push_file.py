@@ -165,7 +165,7 @@ def test_a_body_that_is_no_line_is_a_dead_letter(out: Path) -> None:
     assert any("line break" in value for value in rig.dead()[0][1].values())
 
 
-def test_without_a_folder_the_subscription_is_held_back(out: Path) -> None:
+def test_without_a_folder_the_subscription_is_paused(out: Path) -> None:
     rig = PushRig()
     rig.pushed("File", push=PushConfig())
     rig.put(b"x")
@@ -173,7 +173,7 @@ def test_without_a_folder_the_subscription_is_held_back(out: Path) -> None:
     assert rig.counted("ddmq_push_held") == 1
 
 
-def test_a_folder_that_cannot_be_made_fails_messages(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_fails_messages(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     rig = rig_for(tmp_path / "file" / "out", **QUICK)
     rig.put(b"x")

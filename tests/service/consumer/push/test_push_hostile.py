@@ -138,7 +138,7 @@ def test_https(rig: PushRig, monkeypatch: pytest.MonkeyPatch) -> None:
         assert b"params=secret" in b"".join(received)
 
 
-def test_a_certificate_of_nobody_known_is_an_error(rig: PushRig) -> None:
+def test_a_certificate_of_an_untrusted_issuer_is_an_error(rig: PushRig) -> None:
     received: list[bytes] = []
     with tls_server(received) as port:
         rig.http(f"https://127.0.0.1:{port}/in", max_retry=0)

@@ -108,7 +108,7 @@ def test_answers_that_mean_done(rig: PushRig, receiver: Receiver, content: bytes
 
 
 @pytest.mark.parametrize("error", [(500, b""), (302, b""), (201, b'{"errno":0}'), None])
-def test_errors_come_again_after_growing_waits(rig: PushRig, receiver: Receiver, error: Any) -> None:
+def test_failed_pushes_are_retried_after_growing_waits(rig: PushRig, receiver: Receiver, error: Any) -> None:
     receiver.answers.extend([error] * 3)
     rig.http(receiver.url(), ack_timeout_ms=1_000)
     rig.put(b"x")
@@ -157,7 +157,7 @@ def test_an_errno_fails_the_job_with_the_retry_intervals(rig: PushRig, receiver:
     assert rig.outcomes() == {"failed": 3}
 
 
-def test_errno_1000002_comes_again_every_second_uncounted(rig: PushRig, receiver: Receiver) -> None:
+def test_errno_1000002_is_retried_every_second_uncounted(rig: PushRig, receiver: Receiver) -> None:
     receiver.answers.extend([(200, b'{"errno":1000002}')] * 5)
     rig.http(receiver.url(), max_retry=0, retry_intervals_ms=(), retry_steps=0)
     rig.put(b"x")
@@ -182,7 +182,7 @@ def test_errno_1000000_sends_the_next_ones_slower(rig: PushRig, receiver: Receiv
     rig.until_moved(lambda: rig.progress().committed == 5)
 
 
-def test_urls_take_turns_from_a_start_by_chance(rig: PushRig, receiver: Receiver) -> None:
+def test_urls_rotate_from_a_random_start(rig: PushRig, receiver: Receiver) -> None:
     receiver.answers.extend([BUSY] * 2)
     rig.http(receiver.url("/a"), receiver.url("/b"), receiver.url("/c"))
     rig.put(b"x")
@@ -238,7 +238,7 @@ def test_an_answer_over_the_bound_is_an_error(rig: PushRig, receiver: Receiver) 
     assert any("over 1000 bytes" in value for value in rig.dead()[0][1].values())
 
 
-def test_connections_are_kept_and_bounded(rig: PushRig, receiver: Receiver) -> None:
+def test_connections_are_reused_and_bounded(rig: PushRig, receiver: Receiver) -> None:
     rig.http(receiver.url(), connections_max=2)
     rig.put(*[b"%d" % number for number in range(50)])
     rig.until_committed(50)

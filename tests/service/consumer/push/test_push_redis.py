@@ -100,7 +100,7 @@ def test_a_missing_value_fails_before_anything_is_sent(rig: PushRig, redis: Serv
     assert any("nothing at $.nowhere" in value for value in rig.dead()[0][1].values())
 
 
-def test_a_wrong_password_fails(rig: PushRig, redis: Server) -> None:
+def test_an_invalid_password_fails(rig: PushRig, redis: Server) -> None:
     pushed(rig, redis.port, ["SET", "x", "1"], password="wrong", **QUICK)
     rig.put(b"{}")
     rig.until_moved(lambda: rig.progress().committed == 1)

@@ -70,12 +70,12 @@ def workers(registry: Registry) -> Iterator[ScriptWorkers]:
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_what_may_take_long_is_known_before(what: str) -> None:
+def test_scripts_that_may_take_long_are_detected_before_they_run(what: str) -> None:
     source, body = HOSTILE[what]
     assert Script(ScriptConfig(filter=source), after_json=True).cost_for(message(body)) > CHEAP_WORK_MAX
 
 
-def test_usual_scripts_are_cheap() -> None:
+def test_typical_scripts_are_cheap() -> None:
     body = {"amount": 5, "status": "paid", "items": [{"sku": "x"}] * 20, "text": "x" * 800}
     for source in (
         "body.amount > 100",
@@ -89,7 +89,7 @@ def test_usual_scripts_are_cheap() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["texts added to themselves", "patterns of the message"])
-def test_a_script_without_end_is_ended(workers: ScriptWorkers, registry: Registry, what: str) -> None:
+def test_a_script_without_end_is_killed(workers: ScriptWorkers, registry: Registry, what: str) -> None:
     """The hub goes on meanwhile, and the next task finds a process that works."""
     source, body = HOSTILE[what]
     beats: list[float] = []
@@ -123,7 +123,7 @@ def test_a_worker_does_what_the_proxy_does(workers: ScriptWorkers) -> None:
 
 
 @pytest.mark.slow
-def test_processes_are_few_and_kept(workers: ScriptWorkers) -> None:
+def test_processes_are_few_and_reused(workers: ScriptWorkers) -> None:
     config = ScriptConfig(filter="body.a == 1")
     tasks = [gevent.spawn(workers.run, config, message({"a": 1}), True) for _ in range(20)]
     gevent.joinall(tasks, timeout=30, raise_error=True)
@@ -156,7 +156,7 @@ def test_a_task_whose_process_is_killed_gets_another(workers: ScriptWorkers, reg
 
 
 @pytest.mark.slow
-def test_a_process_that_hangs_up_and_stays_is_ended_and_its_task_not_tried_again(
+def test_a_process_that_hangs_up_is_killed_and_its_task_not_retried(
     workers: ScriptWorkers, registry: Registry
 ) -> None:
     started = []

@@ -75,7 +75,7 @@ def pair() -> Iterator[TwoProxies]:
     proxies.close()
 
 
-def test_it_reaches_the_holder_and_its_answer_the_caller(pair: TwoProxies) -> None:
+def test_a_reply_reaches_the_owner_and_its_answer_the_caller(pair: TwoProxies) -> None:
     response = pair.reply(
         pair.there, pair.lease, reply_message(body=b"a"), reply_message(body=b"b"), timeout=5_000
     )
@@ -108,7 +108,7 @@ def test_who_waits_for_a_rate_holds_up_no_other() -> None:
     pair.close()
 
 
-def test_refusals_come_back_whole(pair: TwoProxies) -> None:
+def test_rejections_come_back_complete(pair: TwoProxies) -> None:
     response = pair.reply(pair.there, pair.lease, reply_message("no/name"))
     assert (response.code, response.outcome) == (11, None)
     assert b"no/name" in response.msg
@@ -128,7 +128,7 @@ def test_between_two_owners(pair: TwoProxies) -> None:
     assert pair.reply(pair.there, pair.lease).code == 15
 
 
-def test_a_holder_that_cannot_be_reached(pair: TwoProxies) -> None:
+def test_an_owner_that_cannot_be_reached_stores_nothing(pair: TwoProxies) -> None:
     pair.set_owners("127.0.0.1:9")
     response = pair.reply(pair.there, pair.lease)
     assert (response.code, response.outcome) == (15, None)
@@ -137,7 +137,7 @@ def test_a_holder_that_cannot_be_reached(pair: TwoProxies) -> None:
     assert pair.reply(pair.there, pair.lease).outcome == STORED
 
 
-def test_a_holder_that_says_nothing_may_have_done_it(pair: TwoProxies) -> None:
+def test_a_silent_owner_means_an_unknown_outcome(pair: TwoProxies) -> None:
     pair.here.backend.pause_writes()
     response = pair.reply(pair.there, pair.lease, timeout=200)
     assert (response.code, response.outcome) == (12, None)

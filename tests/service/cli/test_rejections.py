@@ -47,7 +47,7 @@ def test_an_empty_topic_deletes_no_group(shell: Shell, topic: str) -> None:
     assert [each["topic"] for each in shell.json("group", "show", topic)["subscriptions"]] == ["owned"]
 
 
-def test_what_cannot_be_saved_is_not_taken(shell: Shell, topic: str, tmp_path: Path) -> None:
+def test_messages_that_cannot_be_saved_are_not_pulled(shell: Shell, topic: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     shell("send", topic, "one")
     error = shell.refused("pull", topic, "--group", topic, "--save-to", str(tmp_path / "file" / "folder"))
@@ -95,7 +95,7 @@ def test_no_producer_proxy(shell: Shell, nobody: str) -> None:
         "delay reschedule ID --delay 1h",
     ],
 )
-def test_that_no_producer_proxy_answers_is_said_soon_and_what_may_help(
+def test_a_silent_producer_proxy_is_reported_soon_with_a_hint(
     shell: Shell, nobody: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ident = f"{'0' * 8}-{'0' * 4}-{'0' * 4}-{'0' * 4}-{'0' * 12}"
@@ -173,7 +173,7 @@ def test_all_ports_in_use_are_named_before_anything_starts(
     assert not (tmp_path / "data").exists()
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     any_port = [
         word for component in ("producer", "consumer", "admin") for word in (f"--{component}", "127.0.0.1:0")
     ]
@@ -186,7 +186,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     assert "is a file" in process.stderr
 
 
-def test_a_wrong_configuration(tmp_path: Path) -> None:
+def test_an_invalid_configuration_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "topics.yaml").write_text("topics:\n- name: x\n")
     process = ddmq("serve", "--data-dir", str(tmp_path / "data"), "--config", str(tmp_path))
     assert process.returncode == 1

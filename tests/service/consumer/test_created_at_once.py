@@ -35,7 +35,7 @@ def set_by_file(service: ConsumerService) -> Completion[Any]:
 @pytest.mark.parametrize("pull_first", [True, False])
 @pytest.mark.parametrize("proxies", [1, 2])
 @pytest.mark.parametrize("announce", [set_by_command, set_by_file])
-def test_what_is_said_holds(
+def test_settings_stated_while_a_pull_creates_the_group_hold(
     announce: Callable[[ConsumerService], Completion[Any]], proxies: int, pull_first: bool, queues: int
 ) -> None:
     rig = ConsumerRig()

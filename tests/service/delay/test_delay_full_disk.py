@@ -12,13 +12,13 @@ from ddmq_common.clock import ManualClock
 from delay_service.context import STALLED_S
 from delay_service.store.port import DelayStore, StoreChanges
 from delay_service.waiting.follow import REPORT_INTERVAL_S
-from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore
+from tests.service.delay.delay_rig import DelayRig, Disks, RetainedStore
 from tests.support.compacting_memory import CompactingMemory
 
 HOUR_MS = 3_600_000
 
 
-class SlowStore(KeptStore):
+class SlowStore(RetainedStore):
     """`full`: of what makes it larger; `stuck`: of anything. `asked`: how often."""
 
     full = stuck = False
@@ -55,7 +55,7 @@ def rig(disks: SlowDisks) -> Iterator[DelayRig]:
     rig.close()
 
 
-def test_what_is_due_fires_while_nothing_more_is_taken_in(rig: DelayRig, disks: SlowDisks) -> None:
+def test_due_messages_fire_while_ingestion_is_stopped(rig: DelayRig, disks: SlowDisks) -> None:
     now = rig.clock.wall_ms()
     rig.add(1, now + 1_000)
     rig.settle()
@@ -67,7 +67,7 @@ def test_what_is_due_fires_while_nothing_more_is_taken_in(rig: DelayRig, disks: 
     rig.until(lambda: rig.bodies() == [b"1", b"2"] or rig.ring(), "it is taken in, and fires")
 
 
-def test_nothing_fires_while_no_write_has_room(
+def test_nothing_fires_while_the_store_cannot_write(
     rig: DelayRig, disks: SlowDisks, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.add(1, rig.clock.wall_ms() + 1_000)
@@ -89,7 +89,7 @@ def test_nothing_fires_while_no_write_has_room(
     rig.until(lambda: sorted(rig.bodies()) == [b"1", b"2"] or rig.ring(), "both fire")
 
 
-def test_a_service_ends_while_its_store_has_no_room(rig: DelayRig, disks: SlowDisks) -> None:
+def test_a_service_stops_while_its_store_cannot_write(rig: DelayRig, disks: SlowDisks) -> None:
     disks.are(stuck=True)
     rig.add(1, rig.clock.wall_ms())
     rig.settle()
@@ -99,7 +99,7 @@ def test_a_service_ends_while_its_store_has_no_room(rig: DelayRig, disks: SlowDi
     rig.until(lambda: rig.bodies() == [b"1"] or rig.ring(), "its next owner takes it in")
 
 
-def test_two_moments_without_room_are_not_a_disk_that_does_not_keep_up(
+def test_two_short_stalls_are_not_a_slow_disk(
     rig: DelayRig, disks: SlowDisks, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing was to be taken in at either."""
@@ -114,7 +114,7 @@ def test_two_moments_without_room_are_not_a_disk_that_does_not_keep_up(
     assert not caplog.records
 
 
-def test_rows_are_followed_when_there_is_room(disks: SlowDisks, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_are_followed_when_there_is_space(disks: SlowDisks, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     rig = DelayRig(backend=CompactingMemory(clock), clock=clock, disks=disks)
     rig.make("orders")

@@ -36,7 +36,9 @@ def ready(rig: ConsumerRig) -> ConsumerRig:
     return rig.ready()
 
 
-def test_one_that_has_gone_makes_room_for_others(ready: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnected_client_frees_its_slot_for_others(
+    ready: ConsumerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(consistency, "CLIENTS_MAX", 1)
     pull_over(ready, ONE)
     close(ready, ONE)
@@ -45,7 +47,7 @@ def test_one_that_has_gone_makes_room_for_others(ready: ConsumerRig, monkeypatch
     assert listed(ready) == {"d": True}
 
 
-def test_one_that_connects_again_keeps_since_when_it_pulls(ready: ConsumerRig) -> None:
+def test_a_reconnected_client_keeps_its_first_pull_time(ready: ConsumerRig) -> None:
     pull_over(ready, ONE)
     (before,) = ready.service.clients("G")
     close(ready, ONE)
@@ -83,7 +85,7 @@ def test_what_is_remembered_of_connections_is_bounded(
     assert listed(ready) == {"c": True}
 
 
-def test_a_difference_of_one_that_has_gone_is_not_listed(ready: ConsumerRig) -> None:
+def test_a_difference_of_a_disconnected_client_is_not_listed(ready: ConsumerRig) -> None:
     request = IDL.PullRequest(groupId=b"G", topic=b"T", clientId=b"c", filterType=b"TAG", filter=b"a")
     call = FakeCall("pull", METHODS["pull"].args[0](request=request))
     call.peer = ONE
