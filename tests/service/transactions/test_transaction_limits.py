@@ -45,11 +45,11 @@ def test_a_transaction_has_one_limit_through_all_proxies(
     for shard in range(SHARDS):  # so each proxy is owner, and not, in turn
         transaction, through, stored = memory.new_id(shard), -1, 0
         for number, proxy in zip(range(2 * MESSAGES_MAX), itertools.cycle(every), strict=False):
-            answer = proxy.prepare(transaction, *[body(content(by, number))] * together)
+            prepared = proxy.prepare(transaction, *[body(content(by, number))] * together)
             fits = (number + 1) * together <= MESSAGES_MAX
-            assert answer.code == (0 if fits else 11), (number, answer)
+            assert prepared.code == (0 if fits else 11), (number, prepared)
             if fits:
-                through, stored = max(through, answer.throughOffset), stored + together
+                through, stored = max(through, prepared.throughOffset), stored + together
         answer = every[-1].end(transaction, COMMIT, throughOffset=through, messages=stored)
         assert (answer.code, answer.outcome, len(answer.results)) == (0, COMMITTED, MESSAGES_MAX)
     assert len(memory.bodies()) == SHARDS * MESSAGES_MAX

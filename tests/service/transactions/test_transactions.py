@@ -18,14 +18,14 @@ from tests.service.transactions.transaction_rig import (
 
 def test_a_commit_makes_all_of_it_visible(rig: TransactionRig) -> None:
     transaction = rig.begin(body(b"one"), body(b"two", topic=b"bills"))
-    answer = rig.proxy.prepare(transaction, body(b"three", partitionId=2))
-    assert (answer.code, len(answer.results)) == (0, 1)
+    prepared = rig.proxy.prepare(transaction, body(b"three", partitionId=2))
+    assert (prepared.code, len(prepared.results)) == (0, 1)
     assert (rig.bodies(), rig.bodies("bills")) == ([], [])
-    answer = rig.proxy.end(transaction, COMMIT, throughOffset=answer.throughOffset)
+    answer = rig.proxy.end(transaction, COMMIT, throughOffset=prepared.throughOffset)
     assert (answer.code, answer.outcome) == (0, COMMITTED)
     assert [(one.queueId, one.offset) for one in answer.results] == [(0, 0), (0, 0), (2, 0)]
     assert (rig.bodies(), rig.bodies("bills")) == ([b"one", b"three"], [b"two"])
-    assert answer.results[2].messageId == answer.results[0].messageId
+    assert answer.results[2].messageId == prepared.results[0].messageId
     assert rig.unfinished() == 0
 
 
