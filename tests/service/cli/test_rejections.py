@@ -42,7 +42,9 @@ def test_an_empty_topic_deletes_no_group(shell: Shell, topic: str) -> None:
     admin = AdminClient(HostPort("127.0.0.1", shell.server.ports["admin"]))
     with pytest.raises(click.ClickException, match="does not consume topic ''"):
         admin.delete("groups", topic, topic="")
-    with pytest.raises(click.ClickException, match="'topics' is no query name of this request; did you mean 'topic'"):
+    with pytest.raises(
+        click.ClickException, match="'topics' is no query name of this request; did you mean 'topic'"
+    ):
         admin.delete("groups", topic, topics="owned")
     assert [each["topic"] for each in shell.json("group", "show", topic)["subscriptions"]] == ["owned"]
 
