@@ -275,8 +275,7 @@ BLOCKED_KEYS = _gauge(
 )
 BLOCKED_KEY_AGE = _gauge(
     "ddmq_blocked_key_age_ms",
-    "Time since the first failure of the order key that has been failing for longest. The time continues "
-    "while messages of the key become dead letters, until one is acknowledged.",
+    "Time since the first failure of the longest blocked key, until one of its messages is acknowledged.",
     "group",
     "topic",
     unit="ms",
@@ -557,19 +556,12 @@ KAFKA_PRODUCERS_REPLACED = _counter(
 )
 KAFKA_SENDS_REFUSED = _counter(
     "ddmq_kafka_sends_refused_total",
-    "Number of records of sends that were rejected because of their partition, by reason: silent (the "
-    "partition does not respond), share (the partition's share of the pending bounds is used up).",
+    "Number of rejected records of sends by reason: silent (the partition does not respond), share (the "
+    "partition has used up its share of the pending bounds).",
     "reason",
 )
-KAFKA_QUARANTINES = _counter(
-    "ddmq_kafka_quarantines_total",
-    "Number of times that a partition was moved to the quarantine producer because it did not respond.",
-)
-KAFKA_RETIRED_IDS = _gauge(
-    "ddmq_kafka_retired_ids",
-    "Number of transactional ids that this process no longer uses because their last transaction did not "
-    "end. Above five, the process takes a new name.",
-)
+KAFKA_QUARANTINES = _counter("ddmq_kafka_quarantines_total", "Number of quarantines of partitions.")
+KAFKA_RETIRED_IDS = _gauge("ddmq_kafka_retired_ids", "Number of transactional ids that cannot be used.")
 KAFKA_FOLLOWER_LAG = _gauge(
     "ddmq_kafka_follower_lag_ms",
     "Age of this process's latest returned heartbeat, if a later heartbeat is on its way. The value is "

@@ -319,7 +319,7 @@ class SubscribedQueue:
             self.uncommitted.repeat_acks(start, end, self.ack_map)
         return finished
 
-    def _finish_run(self, start: int, end: int, *, durable: bool = False) -> None:
+    def _finish_run(self, start: int, end: int, *, durable: bool = False, acked: bool = False) -> None:
         self.ack_map.finish(((start, end),))
         if not durable:
             self.uncommitted.add_finished(start, end)
@@ -329,7 +329,7 @@ class SubscribedQueue:
                 self.used_up.discard(job.offset)
         if self.stream is not None:
             if durable:
-                self.stream.on_finished(start, end)
+                self.stream.on_finished(start, end, acked=acked)
             else:
                 self.stream.hold_jobs(start, end)
 
@@ -340,7 +340,6 @@ class SubscribedQueue:
             self.overtaken = True
             if self.stream is not None:
                 self.stream.pass_over(recorded)
-                self._hold_unplaced(recorded)
         for job in waiting:
             self._finish_run(job.offset, job.offset + 1)
         return len(waiting)
@@ -351,7 +350,6 @@ class SubscribedQueue:
         self.overtaken = self.overtaken or bool(unfinished)
         if self.stream is not None:
             self.stream.pass_over(unfinished)
-            self._hold_unplaced(unfinished)
         for first, after in ranges_of(unfinished):
             self._finish_run(first, after)
         return len(unfinished)
@@ -359,13 +357,8 @@ class SubscribedQueue:
     def _drop_finished(self, start: int, end: int) -> None:
         """Record that clients finished those of these messages that they held when the queue moved here."""
         if self.stream is not None:
-            self._hold_unplaced([offset for offset in range(start, end) if offset in self.out])
+            self.stream.hold_unplaced([offset for offset in range(start, end) if offset in self.out])
         self.drop_adopted(start, end)
-
-    def _hold_unplaced(self, offsets: Iterable[int]) -> None:
-        """Let the scope wait for the commit of those offsets whose keys it does not know."""
-        if self.stream is not None:
-            self.stream.hold_unplaced([offset for offset in offsets if offset not in self.stream.busy])
 
     def open_offsets(self, start: int, end: int) -> list[int]:
         """Return the offsets that are neither finished, nor on their way to another topic, nor reserved."""
@@ -580,7 +573,7 @@ class SubscribedQueue:
 
     def on_published(self, offset: int, *, acked: bool = False) -> None:
         """Finish a message whose progress and copies are durable. `acked`: by a client's acknowledgement."""
-        self._finish_run(offset, offset + 1, durable=True)
+        self._finish_run(offset, offset + 1, durable=True, acked=acked)
         if self.observer is not None:
             self.observer.on_change(JobNews.ACKED if acked else JobNews.MOVED, offset)
 

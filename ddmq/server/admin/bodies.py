@@ -12,7 +12,7 @@ Flag = Annotated[bool, Meta(description="true, false")]
 Offset = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class OffsetReset(Body):
+class OffsetResetBody(Body):
     """A reset of a group's offsets. `to`: "first", "last", an offset or a time; `queue`: None for all."""
 
     topic: Annotated[str, Meta(min_length=1, description="the name of a topic that the group consumes")]
@@ -21,7 +21,7 @@ class OffsetReset(Body):
     dry_run: Flag = False
 
 
-class KeyAction(Body):
+class KeyActionBody(Body):
     """An operator's action on a blocked key. `take_away`: a replay ends the lease of a client."""
 
     action: Annotated[Literal["park", "skip", "replay"], Meta(description="park, skip, replay")]
@@ -29,7 +29,7 @@ class KeyAction(Body):
     take_away: Flag = False
 
 
-class DeadLetterResend(Body):
+class DeadLetterResendBody(Body):
     """Which dead letters are sent again, and to whom. `cursor`: the one of an earlier answer."""
 
     all: Flag = False
@@ -45,7 +45,7 @@ class DeadLetterResend(Body):
     ] = None
 
 
-class DeadLetterPurge(Body):
+class DeadLetterPurgeBody(Body):
     """Which dead letters are discarded: all, or those stored before a time."""
 
     all: Flag = False
@@ -53,13 +53,13 @@ class DeadLetterPurge(Body):
     dry_run: Flag = False
 
 
-class TransactionEnd(Body):
+class TransactionEndBody(Body):
     """An operator's decision about an open transaction."""
 
     action: Annotated[Literal["commit", "rollback"], Meta(description="commit, rollback")]
 
 
-class DelayBackup(Body):
+class DelayBackupBody(Body):
     """A backup of the delay service. `shards` and `secret`: from a process that has begun the backup."""
 
     folder: Annotated[Any, Meta(description="the name of a new folder below backup_dir")] = None

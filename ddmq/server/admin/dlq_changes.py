@@ -28,7 +28,7 @@ from backend.records import (
     QueueRef,
     TopicInfo,
 )
-from ddmq.server.admin.bodies import DeadLetterPurge, DeadLetterResend
+from ddmq.server.admin.bodies import DeadLetterPurgeBody, DeadLetterResendBody
 from ddmq.server.admin.dlq import (
     DeadLetterFilter,
     DeadLetterRange,
@@ -169,7 +169,7 @@ def _done_delta(queue: QueueRef, done: ProgressView, ranges: Sequence[tuple[int,
     return ProgressDelta(DONE_GROUP, queue, done.epoch, done.generation, finished=ranges)
 
 
-def resend(backend: Backend, clock: Clock, group: str, body: DeadLetterResend) -> dict[str, Any]:
+def resend(backend: Backend, clock: Clock, group: str, body: DeadLetterResendBody) -> dict[str, Any]:
     """Send chosen letters to their own group again, for a few seconds at most.
 
     They reach every group of their topics if `to_topic` says so, or if no group ever had them. Answers
@@ -229,7 +229,7 @@ def _parse_cursor(
     return [DeadLetterRange(queues[number], at, end) for number, at, end in cursor if at < end]
 
 
-def purge(backend: Backend, clock: Clock, group: str, body: DeadLetterPurge) -> dict[str, Any]:
+def purge(backend: Backend, clock: Clock, group: str, body: DeadLetterPurgeBody) -> dict[str, Any]:
     """Mark letters as done without sending them: `all`, or those stored before `before_ms`.
 
     They stay readable in the dead-letter topic until retention takes them. Answers `purged`, their number;

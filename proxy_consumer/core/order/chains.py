@@ -340,9 +340,9 @@ class QueueStream:
         self.unstored.add(offset)
 
     def hold_unplaced(self, offsets: Iterable[int]) -> None:
-        """Let the scope wait until these offsets, finished in advance, are finished durably."""
+        """Let the scope wait until those of the offsets that it has not placed are durably finished."""
         before = len(self.unplaced)
-        self.unplaced.update(offsets)
+        self.unplaced.update(offset for offset in offsets if offset not in self.busy)
         self.ledger.unplaced += len(self.unplaced) - before
 
     @property
@@ -420,7 +420,9 @@ class QueueStream:
             self.ledger.released.append((chain, list(table.release_next(chain))))
 
     def pass_over(self, offsets: Sequence[int]) -> None:
-        """Drop messages that were finished without a lease from the ready messages."""
+        """Drop messages that were finished without a lease from the ready messages; the scope waits until
+        those that it has not placed are durably finished."""
+        self.hold_unplaced(offsets)
         finished = set(offsets)
         remaining = deque(message for message in self.deliverable if message.offset not in finished)
         self.ledger.take_ready(len(self.deliverable) - len(remaining))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddmq.server.admin.api import ROUTES, Route, check_parameters
-from ddmq.server.admin.bodies import DeadLetterResend, OffsetReset
+from ddmq.server.admin.bodies import DeadLetterResendBody, OffsetResetBody
 from ddmq.server.http.parameters import Body, describe_fields, read_body
 from ddmq.server.http.routing import FORWARDED, AdminRequest
 from ddmq_common.errors import CallerError
@@ -72,9 +72,9 @@ def test_a_value_of_the_wrong_type_is_rejected_with_what_is_allowed(route: Route
 
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(CallerError, match=re.escape("topic is missing; allowed: the name of a topic")):
-        read_body(OffsetReset, {"to": "first"})
+        read_body(OffsetResetBody, {"to": "first"})
 
 
 def test_a_declared_body_arrives_typed() -> None:
-    body = read_body(DeadLetterResend, {"all": True, "dry_run": True, "cursor": [[0, 3, 9]]})
+    body = read_body(DeadLetterResendBody, {"all": True, "dry_run": True, "cursor": [[0, 3, 9]]})
     assert (body.all, body.dry_run, body.cursor, body.offsets) == (True, True, [(0, 3, 9)], [])

@@ -24,7 +24,7 @@ from backend.records import (
     TopicInfo,
 )
 from ddmq.server.admin import dlq, dlq_changes
-from ddmq.server.admin.bodies import DeadLetterPurge, DeadLetterResend
+from ddmq.server.admin.bodies import DeadLetterPurgeBody, DeadLetterResendBody
 from ddmq.server.admin.dlq import DeadLetterFilter, OpenDeadLetters, read_filter
 from ddmq.server.http.parameters import read_body
 from ddmq.server.http.routing import AdminRequest, NoSuchGroupError
@@ -95,10 +95,10 @@ class DeadLettersRig:
         self.backend.append(letters, self.deadline()).wait(20)
 
     def resend(self, **body: Any) -> dict[str, Any]:
-        return dlq_changes.resend(self.backend, self.clock, "G", read_body(DeadLetterResend, body))
+        return dlq_changes.resend(self.backend, self.clock, "G", read_body(DeadLetterResendBody, body))
 
     def purge(self, **body: Any) -> int:
-        checked = read_body(DeadLetterPurge, body)
+        checked = read_body(DeadLetterPurgeBody, body)
         purged: int = dlq_changes.purge(self.backend, self.clock, "G", checked)["purged"]
         return purged
 
@@ -230,10 +230,10 @@ def test_a_letter_that_no_group_had_goes_to_every_group(house: DeadLettersRig, g
     facts = {"dead-letter-reason": "given-up", "dead-letter-topic": "T"}
     house.backend.append([dead_record(topic, record, facts, {})], house.deadline()).wait(20)
     for to_topic in ({}, {"to_topic": True}, {"to_topic": False}):
-        body = DeadLetterResend(all=True, dry_run=True, **to_topic)
+        body = DeadLetterResendBody(all=True, dry_run=True, **to_topic)
         dry = dlq_changes.resend(house.backend, house.clock, group, body)
         assert (dry["resent"], dry["to_topic"], dry["reached"]["T"]["groups"]) == ({"T": 1}, True, ["G"])
-    dlq_changes.resend(house.backend, house.clock, group, DeadLetterResend(all=True))
+    dlq_changes.resend(house.backend, house.clock, group, DeadLetterResendBody(all=True))
     assert groups_named(house.stored("T")) == [""]
 
 
