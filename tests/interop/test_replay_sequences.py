@@ -204,12 +204,12 @@ def _answer_as_recorded(raw: Raw, step: Step, reply: bytes | None) -> int:
     assert isinstance(step.what, bytes)
     assert reply is not None
     answer = raw.ask(patient(step.what))
-    answered, recorded = anyframe.read(answer), anyframe.read(reply)
-    assert answered[:3] == recorded[:3]
-    assert shape(STRUCT, answered.fields) == shape(STRUCT, recorded.fields)
-    code: int = answered.fields[0][1][1][1]
-    if code == 0 and answered.method == b"sendDelaySync":
-        assert without_shard(answered) == without_shard(recorded)
+    result, recorded = anyframe.read(answer), anyframe.read(reply)
+    assert result[:3] == recorded[:3]
+    assert shape(STRUCT, result.fields) == shape(STRUCT, recorded.fields)
+    code: int = result.fields[0][1][1][1]
+    if code == 0 and result.method == b"sendDelaySync":
+        assert without_shard(result) == without_shard(recorded)
     elif code == 0:
         assert answer == reply
     return code

@@ -92,8 +92,8 @@ def compare(sign: str, left: Tree, right: Tree, row: dict[str, str]) -> bool | N
     return table.get(sign, not below)
 
 
-def opposite(truth: bool | None) -> bool | None:
-    return None if truth is None else not truth
+def opposite(value: bool | None) -> bool | None:
+    return None if value is None else not value
 
 
 def together(kind: str, truths: list[bool | None]) -> bool | None:
@@ -113,11 +113,11 @@ def naive(tree: Tree, row: dict[str, str]) -> bool | None:
         return compare(tree[1], tree[2], tree[3], row)
     if kind == "between":
         ends = [compare(">=", tree[2], tree[3], row), compare("<=", tree[2], tree[4], row)]
-        truth = together("and", ends)
-        return opposite(truth) if tree[1] else truth
+        value = together("and", ends)
+        return opposite(value) if tree[1] else value
     if kind == "in":
-        truth = together("or", [compare("=", tree[2], one, row) for one in tree[3]])
-        return opposite(truth) if tree[1] else truth
+        value = together("or", [compare("=", tree[2], one, row) for one in tree[3]])
+        return opposite(value) if tree[1] else value
     if kind == "null?":
         return (tree[2][1] in row) is tree[1]
     if kind == "name":

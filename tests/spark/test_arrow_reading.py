@@ -111,10 +111,10 @@ def read_lines(spark: SparkSession, paths: list[str]) -> DataFrame:
 def same_both_ways(spark: SparkSession, folders: list[Path]) -> dict[Any, Any]:
     paths = [str(folder) for folder in folders]
     lines = read_lines(spark, paths)
-    read = read_minutes(spark, paths, ALL, DataFrame.persist)
-    sums, expected = added_up(read.minutes), added_up(to_minutes(lines, DataFrame.persist))
+    batch = read_minutes(spark, paths, ALL, DataFrame.persist)
+    sums, expected = added_up(batch.minutes), added_up(to_minutes(lines, DataFrame.persist))
     assert sums == expected
-    assert refused(read.odd) == refused(lines)
+    assert refused(batch.odd) == refused(lines)
     return sums
 
 

@@ -136,7 +136,7 @@ def _finishes(directory: Path) -> Iterator[Finish]:
 
 def _losses(proxy: str, path: Path, offset_s: float) -> Iterator[Loss]:
     for line in path.read_text(errors="replace").splitlines():
-        if not any(event in line for event in LOST_EVENTS):
+        if not any(name in line for name in LOST_EVENTS):
             continue
         event = json.loads(line)
         if event["event"] in LOST_EVENTS:

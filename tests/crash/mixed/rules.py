@@ -186,10 +186,8 @@ def coverage(history: History, ending: Ending, plans: Sequence[Plan]) -> str:
 
 
 def _stored(evidence: Evidence) -> Iterator[Violation]:
-    by_location: dict[Location, Row] = {}
     stored_bodies: set[str] = set()
     for row in evidence.ending.rows:
-        by_location[row.location] = row
         if row.body in stored_bodies:
             yield Violation("stored", f"{row.body} lies twice, once at {row.location}", "", row.body)
         stored_bodies.add(row.body)

@@ -48,10 +48,10 @@ def test_listed_modules_come_from_their_libraries_and_others_do_not(install: Ins
     assert str(state) == "2 modules compiled"
     state.install()
     assert len(sys.meta_path) == others + 1
-    found = sys.meta_path[0].find_spec("room.first", None)
-    assert found is not None
-    assert isinstance(found.loader, ExtensionFileLoader)
-    assert found.origin == str(tmp_path / "made" / f"room.first{compiled.SUFFIX}")
+    spec = sys.meta_path[0].find_spec("room.first", None)
+    assert spec is not None
+    assert isinstance(spec.loader, ExtensionFileLoader)
+    assert spec.origin == str(tmp_path / "made" / f"room.first{compiled.SUFFIX}")
     assert sys.meta_path[0].find_spec("room.third", None) is None
 
 
@@ -68,7 +68,7 @@ def test_an_edited_source_has_all_of_them_interpreted(install: Install, tmp_path
     assert f"room/{file} was changed" in install().reason
 
 
-def test_what_was_made_for_another_python_is_left_alone(install: Install, tmp_path: Path) -> None:
+def test_libraries_of_another_python_are_ignored(install: Install, tmp_path: Path) -> None:
     file = tmp_path / "made" / compiled.MANIFEST
     manifest = json.loads(file.read_bytes())
     file.write_text(json.dumps(manifest | {"suffix": ".cpython-27m.so"}))
@@ -83,7 +83,7 @@ def test_a_manifest_that_is_none_is_as_if_nothing_was_compiled(
     assert str(install()) == "interpreted: no module was compiled at the installation"
 
 
-def test_nothing_compiled_and_switched_off_are_told(
+def test_an_uncompiled_or_disabled_installation_says_so(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(compiled.SWITCH, "0")
@@ -94,7 +94,9 @@ def test_nothing_compiled_and_switched_off_are_told(
 
 
 @pytest.mark.parametrize("failed", [True, False])
-def test_why_an_installation_compiled_nothing_is_told(install: Install, tmp_path: Path, failed: bool) -> None:
+def test_the_reason_why_nothing_was_compiled_is_reported(
+    install: Install, tmp_path: Path, failed: bool
+) -> None:
     manifest = compiled.unbuilt_manifest("gcc failed: no space", failed)
     (tmp_path / "made" / compiled.MANIFEST).write_text(json.dumps(manifest))
     state = install()

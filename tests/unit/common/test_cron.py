@@ -14,12 +14,12 @@ BERLIN, NEW_YORK, SHANGHAI, LORD_HOWE = (
 
 def times(expression, zone, after, count):
     """The next times as text with their offset from UTC."""
-    cron, found = Cron(expression, zone), []
+    cron, fire_times = Cron(expression, zone), []
     ms = int(datetime.fromisoformat(after).timestamp() * 1_000)
     for _ in range(count):
         ms = cron.next_ms(ms)
-        found.append(datetime.fromtimestamp(ms // 1_000, ZoneInfo(zone)).isoformat(timespec="minutes"))
-    return found
+        fire_times.append(datetime.fromtimestamp(ms // 1_000, ZoneInfo(zone)).isoformat(timespec="minutes"))
+    return fire_times
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,11 @@ def test_what_an_expression_means(expression, zone, after, expected):
     ],
 )
 def test_what_is_refused(expression, zone, words):
-    fault = find_cron_error(expression, zone, 1_795_289_273_000)
-    assert fault is not None
-    assert words in fault
-    assert "allowed" in fault
-    assert len(fault) < 400
+    error = find_cron_error(expression, zone, 1_795_289_273_000)
+    assert error is not None
+    assert words in error
+    assert "allowed" in error
+    assert len(error) < 400
 
 
 @pytest.mark.parametrize(
@@ -156,12 +156,12 @@ def test_looking_back():
     assert cron.back_ms(10 * 3_600_000 - 1, 3) == 7 * 3_600_000
 
 
-def test_the_end_of_the_calendar_is_no_fault():
+def test_the_end_of_the_calendar_is_no_error():
     assert Cron("0 0 1 1 *").next_ms(253_402_300_799_000) is None
     assert Cron("0 0 1 1 *").next_ms(10**18) is None
 
 
-def test_parsed_expressions_are_kept_and_bounded():
+def test_parsed_expressions_are_cached_and_bounded():
     assert Cron.from_expression("* * * * *", "UTC") is Cron.from_expression("* * * * *", "UTC")
     with pytest.raises(CronError):
         Cron.from_expression("x", "UTC")
@@ -191,7 +191,7 @@ def test_a_search_is_made_once(expression: str, zone: str, monkeypatch: pytest.M
 
 def test_a_cron_that_comes_once_and_then_never_is_refused() -> None:
     now_ms = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1_000)
-    fault = find_cron_error("0 0 29 2 */7", "UTC", now_ms)
-    assert fault is not None
-    assert "has no second time within 10 years of its first" in fault
+    error = find_cron_error("0 0 29 2 */7", "UTC", now_ms)
+    assert error is not None
+    assert "has no second time within 10 years of its first" in error
     assert find_cron_error("0 0 29 2 *", "UTC", now_ms) is None

@@ -12,15 +12,15 @@ UUID = "a4207970-e5e1-11f1-a4e0-02fc00000001"
 ID = b"1795289273-2-1795462073-0-0-0-7-" + UUID.encode()
 letters = st.text("0123456789abcdefz", min_size=32, max_size=32)
 uuids = letters.map(lambda t: f"{t[:8]}-{t[8:12]}-{t[12:16]}-{t[16:20]}-{t[20:]}")
-whole = st.integers(0, 10**19 - 1)
+numbers = st.integers(0, 10**19 - 1)
 ids = st.builds(
     DelayId,
     st.integers(0, 9_999_999_999),
     st.integers(0, 9),
     st.integers(0, 9_999_999_999),
-    whole,
-    whole,
-    whole,
+    numbers,
+    numbers,
+    numbers,
     st.integers(-999_999_999, 999_999_999),
     uuids,
 )
@@ -31,14 +31,14 @@ def test_an_id_of_a_real_server():
 
 
 @given(ids)
-def test_every_id_comes_back(made):
-    assert parse_delay_id(made.text().encode()) == made
+def test_every_id_comes_back(delay_id):
+    assert parse_delay_id(delay_id.text().encode()) == delay_id
 
 
 def test_a_negative_shard_is_read_with_its_sign():
-    found = parse_delay_id(ID.replace(b"-7-", b"--7-", 1))
-    assert found is not None
-    assert found.shard == -7
+    parsed = parse_delay_id(ID.replace(b"-7-", b"--7-", 1))
+    assert parsed is not None
+    assert parsed.shard == -7
 
 
 @pytest.mark.parametrize(

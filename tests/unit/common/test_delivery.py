@@ -23,19 +23,19 @@ contents = st.builds(
 def apache(data: bytes) -> dict[int, object]:
     """The struct as Apache's pure Python compact protocol reads it."""
     protocol = TCompactProtocol(TMemoryBuffer(data))
-    found: dict[int, object] = {}
+    fields: dict[int, object] = {}
     protocol.readStructBegin()
     while True:
         _, kind, field = protocol.readFieldBegin()
         if kind == TType.STOP:
-            return found
+            return fields
         if kind == TType.STRING:
-            found[field] = protocol.readBinary()
+            fields[field] = protocol.readBinary()
         elif kind == TType.I64:
-            found[field] = protocol.readI64()
+            fields[field] = protocol.readI64()
         else:
             _, _, count = protocol.readMapBegin()
-            found[field] = {protocol.readBinary(): protocol.readBinary() for _ in range(count)}
+            fields[field] = {protocol.readBinary(): protocol.readBinary() for _ in range(count)}
             protocol.readMapEnd()
         protocol.readFieldEnd()
 
@@ -43,11 +43,11 @@ def apache(data: bytes) -> dict[int, object]:
 @given(contents, st.integers(0, 2**62))
 def test_an_independent_codec_reads_what_is_delivered(content: Content, offset: int) -> None:
     encoded = delivery.encode(content.key, content.value, content.tag, dict(content.properties))
-    wanted: dict[int, object] = {2: content.value, 4: offset}
-    wanted |= {1: content.key} if content.key else {}
-    wanted |= {3: content.tag} if content.tag else {}
-    wanted |= {5: dict(content.properties)} if content.properties else {}
-    assert apache(encoded + delivery.encode_tail(offset)) == wanted
+    expected: dict[int, object] = {2: content.value, 4: offset}
+    expected |= {1: content.key} if content.key else {}
+    expected |= {3: content.tag} if content.tag else {}
+    expected |= {5: dict(content.properties)} if content.properties else {}
+    assert apache(encoded + delivery.encode_tail(offset)) == expected
 
 
 @given(contents)
@@ -63,10 +63,10 @@ def test_changed_bytes_give_a_content_or_an_error_never_a_crash(
     encoded = bytearray(delivery.encode(content.key, content.value, content.tag, content.properties))
     encoded[at % len(encoded)] = value
     try:
-        found = delivery.decode(bytes(encoded))
+        decoded = delivery.decode(bytes(encoded))
     except DamagedError:
         return
-    assert len(found.value) <= len(encoded)
+    assert len(decoded.value) <= len(encoded)
 
 
 @pytest.mark.parametrize(("number", "wire"), [(0, "00"), (-1, "01"), (1, "02"), (-64, "7f"), (64, "8001")])
@@ -77,9 +77,9 @@ def test_zigzag(number: int, wire: str) -> None:
 @given(
     st.binary(max_size=20_000), st.binary(max_size=300), st.dictionaries(st.binary(min_size=1), st.binary())
 )
-def test_without_a_key_it_is_the_same_from_parts(
+def test_a_keyless_delivery_is_the_same_from_encoded_fields(
     value: bytes, tag: bytes, properties: dict[bytes, bytes]
 ) -> None:
     properties[b"one"] = b"more"
-    parts = delivery.encode_keyless(value, tag, delivery.encode_properties(properties))
-    assert parts == delivery.encode(b"", value, tag, properties)
+    keyless = delivery.encode_keyless(value, tag, delivery.encode_properties(properties))
+    assert keyless == delivery.encode(b"", value, tag, properties)

@@ -34,9 +34,9 @@ class Theirs:
             for labels, cell in cells.items():
                 numbers.add_metric(labels, cell.value)
             yield numbers
-        for metric, seen in self._registry.histograms():
+        for metric, observed in self._registry.histograms():
             histograms = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-            for labels, histogram in seen.items():
+            for labels, histogram in observed.items():
                 if any(histogram.counts):
                     histograms.add_metric(labels, cumulative(histogram.counts), histogram.total)
             yield histograms
@@ -48,7 +48,7 @@ def cumulative(counts: list[int]) -> list[tuple[str, float]]:
     return [*pairs, ("+Inf", float(sum(counts)))]
 
 
-def theirs(registry: Registry) -> bytes:
+def reference_page(registry: Registry) -> bytes:
     client = CollectorRegistry()
     client.register(Theirs(registry))
     return generate_latest(client)
@@ -66,18 +66,18 @@ def test_the_page_is_that_of_the_library(data: st.DataObject) -> None:
                 histogram.observe(value)
         else:
             registry.cell(metric, *labels).value = data.draw(VALUES)
-    assert registry.exposition() == theirs(registry)
+    assert registry.exposition() == reference_page(registry)
 
 
 @pytest.mark.slow
-def test_a_page_of_many_label_sets_comes_in_bounded_pieces() -> None:
+def test_a_page_of_many_label_sets_comes_in_bounded_chunks() -> None:
     registry = Registry()
     for number in range(900):
         registry.histogram(catalogue.QUEUE_WAIT, f"g{number}", "t").observe(number)
         registry.cell(catalogue.ACKED, f"g{number}", "t").value = number
-    found = list(registry.exposition_chunks())
-    assert b"".join(found) == theirs(registry)
-    longest = max(piece.count(b"\n") for piece in found)
+    chunks = list(registry.exposition_chunks())
+    assert b"".join(chunks) == reference_page(registry)
+    longest = max(chunk.count(b"\n") for chunk in chunks)
     assert longest <= max(NUMBERS_PER_CHUNK, HISTOGRAMS_PER_CHUNK * 44)
 
 
@@ -94,12 +94,12 @@ def test_a_histogram_that_saw_nothing_is_left_out() -> None:
     ]
 
 
-def test_cells_made_between_two_pieces_do_no_harm() -> None:
+def test_cells_created_between_two_chunks_do_no_harm() -> None:
     registry = Registry()
     registry.cell(catalogue.ACKED, "g", "t").value = 1
     page = b""
-    for number, piece in enumerate(registry.exposition_chunks()):
-        page += piece
+    for number, chunk in enumerate(registry.exposition_chunks()):
+        page += chunk
         registry.cell(catalogue.ACKED, f"g{number}", "t").value = 1
         registry.histogram(catalogue.QUEUE_WAIT, f"g{number}", "t").observe(1)
     assert list(text_string_to_metric_families(page.decode()))

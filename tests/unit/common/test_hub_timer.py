@@ -13,7 +13,7 @@ from ddmq_common.hub_timer import HubTimer
 from tests.support.waits import until
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOMS = ("backend", "bench", "ddmq", "ddmq_client", "ddmq_common", "ddmq_rpc", "delay_service",
+PACKAGES = ("backend", "bench", "ddmq", "ddmq_client", "ddmq_common", "ddmq_rpc", "delay_service",
          "metrics_job", "proxy_consumer", "proxy_producer")  # fmt: skip
 THE_ONE = ROOT / "ddmq_common" / "hub_timer.py"
 
@@ -22,11 +22,11 @@ class NotedLoop:
     """Notes what its timers were made with, and rings the newest by hand."""
 
     def __init__(self) -> None:
-        self.made: list[Watcher] = []
+        self.watchers: list[Watcher] = []
 
     def timer(self, first: float, repeat: float, ref: bool = True) -> Watcher:
-        self.made.append(Watcher(first, repeat))
-        return self.made[-1]
+        self.watchers.append(Watcher(first, repeat))
+        return self.watchers[-1]
 
 
 class Watcher:
@@ -52,24 +52,24 @@ def test_each_start_has_a_watcher_of_its_own() -> None:
     for number in range(3):
         timer.once(0.5, lambda number=number: rung.append(number))  # type: ignore[misc]
         assert timer.active
-        loop.made[-1].ring()
+        loop.watchers[-1].ring()
         assert not timer.active
     timer.every(0.25, lambda: rung.append(9))
     timer.once(2.0, lambda: rung.append(8))
     timer.stop()
     timer.stop()
     assert rung == [0, 1, 2]
-    assert [(one.first, one.repeat) for one in loop.made] == [(0.5, 0.0)] * 3 + [(0.25, 0.25), (2.0, 0.0)]
-    assert [(one.starts, one.closes) for one in loop.made] == [(1, 1)] * 5
+    assert [(one.first, one.repeat) for one in loop.watchers] == [(0.5, 0.0)] * 3 + [(0.25, 0.25), (2.0, 0.0)]
+    assert [(one.starts, one.closes) for one in loop.watchers] == [(1, 1)] * 5
 
 
-def test_a_ring_may_set_it_again() -> None:
+def test_a_callback_may_restart_its_timer() -> None:
     loop, rung = NotedLoop(), list[str]()
     timer = HubTimer(loop=loop)
     timer.once(1.0, lambda: timer.once(3.0, lambda: rung.append("second")))
-    loop.made[-1].ring()
+    loop.watchers[-1].ring()
     assert timer.active
-    loop.made[-1].ring()
+    loop.watchers[-1].ring()
     assert rung == ["second"]
 
 
@@ -93,15 +93,15 @@ def timers_of_a_loop(source: str) -> list[int]:
     ]
 
 
-def test_nothing_else_asks_the_loop_for_a_timer() -> None:
+def test_no_other_module_creates_timers_of_the_loop() -> None:
     assert timers_of_a_loop("self._timer = self._loop.timer(1.0)") == [1], "the check itself"
-    found = [
+    uses = [
         f"{path.relative_to(ROOT)}:{line}"
-        for room in ROOMS
-        for path in sorted((ROOT / room).rglob("*.py"))
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
         if path != THE_ONE
         if "timer" in (text := path.read_text())
         for line in timers_of_a_loop(text)
     ]
-    if found:
-        pytest.fail(f"use ddmq_common.hub_timer.HubTimer: {', '.join(found)}")
+    if uses:
+        pytest.fail(f"use ddmq_common.hub_timer.HubTimer: {', '.join(uses)}")

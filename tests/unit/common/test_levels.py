@@ -61,10 +61,10 @@ def _record(queue_id: int = 3) -> NewRecord:
 
 
 def _stored(record: NewRecord, system: dict[str, str] | None = None) -> StoredRecord:
-    kept = system if system is not None else dict(record.system or {})
+    fields = system if system is not None else dict(record.system or {})
     return StoredRecord(
         record.topic, record.queue_id, 9, 1000, record.message_id, record.born_ms, 500, record.flags,
-        1_500, record.delivery, kept,
+        1_500, record.delivery, fields,
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def test_level_0_is_no_delay() -> None:
     [{}, {REAL_TOPIC: "orders"}, {REAL_QUEUE: "1"}, {REAL_TOPIC: "orders", REAL_QUEUE: "-1"},
      {REAL_TOPIC: "orders", REAL_QUEUE: "x"}, {REAL_TOPIC: "", REAL_QUEUE: "0"}],
 )  # fmt: skip
-def test_a_record_that_does_not_say_where_it_belongs(system: dict[str, str]) -> None:
+def test_a_record_without_its_target_is_damaged(system: dict[str, str]) -> None:
     with pytest.raises(DamagedError, match="REAL_QID"):
         real_record(_stored(_record(), system))
 

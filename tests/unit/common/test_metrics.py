@@ -64,7 +64,7 @@ def test_label_sets_of_histograms_have_a_lower_bound() -> None:
     assert sum(registry.histogram(catalogue.PUSH_LATENCY, "one more").counts) == 5
 
 
-def test_collectors_fill_before_every_look() -> None:
+def test_collectors_run_before_every_exposition() -> None:
     registry = Registry()
     looks: list[int] = []
 

@@ -12,14 +12,14 @@ from ddmq_common.native_threads import THREADS, in_thread, off_hub, wait_for_nat
 PATIENCE_S = 60.0
 
 
-def test_more_than_there_are_threads_given_away_by_a_callback() -> None:
+def test_a_callback_hands_over_more_work_than_there_are_threads() -> None:
     """As a read in a callback of the hub does while every thread waits for a slow disk."""
     gate, all_done = threading.Event(), Event()
-    told: list[tuple[int, Exception | None]] = []
+    results: list[tuple[int, Exception | None]] = []
 
     def done(value: int, error: Exception | None) -> None:
-        told.append((value, error))
-        if len(told) == 5 * THREADS:
+        results.append((value, error))
+        if len(results) == 5 * THREADS:
             all_done.set()
 
     def slow(number: int) -> int:
@@ -29,15 +29,15 @@ def test_more_than_there_are_threads_given_away_by_a_callback() -> None:
     def callback() -> None:
         for number in range(5 * THREADS):
             off_hub(slow, done, number)
-        given.set()
+        handed_over.set()
 
-    given = Event()
+    handed_over = Event()
     gevent.get_hub().loop.run_callback(callback)
-    assert given.wait(PATIENCE_S)
-    assert told == []
+    assert handed_over.wait(PATIENCE_S)
+    assert results == []
     gate.set()
     assert all_done.wait(PATIENCE_S)
-    assert sorted(told) == [(number, None) for number in range(5 * THREADS)]
+    assert sorted(results) == [(number, None) for number in range(5 * THREADS)]
 
 
 def test_what_a_callback_gives_away_does_not_wait_for_what_greenlets_do() -> None:
@@ -52,18 +52,18 @@ def test_what_a_callback_gives_away_does_not_wait_for_what_greenlets_do() -> Non
 
 
 def test_an_error_is_handed_over_and_the_thread_goes_on() -> None:
-    told: list[Exception | None] = []
-    ended = Event()
+    results: list[Exception | None] = []
+    finished = Event()
 
     def done(_: object, error: Exception | None) -> None:
-        told.append(error)
-        if len(told) == 2 * THREADS:
-            ended.set()
+        results.append(error)
+        if len(results) == 2 * THREADS:
+            finished.set()
 
     for _ in range(2 * THREADS):
         off_hub(int, done, "x")
-    assert ended.wait(PATIENCE_S)
-    assert {type(error) for error in told} == {ValueError}
+    assert finished.wait(PATIENCE_S)
+    assert {type(error) for error in results} == {ValueError}
 
 
 def test_native_work_of_both_kinds_is_waited_for() -> None:

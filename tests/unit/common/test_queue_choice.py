@@ -62,10 +62,10 @@ def _positive(key, queues):
 
 
 @pytest.mark.parametrize("key", VECTORS)
-@given(queues=st.integers(1, 1_024), turn=st.integers(0, 1_023), hash_id=I64)
-def test_a_key_goes_where_kafka_puts_it_unless_a_queue_is_asked_for(key, queues, turn, hash_id):
-    assert choose_queue(-2, hash_id, queues, turn, key) == _positive(key, queues)
+@given(queues=st.integers(1, 1_024), round_robin=st.integers(0, 1_023), hash_id=I64)
+def test_a_key_goes_where_kafka_puts_it_unless_a_queue_is_requested(key, queues, round_robin, hash_id):
+    assert choose_queue(-2, hash_id, queues, round_robin, key) == _positive(key, queues)
     for partition_id in (-1, 0, 7):
-        assert choose_queue(partition_id, hash_id, queues, turn, key) == choose_queue(
-            partition_id, hash_id, queues, turn
+        assert choose_queue(partition_id, hash_id, queues, round_robin, key) == choose_queue(
+            partition_id, hash_id, queues, round_robin
         )

@@ -35,10 +35,10 @@ LIMITS = ScheduleLimits(delay_ms_max=86_400_000, occurrences_max=1_000, period_m
     ],
 )
 def test_what_is_refused(schedule, words):
-    fault = find_schedule_error(schedule, LIMITS, NOW)
-    assert fault is not None
-    assert words in fault
-    assert "; allowed: " in fault
+    error = find_schedule_error(schedule, LIMITS, NOW)
+    assert error is not None
+    assert words in error
+    assert "; allowed: " in error
 
 
 @pytest.mark.parametrize(

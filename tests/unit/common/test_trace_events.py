@@ -31,8 +31,8 @@ events = st.builds(
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.lists(events, max_size=5))
-def test_a_batch_is_read_as_it_was_written(process: str, instance: str, told: list[TraceEvent]) -> None:
-    batch = TraceBatch(process, instance, told)
+def test_a_batch_is_read_as_it_was_written(process: str, instance: str, recorded: list[TraceEvent]) -> None:
+    batch = TraceBatch(process, instance, recorded)
     assert decode_batch(encode_batch(batch)) == batch
 
 
@@ -46,10 +46,10 @@ def test_anything_else_is_damaged(body: bytes, versioned: bool) -> None:
 
 
 @given(st.integers(0, 300), st.integers(1, 255))
-def test_a_changed_byte_raises_nothing_else(place: int, change: int) -> None:
+def test_a_changed_byte_raises_nothing_else(position: int, change: int) -> None:
     event = TraceEvent(1, int(TraceKind.HANDED_OUT), 5, "g", {"client": "c", "waits": [("rate", 1, 2)]})
     body = bytearray(encode_batch(TraceBatch("p", "i", [event])))
-    body[place % len(body)] ^= change
+    body[position % len(body)] ^= change
     try:
         decode_batch(bytes(body))
     except DamagedError:

@@ -35,7 +35,7 @@ from delay_service.store.port import IdKind, IdState, Pending, StoreChanges
 
 NOW = 1_700_000_000_000
 UUID_TEXT = "00000000-0000-0000-0000-000000000007"
-KEPT_MS = 3_600_000
+IDS_KEPT_MS = 3_600_000
 
 
 def waiting(order: str, due_ms: int, occurrence: int = 0) -> Pending:
@@ -47,7 +47,7 @@ def lanes_over(message: Pending, acks: AckMap, catch_up_max: int = 1_000) -> Due
     store = MemoryDelayStore()
     store.write(StoreChanges(added=[message], ids={message.uuid: IdState(IdKind.PENDING, message.due_ms, 7)}))
     return DueScans(
-        store, acks, lambda _: TargetTopic(1, True), SliceLimits(64, 1 << 20, KEPT_MS, catch_up_max)
+        store, acks, lambda _: TargetTopic(1, True), SliceLimits(64, 1 << 20, IDS_KEPT_MS, catch_up_max)
     )
 
 
@@ -69,7 +69,7 @@ def test_a_damaged_order_that_was_to_catch_up_is_one_dead_letter() -> None:
     assert not lanes.busy
 
 
-def test_a_zone_that_is_not_known_here_is_one_dead_letter() -> None:
+def test_a_missing_time_zone_is_one_dead_letter() -> None:
     schedule = Schedule(cron="0 9 * * *", zone="Mars/Olympus")
     order = DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 5, schedule=schedule)
     plan = lanes_over(waiting(encode_command(order), NOW - 5), AckMap(0)).plan_fires(NOW)
@@ -77,10 +77,10 @@ def test_a_zone_that_is_not_known_here_is_one_dead_letter() -> None:
 
 
 def test_how_many_missed_ones_fire_is_a_setting() -> None:
-    made = fire_command(waiting(loop(), NOW - 3_000_000), 1, lambda _: 0, NOW, False, catch_up_max=10)
-    assert isinstance(made, FireCommand)
-    assert made.following is not None
-    assert made.following.due_ms == NOW - 9 * 3_000
+    fire = fire_command(waiting(loop(), NOW - 3_000_000), 1, lambda _: 0, NOW, False, catch_up_max=10)
+    assert isinstance(fire, FireCommand)
+    assert fire.following is not None
+    assert fire.following.due_ms == NOW - 9 * 3_000
     acks = AckMap(0)
     acks.record_attempts(7, 5)
     plan = lanes_over(waiting(loop(), NOW - 3_000_000), acks, catch_up_max=10).plan_fires(NOW)
@@ -107,10 +107,10 @@ def test_a_move_is_of_the_delivery_that_waits_as_the_log_knows(op: str) -> None:
     acks = AckMap(0)
     acks.record_attempts(7, 1)
     lanes = lanes_over(waiting(order, NOW - 50_000), acks)
-    said = DelayCommand(op, UUID_TEXT, due_ms=NOW + 5_000)
-    moving = CommandRecord(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
+    command = DelayCommand(op, UUID_TEXT, due_ms=NOW + 5_000)
+    moving = CommandRecord(9, command, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
     lanes._store.write(
-        decider.decide_commands(DecisionContext(lanes._store, acks, {}, KEPT_MS), [moving], NOW).changes
+        decider.decide_commands(DecisionContext(lanes._store, acks, {}, IDS_KEPT_MS), [moving], NOW).changes
     )
     [fired] = lanes.plan_fires(NOW + 5_000).fires
     assert fired.message.occurrence > 0
@@ -118,7 +118,7 @@ def test_a_move_is_of_the_delivery_that_waits_as_the_log_knows(op: str) -> None:
     assert fired.following.due_ms == NOW + 70_000
 
 
-def test_a_move_that_is_read_again_is_not_of_a_later_delivery() -> None:
+def test_a_reread_move_does_not_move_a_later_delivery() -> None:
     """It was carried out, and what it moved has fired since: a store that was lost is filled from the log."""
     schedule = Schedule(period_ms=60_000, repeat=5, catch_up="all")
     order = encode_command(DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW + 50_000, schedule=schedule))
@@ -126,10 +126,10 @@ def test_a_move_that_is_read_again_is_not_of_a_later_delivery() -> None:
     acks.record_attempts(7, 1)
     acks.finish([(9, 10)])  # with the delivery that it moved
     lanes = lanes_over(waiting(order, NOW + 50_000), acks)
-    said = DelayCommand(RESCHEDULE, UUID_TEXT, due_ms=NOW + 5_000)
-    again = CommandRecord(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
-    decisions = DecisionContext(lanes._store, acks, {}, KEPT_MS, reread_to=10, lost_position=True)
-    lanes._store.write(decider.decide_commands(decisions, [again], NOW + 6_000).changes)
+    command = DelayCommand(RESCHEDULE, UUID_TEXT, due_ms=NOW + 5_000)
+    reread = CommandRecord(9, command, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
+    decisions = DecisionContext(lanes._store, acks, {}, IDS_KEPT_MS, reread_to=10, lost_position=True)
+    lanes._store.write(decider.decide_commands(decisions, [reread], NOW + 6_000).changes)
     plan = lanes.plan_fires(NOW + 6_000)
     assert not plan.fires
     assert plan.changes is not None
@@ -141,18 +141,18 @@ def test_what_was_assumed_before_a_kill_is_no_fact() -> None:
     order = DelayCommand(ADD, UUID_TEXT, "t", due_ms=NOW + 50_000)
     uuid, delivery = UUID(UUID_TEXT).bytes, encode(b"", b"x", b"", None)
     add = CommandRecord(7, order, uuid, encode_command(order), bytes(16), NOW, 0, delivery)
-    said = DelayCommand(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
-    cancel = CommandRecord(9, said, uuid, "", bytes(16), NOW + 1_000, 0, b"")
+    command = DelayCommand(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
+    cancel = CommandRecord(9, command, uuid, "", bytes(16), NOW + 1_000, 0, b"")
     acks, store = AckMap(0), MemoryDelayStore()
     acks.finish([(7, 8), (9, 10)])
 
     def owner() -> DecisionContext:
-        return DecisionContext(store, acks, {}, KEPT_MS, reread_to=10, lost_position=True)
+        return DecisionContext(store, acks, {}, IDS_KEPT_MS, reread_to=10, lost_position=True)
 
     store.write(decider.decide_commands(owner(), [add], NOW + 2_000).changes)
-    again = owner()
-    store.write(decider.decide_commands(again, [add], NOW + 3_000).changes)
-    [reply] = decider.decide_commands(again, [cancel], NOW + 3_000).replies
+    next_owner = owner()
+    store.write(decider.decide_commands(next_owner, [add], NOW + 3_000).changes)
+    [reply] = decider.decide_commands(next_owner, [cancel], NOW + 3_000).replies
     assert reply.outcome.code == CANCELLED
 
 
@@ -170,16 +170,18 @@ def test_a_cancel_of_a_dead_letter_says_so() -> None:
     lanes = lanes_over(message, acks)
     store = lanes._store
     store.write(lanes.changes_of([dead_fire(message, TOPIC_DELETED, NOW, False)], NOW))
-    said = DelayCommand(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
-    cancel = CommandRecord(9, said, message.uuid, "", bytes(16), 1, 0, b"")
-    [reply] = decider.decide_commands(DecisionContext(store, acks, {}, KEPT_MS), [cancel], NOW + 50).replies
+    command = DelayCommand(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
+    cancel = CommandRecord(9, command, message.uuid, "", bytes(16), 1, 0, b"")
+    [reply] = decider.decide_commands(
+        DecisionContext(store, acks, {}, IDS_KEPT_MS), [cancel], NOW + 50
+    ).replies
     assert (reply.outcome.code, reply.outcome.fired_at_ms) == (ALREADY_FIRED, NOW)
     assert reply.outcome.text == DEAD_TEXT
     assert "%DLQ%%DELAY" in DEAD_TEXT
 
 
 @pytest.mark.parametrize(
-    ("partition", "hash_id", "place"),
+    ("partition", "hash_id", "position"),
     [
         (6, 0, "6"),
         (-1, -13, "13"),
@@ -190,18 +192,18 @@ def test_a_cancel_of_a_dead_letter_says_so() -> None:
     ],
 )
 def test_a_dead_letter_goes_to_the_queue_that_its_message_was_to_go_to(
-    partition: int, hash_id: int, place: str | None
+    partition: int, hash_id: int, position: str | None
 ) -> None:
     order = DelayCommand(ADD, UUID_TEXT, "t", ONCE, NOW, NOW // 1_000, partition=partition, hash_id=hash_id)
     record = dead_fire(waiting(encode_command(order), NOW), TOPIC_DELETED, NOW, False).record
-    said = decode(record.delivery).properties.get(b"dead-letter-place")
-    assert said == (None if place is None else place.encode())
+    property_value = decode(record.delivery).properties.get(b"dead-letter-place")
+    assert property_value == (None if position is None else position.encode())
     letter = read_dead_letter(
         StoredRecord(record.topic, 0, 4, 4, record.message_id, 1, 1, 0, 0, record.delivery, {})
     )
-    again = resent_record(letter, 3)
-    assert (again.topic, again.queue_id) == ("t", choose_queue(partition, hash_id, 3, 4))
-    assert b"dead-letter-place" not in decode(again.delivery).properties
+    resent = resent_record(letter, 3)
+    assert (resent.topic, resent.queue_id) == ("t", choose_queue(partition, hash_id, 3, 4))
+    assert b"dead-letter-place" not in decode(resent.delivery).properties
 
 
 @pytest.mark.parametrize(("by_key", "queue"), [(True, (-973932308 & 0x7FFFFFFF) % 7), (False, 5)])
@@ -209,9 +211,9 @@ def test_a_delayed_message_that_does_not_mind_its_queue_goes_by_its_key(by_key: 
     """The key's hash is that of Kafka's own producers."""
     order = DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 1, partition=-2, schedule=Schedule())
     message = waiting(encode_command(order), NOW - 1)._replace(delivery=encode(b"21", b"x", b"", None))
-    made = fire_command(message, 7, lambda _: 5, NOW, False, by_key=by_key)
-    assert isinstance(made, FireCommand)
-    assert (made.record.key, made.record.queue_id) == (b"21", queue)
+    fire = fire_command(message, 7, lambda _: 5, NOW, False, by_key=by_key)
+    assert isinstance(fire, FireCommand)
+    assert (fire.record.key, fire.record.queue_id) == (b"21", queue)
 
 
 def test_a_dead_letter_with_a_key_goes_where_the_key_belongs() -> None:

@@ -94,7 +94,7 @@ def test_every_message_of_many_topics_fires_once_though_the_lanes_cross() -> Non
     messages = [message(offset, NOW + offset % 97, f"t{offset % 3}") for offset in range(5_000)]
     firing = Firing(messages)
     firing.run(NOW + 97)
-    fired = [one.offset for piece in firing.slices for one in piece]
+    fired = [one.offset for batch in firing.slices for one in batch]
     assert sorted(fired) == list(range(5_000))
     assert not firing.store.counts()
 

@@ -37,7 +37,7 @@ from tests.examples import some_of
 
 NOW = 1_700_000_000_000
 UUID_TEXT = "00000000-0000-0000-0000-000000000007"
-KEPT_MS = 3_600_000
+IDS_KEPT_MS = 3_600_000
 FIRST_S, PERIOD_S, REPEAT = 50, 60, 2
 SOONER_S, LATER_S = 30, 120  # behind the order that moves it
 END_S = 400
@@ -47,8 +47,8 @@ WAYS = some_of([ops for length in range(4) for ops in product(OPS, repeat=length
 
 def model(ops: tuple[str, ...], repeats: bool, away: range) -> tuple[list[int], bool]:
     """At which seconds it is delivered, and whether it was taken back. The nth order comes in second n."""
-    places = [FIRST_S + PERIOD_S * place for place in range(REPEAT + 1 if repeats else 1)]
-    waits: int | None = places[0]
+    seconds = [FIRST_S + PERIOD_S * due_s for due_s in range(REPEAT + 1 if repeats else 1)]
+    waits: int | None = seconds[0]
     delivered: list[int] = []
     cancelled = False
     for second in range(END_S):
@@ -59,8 +59,8 @@ def model(ops: tuple[str, ...], repeats: bool, away: range) -> tuple[list[int], 
             waits = moved[op]
         if waits is not None and waits <= second and second not in away:
             delivered.append(second)
-            places = [place for place in places[1:] if place > waits]
-            waits = places[0] if places else None
+            seconds = [due_s for due_s in seconds[1:] if due_s > waits]
+            waits = seconds[0] if seconds else None
     return delivered, cancelled
 
 
@@ -83,44 +83,49 @@ class Service:
 
     def start(self) -> None:
         """As delay_service/shard.py does it: all orders are taken in before anything fires."""
-        limits = SliceLimits(64, 1 << 20, KEPT_MS, 1_000)
+        limits = SliceLimits(64, 1 << 20, IDS_KEPT_MS, 1_000)
         self.due_scans = DueScans(self.store, self.acks, lambda _: TargetTopic(1, True), limits)
-        place = self.store.meta(INGESTED)
-        self.position = int(place) if place else 0
+        ingested = self.store.meta(INGESTED)
+        self.position = int(ingested) if ingested else 0
         self.decisions = DecisionContext(
-            self.store, self.acks, self.due_scans.busy, KEPT_MS, self.committed, lost_position=place is None
+            self.store,
+            self.acks,
+            self.due_scans.busy,
+            IDS_KEPT_MS,
+            self.committed,
+            lost_position=ingested is None,
         )
         self.take()
 
     def order(self, *orders: DelayCommand) -> None:
         uuid, delivery = UUID(UUID_TEXT).bytes, encode(b"", b"x", b"", None)
-        for said in orders:
-            text = encode_command(said)
-            made = CommandRecord(len(self.log), said, uuid, text, bytes(16), self.now_ms, 0, delivery)
-            self.log.append(made)
+        for command in orders:
+            text = encode_command(command)
+            record = CommandRecord(len(self.log), command, uuid, text, bytes(16), self.now_ms, 0, delivery)
+            self.log.append(record)
         self.take()
 
     def take(self) -> None:
         while self.position < len(self.log):
-            taken = decider.decide_commands(self.decisions, self.log[self.position :], self.now_ms)
-            assert taken.commands
-            self.position += taken.commands
-            self.took(taken)
+            decisions = decider.decide_commands(self.decisions, self.log[self.position :], self.now_ms)
+            assert decisions.commands
+            self.position += decisions.commands
+            self.apply_decisions(decisions)
 
-    def took(self, taken: CommandDecisions) -> None:
+    def apply_decisions(self, decisions: CommandDecisions) -> None:
         if self.position >= self.decisions.position_from:
-            taken.changes.meta[INGESTED] = b"%d" % self.position
-        self.write(taken.changes)
-        self.acks.finish([(offset, offset + 1) for offset in taken.done])
+            decisions.changes.meta[INGESTED] = b"%d" % self.position
+        self.write(decisions.changes)
+        self.acks.finish([(offset, offset + 1) for offset in decisions.done])
         self.committed = max(self.committed, self.position)
-        for reply in taken.replies:
+        for reply in decisions.replies:
             self.outcome = reply.outcome.code
 
     def write(self, changes: StoreChanges) -> None:
         self.due_scans.on_added(changes.added)
         self.store.write(changes)
 
-    def fire(self, known: bool = True) -> None:
+    def fire(self, fire_known: bool = True) -> None:
         """All that is due. Not `known`: the process was killed before its store heard of it."""
         while True:
             plan = self.due_scans.plan_fires(self.now_ms)
@@ -132,13 +137,13 @@ class Service:
                 self.acks.record_attempts(offset, count)
             self.delivered += [self.second] * len(plan.fires)
             self.due_scans.on_commit_done(plan.fires, True)
-            if plan.fires and not known:
+            if plan.fires and not fire_known:
                 return
             self.write(self.due_scans.changes_of(plan.fires, self.now_ms))
             if not plan.fires and plan.changes is None:
                 return
 
-    def said(self, op: str) -> DelayCommand:
+    def to_command(self, op: str) -> DelayCommand:
         if op in (FIRE, CANCEL):
             return DelayCommand(op, UUID_TEXT, reply_queue=0, reply_id=1)
         moved_s = SOONER_S if op == "sooner" else LATER_S
@@ -149,7 +154,7 @@ def nothing(store: MemoryDelayStore) -> None:
     """The process is started anew."""
 
 
-def place_lost(store: MemoryDelayStore) -> None:
+def position_lost(store: MemoryDelayStore) -> None:
     """Salvaged, and nothing else was damaged."""
     store._meta.clear()
 
@@ -176,7 +181,7 @@ def all_lost(store: MemoryDelayStore) -> None:
 
 HARM: tuple[Callable[[MemoryDelayStore], None], ...] = (
     nothing,
-    place_lost,
+    position_lost,
     message_lost,
     state_lost,
     all_lost,
@@ -193,48 +198,48 @@ def begun(repeats: bool) -> Service:
 
 def waiting(service: Service) -> list[tuple[int, int] | None]:
     """As the lanes see it: what the log knows to have fired is what comes after it."""
-    found = []
+    deliveries = []
     for one in service.store._due.messages.values():
         fired = service.acks.attempts.get(one.offset, 0)
         behind = fired > one.occurrence
         message = catch_up_delivery(one, fired, service.now_ms, 1_000) if behind else one
-        found.append(None if message is None else (message.occurrence, message.due_ms))
-    return found
+        deliveries.append(None if message is None else (message.occurrence, message.due_ms))
+    return deliveries
 
 
 def run_to_end(service: Service) -> None:
     while service.second < END_S - 1:
         service.second += 1
         service.fire()
-    service.order(service.said(CANCEL))
+    service.order(service.to_command(CANCEL))
     assert not waiting(service)
     assert service.acks.committed == len(service.log), "nothing is left behind"
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("fire_known", [True, False])
 @pytest.mark.parametrize("away_s", [0, 40])
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("repeats", [False, True])
 def test_what_was_ordered_last_holds(
-    repeats: bool, harm: Callable[[MemoryDelayStore], None], away_s: int, known: bool
+    repeats: bool, harm: Callable[[MemoryDelayStore], None], away_s: int, fire_known: bool
 ) -> None:
     """Not `known`: killed right after the last order's fire, before the store heard of it."""
     for ops in WAYS:
         service = begun(repeats)
         for op in ops:
-            service.order(service.said(op))
-            service.fire(known or service.second < len(ops) - 1)
+            service.order(service.to_command(op))
+            service.fire(fire_known or service.second < len(ops) - 1)
             service.second += 1
         before = waiting(service)
         harm(service.store)
         service.second += away_s
         service.start()
-        if not away_s and known:
+        if not away_s and fire_known:
             assert waiting(service) == before, f"{ops}: the same delivery waits for the same moment"
-        wanted, cancelled = model(ops, repeats, range(len(ops), service.second))
+        expected, cancelled = model(ops, repeats, range(len(ops), service.second))
         service.fire()
         run_to_end(service)
-        assert service.delivered == wanted, ops
+        assert service.delivered == expected, ops
         assert service.outcome == (CANCELLED if cancelled else ALREADY_FIRED), ops
 
 
@@ -246,7 +251,7 @@ def test_orders_that_overtake_each_other_hold_too(
     """All of them come before anything fires: the last one decides, and the same waits after the harm."""
     for ops in WAYS:
         service = begun(repeats)
-        service.order(*map(service.said, ops))
+        service.order(*map(service.to_command, ops))
         before = waiting(service)
         harm(service.store)
         service.start()
@@ -259,16 +264,16 @@ def test_orders_that_overtake_each_other_hold_too(
         run_to_end(service)
 
 
-def test_harm_again_and_again_changes_nothing() -> None:
+def test_repeated_harm_changes_nothing() -> None:
     for ops in WAYS:
         service = begun(repeats=True)
         for number, op in enumerate(ops):
-            service.order(service.said(op))
+            service.order(service.to_command(op))
             service.fire()
             service.second += 1
             HARM[number % len(HARM)](service.store)
             service.start()
             service.fire()
-        wanted, _ = model(ops, True, range(0))
+        expected, _ = model(ops, True, range(0))
         run_to_end(service)
-        assert service.delivered == wanted, ops
+        assert service.delivered == expected, ops

@@ -32,20 +32,20 @@ def scheduled(schedule, due=T0_MS):
     return DelayCommand(ADD, UUID, "t", SCHEDULE, due, due // 1_000, shard=7, schedule=schedule)
 
 
-def dues(made, count, now_ms=0):
+def dues(command, count, now_ms=0):
     """Seconds after the first, as many as there are."""
-    found, occurrence = [0], 0
-    while len(found) < count and (following := next_after(made, occurrence, now_ms)):
+    offsets_s, occurrence = [0], 0
+    while len(offsets_s) < count and (following := next_after(command, occurrence, now_ms)):
         occurrence = following.occurrence
-        found.append((following.due_ms - made.due_ms) // 1_000)
-    return found
+        offsets_s.append((following.due_ms - command.due_ms) // 1_000)
+    return offsets_s
 
 
 def test_once_is_once():
-    made = order(ONCE, lasts=172_800)
-    assert next_after(made, 0, T0_MS) is None
-    assert due_ms(made, 0) == T0_MS
-    assert occurrence_id(made, 0) == f"{T0}-2-{T0 + 172_800}-0-0-0-7-{UUID}"
+    command = order(ONCE, lasts=172_800)
+    assert next_after(command, 0, T0_MS) is None
+    assert due_ms(command, 0) == T0_MS
+    assert occurrence_id(command, 0) == f"{T0}-2-{T0 + 172_800}-0-0-0-7-{UUID}"
 
 
 def test_a_loop_adds_its_interval():
@@ -57,8 +57,8 @@ def test_a_loop_with_base_3_adds_3_9_27():
 
 
 def test_a_distance_grows_to_a_day_and_no_more():
-    found = dues(order(EXPONENTIAL, 2, 100), 20)
-    steps = [later - earlier for earlier, later in pairwise(found)]
+    offsets_s = dues(order(EXPONENTIAL, 2, 100), 20)
+    steps = [later - earlier for earlier, later in pairwise(offsets_s)]
     assert steps == [*[2**k for k in range(1, 17)], 86_400, 86_400, 86_400]
     assert dues(order(EXPONENTIAL, 10**18, 4), 9) == [0, 86_400, 172_800, 259_200]
 
@@ -74,21 +74,21 @@ def test_a_single_occurrence_is_the_last():
 
 
 def test_an_occurrence_carries_its_own_timestamp_and_number():
-    made = order(LOOP, 10, 5, lasts=1_000)
-    assert occurrence_id(made, 3) == f"{T0 + 30}-3-{T0 + 1_000}-5-3-10-7-{UUID}"
+    command = order(LOOP, 10, 5, lasts=1_000)
+    assert occurrence_id(command, 3) == f"{T0 + 30}-3-{T0 + 1_000}-5-3-10-7-{UUID}"
 
 
 def test_milliseconds_of_the_first_shift_all():
-    made = DelayCommand(ADD, UUID, "t", LOOP, T0_MS + 250, T0, T0 + 1_000, 10, 5)
-    assert next_after(made, 0, 0) == Next(1, T0_MS + 10_250)
-    assert occurrence_id(made, 1).startswith(f"{T0 + 10}-")
-    assert next_after(made, 0, T0_MS + 10_249, 1) == Next(1, T0_MS + 10_250)
-    assert next_after(made, 0, T0_MS + 20_249, 1) == Next(1, T0_MS + 10_250)
-    assert next_after(made, 0, T0_MS + 20_250, 1) == Next(2, T0_MS + 20_250)
+    command = DelayCommand(ADD, UUID, "t", LOOP, T0_MS + 250, T0, T0 + 1_000, 10, 5)
+    assert next_after(command, 0, 0) == Next(1, T0_MS + 10_250)
+    assert occurrence_id(command, 1).startswith(f"{T0 + 10}-")
+    assert next_after(command, 0, T0_MS + 10_249, 1) == Next(1, T0_MS + 10_250)
+    assert next_after(command, 0, T0_MS + 20_249, 1) == Next(1, T0_MS + 10_250)
+    assert next_after(command, 0, T0_MS + 20_250, 1) == Next(2, T0_MS + 20_250)
 
 
 @pytest.mark.parametrize(
-    "made",
+    "command",
     [
         order(LOOP, 3, 10**9, lasts=9_999_999_999, first=1_000_000_000),
         order(EXPONENTIAL, 2, 10**9, lasts=9_999_999_999, first=1_000_000_000),
@@ -100,29 +100,31 @@ def test_milliseconds_of_the_first_shift_all():
         scheduled(Schedule(0, 0, 0, "* * * * *", "Australia/Lord_Howe", catch_up="skip"), 1_000_000_020_000),
     ],
 )
-def test_a_loop_that_started_in_2001_costs_no_walk(made):
+def test_a_loop_that_started_in_2001_costs_no_walk(command):
     now, began = 1_800_000_000_000, time.thread_time()
-    found = next_after(made, 0, now)
+    following = next_after(command, 0, now)
     assert time.thread_time() - began < 5.0, "of work, however busy the machine is"
-    assert found is not None
-    assert found.due_ms >= due_ms(made, 0) + 20 * 1_000
-    assert now - DAY_MS * 1_000 < found.due_ms
+    assert following is not None
+    assert following.due_ms >= due_ms(command, 0) + 20 * 1_000
+    assert now - DAY_MS * 1_000 < following.due_ms
 
 
 def test_2001_every_3_seconds_fires_the_last_thousand():
-    made = order(LOOP, 3, 10**9, lasts=9_999_999_999, first=1_000_000_000)
+    command = order(LOOP, 3, 10**9, lasts=9_999_999_999, first=1_000_000_000)
     now = 1_800_000_000_000
-    found = next_after(made, 0, now)
+    following = next_after(command, 0, now)
     passed_over = 800_000_000 // 3 - 1_000
-    assert found == Next(passed_over + 1, 1_000_000_000_000 + (passed_over + 1) * 3_000)
-    assert next_after(made, found.occurrence, now) == Next(found.occurrence + 1, found.due_ms + 3_000)
+    assert following == Next(passed_over + 1, 1_000_000_000_000 + (passed_over + 1) * 3_000)
+    assert next_after(command, following.occurrence, now) == Next(
+        following.occurrence + 1, following.due_ms + 3_000
+    )
 
 
-def test_a_loop_that_ended_long_ago_fires_its_last_ones_and_ends():
-    made = order(LOOP, 3, 2_000, lasts=9_999)
-    found = next_after(made, 0, 1_800_000_000_000)
-    assert found == Next(1_000, T0_MS + 3_000_000)
-    assert next_after(made, 1_999, 1_800_000_000_000) is None
+def test_a_loop_whose_end_is_long_past_fires_its_last_deliveries_and_ends():
+    command = order(LOOP, 3, 2_000, lasts=9_999)
+    following = next_after(command, 0, 1_800_000_000_000)
+    assert following == Next(1_000, T0_MS + 3_000_000)
+    assert next_after(command, 1_999, 1_800_000_000_000) is None
 
 
 # --- schedules
@@ -149,18 +151,18 @@ def test_series_that_overlap_run_beside_each_other():
 
 
 def test_weekdays_at_nine_in_shanghai():
-    made = scheduled(Schedule(cron="0 9 * * MON-FRI", zone="Asia/Shanghai"), 1_699_578_000_000)  # a Friday
-    assert dues(made, 4) == [0, 3 * 86_400, 4 * 86_400, 5 * 86_400]
+    command = scheduled(Schedule(cron="0 9 * * MON-FRI", zone="Asia/Shanghai"), 1_699_578_000_000)  # a Friday
+    assert dues(command, 4) == [0, 3 * 86_400, 4 * 86_400, 5 * 86_400]
 
 
-def test_numbers_say_due_time_and_count_by_themselves():
+def test_due_time_and_count_follow_from_the_number():
     """Whoever knows only the order and the number of the last one fired goes on rightly."""
-    made = scheduled(Schedule(500, 1_000, 2, "*/5 * * * *"), 1_700_000_100_500)
+    command = scheduled(Schedule(500, 1_000, 2, "*/5 * * * *"), 1_700_000_100_500)
     occurrence = 0
     for fired in range(30):
-        assert delivered_before(made, occurrence) == fired
-        following = next_after(made, occurrence, 0)
-        assert due_ms(made, following.occurrence) == following.due_ms
+        assert delivered_before(command, occurrence) == fired
+        following = next_after(command, occurrence, 0)
+        assert due_ms(command, following.occurrence) == following.due_ms
         occurrence = following.occurrence
 
 
@@ -172,43 +174,43 @@ LATE = T0_MS + 65_000  # 6 more were due by then, the last 5,000 ms ago
     [("fire_once", [0, 70]), ("all", [0, 10, 20, 30, 40, 50, 60, 70]), ("skip", [60, 70])],
 )
 def test_what_a_schedule_does_that_comes_late(catch_up, fires):
-    made, occurrence, found = scheduled(Schedule(0, 10_000, 7, catch_up=catch_up)), 0, []
+    command, occurrence, fired = scheduled(Schedule(0, 10_000, 7, catch_up=catch_up)), 0, []
     while True:
-        at = max(LATE, due_ms(made, occurrence))
-        chosen = to_fire(made, occurrence, at)
+        at = max(LATE, due_ms(command, occurrence))
+        chosen = to_fire(command, occurrence, at)
         if chosen is not None and chosen.occurrence == occurrence:
-            found.append((due_ms(made, occurrence) - T0_MS) // 1_000)
-            chosen = next_after(made, occurrence, at)
+            fired.append((due_ms(command, occurrence) - T0_MS) // 1_000)
+            chosen = next_after(command, occurrence, at)
         if chosen is None:
             break
         occurrence = chosen.occurrence
-    assert found == fires
+    assert fired == fires
 
 
 def test_skip_lets_a_single_delivery_fire_however_late():
-    made = scheduled(Schedule(catch_up="skip"))
-    assert to_fire(made, 0, T0_MS + DAY_MS) == Next(0, T0_MS)
+    command = scheduled(Schedule(catch_up="skip"))
+    assert to_fire(command, 0, T0_MS + DAY_MS) == Next(0, T0_MS)
 
 
 def test_skip_of_the_last_one_ends_the_schedule():
-    made = scheduled(Schedule(0, 10_000, 1, catch_up="skip"))
-    assert to_fire(made, 0, T0_MS + DAY_MS) is None
+    command = scheduled(Schedule(0, 10_000, 1, catch_up="skip"))
+    assert to_fire(command, 0, T0_MS + DAY_MS) is None
 
 
 def test_skip_goes_by_the_time_it_was_rescheduled_to():
-    made = scheduled(Schedule(0, 10_000, 9, catch_up="skip"))
+    command = scheduled(Schedule(0, 10_000, 9, catch_up="skip"))
     later = T0_MS + 30_000
-    assert to_fire(made, 0, later, later) == Next(0, later)
+    assert to_fire(command, 0, later, later) == Next(0, later)
 
 
 @pytest.mark.parametrize("catch_up", ["fire_once", "skip"])
-def test_a_zone_that_is_not_known_here_is_damage(catch_up):
-    made = scheduled(Schedule(cron="0 9 * * *", zone="Moon/Sea", catch_up=catch_up))
+def test_a_missing_time_zone_is_damage(catch_up):
+    command = scheduled(Schedule(cron="0 9 * * *", zone="Moon/Sea", catch_up=catch_up))
     with pytest.raises(DamagedError, match=r"Moon/Sea"):
-        next_after(made, 0, T0_MS)
+        next_after(command, 0, T0_MS)
     if catch_up == "skip":
         with pytest.raises(DamagedError, match=r"Moon/Sea"):
-            to_fire(made, 0, T0_MS + DAY_MS)
+            to_fire(command, 0, T0_MS + DAY_MS)
 
 
 def test_fired_before_its_time_a_schedule_goes_on_after_it():

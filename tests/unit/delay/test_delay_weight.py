@@ -20,12 +20,12 @@ def order(kind: int = 2, **more: object) -> DelayCommand:
     return DelayCommand(ADD, "", "t", kind, **more)  # type: ignore[arg-type]
 
 
-def schedule(**said: object) -> DelayCommand:
-    return order(SCHEDULE, schedule=Schedule(**said))  # type: ignore[arg-type]
+def schedule(**fields: object) -> DelayCommand:
+    return order(SCHEDULE, schedule=Schedule(**fields))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("given", "deliveries"),
+    ("command", "deliveries"),
     [
         (order(), 1),
         (schedule(delay_ms=5), 1),
@@ -40,9 +40,9 @@ def schedule(**said: object) -> DelayCommand:
         (order(EXPONENTIAL, interval_s=2, times=1_000_000), 27),
     ],
 )
-def test_deliveries_of_a_day(given: DelayCommand, deliveries: int) -> None:
-    assert deliveries_a_day(given) == deliveries
-    message = Pending(1, 2, 0, "t", b"", encode_command(given), b"", 0, 0, b"", b"12345")
+def test_deliveries_of_a_day(command: DelayCommand, deliveries: int) -> None:
+    assert deliveries_a_day(command) == deliveries
+    message = Pending(1, 2, 0, "t", b"", encode_command(command), b"", 0, 0, b"", b"12345")
     assert weigh_message(message) == deliveries * (5 + RECORD_BYTES)
 
 

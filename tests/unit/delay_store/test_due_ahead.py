@@ -12,12 +12,12 @@ from delay_service.store import due_ahead
 from delay_service.store.due_ahead import DueAhead
 from tests.examples import examples
 
-PLACES = st.integers(0, 40)
+NUMBERS = st.integers(0, 40)
 SIZES = st.integers(0, 9)
 
 
-def key_of(place: int) -> bytes:
-    return bytes((place,))
+def key_of(number: int) -> bytes:
+    return bytes((number,))
 
 
 class DueAheadMachine(RuleBasedStateMachine):
@@ -33,41 +33,41 @@ class DueAheadMachine(RuleBasedStateMachine):
     def between(self, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         return sorted(pair for pair in self.alive.items() if start <= pair[0] < end)
 
-    @rule(places=st.sets(PLACES, max_size=12), size=SIZES)
-    def come(self, places: set[int], size: int) -> None:
-        fresh = [(key_of(place), bytes(size)) for place in places if key_of(place) not in self.alive]
+    @rule(numbers=st.sets(NUMBERS, max_size=12), size=SIZES)
+    def come(self, numbers: set[int], size: int) -> None:
+        fresh = [(key_of(number), bytes(size)) for number in numbers if key_of(number) not in self.alive]
         self.alive |= dict(fresh)
         self.ahead.add(fresh)
 
-    @rule(places=st.sets(PLACES, max_size=5))
-    def go(self, places: set[int]) -> None:
-        gone = [key_of(place) for place in places if key_of(place) in self.alive]
-        for key in gone:
+    @rule(numbers=st.sets(NUMBERS, max_size=5))
+    def go(self, numbers: set[int]) -> None:
+        deleted = [key_of(number) for number in numbers if key_of(number) in self.alive]
+        for key in deleted:
             del self.alive[key]
-        self.ahead.remove(gone)
+        self.ahead.remove(deleted)
 
-    @rule(start=PLACES, length=st.integers(1, 20))
+    @rule(start=NUMBERS, length=st.integers(1, 20))
     def scan(self, start: int, length: int) -> None:
         begin, end = key_of(start), key_of(start + length)
         self.ahead.hold_range(begin, end, self.between(begin, end))
 
-    @rule(start=PLACES, length=st.integers(0, 20), limit=st.integers(1, 8))
+    @rule(start=NUMBERS, length=st.integers(0, 20), limit=st.integers(1, 8))
     def take(self, start: int, length: int, limit: int) -> None:
         begin, end = key_of(start), key_of(start + length)
         if self.ahead.covers_key(begin):
-            known = self.between(begin, min(end, self.ahead.end))
-            assert self.ahead.take_range(begin, end, limit) == known[:limit]
+            expected = self.between(begin, min(end, self.ahead.end))
+            assert self.ahead.take_range(begin, end, limit) == expected[:limit]
 
     @invariant()
     def true(self) -> None:
-        held = 0
-        for place in range(62):
-            key = key_of(place)
+        held_count = 0
+        for number in range(62):
+            key = key_of(number)
             if self.ahead.covers_key(key):
                 behind = self.between(key, self.ahead.end)
                 assert self.ahead.first_key(key) == (behind[0][0] if behind else None)
-                held += key in self.alive
-        assert held <= 6
+                held_count += key in self.alive
+        assert held_count <= 6
 
     def teardown(self) -> None:
         self.small.stop()

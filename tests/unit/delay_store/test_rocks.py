@@ -27,11 +27,11 @@ def filled(folder: Path, count: int = 3_000) -> Rocks:
     return database
 
 
-def test_ranges_end_where_they_are_told_to(tmp_path: Path) -> None:
+def test_ranges_end_at_their_bound(tmp_path: Path) -> None:
     database = filled(tmp_path / "db")
-    found = [key for chunk in database.read_chunks(b"k000100", b"k002222") for key, _ in chunk]
-    assert found == [b"k%06d" % number for number in range(100, 2222)]
-    assert [key for chunk in database.read_chunks(b"k", b"l", 70) for key, _ in chunk] == found_first(70)
+    keys = [key for chunk in database.read_chunks(b"k000100", b"k002222") for key, _ in chunk]
+    assert keys == [b"k%06d" % number for number in range(100, 2222)]
+    assert [key for chunk in database.read_chunks(b"k", b"l", 70) for key, _ in chunk] == first_keys(70)
     assert list(database.read_chunks(b"a", b"b")) == []
     assert list(database.read_chunks(b"zz", b"zzz")) == []
     assert database.first_key(b"k000100x", b"l") == b"k000101"
@@ -40,7 +40,7 @@ def test_ranges_end_where_they_are_told_to(tmp_path: Path) -> None:
     database.close()
 
 
-def found_first(count: int) -> list[bytes]:
+def first_keys(count: int) -> list[bytes]:
     return [b"k%06d" % number for number in range(count)]
 
 
@@ -59,7 +59,7 @@ def test_a_batch_is_applied_in_its_order(tmp_path: Path) -> None:
     database.close()
 
 
-def test_an_open_database_cannot_be_opened_again(tmp_path: Path) -> None:
+def test_an_open_database_cannot_be_opened_twice(tmp_path: Path) -> None:
     database = filled(tmp_path / "db", 1)
     with pytest.raises(StorageError, match="lock"):
         Rocks(tmp_path / "db")
@@ -139,9 +139,9 @@ def test_closing_ends_a_compaction(tmp_path: Path) -> None:
     assert started.wait(30)
     database.close()
     thread.join(30)
-    again = Rocks(tmp_path / "db")
-    assert sum(map(len, again.read_chunks(b"k", b"l"))) == 200_000
-    again.close()
+    reopened = Rocks(tmp_path / "db")
+    assert sum(map(len, reopened.read_chunks(b"k", b"l"))) == 200_000
+    reopened.close()
 
 
 def test_options_hold_for_a_database_that_exists(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_damaged_block_ends_a_range_with_an_error(tmp_path: Path) -> None:
     read: list[bytes] = []
     with pytest.raises(DamagedError) as caught:
         read.extend(key for chunk in database.read_chunks(b"k", b"l") for key, _ in chunk)
-    assert read == found_first(len(read))
+    assert read == first_keys(len(read))
     behind = database.salvage_from(read[-1])
     assert behind is not None
     rest = [key for chunk in database.read_chunks(behind, b"l") for key, _ in chunk]
@@ -176,9 +176,9 @@ def test_a_damaged_block_ends_a_range_with_an_error(tmp_path: Path) -> None:
     Rocks(tmp_path / "db").close()
 
 
-def held_up(monkeypatch: pytest.MonkeyPatch, rocks: Rocks, *told: tuple[int, int]) -> None:
+def stub_pressure(monkeypatch: pytest.MonkeyPatch, rocks: Rocks, *states: tuple[int, int]) -> None:
     """Buffers that wait to become tables, and failures of the background; the last answer stays."""
-    answers = list(told)
+    answers = list(states)
     waiting = [0]
 
     def number(name: str) -> int:
@@ -193,7 +193,7 @@ def test_a_write_waits_outside_for_buffers_to_become_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
-    held_up(monkeypatch, rocks, (3, 0), (3, 0), (2, 0))
+    stub_pressure(monkeypatch, rocks, (3, 0), (3, 0), (2, 0))
     rocks.write(one_key())
     assert rocks.get(b"k") == b"v"
     rocks.close()
@@ -205,7 +205,7 @@ def test_a_write_is_refused_where_rocksdb_would_wait_for_ever(
 ) -> None:
     rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
     monkeypatch.setattr("ddmq_common.rocks.write_capacity.WRITE_WAIT_S_MAX", 0.01)
-    held_up(monkeypatch, rocks, (waiting, failures))
+    stub_pressure(monkeypatch, rocks, (waiting, failures))
     with pytest.raises(StorageError, match=says):
         rocks.write(one_key())
     assert rocks.get(b"k") is None
@@ -224,10 +224,10 @@ def test_what_makes_it_larger_leaves_a_buffer_to_the_others(
     rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
     capacities = []
     for waiting in range(4):
-        held_up(monkeypatch, rocks, (waiting, 0))
+        stub_pressure(monkeypatch, rocks, (waiting, 0))
         capacities.append((rocks.has_capacity(growing=True), rocks.has_capacity(growing=False)))
     assert capacities == [(True, True), (True, True), (False, True), (False, False)]
-    held_up(monkeypatch, rocks, (1, 1))
+    stub_pressure(monkeypatch, rocks, (1, 1))
     for growing in (True, False):
         with pytest.raises(StorageError, match="space on the disk"):
             rocks.has_capacity(growing)
@@ -240,11 +240,11 @@ def test_tables_that_are_not_merged_yet_keep_writes_out_while_they_are_merged(
 ) -> None:
     """Where nothing merges them, something has failed, and a write hears what."""
     rocks = Rocks(tmp_path / "db")
-    told = {"rocksdb.num-running-compactions": running}
-    monkeypatch.setattr(rocks, "read_property", lambda name: told.get(name, 0))
+    properties = {"rocksdb.num-running-compactions": running}
+    monkeypatch.setattr(rocks, "read_property", lambda name: properties.get(name, 0))
     capacities = []
     for count in range(UNMERGED_LAST + 10):
-        told["rocksdb.num-files-at-level0"] = count
+        properties["rocksdb.num-files-at-level0"] = count
         capacities.append((rocks.has_capacity(growing=True), rocks.has_capacity(growing=False)))
     assert capacities == [
         (count < UNMERGED_MAX or not running, count < UNMERGED_LAST or not running)
@@ -258,12 +258,12 @@ def test_what_the_background_has_recovered_of_refuses_nothing(
 ) -> None:
     """RocksDB counts such errors, and never forgets one."""
     rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
-    held_up(monkeypatch, rocks, (0, 2))
+    stub_pressure(monkeypatch, rocks, (0, 2))
     assert rocks.has_capacity(growing=True)
-    held_up(monkeypatch, rocks, (1, 2))
+    stub_pressure(monkeypatch, rocks, (1, 2))
     assert rocks.has_capacity(growing=True)
     rocks.write(one_key())
-    held_up(monkeypatch, rocks, (1, 3))
+    stub_pressure(monkeypatch, rocks, (1, 3))
     with pytest.raises(StorageError, match="space on the disk"):
         rocks.has_capacity(growing=True)
     rocks.close()
@@ -272,10 +272,10 @@ def test_what_the_background_has_recovered_of_refuses_nothing(
 @pytest.fixture
 def unmerged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Rocks, Any]:
     """A database of many tables that nothing merges, and RocksDB's own handle of it."""
-    made: list[Any] = []
+    databases: list[Any] = []
     opened = rocksdict.Rdict
-    monkeypatch.setattr(rocksdict, "Rdict", lambda *given: made.append(opened(*given)) or made[-1])
-    rocks, raw = Rocks(tmp_path / "db"), made[0]
+    monkeypatch.setattr(rocksdict, "Rdict", lambda *args: databases.append(opened(*args)) or databases[-1])
+    rocks, raw = Rocks(tmp_path / "db"), databases[0]
     raw.set_options({"disable_auto_compactions": "true"})
     for _ in range(2 * UNMERGED_MAX):
         rocks.write(random_bytes(1 << 19))  # so much that merging them takes a while
@@ -292,7 +292,7 @@ def test_many_tables_slow_no_write_down(unmerged: tuple[Rocks, Any]) -> None:
     rocks.close()
 
 
-def test_a_table_that_cannot_be_merged_is_told_by_a_write(unmerged: tuple[Rocks, Any]) -> None:
+def test_a_write_reports_a_table_that_cannot_be_merged(unmerged: tuple[Rocks, Any]) -> None:
     rocks, raw = unmerged
     table = min(rocks.folder.glob("*.sst"))
     with table.open("r+b") as file:

@@ -19,7 +19,7 @@ from delay_service.store.rocks_store import RocksStore
 
 FOREVER = 1 << 50
 ROOT = Path(__file__).parents[3]
-HOLDER = """
+OWNER = """
 import sys
 from pathlib import Path
 from tests.unit.delay_store.test_store_copies import add
@@ -56,9 +56,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def holder(folder: Path, epoch: int) -> subprocess.Popen[str]:
+def start_owner(folder: Path, epoch: int) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder), str(epoch)],
+        [sys.executable, "-c", OWNER, str(folder), str(epoch)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -79,14 +79,14 @@ def test_the_next_owner_takes_the_copy_over(tmp_path: Path, before: int) -> None
     assert names(tmp_path) == [copy_name(0, before + 7)]
     assert len(pending(second)) == 10
     second.close()
-    again = open_store(tmp_path, 0, before + 7)
-    assert len(pending(again)) == 10
-    again.close()
+    reopened = open_store(tmp_path, 0, before + 7)
+    assert len(pending(reopened)) == 10
+    reopened.close()
 
 
 @pytest.mark.slow
 def test_a_stopped_owner_keeps_its_copy_and_changes_only_that(tmp_path: Path) -> None:
-    stopped = holder(tmp_path, 3)
+    stopped = start_owner(tmp_path, 3)
     try:
         os.kill(stopped.pid, signal.SIGSTOP)
         owner = open_store(tmp_path, 0, 4)
@@ -94,8 +94,8 @@ def test_a_stopped_owner_keeps_its_copy_and_changes_only_that(tmp_path: Path) ->
         assert pending(owner) == [(number, number) for number in range(150)]
         owner.write(StoreChanges(removed=owner.due(FOREVER, 100, FOREVER)))
         os.kill(stopped.pid, signal.SIGCONT)
-        told, _ = stopped.communicate("go on\n", timeout=60)
-        assert told.split() == ["650", copy_name(0, 3)]
+        output, _ = stopped.communicate("go on\n", timeout=60)
+        assert output.split() == ["650", copy_name(0, 3)]
         assert len(pending(owner)) == 50
         owner.tidy()
         assert names(tmp_path) == [copy_name(0, 4)]
@@ -107,7 +107,7 @@ def test_a_stopped_owner_keeps_its_copy_and_changes_only_that(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_killed_owner_is_followed_in_place(tmp_path: Path) -> None:
-    killed = holder(tmp_path, 3)
+    killed = start_owner(tmp_path, 3)
     killed.kill()
     killed.communicate()
     owner = open_store(tmp_path, 0, 4)
@@ -137,18 +137,18 @@ def test_shards_do_not_meet(tmp_path: Path) -> None:
     eleven.close()
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_a_half_made_copy_is_no_store(tmp_path: Path, held: bool) -> None:
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_an_unfinished_copy_is_no_store(tmp_path: Path, is_locked: bool) -> None:
     first = open_store(tmp_path, 0, 3)
     add(first, 0, 10)
     first.close()
     making, lock = new_folder(tmp_path / copy_name(0, 5))
     (making / "CURRENT").write_text("MANIFEST-000001\n")
-    if not held:
+    if not is_locked:
         lock.release()
     store = open_store(tmp_path, 0, 6)
     assert len(pending(store)) == 10
-    assert names(tmp_path) == sorted([copy_name(0, 6)] + [copy_name(0, 5) + MAKING] * held)
+    assert names(tmp_path) == sorted([copy_name(0, 6)] + [copy_name(0, 5) + MAKING] * is_locked)
     store.close()
     lock.release()
 
@@ -160,9 +160,9 @@ def test_a_lock_moves_with_its_folder(tmp_path: Path) -> None:
     assert CopyLock.try_take(tmp_path / "gone") is None
     lock.release()
     lock.release()
-    taken = CopyLock.try_take(tmp_path / "copy")
-    assert taken is not None
-    taken.release()
+    second_lock = CopyLock.try_take(tmp_path / "copy")
+    assert second_lock is not None
+    second_lock.release()
 
 
 def test_a_newer_schema_is_refused_and_stays(tmp_path: Path) -> None:
@@ -211,45 +211,51 @@ def test_no_checkpoint_is_no_store(tmp_path: Path) -> None:
 
 
 def test_stores_in_another_folder_are_refused_while_the_first_are_there(tmp_path: Path) -> None:
-    usual, other, third, note = (tmp_path / name for name in ("delay", "other", "third", "delay-stores"))
-    check_store_folder(usual, usual, note)
-    open_store(usual, 0, 1).close()
-    check_store_folder(usual, usual, note)
-    with pytest.raises(ConfigError, match=f"are in {usual}, and {other} has none.* runs$"):
-        check_store_folder(other, usual, note)
-    usual.rename(other)
-    check_store_folder(other, usual, note)
-    for folder in (usual, third):
-        with pytest.raises(ConfigError, match=f"are in {other}, and {folder} has none.* delete {note}"):
-            check_store_folder(folder, usual, note)
-    usual.mkdir()
-    check_store_folder(usual / ".." / "other", usual, note)  # the same in other words
-    usual.rmdir()
+    default_folder, other, third, folder_file = (
+        tmp_path / name for name in ("delay", "other", "third", "delay-stores")
+    )
+    check_store_folder(default_folder, default_folder, folder_file)
+    open_store(default_folder, 0, 1).close()
+    check_store_folder(default_folder, default_folder, folder_file)
+    with pytest.raises(ConfigError, match=f"are in {default_folder}, and {other} has none.* runs$"):
+        check_store_folder(other, default_folder, folder_file)
+    default_folder.rename(other)
+    check_store_folder(other, default_folder, folder_file)
+    for folder in (default_folder, third):
+        with pytest.raises(
+            ConfigError, match=f"are in {other}, and {folder} has none.* delete {folder_file}"
+        ):
+            check_store_folder(folder, default_folder, folder_file)
+    default_folder.mkdir()
+    check_store_folder(
+        default_folder / ".." / "other", default_folder, folder_file
+    )  # the same in other words
+    default_folder.rmdir()
     other.rename(tmp_path / "put away")
-    check_store_folder(third, usual, note)
-    check_store_folder(usual, usual, note)
-    assert not note.exists()
+    check_store_folder(third, default_folder, folder_file)
+    check_store_folder(default_folder, default_folder, folder_file)
+    assert not folder_file.exists()
 
 
-def test_of_two_folders_with_stores_the_one_that_is_asked_for_is_taken(
+def test_of_two_folders_with_stores_the_configured_one_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A directory of a release that did not note where they are, with stores of before left behind."""
-    usual, other, note = (tmp_path / name for name in ("delay", "other", "delay-stores"))
-    for folder in (usual, other):
+    default_folder, other, folder_file = (tmp_path / name for name in ("delay", "other", "delay-stores"))
+    for folder in (default_folder, other):
         open_store(folder, 0, 1).close()
-    check_store_folder(other, usual, note)
+    check_store_folder(other, default_folder, folder_file)
     assert caplog.messages == ["delay stores in two folders"]
-    assert note.read_text() == str(other)
-    check_store_folder(other, usual, note)
+    assert folder_file.read_text() == str(other)
+    check_store_folder(other, default_folder, folder_file)
     assert len(caplog.messages) == 1, "from now on it is known"
-    check_store_folder(usual, usual, note)
-    assert not note.exists()
+    check_store_folder(default_folder, default_folder, folder_file)
+    assert not folder_file.exists()
 
 
 def test_what_is_no_store_holds_nobody_up(tmp_path: Path) -> None:
-    usual, other, note = (tmp_path / name for name in ("delay", "other", "delay-stores"))
-    (usual / "lost+found").mkdir(parents=True)
-    (usual / "0-000000000001-000.damaged").mkdir()
-    check_store_folder(other, usual, note)
-    assert note.read_text() == str(other)
+    default_folder, other, folder_file = (tmp_path / name for name in ("delay", "other", "delay-stores"))
+    (default_folder / "lost+found").mkdir(parents=True)
+    (default_folder / "0-000000000001-000.damaged").mkdir()
+    check_store_folder(other, default_folder, folder_file)
+    assert folder_file.read_text() == str(other)

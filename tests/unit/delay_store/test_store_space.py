@@ -23,7 +23,7 @@ def wave(random: Random, number: int) -> list[Pending]:
     return [
         Pending(
             number * 1000 + random.randrange(1000),
-            number * WAVE + place,
+            number * WAVE + index,
             0,
             "t",
             random.randbytes(16),
@@ -34,7 +34,7 @@ def wave(random: Random, number: int) -> list[Pending]:
             b"",
             random.randbytes(BODY),
         )
-        for place in range(WAVE)
+        for index in range(WAVE)
     ]
 
 
@@ -97,7 +97,7 @@ def test_cancelled_messages_leave_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_large_bodies_are_given_back_although_few_have_left(tmp_path: Path) -> None:
+def test_the_space_of_large_bodies_is_reclaimed_although_few_left(tmp_path: Path) -> None:
     """Cancelled ones too, which lie behind what still waits."""
     random = Random(2)
     store = open_store(tmp_path, 0, 1, OPTIONS)

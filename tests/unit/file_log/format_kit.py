@@ -40,26 +40,26 @@ def rewrite(directory: Path, change: Change, salt: int | None = None) -> None:
                 continue
             at = item.position - start
             size = FRAME_BYTES if isinstance(item, Frame) else item.size
-            piece = data[at : at + size]
-            change(item, piece)
-            _seal(item, piece, own if salt is None else salt)
-            data[at : at + size] = piece
+            section = data[at : at + size]
+            change(item, section)
+            _seal(item, section, own if salt is None else salt)
+            data[at : at + size] = section
         path.write_bytes(data)
 
 
-def _seal(item: Frame | Record, piece: bytearray, salt: int) -> None:
+def _seal(item: Frame | Record, section: bytearray, salt: int) -> None:
     if isinstance(item, Frame):
-        piece[4:8] = struct.pack("<I", google_crc32c.extend(salt, bytes(piece[8:])))
+        section[4:8] = struct.pack("<I", google_crc32c.extend(salt, bytes(section[8:])))
         return
-    meta = google_crc32c.extend(salt, bytes(piece[12 : item.meta_bytes]))
-    piece[4:12] = struct.pack("<II", meta, google_crc32c.extend(meta, bytes(piece[item.meta_bytes :])))
+    meta = google_crc32c.extend(salt, bytes(section[12 : item.meta_bytes]))
+    section[4:12] = struct.pack("<II", meta, google_crc32c.extend(meta, bytes(section[item.meta_bytes :])))
 
 
 def make_old(directory: Path) -> None:
     """As the release before wrote it: versions 1, no salt, no format file."""
 
-    def old(item: Frame | Record, piece: bytearray) -> None:
-        piece[FRAME_VERSION_AT if isinstance(item, Frame) else RECORD_VERSION_AT] = 1
+    def old(item: Frame | Record, section: bytearray) -> None:
+        section[FRAME_VERSION_AT if isinstance(item, Frame) else RECORD_VERSION_AT] = 1
 
     rewrite(directory, old, salt=0)
     (directory / "format").unlink()
@@ -75,14 +75,14 @@ def tree(directory: Path) -> dict[str, bytes]:
 
 
 def last_batch_id(directory: Path) -> int:
-    found = 0
+    last_id = 0
     salting = salting_of(directory)
     for path in segments(directory):
         start, data = int(path.name), path.read_bytes()
         for item in scan_items(data, start, start, start + len(data), salting.of_segment(start)):
             if isinstance(item, Frame):
-                found = item.batch_id
-    return found
+                last_id = item.batch_id
+    return last_id
 
 
 __all__ = ["last_batch_id", "make_old", "rewrite", "salting_of", "segments", "tree"]

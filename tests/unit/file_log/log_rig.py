@@ -17,28 +17,28 @@ from tests.support.rig import Rig
 from tests.support.waits import done, until
 
 
-class HeldFile(File):
+class BlockedFile(File):
     """Waits in the native thread while the storage is held."""
 
     __slots__ = ("storage",)
-    storage: HeldStorage
+    storage: BlockedStorage
 
     def write_through(self, data: bytes, offset: int) -> None:
         self.storage.gate()
         super().write_through(data, offset)
 
 
-class HeldStorage(Storage):
+class BlockedStorage(Storage):
     """`hold` stops the next group commits before they are written, until `let_go`."""
 
     def __init__(self) -> None:
         self._gate: Any = _thread.allocate_lock()
-        self.held = False
+        self.is_blocked = False
         self.waiting = 0
 
     def open(self, path: str, *, write: bool = False) -> File:
         plain = super().open(path, write=write)
-        file = HeldFile(path, plain.fd)
+        file = BlockedFile(path, plain.fd)
         file.storage = self
         return file
 
@@ -48,13 +48,13 @@ class HeldStorage(Storage):
         self._gate.release()
         self.waiting -= 1
 
-    def hold(self) -> None:
+    def block(self) -> None:
         self._gate.acquire()
-        self.held = True
+        self.is_blocked = True
 
-    def let_go(self) -> None:
-        if self.held:
-            self.held = False
+    def unblock(self) -> None:
+        if self.is_blocked:
+            self.is_blocked = False
             self._gate.release()
 
 
@@ -67,7 +67,7 @@ class LogRig(Rig):
         self.directory = directory
         self.options = build_options(FileLogOptions, **{**chosen, **options})
         self.clock = ManualClock()
-        self.storage = HeldStorage()
+        self.storage = BlockedStorage()
         self.metrics = Registry()
         self.log: FileLog = self.open()
 
@@ -82,7 +82,7 @@ class LogRig(Rig):
         return self.open()
 
     def close(self) -> None:
-        self.storage.let_go()
+        self.storage.unblock()
         self.log.close()
 
     def make(self, name: str = "orders", queues: int = 1, **rest: Any) -> QueueRef:
@@ -111,14 +111,14 @@ class LogRig(Rig):
         self.log.write_checkpoint(lambda: written.append(True))
         until(lambda: written, "a checkpoint")
 
-    def append_held(self, *bodies: bytes, **more: Any) -> Completion[list[AppendResult]]:
+    def append_blocked(self, *bodies: bytes, **more: Any) -> Completion[list[AppendResult]]:
         """One that the storage holds from here on; what comes later waits behind it."""
-        self.storage.hold()
+        self.storage.block()
         appended = self.append(*bodies, **more)
-        self.in_flight()
+        self.wait_for_pending_commit()
         return appended
 
-    def in_flight(self) -> None:
+    def wait_for_pending_commit(self) -> None:
         until(lambda: self.storage.waiting, "a group commit that waits in the thread")
 
 

@@ -37,9 +37,9 @@ class Busy:
 
 @pytest.fixture
 def busy() -> Iterator[Busy]:
-    made = Busy()
-    yield made
-    made.close()
+    busy_threads = Busy()
+    yield busy_threads
+    busy_threads.close()
 
 
 class Began:
@@ -80,7 +80,7 @@ def test_it_does_not_wait_for_ever_on_a_busy_loop(busy: Busy) -> None:
     gathering.close()
 
 
-def test_it_begins_again() -> None:
+def test_a_new_gathering_begins_after_the_last_one() -> None:
     loop, counts = gevent.get_hub().loop, []
     for _ in range(3):
         began = Began()

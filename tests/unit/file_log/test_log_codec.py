@@ -169,7 +169,7 @@ def test_names_come_back() -> None:
 
 def log_bytes(bodies: list[list[bytes]]) -> tuple[bytes, list[Frame], list[Record]]:
     """Frames with one record per body, from position 0 on."""
-    out, made_frames, made_records = b"", [], []
+    out, frames, records = b"", [], []
     for number, group in enumerate(bodies):
         start = len(out) + FRAME_BYTES
         payload = b""
@@ -177,54 +177,56 @@ def log_bytes(bodies: list[list[bytes]]) -> tuple[bytes, list[Frame], list[Recor
             payload += pack_record(RecordKind.MESSAGE, start + len(payload), 1, topic=b"t", delivery=body)
         frame = Frame(len(group), len(payload), 1, len(out), number, len(out), 1)
         out += pack_frame(frame) + payload
-        made_frames.append(frame)
-    made_records = [item for item in scan_items(out, 0, 0, len(out)) if isinstance(item, Record)]
-    return out, made_frames, made_records
+        frames.append(frame)
+    records = [item for item in scan_items(out, 0, 0, len(out)) if isinstance(item, Record)]
+    return out, frames, records
 
 
 groups = st.lists(st.lists(st.binary(max_size=80), min_size=1, max_size=4), min_size=1, max_size=5)
 
 
 @given(groups, st.integers(0, 200))
-def test_a_whole_log_walks_without_anything_bad(bodies: list[list[bytes]], zeros: int) -> None:
-    data, made, records = log_bytes(bodies)
+def test_a_complete_log_is_scanned_without_damage(bodies: list[list[bytes]], zeros: int) -> None:
+    data, frames, records = log_bytes(bodies)
     items = list(scan_items(data + bytes(zeros), 0, 0, len(data) + zeros))
-    assert [item for item in items if isinstance(item, Frame)] == made
+    assert [item for item in items if isinstance(item, Frame)] == frames
     assert len(records) == sum(map(len, bodies))
     assert [item for item in items if isinstance(item, Bad)] == (
         [Bad(len(data), len(data) + zeros)] if zeros else []
     )
-    assert list(scan_frames(data, 0, 0, len(data))) == made
-    assert all(is_complete(data, 0, frame) for frame in made)
+    assert list(scan_frames(data, 0, 0, len(data))) == frames
+    assert all(is_complete(data, 0, frame) for frame in frames)
 
 
 @given(groups, st.data())
-def test_one_changed_byte_costs_one_piece(bodies: list[list[bytes]], data: st.DataObject) -> None:
-    whole, made, records = log_bytes(bodies)
-    at = data.draw(st.integers(0, len(whole) - 1))
-    changed = bytearray(whole)
+def test_one_changed_byte_costs_one_item(bodies: list[list[bytes]], data: st.DataObject) -> None:
+    intact, frames, records = log_bytes(bodies)
+    at = data.draw(st.integers(0, len(intact) - 1))
+    changed = bytearray(intact)
     changed[at] ^= data.draw(st.integers(1, 255))
-    items = list(scan_items(bytes(changed), 0, 0, len(whole)))
-    found = [item for item in items if not isinstance(item, Bad)]
+    items = list(scan_items(bytes(changed), 0, 0, len(intact)))
+    good_items = [item for item in items if not isinstance(item, Bad)]
     bad = [item for item in items if isinstance(item, Bad)]
-    assert len(found) >= len(made) + len(records) - 1
+    assert len(good_items) >= len(frames) + len(records) - 1
     assert len(bad) <= 1
 
 
 @given(groups, st.integers(0, 1 << 20))
-def test_a_cut_log_has_whole_frames_up_to_the_cut(bodies: list[list[bytes]], cut: int) -> None:
-    whole, made, _ = log_bytes(bodies)
-    end = cut % len(whole)
-    found = [item for item in scan_frames(whole[:end], 0, 0, end) if isinstance(item, Frame)]
-    assert found == [frame for frame in made if frame.end <= end]
+def test_a_truncated_log_has_complete_frames_up_to_its_end(bodies: list[list[bytes]], length: int) -> None:
+    intact, frames, _ = log_bytes(bodies)
+    end = length % len(intact)
+    good_items = [item for item in scan_frames(intact[:end], 0, 0, end) if isinstance(item, Frame)]
+    assert good_items == [frame for frame in frames if frame.end <= end]
 
 
-def test_a_body_that_looks_like_a_frame_is_not_taken_for_one() -> None:
+def test_a_body_that_looks_like_a_frame_is_not_read_as_one() -> None:
     fake = pack_frame(Frame(1, 10, 1, 4096, 3, 1 << 40, 1))
-    data, made, _ = log_bytes([[fake], [b"after"]])
+    data, frames, _ = log_bytes([[fake], [b"after"]])
     changed = bytearray(data)
     changed[FRAME_BYTES + 20] ^= 1
-    assert [item for item in scan_frames(bytes(changed), 0, 0, len(data)) if isinstance(item, Frame)] == made
+    assert [
+        item for item in scan_frames(bytes(changed), 0, 0, len(data)) if isinstance(item, Frame)
+    ] == frames
 
 
 def test_record_bytes_is_what_the_document_says() -> None:

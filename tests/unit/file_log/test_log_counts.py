@@ -15,9 +15,9 @@ def test_the_sizes_of_group_commits_are_observed(tmp_path: Path) -> None:
     records = rig.metrics.histogram(catalogue.LOG_COMMIT_RECORDS)
     sizes = rig.metrics.histogram(catalogue.LOG_COMMIT_BYTES)
     before, bytes_before = sum(records.counts), sizes.total
-    first = rig.append_held(b"one")
+    first = rig.append_blocked(b"one")
     rest = [rig.append(b"two" * 100), rig.append(b"three" * 100)]
-    rig.storage.let_go()
+    rig.storage.unblock()
     assert done(first)[0].offset == 0
     assert [done(one)[0].offset for one in rest] == [1, 2]
     assert sum(records.counts) - before == 2
@@ -26,7 +26,7 @@ def test_the_sizes_of_group_commits_are_observed(tmp_path: Path) -> None:
     assert 806 < sizes.total - bytes_before < 2_000
 
 
-def test_a_batch_tells_store_times_until_its_segment_is_gone(tmp_path: Path) -> None:
+def test_a_batch_has_store_times_until_its_segment_is_deleted(tmp_path: Path) -> None:
     rig = LogRig(tmp_path / "log")
     ref = rig.make()
     started = rig.clock.wall_ms()

@@ -59,14 +59,14 @@ def damaged(tmp_path: Path) -> tuple[LogRig, QueueRef]:
 
 
 def read_all(rig: LogRig, ref: QueueRef, count: int, offset: int = 0) -> list[int]:
-    found: list[int] = []
+    offsets: list[int] = []
     while True:
         batch = done(rig.log.read(ref, offset, count, 1 << 20))
         if batch.status is not ReadStatus.DATA:
-            return found
+            return offsets
         assert 1 <= len(batch.offsets) <= count
         assert [bytes(one) for one in batch.deliveries] == [body(at) for at in batch.offsets]
-        found += batch.offsets
+        offsets += batch.offsets
         offset = batch.next_offset
 
 

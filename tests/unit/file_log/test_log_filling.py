@@ -58,14 +58,14 @@ def test_a_commit_that_cannot_be_packed_is_refused_alone(
     logged: bool,
 ) -> None:
     ref = rig.make(queues=2)
-    rig.append_held(b"first")
+    rig.append_blocked(b"first")
     before = rig.append(b"before")
     progress = [ProgressDelta("g", ref, 7, 0, [(0, 1)])]
     batch = CommitBatch([record(b"x"), record(b"y", queue=1), bad()], progress, {"a": b"1"})
     failing = rig.log.commit(batch, rig.soon)
     topic = rig.log.put_topic(TopicInfo("more", 0, 1), rig.soon)
     after = [rig.append(b"after"), rig.append(b"other", queue=1)]
-    rig.storage.let_go()
+    rig.storage.unblock()
     with pytest.raises(error, match=text):
         done(failing)
     assert [done(call)[0].offset for call in (before, *after)] == [1, 2, 0]
@@ -81,24 +81,24 @@ def test_a_commit_that_cannot_be_packed_is_refused_alone(
 
 
 @pytest.mark.interpreted
-def test_half_a_commit_is_taken_out_again(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unpackable_commit_is_removed_completely(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records and a delta are packed when its setting fails: neither they nor its fence stay."""
     ref = rig.make()
     packer: Any = rig.log._writer._packer
-    add, faults = packer.add_internal, ["planned"]
+    add, failures = packer.add_internal, ["planned"]
 
     def faulty(kind: Any, apply: Any, **fields: Any) -> None:
-        if fields.get("key") == b"a" and faults:
-            raise OverflowError(faults.pop())
+        if fields.get("key") == b"a" and failures:
+            raise OverflowError(failures.pop())
         add(kind, apply, **fields)
 
     monkeypatch.setattr(packer, "add_internal", faulty)
-    rig.append_held(b"first")
+    rig.append_blocked(b"first")
     high = [ProgressDelta("g", ref, 9, 0, [(0, 1)])]
     failing = rig.log.commit(CommitBatch([record(b"x")], high, {"a": b"1"}, absent=["a"]), rig.soon)
     low = [ProgressDelta("g", ref, 1, 0, [(0, 1)])]
     other = rig.log.commit(CommitBatch([record(b"second")], low, {"a": b"2"}, absent=["a"]), rig.soon)
-    rig.storage.let_go()
+    rig.storage.unblock()
     with pytest.raises(StorageError, match="OverflowError: planned"):
         done(failing)
     assert done(other)[0].offset == 1
@@ -108,13 +108,13 @@ def test_half_a_commit_is_taken_out_again(rig: LogRig, monkeypatch: pytest.Monke
 
 def test_an_append_that_cannot_be_packed_is_refused_alone(rig: LogRig) -> None:
     ref = rig.make()
-    first = rig.append_held(b"first")
+    first = rig.append_blocked(b"first")
     before = rig.append(b"before", b"and more")
     plain = record(b"bad")
     bad = Faulty(plain.topic, plain.queue_id, plain.message_id, plain.born_ms, plain.delivery)
     failing = rig.log.append([record(b"good"), bad], rig.soon)
     after = rig.append(b"after")
-    rig.storage.let_go()
+    rig.storage.unblock()
     results = done(failing)
     assert [result.status for result in results] == [AppendStatus.REFUSED] * 2
     assert isinstance(results[0].error, StorageError)

@@ -49,12 +49,12 @@ class Forger:
         body = bytearray(self.chance.randbytes(BODY_BYTES))
         at = 16  # of message id
         while at < BODY_BYTES - 600:
-            piece = self.piece(position + HEAD + at)
-            body[at : at + len(piece)] = piece
-            at += len(piece) + self.chance.choice((0, 3, 200))
+            fragment = self.fragment(position + HEAD + at)
+            body[at : at + len(fragment)] = fragment
+            at += len(fragment) + self.chance.choice((0, 3, 200))
         return bytes(body)
 
-    def piece(self, at: int) -> bytes:
+    def fragment(self, at: int) -> bytes:
         record = self.record(at + FRAME_BYTES)
         frame = Frame(1, len(record), self.chance.choice((1, 9)), at, self.next_batch(), self.durable(at), 1)
         forms = (pack_frame(frame, self.salt) + record, self.record(at), self.empty_frame(at))
@@ -109,10 +109,10 @@ def tear(rig: LogRig, chance: random.Random) -> None:
     (path,) = segments(rig.directory)
     data = bytearray(path.read_bytes())
     end = len(data.rstrip(b"\0"))
-    torn = chance.randrange(max(end - BODY_BYTES, 1), end)
-    del data[torn:]
+    file_end = chance.randrange(max(end - BODY_BYTES, 1), end)
+    del data[file_end:]
     for _ in range(chance.randrange(3)):
-        at, size = chance.randrange(torn), chance.choice((1, 60, 700))
+        at, size = chance.randrange(file_end), chance.choice((1, 60, 700))
         data[at : at + size] = chance.randbytes(size)
     path.write_bytes(data)
 
@@ -139,9 +139,9 @@ def check_nothing_forged(rig: LogRig, ref: QueueRef, bodies: list[bytes], end: i
 def test_bodies_of_frames_and_records_are_bodies(seed: int, salt: str) -> None:
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
-        wrong = chance.randrange(1, 1 << 32)
+        guess = chance.randrange(1, 1 << 32)
         rig, ref, bodies = build(
-            Path(folder) / "log", chance, lambda own: 0 if salt == "none" else wrong ^ (wrong == own)
+            Path(folder) / "log", chance, lambda own: 0 if salt == "none" else guess ^ (guess == own)
         )
         end = int(segments(rig.directory)[0].stat().st_size)
         for name in ("checkpoint", "checkpoint.old"):
@@ -170,7 +170,7 @@ def test_the_forgeries_are_good_ones(tmp_path: Path) -> None:
     assert fooled >= 3
 
 
-def torn_in_an_old_directory(rig: LogRig, body: bytes, end: int) -> int:
+def recover_in_an_old_directory(rig: LogRig, body: bytes, end: int) -> int:
     """Store it, make the directory one of the release before, open it torn at `end`; its last batch id."""
     done(rig.append(body))
     rig.log.close()
@@ -192,10 +192,10 @@ def test_without_a_salt_a_frame_that_cannot_be_is_refused_too(tmp_path: Path, du
     position = rig.log.durable_position
     body = bytearray(b"." * BODY_BYTES)
     for at in range(16, BODY_BYTES - 100, 64):
-        place = position + HEAD + at
-        frame = Frame(0, 0, 9, place, 99, 1 << 36 if durable == "far" else 1 << 62, 1)
+        frame_position = position + HEAD + at
+        frame = Frame(0, 0, 9, frame_position, 99, 1 << 36 if durable == "far" else 1 << 62, 1)
         body[at : at + FRAME_BYTES] = pack_frame(frame)
-    torn_in_an_old_directory(rig, bytes(body), position + 3_000)
+    recover_in_an_old_directory(rig, bytes(body), position + 3_000)
     assert rig.log.recovered.end == position
     assert rig.bodies(ref) == [b"precious"]
 
@@ -207,17 +207,17 @@ def test_without_a_salt_a_frame_that_does_not_fit_its_neighbours_is_refused(tmp_
     position = rig.log.durable_position
     body = bytearray(b"." * BODY_BYTES)
     for at in range(16, BODY_BYTES - 400, 256):
-        place = position + HEAD + at
-        gone = pack_record(
+        frame_position = position + HEAD + at
+        record = pack_record(
             RecordKind.TOPIC,
-            place + FRAME_BYTES,
+            frame_position + FRAME_BYTES,
             1,
             topic=b"orders",
             incarnation=ref.incarnation,
             flags=FLAG_DELETED,
         )
-        piece = pack_frame(Frame(1, len(gone), 9, place, 900 + at, place, 1)) + gone
-        body[at : at + len(piece)] = piece
-    assert torn_in_an_old_directory(rig, bytes(body), position + 3_000) < 900
+        fragment = pack_frame(Frame(1, len(record), 9, frame_position, 900 + at, frame_position, 1)) + record
+        body[at : at + len(fragment)] = fragment
+    assert recover_in_an_old_directory(rig, bytes(body), position + 3_000) < 900
     assert rig.log.topic("orders") is not None
     assert rig.bodies(ref) == [b"precious"]

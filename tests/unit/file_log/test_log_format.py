@@ -28,7 +28,7 @@ from tests.unit.file_log.log_rig import LogRig
 BODIES = [b"%03d" % number + b"." * 2_000 for number in range(90)]
 
 
-def told(tmp_path: Path) -> tuple[LogRig, QueueRef]:
+def filled_rig(tmp_path: Path) -> tuple[LogRig, QueueRef]:
     """A log of several segments with a checkpoint, progress, a setting, and more behind the checkpoint."""
     rig = LogRig(tmp_path / "log")
     ref = rig.make()
@@ -53,7 +53,7 @@ def check(rig: LogRig, ref: QueueRef, damaged: int = 0) -> None:
 
 
 def test_a_directory_states_its_format(tmp_path: Path) -> None:
-    rig, ref = told(tmp_path)
+    rig, ref = filled_rig(tmp_path)
     assert json.loads((rig.directory / "format").read_text().splitlines()[0])["format"] == 2
     before = (rig.directory / "format").read_bytes()
     rig.open()
@@ -69,7 +69,7 @@ def test_a_directory_states_its_format(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_the_release_before_opens_and_goes_on(tmp_path: Path) -> None:
-    rig, ref = told(tmp_path)
+    rig, ref = filled_rig(tmp_path)
     make_old(rig.directory)
     count = len(segments(rig.directory))
     for number in range(3):
@@ -80,28 +80,28 @@ def test_a_directory_of_the_release_before_opens_and_goes_on(tmp_path: Path) -> 
         rig.log.close()
     rig.open()
     assert rig.bodies(ref)[len(BODIES) :] == [b"new 0", b"new 1", b"new 2"]
-    (found,) = done(rig.log.find("orders", message_id=BODIES[3][:16]))
-    assert found.delivery == BODIES[3]
+    (record,) = done(rig.log.find("orders", message_id=BODIES[3][:16]))
+    assert record.delivery == BODIES[3]
     assert salting_of(rig.directory).since == int(segments(rig.directory)[-1].name)
 
 
 @pytest.mark.slow
 def test_bringing_it_up_may_end_anywhere(tmp_path: Path) -> None:
-    rig, ref = told(tmp_path)
+    rig, ref = filled_rig(tmp_path)
     make_old(rig.directory)
     for point in range(1, 12):
         for fault in ("crash", "fail"):
-            place = tmp_path / f"{fault}{point}"
-            shutil.copytree(rig.directory, place / "live")
-            storage = FaultyStorage(place / "live", {point: fault})
+            folder = tmp_path / f"{fault}{point}"
+            shutil.copytree(rig.directory, folder / "live")
+            storage = FaultyStorage(folder / "live", {point: fault})
             try:
                 log = open_log(
-                    place / "live", rig.options, clock=ManualClock(), metrics=Registry(), storage=storage
+                    folder / "live", rig.options, clock=ManualClock(), metrics=Registry(), storage=storage
                 )
                 log.close()
             except DdmqError:
                 pass
-            rig.directory = storage.image(place / "dark")
+            rig.directory = storage.image(folder / "dark")
             rig.open()
             check(rig, ref)
             rig.log.close()
@@ -127,8 +127,8 @@ class _Unreadable(File):
 
 
 @pytest.mark.parametrize("how", ["gone", "damaged", "empty"])
-def test_a_lost_format_file_is_made_again(tmp_path: Path, how: str) -> None:
-    rig, ref = told(tmp_path)
+def test_a_lost_format_file_is_recreated(tmp_path: Path, how: str) -> None:
+    rig, ref = filled_rig(tmp_path)
     path = rig.directory / "format"
     before = path.read_bytes()
     if how == "gone":
@@ -144,7 +144,7 @@ def test_a_lost_format_file_is_made_again(tmp_path: Path, how: str) -> None:
 
 
 def test_an_unreadable_one_too(tmp_path: Path) -> None:
-    rig, ref = told(tmp_path)
+    rig, ref = filled_rig(tmp_path)
     log = open_log(
         rig.directory, rig.options, clock=ManualClock(), metrics=Registry(), storage=UnreadableName("format")
     )
@@ -155,7 +155,7 @@ def test_an_unreadable_one_too(tmp_path: Path) -> None:
 
 
 def test_with_the_first_frames_lost_as_well_it_is_refused_untouched(tmp_path: Path) -> None:
-    rig, _ = told(tmp_path)
+    rig, _ = filled_rig(tmp_path)
     (rig.directory / "format").unlink()
     for path in segments(rig.directory):
         data = bytearray(path.read_bytes())
@@ -176,33 +176,33 @@ def newer_format(directory: Path) -> None:
 
 
 def newer_frame(directory: Path) -> None:
-    def change(item: Frame | Record, piece: bytearray) -> None:
+    def change(item: Frame | Record, section: bytearray) -> None:
         if isinstance(item, Frame) and item.batch_id > 70:
-            piece[FRAME_VERSION_AT] = 3
+            section[FRAME_VERSION_AT] = 3
 
     rewrite(directory, change)
 
 
 def newer_record(directory: Path) -> None:
-    def change(item: Frame | Record, piece: bytearray) -> None:
+    def change(item: Frame | Record, section: bytearray) -> None:
         if isinstance(item, Record) and item.kind == RecordKind.MESSAGE and item.offset == 70:
-            piece[RECORD_VERSION_AT] = 3
+            section[RECORD_VERSION_AT] = 3
 
     rewrite(directory, change)
 
 
 def newer_delta(directory: Path) -> None:
-    def change(item: Frame | Record, piece: bytearray) -> None:
+    def change(item: Frame | Record, section: bytearray) -> None:
         if isinstance(item, Record) and item.kind == RecordKind.PROGRESS:
-            piece[item.meta_bytes] = 2
+            section[item.meta_bytes] = 2
 
     rewrite(directory, change)
 
 
 def newer_frame_without_format_file(directory: Path) -> None:
-    def change(item: Frame | Record, piece: bytearray) -> None:
+    def change(item: Frame | Record, section: bytearray) -> None:
         if isinstance(item, Frame):
-            piece[FRAME_VERSION_AT] = 3
+            section[FRAME_VERSION_AT] = 3
 
     rewrite(directory, change)
     (directory / "format").unlink()
@@ -235,7 +235,7 @@ def newer_index(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "found", "known"),
+    ("change", "found", "newest"),
     [
         (newer_format, 3, 2),
         (newer_frame, 3, 2),
@@ -248,13 +248,13 @@ def newer_index(directory: Path) -> None:
     ],
 )
 def test_what_a_newer_release_wrote_is_refused_untouched(
-    tmp_path: Path, change: Callable[[Path], None], found: int, known: int
+    tmp_path: Path, change: Callable[[Path], None], found: int, newest: int
 ) -> None:
-    rig, _ = told(tmp_path)
+    rig, _ = filled_rig(tmp_path)
     change(rig.directory)
     before = tree(rig.directory)
     for _ in range(2):
         with pytest.raises(NewerFormatError) as caught:
             rig.open()
-        assert f"has format version {found}, this program knows versions up to {known}" in str(caught.value)
+        assert f"has format version {found}, this program knows versions up to {newest}" in str(caught.value)
     assert tree(rig.directory) == before

@@ -70,7 +70,7 @@ def test_a_hole_in_the_middle_is_damage_and_what_lies_behind_it_is_served(rig: L
     assert len(rig.bodies(ref)) >= 60
 
 
-def test_a_hole_below_the_checkpoint_is_told_at_each_opening(rig: LogRig) -> None:
+def test_a_hole_below_the_checkpoint_is_reported_at_each_opening(rig: LogRig) -> None:
     ref = stored_over_segments(rig)
     rig.checkpoint()
     rig.log.close()

@@ -47,14 +47,14 @@ def rig(tmp_path: Path) -> LogRig:
 
 def test_past_the_deadline_before_it_was_handed_over_is_not_stored(rig: LogRig) -> None:
     ref = rig.make()
-    first = rig.append_held(b"first")
+    first = rig.append_blocked(b"first")
     late = rig.append(b"late", deadline=rig.clock.monotonic() + 5)
     rig.clock.advance(6)
     result = done(late)[0]
     assert (result.status, result.offset) == (AppendStatus.NOT_STORED, -1)
     assert isinstance(result.error, TryLaterError)
     assert not first.done
-    rig.storage.let_go()
+    rig.storage.unblock()
     assert done(first)[0].status is AppendStatus.STORED
     assert done(rig.append(b"next"))[0].offset == 1
     assert rig.bodies(ref) == [b"first", b"next"]
@@ -62,23 +62,23 @@ def test_past_the_deadline_before_it_was_handed_over_is_not_stored(rig: LogRig) 
 
 def test_past_the_deadline_while_it_is_written_is_unknown_and_settled_once(rig: LogRig) -> None:
     ref = rig.make()
-    flying = rig.append_held(b"flying", deadline=rig.clock.monotonic() + 5)
+    flying = rig.append_blocked(b"flying", deadline=rig.clock.monotonic() + 5)
     rig.clock.advance(6)
     result = done(flying)[0]
     assert result.status is AppendStatus.UNKNOWN
     assert isinstance(result.error, RemoteError)
     assert rig.bodies(ref) == []
-    rig.storage.let_go()
+    rig.storage.unblock()
     assert done(rig.append(b"next"))[0].offset == 1
     assert rig.bodies(ref) == [b"flying", b"next"], "unknown may well be stored"
 
 
 def test_a_commit_past_its_deadline(rig: LogRig) -> None:
     ref = rig.make()
-    rig.storage.hold()
+    rig.storage.block()
     batch = CommitBatch([record(b"a")], [ProgressDelta("g", ref, 0, 0, [(0, 1)])])
     flying = rig.log.commit(batch, rig.clock.monotonic() + 5)
-    rig.in_flight()
+    rig.wait_for_pending_commit()
     waiting = rig.log.commit(batch, rig.clock.monotonic() + 5)
     rig.clock.advance(6)
     with pytest.raises(RemoteError):
@@ -87,7 +87,7 @@ def test_a_commit_past_its_deadline(rig: LogRig) -> None:
         done(waiting)
     assert done(rig.log.progress("g", [ref]))[0].committed is None, "it may still come"
     behind = rig.log.commit(CommitBatch(progress=[ProgressDelta("g", ref, 0, 0)]), rig.soon)
-    rig.storage.let_go()
+    rig.storage.unblock()
     done(behind)
     assert done(rig.log.progress("g", [ref]))[0].committed == 1, "it has come"
     assert rig.bodies(ref) == [b"a"]
@@ -99,17 +99,17 @@ def test_a_commit_past_its_deadline(rig: LogRig) -> None:
 def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
     rig = LogRig(tmp_path, pending_bytes_max=10_000, request_bytes_max=6_000, body_bytes_max=6_000)
     rig.make()
-    rig.append_held(b"x")
-    taken = [rig.append(b"%d" % n + bytes(3000)) for n in range(5)]
-    refused = [done(call)[0] for call in taken[3:]]
+    rig.append_blocked(b"x")
+    calls = [rig.append(b"%d" % n + bytes(3000)) for n in range(5)]
+    refused = [done(call)[0] for call in calls[3:]]
     assert all(isinstance(result.error, BoundReachedError) for result in refused)
     large = done(rig.append(bytes(7000)))[0]
     assert (large.status, type(large.error)) == (AppendStatus.REFUSED, BoundReachedError)
-    rig.storage.let_go()
-    assert [done(call)[0].offset for call in taken[:3]] == [1, 2, 3]
+    rig.storage.unblock()
+    assert [done(call)[0].offset for call in calls[:3]] == [1, 2, 3]
 
 
-def test_topics_of_clients_leave_places_for_the_systems_own(tmp_path: Path) -> None:
+def test_topics_of_clients_leave_capacity_for_system_topics(tmp_path: Path) -> None:
     rig = LogRig(tmp_path, topics_max=2)
     rig.make("a")
     rig.make("b")
@@ -124,20 +124,20 @@ def test_topics_of_clients_leave_places_for_the_systems_own(tmp_path: Path) -> N
 def test_topics_that_share_a_commit_are_bounded_together(tmp_path: Path) -> None:
     rig = LogRig(tmp_path, topics_max=3)
     rig.make()
-    rig.append_held(b"x")
+    rig.append_blocked(b"x")
 
     def put(name: str) -> Completion[TopicInfo]:
         return rig.log.put_topic(TopicInfo(name, 0, 1), rig.soon)
 
-    taken = [put("a"), put("b")]
+    calls = [put("a"), put("b")]
     refused = put("c")
-    gone = rig.log.delete_topic("a", rig.soon)
-    taken.append(put("c"))
-    refused_again = put("d")
-    rig.storage.let_go()
-    assert [done(call).name for call in taken] == ["a", "b", "c"]
-    done(gone)
-    for call in (refused, refused_again):
+    deletion = rig.log.delete_topic("a", rig.soon)
+    calls.append(put("c"))
+    still_refused = put("d")
+    rig.storage.unblock()
+    assert [done(call).name for call in calls] == ["a", "b", "c"]
+    done(deletion)
+    for call in (refused, still_refused):
         with pytest.raises(BoundReachedError, match="3 topics"):
             done(call)
     assert sorted(rig.log.topics()) == ["b", "c", "orders"]
@@ -237,12 +237,12 @@ def test_options_are_checked() -> None:
 
 def test_a_drain_finishes_what_is_there_and_takes_nothing_new(rig: LogRig) -> None:
     rig.make()
-    rig.storage.hold()
+    rig.storage.block()
     before = [rig.append(b"a"), rig.append(b"b")]
     drained = rig.log.drain(rig.soon)
     after = done(rig.append(b"c"))[0]
     assert isinstance(after.error, DrainingError)
-    rig.storage.let_go()
+    rig.storage.unblock()
     done(drained)
     assert all(call.done for call in before)
     rig.reopen()
@@ -251,7 +251,7 @@ def test_a_drain_finishes_what_is_there_and_takes_nothing_new(rig: LogRig) -> No
 
 def test_a_drain_that_cannot_finish_says_so(rig: LogRig) -> None:
     rig.make()
-    rig.append_held(b"a")
+    rig.append_blocked(b"a")
     drained = rig.log.drain(rig.clock.monotonic() + 5)
     rig.clock.advance(6)
     with pytest.raises(TryLaterError):
@@ -260,10 +260,10 @@ def test_a_drain_that_cannot_finish_says_so(rig: LogRig) -> None:
 
 def test_closing_answers_everybody(rig: LogRig) -> None:
     ref = rig.make()
-    flying = rig.append_held(b"flying")
+    flying = rig.append_blocked(b"flying")
     waiting = rig.append(b"waiting")
     wait = rig.log.wait(ref, 5, rig.soon)
-    rig.storage.let_go()
+    rig.storage.unblock()
     rig.log.close()
     assert flying.done
     assert isinstance(done(waiting)[0].error, DrainingError)
@@ -322,10 +322,10 @@ def test_a_deleted_topic_leaves_nothing_in_the_consume_queues(rig: LogRig) -> No
     assert (folder / "orders" / "1").is_dir()
     done(rig.log.delete_topic("orders", rig.soon))
     until(lambda: not list(folder.iterdir()), "empty folder")
-    again = rig.make(queues=2)
+    recreated = rig.make(queues=2)
     done(rig.append(b"y"))
     rig.checkpoint()
-    assert rig.bodies(again) == [b"y"]
+    assert rig.bodies(recreated) == [b"y"]
     assert rig.metrics.cell(catalogue.LOG_CHECKPOINTS, "failed").value == 0
 
 
@@ -334,12 +334,12 @@ def test_a_topic_deleted_by_the_commit_of_its_last_messages_leaves_nothing(tmp_p
     rig.make("other")
     rig.make(queues=2)
     done(rig.append(b"waits in memory"))
-    rig.append_held(b"first", topic="other")
+    rig.append_blocked(b"first", topic="other")
     last = [rig.append(b"last", queue=queue) for queue in (0, 1)]
-    gone = rig.log.delete_topic("orders", rig.soon)
-    rig.storage.let_go()
+    deletion = rig.log.delete_topic("orders", rig.soon)
+    rig.storage.unblock()
     assert [done(call)[0].offset for call in last] == [1, 0]
-    done(gone)
+    done(deletion)
     rig.checkpoint()
     folder = rig.directory / "consumequeue"
     until(lambda: [path.name for path in folder.iterdir()] == ["other"], "removal of the topic's folder")
@@ -355,26 +355,26 @@ def test_a_topic_deleted_while_its_entries_are_written_leaves_nothing(
 ) -> None:
     rig.make()
     files = rig.log._opened.files
-    write, asked, go, ended = files.write, threading.Event(), threading.Event(), threading.Event()
+    write, started, go, finished = files.write, threading.Event(), threading.Event(), threading.Event()
 
     def slow(ref: QueueRef, offset: int, data: bytes) -> None:
-        asked.set()
+        started.set()
         assert go.wait(20)
         write(ref, offset, data)
-        ended.set()
+        finished.set()
 
     monkeypatch.setattr(files, "write", slow)
     done(rig.append(b"x"))
     rig.log._opened.tails.flush()
-    until(asked.is_set, "entries on their way")
+    until(started.is_set, "entries on their way")
     done(rig.log.delete_topic("orders", rig.soon))
     go.set()
-    until(ended.is_set, "entries in their file")
+    until(finished.is_set, "entries in their file")
     folder = rig.directory / "consumequeue"
     until(lambda: not list(folder.iterdir()), "removal of the topic's folder")
 
 
-def test_a_topic_made_again_starts_empty(rig: LogRig) -> None:
+def test_a_recreated_topic_starts_empty(rig: LogRig) -> None:
     old = rig.make()
     done(rig.append(b"old"))
     done(rig.log.commit(CommitBatch((), [ProgressDelta("g", old, 0, 0, [(0, 1)])]), rig.soon))
@@ -413,7 +413,7 @@ class Listener:
         self.epochs.append(-1)
 
 
-def test_epochs_rise_over_restarts_and_fence_former_holders(rig: LogRig) -> None:
+def test_epochs_rise_over_restarts_and_fence_former_owners(rig: LogRig) -> None:
     ref = rig.make()
     first, second = Listener(), Listener()
     membership = rig.log.join(Join("g", "orders"), first)
@@ -447,14 +447,14 @@ def test_offsets_for_times_over_gaps_and_segments(rig: LogRig) -> None:
     assert done(rig.log.offset_for_time(ref, 0)) == 0
 
 
-def test_find_newest_first_and_only_what_is_asked(rig: LogRig) -> None:
+def test_find_returns_the_newest_matches_first(rig: LogRig) -> None:
     rig.make()
     rig.make("bills")
     for number in range(5):
         new = record(b"%016d" % number, key=b"k")
         done(rig.log.append([new, record(b"other", key=b"x"), record(b"bill", "bills", key=b"k")], rig.soon))
-    found = done(rig.log.find("orders", key=b"k", count_max=3))
-    assert [one.delivery for one in found] == [b"%016d" % number for number in (4, 3, 2)]
+    matches = done(rig.log.find("orders", key=b"k", count_max=3))
+    assert [one.delivery for one in matches] == [b"%016d" % number for number in (4, 3, 2)]
     assert done(rig.log.find("orders", message_id=b"%016d" % 1))[0].offset == 2
     assert done(rig.log.find("orders", key=b"nobody")) == []
 
@@ -466,12 +466,12 @@ def test_cold_reads_come_through_the_native_threads(tmp_path: Path) -> None:
     done(rig.append(*bodies))
     done(rig.append(*bodies, queue=1))
     for _ in range(2):
-        found = []
-        while len(found) < 300:
-            batch = done(rig.log.read(QueueRef("orders", ref.incarnation, 1), len(found), 50, 20_000))
+        bodies_read = []
+        while len(bodies_read) < 300:
+            batch = done(rig.log.read(QueueRef("orders", ref.incarnation, 1), len(bodies_read), 50, 20_000))
             assert batch.status is ReadStatus.DATA
-            found += batch.deliveries
-        assert found == bodies
+            bodies_read += batch.deliveries
+        assert bodies_read == bodies
 
 
 @pytest.mark.parametrize("name", ["request_bytes_max", "pending_bytes_max"])

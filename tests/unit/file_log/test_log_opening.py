@@ -31,6 +31,6 @@ def test_no_file_of_a_queue_that_is_in_order_is_opened(tmp_path: Path) -> None:
         log.append([record], clock.monotonic() + 60).wait(60)
     log.drain(clock.monotonic() + 60).wait(60)
     log.close()
-    again = open_log(tmp_path, options, clock=clock, metrics=Registry(), storage=storage)
+    reopened = open_log(tmp_path, options, clock=clock, metrics=Registry(), storage=storage)
     assert [path for path in storage.opened if "consumequeue" in path] == []
-    again.close()
+    reopened.close()

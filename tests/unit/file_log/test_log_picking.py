@@ -27,51 +27,51 @@ QUEUE = QueueRef("t", 1, 0)
 HASHES = st.sampled_from([0, 1, 7, 7 + 256, 7 + 512, 0x01020304, 0xFFFFFFFF])
 
 
-def entry(tag_hash: int, place: int = 0) -> bytes:
-    record = unpack_record(pack_record(1, place, 0, tag_hash=tag_hash, offset=place), 0, place)
+def entry(tag_hash: int, offset: int = 0) -> bytes:
+    record = unpack_record(pack_record(1, offset, 0, tag_hash=tag_hash, offset=offset), 0, offset)
     assert record is not None
     return pack_entry(record)
 
 
-def ask(tags: set[int] | None, count_max: int = 100, offset: int = 10) -> ReadCall:
+def build_call(tags: set[int] | None, count_max: int = 100, offset: int = 10) -> ReadCall:
     return ReadCall(QUEUE, offset, count_max, 1 << 20, None if tags is None else frozenset(tags))
 
 
 @settings(max_examples=examples(200))
-@given(hashes=st.lists(HASHES, max_size=30), wanted=st.sets(HASHES, max_size=3), count_max=st.integers(1, 6))
-def test_what_is_picked_is_what_one_by_one_gives(hashes: list[int], wanted: set[int], count_max: int) -> None:
-    entries = [entry(found, place) for place, found in enumerate(hashes)]
-    picked = select_entries(ask(wanted, count_max), b"".join(entries))
-    places = [place for place, found in enumerate(hashes) if found in wanted]
-    assert list(picked.offsets) == [10 + place for place in places[:count_max]]
-    assert picked.entries == b"".join(entries[place] for place in places[:count_max])
-    more = len(places) > count_max
-    assert picked.after == 10 + (places[count_max] if more else len(hashes))
+@given(hashes=st.lists(HASHES, max_size=30), tags=st.sets(HASHES, max_size=3), count_max=st.integers(1, 6))
+def test_what_is_picked_is_what_one_by_one_gives(hashes: list[int], tags: set[int], count_max: int) -> None:
+    entries = [entry(tag, index) for index, tag in enumerate(hashes)]
+    picked = select_entries(build_call(tags, count_max), b"".join(entries))
+    indexes = [index for index, tag in enumerate(hashes) if tag in tags]
+    assert list(picked.offsets) == [10 + index for index in indexes[:count_max]]
+    assert picked.entries == b"".join(entries[index] for index in indexes[:count_max])
+    more = len(indexes) > count_max
+    assert picked.after == 10 + (indexes[count_max] if more else len(hashes))
 
 
 def test_without_tags_all_are_picked() -> None:
-    picked = select_entries(ask(None), entry(1) + entry(2))
+    picked = select_entries(build_call(None), entry(1) + entry(2))
     assert (list(picked.offsets), picked.after, len(picked.entries)) == ([10, 11], 12, 2 * ENTRY_BYTES)
 
 
 @pytest.mark.parametrize("byte", range(ENTRY_BYTES))
-def test_an_entry_with_any_bit_wrong_is_always_picked(byte: int) -> None:
+def test_an_entry_with_any_flipped_bit_is_always_picked(byte: int) -> None:
     """Its tag says nothing: only the record can tell."""
     for bit in range(8):
-        entries = bytearray(b"".join(entry(5, place) for place in range(6)))
+        entries = bytearray(b"".join(entry(5, offset) for offset in range(6)))
         entries[3 * ENTRY_BYTES + byte] ^= 1 << bit
         assert not are_all_valid(bytes(entries))
-        assert list(select_entries(ask({99}), bytes(entries)).offsets) == [13]
+        assert list(select_entries(build_call({99}), bytes(entries)).offsets) == [13]
 
 
 def test_an_entry_that_the_file_lost_is_picked_and_a_gap_is_not() -> None:
     entries = entry(5) + bytes(ENTRY_BYTES) + GAP_ENTRY + entry(5)
-    assert list(select_entries(ask({99}), entries).offsets) == [11]
+    assert list(select_entries(build_call({99}), entries).offsets) == [11]
 
 
 def test_one_crc_speaks_for_a_run_of_any_content() -> None:
     for count in (0, 1, 2, 100):
-        assert are_all_valid(b"".join(entry(place * 77 % 1009, place) for place in range(count)))
+        assert are_all_valid(b"".join(entry(offset * 77 % 1009, offset) for offset in range(count)))
     two = entry(1, 1) + entry(2, 2)
     for byte in range(len(two)):
         assert not are_all_valid(two[:byte] + bytes([two[byte] ^ 0x40]) + two[byte + 1 :])
@@ -90,20 +90,20 @@ class Files:
 
 
 @pytest.mark.interpreted
-def test_a_search_goes_on_in_pieces_until_something_is_found() -> None:
+def test_a_search_continues_in_chunks_until_an_entry_matches() -> None:
     count = 3 * HUB_ENTRIES
     files = Files(entry(5) * (count - 1) + entry(6))
-    found = search_entries(ask({6}, offset=0), files, count)  # type: ignore[arg-type]
-    assert (list(found.offsets), found.after) == ([count - 1], count)
-    assert ENTRY_ROWS.unpack(found.entries)[2] == 6
+    selected = search_entries(build_call({6}, offset=0), files, count)  # type: ignore[arg-type]
+    assert (list(selected.offsets), selected.after) == ([count - 1], count)
+    assert ENTRY_ROWS.unpack(selected.entries)[2] == 6
     assert files.longest == HUB_ENTRIES
-    nothing = search_entries(ask({7}, offset=0), files, count - 5)  # type: ignore[arg-type]
+    nothing = search_entries(build_call({7}, offset=0), files, count - 5)  # type: ignore[arg-type]
     assert (list(nothing.offsets), nothing.after) == ([], count - 5)
-    short = search_entries(ask({7}, offset=0), files, 2 * count)  # type: ignore[arg-type]
+    short = search_entries(build_call({7}, offset=0), files, 2 * count)  # type: ignore[arg-type]
     assert (list(short.offsets), short.after) == ([], count)
 
 
-def test_a_record_whose_entry_lost_its_tag_is_still_found(tmp_path: Path) -> None:
+def test_a_record_whose_entry_lost_its_tag_is_still_read(tmp_path: Path) -> None:
     """In the files, as a disk may do it: the entry is looked up again by its record, and repaired."""
     rig = LogRig(tmp_path)
     ref = rig.make("t")

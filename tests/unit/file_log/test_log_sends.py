@@ -28,9 +28,9 @@ WINDOW_MS = 8_000
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[LogRig]:
-    made = LogRig(tmp_path / "log", idempotency_window_ms=WINDOW_MS)
-    yield made
-    made.close()
+    log_rig = LogRig(tmp_path / "log", idempotency_window_ms=WINDOW_MS)
+    yield log_rig
+    log_rig.close()
 
 
 def send_key(rig: LogRig, number: int) -> AppendResult:
@@ -78,7 +78,7 @@ def test_files_stay_as_long_as_a_checkpoint_names_them(rig: LogRig) -> None:
     assert first.isdisjoint(files(rig))
 
 
-def test_a_start_after_the_window_numbers_its_files_anew(rig: LogRig) -> None:
+def test_a_start_after_the_window_restarts_the_numbers_of_its_files(rig: LogRig) -> None:
     rig.make()
     send_key(rig, 1)
     rig.checkpoint()
@@ -95,24 +95,24 @@ def test_a_start_after_the_window_numbers_its_files_anew(rig: LogRig) -> None:
 def test_a_number_waits_for_no_sync_that_its_topic_does_not(rig: LogRig) -> None:
     """The client library numbers all it sends; a topic of class "written" is fast all the same."""
     rig.make("events", durability=Durability.WRITTEN)
-    rig.storage.hold()
+    rig.storage.block()
     (result,) = done(send_number(rig, 1, "events"))
     assert (result.status, result.durability, result.first) == (AppendStatus.STORED, Durability.WRITTEN, None)
-    (again,) = done(send_number(rig, 1, "events"))
-    assert (again.offset, again.first is not None) == (result.offset, True)
+    (resent,) = done(send_number(rig, 1, "events"))
+    assert (resent.offset, resent.first is not None) == (result.offset, True)
 
 
 def test_of_a_durable_one_nothing_is_answered_before_it_is(rig: LogRig) -> None:
     ref = rig.make()
-    rig.storage.hold()
+    rig.storage.block()
     first = send_number(rig, 1)
-    rig.in_flight()
-    again = send_number(rig, 1)
+    rig.wait_for_pending_commit()
+    resent = send_number(rig, 1)
     assert not first.done
-    assert not again.done
-    rig.storage.let_go()
+    assert not resent.done
+    rig.storage.unblock()
     assert done(first)[0].first is None
-    assert done(again)[0].first is not None
+    assert done(resent)[0].first is not None
     assert len(rig.stored(ref)) == 1
 
 
@@ -140,9 +140,9 @@ def test_keys_whose_files_are_lost_come_from_all_segments_of_the_window(
             read.append(item)
             yield item
 
-    def applied(found: Record, known: StoredSends) -> None:
+    def applied(record: Record, sends: StoredSends) -> None:
         read_before.append(len(read))
-        apply_identity(found, known)
+        apply_identity(record, sends)
 
     monkeypatch.setattr("backend.file_log.start.recovery.scan_items", counted)
     monkeypatch.setattr("backend.file_log.sends.apply_identity", applied)
@@ -210,7 +210,7 @@ def test_the_time_without_a_server_counts(rig: LogRig) -> None:
     assert send_key(rig, 1).first is None
 
 
-def test_a_topic_that_finds_no_room_is_named(tmp_path: Path) -> None:
+def test_a_topic_without_capacity_is_named(tmp_path: Path) -> None:
     rig = LogRig(tmp_path / "log", idempotency_keys_max=4)
     rig.make()
     rig.make("bills")
@@ -225,13 +225,13 @@ def test_a_topic_that_finds_no_room_is_named(tmp_path: Path) -> None:
     rig.close()
 
 
-def send_again(rig: LogRig, producer: bytes) -> AppendResult:
+def resend(rig: LogRig, producer: bytes) -> AppendResult:
     identity = {IDENTITY: sequence_identity(producer, 1, 0, 1_000)}
     return done(rig.log.append([record(b"again", system=identity)], rig.soon))[0]
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
-def test_that_producers_are_forgotten_is_known_after_a_restart(
+def test_forgotten_producers_stay_forgotten_after_a_restart(
     rig: LogRig, monkeypatch: pytest.MonkeyPatch, checkpoint: bool
 ) -> None:
     monkeypatch.setattr("backend.idempotency.PRODUCERS_MAX", 1)
@@ -242,13 +242,13 @@ def test_that_producers_are_forgotten_is_known_after_a_restart(
     if checkpoint:
         rig.checkpoint()
     rig.reopen()
-    refused = send_again(rig, b"one")
+    refused = resend(rig, b"one")
     assert (refused.status, type(refused.error)) == (AppendStatus.REFUSED, CallerError)
     assert "not known any more" in str(refused.error)
-    assert send_again(rig, b"two").first is not None
+    assert resend(rig, b"two").first is not None
 
 
-def test_what_is_lost_with_the_log_and_its_checkpoints_is_not_taken_for_new(tmp_path: Path) -> None:
+def test_identities_lost_with_the_log_are_not_accepted_as_new(tmp_path: Path) -> None:
     rig = LogRig(tmp_path / "log", segment_bytes=4 << 10)
     rig.make()
     done(send_number(rig, 1))
@@ -260,7 +260,7 @@ def test_what_is_lost_with_the_log_and_its_checkpoints_is_not_taken_for_new(tmp_
     forget_checkpoints(rig)
     rig.open()
     rig.make()
-    refused = send_again(rig, b"producer")
+    refused = resend(rig, b"producer")
     assert (refused.status, type(refused.error)) == (AppendStatus.REFUSED, CallerError)
     rig.close()
 
@@ -287,8 +287,8 @@ def test_a_bad_row_costs_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     for _ in range(3):
         rig.open()
         rig.make()
-        known = {number for number in range(5) if send_again_with_key(rig, number)}
-        assert known >= {0, 1, 3, 4}
+        sends = {number for number in range(5) if resend_with_key(rig, number)}
+        assert sends >= {0, 1, 3, 4}
         assert damaged(rig) == 1, "told once, and whole from the next checkpoint on"
         rig.checkpoint()
         done(rig.append(b"more"))
@@ -298,11 +298,11 @@ def test_a_bad_row_costs_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "their checksums are wrong" in caplog.text
 
 
-def send_again_with_key(rig: LogRig, number: int) -> bool:
+def resend_with_key(rig: LogRig, number: int) -> bool:
     return send_key(rig, number).first is not None
 
 
-def test_a_lost_row_of_a_topic_that_is_gone_hides_none_of_the_new_one(rig: LogRig) -> None:
+def test_a_lost_row_of_a_deleted_topic_hides_none_of_the_new_one(rig: LogRig) -> None:
     rig.make()
     send_key(rig, 1)
     done(rig.log.delete_topic("orders", rig.soon))
@@ -317,9 +317,9 @@ def test_a_lost_row_of_a_topic_that_is_gone_hides_none_of_the_new_one(rig: LogRi
     assert send_key(rig, 1).first is not None
 
 
-@pytest.mark.parametrize("space_again", [False, True])
+@pytest.mark.parametrize("space_returns", [False, True])
 def test_a_full_disk_holds_up_no_checkpoint(
-    rig: LogRig, monkeypatch: pytest.MonkeyPatch, space_again: bool
+    rig: LogRig, monkeypatch: pytest.MonkeyPatch, space_returns: bool
 ) -> None:
     """Only behind a checkpoint may segments go: on a disk that keys have filled nothing else makes room."""
     rig.make()
@@ -335,9 +335,9 @@ def test_a_full_disk_holds_up_no_checkpoint(
     rig.checkpoint()
     assert rig.metrics.cell(catalogue.LOG_CHECKPOINTS, "saved").value == 1
     assert send_key(rig, 1).first is not None
-    full[0] = not space_again
+    full[0] = not space_returns
     send_key(rig, 2)
     rig.checkpoint()
     rig.reopen()
-    assert bool(damaged(rig)) is not space_again
+    assert bool(damaged(rig)) is not space_returns
     assert [send_key(rig, number).first is None for number in (1, 2, 3)] == [False, False, True]

@@ -56,8 +56,8 @@ class SickStorage(Storage):
         return file
 
     def feel(self, path: str, start: int, end: int) -> None:
-        for part, low, high in self.bad:
-            if part in f"{path}$" and start < high and low < end:
+        for name, low, high in self.bad:
+            if name in f"{path}$" and start < high and low < end:
                 raise OSError(errno.EIO, "Input/output error", path)
 
 
@@ -82,7 +82,7 @@ def body(offset: int) -> bytes:
     return b"%06d" % offset + b"." * (SIZE - 6)
 
 
-def told(rig: LogRig, *, checkpoint: bool = True) -> QueueRef:
+def fill(rig: LogRig, *, checkpoint: bool = True) -> QueueRef:
     """COUNT messages over several segments, an acknowledgement, a setting."""
     ref = rig.make()
     for first in range(0, COUNT, 10):
@@ -95,21 +95,21 @@ def told(rig: LogRig, *, checkpoint: bool = True) -> QueueRef:
 
 
 def read_all(log: FileLog, ref: QueueRef, count: int = 50) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    readable: dict[int, bytes] = {}
     offset = 0
     while True:
         batch = done(log.read(ref, offset, count, 1 << 20))
         if batch.status is not ReadStatus.DATA:
-            return found
-        found.update(zip(batch.offsets, map(bytes, batch.deliveries), strict=True))
+            return readable
+        readable.update(zip(batch.offsets, map(bytes, batch.deliveries), strict=True))
         offset = batch.next_offset
 
 
 def check(rig: LogRig, ref: QueueRef, lost_max: int) -> dict[int, bytes]:
     """Everything but a few neighbours is served, and told to be lost."""
-    found = read_all(rig.log, ref)
-    assert found == {offset: body(offset) for offset in found}
-    lost = sorted(set(range(COUNT)) - set(found))
+    readable = read_all(rig.log, ref)
+    assert readable == {offset: body(offset) for offset in readable}
+    lost = sorted(set(range(COUNT)) - set(readable))
     assert len(lost) <= lost_max, lost
     if lost:
         assert lost[-1] - lost[0] < lost_max
@@ -118,36 +118,36 @@ def check(rig: LogRig, ref: QueueRef, lost_max: int) -> dict[int, bytes]:
     assert done(rig.append(body(COUNT)))[0].offset == COUNT, "the log goes on"
     assert done(rig.log.progress("billing", [ref]))[0].committed == 7
     assert rig.log.setting("colour") == b"blue"
-    return found
+    return readable
 
 
 IN_A_PAGE = PAGE_BYTES // SIZE + 4
 
 
 @pytest.mark.parametrize("hot_bytes", [1 << 30, 1], ids=["hot", "cold"])
-@pytest.mark.parametrize("place", [0, 20_480])
+@pytest.mark.parametrize("position", [0, 20_480])
 @pytest.mark.parametrize("when", ["running", "opening"])
-def test_a_page_of_the_log(tmp_path: Path, hot_bytes: int, place: int, when: str) -> None:
+def test_a_page_of_the_log(tmp_path: Path, hot_bytes: int, position: int, when: str) -> None:
     rig = Sick(tmp_path / "log", hot_bytes=hot_bytes)
-    ref = told(rig)
+    ref = fill(rig)
     (_, second, *_) = segments(rig.directory)
     if when == "opening":
         rig.log.close()
-    rig.sick.bad = [(second.name, place, place + PAGE_BYTES)]
+    rig.sick.bad = [(second.name, position, position + PAGE_BYTES)]
     if when == "opening":
         rig.open()
-    found = check(rig, ref, IN_A_PAGE)
-    assert len(found) < COUNT
+    readable = check(rig, ref, IN_A_PAGE)
+    assert len(readable) < COUNT
 
 
-@pytest.mark.parametrize("place", [0, 20_480])
-def test_a_page_of_the_log_that_is_read_at_the_start(tmp_path: Path, place: int) -> None:
+@pytest.mark.parametrize("position", [0, 20_480])
+def test_a_page_of_the_log_that_is_read_at_the_start(tmp_path: Path, position: int) -> None:
     rig = Sick(tmp_path / "log")
-    ref = told(rig, checkpoint=False)
+    ref = fill(rig, checkpoint=False)
     rig.log.close()
     forget_checkpoints(rig)
     (_, second, *_) = segments(rig.directory)
-    rig.sick.bad = [(second.name, place, place + PAGE_BYTES)]
+    rig.sick.bad = [(second.name, position, position + PAGE_BYTES)]
     log = rig.open()
     assert log.recovered.damaged_ranges >= 1
     assert log.recovered.tail_bytes == 0
@@ -158,7 +158,7 @@ def test_a_page_of_the_log_that_is_read_at_the_start(tmp_path: Path, place: int)
 @pytest.mark.parametrize("kind", ["/checkpoint$", "consumequeue", "index", ".sorted", ".entries", "/format$"])
 def test_a_view_costs_nothing(tmp_path: Path, kind: str) -> None:
     rig = Sick(tmp_path / "log")
-    ref = told(rig)
+    ref = fill(rig)
     rig.checkpoint()
     done(rig.log.commit(CommitBatch((), (), {"one": b"more"}), rig.soon))
     rig.checkpoint()
@@ -170,41 +170,41 @@ def test_a_view_costs_nothing(tmp_path: Path, kind: str) -> None:
     if "$" in kind:
         assert rig.log.damaged_ranges >= 1
     rig.sick.bad = []  # what is written anew goes elsewhere
-    wanted = body(3)
+    expected = body(3)
 
-    def found() -> list[bytes]:
-        return [bytes(one.delivery) for one in done(rig.log.find("orders", message_id=wanted[:16]))]
+    def find_bodies() -> list[bytes]:
+        return [bytes(one.delivery) for one in done(rig.log.find("orders", message_id=expected[:16]))]
 
-    until(lambda: found() == [wanted], "the index is made again")
+    until(lambda: find_bodies() == [expected], "the index is made again")
 
 
 def test_one_page_of_a_consume_queue(tmp_path: Path) -> None:
     rig = Sick(tmp_path / "log")
-    ref = told(rig)
+    ref = fill(rig)
     rig.reopen()
     rig.sick.bad = [("consumequeue", 0, PAGE_BYTES)]
     assert len(check(rig, ref, 0)) == COUNT
     assert rig.log.damaged_ranges >= 1
 
 
-def test_a_mapped_page_that_is_gone_ends_nobody(tmp_path: Path) -> None:
+def test_an_unreadable_mapped_page_kills_no_process(tmp_path: Path) -> None:
     """The real thing: the file is cut off under the mapping of a running log."""
     rig = LogRig(tmp_path / "log", segment_bytes=1 << 20)
-    ref = told(rig)
+    ref = fill(rig)
     assert len(read_all(rig.log, ref)) == COUNT
     (path,) = segments(rig.directory)
     os.truncate(path, 20 * PAGE_BYTES)
-    found = read_all(rig.log, ref)
-    assert 100 < len(found) < 200
-    assert found == {offset: body(offset) for offset in range(len(found))}
-    assert rig.log.damaged_ranges >= COUNT - len(found)
+    readable = read_all(rig.log, ref)
+    assert 100 < len(readable) < 200
+    assert readable == {offset: body(offset) for offset in range(len(readable))}
+    assert rig.log.damaged_ranges >= COUNT - len(readable)
     os.truncate(path, 1 << 20)
 
 
 def test_a_check_without_the_system_call_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backend.file_log.storage._POPULATE_READ", 12_345)
     rig = Sick(tmp_path / "log")
-    ref = told(rig)
+    ref = fill(rig)
     (_, second, *_) = segments(rig.directory)
     rig.sick.bad = [(second.name, 0, PAGE_BYTES)]
     assert len(check(rig, ref, IN_A_PAGE)) < COUNT
@@ -223,7 +223,7 @@ def test_salvage_gives_what_can_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_the_check_the_process_would_have_ended(tmp_path: Path) -> None:
+def test_without_the_check_the_process_is_killed(tmp_path: Path) -> None:
     """What the tests above show something about: touching such a page is fatal on this system."""
     text = (
         "import mmap, os, sys\n"
@@ -233,5 +233,5 @@ def test_without_the_check_the_process_would_have_ended(tmp_path: Path) -> None:
         "os.ftruncate(fd, 0)\n"
         "view[5000]\n"
     )
-    ended = subprocess.run([sys.executable, "-c", text, str(tmp_path / "file")], check=False, timeout=60)
-    assert ended.returncode == -7
+    process = subprocess.run([sys.executable, "-c", text, str(tmp_path / "file")], check=False, timeout=60)
+    assert process.returncode == -7

@@ -49,9 +49,9 @@ class CountedFile(File):
 class CountedStorage(Storage):
     """Counts what is asked of consume queues, and every sync. `whole`: it can sync a file system at once."""
 
-    def __init__(self, whole: bool = True) -> None:
+    def __init__(self, can_sync: bool = True) -> None:
         self.counts: Counter[str] = Counter()
-        self.whole = whole
+        self.can_sync = can_sync
         self.full = False  # for consume queues
         self.dirty = 0
 
@@ -77,7 +77,7 @@ class CountedStorage(Storage):
     def sync_disk(self, folder: str) -> bool:
         self.counts["sync"] += 1
         self.counts["disk"] += 1
-        return super().sync_disk(folder) if self.whole else False
+        return super().sync_disk(folder) if self.can_sync else False
 
 
 class Many:
@@ -91,10 +91,10 @@ class Many:
         )
         self.clock = ManualClock()
         self.log = self.open(directory)
-        made = [self.log.put_topic(TopicInfo(f"t{n}", 0, QUEUES), self.soon) for n in range(TOPICS)]
+        creations = [self.log.put_topic(TopicInfo(f"t{n}", 0, QUEUES), self.soon) for n in range(TOPICS)]
         self.refs = [
             QueueRef(info.name, info.incarnation, queue)
-            for info in map(done, made)
+            for info in map(done, creations)
             for queue in range(info.queues)
         ]
         self.send(b"first")
@@ -132,9 +132,9 @@ class Many:
 
 @pytest.fixture
 def many(tmp_path: Path) -> Iterator[Many]:
-    found = Many(tmp_path / "log")
-    yield found
-    found.log.close()
+    rig = Many(tmp_path / "log")
+    yield rig
+    rig.log.close()
 
 
 def test_missing_consume_queues_do_not_need_a_disk_with_space(many: Many, tmp_path: Path) -> None:
@@ -148,11 +148,11 @@ def test_missing_consume_queues_do_not_need_a_disk_with_space(many: Many, tmp_pa
     assert done(log.append([record(b"third", many.refs[0].topic)], many.soon))[0].offset == 2
     many.storage.full = False
     log.close()
-    again = many.open(tmp_path / "killed")
-    assert again.recovered.rebuilt_queues == 0
-    assert (b"first", b"second", b"third") in many.bodies(again)
-    assert log.damaged_ranges == again.damaged_ranges == 0
-    again.close()
+    reopened = many.open(tmp_path / "killed")
+    assert reopened.recovered.rebuilt_queues == 0
+    assert (b"first", b"second", b"third") in many.bodies(reopened)
+    assert log.damaged_ranges == reopened.damaged_ranges == 0
+    reopened.close()
 
 
 def test_a_checkpoint_syncs_many_queues_at_one_go(many: Many) -> None:
@@ -164,7 +164,7 @@ def test_a_checkpoint_syncs_many_queues_at_one_go(many: Many) -> None:
 
 
 def test_where_no_file_system_can_be_synced_every_queue_is(many: Many) -> None:
-    many.storage.whole = False
+    many.storage.can_sync = False
     assert many.checkpoint()["sync"] >= 2 * len(many.refs)
 
 
@@ -236,12 +236,12 @@ def test_a_checkpoint_holds_what_changed_while_it_was_prepared(many: Many) -> No
     done(many.log.delete_topic("t0", many.soon))
     for _ in slices:
         pass
-    found = decode_checkpoint(encoder.encode(1, 0)).state
-    assert sorted(found.topics) == sorted(state.topics)
-    assert {queue.ref: queue.visible for queue in found.queues()} == {
+    state_read = decode_checkpoint(encoder.encode(1, 0)).state
+    assert sorted(state_read.topics) == sorted(state.topics)
+    assert {queue.ref: queue.visible for queue in state_read.queues()} == {
         queue.ref: queue.visible for queue in state.queues()
     }
-    assert {key: progress.view() for key, progress in found.progress} == {
+    assert {key: progress.view() for key, progress in state_read.progress} == {
         key: progress.view() for key, progress in state.progress
     }
 

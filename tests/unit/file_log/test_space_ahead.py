@@ -42,39 +42,39 @@ def opened(folder: Path, allocate_bytes: int = SEGMENT_BYTES) -> tuple[LogEnd, l
 
 
 def test_small_frames_share_one_stretch_of_zeros(tmp_path: Path) -> None:
-    place, sizes = opened(tmp_path)
+    log_end, sizes = opened(tmp_path)
     frame, ahead = b"f" * 1000, AHEAD_FRAMES
     for index in range(ahead + 2):
-        place.write(frame, index * 1000, sync=True)
+        log_end.write(frame, index * 1000, sync=True)
     assert sizes == [1000 + 1000 * ahead, *[1000] * ahead, 1000 + 1000 * ahead]
-    assert place.segment.file.pread(1000 * (ahead + 2), 0) == frame * (ahead + 2)
-    assert not any(place.segment.file.pread(1000 * ahead, 1000 * (ahead + 2)))
+    assert log_end.segment.file.pread(1000 * (ahead + 2), 0) == frame * (ahead + 2)
+    assert not any(log_end.segment.file.pread(1000 * ahead, 1000 * (ahead + 2)))
 
 
 def test_they_have_a_bound(tmp_path: Path) -> None:
-    place, sizes = opened(tmp_path)
-    place.write(b"f" * AHEAD_FRAME_BYTES_MAX, 0, sync=True)
+    log_end, sizes = opened(tmp_path)
+    log_end.write(b"f" * AHEAD_FRAME_BYTES_MAX, 0, sync=True)
     assert sizes == [AHEAD_FRAME_BYTES_MAX + AHEAD_BYTES]
 
 
 def test_large_frames_and_unsynced_ones_have_none(tmp_path: Path) -> None:
-    place, sizes = opened(tmp_path)
+    log_end, sizes = opened(tmp_path)
     large = b"l" * (AHEAD_FRAME_BYTES_MAX + 1)
-    place.write(large, 0, sync=True)
-    place.write(b"later", len(large), sync=False)
+    log_end.write(large, 0, sync=True)
+    log_end.write(b"later", len(large), sync=False)
     assert sizes == [len(large)]
 
 
 def test_zeros_end_where_the_allocation_ends(tmp_path: Path) -> None:
-    place, sizes = opened(tmp_path, allocate_bytes=8192)
-    place.write(b"f" * 1000, 0, sync=True)
+    log_end, sizes = opened(tmp_path, allocate_bytes=8192)
+    log_end.write(b"f" * 1000, 0, sync=True)
     assert sizes == [8192]
 
 
-def test_they_are_no_torn_tail(tmp_path: Path) -> None:
+def test_zeros_ahead_are_no_damaged_tail(tmp_path: Path) -> None:
     rig = LogRig(tmp_path)
     ref = rig.make()
     done(rig.append(b"one", b"two"))
-    found = rig.reopen().recovered
-    assert (found.tail_bytes, found.damaged_ranges) == (0, 0)
+    recovered = rig.reopen().recovered
+    assert (recovered.tail_bytes, recovered.damaged_ranges) == (0, 0)
     assert rig.bodies(ref) == [b"one", b"two"]

@@ -35,7 +35,7 @@ class PretendLog:
         self.starts.append(self.end)
         index.start_segment(self.end)
 
-    def spans(self) -> list[tuple[int, int]]:
+    def segment_ranges(self) -> list[tuple[int, int]]:
         return list(zip(self.starts, [*self.starts[1:], self.end], strict=True))
 
     def rows_in(self, start: int, end: int) -> Iterator[IndexRow]:
@@ -67,15 +67,15 @@ def add(index: LogIndex, rows: list[IndexRow], stored_ms: int, end: int) -> int:
 
 def stored_between(folder: Path, index: LogIndex, start_ms: int, end_ms: int) -> list[int]:
     """Log positions stored in `[start_ms, end_ms)` by the time column of all sound blocks, files first."""
-    found: set[int] = set()
+    matches: set[int] = set()
     for start, block, body in [*_in_files(folder), *_unsaved(index)]:
         positions = entries.read_column(body, entries.POSITION_COLUMN)
         times = entries.read_column(body, entries.TIME_COLUMN)
         rows = zip(positions, times, strict=True)
-        found |= {start + at for at, time in rows if start_ms <= block.first_ms + time < end_ms}
+        matches |= {start + at for at, time in rows if start_ms <= block.first_ms + time < end_ms}
         assert all(time <= block.last_ms - block.first_ms for time in times)
         assert list(times) == sorted(times)
-    return sorted(found)
+    return sorted(matches)
 
 
 def _in_files(folder: Path) -> Iterator[tuple[int, entries.Block, bytes]]:
@@ -96,7 +96,7 @@ def _unsaved(index: LogIndex) -> Iterator[tuple[int, entries.Block, bytes]]:
 
 def fill_gaps(index: LogIndex, log: PretendLog, gaps: list[tuple[int, int]]) -> None:
     """What the log does after recovery: re-add the live tail, repair older segments."""
-    spans = dict(log.spans())
+    segment_ranges = dict(log.segment_ranges())
     for start, end in gaps:
         if start >= log.starts[-1]:
             for row in log.rows_in(start, end):
@@ -104,7 +104,11 @@ def fill_gaps(index: LogIndex, log: PretendLog, gaps: list[tuple[int, int]]) -> 
             index.add_many((), (), (), (), 0, end)
     for start in sorted(index.damaged):
         if start != log.starts[-1]:
-            run(index.repair_steps((start, spans[start]), lambda at=start: log.rows_in(at, spans[at])))
+            run(
+                index.repair_steps(
+                    (start, segment_ranges[start]), lambda at=start: log.rows_in(at, segment_ranges[at])
+                )
+            )
 
 
 def run(steps: Iterator[None]) -> None:

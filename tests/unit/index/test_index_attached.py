@@ -45,30 +45,30 @@ class IndexRig:
 
     def commit(self, messages: list[Message], stored_ms: int, incarnation: int = 1) -> None:
         frame: Any = PackedFrame(self.position, 0, 0, stored_ms)
-        parts = [pack_record(RecordKind.SETTING, frame.end, stored_ms, key=b"not me", delivery=b"x")]
-        frame.end += len(parts[0])
+        packed = [pack_record(RecordKind.SETTING, frame.end, stored_ms, key=b"not me", delivery=b"x")]
+        frame.end += len(packed[0])
         for topic, key, message_id, delivery in messages:
             for column, value in zip(frame.columns, (frame.end, topic, key, message_id), strict=True):
                 column.append(value)
-            parts.append(
+            packed.append(
                 pack_record(
                     RecordKind.MESSAGE, frame.end, stored_ms, topic=topic.encode(), incarnation=incarnation,
                     key=key, message_id=message_id, delivery=delivery,
                 )
             )  # fmt: skip
-            frame.end += len(parts[-1])
-        payload = b"".join(parts)
-        head = pack_frame(Frame(len(parts), len(payload), 1, self.position, 0, 0, stored_ms))
+            frame.end += len(packed[-1])
+        payload = b"".join(packed)
+        head = pack_frame(Frame(len(packed), len(payload), 1, self.position, 0, 0, stored_ms))
         last = self.segments.last
         last.file.pwrite(head + payload, self.position - last.start)
         self.position = last.end = frame.end
         self.attached.published(frame, self.segments.last.start)
 
     def keyed(self, topic: str, key: bytes, incarnation: int = 1) -> list[bytes]:
-        return [found[1] for found in self.attached.find_key(topic, incarnation, key, 100)()]
+        return [match[1] for match in self.attached.find_key(topic, incarnation, key, 100)()]
 
     def with_id(self, topic: str, message_id: bytes) -> list[bytes]:
-        return [found[1] for found in self.attached.find_id(topic, 1, message_id, 100)()]
+        return [match[1] for match in self.attached.find_id(topic, 1, message_id, 100)()]
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def fill(house: IndexRig) -> None:
 
 def expect(house: IndexRig) -> None:
     assert house.keyed("t", b"k") == [b"5", b"4", b"3", b"2", b"1", b"0"]
-    assert [len(found) for found in house.keyed("t", b"big")] == [5, 5, 5, 5, 3 * attached.WINDOW_BYTES, 5]
+    assert [len(match) for match in house.keyed("t", b"big")] == [5, 5, 5, 5, 3 * attached.WINDOW_BYTES, 5]
     assert house.with_id("t", numbered(3)) == [b"3"]
     assert (
         house.keyed("t", b"not me")
@@ -112,7 +112,7 @@ def test_finds_what_was_committed(house: IndexRig) -> None:
 
 def test_count_max_gives_the_newest(house: IndexRig) -> None:
     fill(house)
-    assert [found[1] for found in house.attached.find_key("t", 1, b"k", 2)()] == [b"5", b"4"]
+    assert [match[1] for match in house.attached.find_key("t", 1, b"k", 2)()] == [b"5", b"4"]
 
 
 def test_records_of_an_earlier_topic_of_that_name_are_left_out(house: IndexRig) -> None:
@@ -129,7 +129,7 @@ def test_a_damaged_record_is_not_served(house: IndexRig) -> None:
 
 
 @pytest.mark.parametrize("lost", ["all", "live"])
-def test_lost_files_are_made_again_from_the_log(house: IndexRig, lost: str) -> None:
+def test_lost_files_are_rebuilt_from_the_log(house: IndexRig, lost: str) -> None:
     fill(house)
     house.attached.close()
     for path in (house.directory / "index").iterdir():
@@ -154,7 +154,7 @@ def test_a_gap_too_large_for_the_start_is_filled_when_the_segment_is_full(house:
     expect(house)
 
 
-def test_after_a_rescue_old_and_new_records_are_found(house: IndexRig) -> None:
+def test_after_a_rescue_old_and_new_records_match(house: IndexRig) -> None:
     """The unsynced end of a segment goes on, with its positions, in a new one."""
     fill(house)
     middle = house.position
@@ -177,22 +177,24 @@ def test_what_is_sorted_while_its_segment_goes_leaves_no_file(house: IndexRig, f
     """Retention has removed the files by then; those that the keeper makes behind it go, too."""
     fill(house)
     keeper = house.attached._keeper
-    gone = house.segments.segments[0].start
+    deleted_start = house.segments.segments[0].start
     index, repair = house.attached.index, house.attached.index.repair_steps
 
-    def interrupted(span: tuple[int, int], rows: Any) -> Iterator[None]:
-        steps = repair(span, rows)
+    def interrupted(segment_range: tuple[int, int], rows: Any) -> Iterator[None]:
+        steps = repair(segment_range, rows)
         yield next(steps)
-        if span[0] == gone:
-            index.drop_segment(gone)
-            house.segments.remove(gone)
+        if segment_range[0] == deleted_start:
+            index.drop_segment(deleted_start)
+            house.segments.remove(deleted_start)
         yield from steps
         if fails:
             raise OSError(5, "deleted meanwhile")
 
     index.repair_steps = interrupted  # type: ignore[method-assign]
     keeper.work_once()
-    assert not [path.name for path in (house.directory / "index").iterdir() if f"{gone:020d}" in path.name]
+    assert not [
+        path.name for path in (house.directory / "index").iterdir() if f"{deleted_start:020d}" in path.name
+    ]
     assert keeper.failures == 0
 
 
@@ -202,8 +204,8 @@ def test_reading_past_damage(house: IndexRig) -> None:
     rows = list(attached.rows_of(house.segments.segments, (0, house.position)))
     last = house.segments.last
     last.file.pwrite(b"\0" * 30, rows[7].position)
-    again = list(attached.rows_of(house.segments.segments, (0, house.position)))
-    assert again == rows[:7] + rows[8:]
+    remaining = list(attached.rows_of(house.segments.segments, (0, house.position)))
+    assert remaining == rows[:7] + rows[8:]
 
 
 def test_positions_that_hold_nothing(house: IndexRig) -> None:
@@ -214,7 +216,7 @@ def test_positions_that_hold_nothing(house: IndexRig) -> None:
     assert attached.read_record(house.segments.segments, house.segments.last.start + 56) is None
 
 
-def test_blocks_that_cannot_be_written_are_told_with_the_reason(
+def test_unwritable_blocks_are_reported_with_the_reason(
     house: IndexRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(attached, "FLUSH_S", 0.001)

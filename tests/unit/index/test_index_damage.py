@@ -29,7 +29,7 @@ class Damaged:
             self.log.commit(self.index, some_rows(ROWS, commit, keys=3), commit)
         self.log.roll(self.index)
         self.index.write_blocks()
-        run(self.index.seal_steps(self.log.spans()[0]))
+        run(self.index.seal_steps(self.log.segment_ranges()[0]))
 
     def flip(self, name: str, bit: int) -> None:
         path = self.folder / name
@@ -46,8 +46,8 @@ class Damaged:
         )
 
     def repair(self) -> None:
-        span = self.log.spans()[0]
-        run(self.index.repair_steps(span, lambda: self.log.rows_in(*span)))
+        segment_range = self.log.segment_ranges()[0]
+        run(self.index.repair_steps(segment_range, lambda: self.log.rows_in(*segment_range)))
 
 
 @pytest.fixture
@@ -74,9 +74,9 @@ def test_flip_in_a_block_body(sealed: Damaged, bit: int) -> None:
 
 def check_entries(sealed: Damaged, bit: int) -> None:
     """Without the table, exactly the damaged block's rows are missing; with it, hashes still find them."""
-    keyed, found, between = sealed.answers()
+    keyed, by_id, between = sealed.answers()
     sealed.flip(entries_name(0), bit)
-    assert sealed.answers()[:2] == (keyed, found)
+    assert sealed.answers()[:2] == (keyed, by_id)
     (sealed.folder / sorted_name(0)).unlink()
     lost = range(sealed.log.rows[2 * ROWS].position, sealed.log.rows[3 * ROWS].position)
     assert sealed.answers() == (
@@ -87,7 +87,7 @@ def check_entries(sealed: Damaged, bit: int) -> None:
     assert {(damage.file, damage.offset) for damage in sealed.damages} == {(entries_name(0), 2 * BLOCK)}
     assert sealed.index.damaged == {0}
     sealed.repair()
-    assert sealed.answers() == (keyed, found, between)
+    assert sealed.answers() == (keyed, by_id, between)
     assert sealed.index.damaged == set()
 
 
@@ -106,7 +106,7 @@ def test_flip_in_a_table_page(sealed: Damaged, bit: int) -> None:
     check_table(sealed, None)
 
 
-def test_a_table_that_is_cut_short(sealed: Damaged) -> None:
+def test_a_truncated_table(sealed: Damaged) -> None:
     path = sealed.folder / sorted_name(0)
     path.write_bytes(path.read_bytes()[:-1])
     check_table(sealed, None)
@@ -116,20 +116,20 @@ def check_table(sealed: Damaged, bit: int | None) -> None:
     """The entries answer instead; the table is made again."""
     if bit is not None:
         sealed.flip(sorted_name(0), bit)
-    keyed, found, between = sealed.answers()
+    keyed, by_id, between = sealed.answers()
     row = sealed.log.rows[ROWS * 2 + 5]
     assert keyed == sealed.log.by_key("topic-1", b"key-1")
-    assert found == [row.position]
+    assert by_id == [row.position]
     assert between == sealed.log.positions()
     assert {damage.file for damage in sealed.damages} == {sorted_name(0)}
     assert sealed.index.damaged == {0}
     sealed.damages.clear()
     sealed.repair()
-    assert sealed.answers() == (keyed, found, between)
+    assert sealed.answers() == (keyed, by_id, between)
     assert sealed.damages == []
 
 
-def test_a_page_of_another_segment_or_place_is_refused(sealed: Damaged) -> None:
+def test_a_page_of_another_segment_or_position_is_rejected(sealed: Damaged) -> None:
     path = sealed.folder / sorted_name(0)
     data = bytearray(path.read_bytes())
     first, second = sorted_table.HEADER_BYTES, sorted_table.HEADER_BYTES + sorted_table.PAGE_BYTES

@@ -76,18 +76,18 @@ def life(folder: Path, storage: Storage, log: PretendLog) -> None:
     """Open, three segments, seal two, drop the first. What fails is left, as its caller would."""
     index = LogIndex(storage, str(folder), lambda _: None)
     try:
-        index.recover_files(log.spans())
+        index.recover_files(log.segment_ranges())
     except OSError:
-        index.recover_files(log.spans())
+        index.recover_files(log.segment_ranges())
     for segment in range(3):
         if segment:
             log.roll(index)
         for commit in range(2):
             log.commit(index, some_rows(1_100, segment * 10 + commit, keys=5), segment * 100 + commit)
             index.write_blocks()
-    for span in log.spans()[:2]:
+    for segment_range in log.segment_ranges()[:2]:
         try:
-            run(index.seal_steps(span))
+            run(index.seal_steps(segment_range))
         except (OSError, DamagedError):
             assert set(stored_between(folder, index, 0, FAR)) <= set(log.positions())
     try:
@@ -117,7 +117,7 @@ def test_every_write_point(tmp_path: Path) -> None:
 
 def check_after_restart(folder: Path, log: PretendLog) -> None:
     index = LogIndex(Storage(), str(folder), lambda _: None)
-    fill_gaps(index, log, index.recover_files(log.spans()))
+    fill_gaps(index, log, index.recover_files(log.segment_ranges()))
     assert stored_between(folder, index, 0, FAR) == log.positions()
     assert list(index.find_key("topic-1", b"key-2", 1 << 20)) == log.by_key("topic-1", b"key-2")
     for row in log.rows[::500]:
@@ -129,13 +129,13 @@ def check_after_restart(folder: Path, log: PretendLog) -> None:
 def test_a_repair_that_fails_can_be_repeated(tmp_path: Path, fail_at: int) -> None:
     log = PretendLog()
     life(tmp_path, Storage(), log)
-    span = log.spans()[0]
-    (tmp_path / f"{span[0]:020d}.entries").write_bytes(b"rubbish")
+    segment_range = log.segment_ranges()[0]
+    (tmp_path / f"{segment_range[0]:020d}.entries").write_bytes(b"rubbish")
     index = LogIndex(FailingStorage(fail_at), str(tmp_path), lambda _: None)
     index.writer.segment_start = log.starts[-1]
     try:
-        run(index.repair_steps(span, lambda: log.rows_in(*span)))
+        run(index.repair_steps(segment_range, lambda: log.rows_in(*segment_range)))
     except OSError:
-        run(index.repair_steps(span, lambda: log.rows_in(*span)))
+        run(index.repair_steps(segment_range, lambda: log.rows_in(*segment_range)))
     assert index.damaged == set()
     check_after_restart(tmp_path, log)

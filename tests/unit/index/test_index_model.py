@@ -32,7 +32,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.index = LogIndex(OsStorage(), str(self.folder / "index"), self.damages.append)
-        fill_gaps(self.index, self.log, self.index.recover_files(self.log.spans()))
+        fill_gaps(self.index, self.log, self.index.recover_files(self.log.segment_ranges()))
 
     def teardown(self) -> None:
         self.index.close()
@@ -60,7 +60,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule()
     def seal(self) -> None:
         start = self.index.list_unsealed()[0]
-        run(self.index.seal_steps((start, dict(self.log.spans())[start])))
+        run(self.index.seal_steps((start, dict(self.log.segment_ranges())[start])))
 
     @precondition(lambda self: len(self.log.starts) > 1)
     @rule()
@@ -68,13 +68,13 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.drop_segment(self.log.starts.pop(0))
         self.log.rows = [row for row in self.log.rows if row.position >= self.log.starts[0]]
 
-    @rule(cut=st.integers(0, 3_000))
-    def crash(self, cut: int) -> None:
+    @rule(lost_bytes=st.integers(0, 3_000))
+    def crash(self, lost_bytes: int) -> None:
         """Waiting blocks are gone, and the live file loses its last bytes."""
         self.index.writer._unwritten.clear()
         path = self.folder / "index" / f"{self.log.starts[-1]:020d}.entries"
         if path.exists():
-            path.write_bytes(path.read_bytes()[: max(0, path.stat().st_size - cut)])
+            path.write_bytes(path.read_bytes()[: max(0, path.stat().st_size - lost_bytes)])
         self.open()
 
     @invariant()

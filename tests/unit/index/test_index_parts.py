@@ -45,11 +45,11 @@ def test_remembered_topics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(st.sampled_from([0, 1, 0xABCD, 0xCDAB0000, 0x01010101]), min_size=1, max_size=40), st.data())
-def test_search_in_a_column_finds_whole_numbers_only(column: list[int], data: st.DataObject) -> None:
+def test_search_in_a_column_matches_complete_numbers_only(column: list[int], data: st.DataObject) -> None:
     body = array("I", [0] * len(column) + column + column + column).tobytes()
-    wanted = data.draw(st.sampled_from(column))
-    expected = [row for row in reversed(range(len(column))) if column[row] == wanted]
-    assert list(entries.rows_with_hash(body, entries.KEY_COLUMN, wanted)) == expected
+    searched = data.draw(st.sampled_from(column))
+    expected = [row for row in reversed(range(len(column))) if column[row] == searched]
+    assert list(entries.rows_with_hash(body, entries.KEY_COLUMN, searched)) == expected
 
 
 @pytest.mark.parametrize("kind", ["spread", "one hash", "one bucket", "low", "none"])
@@ -89,7 +89,9 @@ def test_keeper_seals_and_repairs(tmp_path: Path) -> None:
         index.write_blocks()
     path = tmp_path / names.entries_name(log.starts[1])
     path.write_bytes(b"x" + path.read_bytes()[1:])
-    keeper = IndexKeeper(index, log.spans, lambda span: log.rows_in(*span), pause_s=0)
+    keeper = IndexKeeper(
+        index, log.segment_ranges, lambda segment_range: log.rows_in(*segment_range), pause_s=0
+    )
     keeper.start()
     until(lambda: not (index.list_unsealed() or index.damaged))
     keeper.stop()
@@ -105,7 +107,9 @@ def test_keeper_counts_what_it_cannot_do(tmp_path: Path) -> None:
     log.commit(index, some_rows(10), 1)
     log.roll(index)
     index.write_blocks()
-    keeper = IndexKeeper(index, log.spans, lambda span: log.rows_in(*span), pause_s=0)
+    keeper = IndexKeeper(
+        index, log.segment_ranges, lambda segment_range: log.rows_in(*segment_range), pause_s=0
+    )
     storage.fail_writes = True
     keeper.work_once()
     assert keeper.failures == 1

@@ -25,9 +25,9 @@ class Opened:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Opened:
-    made = Opened(tmp_path / "index")
-    assert made.index.recover_files([(0, 0)]) == []
-    return made
+    opened_index = Opened(tmp_path / "index")
+    assert opened_index.index.recover_files([(0, 0)]) == []
+    return opened_index
 
 
 def filled(opened: Opened, segments: int = 3, commits: int = 40, rows: int = 60) -> PretendLog:
@@ -62,8 +62,8 @@ def test_lookups_before_and_after_sealing(opened: Opened) -> None:
     log = filled(opened)
     check(log, opened)
     assert opened.index.list_unsealed() == log.starts[:-1]
-    for span in log.spans()[:-1]:
-        run(opened.index.seal_steps(span))
+    for segment_range in log.segment_ranges()[:-1]:
+        run(opened.index.seal_steps(segment_range))
     assert opened.index.list_unsealed() == []
     check(log, opened)
     assert opened.damages == []
@@ -74,7 +74,7 @@ def test_results_stop_at_count_max_with_the_newest(opened: Opened) -> None:
     assert list(opened.index.find_key("topic-1", b"key-7", 2)) == log.by_key("topic-1", b"key-7")[:2]
 
 
-def test_what_is_written_is_found_by_whoever_reads_the_files(opened: Opened) -> None:
+def test_other_readers_of_the_files_find_what_is_written(opened: Opened) -> None:
     log = filled(opened, segments=2)
     reader = Opened(opened.folder)
     newest = log.rows[-1]
@@ -86,110 +86,110 @@ def test_what_is_written_is_found_by_whoever_reads_the_files(opened: Opened) -> 
     assert opened.damages == reader.damages == []
 
 
-def test_a_popular_key_is_sorted_and_found_newest_first(opened: Opened) -> None:
+def test_a_popular_key_is_sorted_and_read_newest_first(opened: Opened) -> None:
     log = PretendLog()
     for commit in range(30):
         log.commit(opened.index, [("t", b"popular", some_rows(1, commit)[0][2])] * 400, commit)
     log.roll(opened.index)
-    run(opened.index.seal_steps(log.spans()[0]))
+    run(opened.index.seal_steps(log.segment_ranges()[0]))
     assert list(opened.index.find_key("t", b"popular", 1 << 20)) == log.by_key("t", b"popular")
 
 
 def test_reopening_keeps_what_is_written_and_names_the_rest(opened: Opened, tmp_path: Path) -> None:
     log = filled(opened)
-    run(opened.index.seal_steps(log.spans()[0]))  # the second stays unsealed; the live tail is lost
-    again = Opened(opened.folder)
-    gaps = again.index.recover_files(log.spans())
+    run(opened.index.seal_steps(log.segment_ranges()[0]))  # the second stays unsealed; the live tail is lost
+    reopened = Opened(opened.folder)
+    gaps = reopened.index.recover_files(log.segment_ranges())
     assert len(gaps) == 1
     assert log.starts[-1] < gaps[0][0] < gaps[0][1] == log.end
-    fill_gaps(again.index, log, gaps)
-    check(log, again)
-    assert again.damages == []
+    fill_gaps(reopened.index, log, gaps)
+    check(log, reopened)
+    assert reopened.damages == []
 
 
-def test_blocks_above_the_end_of_the_log_are_cut(opened: Opened) -> None:
+def test_blocks_above_the_end_of_the_log_are_truncated(opened: Opened) -> None:
     log = filled(opened, segments=1)
     opened.index.close()
-    kept = log.rows[len(log.rows) // 2].position
-    log.rows = [row for row in log.rows if row.position < kept]
-    log.end = kept
-    again = Opened(opened.folder)
-    gaps = again.index.recover_files(log.spans())
+    kept_position = log.rows[len(log.rows) // 2].position
+    log.rows = [row for row in log.rows if row.position < kept_position]
+    log.end = kept_position
+    reopened = Opened(opened.folder)
+    gaps = reopened.index.recover_files(log.segment_ranges())
     assert gaps
-    assert gaps[-1][1] == kept
-    fill_gaps(again.index, log, gaps)
-    log.commit(again.index, some_rows(5, 99), 1 << 20)
-    check(log, again)
+    assert gaps[-1][1] == kept_position
+    fill_gaps(reopened.index, log, gaps)
+    log.commit(reopened.index, some_rows(5, 99), 1 << 20)
+    check(log, reopened)
 
 
 def test_files_of_unknown_segments_and_unfinished_ones_are_removed(opened: Opened) -> None:
     filled(opened, segments=2)
     (opened.folder / (sorted_name(0) + ".new")).write_bytes(b"half")
-    again = Opened(opened.folder)
-    assert again.index.recover_files([(0, 0)]) == []
+    reopened = Opened(opened.folder)
+    assert reopened.index.recover_files([(0, 0)]) == []
     assert [path.name for path in opened.folder.iterdir()] == [entries_name(0)]
 
 
 def test_missing_files_of_an_older_segment_are_rebuilt(opened: Opened) -> None:
     log = filled(opened)
     (opened.folder / entries_name(log.starts[1])).unlink()
-    again = Opened(opened.folder)
-    gaps = again.index.recover_files(log.spans())
-    assert gaps[0] == log.spans()[1]
-    assert again.index.damaged == {log.starts[1]}
-    fill_gaps(again.index, log, gaps)
-    check(log, again)
-    assert again.index.damaged == set()
+    reopened = Opened(opened.folder)
+    gaps = reopened.index.recover_files(log.segment_ranges())
+    assert gaps[0] == log.segment_ranges()[1]
+    assert reopened.index.damaged == {log.starts[1]}
+    fill_gaps(reopened.index, log, gaps)
+    check(log, reopened)
+    assert reopened.index.damaged == set()
 
 
 def test_a_table_out_of_date_is_not_believed(opened: Opened) -> None:
     log = filled(opened, segments=2)
-    run(opened.index.seal_steps(log.spans()[0]))
+    run(opened.index.seal_steps(log.segment_ranges()[0]))
     opened.index.close()
     path = opened.folder / entries_name(0)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    again = Opened(opened.folder)
-    gaps = again.index.recover_files(log.spans())
+    reopened = Opened(opened.folder)
+    gaps = reopened.index.recover_files(log.segment_ranges())
     assert gaps[0][1] == log.starts[1]
-    fill_gaps(again.index, log, gaps)
-    check(log, again)
+    fill_gaps(reopened.index, log, gaps)
+    check(log, reopened)
 
 
 def test_a_segment_that_starts_below_what_is_indexed(opened: Opened) -> None:
     """After a failed sync the log moves its unsynced end, with the same positions, to a new segment."""
     log = filled(opened, segments=1)
-    kept = log.rows[-100].position
-    log.starts.append(kept)
-    opened.index.start_segment(kept)
-    assert opened.index.writer.covered_to == kept
+    kept_position = log.rows[-100].position
+    log.starts.append(kept_position)
+    opened.index.start_segment(kept_position)
+    assert opened.index.writer.covered_to == kept_position
     for row in log.rows[-100:]:
         add(opened.index, [row], row.stored_ms, row.position)
     opened.index.add_many((), (), (), (), 0, log.end)
     opened.index.write_blocks()
     check(log, opened)
-    run(opened.index.seal_steps(log.spans()[0]))
+    run(opened.index.seal_steps(log.segment_ranges()[0]))
     check(log, opened)
     opened.index.close()
-    again = Opened(opened.folder)
-    assert again.index.recover_files(log.spans()) == []
-    check(log, again)
+    reopened = Opened(opened.folder)
+    assert reopened.index.recover_files(log.segment_ranges()) == []
+    check(log, reopened)
 
 
 def test_a_gap_that_was_left_is_filled_once_the_segment_is_full(opened: Opened) -> None:
     log = filled(opened, segments=1)
     opened.index.close()
     (opened.folder / entries_name(0)).unlink()
-    again = Opened(opened.folder)
-    assert again.index.recover_files(log.spans()) == log.spans()
-    again.index.skip_to(log.end)
+    reopened = Opened(opened.folder)
+    assert reopened.index.recover_files(log.segment_ranges()) == log.segment_ranges()
+    reopened.index.skip_to(log.end)
     old, log.rows = log.rows, []
-    log.commit(again.index, some_rows(50, 9_999), 1 << 20)
-    check(log, again)
+    log.commit(reopened.index, some_rows(50, 9_999), 1 << 20)
+    check(log, reopened)
     log.rows = old + log.rows
-    log.roll(again.index)
-    fill_gaps(again.index, log, [])
-    check(log, again)
-    assert again.index.damaged == set()
+    log.roll(reopened.index)
+    fill_gaps(reopened.index, log, [])
+    check(log, reopened)
+    assert reopened.index.damaged == set()
 
 
 def test_sealing_incomplete_entries_is_refused_and_repaired(opened: Opened) -> None:
@@ -205,13 +205,13 @@ def test_sealing_incomplete_entries_is_refused_and_repaired(opened: Opened) -> N
     opened.index.write_blocks()
     assert opened.index.writer.blocks_dropped == 1
     with pytest.raises(DamagedError, match="ends at"):
-        run(opened.index.seal_steps(log.spans()[0]))
+        run(opened.index.seal_steps(log.segment_ranges()[0]))
     fill_gaps(opened.index, log, [])
     check(log, opened)
     assert opened.index.damaged == set()
 
 
-def test_on_a_full_disk_what_is_stored_is_found_and_nothing_is_dropped(opened: Opened) -> None:
+def test_on_a_full_disk_stored_records_match_and_nothing_is_dropped(opened: Opened) -> None:
     log = PretendLog()
     opened.storage.fails_with = errno.ENOSPC
     for commit, full in enumerate((False, True, True, False, True)):
@@ -219,14 +219,14 @@ def test_on_a_full_disk_what_is_stored_is_found_and_nothing_is_dropped(opened: O
         opened.storage.fail_writes = full
         opened.index.write_blocks()
         assert bool(opened.index.writer.list_unsaved()) is full
-        check(log, opened) if not full else found_all(log, opened)
+        check(log, opened) if not full else check_all_found(log, opened)
     opened.storage.fail_writes = False
     opened.index.write_blocks()
     check(log, opened)
     assert (opened.index.writer.blocks_dropped, opened.damages) == (0, [])
 
 
-def found_all(log: PretendLog, opened: Opened) -> None:
+def check_all_found(log: PretendLog, opened: Opened) -> None:
     for row in log.rows[::100]:
         assert list(opened.index.find_id(row.message_id, 10)) == [row.position]
 
@@ -243,7 +243,7 @@ def test_on_a_full_disk_nothing_of_a_segment_waits_that_is_to_be_sealed(opened: 
     assert opened.index.writer.blocks_dropped == 1
     opened.storage.fail_writes = False
     with pytest.raises(DamagedError, match="ends at"):
-        run(opened.index.seal_steps(log.spans()[0]))
+        run(opened.index.seal_steps(log.segment_ranges()[0]))
     fill_gaps(opened.index, log, [])
     check(log, opened)
     assert opened.index.writer.list_unsaved() == []
@@ -260,7 +260,7 @@ def test_waiting_blocks_are_bounded(opened: Opened, monkeypatch: pytest.MonkeyPa
 
 def test_dropping_a_segment(opened: Opened) -> None:
     log = filled(opened)
-    run(opened.index.seal_steps(log.spans()[0]))
+    run(opened.index.seal_steps(log.segment_ranges()[0]))
     opened.index.drop_segment(0)
     log.rows = [row for row in log.rows if row.position >= log.starts[1]]
     log.starts.pop(0)

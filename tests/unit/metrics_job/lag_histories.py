@@ -13,7 +13,7 @@ from typing import Any
 
 START_MS = 1_795_305_600_000  # a midnight
 INTERVAL_MS = 10_000
-HELD_MS, DUE_MS = 2 * INTERVAL_MS, 1.5 * INTERVAL_MS
+KEPT_VALUE_MS, DUE_MS = 2 * INTERVAL_MS, 1.5 * INTERVAL_MS
 QUEUES = 6
 Raw = dict[str, Any]
 
@@ -26,7 +26,7 @@ class ProxyStart:
         self.queues: set[int] = set()
         self.seq = 0
         self.due_ms = at_ms
-        self.told = 0.0
+        self.reported_lag = 0.0
 
 
 class History:
@@ -62,11 +62,11 @@ class History:
         if what == "start":
             self._start()
         elif what in ("drain", "kill") and len(self._living) > 1:
-            gone = self._living.pop(self.chance.randrange(len(self._living)))
-            gone.queues = set()
+            stopped_process = self._living.pop(self.chance.randrange(len(self._living)))
+            stopped_process.queues = set()
             self._share_out()
             if what == "drain":
-                self._sample(gone, "last")
+                self._sample(stopped_process, "last")
         elif what == "move":
             self._share_out()
 
@@ -89,11 +89,11 @@ class History:
         from_ms = to_ms - INTERVAL_MS if one.seq else to_ms
         lag = 0.0 if state == "first" else float(sum(round(self._lag[queue]) for queue in one.queues))
         self._line(one, from_ms, to_ms, "ddmq_process", {"state": state}, 1)
-        if lag or one.told:
+        if lag or one.reported_lag:
             self._line(one, from_ms, to_ms, "ddmq_lag", {"group": "g", "topic": "t"}, lag)
             age = {"group": "g", "topic": "t"}
             self._line(one, from_ms, to_ms, "ddmq_lag_age_ms", age, lag * 10)
-        one.told = lag
+        one.reported_lag = lag
         one.seq += 1
         one.due_ms = self._at_ms + INTERVAL_MS
 
@@ -111,13 +111,13 @@ class Source:
 
     def __init__(self, lines: list[Raw]) -> None:
         stops = {(one["instance"], one["seq"]) for one in lines if one["labels"].get("state") == "last"}
-        told = [one for one in lines if one["metric"] == "ddmq_lag"]
+        lags = [one for one in lines if one["metric"] == "ddmq_lag"]
         self.points = sorted(
             (one["to"], one["instance"], float(one["value"]))
-            for one in told
+            for one in lags
             if (one["instance"], one["seq"]) not in stops
         )
-        self.heard = {
+        self.sample_times = {
             each: [one["to"] for one in lines if one["instance"] == each and one["metric"] == "ddmq_process"]
             for each in {one["instance"] for one in lines}
         }
@@ -127,25 +127,27 @@ class Source:
     def _silences(self) -> None:
         """A process that goes on and does not tell any more has nothing waiting."""
         extra = []
-        for instance, heard in self.heard.items():
+        for instance, sample_times in self.sample_times.items():
             own = [point for point in self.points if point[1] == instance]
-            if own and own[-1][2] and max(heard) > own[-1][0] + HELD_MS:
-                extra.append((own[-1][0] + HELD_MS, instance, 0.0))
-            seconds = sorted(heard)[1:]
-            earlier = [point for point in self.points if point[1] != instance and point[0] < min(heard)]
-            begun = own[0][0] if own else max(heard)
-            if earlier and seconds and earlier[-1][2] and seconds[0] + HELD_MS < begun:
-                extra.append((seconds[0] + HELD_MS, instance, 0.0))
+            if own and own[-1][2] and max(sample_times) > own[-1][0] + KEPT_VALUE_MS:
+                extra.append((own[-1][0] + KEPT_VALUE_MS, instance, 0.0))
+            seconds = sorted(sample_times)[1:]
+            earlier = [
+                point for point in self.points if point[1] != instance and point[0] < min(sample_times)
+            ]
+            begun = own[0][0] if own else max(sample_times)
+            if earlier and seconds and earlier[-1][2] and seconds[0] + KEPT_VALUE_MS < begun:
+                extra.append((seconds[0] + KEPT_VALUE_MS, instance, 0.0))
         self.points = sorted(self.points + extra)
 
     def last(self, at_ms: int) -> float:
         """What it said last, if that still holds."""
-        said = [point for point in self.points if point[0] <= at_ms]
-        if not said:
+        points = [point for point in self.points if point[0] <= at_ms]
+        if not points:
             return 0.0
-        to_ms, instance, value = said[-1]
+        to_ms, instance, value = points[-1]
         goes_on = any(point[1] == instance and point[0] > to_ms for point in self.points)
-        return value if goes_on or at_ms < max(*self.heard[instance], to_ms) + HELD_MS else 0.0
+        return value if goes_on or at_ms < max(*self.sample_times[instance], to_ms) + KEPT_VALUE_MS else 0.0
 
     def next(self, at_ms: int) -> float:
         """What it said next."""
@@ -158,9 +160,9 @@ class Source:
 
     def answers_for(self, at_ms: int, newest_ms: int) -> bool:
         """Whether it has said all it will say about that instant."""
-        latest = max(self.heard, key=lambda each: max(self.heard[each]))
-        last_ms = max(self.heard[latest])
-        return last_ms >= at_ms or latest in self.stopped or newest_ms - last_ms > HELD_MS
+        latest = max(self.sample_times, key=lambda each: max(self.sample_times[each]))
+        last_ms = max(self.sample_times[latest])
+        return last_ms >= at_ms or latest in self.stopped or newest_ms - last_ms > KEPT_VALUE_MS
 
 
 def steps_of(lines: list[Raw]) -> Iterator[tuple[int, float]]:
@@ -170,9 +172,9 @@ def steps_of(lines: list[Raw]) -> Iterator[tuple[int, float]]:
     sources = [one for one in sources if one.points]
     newest_ms = max(one["to"] for one in lines)
     instants = sorted({point[0] for source in sources for point in source.points})
-    whole = [at for at in instants if all(one.answers_for(at, newest_ms) for one in sources)]
+    complete = [at for at in instants if all(one.answers_for(at, newest_ms) for one in sources)]
     before = None
-    for at_ms in (whole or instants) if len(sources) > 1 else instants:
+    for at_ms in (complete or instants) if len(sources) > 1 else instants:
         readings = sum(one.last(at_ms) for one in sources), sum(one.next(at_ms) for one in sources)
         # Ties go to what was told last.
         before = max(readings) if before is None else min(readings, key=lambda each: abs(each - before))
@@ -181,8 +183,8 @@ def steps_of(lines: list[Raw]) -> Iterator[tuple[int, float]]:
 
 def minutes_of(lines: list[Raw]) -> dict[int, tuple[float, float]]:
     """Minute → lag at its end, highest lag in it; of minutes in which it was told."""
-    found: dict[int, tuple[float, float]] = {}
+    minutes: dict[int, tuple[float, float]] = {}
     for at_ms, lag in steps_of(lines):
-        high = found.get(at_ms // 60_000, (0.0, 0.0))[1]
-        found[at_ms // 60_000] = (lag, max(lag, high))
-    return found
+        high = minutes.get(at_ms // 60_000, (0.0, 0.0))[1]
+        minutes[at_ms // 60_000] = (lag, max(lag, high))
+    return minutes

@@ -23,18 +23,18 @@ def interrupted_call() -> None:
         raise
 
 
-def test_jobs_are_cancelled_and_nobody_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_are_cancelled_without_any_output(capsys: pytest.CaptureFixture[str]) -> None:
     done: list[str] = []
     context = SimpleNamespace(setLogLevel=done.append, cancelAllJobs=lambda: done.append("cancelled"))
     spark: Any = SimpleNamespace(sparkContext=context)
     before = signal.getsignal(signal.SIGINT)
-    said = logging.StreamHandler()
-    logging.getLogger().addHandler(said)
+    handler = logging.StreamHandler()
+    logging.getLogger().addHandler(handler)
     try:
         with pytest.raises(KeyboardInterrupt), quiet_interrupt(spark):
             interrupted_call()
     finally:
-        logging.getLogger().removeHandler(said)
+        logging.getLogger().removeHandler(handler)
     assert done == ["OFF", "cancelled"]
     assert capsys.readouterr().err == ""
     assert signal.getsignal(signal.SIGINT) == before

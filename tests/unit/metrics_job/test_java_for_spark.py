@@ -58,9 +58,11 @@ def test_the_wrapper_passes_everything_on_but_the_module(tmp_path: Path) -> None
     java.write_text('#!/bin/sh\nfor one do echo "<$one>"; done\n')
     java.chmod(0o755)
     home = wrapped_java(java, tmp_path / "home")
-    given = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "-Dx=$HOME *"]
-    said = subprocess.run([str(home / "bin" / "java"), *given], capture_output=True, text=True, check=True)
-    assert said.stdout.splitlines() == ["<-cp>", "<a b>", "<>", "<-Dx=$HOME *>"]
+    arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "-Dx=$HOME *"]
+    result = subprocess.run(
+        [str(home / "bin" / "java"), *arguments], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines() == ["<-cp>", "<a b>", "<>", "<-Dx=$HOME *>"]
 
 
 @pytest.mark.parametrize(("memory", "heap"), [(1, "1024m"), (6, "3072m"), (64, "4096m")])

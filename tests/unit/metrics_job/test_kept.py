@@ -14,20 +14,20 @@ FIRST, SECOND, THIRD = (date(2026, 11, day) for day in (1, 2, 3))
 
 
 def test_merging_changes_no_number() -> None:
-    parts = {str(interval_name(ONE, seq)): 10 + seq for seq in range(5)}
-    whole = {str(SampleName(ONE, 0, 4, True)): 60}
-    assert count_samples(parts) == count_samples(parts | whole) == count_samples(whole) == (5, 60)
+    single = {str(interval_name(ONE, seq)): 10 + seq for seq in range(5)}
+    merged = {str(SampleName(ONE, 0, 4, True)): 60}
+    assert count_samples(single) == count_samples(single | merged) == count_samples(merged) == (5, 60)
     others = {
         str(interval_name(TWO, 7)): 1,
         "copy.jsonl": 2,
         f".{interval_name(ONE, 0)}.tmp": 4,
         "_x.jsonl": 8,
     }
-    assert count_samples(parts | others) == (7, 63)
+    assert count_samples(single | others) == (7, 63)
 
 
 @pytest.mark.parametrize(
-    ("hours", "again", "where"),
+    ("hours", "recompute", "where"),
     [
         ({"00": 6, "01": 6}, False, "unchanged"),
         ({"00": 6, "01": 6}, True, "compute"),
@@ -37,17 +37,19 @@ def test_merging_changes_no_number() -> None:
         ({"01": 6, "02": 9}, True, "lost"),
     ],
 )
-def test_a_day_that_lost_samples_keeps_its_tables(hours: dict[str, int], again: bool, where: str) -> None:
-    notes = {FIRST: DaySource({"00": 6, "01": 6}), SECOND: None, THIRD: DaySource({"00": 6})}
+def test_a_day_that_lost_samples_keeps_its_tables(hours: dict[str, int], recompute: bool, where: str) -> None:
+    earlier = {FIRST: DaySource({"00": 6, "01": 6}), SECOND: None, THIRD: DaySource({"00": 6})}
     now = {FIRST: DaySource(hours), SECOND: DaySource({"00": 1}), THIRD: DaySource({"00": 3})}
-    found = sort_days([FIRST, SECOND, THIRD], notes, now, THIRD, again)
-    assert FIRST in getattr(found, where)
-    assert {SECOND, THIRD} <= set(found.compute), "not made yet, and the newest, which goes on"
+    sorted_days = sort_days([FIRST, SECOND, THIRD], earlier, now, THIRD, recompute)
+    assert FIRST in getattr(sorted_days, where)
+    assert {SECOND, THIRD} <= set(sorted_days.compute), "not made yet, and the newest, which goes on"
 
 
 def test_the_newest_day_is_that_of_the_samples_not_of_the_range() -> None:
-    found = sort_days([FIRST], {FIRST: DaySource({"00": 6})}, {FIRST: DaySource({"00": 1})}, THIRD, True)
-    assert found.lost == [FIRST]
+    sorted_days = sort_days(
+        [FIRST], {FIRST: DaySource({"00": 6})}, {FIRST: DaySource({"00": 1})}, THIRD, True
+    )
+    assert sorted_days.lost == [FIRST]
 
 
 @pytest.mark.parametrize(
@@ -61,17 +63,17 @@ def test_the_newest_day_is_that_of_the_samples_not_of_the_range() -> None:
 )
 def test_a_file_that_is_longer_or_shorter_than_it_was_is_noticed(now: dict[str, int], where: str) -> None:
     hours = {"00": 6, "01": 6}
-    notes = {FIRST: DaySource(hours, bytes={"00": 60, "01": 60}), THIRD: DaySource(hours)}
+    earlier = {FIRST: DaySource(hours, bytes={"00": 60, "01": 60}), THIRD: DaySource(hours)}
     fresh = {FIRST: DaySource(hours, bytes=now), THIRD: DaySource(hours, bytes=now)}
-    found = sort_days([FIRST, THIRD], notes, fresh, THIRD, again=False)
-    assert FIRST in getattr(found, where)
-    assert THIRD in found.compute, "a note of before knew no bytes"
+    sorted_days = sort_days([FIRST, THIRD], earlier, fresh, THIRD, again=False)
+    assert FIRST in getattr(sorted_days, where)
+    assert THIRD in sorted_days.compute, "a note of before knew no bytes"
 
 
-def test_other_promises_are_judged_again() -> None:
+def test_changed_promises_are_judged_once_more() -> None:
     hours = {"00": 6}
-    days, notes = [FIRST, SECOND], {FIRST: DaySource(hours, promises=1), SECOND: DaySource(hours)}
-    found = sort_days(
-        days, notes, {FIRST: DaySource(hours, promises=2), SECOND: DaySource(hours)}, SECOND, False
+    days, earlier = [FIRST, SECOND], {FIRST: DaySource(hours, promises=1), SECOND: DaySource(hours)}
+    sorted_days = sort_days(
+        days, earlier, {FIRST: DaySource(hours, promises=2), SECOND: DaySource(hours)}, SECOND, False
     )
-    assert found.compute == [FIRST]
+    assert sorted_days.compute == [FIRST]

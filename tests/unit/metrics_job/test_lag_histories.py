@@ -26,46 +26,46 @@ def encoded(lines: list[Raw]) -> bytes:
 
 def job(lines: list[Raw], now_ms: int = FAR_MS) -> dict[int, tuple[float, float]]:
     """Minute → lag and lag_max, by way of the job's parser and its workers."""
-    known = SeriesCodes()
-    parsed = parse([encoded(lines)], known)
+    codes = SeriesCodes()
+    parsed = parse([encoded(lines)], codes)
     assert not parsed.odd
-    tables = [table.to_pylist() for table in add_up_lines(parsed.lines, known)]
+    tables = [table.to_pylist() for table in add_up_lines(parsed.lines, codes)]
     rows = [row for table in tables for row in table]
     ends = [(line["process"], line["to"] - now_ms) for line in lines]
     ahead = {process: max(ms for other, ms in ends if other == process) for process, ms in ends if ms > 0}
-    given = [_told(row) for row in rows if row["kind"] == "gauge"]
-    given += _runs([row for row in rows if row["kind"] == INTERVAL])
-    batch = pa.Table.from_pylist([dict(zip(COLUMNS, row, strict=True)) for row in given]).to_batches()
+    rows_given = [_lag_row(row) for row in rows if row["kind"] == "gauge"]
+    rows_given += _runs([row for row in rows if row["kind"] == INTERVAL])
+    batch = pa.Table.from_pylist([dict(zip(COLUMNS, row, strict=True)) for row in rows_given]).to_batches()
     return {
         row["minute"]: (row["lag"], row["lag_max"])
-        for made in follow_lags(iter(batch), ahead)
-        for row in made.to_pylist()
+        for minutes in follow_lags(iter(batch), ahead)
+        for row in minutes.to_pylist()
     }
 
 
-def _told(row: Raw) -> tuple[Any, ...]:
+def _lag_row(row: Raw) -> tuple[Any, ...]:
     return (0, "g", "t", row["metric"], row["process"], row["instance"], 0, row["to_ms"], row["seq"],
             row["last"], row["told"])  # fmt: skip
 
 
 def _runs(rows: list[Raw]) -> list[tuple[Any, ...]]:
-    found = []
+    run_rows = []
     for process, instance in sorted({(row["process"], row["instance"]) for row in rows}):
         own = [row for row in rows if row["instance"] == instance]
         later = [row["to_ms"] for row in own if row["seq"]] or [own[0]["to_ms"]]
         stop = max((row["seq"] for row in own if row["is_last"]), default=-1)
         last_ms = max(row["to_ms"] for row in own)
         run = (min(later), last_ms, stop, float(INTERVAL_MS))
-        found.append((0, "g", "t", "", process, instance, *run, None))
-    return found
+        run_rows.append((0, "g", "t", "", process, instance, *run, None))
+    return run_rows
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_minute_is_what_the_reference_says(seed: int) -> None:
     lines = History(seed).lines
-    wanted = minutes_of(lines)
-    found = job(lines)
-    assert {minute: found.get(minute) for minute in wanted} == wanted
+    expected = minutes_of(lines)
+    computed = job(lines)
+    assert {minute: computed.get(minute) for minute in expected} == expected
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -81,12 +81,12 @@ def test_no_restart_is_a_spike_or_a_hole(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_cut_at_any_moment_it_tells_what_was_waiting_then(seed: int) -> None:
+def test_a_history_truncated_at_any_moment_shows_the_lag_of_that_moment(seed: int) -> None:
     history = History(seed)
-    cut_ms = history.chance.choice(sorted(history.truth)[90:])
-    lines = [line for line in history.lines if line["to"] <= cut_ms]
+    end_ms = history.chance.choice(sorted(history.truth)[90:])
+    lines = [line for line in history.lines if line["to"] <= end_ms]
     lag, _ = max(job(lines).items())[1]
-    near = [history.truth[at] for at in range(cut_ms - 45_000, cut_ms + 1, 1000)]
+    near = [history.truth[at] for at in range(end_ms - 45_000, end_ms + 1, 1000)]
     assert min(near) * 0.9 - 50 <= lag <= max(near) * 1.1 + 50
 
 
@@ -104,10 +104,10 @@ def test_a_clock_ahead_hides_nobody(seed: int) -> None:
 @pytest.mark.parametrize("drain_ms", [1_000, 25_000, 600_000])
 def test_a_long_stop_leaves_what_waited_when_it_began(drain_ms: int) -> None:
     """Between the sample of the beginning of a stop and the last one a process writes none."""
-    told = [("first", 0, 0), ("running", INTERVAL_MS, 9), ("stopping", 2 * INTERVAL_MS, 7)]
-    told.append(("last", 2 * INTERVAL_MS + drain_ms, 0))
+    samples = [("first", 0, 0), ("running", INTERVAL_MS, 9), ("stopping", 2 * INTERVAL_MS, 7)]
+    samples.append(("last", 2 * INTERVAL_MS + drain_ms, 0))
     lines: list[Raw] = []
-    for seq, (state, to_ms, lag) in enumerate(told):
+    for seq, (state, to_ms, lag) in enumerate(samples):
         head = {"v": 1, "process": "p", "instance": f"{1:016x}", "seq": seq, "from": to_ms, "to": to_ms}
         lines.append(head | {"metric": "ddmq_process", "labels": {"state": state}, "value": 1})
         if seq:

@@ -14,7 +14,7 @@ import pytest
 from ddmq_common.errors import ConfigError
 from metrics_job.lock import check_unlocked, locked_folder
 
-HOLDER = """
+OWNER = """
 import sys
 from pathlib import Path
 from metrics_job.lock import locked_folder
@@ -24,7 +24,7 @@ with locked_folder(Path(sys.argv[1]), "metrics_job batch"):
 """
 
 
-def test_a_second_run_is_told_who_is_at_work(tmp_path: Path) -> None:
+def test_a_second_run_names_the_running_one(tmp_path: Path) -> None:
     out = tmp_path / "tables"
     with locked_folder(out, "metrics_job stream"):
         for attempt in (
@@ -56,24 +56,24 @@ def test_other_folders_and_stores_without_a_lock_are_free(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"locked\n"
-        with pytest.raises(ConfigError, match=f"process {holder.pid} on"):
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"locked\n"
+        with pytest.raises(ConfigError, match=f"process {owner.pid} on"):
             check_unlocked(tmp_path)
-        holder.send_signal(signal.SIGKILL)
+        owner.send_signal(signal.SIGKILL)
     check_unlocked(tmp_path)
 
 
-def test_a_run_that_has_just_begun_has_not_said_who_it_is(tmp_path: Path) -> None:
+def test_a_run_that_has_just_begun_is_not_named_yet(tmp_path: Path) -> None:
     with locked_folder(tmp_path, "a"):
         (tmp_path / "_job.lock").write_bytes(b"")
         with pytest.raises(ConfigError, match="it has just begun; wait"):
             check_unlocked(tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_an_impossible_folder_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"tables cannot be written to .*/file/out: Not a directory"):
         locked_folder(tmp_path / "file" / "out", "a").__enter__()

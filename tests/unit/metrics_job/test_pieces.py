@@ -23,17 +23,17 @@ def line(seq: int, metric: str) -> bytes:
     return json.dumps(head | of).encode() + b"\n"
 
 
-def rows(found: list[Piece]) -> list[dict[str, Any]]:
+def rows(pieces: list[Piece]) -> list[dict[str, Any]]:
     adding = PieceAdder(Days(None, None))
-    return [row for piece in found for table in adding.add_alone(piece) for row in table.to_pylist()]
+    return [row for piece in pieces for table in adding.add_alone(piece) for row in table.to_pylist()]
 
 
-def totals(made: list[dict[str, Any]]) -> dict[str, float]:
-    told = dict.fromkeys(METRICS, 0.0)
-    for row in made:
+def totals(read_rows: list[dict[str, Any]]) -> dict[str, float]:
+    sums = dict.fromkeys(METRICS, 0.0)
+    for row in read_rows:
         if row["kind"] == "counter":
-            told[row["metric"]] += row["total"]
-    return told
+            sums[row["metric"]] += row["total"]
+    return sums
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ def totals(made: list[dict[str, Any]]) -> dict[str, float]:
 def test_a_file_in_pieces_counts_every_line_once(size: int, count: int) -> None:
     """Three lines for each of so many intervals; one of them is there twice."""
     data = b"".join(line(seq, metric) * (1 + (seq == 17)) for seq in range(count) for metric in METRICS)
-    cut = list(gather_pieces([(NAME, data)], size=size, uncut=1_000))
-    assert b"".join(piece.data[0] for piece in cut) == data
-    assert len(cut) > 20
-    made = rows(cut)
-    assert DOUBT not in {row["kind"] for row in made}
-    assert totals(made) == dict.fromkeys(METRICS, 2.0 * count)
-    intervals = [row for row in made if row["kind"] == "interval"]
+    pieces = list(gather_pieces([(NAME, data)], size=size, uncut=1_000))
+    assert b"".join(piece.data[0] for piece in pieces) == data
+    assert len(pieces) > 20
+    read_rows = rows(pieces)
+    assert DOUBT not in {row["kind"] for row in read_rows}
+    assert totals(read_rows) == dict.fromkeys(METRICS, 2.0 * count)
+    intervals = [row for row in read_rows if row["kind"] == "interval"]
     assert sorted(row["seq"] for row in intervals) == list(range(count))
     assert {(row["lines"], row["copies"]) for row in intervals} == {(3, 3), (3, 6)}
 
@@ -65,27 +65,27 @@ def test_a_worker_that_forgets_the_names_of_series_still_counts_every_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("again", [0, 5, 28])
-def test_an_interval_that_comes_again_later_in_a_long_file_is_a_doubt(again: int) -> None:
+@pytest.mark.parametrize("repeated", [0, 5, 28])
+def test_a_repeated_interval_later_in_a_long_file_is_uncertain(repeated: int) -> None:
     data = b"".join(line(seq, metric) for seq in range(30) for metric in METRICS)
-    made = rows(list(gather_pieces([(NAME, data + line(again, METRICS[0]))], size=200, uncut=1_000)))
-    assert DOUBT in {row["kind"] for row in made}
+    read_rows = rows(list(gather_pieces([(NAME, data + line(repeated, METRICS[0]))], size=200, uncut=1_000)))
+    assert DOUBT in {row["kind"] for row in read_rows}
 
 
-def test_an_interval_that_the_name_does_not_tell_is_a_doubt() -> None:
-    made = rows(list(gather_pieces([(NAME, line(200, METRICS[0]))])))
-    assert [row["kind"] for row in made] == [DOUBT, "interval", "counter"]
+def test_an_interval_outside_the_file_name_is_uncertain() -> None:
+    read_rows = rows(list(gather_pieces([(NAME, line(200, METRICS[0]))])))
+    assert [row["kind"] for row in read_rows] == [DOUBT, "interval", "counter"]
 
 
 def test_small_files_come_together_and_some_are_left_out() -> None:
-    found = list(gather_pieces([(f"x/{at}.jsonl", b"x" * 300) for at in range(10)], {"3.jsonl"}, size=1_000))
-    assert [len(piece.files) for piece in found] == [4, 4, 1]
-    assert "x/3.jsonl" not in found[0].files
+    pieces = list(gather_pieces([(f"x/{at}.jsonl", b"x" * 300) for at in range(10)], {"3.jsonl"}, size=1_000))
+    assert [len(piece.files) for piece in pieces] == [4, 4, 1]
+    assert "x/3.jsonl" not in pieces[0].files
 
 
-def test_units_come_whole() -> None:
-    given = [("a", "y/1", b"1"), ("a", "x/1", b"2"), ("b", "x/2", b"3")]
-    assert list(unit_pieces(given)) == [
+def test_units_are_never_split() -> None:
+    files = [("a", "y/1", b"1"), ("a", "x/1", b"2"), ("b", "x/2", b"3")]
+    assert list(unit_pieces(files)) == [
         ("a", Piece(["x/1", "y/1"], [b"2", b"1"])),
         ("b", Piece(["x/2"], [b"3"])),
     ]

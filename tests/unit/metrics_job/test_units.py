@@ -27,16 +27,16 @@ def overlap(one: SampleName, other: SampleName) -> bool:
 @given(st.lists(names(), max_size=12), st.booleans())
 def test_units_are_what_overlaps(files: list[SampleName], strange: bool) -> None:
     paths = [f"file:/x/date%3D2026-01-05/hour=0{at % 3}/{file}" for at, file in enumerate(files)]
-    found = units_of([*paths, *(["file:/x/copy.jsonl"] if strange else [])])
-    assert found.strange is strange
+    units = units_of([*paths, *(["file:/x/copy.jsonl"] if strange else [])])
+    assert units.strange is strange
     group = list(range(len(files)))  # union of all that overlap
     for one, other in combinations(range(len(files)), 2):
         if overlap(files[one], files[other]):
             group = [group[one] if number == group[other] else number for number in group]
     for at, file in enumerate(files):
         same = [str(files[other]) for other in range(len(files)) if group[other] == group[at]]
-        assert (str(file) in found.shared) is (len(same) > 1)
-        assert {name for name in map(str, files) if found.unit_of(name) == found.unit_of(str(file))} == set(
+        assert (str(file) in units.shared) is (len(same) > 1)
+        assert {name for name in map(str, files) if units.unit_of(name) == units.unit_of(str(file))} == set(
             same
         )
 
@@ -45,8 +45,8 @@ def test_units_are_what_overlaps(files: list[SampleName], strange: bool) -> None
     st.lists(names(), max_size=4), st.lists(st.tuples(st.sampled_from(RUNS), st.integers(0, 40)), max_size=5)
 )
 def test_names_hold_intervals(files: list[SampleName], intervals: list[tuple[str, int]]) -> None:
-    wanted = all(
+    expected = all(
         any(file.instance == run and seq in range(file.first, file.last + 1) for file in files)
         for run, seq in intervals
     )
-    assert can_hold(map(str, files), intervals) is wanted
+    assert can_hold(map(str, files), intervals) is expected

@@ -189,7 +189,7 @@ def test_the_values_of_the_page_render_valid_manifests(version: str, tmp_path: P
 
 
 @needs_helm
-def test_own_settings_of_the_backend_are_kept(tmp_path: Path) -> None:
+def test_custom_settings_of_the_backend_are_preserved(tmp_path: Path) -> None:
     text = charts.render_release(*KAFKA, "--set=config.backend.kafka.namespace=other")
     backend = load_rendered(read_manifests(text), tmp_path).backend
     assert (backend.engine, backend.kafka.namespace) == ("kafka", "other")
@@ -341,7 +341,7 @@ def test_a_manifest_with_a_misspelt_field_is_not_valid() -> None:
         (["--set=terminationGracePeriodSeconds=5"], "terminationGracePeriodSeconds"),
     ],
 )
-def test_a_wrong_value_is_rejected_with_its_reason(options: list[str], reason: str) -> None:
+def test_an_invalid_value_is_rejected_with_its_reason(options: list[str], reason: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as error:
         charts.render_release(*options)
     assert reason in error.value.stderr

@@ -43,7 +43,7 @@ def test_the_dashboard_is_what_its_table_makes() -> None:
 
 
 def test_every_expression_of_the_dashboard_is_promql_over_the_catalogue() -> None:
-    assert [fault for expression in expressions() for fault in find_errors(expression)] == []
+    assert [error for expression in expressions() for error in find_errors(expression)] == []
 
 
 def test_every_metric_has_a_panel() -> None:
@@ -61,21 +61,21 @@ def test_rows_panels_and_variables_hold_together() -> None:
     assert rows == ["Flow", "Latency", "Consumers", "Delay", "Log", "Kafka", "Processes", dashboard.REST]
     everything = list(panels(SHOWN["panels"]))
     assert len({panel["id"] for panel in everything}) == len(everything)
-    known = {variable["name"] for variable in SHOWN["templating"]["list"]}
+    variables = {variable["name"] for variable in SHOWN["templating"]["list"]}
     named = {name for text in expressions() for name in re.findall(r"\$(\w+)", text)} - {"__rate_interval"}
-    assert named <= known
+    assert named <= variables
     assert {panel["datasource"]["uid"] for panel in everything if "targets" in panel} == {"${datasource}"}
 
 
 def test_panels_do_not_lie_on_each_other() -> None:
     for level in (SHOWN["panels"], *(panel["panels"] for panel in SHOWN["panels"] if panel.get("panels"))):
-        taken: set[tuple[int, int]] = set()
+        occupied: set[tuple[int, int]] = set()
         for panel in level:
             at = panel["gridPos"]
             cells = {(at["x"] + dx, at["y"] + dy) for dx in range(at["w"]) for dy in range(at["h"])}
             assert at["x"] + at["w"] <= dashboard.WIDTH
-            assert not cells & taken, panel["title"]
-            taken |= cells
+            assert not cells & occupied, panel["title"]
+            occupied |= cells
 
 
 # --- alerts
@@ -86,22 +86,22 @@ def test_an_alert_says_how_bad_what_and_what_to_do(rule: dict[str, Any]) -> None
     assert find_errors(rule["expr"]) == []
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert DURATION.fullmatch(rule.get("for", "0s"))
-    notes = rule["annotations"]
-    assert notes["summary"]
-    assert notes["action"]
-    assert "runbook_url" not in notes, "a place in this tree is no URL"
-    assert notes["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
-    kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", rule["expr"])))) - {"le"}
-    if not kept:
-        kept = set[str]().union(*(use.labels for use in selectors(rule["expr"])))
-    named = set(re.findall(r"\$labels\.(\w+)", " ".join(notes.values())))
-    assert named <= kept, "the text names labels that the alert does not have"
+    texts = rule["annotations"]
+    assert texts["summary"]
+    assert texts["action"]
+    assert "runbook_url" not in texts, "a place in this tree is no URL"
+    assert texts["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
+    labels = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", rule["expr"])))) - {"le"}
+    if not labels:
+        labels = set[str]().union(*(use.labels for use in selectors(rule["expr"])))
+    named = set(re.findall(r"\$labels\.(\w+)", " ".join(texts.values())))
+    assert named <= labels, "the text names labels that the alert does not have"
 
 
 # There with 0 from the start of their process, so increase() sees their first event.
 FROM_THE_START = {"ddmq_log_rescues_total", "ddmq_takeovers_total", "ddmq_kafka_producers_replaced_total"}
 # Of something that goes on happening: whoever misses the first hears the next.
-AGAIN_AND_AGAIN = {"ddmq_unkeyed_total", "ddmq_delay_order_outcomes_total"} | {
+REPEATING = {"ddmq_unkeyed_total", "ddmq_delay_order_outcomes_total"} | {
     f"ddmq_{flow}_total" for flow in ("delivered", "fetched", "pushes")
 }
 
@@ -111,7 +111,7 @@ def test_an_alert_about_rare_events_sees_the_first(rule: dict[str, Any]) -> None
     """A group's counters begin when it first pulls from a process, which is when it finds what is gone."""
     for metric in re.findall(r"increase\((ddmq_\w+_total)", rule["expr"]):
         begun = re.search(rf"{metric}(\{{[^}}]*\}})? unless {metric}", rule["expr"])
-        assert begun or metric in FROM_THE_START | AGAIN_AND_AGAIN
+        assert begun or metric in FROM_THE_START | REPEATING
 
 
 def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
@@ -139,7 +139,7 @@ def test_alerts_that_the_page_names_exist() -> None:
         "topk(5, max_over_time(ddmq_lag_age_ms[1h])) unless up == 0",
     ],
 )
-def test_what_is_promql_is_taken(expression: str) -> None:
+def test_valid_promql_is_accepted(expression: str) -> None:
     assert find_errors(expression) == []
 
 

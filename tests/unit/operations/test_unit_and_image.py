@@ -49,19 +49,21 @@ def instruction(name: str) -> str:
 
 
 def service() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]["ddmq"]
-    return found
+    services: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]["ddmq"]
+    return services
 
 
 def test_the_unit_starts_the_server_in_the_directory_that_it_gives_it() -> None:
-    found = unit()
-    program, *arguments = shlex.split(found["ExecStart"])
+    settings = unit()
+    program, *arguments = shlex.split(settings["ExecStart"])
     assert program == "/opt/ddmq/bin/ddmq"
     options = parsed(arguments)
-    assert str(options["data_dir"]) == f"/var/lib/{found['StateDirectory']}"
-    assert (found["User"], found["StateDirectoryMode"], found["UMask"]) == ("ddmq", "0700", "0077")
-    assert int(found["TimeoutStopSec"]) > DRAIN_S + 10
-    assert int(found["LimitNOFILE"]) >= 2 * 10_000 + 2_048, "both proxies' connections, and the log's files"
+    assert str(options["data_dir"]) == f"/var/lib/{settings['StateDirectory']}"
+    assert (settings["User"], settings["StateDirectoryMode"], settings["UMask"]) == ("ddmq", "0700", "0077")
+    assert int(settings["TimeoutStopSec"]) > DRAIN_S + 10
+    assert int(settings["LimitNOFILE"]) >= 2 * 10_000 + 2_048, (
+        "both proxies' connections, and the log's files"
+    )
 
 
 HARDENING = {
@@ -79,11 +81,11 @@ EXPOSURE_MAX = 1.5  # as `systemd-analyze security` counts: 10 is a service with
 
 
 def test_the_unit_takes_from_the_server_what_it_does_not_need() -> None:
-    found = unit()
-    assert {name: found.get(name) for name in HARDENING} == HARDENING
+    settings = unit()
+    assert {name: settings.get(name) for name in HARDENING} == HARDENING
     filters = re.findall(r"^SystemCallFilter=(.*)$", UNIT.read_text(), re.MULTILINE)
     assert filters == ["@system-service", "~@privileged @resources"]
-    assert "ProcSubset" not in found, "the log paces its writes by Dirty in /proc/meminfo"
+    assert "ProcSubset" not in settings, "the log paces its writes by Dirty in /proc/meminfo"
 
 
 @pytest.mark.slow
@@ -92,30 +94,32 @@ def test_systemd_counts_little_exposure() -> None:
     if analyze is None:
         pytest.skip("needs systemd-analyze (package systemd)")
     command = [analyze, "security", "--offline=true", "--no-pager", UNIT]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
-    exposure = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said)
-    assert exposure is not None, said
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+    exposure = re.search(r"Overall exposure level for \S+: ([0-9.]+)", result)
+    assert exposure is not None, result
     assert float(exposure[1]) <= EXPOSURE_MAX
 
 
 @pytest.mark.slow
-def test_systemd_finds_nothing_wrong_in_the_unit(tmp_path: Path) -> None:
+def test_systemd_reports_no_problem_in_the_unit(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("needs systemd-analyze (package systemd)")
     copy, program = tmp_path / UNIT.name, shutil.which("true")
     assert program is not None
     copy.write_text(UNIT.read_text().replace("/opt/ddmq/bin/ddmq", program))
-    said = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, timeout=60, check=False)
-    assert [line for line in said.stderr.splitlines() if UNIT.name in line] == []
-    assert said.returncode == 0, said.stderr
+    result = subprocess.run(
+        [analyze, "verify", copy], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert [line for line in result.stderr.splitlines() if UNIT.name in line] == []
+    assert result.returncode == 0, result.stderr
 
 
 def test_the_image_starts_the_server_on_what_it_exposes() -> None:
     program, *arguments = json.loads(instruction("ENTRYPOINT"))
     assert program == "ddmq"
     options = parsed(arguments)
-    ports = [str(options[part]).rpartition(":")[2] for part in ("producer", "consumer", "admin")]
+    ports = [str(options[component]).rpartition(":")[2] for component in ("producer", "consumer", "admin")]
     assert instruction("EXPOSE").split() == ports
     assert options["data_dir"].parent == Path(instruction("VOLUME")), "the volume may belong to others"
     assert instruction("USER") == "ddmq"
@@ -124,7 +128,7 @@ def test_the_image_starts_the_server_on_what_it_exposes() -> None:
     assert f":{ports[2]}/health" in check[2]
 
 
-def test_whoever_runs_the_image_has_to_say_that_others_are_let_in() -> None:
+def test_the_image_needs_permission_to_listen_beyond_loopback() -> None:
     """Without: one line that names the option, and no server. The compose file says it."""
     _, *arguments = json.loads(instruction("ENTRYPOINT"))
     assert parsed(arguments)["beyond_loopback"] is not True
@@ -164,14 +168,14 @@ def test_the_image_installs_by_the_hashes_of_the_lock_and_nothing_else() -> None
 
 
 def test_compose_publishes_to_loopback_only_and_waits_for_the_drain() -> None:
-    found = service()
+    compose = service()
     ports = instruction("EXPOSE").split()
-    assert found["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
-    assert int(found["stop_grace_period"].removesuffix("s")) > DRAIN_S + 10
-    volume, _, place = found["volumes"][0].partition(":")
-    assert place == instruction("VOLUME")
+    assert compose["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
+    assert int(compose["stop_grace_period"].removesuffix("s")) > DRAIN_S + 10
+    volume, _, mount_point = compose["volumes"][0].partition(":")
+    assert mount_point == instruction("VOLUME")
     assert volume in yaml.safe_load(COMPOSE.read_text())["volumes"]
-    build = found["build"]
+    build = compose["build"]
     context = (COMPOSE.parent / build["context"]).resolve()
     assert (context, (context / build["dockerfile"]).is_file()) == (ROOT, True)
-    assert (found["read_only"], found["cap_drop"]) == (True, ["ALL"])
+    assert (compose["read_only"], compose["cap_drop"]) == (True, ["ALL"])

@@ -22,7 +22,7 @@ A, B = QueueRef("t", 1, 0), QueueRef("t", 1, 1)
 JOIN = Join("g", "t")
 
 
-class Place:
+class FakeMembership:
     """One membership at the played backend."""
 
     def __init__(self, listener: MembershipListener) -> None:
@@ -37,7 +37,7 @@ class Place:
         self.left = True
 
 
-class Asked:
+class PendingRead:
     """One read of progress and bounds, and what it finds."""
 
     def __init__(self, views: list[ProgressView], limits: list[Bounds | None]) -> None:
@@ -51,38 +51,40 @@ class Played:
 
     def __init__(self) -> None:
         self.refusing = False
-        self.places: list[Place] = []
-        self.asked: list[Asked] = []
+        self.memberships: list[FakeMembership] = []
+        self.pending_reads: list[PendingRead] = []
         self.recorded: dict[QueueRef, int] = {}  # queue → committed offset
         self.epochs: dict[QueueRef, int] = {}
-        self.gone: set[QueueRef] = set()
+        self.deleted: set[QueueRef] = set()
 
-    def join(self, join: Join, listener: MembershipListener) -> Place:
+    def join(self, join: Join, listener: MembershipListener) -> FakeMembership:
         if self.refusing:
             raise TryLaterError("no writer")
-        self.places.append(Place(listener))
-        return self.places[-1]
+        self.memberships.append(FakeMembership(listener))
+        return self.memberships[-1]
 
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
         assert group == "g"
         views = [ProgressView(self.recorded.get(q, 0), (), {}, self.epochs.get(q, 0), 0) for q in queues]
-        self.asked.append(Asked(views, [None if one in self.gone else Bounds(0, 9) for one in queues]))
-        return self.asked[-1].progress
+        self.pending_reads.append(
+            PendingRead(views, [None if one in self.deleted else Bounds(0, 9) for one in queues])
+        )
+        return self.pending_reads[-1].progress
 
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
-        return self.asked[-1].bounds
+        return self.pending_reads[-1].bounds
 
     def answer(self, index: int = 0, error: Exception | None = None, bounds_first: bool = False) -> None:
-        """Answer a read with what was recorded when it was asked, or as `error`."""
-        asked = self.asked.pop(index)
+        """Answer a read with what was recorded when it was requested, or as `error`."""
+        read = self.pending_reads.pop(index)
         if bounds_first:
-            asked.bounds.succeed(asked.limits)
+            read.bounds.succeed(read.limits)
         if error is not None:
-            asked.progress.fail(error)
+            read.progress.fail(error)
         else:
-            asked.progress.succeed(asked.views)
+            read.progress.succeed(read.views)
         if not bounds_first:
-            asked.bounds.succeed(asked.limits)
+            read.bounds.succeed(read.limits)
 
 
 class Owner(ClaimOwner):
@@ -94,15 +96,15 @@ class Owner(ClaimOwner):
         self.claims = QueueClaims(self.backend, self, lambda: self.now, load=load)  # type: ignore[arg-type]
         self.has: dict[QueueRef, int] = {}
         self.offsets: dict[QueueRef, int | None] = {}
-        self.to_release: list[tuple[Sequence[QueueRef], Release, Place]] = []
+        self.to_release: list[tuple[Sequence[QueueRef], Release, FakeMembership]] = []
         self.troubles: list[str] = []
-        self.seen: list[QueueRef] = []
+        self.reread: list[QueueRef] = []
         self.settlings = 0
         self.ready = True
 
     @property
-    def place(self) -> Place:
-        return self.backend.places[-1]
+    def membership_joined(self) -> FakeMembership:
+        return self.backend.memberships[-1]
 
     def granted(self, queue: QueueRef, epoch: int) -> None:
         assert queue not in self.has
@@ -127,14 +129,14 @@ class Owner(ClaimOwner):
     def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
         for queue in queues:
             self.has.pop(queue, None)
-        self.to_release.append((queues, release, self.place))
+        self.to_release.append((queues, release, self.membership_joined))
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
         for queue in queues:
             self.has.pop(queue, None)
 
     def recorded(self, queue: QueueRef, view: ProgressView, bounds: Bounds | None) -> None:
-        self.seen.append(queue)
+        self.reread.append(queue)
         if queue in self.claims.owned:
             self.offsets[queue] = view.committed
         else:
@@ -166,7 +168,7 @@ def owner() -> Owner:
     return member()
 
 
-def test_a_queue_is_handed_over_when_its_progress_and_bounds_are_known() -> None:
+def test_a_queue_is_handed_over_when_its_progress_and_bounds_are_read() -> None:
     for bounds_first in (False, True):
         owner = member()
         owner.backend.recorded[A] = 7
@@ -184,10 +186,10 @@ def test_without_loading_a_queue_is_handed_over_at_once() -> None:
     grant(owner, 4, B)
     assert owner.has == {A: 3, B: 4} == dict(owner.claims.owned)
     assert owner.claims.complete
-    assert not owner.backend.asked
+    assert not owner.backend.pending_reads
 
 
-def test_joining_is_tried_again_after_a_pause_and_done_once() -> None:
+def test_joining_is_retried_after_a_pause_and_done_once() -> None:
     owner = Owner()
     owner.backend.refusing = True
     owner.claims.join(JOIN)
@@ -200,24 +202,24 @@ def test_joining_is_tried_again_after_a_pause_and_done_once() -> None:
     owner.claims.join(JOIN)
     owner.claims.join(JOIN)
     assert owner.claims.joined
-    assert (len(owner.backend.places), owner.claims.retry_at) == (1, None)
+    assert (len(owner.backend.memberships), owner.claims.retry_at) == (1, None)
 
 
-def test_loading_is_tried_again_after_a_pause(owner: Owner) -> None:
+def test_loading_is_retried_after_a_pause(owner: Owner) -> None:
     grant(owner, 3, A)
     owner.claims.join(JOIN)
-    assert len(owner.backend.asked) == 1, "it is being asked"
+    assert len(owner.backend.pending_reads) == 1, "it is being asked"
     owner.backend.answer(error=StorageError("disk"))
     assert owner.troubles == ["load"]
     owner.claims.join(JOIN)
-    assert not owner.backend.asked
+    assert not owner.backend.pending_reads
     owner.now += RETRY_S
     owner.claims.join(JOIN)
     owner.backend.answer()
     assert owner.has == {A: 3}
 
 
-def test_what_cannot_be_used_yet_is_loaded_again(owner: Owner) -> None:
+def test_unusable_progress_is_loaded_once_more(owner: Owner) -> None:
     owner.ready = False
     hold(owner, 3, A)
     assert (owner.has, dict(owner.claims.loading)) == ({}, {A: 3})
@@ -227,8 +229,8 @@ def test_what_cannot_be_used_yet_is_loaded_again(owner: Owner) -> None:
     assert (owner.has, owner.offsets) == ({A: 3}, {A: 5})
 
 
-def test_a_queue_that_is_gone_is_not_handed_over(owner: Owner) -> None:
-    owner.backend.gone.add(A)
+def test_a_deleted_queue_is_not_handed_over(owner: Owner) -> None:
+    owner.backend.deleted.add(A)
     hold(owner, 3, A, B)
     assert owner.has == {B: 3}
     assert owner.claims.complete
@@ -244,7 +246,7 @@ def test_an_answer_from_before_a_loss_is_not_used_after_it(owner: Owner) -> None
     assert (owner.has, owner.offsets) == ({A: 5}, {A: 8})
 
 
-def test_what_was_lost_is_known_for_a_while_or_until_it_is_back(owner: Owner) -> None:
+def test_lost_queues_are_remembered_for_a_while_or_until_they_return(owner: Owner) -> None:
     hold(owner, 3, A, B)
     owner.claims.lost((A, B))
     assert (owner.has, owner.claims.complete, owner.claims.lost_lately()) == ({}, False, [A, B])
@@ -266,27 +268,27 @@ def test_release_reaches_the_membership_that_revoked_and_no_later_one(owner: Own
     owner.claims.leave()
     owner.claims.join(JOIN)
     release((A,))
-    assert (first.released, owner.place.released, first.left) == ([B], [], True)
+    assert (first.released, owner.membership_joined.released, first.left) == ([B], [], True)
 
 
-def test_a_reset_queue_is_loaded_anew_under_its_epoch(owner: Owner) -> None:
+def test_a_reset_queue_is_reloaded_under_its_epoch(owner: Owner) -> None:
     hold(owner, 3, A)
     owner.has.clear()
     owner.backend.recorded[A] = 2
     owner.claims.reload(A)
     owner.claims.reload(A)
-    assert (dict(owner.claims.owned), len(owner.backend.asked)) == ({}, 1)
+    assert (dict(owner.claims.owned), len(owner.backend.pending_reads)) == ({}, 1)
     owner.backend.answer()
     assert (owner.has, owner.offsets) == ({A: 3}, {A: 2})
 
 
 @pytest.mark.parametrize("why", ["epoch", "gone"])
-def test_reading_again_finds_what_is_held_no_more(owner: Owner, why: str) -> None:
+def test_rereading_skips_queues_that_are_no_longer_owned(owner: Owner, why: str) -> None:
     hold(owner, 3, A, B)
     calls: list[int] = []
     owner.backend.recorded[B] = 6
     if why == "gone":
-        owner.backend.gone.add(A)
+        owner.backend.deleted.add(A)
     else:
         owner.backend.epochs[A] = 4
     owner.claims.reread(owner.claims.owned, lambda: calls.append(len(owner.has)))
@@ -295,19 +297,19 @@ def test_reading_again_finds_what_is_held_no_more(owner: Owner, why: str) -> Non
     assert (dict(owner.claims.owned), owner.offsets[B]) == ({B: 3}, 6)
 
 
-def test_reading_again_asks_once_more_of_what_was_raised_meanwhile(owner: Owner) -> None:
+def test_rereading_repeats_reads_of_queues_whose_epoch_rose(owner: Owner) -> None:
     hold(owner, 3, A)
     owner.claims.reread([A, B])
     grant(owner, 4, A)
     owner.backend.epochs[A] = 4
     owner.backend.recorded[A] = 6
     owner.backend.answer()
-    assert owner.seen == []
+    assert owner.reread == []
     owner.backend.answer()
-    assert (owner.seen, owner.offsets, owner.has) == ([A], {A: 6}, {A: 4})
+    assert (owner.reread, owner.offsets, owner.has) == ([A], {A: 6}, {A: 4})
 
 
-def test_what_follows_reading_again_follows_in_any_case(owner: Owner) -> None:
+def test_the_callback_of_rereading_runs_in_any_case(owner: Owner) -> None:
     hold(owner, 3, A)
     calls: list[str] = []
     owner.claims.reread([A], lambda: calls.append("failed"))
@@ -315,15 +317,15 @@ def test_what_follows_reading_again_follows_in_any_case(owner: Owner) -> None:
     owner.claims.reread([A], lambda: calls.append("left"))
     owner.claims.leave()
     owner.backend.answer()
-    assert (calls, owner.seen) == (["failed", "left"], [])
+    assert (calls, owner.reread) == (["failed", "left"], [])
 
 
-def test_nothing_is_settled_where_nothing_was_asked(owner: Owner) -> None:
+def test_rereading_nothing_settles_nothing(owner: Owner) -> None:
     hold(owner, 3, A)
     owner.claims.revoked((A,), 110.0)
     calls: list[str] = []
     owner.claims.reread([A], lambda: calls.append("then"))
-    assert (owner.settlings, calls, owner.backend.asked) == (1, ["then"], [])
+    assert (owner.settlings, calls, owner.backend.pending_reads) == (1, ["then"], [])
 
 
 def test_nothing_is_settled_by_an_answer_that_comes_too_late(owner: Owner) -> None:
@@ -332,23 +334,23 @@ def test_nothing_is_settled_by_an_answer_that_comes_too_late(owner: Owner) -> No
     owner.claims.lost((A,))
     owner.has.clear()
     owner.backend.answer()
-    assert (owner.settlings, owner.seen) == (1, [])
+    assert (owner.settlings, owner.reread) == (1, [])
 
 
-def test_a_late_release_leaves_out_what_was_granted_anew(owner: Owner) -> None:
+def test_a_late_release_excludes_queues_granted_since(owner: Owner) -> None:
     hold(owner, 3, A, B)
     owner.claims.revoked((A, B), 110.0)
-    _, release, place = owner.to_release[0]
+    _, release, membership_joined = owner.to_release[0]
     owner.claims.lost((A, B))
     grant(owner, 4, A)
     release((A,))
-    assert place.released == [], "it is being loaded"
+    assert membership_joined.released == [], "it is being loaded"
     owner.backend.answer()
     release((A, B))
-    assert (place.released, owner.has) == ([B], {A: 4})
+    assert (membership_joined.released, owner.has) == ([B], {A: 4})
 
 
-def test_reading_again_that_fails_after_leaving_delays_no_joining(owner: Owner) -> None:
+def test_a_failed_rereading_after_leaving_delays_no_joining(owner: Owner) -> None:
     hold(owner, 3, A)
     owner.claims.reread([A])
     owner.claims.leave()
@@ -364,10 +366,10 @@ class ClaimStory:
     def __init__(self) -> None:
         self.owner = Owner()
         self.epoch = 0
-        self.ours: dict[QueueRef, int] = {}  # what the backend believes that we have
+        self.granted: dict[QueueRef, int] = {}  # what the backend believes that we have
         self.written = 0
 
-    def tell(self, event: str) -> None:
+    def apply(self, event: str) -> None:
         """Let `event` happen, where it can."""
         owner, backend = self.owner, self.owner.backend
         if event == "join":
@@ -377,13 +379,13 @@ class ClaimStory:
             backend.refusing = not backend.refusing
         elif event == "leave":
             owner.has.clear()
-            self.ours.clear()
+            self.granted.clear()
             owner.claims.leave()
         elif event == "answer":
             self.answer(0)
         elif event == "late":
             self.answer(-1)
-        elif event == "fail" and backend.asked:
+        elif event == "fail" and backend.pending_reads:
             backend.answer(error=StorageError("disk"))
         elif owner.claims.joined:
             self.membership(event)
@@ -395,34 +397,43 @@ class ClaimStory:
             self.epoch += 1
             self.written += 1  # another holder went on in between
             for queue in (A, B):
-                if queue not in self.ours:
+                if queue not in self.granted:
                     self.owner.backend.recorded[queue] = self.written
-                self.owner.backend.epochs[queue] = self.ours[queue] = self.epoch
+                self.owner.backend.epochs[queue] = self.granted[queue] = self.epoch
             claims.assigned(Assignment((A, B), self.epoch))
-        elif event == "revoke" and A in self.ours:
-            del self.ours[A]
+        elif event == "revoke" and A in self.granted:
+            del self.granted[A]
             claims.revoked((A,), self.owner.now + 1)
         elif event == "lose":
-            self.ours.clear()
+            self.granted.clear()
             claims.lost((A, B))
         elif event == "release" and self.owner.to_release:
-            queues, release, place = self.owner.to_release.pop()
-            before = len(place.released)
+            queues, release, membership_joined = self.owner.to_release.pop()
+            before = len(membership_joined.released)
             release(queues)
-            given = [] if place.left else [queue for queue in queues if queue not in self.ours]
-            assert place.released[before:] == given
+            expected = (
+                [] if membership_joined.left else [queue for queue in queues if queue not in self.granted]
+            )
+            assert membership_joined.released[before:] == expected
 
     def answer(self, index: int) -> None:
-        if self.owner.backend.asked:
+        if self.owner.backend.pending_reads:
             self.owner.backend.answer(index)
 
     def check(self) -> None:
         owner, claims = self.owner, self.owner.claims
         assert owner.has == dict(claims.owned)
         assert not claims.owned.keys() & claims.loading.keys()
-        assert {**claims.owned, **claims.loading} == self.ours
-        assert all(not place.left for place in owner.backend.places[-1:] if claims.joined)
-        assert sum(not place.left for place in owner.backend.places) == claims.joined
+        assert {**claims.owned, **claims.loading} == self.granted
+        assert all(
+            not membership_joined.left
+            for membership_joined in owner.backend.memberships[-1:]
+            if claims.joined
+        )
+        assert (
+            sum(not membership_joined.left for membership_joined in owner.backend.memberships)
+            == claims.joined
+        )
         for queue in claims.owned:
             assert owner.offsets[queue] == owner.backend.recorded[queue], "progress from before the grant"
 
@@ -431,22 +442,22 @@ class ClaimStory:
         self.owner.backend.refusing = False
         self.owner.now += RETRY_S
         self.owner.claims.join(JOIN)
-        while self.owner.backend.asked:
+        while self.owner.backend.pending_reads:
             self.answer(0)
         self.check()
-        assert self.owner.has == self.ours
+        assert self.owner.has == self.granted
         assert self.owner.claims.joined
 
 
 EVENTS = ("join", "refuse", "leave", "assign", "revoke", "lose", "release", "answer", "late", "fail")
 
 
-def follow(events: Iterable[str], told: Callable[[ClaimStory], None] = ClaimStory.end) -> None:
+def follow(events: Iterable[str], finish: Callable[[ClaimStory], None] = ClaimStory.end) -> None:
     story = ClaimStory()
-    story.tell("join")
+    story.apply("join")
     for event in events:
-        story.tell(event)
-    told(story)
+        story.apply(event)
+    finish(story)
 
 
 @pytest.mark.parametrize("first", EVENTS)

@@ -64,7 +64,7 @@ def test_a_member_hears_when_it_is_durable_and_not_inside_a_call() -> None:
     assert listener.events == [("assigned", [0, 1])]
 
 
-def test_a_failed_grant_is_tried_again() -> None:
+def test_a_failed_grant_is_retried() -> None:
     rig, listener = MembershipsRig(), RecordingListener()
     rig.memberships.join(Join("g", "t"), listener)
     rig.disk(StorageError("full"))
@@ -75,7 +75,7 @@ def test_a_failed_grant_is_tried_again() -> None:
     assert listener.events == [("assigned", [0, 1])]
 
 
-def test_a_grant_that_goes_on_failing_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_grant_that_keeps_failing_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     rig = MembershipsRig()
     membership = rig.memberships.join(Join("g", "t"), RecordingListener())
     for _ in range(3):
@@ -92,14 +92,14 @@ def test_a_grant_that_goes_on_failing_is_told_once(caplog: pytest.LogCaptureFixt
     assert caplog.text.count("broken") == 2
 
 
-def test_a_draining_engine_is_not_asked_again() -> None:
+def test_a_draining_engine_gets_no_more_requests() -> None:
     rig = MembershipsRig()
     rig.memberships.join(Join("g", "t"), RecordingListener())
     rig.disk(DrainingError("ends"))
     assert rig.retries == []
 
 
-def test_what_was_told_to_who_has_left_is_not_heard() -> None:
+def test_a_member_that_left_gets_no_more_calls() -> None:
     rig, listener = MembershipsRig(), RecordingListener()
     membership = rig.memberships.join(Join("g", "t"), listener)
     rig.disk()
@@ -137,7 +137,7 @@ def test_a_deadline_takes_what_was_not_released() -> None:
     assert second.events == [("assigned", [1])]
 
 
-def test_many_deadlines_at_once_are_taken_a_few_at_a_time() -> None:
+def test_many_deadlines_at_once_are_handled_a_few_at_a_time() -> None:
     rig, groups = MembershipsRig(rows_max=100), [f"g{n}" for n in range(LATE_MAX + 1)]
     for address in "ab":
         for group in groups:
@@ -150,7 +150,7 @@ def test_many_deadlines_at_once_are_taken_a_few_at_a_time() -> None:
     assert len(rig.on_disk) == LATE_MAX + 1
 
 
-def test_a_deleted_topic_is_lost_by_who_held_it() -> None:
+def test_the_owner_of_a_deleted_topic_loses_its_queues() -> None:
     rig, listener = MembershipsRig(), RecordingListener()
     rig.memberships.join(Join("g", "t"), listener)
     rig.disk()
@@ -161,7 +161,7 @@ def test_a_deleted_topic_is_lost_by_who_held_it() -> None:
     assert listener.events == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0])]
 
 
-def test_a_deposed_group_holder_comes_last() -> None:
+def test_a_deposed_group_owner_comes_last() -> None:
     rig, one, two = MembershipsRig(), RecordingListener(), RecordingListener()
     rig.memberships.join(Join("g", "t", Sharing.WHOLE_GROUP, member="one"), one)
     rig.memberships.join(Join("g", "t", Sharing.WHOLE_GROUP, member="two"), two)
@@ -173,7 +173,7 @@ def test_a_deposed_group_holder_comes_last() -> None:
     assert two.events == [("assigned", [0, 1])]
 
 
-def test_pairs_of_group_and_topic_are_bounded_and_given_back() -> None:
+def test_pairs_of_group_and_topic_are_bounded_and_released() -> None:
     rig = MembershipsRig(rows_max=3)
     members = [rig.memberships.join(Join(group, "none"), RecordingListener()) for group in "abc"]
     rig.memberships.join(Join("a", "none"), RecordingListener())

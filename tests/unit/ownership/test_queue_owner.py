@@ -139,7 +139,7 @@ def test_idle_queues_are_released_together_and_busy_ones_when_they_are_idle() ->
     assert work.is_abandoned
 
 
-def test_a_queue_that_is_granted_again_is_not_released_while_older_work_ends() -> None:
+def test_a_regranted_queue_is_not_released_while_older_work_ends() -> None:
     owner = owner_of(A)
     older = owner.owned[A]
     older.is_busy = True
@@ -196,7 +196,7 @@ def test_a_close_leaves_at_once_and_nothing_is_acquired_after_it() -> None:
     work.finish()
 
 
-def test_reacquiring_joins_again_and_abandons_what_was_owned() -> None:
+def test_reacquiring_rejoins_and_abandons_owned_queues() -> None:
     owner = owner_of(A, B)
     work = owner.owned[A]
     work.is_busy = True
@@ -210,7 +210,7 @@ def test_reacquiring_joins_again_and_abandons_what_was_owned() -> None:
     assert first.released == owner.membership.released == []
 
 
-def test_an_owner_that_cannot_join_yet_asks_again_later() -> None:
+def test_an_owner_that_cannot_join_yet_retries_later() -> None:
     owner = WorkOwner()
     owner.can_join = False
     owner.acquire()

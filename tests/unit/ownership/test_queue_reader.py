@@ -84,7 +84,7 @@ def test_a_queue_that_is_not_here_is_read_later(status: ReadStatus) -> None:
     assert read.next_offset == 2
 
 
-def test_the_backends_error_is_kept() -> None:
+def test_the_backends_error_is_passed_on() -> None:
     error = RemoteError("no answer")
     assert interpret_answer(QUEUE, 2, settled(error=error), True) == ReadAnswer(2, 2, error=error)
 
@@ -173,7 +173,7 @@ def test_a_wait_ends_the_one_before_it() -> None:
 
 
 @pytest.mark.parametrize("error", [None, RemoteError("no answer")])
-def test_a_wait_says_whether_data_arrived_or_why_it_is_not_known(error: Exception | None) -> None:
+def test_a_wait_ends_with_data_or_with_the_reason_why_not(error: Exception | None) -> None:
     backend = ReadBackend()
     reading = Reading(backend)
     reading.reader.wait(4, 1.0)

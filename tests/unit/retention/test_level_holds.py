@@ -19,10 +19,10 @@ from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[RetainedLog]:
-    made = RetainedLog(tmp_path, log_bytes_max=2 * SEGMENT)
-    ready_topic(made.log, SCHEDULE_TOPIC, len(DEFAULT_LEVELS), made.deadline()).wait(60)
-    yield made
-    made.log.close()
+    retained_log = RetainedLog(tmp_path, log_bytes_max=2 * SEGMENT)
+    ready_topic(retained_log.log, SCHEDULE_TOPIC, len(DEFAULT_LEVELS), retained_log.deadline()).wait(60)
+    yield retained_log
+    retained_log.log.close()
 
 
 def level(house: RetainedLog, number: int) -> QueueRef:

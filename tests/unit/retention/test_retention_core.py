@@ -101,7 +101,7 @@ LETTERS = Hold(5, "dead letters under 3 days")
 
 
 @pytest.mark.parametrize(
-    ("lettered", "kept", "expected"),
+    ("lettered", "retained_letters", "expected"),
     [
         ({0}, set(), [(0, True), (1, False), (2, False), (3, False)]),
         ({1}, set(), [(0, False), (1, True), (2, False), (3, False)]),
@@ -113,11 +113,12 @@ LETTERS = Hold(5, "dead letters under 3 days")
         (set(), {0, 1}, [(0, False), (1, False), (2, False)]),
     ],
 )
-def test_dead_letters_keep_their_own_segments_alone(
-    lettered: set[int], kept: set[int], expected: list[tuple[int, bool]]
+def test_dead_letters_retain_only_their_own_segments(
+    lettered: set[int], retained_letters: set[int], expected: list[tuple[int, bool]]
 ) -> None:
     segments = [
-        one._replace(dead_letters_only=one.start // GIB in kept) for one in log_of(6, 5, 4, 3, 2, 1, 0)
+        one._replace(dead_letters_only=one.start // GIB in retained_letters)
+        for one in log_of(6, 5, 4, 3, 2, 1, 0)
     ]
     small = RetentionOptions(log_bytes_max=4 * GIB)
     chosen, blocked = plan_deletions(
@@ -127,13 +128,13 @@ def test_dead_letters_keep_their_own_segments_alone(
     assert (blocked is not None) == bool(lettered), "what holds is told"
 
 
-def test_kept_segments_go_once_their_letters_are_old_whatever_the_disk() -> None:
+def test_retained_segments_are_deleted_once_their_letters_are_old() -> None:
     segments = [one._replace(dead_letters_only=one.start == 0) for one in log_of(6, 5, 0)]
     assert plan_deletions(segments, at(), PLAIN, [], lambda _: LETTERS) == ([], None)
     assert plan_deletions(segments, at(), PLAIN, [], lambda _: None) == ([Deletion(segments[0], AGE)], None)
 
 
-def test_another_hold_stops_before_anything_is_kept_for_letters() -> None:
+def test_another_hold_stops_before_letters_retain_anything() -> None:
     segments = log_of(6, 5, 4, 0)
     chosen, blocked = plan_deletions(segments, at(), TWO_GIB, [Hold(GIB, "snapshot")], lambda _: LETTERS)
     assert chosen == []
@@ -164,7 +165,7 @@ def test_the_gate(free: int, before: DiskAdmission, expected: DiskAdmission) -> 
     assert decide_admission(LogDisk(free, 1000 * GIB), RetentionOptions(), before) is expected
 
 
-def test_refusal_says_numbers_and_remedy() -> None:
+def test_a_rejection_names_numbers_and_remedy() -> None:
     text = describe_disk_shortage(
         DiskAdmission.CLIENTS_REFUSED, LogDisk(GIB, 100 * GIB), RetentionOptions(), "/data", None
     )
@@ -182,7 +183,7 @@ def test_refusal_says_numbers_and_remedy() -> None:
     assert text.endswith("; segment 0 cannot go: dead letters under 3 days")
 
 
-def test_marks_in_the_wrong_order_are_refused() -> None:
+def test_watermarks_in_reverse_order_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"clean_free_bytes \(5\) must be at least refuse_free_bytes \(6\)"):
         RetentionOptions(clean_free_bytes=5, refuse_free_bytes=6, reserve_free_bytes=1)
     with pytest.raises(ConfigError, match="reserve_free_percent"):

@@ -83,18 +83,18 @@ class RetainedLog:
         return QueueRef(topic, info.incarnation, 0)
 
     def bounds(self, topic: str = "t") -> tuple[int, int]:
-        found = self.log.bounds([self.ref(topic)]).wait(60)[0]
-        assert found is not None
-        return found
+        bounds = self.log.bounds([self.ref(topic)]).wait(60)[0]
+        assert bounds is not None
+        return bounds
 
-    def found(self, topic: str = "t", key: bytes = b"k") -> list[StoredRecord]:
+    def find_records(self, topic: str = "t", key: bytes = b"k") -> list[StoredRecord]:
         return self.log.find(topic, key=key, count_max=10_000).wait(60)
 
     def segments(self) -> list[int]:
         names = sorted(path.name for path in (self.directory / "commitlog").glob("[0-9]*"))
         return [int(name[:20]) for name in names]
 
-    def kept(self) -> list[int]:
+    def letter_segments(self) -> list[int]:
         return [int(path.name[:20]) for path in sorted((self.directory / "commitlog").glob("*-0*"))]
 
     @property
@@ -105,7 +105,7 @@ class RetainedLog:
         return len(self.retention.run_once())
 
     def settle(self) -> None:
-        """Let checkpoints catch up, so that they hold nothing: two are kept."""
+        """Let checkpoints catch up, so that they hold nothing: two are retained."""
         for _ in range(3):
             self.send(key=b"", size=10)
             written = Event()
@@ -115,9 +115,9 @@ class RetainedLog:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[RetainedLog]:
-    made = RetainedLog(tmp_path)
-    yield made
-    made.log.close()
+    retained_log = RetainedLog(tmp_path)
+    yield retained_log
+    retained_log.log.close()
 
 
 def test_expired_segments_go_and_readers_continue_at_the_oldest(house: RetainedLog) -> None:
@@ -135,7 +135,7 @@ def test_expired_segments_go_and_readers_continue_at_the_oldest(house: RetainedL
     assert batch.status is ReadStatus.OUT_OF_RANGE
     assert batch.bounds == (low, high)
     assert house.log.read(house.ref("t"), low, 10, 1 << 20).wait(60).offsets[0] == low
-    assert [record.offset for record in house.found()] == list(range(42, low - 1, -1))
+    assert [record.offset for record in house.find_records()] == list(range(42, low - 1, -1))
 
     def indexed() -> set[int]:
         return {int(path.name[:20]) for path in (house.directory / "index").iterdir()}
@@ -188,7 +188,7 @@ def test_a_damaged_entry_hides_no_other_message(house: RetainedLog, entry: int) 
     until(lambda: house.clean() or len(house.segments()) <= 2)
     assert len(house.segments()) <= 2
     house.retention.stop()
-    oldest = min(record.offset for record in house.found())
+    oldest = min(record.offset for record in house.find_records())
     assert 0 < oldest <= 40
     assert house.bounds()[0] <= oldest
     assert house.log.offset_for_time(house.ref("t"), then_ms).wait(60) <= 40
@@ -199,7 +199,7 @@ def test_young_dead_letters_hold_their_segment(tmp_path: Path) -> None:
     for number in range(40):
         house.send(DLQ if number == 20 else "t")
     house.settle()
-    letter = house.found(DLQ)[0]
+    letter = house.find_records(DLQ)[0]
     assert house.clean() > 0
     assert house.segments()[0] <= letter.position < house.segments()[1]
     assert house.retention.blocked is not None
@@ -207,7 +207,7 @@ def test_young_dead_letters_hold_their_segment(tmp_path: Path) -> None:
     assert house.clean() == 0
     house.clock.advance(3 * DAY_S + 1)
     assert house.clean() > 0
-    assert house.found(DLQ) == []
+    assert house.find_records(DLQ) == []
     house.log.close()
 
 
@@ -215,38 +215,40 @@ LETTERS_AT = (3, 20, 21, 50)  # of 80 messages
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[RetainedLog]:
+def retained(tmp_path: Path) -> Iterator[RetainedLog]:
     """Only two segments may stay; four dead letters lie in three others."""
-    made = RetainedLog(tmp_path, log_bytes_max=2 * SEGMENT)
+    retained_log = RetainedLog(tmp_path, log_bytes_max=2 * SEGMENT)
     for number in range(80):
-        made.send(DLQ if number in LETTERS_AT else "t")
-    made.settle()
-    yield made
-    made.log.close()
+        retained_log.send(DLQ if number in LETTERS_AT else "t")
+    retained_log.settle()
+    yield retained_log
+    retained_log.log.close()
 
 
 def letters(house: RetainedLog) -> list[tuple[int, int]]:
     """Offset and number of all dead letters that are served, read as a group reads."""
     low, high = house.bounds(DLQ)
-    found: list[tuple[int, int]] = []
+    records: list[tuple[int, int]] = []
     while low < high:
         batch = house.log.read(house.ref(DLQ), low, 10, 1 << 20).wait(60)
         assert batch.status is ReadStatus.DATA
-        found += [
+        records += [
             (offset, int.from_bytes(batch.record(at).message_id, "big"))
             for at, offset in enumerate(batch.offsets)
         ]
         low = batch.next_offset
-    return found
+    return records
 
 
 ALL_LETTERS = [(offset, number + 1) for offset, number in enumerate(LETTERS_AT)]
 
 
-def assert_only_letters_are_left_of_what_went(house: RetainedLog) -> None:
+def assert_only_letters_remain_of_expired_segments(house: RetainedLog) -> None:
     assert letters(house) == ALL_LETTERS
     # What was not sealed when the log closed is repaired in the background.
-    until(lambda: sorted(record.offset for record in house.found(DLQ)) == [0, 1, 2, 3], "all are found")
+    until(
+        lambda: sorted(record.offset for record in house.find_records(DLQ)) == [0, 1, 2, 3], "all are found"
+    )
     low, high = house.bounds()
     assert low > 65
     batch = house.log.read(house.ref("t"), low, 100, 1 << 20).wait(60)
@@ -256,119 +258,119 @@ def assert_only_letters_are_left_of_what_went(house: RetainedLog) -> None:
     assert house.log.damaged_ranges == 0
 
 
-def test_dead_letters_keep_their_own_segments_and_what_is_between_goes(kept: RetainedLog) -> None:
-    before = kept.segments()
-    assert kept.clean() > 0
-    gone = [start for start in before if start not in kept.segments()]
-    assert len(kept.kept()) == 3
-    assert len(kept.segments()) == 4, "and the one that is written"
-    assert any(start > kept.kept()[0] for start in gone)
-    assert_only_letters_are_left_of_what_went(kept)
-    kept.settle()
-    kept.reopen()
-    assert len(kept.kept()) == 3
-    assert_only_letters_are_left_of_what_went(kept)
-    assert kept.clean() == 0
-    kept.clock.advance(3 * DAY_S + 1)
-    assert kept.clean() == 3
-    assert kept.kept() == []
-    assert letters(kept) == []
+def test_dead_letters_retain_their_segments_and_those_between_are_deleted(retained: RetainedLog) -> None:
+    before = retained.segments()
+    assert retained.clean() > 0
+    deleted = [start for start in before if start not in retained.segments()]
+    assert len(retained.letter_segments()) == 3
+    assert len(retained.segments()) == 4, "and the one that is written"
+    assert any(start > retained.letter_segments()[0] for start in deleted)
+    assert_only_letters_remain_of_expired_segments(retained)
+    retained.settle()
+    retained.reopen()
+    assert len(retained.letter_segments()) == 3
+    assert_only_letters_remain_of_expired_segments(retained)
+    assert retained.clean() == 0
+    retained.clock.advance(3 * DAY_S + 1)
+    assert retained.clean() == 3
+    assert retained.letter_segments() == []
+    assert letters(retained) == []
 
 
-def test_a_queue_of_dead_letters_that_is_deleted_keeps_nothing(kept: RetainedLog) -> None:
-    kept.clean()
-    kept.log.delete_topic(DLQ, kept.deadline()).wait(60)
-    assert kept.clean() == 3
-    assert kept.kept() == []
+def test_a_deleted_queue_of_dead_letters_retains_nothing(retained: RetainedLog) -> None:
+    retained.clean()
+    retained.log.delete_topic(DLQ, retained.deadline()).wait(60)
+    assert retained.clean() == 3
+    assert retained.letter_segments() == []
 
 
-def test_kept_dead_letters_survive_the_loss_of_every_view(kept: RetainedLog) -> None:
-    kept.clean()
-    kept.settle()
-    low = kept.bounds()
-    kept.log.close()
-    for path in (kept.directory / "consumequeue").rglob("*-*"):
+def test_retained_dead_letters_survive_the_loss_of_every_view(retained: RetainedLog) -> None:
+    retained.clean()
+    retained.settle()
+    low = retained.bounds()
+    retained.log.close()
+    for path in (retained.directory / "consumequeue").rglob("*-*"):
         path.unlink()
-    kept.open()
-    assert_only_letters_are_left_of_what_went(kept)
-    kept.log.close()
-    (kept.directory / "format").unlink()
-    kept.open()
-    assert kept.log.damaged_ranges == 1, "the format file"
-    assert letters(kept) == ALL_LETTERS
-    kept.log.close()
+    retained.open()
+    assert_only_letters_remain_of_expired_segments(retained)
+    retained.log.close()
+    (retained.directory / "format").unlink()
+    retained.open()
+    assert retained.log.damaged_ranges == 1, "the format file"
+    assert letters(retained) == ALL_LETTERS
+    retained.log.close()
     for name in ("checkpoint", "checkpoint.old"):
-        (kept.directory / name).unlink()
-    kept.open()
-    assert kept.log.damaged_ranges == 1, "what the checkpoint alone had is lost, and this is said"
-    assert letters(kept) == ALL_LETTERS
-    assert kept.bounds() == low
+        (retained.directory / name).unlink()
+    retained.open()
+    assert retained.log.damaged_ranges == 1, "what the checkpoint alone had is lost, and this is said"
+    assert letters(retained) == ALL_LETTERS
+    assert retained.bounds() == low
 
 
-def test_entries_that_are_made_again_do_not_bring_back_what_expired(kept: RetainedLog) -> None:
-    for state in kept.log._state.queues():
+def test_rebuilt_entries_do_not_bring_back_expired_records(retained: RetainedLog) -> None:
+    for state in retained.log._state.queues():
         state.min, state.min_at = 0, 1 << 40  # as nobody had asked before the checkpoint
-    kept.settle()
-    kept.clean()
-    kept.log.close()
-    for path in (kept.directory / "consumequeue").rglob("*-*"):
+    retained.settle()
+    retained.clean()
+    retained.log.close()
+    for path in (retained.directory / "consumequeue").rglob("*-*"):
         path.unlink()
-    kept.open()
-    assert_only_letters_are_left_of_what_went(kept)
+    retained.open()
+    assert_only_letters_remain_of_expired_segments(retained)
 
 
-def test_a_crash_between_keeping_and_deleting_loses_nothing(
-    kept: RetainedLog, monkeypatch: pytest.MonkeyPatch
+def test_a_crash_between_retaining_and_deleting_loses_nothing(
+    retained: RetainedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: str) -> None:
         raise OSError("no")
 
     with monkeypatch.context() as broken:
-        broken.setattr(kept.storage, "remove", refuse)
-        kept.clean()
-    assert len(kept.kept()) == 1
-    kept.reopen()
-    assert letters(kept) == ALL_LETTERS
-    assert kept.log.damaged_ranges == 0
-    kept.clean()
-    assert_only_letters_are_left_of_what_went(kept)
+        broken.setattr(retained.storage, "remove", refuse)
+        retained.clean()
+    assert len(retained.letter_segments()) == 1
+    retained.reopen()
+    assert letters(retained) == ALL_LETTERS
+    assert retained.log.damaged_ranges == 0
+    retained.clean()
+    assert_only_letters_remain_of_expired_segments(retained)
 
 
-def test_a_lost_segment_is_told_from_what_went_between_kept_ones(kept: RetainedLog) -> None:
-    kept.clean()
-    kept.settle()
-    kept.send_many(20)
-    kept.settle()
-    plain = [start for start in kept.segments() if start not in kept.kept()]
-    kept.log.close()
-    (kept.directory / "commitlog" / f"{plain[1]:020d}").unlink()
-    kept.open()
-    assert kept.log.damaged_ranges == 1
-    assert letters(kept) == ALL_LETTERS
+def test_a_lost_segment_differs_from_deleted_ones_between_retained_ones(retained: RetainedLog) -> None:
+    retained.clean()
+    retained.settle()
+    retained.send_many(20)
+    retained.settle()
+    plain = [start for start in retained.segments() if start not in retained.letter_segments()]
+    retained.log.close()
+    (retained.directory / "commitlog" / f"{plain[1]:020d}").unlink()
+    retained.open()
+    assert retained.log.damaged_ranges == 1
+    assert letters(retained) == ALL_LETTERS
 
 
-def test_dead_letters_are_looked_for_again_only_when_needed(
-    kept: RetainedLog, monkeypatch: pytest.MonkeyPatch
+def test_dead_letters_are_searched_only_when_needed(
+    retained: RetainedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = DeadLetterHolds(kept.log, kept.clock)
+    find_holds = DeadLetterHolds(retained.log, retained.clock)
 
     def dead_letter_segments() -> list[int]:
-        answer, full = look(), kept.log._opened._old_segments()[:-1]
+        answer, full = find_holds(), retained.log._opened._old_segments()[:-1]
         return [at for at, segment in enumerate(full) if answer(segment) is not None]
 
     first = dead_letter_segments()
     assert len(first) == 3
     with monkeypatch.context() as blind:
-        blind.setattr(kept.log, "read", None)
+        blind.setattr(retained.log, "read", None)
         assert dead_letter_segments() == first
-    kept.clock.advance(2 * DAY_S)
+    retained.clock.advance(2 * DAY_S)
     for topic in (DLQ, *(10 * "t")):
-        kept.send(topic)
+        retained.send(topic)
     second = dead_letter_segments()
     assert second[:-1] == first
-    kept.clock.advance(DAY_S + 1)
+    retained.clock.advance(DAY_S + 1)
     assert dead_letter_segments() == second[-1:]
-    kept.clock.advance(3 * DAY_S)
+    retained.clock.advance(3 * DAY_S)
     assert dead_letter_segments() == []
 
 
@@ -404,7 +406,7 @@ def test_without_a_checkpoint_the_messages_that_are_left_are_still_there(house: 
     house.send_many(3)
     house.settle()
     assert house.clean() > 0
-    left = [(record.offset, record.message_id) for record in house.found()]
+    left = [(record.offset, record.message_id) for record in house.find_records()]
     low, high = house.bounds()
     assert low > 0
     house.log.close()
@@ -412,7 +414,7 @@ def test_without_a_checkpoint_the_messages_that_are_left_are_still_there(house: 
         (house.directory / name).unlink()
     house.open()
     assert house.bounds() == (low, high)
-    assert [(record.offset, record.message_id) for record in house.found()] == left
+    assert [(record.offset, record.message_id) for record in house.find_records()] == left
     assert house.log.damaged_ranges == 1, "what the checkpoint alone had is lost, and this is said"
     house.settle()
     assert house.bounds() == (low, high + 3)
@@ -426,14 +428,14 @@ def test_the_index_survives_a_restart(tmp_path: Path) -> None:
     for number in range(30):
         house.send(key=b"k%d" % (number % 3))
     house.log.close()
-    again = RetainedLog(tmp_path)
-    assert [record.offset for record in again.found(key=b"k1")] == list(range(28, 0, -3))
-    ids = again.log.find("t", message_id=(5).to_bytes(16, "big")).wait(60)
+    reopened = RetainedLog(tmp_path)
+    assert [record.offset for record in reopened.find_records(key=b"k1")] == list(range(28, 0, -3))
+    ids = reopened.log.find("t", message_id=(5).to_bytes(16, "big")).wait(60)
     assert [record.offset for record in ids] == [4]
-    again.log.close()
+    reopened.log.close()
 
 
-def test_what_nobody_asked_about_is_expired_after_a_restart_and_not_damaged(house: RetainedLog) -> None:
+def test_unread_ranges_are_expired_after_a_restart_and_not_damaged(house: RetainedLog) -> None:
     house.send_many(40)
     house.clock.advance(4 * DAY_S)
     house.send()
@@ -495,17 +497,17 @@ def test_what_goes_while_it_is_fetched_from_the_disk_is_expired_and_not_damaged(
     house.send()
     house.settle()
     reader = house.log._queries._reader
-    begun, gone = Event(), Event()
+    begun, deleted = Event(), Event()
 
     def warm(_: object) -> None:
         begun.set()
-        assert gone.wait(60)
+        assert deleted.wait(60)
 
     reader.load_ranges = warm  # type: ignore[method-assign, assignment]
     answer = house.log.read(house.ref("t"), 0, 10, 1 << 20)
     until(begun.is_set)
     assert house.clean() > 0
-    gone.set()
+    deleted.set()
     assert answer.wait(60).status is ReadStatus.OUT_OF_RANGE
     assert house.log.damaged_ranges == 0
 

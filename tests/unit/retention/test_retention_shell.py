@@ -75,9 +75,9 @@ class RetentionRig:
             if self.unkeepable:
                 raise OSError("no")
             self.events.append(("renamed", segment.start // GIB))
-            return note
+            return record_kept
 
-        def note() -> None:
+        def record_kept() -> None:
             at = self.segments.index(segment)
             self.segments[at] = segment._replace(dead_letters_only=True)
             self.events.append(("kept", segment.start // GIB))
@@ -97,7 +97,7 @@ class RetentionRig:
         return remove
 
 
-def test_released_on_the_hub_then_removed_then_told() -> None:
+def test_segments_are_released_on_the_hub_then_removed_then_reported() -> None:
     house = RetentionRig(3)
     house.clock.advance(73 * 3600)
     house.segments[-1] = house.segments[-1]._replace(newest_ms=house.clock.wall_ms())
@@ -109,7 +109,7 @@ def test_released_on_the_hub_then_removed_then_told() -> None:
     assert house.retention.run_once() == []
 
 
-def test_what_is_kept_for_dead_letters_is_kept_before_anything_behind_it_goes() -> None:
+def test_segments_of_dead_letters_are_retained_before_later_ones_are_deleted() -> None:
     house = RetentionRig(4, RetentionOptions(cleaning_hour=None, log_bytes_max=2 * GIB))
     house.letters[0] = Hold(5, "dead letters")
     house.unkeepable = True
@@ -145,7 +145,7 @@ def test_space_that_shows_late_does_not_delete_more() -> None:
     assert len(house.retention.run_once()) == 1
 
 
-def test_the_gate_closes_and_opens_again() -> None:
+def test_the_gate_closes_and_reopens() -> None:
     house = RetentionRig(1)
     assert house.retention.send_error is None
     house.free = GIB

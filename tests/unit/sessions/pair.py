@@ -25,7 +25,7 @@ class Pair(Rig):
     def __init__(self, directory: Path) -> None:
         super().__init__()
         self.directory = directory
-        self.asked = 0
+        self.writer_reads = 0
         self.logs: list[FileLog] = []
         self.elections: list[Election] = []
         self.writer = self.enter()
@@ -47,11 +47,11 @@ class Pair(Rig):
         assert isinstance(face.current, MemberBackend)
         local = face.current._reads
         assert isinstance(local, LocalReads)
-        ask = local.read_from_writer
+        read_from_writer = local.read_from_writer
 
         def counted(*args: object) -> None:
-            self.asked += 1
-            ask(*args)  # type: ignore[arg-type]
+            self.writer_reads += 1
+            read_from_writer(*args)  # type: ignore[arg-type]
 
         local.read_from_writer = counted  # type: ignore[method-assign]
 
@@ -61,12 +61,12 @@ class Pair(Rig):
 
     def bodies(self, queue: QueueRef, offset: int = 0) -> list[bytes]:
         """Everything from `offset` on, as the member reads it."""
-        found: list[bytes] = []
+        bodies_read: list[bytes] = []
         while True:
             batch = done(self.member.read(queue, offset, 100, 1 << 20))
             if batch.status is not ReadStatus.DATA:
-                return found
-            found += [bytes(delivery) for delivery in batch.deliveries]
+                return bodies_read
+            bodies_read += [bytes(delivery) for delivery in batch.deliveries]
             offset = batch.next_offset
 
     def close(self) -> None:

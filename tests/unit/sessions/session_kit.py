@@ -132,7 +132,7 @@ class SessionsRig(Rig):
         member.link.attach_socket(sock)
         until(lambda: member.link.is_ready or not member.link.is_attached, "the member has its session")
 
-    def serve_again(self, member: MemberBackend) -> None:
+    def serve_anew_session(self, member: MemberBackend) -> None:
         """By another server, and the member has a session with it."""
         self.serve()
         self.attach(member)
@@ -158,7 +158,7 @@ class RawClient:
         assert sock is not None
         self.sock = sock
         self._got = b""
-        self.ended = False
+        self.is_closed = False
         if greet:
             self.send(FrameKind.HELLO, 0, codec.encode((MAGIC, VERSION, "test")))
             self.next(FrameKind.READY)
@@ -169,13 +169,13 @@ class RawClient:
     def raw(self, data: bytes) -> None:
         self.sock.send(data)
 
-    def next(self, *wanted: FrameKind) -> tuple[FrameKind, int, bytes]:
+    def next(self, *kinds: FrameKind) -> tuple[FrameKind, int, bytes]:
         """The next frame of one of these kinds; others are passed over."""
         while True:
-            until(self._has_frame, f"a frame of kind {wanted}")
+            until(self._has_frame, f"a frame of kind {kinds}")
             length, kind, ident = HEAD.unpack_from(self._got)
             body, self._got = self._got[HEAD.size : HEAD.size + length], self._got[HEAD.size + length :]
-            if kind in wanted:
+            if kind in kinds:
                 return FrameKind(kind), ident, body
 
     def _has_frame(self) -> bool:
@@ -191,15 +191,15 @@ class RawClient:
             return
         except ConnectionError:
             data = b""
-        self.ended = self.ended or not data
+        self.is_closed = self.is_closed or not data
         self._got += data
 
-    def until_ended(self) -> None:
-        def ended() -> bool:
+    def wait_closed(self) -> None:
+        def is_closed() -> bool:
             self._receive()
-            return self.ended
+            return self.is_closed
 
-        until(ended, "the writer ends the session")
+        until(is_closed, "the writer ends the session")
 
     @property
     def unread(self) -> list[FrameKind]:
@@ -223,18 +223,18 @@ class RawServer:
         self.listener = listen(directory)
 
     def accept(self) -> socket.socket:
-        found: list[socket.socket] = []
+        connections: list[socket.socket] = []
 
         def accepted() -> bool:
             try:
-                found.append(self.listener.accept()[0])
+                connections.append(self.listener.accept()[0])
             except BlockingIOError:
                 return False
             return True
 
         until(accepted, "a connection")
-        found[0].setblocking(False)
-        return found[0]
+        connections[0].setblocking(False)
+        return connections[0]
 
     def close(self) -> None:
         self.listener.close()

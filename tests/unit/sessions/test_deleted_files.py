@@ -22,7 +22,7 @@ def test_a_deleted_lock_file_makes_no_second_writer(pair: Pair) -> None:
     assert len(pair.logs) == 1
 
 
-def test_a_writer_whose_lock_file_is_gone_writes_no_more(pair: Pair) -> None:
+def test_a_writer_whose_lock_file_was_deleted_stops_writing(pair: Pair) -> None:
     pair.make()
     [log] = pair.logs
     assert done(log.append([record()], soon()))[0].status is AppendStatus.STORED
@@ -40,7 +40,7 @@ def test_a_writer_whose_lock_file_is_gone_writes_no_more(pair: Pair) -> None:
     assert "lock file" in log.health().reason
 
 
-def test_a_deleted_socket_is_made_anew(pair: Pair) -> None:
+def test_a_deleted_socket_is_recreated(pair: Pair) -> None:
     queue = pair.make()
     (pair.directory / SOCKET_FILE).unlink()
     server = pair.elections[0]._server

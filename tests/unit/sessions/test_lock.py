@@ -11,7 +11,7 @@ from backend.file_log.lock import LOCK_FILE, DirectoryInUseError, DirectoryLock,
 from ddmq_common.errors import StorageError
 
 
-def test_a_second_opening_is_refused_and_names_the_holder(tmp_path: Path) -> None:
+def test_a_second_opening_is_rejected_and_names_the_owner(tmp_path: Path) -> None:
     lock = DirectoryLock.acquire(tmp_path, 7)
     with pytest.raises(DirectoryInUseError, match=rf"written by another process \(pid {os.getpid()} on host"):
         DirectoryLock.acquire(tmp_path, 8)
@@ -24,23 +24,23 @@ def test_a_second_opening_is_refused_and_names_the_holder(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_killed_holder_gives_it_back(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_owner_is_free(tmp_path: Path) -> None:
     script = (
         "import sys, pathlib; from backend.file_log.lock import DirectoryLock\n"
         "lock = DirectoryLock.acquire(pathlib.Path(sys.argv[1]), 1)\n"
         "print('held', flush=True); sys.stdin.read()"
     )
-    holder = subprocess.Popen(
+    owner = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(DirectoryInUseError, match=f"pid {holder.pid} "):
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"held\n"
+        with pytest.raises(DirectoryInUseError, match=f"pid {owner.pid} "):
             DirectoryLock.acquire(tmp_path, 2)
     finally:
-        holder.kill()
-        holder.communicate()
+        owner.kill()
+        owner.communicate()
     DirectoryLock.acquire(tmp_path, 3).release()
 
 

@@ -50,10 +50,10 @@ def test_results_with_every_status_and_class() -> None:
         AppendResult(AppendStatus.UNKNOWN, -1, Durability.WRITTEN, errors.RemoteError("late")),
         AppendResult(AppendStatus.NOT_STORED, -1, Durability.WRITTEN, errors.BoundReachedError("full")),
     ]
-    clock_ms, found = codec.decode_results(codec.encode_results(1 << 40, results))
+    clock_ms, decoded = codec.decode_results(codec.encode_results(1 << 40, results))
     assert clock_ms == 1 << 40
-    assert [result[:3] for result in found] == [result[:3] for result in results]
-    assert [repr(result.error) for result in found] == [repr(result.error) for result in results]
+    assert [result[:3] for result in decoded] == [result[:3] for result in results]
+    assert [repr(result.error) for result in decoded] == [repr(result.error) for result in results]
     assert codec.decode_results(codec.encode_results(0, [])) == (0, [])
 
 
@@ -68,13 +68,13 @@ def test_commits() -> None:
         ["group/g"],
         [SettingsLimit("group/", 10, "there are 10 groups")],
     )
-    left, found = codec.decode_commit(codec.encode(codec.commit_row(batch, 1)))
+    left, decoded = codec.decode_commit(codec.encode(codec.commit_row(batch, 1)))
     assert left == 1
-    assert list(found.progress) == list(batch.progress)
-    assert found.settings == batch.settings
-    assert found.absent == batch.absent
-    assert found.limits == batch.limits
-    assert fields(found.records[0]) == fields(RECORD)
+    assert list(decoded.progress) == list(batch.progress)
+    assert decoded.settings == batch.settings
+    assert decoded.absent == batch.absent
+    assert decoded.limits == batch.limits
+    assert fields(decoded.records[0]) == fields(RECORD)
 
 
 def test_topics_and_progress() -> None:
@@ -155,9 +155,9 @@ def test_mutated_bodies_raise_or_parse_but_never_anything_else() -> None:
         body = bytearray(commit)
         for _ in range(chance.randint(1, 4)):
             body[chance.randrange(len(body))] = chance.randrange(256)
-        cut = bytes(body[: chance.randint(0, len(body))] if chance.random() < 0.3 else body)
+        mutated = bytes(body[: chance.randint(0, len(body))] if chance.random() < 0.3 else body)
         try:
-            chance.choice(decoders)(cut)
+            chance.choice(decoders)(mutated)
             parsed += 1
         except (msgspec.MsgspecError, ValueError):
             pass
@@ -172,7 +172,7 @@ def test_deadlines_travel_as_time_left() -> None:
     assert deadline_of(-5, 100.0) == 100.0
 
 
-def test_a_join_travels_with_all_that_it_asks_for() -> None:
+def test_a_join_travels_with_all_its_fields() -> None:
     some = frozenset({900, 3, 1})
     for join, row in (
         (Join("g", "orders"), ("g", "orders", "averagely", None, "", "")),

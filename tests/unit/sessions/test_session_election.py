@@ -61,9 +61,9 @@ def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(home: Ses
     third, other = home.enter()
     home.make()
     until(lambda: face.topic("orders") and other.topic("orders"), "the topic is told")
-    listener, told = RecordingListener(), []
+    listener, changed_keys = RecordingListener(), []
     face.join(Join("g", "orders"), listener)
-    face.watch_settings(told.append)
+    face.watch_settings(changed_keys.append)
     until(lambda: listener.epochs, "the assignment")
     wait = face.wait(queue(), 0, soon())
     home.engine.pause_writes()
@@ -73,23 +73,23 @@ def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(home: Ses
     until(lambda: home.engine.appends and home.engine.commits, "both are at the engine")
     first.close()
     assert done(unknown)[0].status is AppendStatus.UNKNOWN
-    held = face.append([record()], soon())
+    pending_append = face.append([record()], soon())
     home.engine.resume_writes()
     until(lambda: second.is_writer or third.is_writer, "one of the two takes over")
     assert done(finished) == []
-    assert done(held)[0].status is AppendStatus.STORED
+    assert done(pending_append)[0].status is AppendStatus.STORED
     assert done(wait) is True
     until(lambda: len(listener.epochs) == 2, "the membership is assigned anew")
     assert listener.names == ["assigned", "lost", "assigned"]
     assert listener.epochs[1] > listener.epochs[0]
     done(other.commit(CommitBatch(settings={"k": b"1"}), soon()))
-    until(lambda: told, "watchers are told after the change too")
-    assert told == ["k"]
+    until(lambda: changed_keys, "watchers are told after the change too")
+    assert changed_keys == ["k"]
     if second.is_writer:
         assert metrics.cell(catalogue.TAKEOVERS).value == 1
 
 
-def test_takeovers_are_told_before_the_first(home: SessionsRig) -> None:
+def test_listeners_of_takeovers_are_called_before_the_first(home: SessionsRig) -> None:
     """Else whoever watches sees a series that begins with 1, not a rise."""
     metrics = Registry()
     home.enter()
@@ -97,7 +97,7 @@ def test_takeovers_are_told_before_the_first(home: SessionsRig) -> None:
     assert b"ddmq_takeovers_total 0.0\n" in metrics.exposition()
 
 
-def test_a_membership_is_carried_over_with_all_that_it_asked_for(home: SessionsRig) -> None:
+def test_a_membership_is_carried_over_with_all_its_fields(home: SessionsRig) -> None:
     first, writer = home.enter()
     second, face = home.enter()
     home.make()
@@ -128,7 +128,7 @@ def test_takeovers_one_after_the_other(home: SessionsRig) -> None:
     assert offsets == list(range(4 + 3 + 2 + 1))
 
 
-def test_waits_and_watchers_stay_where_they_were_asked(home: SessionsRig) -> None:
+def test_waits_and_watchers_stay_at_their_process(home: SessionsRig) -> None:
     home.make()
     first, _ = home.enter()
     second, face = home.enter()
@@ -140,7 +140,7 @@ def test_waits_and_watchers_stay_where_they_were_asked(home: SessionsRig) -> Non
     assert all(done(wait) for wait in waits)
 
 
-def test_a_failed_takeover_is_tried_again(home: SessionsRig) -> None:
+def test_a_failed_takeover_is_retried(home: SessionsRig) -> None:
     home.make()
     first, _ = home.enter()
     second, face = home.enter()
@@ -177,12 +177,12 @@ def test_a_tool_without_a_server_says_so_at_once(home: SessionsRig, tmp_path: Pa
 def test_a_tool_waits_for_a_takeover_that_is_under_way(home: SessionsRig, tmp_path: Path) -> None:
     listen(tmp_path).close()  # what a killed writer leaves
     home.engine.pause_writes()
-    turns = 0
+    checks = 0
 
     def nobody_there() -> bool:
-        nonlocal turns
-        turns += 1
-        if turns == 3:
+        nonlocal checks
+        checks += 1
+        if checks == 3:
             home.enter()
         return False
 
@@ -193,7 +193,7 @@ def test_a_tool_waits_for_a_takeover_that_is_under_way(home: SessionsRig, tmp_pa
     tool.close()
 
 
-def test_a_lock_whose_holder_does_not_answer_is_named(
+def test_the_owner_of_a_lock_that_does_not_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(election_module, "START_S", 0.05)
@@ -239,15 +239,15 @@ def test_a_draining_writer_makes_members_hold_what_is_new(home: SessionsRig) -> 
     until(lambda: home.engine.appends, "it is at the engine")
     drained: Completion[None] = writer.drain(soon())
     until(lambda: second._member is not None and second._member.link.is_writer_leaving, "members know")
-    held: Completion[list[AppendResult]] = member.append([record()], soon())
+    pending_append: Completion[list[AppendResult]] = member.append([record()], soon())
     home.engine.resume_writes()
     assert done(under_way)[0].status is AppendStatus.STORED
     done(drained)
-    assert not held.done
+    assert not pending_append.done
     home.engine, old = PlayedMemory(CLOCK), home.engine  # type: ignore[assignment]
     done(home.engine.put_topic(TopicInfo("orders", 0, 1), soon()))
     writer.close()
-    assert done(held)[0].status is AppendStatus.STORED
+    assert done(pending_append)[0].status is AppendStatus.STORED
     old.end()
     home.engine.end = home.engine.close  # type: ignore[method-assign]
 

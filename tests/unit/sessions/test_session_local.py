@@ -17,28 +17,28 @@ from tests.unit.sessions.session_kit import record
 
 def in_the_files(pair: Pair, queue: QueueRef, last: int) -> bool:
     """A commit while entries are being written leaves its own to the next turn."""
-    asked = pair.asked
-    found = done(pair.member.read(queue, last, 10, 1 << 20))
-    return len(found.offsets) == 1 and pair.asked == asked
+    reads_before = pair.writer_reads
+    batch = done(pair.member.read(queue, last, 10, 1 << 20))
+    return len(batch.offsets) == 1 and pair.writer_reads == reads_before
 
 
 def test_what_is_in_the_files_is_read_there(pair: Pair) -> None:
     queue, sent = pair.make(), [record(body=b"%d" % n) for n in range(50)]
     offsets = [done(pair.writer.append([one], soon()))[0].offset for one in sent]
     until(lambda: in_the_files(pair, queue, offsets[-1]))
-    asked = pair.asked
+    writer_reads = pair.writer_reads
     for one, offset in zip(sent, offsets, strict=True):
         batch = done(pair.member.read(queue, offset, 1, 1 << 20))
         assert [bytes(delivery) for delivery in batch.deliveries] == [one.delivery]
         assert batch.record(0).message_id == one.message_id
-    assert pair.asked == asked
+    assert pair.writer_reads == writer_reads
 
 
-def test_only_the_end_of_a_queue_is_asked_for(pair: Pair) -> None:
+def test_only_the_end_of_a_queue_is_read_from_the_writer(pair: Pair) -> None:
     queue = pair.make()
     assert done(pair.member.read(queue, 0, 10, 1 << 20)).status is ReadStatus.NONE
     assert done(pair.member.read(queue, 5, 10, 1 << 20)).status is ReadStatus.OUT_OF_RANGE
-    assert pair.asked == 2
+    assert pair.writer_reads == 2
 
 
 @pytest.mark.slow
@@ -54,14 +54,14 @@ def test_reading_goes_on_from_segment_to_segment(pair: Pair) -> None:
     assert pair.bodies(queue) == sent
 
 
-def test_a_topic_that_is_gone_is_not_read_from_its_files(pair: Pair) -> None:
+def test_a_deleted_topic_is_not_read_from_its_files(pair: Pair) -> None:
     queue = pair.make()
     done(pair.member.append([record()], soon()))
     assert len(pair.bodies(queue)) == 1
     done(pair.member.delete_topic("orders", soon()))
     assert done(pair.member.read(queue, 0, 10, 1 << 20)).status is ReadStatus.UNKNOWN_QUEUE
-    again = pair.make()
-    assert pair.bodies(again) == []
+    recreated = pair.make()
+    assert pair.bodies(recreated) == []
 
 
 def test_a_damaged_entry_is_the_writer_s_to_judge(pair: Pair) -> None:
@@ -76,12 +76,12 @@ def test_a_damaged_entry_is_the_writer_s_to_judge(pair: Pair) -> None:
     data = bytearray(path.read_bytes())
     data[2 * 32 + 10] ^= 0xFF
     path.write_bytes(data)
-    before = pair.asked
+    before = pair.writer_reads
     assert pair.bodies(queue) == [one.delivery for one in sent]
-    assert pair.asked > before
+    assert pair.writer_reads > before
 
 
-def test_a_new_writer_s_files_are_opened_anew(pair: Pair) -> None:
+def test_the_files_of_a_new_writer_are_reopened(pair: Pair) -> None:
     queue = pair.make()
     third = pair.enter()
     sent = [record(body=b"%d" % n) for n in range(3)]
@@ -106,20 +106,20 @@ def test_a_read_by_tag_hash_passes_over_the_others_in_the_files(pair: Pair) -> N
     for start in range(0, 100, 25):
         done(pair.writer.append(sent[start : start + 25], soon()))
     until(lambda: in_the_files(pair, queue, 99))
-    asked = pair.asked
+    writer_reads = pair.writer_reads
     red, never = frozenset([tag_hash(b"red")]), frozenset([tag_hash(b"never")])
-    found, offset = [], 0
+    offsets, offset = [], 0
     while offset < 100:
         batch = done(pair.member.read(queue, offset, 3, 1 << 20, tags=red))
         assert batch.next_offset > offset
-        found += batch.offsets
+        offsets += batch.offsets
         offset = batch.next_offset
-    assert found == list(range(9, 100, 10))
+    assert offsets == list(range(9, 100, 10))
     batch = done(pair.member.read(queue, 5, 100, 1 << 20, tags=never))
     assert (batch.status, list(batch.offsets), batch.next_offset) == (ReadStatus.DATA, [], 100)
-    assert pair.asked == asked
+    assert pair.writer_reads == writer_reads
     batch = done(pair.member.read(queue, 100, 100, 1 << 20, tags=never))
-    assert (batch.status, batch.next_offset, pair.asked) == (ReadStatus.NONE, 100, asked + 1)
+    assert (batch.status, batch.next_offset, pair.writer_reads) == (ReadStatus.NONE, 100, writer_reads + 1)
 
 
 def test_an_entry_with_a_damaged_tag_is_read_by_its_record(pair: Pair) -> None:
@@ -138,15 +138,15 @@ def test_an_entry_with_a_damaged_tag_is_read_by_its_record(pair: Pair) -> None:
 
 def deleted_and_open(directory: Path) -> list[str]:
     """Files of the directory that are deleted and still open in this process, maps included."""
-    found = []
+    targets = []
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             target = str(descriptor.readlink())
         except OSError:
             continue
         if target.startswith(str(directory)) and target.endswith("(deleted)"):
-            found.append(target)
-    return found
+            targets.append(target)
+    return targets
 
 
 def test_an_idle_member_gives_up_what_the_writer_has_deleted(pair: Pair) -> None:
@@ -171,7 +171,7 @@ def test_an_idle_member_gives_up_what_the_writer_has_deleted(pair: Pair) -> None
 
 
 @pytest.mark.parametrize("open_before", [True, False])
-def test_dead_letters_in_kept_segments_are_read_from_the_files(pair: Pair, open_before: bool) -> None:
+def test_dead_letters_in_retained_segments_are_read_from_the_files(pair: Pair, open_before: bool) -> None:
     queue, letters = pair.make(), pair.make("%DLQ%g")
     for number in range(40):
         sent = record("%DLQ%g" if number in (10, 30) else "orders", body=b"%d".ljust(30_000) % number)
@@ -191,10 +191,10 @@ def test_dead_letters_in_kept_segments_are_read_from_the_files(pair: Pair, open_
     bounds = done(pair.member.bounds([queue]))[0]
     assert bounds is not None
     assert bounds.min > 30
-    pair.asked = 0
+    pair.writer_reads = 0
     assert [body[-30_000:].split()[0] for body in pair.bodies(letters)] == [b"10", b"30"]
     assert len(pair.bodies(queue, bounds.min)) == 38 - bounds.min > 0
-    assert pair.asked == 2, "for the ends of both"
+    assert pair.writer_reads == 2, "for the ends of both"
 
 
 def letters_of(pair: Pair) -> list[StoredRecord]:
@@ -203,7 +203,7 @@ def letters_of(pair: Pair) -> list[StoredRecord]:
     return [batch.record(at) for at in range(len(batch.offsets))]
 
 
-def test_a_segment_made_anew_under_the_same_name_is_opened_again(pair: Pair) -> None:
+def test_a_recreated_segment_of_the_same_name_is_reopened(pair: Pair) -> None:
     queue = pair.make()
     done(pair.member.append([record(body=b"one")], soon()))
     assert pair.bodies(queue) == [record(body=b"one").delivery]
@@ -231,7 +231,7 @@ def test_pages_that_cannot_be_read_end_nobody(pair: Pair) -> None:
     assert pair.bodies(queue) == sent
     first = min((pair.directory / "commitlog").glob("[0-9]*"))
     os.truncate(first, 20_480)
-    found = pair.bodies(queue)
-    assert found == sent[:2] + sent[-len(found) + 2 :]
-    assert 10 < len(found) < len(sent)
-    assert pair.logs[0].damaged_ranges == len(sent) - len(found)
+    readable = pair.bodies(queue)
+    assert readable == sent[:2] + sent[-len(readable) + 2 :]
+    assert 10 < len(readable) < len(sent)
+    assert pair.logs[0].damaged_ranges == len(sent) - len(readable)

@@ -25,14 +25,14 @@ def statuses(completion: Completion[list[AppendResult]]) -> list[AppendStatus]:
     return [result.status for result in done(completion)]
 
 
-def test_small_appends_of_one_turn_travel_together(home: SessionsRig) -> None:
+def test_small_appends_of_one_iteration_travel_together(home: SessionsRig) -> None:
     member = home.served_member()
     calls = [member.append([record(body=b"%d" % n)], soon()) for n in range(200)]
     assert [done(call)[0].offset for call in calls] == list(range(200))
     assert home.engine.appends == 1
 
 
-def test_a_turn_of_many_bytes_travels_in_several(tmp_path: Path) -> None:
+def test_an_iteration_of_many_bytes_travels_in_several_frames(tmp_path: Path) -> None:
     home = house(tmp_path, batch_bytes=10_000)
     member = home.served_member()
     calls = [member.append([record(body=b"x" * 1000)], soon()) for _ in range(50)]
@@ -85,13 +85,13 @@ def test_an_append_larger_than_a_frame_is_refused_alone(tmp_path: Path) -> None:
     assert isinstance(done(calls[1])[0].error, BoundReachedError)
 
 
-def test_its_own_changes_are_seen_when_they_are_answered(home: SessionsRig) -> None:
+def test_a_member_reads_its_own_changes_once_they_are_answered(home: SessionsRig) -> None:
     home.serve()
     member = home.member()
-    told: list[str] = []
-    member.watch_settings(told.append)
-    made = done(member.put_topic(TopicInfo("orders", 0, 2), soon()))
-    assert member.topic("orders") == made
+    changed_keys: list[str] = []
+    member.watch_settings(changed_keys.append)
+    created = done(member.put_topic(TopicInfo("orders", 0, 2), soon()))
+    assert member.topic("orders") == created
     done(member.commit(CommitBatch(settings={"group/g": b"1"}), soon()))
     assert member.setting("group/g") == b"1"
     assert member.settings("group/") == {"group/g": b"1"}
@@ -99,7 +99,7 @@ def test_its_own_changes_are_seen_when_they_are_answered(home: SessionsRig) -> N
     assert member.setting("group/g") is None
     done(member.delete_topic("orders", soon()))
     assert member.topics() == {}
-    assert told == ["topic/orders", "group/g", "group/g", "topic/orders"]
+    assert changed_keys == ["topic/orders", "group/g", "group/g", "topic/orders"]
 
 
 def test_members_see_each_other_s_changes(home: SessionsRig) -> None:
@@ -134,14 +134,14 @@ def test_progress_reads_and_waits_go_to_the_next_writer(home: SessionsRig) -> No
     until(lambda: home.engine.commits, "the commit is at the engine")
     server.close()
     until(lambda: not member.link.is_attached, "the session is lost")
-    asked = member.bounds([queue()])
-    held = member.append([record()], soon())
+    bounds = member.bounds([queue()])
+    append = member.append([record()], soon())
     home.engine.resume_writes()
-    assert not any(pending.done for pending in (finished, wait, asked, held))
-    home.serve_again(member)
+    assert not any(pending.done for pending in (finished, wait, bounds, append))
+    home.serve_anew_session(member)
     assert done(finished) == []
-    assert done(asked)[0] is not None
-    assert statuses(held) == [AppendStatus.STORED]
+    assert done(bounds)[0] is not None
+    assert statuses(append) == [AppendStatus.STORED]
     assert done(wait) is True
     assert done(home.engine.progress("g", [queue()]))[0].committed == 1
 
@@ -155,17 +155,17 @@ def without_writer(tmp_path: Path) -> tuple[SessionsRig, MemberBackend]:
     return home, member
 
 
-def test_what_was_held_goes_to_the_next_writer_in_one_pass(tmp_path: Path) -> None:
+def test_queued_requests_go_to_the_next_writer_in_one_pass(tmp_path: Path) -> None:
     """Tens of thousands may be held; the hub answers nobody meanwhile."""
     home, member = without_writer(tmp_path)
     waits = [member.wait(queue(), 0, soon()) for _ in range(50)]
     outstanding = member.link.outstanding
-    held = outstanding.queued = PassedOver(outstanding.queued)
-    home.serve_again(member)
+    queued = outstanding.queued = PassedOver(outstanding.queued)
+    home.serve_anew_session(member)
     assert statuses(member.append([record()], soon())) == [AppendStatus.STORED]
     assert all(done(wait) for wait in waits)
-    assert not held
-    assert held.passes < 5
+    assert not queued
+    assert queued.passes < 5
 
 
 def test_what_was_never_sent_is_not_stored(tmp_path: Path) -> None:
@@ -195,13 +195,13 @@ def test_deadlines_pass_while_the_writer_keeps_silent(home: SessionsRig) -> None
     assert home.engine.appends == 1
 
 
-def test_memberships_are_lost_and_assigned_anew_under_a_higher_epoch(home: SessionsRig) -> None:
+def test_memberships_are_lost_and_reassigned_under_a_higher_epoch(home: SessionsRig) -> None:
     (server, member), listener = home.served_by(), RecordingListener()
     membership = member.join(Join("g", "orders"), listener)
     until(lambda: listener.epochs, "the first assignment")
     server.close()
     until(lambda: listener.names == ["assigned", "lost"], "it is lost")
-    home.serve_again(member)
+    home.serve_anew_session(member)
     until(lambda: len(listener.epochs) == 2, "the second assignment")
     assert listener.epochs[1] > listener.epochs[0]
     membership.leave()
@@ -221,7 +221,7 @@ def test_unanswered_progress_comes_before_the_new_epoch(home: SessionsRig) -> No
     finished = member.commit(CommitBatch(progress=[delta]), soon())
     for request in list(member.link.outstanding.queued):
         request.is_sent = True  # as if it had been sent to the writer that went
-    home.serve_again(member)
+    home.serve_anew_session(member)
     assert done(finished) == []
     until(lambda: len(listener.epochs) == 2, "the second assignment")
 
@@ -241,7 +241,7 @@ def test_releases_reach_the_writer(home: SessionsRig) -> None:
     until(lambda: second.epochs, "the second holds")
 
 
-def test_a_silent_writer_is_given_up(home: SessionsRig) -> None:
+def test_a_silent_writer_is_abandoned(home: SessionsRig) -> None:
     lost: list[int] = []
     member, _ = home.stuck_member(lambda: lost.append(1), silence_s=0.2)
     until(lambda: lost, "the member gives up")
@@ -259,12 +259,12 @@ def test_a_writer_that_is_going_gets_nothing_new(home: SessionsRig) -> None:
     server, member = home.served_by()
     server.announce_stop()
     until(lambda: member.link.is_writer_leaving, "the member has heard it")
-    held = member.append([record()], soon())
+    pending_append = member.append([record()], soon())
     server.close()
     assert home.engine.appends == 0
     until(lambda: not member.link.is_attached, "the session is over")
-    home.serve_again(member)
-    assert statuses(held) == [AppendStatus.STORED]
+    home.serve_anew_session(member)
+    assert statuses(pending_append) == [AppendStatus.STORED]
 
 
 def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(home: SessionsRig) -> None:
@@ -277,12 +277,12 @@ def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(home: Sessions
     until(lambda: len(member.link.outstanding.queued) == 4, "everything is held again")
     server.close()
     until(lambda: not member.link.is_attached, "the session is over")
-    held = member.append([record()], soon())
+    pending_append = member.append([record()], soon())
     home.engine.end()
     home.engine = Engine()
     home.make()
-    home.serve_again(member)
-    assert [done(call)[0].offset for call in (first, commit, second, held)] == [0, 1, 2, 3]
+    home.serve_anew_session(member)
+    assert [done(call)[0].offset for call in (first, commit, second, pending_append)] == [0, 1, 2, 3]
     assert not wait.done
 
 
@@ -318,10 +318,10 @@ def test_a_callback_that_raises_does_not_keep_the_others_waiting(home: SessionsR
 
 def test_bytes_outstanding_are_bounded(home: SessionsRig) -> None:
     member, _ = home.stuck_member(in_flight_bytes_max=10_000)
-    held, over = (member.append([record(body=b"x" * 6000)], soon()) for _ in range(2))
+    pending_append, over = (member.append([record(body=b"x" * 6000)], soon()) for _ in range(2))
     assert statuses(over) == [AppendStatus.REFUSED]
     assert isinstance(over.value[0].error, BoundReachedError)
-    assert not held.done
+    assert not pending_append.done
 
 
 def test_requests_outstanding_are_bounded(home: SessionsRig) -> None:
@@ -332,7 +332,7 @@ def test_requests_outstanding_are_bounded(home: SessionsRig) -> None:
     assert not any(wait.done for wait in waits[:5])
 
 
-def test_waits_given_up_make_room(tmp_path: Path) -> None:
+def test_abandoned_waits_free_capacity(tmp_path: Path) -> None:
     home = house(tmp_path, silence_s=0.4)
     member = home.served_member()
     wait = member.wait(queue(), 0, soon())
@@ -359,12 +359,12 @@ def test_draining_answers_what_is_under_way(home: SessionsRig) -> None:
 def test_closing_fails_what_is_pending(home: SessionsRig) -> None:
     server, member = home.served_by()
     home.engine.pause_writes()
-    append, wait, asked = member.append([record()], soon()), member.wait(queue(), 0, soon()), None
+    append, wait, topic_change = member.append([record()], soon()), member.wait(queue(), 0, soon()), None
     until(lambda: home.engine.appends, "it is at the engine")
-    asked = member.put_topic(TopicInfo("bills", 0, 1), soon())
+    topic_change = member.put_topic(TopicInfo("bills", 0, 1), soon())
     member.close()
     member.close()
-    for pending in (append, wait, asked):
+    for pending in (append, wait, topic_change):
         with pytest.raises(DrainingError):
             done(pending)
     with pytest.raises(DrainingError):

@@ -44,7 +44,7 @@ def wait_body(offset: int, remaining_ms: int = 20_000) -> bytes:
     return codec.encode((queue(), offset, remaining_ms))
 
 
-def test_a_welcome_brings_everything_in_one_piece(home: SessionsRig, tmp_path: Path) -> None:
+def test_a_welcome_brings_the_complete_state(home: SessionsRig, tmp_path: Path) -> None:
     home.make("orders", 3)
     server = home.serve()
     client = RawClient(tmp_path, greet=False)
@@ -53,9 +53,9 @@ def test_a_welcome_brings_everything_in_one_piece(home: SessionsRig, tmp_path: P
     version, silence_ms, _, capabilities, cluster, broker = codec.decode_welcome(welcome[2])
     assert (version, silence_ms, cluster, broker) == (VERSION, 10_000, "R_default", "a")
     assert Capabilities(*capabilities) == home.engine.capabilities
-    rows, gone = codec.decode_topics(client.next(FrameKind.TOPICS, FrameKind.READY)[2])
+    rows, deleted = codec.decode_topics(client.next(FrameKind.TOPICS, FrameKind.READY)[2])
     assert [row[:3] for row in rows] == [("orders", 1, 3)]
-    assert gone == []
+    assert deleted == []
     client.next(FrameKind.READY)
     assert server.session_count == 1
 
@@ -65,14 +65,14 @@ def test_only_the_owner_may_connect(home: SessionsRig, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / SOCKET_FILE).stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(("uid", "taken"), [(os.geteuid(), True), (0, True), (os.geteuid() + 1, False)])
+@pytest.mark.parametrize(("uid", "accepted"), [(os.geteuid(), True), (0, True), (os.geteuid() + 1, False)])
 def test_a_member_of_another_user_is_refused(
     home: SessionsRig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     uid: int,
-    taken: bool,
+    accepted: bool,
 ) -> None:
     """Root's are taken: it reads the directory anyway."""
     server = home.serve()
@@ -81,13 +81,13 @@ def test_a_member_of_another_user_is_refused(
         "backend.file_log.sessions.server.peer_uid", lambda _: uid
     )  # asked when the writer accepts
     client.send(FrameKind.HELLO, 0, codec.encode((MAGIC, VERSION, "test")))
-    if taken:
+    if accepted:
         client.next(FrameKind.READY)
     else:
-        client.until_ended()
-    assert server.session_count == taken
-    assert home.metrics.cell(catalogue.SESSION_REFUSED, "user").value == (not taken)
-    assert ("of another user is refused" in caplog.text) is not taken
+        client.wait_closed()
+    assert server.session_count == accepted
+    assert home.metrics.cell(catalogue.SESSION_REFUSED, "user").value == (not accepted)
+    assert ("of another user is refused" in caplog.text) is not accepted
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_is_malformed_ends_the_session_and_only_that(
     other = RawClient(tmp_path)
     bad = RawClient(tmp_path, greet)
     bad.raw(data)
-    bad.until_ended()
+    bad.wait_closed()
     other.send(FrameKind.PING, 0, b"")
     other.next(FrameKind.PONG)
     assert server.session_count == 1
@@ -124,7 +124,7 @@ def test_another_version_is_refused_by_name(home: SessionsRig, tmp_path: Path) -
     error = codec.error_from(codec.decode_error(client.next(FrameKind.ERROR)[2]))
     assert isinstance(error, RemoteError)
     assert "speaks session protocol 5, not ddmq-session 9" in str(error)
-    client.until_ended()
+    client.wait_closed()
 
 
 def test_sessions_are_bounded(tmp_path: Path) -> None:
@@ -135,14 +135,14 @@ def test_sessions_are_bounded(tmp_path: Path) -> None:
     third = RawClient(tmp_path, greet=False)
     error = codec.error_from(codec.decode_error(third.next(FrameKind.ERROR)[2]))
     assert isinstance(error, BoundReachedError)
-    third.until_ended()
+    third.wait_closed()
     assert home.metrics.cell(catalogue.SESSION_REFUSED, "sessions").value == 1
     first.close()
     until(lambda: server.session_count == 1, "the first session's end is seen")
     RawClient(tmp_path)
 
 
-def test_without_descriptors_nobody_is_taken_until_there_are_some(tmp_path: Path) -> None:
+def test_without_descriptors_sessions_are_accepted_only_once_some_are_free(tmp_path: Path) -> None:
     home = house(tmp_path, silence_s=0.4)
     server = home.serve()
     listener, failing = server._listener, FailingListener(2)
@@ -190,7 +190,7 @@ def test_bytes_in_flight_stop_the_reading_until_answers_leave(tmp_path: Path) ->
     client.next(FrameKind.PONG)
 
 
-def test_whoever_takes_nothing_is_ended(tmp_path: Path) -> None:
+def test_a_session_that_reads_no_answers_is_closed(tmp_path: Path) -> None:
     home = house(tmp_path, out_bytes_max=1 << 20)
     home.make()
     server = home.serve()
@@ -212,12 +212,12 @@ def test_silence_ends_a_session_and_frees_its_queues(tmp_path: Path) -> None:
     first = codec.decode_assigned(silent.next(FrameKind.ASSIGNED)[2])
     living.send(FrameKind.JOIN, 1, codec.encode(("g", "orders", "whole topic", None, "", "")))
 
-    def silent_is_ended() -> bool:
+    def is_silent_closed() -> bool:
         living.send(FrameKind.PING, 0, b"")
         gevent.sleep(0.001)  # so that the server reads what is sent
         return server.session_count == 1
 
-    until(silent_is_ended, "the silent session is ended")
+    until(is_silent_closed, "the silent session is ended")
     assert home.metrics.cell(catalogue.SESSIONS_ENDED, "silent").value == 1
     second = codec.decode_assigned(living.next(FrameKind.ASSIGNED)[2])
     assert second[0] == first[0]
@@ -235,7 +235,7 @@ def test_the_end_of_the_socket_frees_its_queues(home: SessionsRig, tmp_path: Pat
     second.next(FrameKind.ASSIGNED)
 
 
-def test_the_engine_is_told_whether_anybody_reads_its_files(home: SessionsRig, tmp_path: Path) -> None:
+def test_the_engine_learns_whether_its_files_have_readers(home: SessionsRig, tmp_path: Path) -> None:
     home.serve()
     first, second = RawClient(tmp_path), RawClient(tmp_path)
     for client in (first, second):
@@ -270,7 +270,7 @@ def test_changes_are_pushed_to_everyone(home: SessionsRig, tmp_path: Path) -> No
     assert codec.decode_topics(client.next(FrameKind.TOPICS)[2]) == ([], ["bills"])
 
 
-def test_errors_of_the_engine_are_faults(home: SessionsRig, tmp_path: Path) -> None:
+def test_errors_of_the_engine_close_the_session(home: SessionsRig, tmp_path: Path) -> None:
     home.serve()
     client = RawClient(tmp_path)
     client.send(FrameKind.DELETE_TOPIC, 1, codec.encode((1000, "nowhere")))
@@ -282,7 +282,7 @@ def test_errors_of_the_engine_are_faults(home: SessionsRig, tmp_path: Path) -> N
     assert isinstance(codec.error_from(codec.decode_error(body)), ValueError)
 
 
-def test_frames_may_come_in_any_pieces(home: SessionsRig, tmp_path: Path) -> None:
+def test_frames_may_arrive_in_any_fragments(home: SessionsRig, tmp_path: Path) -> None:
     home.make()
     home.serve()
     client = RawClient(tmp_path)

@@ -34,7 +34,7 @@ def test_dropped_things_are_not_handed_out() -> None:
     assert wheel.take_due(3.0) == []
 
 
-def test_adding_again_moves() -> None:
+def test_adding_a_session_twice_moves_it() -> None:
     wheel: Wheel[str] = Wheel(0.02)
     wheel.add("a", 1.0)
     wheel.add("a", 5.0)

@@ -20,7 +20,7 @@ from metrics_job.sparksource.offsets import (
 from metrics_job.sparksource.options import SourceOptionError, Where
 
 OFFSETS = st.integers(0, 40)
-PLACES = st.dictionaries(
+QUEUE_OFFSETS = st.dictionaries(
     st.sampled_from("ab"), st.dictionaries(st.sampled_from("0123"), OFFSETS, max_size=4), max_size=2
 )
 
@@ -35,24 +35,26 @@ BOUNDS = st.dictionaries(
 ).map(bounds_of)
 
 
-def covered(found: list[OffsetRange]) -> dict[tuple[str, int], list[int]]:
+def covered(ranges: list[OffsetRange]) -> dict[tuple[str, int], list[int]]:
     offsets: dict[tuple[str, int], list[int]] = {}
-    for span in found:
-        offsets.setdefault((span.topic, span.number), []).extend(range(span.start, span.end))
+    for offset_range in ranges:
+        offsets.setdefault((offset_range.topic, offset_range.number), []).extend(
+            range(offset_range.start, offset_range.end)
+        )
     return offsets
 
 
-@given(PLACES, PLACES, BOUNDS, st.integers(1, 9))
-def test_what_is_read_and_what_is_lost_is_all_between_two_places(
+@given(QUEUE_OFFSETS, QUEUE_OFFSETS, BOUNDS, st.integers(1, 9))
+def test_read_and_lost_ranges_cover_everything_between_two_offsets(
     start: Places, end: Places, bounds: list[QueueBounds], most: int
 ) -> None:
-    found, losses = plan_ranges(start, end, bounds, most)
-    assert all(0 < span.end - span.start <= most for span in found)
+    ranges, losses = plan_ranges(start, end, bounds, most)
+    assert all(0 < offset_range.end - offset_range.start <= most for offset_range in ranges)
     there = {(at.topic, at.number): set(range(at.first, at.end)) for at in bounds}
-    read = covered(found)
-    gone = {(loss.topic, loss.number): set[int]() for loss in losses}
+    read = covered(ranges)
+    lost = {(loss.topic, loss.number): set[int]() for loss in losses}
     for loss in losses:
-        gone[loss.topic, loss.number] |= set(range(loss.start, loss.end))
+        lost[loss.topic, loss.number] |= set(range(loss.start, loss.end))
     for topic, queues in end.items():
         for number, upto in queues.items():
             at = (topic, int(number))
@@ -61,48 +63,48 @@ def test_what_is_read_and_what_is_lost_is_all_between_two_places(
             assert got == sorted(set(got)), "in order, nothing twice"
             assert set(got) <= there.get(at, set())
             if upto >= since:
-                wanted = set(range(since, upto))
-                assert set(got) == wanted & there.get(at, set())
+                expected_offsets = set(range(since, upto))
+                assert set(got) == expected_offsets & there.get(at, set())
                 if number in start.get(topic, {}):
-                    assert gone.get(at, set()) == wanted - set(got), "what is not read is told"
+                    assert lost.get(at, set()) == expected_offsets - set(got), "what is not read is told"
             else:
                 assert set(got) == {n for n in there.get(at, set()) if n < upto}, "made anew: from its first"
-                assert gone[at]
+                assert lost[at]
     assert not read
 
 
-@given(PLACES, PLACES, st.integers(1, 60))
+@given(QUEUE_OFFSETS, QUEUE_OFFSETS, st.integers(1, 60))
 def test_a_limit_holds_and_leaves_nothing_out_that_fits(start: Places, end: Places, most: int) -> None:
-    found = limit_places(start, end, most)
-    taken, waiting = {}, {}
+    limited = limit_places(start, end, most)
+    granted, waiting = {}, {}
     for topic, queues in end.items():
-        assert found[topic].keys() == queues.keys()
+        assert limited[topic].keys() == queues.keys()
         for number, upto in queues.items():
             since = start.get(topic, {}).get(number, 0)
             if upto <= since:
-                assert found[topic][number] == upto
+                assert limited[topic][number] == upto
                 continue
-            taken[topic, number] = found[topic][number] - since
+            granted[topic, number] = limited[topic][number] - since
             waiting[topic, number] = upto - since
-            assert 0 <= taken[topic, number] <= waiting[topic, number]
-    assert sum(taken.values()) == min(most, sum(waiting.values()))
-    unfinished = [taken[at] for at in taken if taken[at] < waiting[at]]
+            assert 0 <= granted[topic, number] <= waiting[topic, number]
+    assert sum(granted.values()) == min(most, sum(waiting.values()))
+    unfinished = [granted[at] for at in granted if granted[at] < waiting[at]]
     if unfinished:
-        assert max(taken.values()) - min(unfinished) <= 1, "shared equally"
+        assert max(granted.values()) - min(unfinished) <= 1, "shared equally"
 
 
 def test_with_fewer_messages_than_queues_the_longest_go_first() -> None:
     assert limit_places({}, {"a": {"0": 1, "1": 9, "2": 5}}, 2) == {"a": {"0": 0, "1": 1, "2": 1}}
 
 
-@given(PLACES, PLACES)
+@given(QUEUE_OFFSETS, QUEUE_OFFSETS)
 def test_nothing_goes_past_a_target(end: Places, target: Places) -> None:
     for topic, queues in not_past(end, target).items():
         for number, offset in queues.items():
             assert offset == min(end[topic][number], target[topic][number])
 
 
-def test_places_of_edges_and_of_json() -> None:
+def test_offsets_of_edges_and_of_json() -> None:
     bounds = bounds_of({("a", 0): (3, 9), ("a", 1): (0, 4)})
     assert end_places(bounds, ["a", "new"]) == {"a": {"0": 9, "1": 4}, "new": {}}
     assert fixed_places(Where(edge="first"), bounds, "o") == {"a": {"0": 3, "1": 0}}
@@ -129,11 +131,11 @@ def test_a_queue_that_is_not_there_cannot_be_named() -> None:
         (99, 10, list(range(10)), [(10, 99)]),  # a place kept from before the topic was made anew
     ],
 )
-def test_a_batch_from_a_place_that_is_not_there_is_a_loss(
+def test_a_batch_from_a_missing_offset_is_a_loss(
     start: int, end: int, read: list[int], lost: list[tuple[int, int]]
 ) -> None:
     bounds = bounds_of({("a", 0): (0, 10)})
     since: Places = {"a": {"0": start}}
-    found, losses = plan_ranges(since, not_before({"a": {"0": end}}, since, bounds), bounds, 100)
-    assert covered(found).get(("a", 0), []) == read
+    ranges, losses = plan_ranges(since, not_before({"a": {"0": end}}, since, bounds), bounds, 100)
+    assert covered(ranges).get(("a", 0), []) == read
     assert [(loss.start, loss.end) for loss in losses] == lost

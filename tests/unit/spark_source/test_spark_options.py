@@ -9,27 +9,27 @@ from metrics_job.sparksource.options import SourceOptionError, Where, read_optio
 LEAST = {"servers": "mq:9713", "topic": "orders"}
 
 
-def test_what_is_not_said_has_a_default() -> None:
-    found = read_options(LEAST)
-    assert (found.topics, found.group, found.start, found.end) == (("orders",), "spark", None, None)
-    assert (found.trigger_messages, found.fail_on_loss, found.timeout_ms) == (None, True, 30_000)
+def test_omitted_options_have_defaults() -> None:
+    parsed = read_options(LEAST)
+    assert (parsed.topics, parsed.group, parsed.start, parsed.end) == (("orders",), "spark", None, None)
+    assert (parsed.trigger_messages, parsed.fail_on_loss, parsed.timeout_ms) == (None, True, 30_000)
 
 
 def test_names_count_without_regard_to_case_and_those_of_spark_are_passed_over() -> None:
-    given = {"SERVERS": "a", "Topics": "x, y ,x", "failondataloss": "False", "checkpointLocation": "/c"}
-    found = read_options(given | {"maxMessagesPerTrigger": "7"})
-    assert (found.topics, found.fail_on_loss, found.trigger_messages) == (("x", "y"), False, 7)
+    options = {"SERVERS": "a", "Topics": "x, y ,x", "failondataloss": "False", "checkpointLocation": "/c"}
+    parsed = read_options(options | {"maxMessagesPerTrigger": "7"})
+    assert (parsed.topics, parsed.fail_on_loss, parsed.trigger_messages) == (("x", "y"), False, 7)
     assert write_options({"servers": "a", "topic": "t", "queryName": "q"}).topic == "t"
 
 
 def test_whether_rows_are_stored_once() -> None:
-    given = {"servers": "a", "topic": "t"}
-    assert write_options(given).store_once == "auto"
-    assert [write_options(given | {"storeOnce": text}).store_once for text in ("True", " false")] == [
+    options = {"servers": "a", "topic": "t"}
+    assert write_options(options).store_once == "auto"
+    assert [write_options(options | {"storeOnce": text}).store_once for text in ("True", " false")] == [
         "true", "false",
     ]  # fmt: skip
     with pytest.raises(SourceOptionError, match="storeOnce='yes'; allowed: auto, true, false"):
-        write_options(given | {"storeOnce": "yes"})
+        write_options(options | {"storeOnce": "yes"})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_whether_rows_are_stored_once() -> None:
         ('{"orders": {"0": 5, "1": "last"}}', Where(offsets={"orders": {"0": 5, "1": "last"}})),
     ],
 )
-def test_places_can_be_named_in_many_ways(text: str, where: Where) -> None:
+def test_offsets_can_be_named_in_many_ways(text: str, where: Where) -> None:
     assert read_options(LEAST | {"startingOffsets": text}).start == where
     assert read_options(LEAST | {"endingOffsets": text}).end == where
 
@@ -67,7 +67,7 @@ def test_places_can_be_named_in_many_ways(text: str, where: Where) -> None:
         ({"servers": " "}, ["option servers is missing"]),
     ],
 )
-def test_what_is_wrong_is_named_with_what_is_allowed(more: dict[str, str], words: list[str]) -> None:
+def test_an_invalid_option_is_named_with_the_allowed_values(more: dict[str, str], words: list[str]) -> None:
     lowered = {name.lower(): text for name, text in (LEAST | more).items()}
     with pytest.raises(SourceOptionError) as caught:
         read_options(lowered)

@@ -17,8 +17,8 @@ from metrics_job.sparksource.options import DataLossError, SourceError, read_opt
 class Shelf:
     """A queue with messages at `kept`, `[first, end)` readable; answers at most `most` at a time."""
 
-    def __init__(self, kept: range | list[int], first: int, end: int, most: int = 3) -> None:
-        self.kept = list(kept)
+    def __init__(self, stored: range | list[int], first: int, end: int, most: int = 3) -> None:
+        self.stored = list(stored)
         self.first, self.end, self.most = first, end, most
         self.reads: list[int] = []
         self.before_read: Callable[[], None] = lambda: None
@@ -34,8 +34,8 @@ class Shelf:
         self.before_read()
         if not self.first <= offset <= self.end:
             return self._answer(min(max(offset, self.first), self.end), [])
-        found = [at for at in self.kept if at >= max(offset, self.first)][: min(self.most, most)]
-        return self._answer(found[-1] + 1 if found else self.end, found)
+        offsets_read = [at for at in self.stored if at >= max(offset, self.first)][: min(self.most, most)]
+        return self._answer(offsets_read[-1] + 1 if offsets_read else self.end, offsets_read)
 
     def _answer(self, next_offset: int, offsets: list[int]) -> FetchedQueue:
         messages = []
@@ -56,8 +56,10 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Callable[[Shelf], Shelf]:
 
 
 def offsets(start: int, end: int, **options: str) -> list[int]:
-    given = read_options({"servers": "s", "topic": "t", "timeoutMs": "1"} | options)
-    batches: list[Any] = list(source.read_range(given, OffsetRange("t", 0, "R_default_t_0", start, end)))
+    read_settings = read_options({"servers": "s", "topic": "t", "timeoutMs": "1"} | options)
+    batches: list[Any] = list(
+        source.read_range(read_settings, OffsetRange("t", 0, "R_default_t_0", start, end))
+    )
     return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 
 
@@ -85,20 +87,22 @@ def test_what_retention_takes_while_it_is_read_is_an_error(put: Any) -> None:
         offsets(0, 20)
 
 
-def test_or_is_passed_over_and_said(put: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_or_the_loss_is_skipped_and_logged(put: Any, caplog: pytest.LogCaptureFixture) -> None:
     put(Shelf(range(20), 10, 20))
     with caplog.at_level(logging.WARNING, "ddmq.spark"):
         assert offsets(6, 14, failondataloss="false") == [10, 11, 12, 13]
     assert [getattr(record, "count", None) for record in caplog.records] == [4]
-    said = caplog.records[0].getMessage()
-    for part in ("4 messages lost: ", "topic t, queue 0", "offsets 6 to 9", "retention"):
-        assert part in said, "without its fields, too, a line tells what is lost"
+    message = caplog.records[0].getMessage()
+    for fragment in ("4 messages lost: ", "topic t, queue 0", "offsets 6 to 9", "retention"):
+        assert fragment in message, "without its fields, too, a line tells what is lost"
 
 
 def test_messages_read_before_the_bounds_moved_are_not_lost(put: Any) -> None:
     shelf = put(Shelf(range(20), 0, 20, most=8))
     answer = shelf._answer
-    shelf._answer = lambda at, found: answer(at, found)._replace(first_offset=5)  # looked up after the read
+    shelf._answer = lambda at, offsets_read: answer(at, offsets_read)._replace(
+        first_offset=5
+    )  # looked up after the read
     assert offsets(0, 8) == list(range(8))
 
 
@@ -109,7 +113,7 @@ def test_a_queue_that_ends_before_the_range_is_a_loss(put: Any) -> None:
     assert offsets(7, 9, failondataloss="false") == []
 
 
-def test_a_queue_that_says_nothing_is_given_up(put: Any) -> None:
+def test_a_silent_queue_is_abandoned(put: Any) -> None:
     put(Shelf([], 0, 5))
     with pytest.raises(SourceError, match="gave nothing at offset 5 for 1 ms"):
         offsets(5, 9)

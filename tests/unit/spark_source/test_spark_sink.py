@@ -28,7 +28,7 @@ REFUSED = InvalidMessageError("this engine takes no keys", 11, "mq:9613")
 FULL = ThrottledError("500000 keys are known", 15, "mq:9613")
 
 
-class TimeThatIsTold:
+class ManualTime:
     """Stands for the module `time`."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class TimeThatIsTold:
 class ScriptedProducer:
     """Answers each message as it was told to; one that throttles takes all of the time for it."""
 
-    def __init__(self, clock: TimeThatIsTold, answer: Answer) -> None:
+    def __init__(self, clock: ManualTime, answer: Answer) -> None:
         self._clock = clock
         self._answer = answer
         self.stored: list[OutgoingMessage] = []
@@ -66,10 +66,10 @@ class ScriptedProducer:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> TimeThatIsTold:
-    made = TimeThatIsTold()
-    monkeypatch.setattr("metrics_job.sparksource.sink.time", made)
-    return made
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualTime:
+    clock_module = ManualTime()
+    monkeypatch.setattr("metrics_job.sparksource.sink.time", clock_module)
+    return clock_module
 
 
 def rows(count: int, first: int = 0) -> list[OutgoingMessage]:
@@ -80,8 +80,8 @@ def keys(messages: Sequence[OutgoingMessage]) -> list[str | None]:
     return [message.idempotency_key for message in messages]
 
 
-def told(
-    answer: Answer, clock: TimeThatIsTold, once: Any = "auto", named: bool = True
+def send_rows(
+    answer: Answer, clock: ManualTime, once: Any = "auto", named: bool = True
 ) -> tuple[Any, RowStore]:
     producer: Any = ScriptedProducer(clock, answer)
     return producer, RowStore(producer, 30_000, once, named)
@@ -90,20 +90,20 @@ def told(
 # --- keys
 
 
-def test_a_key_says_which_row_it_is_and_what_is_in_it() -> None:
-    place = "q/0/1/2"
+def test_a_key_identifies_a_row_and_its_content() -> None:
+    row_key = "q/0/1/2"
     plain = {"value": b"v", "key": "k", "tags": "t", "properties": {"a": "b", "c": "d"}, "queue": 1}
-    first = with_key(to_message(Row(**plain), "t", place)).idempotency_key
+    first = with_key(to_message(Row(**plain), "t", row_key)).idempotency_key
     assert first is not None
     assert first.startswith("q/0/1/2/")
-    assert len(first) == len(place) + 1 + 16
+    assert len(first) == len(row_key) + 1 + 16
     turned = plain | {"properties": {"c": "d", "a": "b"}}
-    assert with_key(to_message(Row(**turned), "t", place)).idempotency_key == first, "the same row"
+    assert with_key(to_message(Row(**turned), "t", row_key)).idempotency_key == first, "the same row"
     others = [
         with_key(to_message(Row(**(plain | change)), topic, at)).idempotency_key
         for change, topic, at in (
-            ({"value": b"w"}, "t", place), ({"key": "l"}, "t", place), ({"tags": None}, "t", place),
-            ({"properties": {"a": "b"}}, "t", place), ({"queue": 2}, "t", place), ({}, "u", place),
+            ({"value": b"w"}, "t", row_key), ({"key": "l"}, "t", row_key), ({"tags": None}, "t", row_key),
+            ({"properties": {"a": "b"}}, "t", row_key), ({"queue": 2}, "t", row_key), ({}, "u", row_key),
             ({}, "t", "q/0/1/3"),
         )
     ]  # fmt: skip
@@ -119,28 +119,26 @@ def test_a_key_that_the_row_brings_stays() -> None:
 # --- a task
 
 
-def test_a_task_that_is_repeated_has_the_same_keys(clock: TimeThatIsTold) -> None:
-    first, store = told(lambda message: None, clock)
+def test_a_task_that_is_repeated_has_the_same_keys(clock: ManualTime) -> None:
+    first, store = send_rows(lambda message: None, clock)
     store.store_rows(rows(3))
     store.store_rows(rows(3, first=3))
-    again, repeated = told(lambda message: None, clock)
+    second, repeated = send_rows(lambda message: None, clock)
     repeated.store_rows(rows(6))
-    assert keys(first.stored) == keys(again.stored)
+    assert keys(first.stored) == keys(second.stored)
     assert len(set(keys(first.stored)) - {None}) == 6
 
 
 @pytest.mark.parametrize(("once", "named"), [("false", True), ("auto", False)])
-def test_rows_without_keys(clock: TimeThatIsTold, once: str, named: bool) -> None:
-    producer, store = told(lambda message: None, clock, once, named)
+def test_rows_without_keys(clock: ManualTime, once: str, named: bool) -> None:
+    producer, store = send_rows(lambda message: None, clock, once, named)
     store.store_rows(rows(2))
     assert keys(producer.stored) == [None, None]
     assert producer.calls == [(2, 30_000)]
 
 
-def test_an_engine_that_takes_no_keys_gets_none(
-    clock: TimeThatIsTold, caplog: pytest.LogCaptureFixture
-) -> None:
-    producer, store = told(lambda message: REFUSED if message.idempotency_key else None, clock)
+def test_an_engine_that_takes_no_keys_gets_none(clock: ManualTime, caplog: pytest.LogCaptureFixture) -> None:
+    producer, store = send_rows(lambda message: REFUSED if message.idempotency_key else None, clock)
     with caplog.at_level(logging.WARNING, logger="ddmq.spark"):
         store.store_rows(rows(3))
         store.store_rows(rows(3, first=3))
@@ -150,9 +148,9 @@ def test_an_engine_that_takes_no_keys_gets_none(
     assert "takes no keys" in caplog.text
 
 
-def test_what_is_stored_is_not_sent_without_its_key(clock: TimeThatIsTold) -> None:
+def test_what_is_stored_is_not_sent_without_its_key(clock: ManualTime) -> None:
     """Some proxies of a cluster may take keys already."""
-    producer, store = told(
+    producer, store = send_rows(
         lambda message: REFUSED if message.idempotency_key and message.body == "v1" else None, clock
     )
     store.store_rows(rows(3))
@@ -160,52 +158,52 @@ def test_what_is_stored_is_not_sent_without_its_key(clock: TimeThatIsTold) -> No
     assert [key is None for key in keys(producer.stored)] == [False, False, True]
 
 
-def test_full_proxies_are_waited_for_and_then_get_no_keys(clock: TimeThatIsTold) -> None:
-    producer, store = told(lambda message: FULL if message.idempotency_key else None, clock)
+def test_full_proxies_are_waited_for_and_then_get_no_keys(clock: ManualTime) -> None:
+    producer, store = send_rows(lambda message: FULL if message.idempotency_key else None, clock)
     store.store_rows(rows(3))
     assert keys(producer.stored) == [None] * 3
     assert clock.now == 15.0, "half of the time"
     assert producer.calls == [(3, 15_000), (3, 30_000)]
 
 
-def test_what_passes_in_time_costs_no_keys(clock: TimeThatIsTold) -> None:
+def test_what_passes_in_time_costs_no_keys(clock: ManualTime) -> None:
     left: list[SendError] = [UnknownOutcomeError("lost"), NotStoredError("down")]
-    producer, store = told(lambda message: left.pop() if left else None, clock)
+    producer, store = send_rows(lambda message: left.pop() if left else None, clock)
     store.store_rows(rows(1))
     store.store_rows(rows(1, first=1))
     assert None not in keys(producer.stored)
 
 
 @pytest.mark.parametrize("error", [REFUSED, FULL])
-def test_a_job_that_insists_fails_instead(clock: TimeThatIsTold, error: SendError) -> None:
-    producer, store = told(lambda message: error if message.idempotency_key else None, clock, "true")
+def test_a_job_that_insists_fails_instead(clock: ManualTime, error: SendError) -> None:
+    producer, store = send_rows(lambda message: error if message.idempotency_key else None, clock, "true")
     with pytest.raises(WriteError, match=r"3 of 3 messages were not stored, first: .*keys"):
         store.store_rows(rows(3))
     assert not producer.stored
     with pytest.raises(WriteError, match="no id of the query"):
-        told(lambda message: None, clock, "true", named=False)
+        send_rows(lambda message: None, clock, "true", named=False)
 
 
 @pytest.mark.parametrize(
     "error",
     [InvalidMessageError("body of 0 bytes", 11), NoSuchTopicError("no topic", 13, "mq:9613")],
 )
-def test_what_no_key_is_to_blame_for_fails_at_once(clock: TimeThatIsTold, error: SendError) -> None:
-    producer, store = told(lambda message: error, clock)
+def test_what_no_key_is_to_blame_for_fails_at_once(clock: ManualTime, error: SendError) -> None:
+    producer, store = send_rows(lambda message: error, clock)
     with pytest.raises(WriteError, match=r"2 of 2 messages were not stored"):
         store.store_rows(rows(2))
     assert len(producer.calls) == 1
 
 
-def test_a_message_that_is_wrong_in_itself_is_tried_once_more(clock: TimeThatIsTold) -> None:
-    producer, store = told(lambda message: REFUSED, clock)
+def test_an_invalid_message_is_retried_once(clock: ManualTime) -> None:
+    producer, store = send_rows(lambda message: REFUSED, clock)
     with pytest.raises(WriteError, match=r"2 of 2"):
         store.store_rows(rows(2))
     assert len(producer.calls) == 2
 
 
-def test_the_time_ends(clock: TimeThatIsTold) -> None:
-    producer, store = told(lambda message: NotStoredError("down"), clock)
+def test_the_time_ends(clock: ManualTime) -> None:
+    producer, store = send_rows(lambda message: NotStoredError("down"), clock)
     with pytest.raises(WriteError, match="down"):
         store.store_rows(rows(2))
     assert clock.now <= 30.0

@@ -23,7 +23,7 @@ from tools.check_installs import breaches, breaches_of
         "[ddmq](https://pypi.org/project/ddmq-proxy/)",
     ],
 )
-def test_what_needs_a_published_name_is_found_with_its_line(text: str) -> None:
+def test_a_use_of_a_published_name_is_reported_with_its_line(text: str) -> None:
     assert [line for line, _ in breaches(f"first\n{text}\nlast")][:1] == [2]
 
 
@@ -44,6 +44,6 @@ def test_what_needs_none_is_not(text: str) -> None:
     assert list(breaches(text)) == []
 
 
-def test_a_string_in_several_pieces_is_read_as_one(tmp_path: Path) -> None:
+def test_a_concatenated_string_is_read_as_one(tmp_path: Path) -> None:
     (tmp_path / "errors.py").write_text('TEXT = (\n    "run: pip install "\n    "ddmq-proxy"\n)\n')
     assert [line for line, _ in breaches_of(tmp_path / "errors.py")] == [2]

@@ -26,12 +26,12 @@ if SIZE:
 
 
 @pytest.fixture
-def gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[str]]:
+def report_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[str]]:
     """What is told of a tree with one module in it and these files."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     import check_names
 
-    def ask(**files: str) -> list[str]:
+    def report(**files: str) -> list[str]:
         named = {
             path.replace("_of_", "/") + (".md" if "docs" in path else ".py"): text
             for path, text in files.items()
@@ -42,13 +42,13 @@ def gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[
         return list(check_names.report_missing(tmp_path))
 
     sys.modules.pop("check_names")
-    return ask
+    return report
 
 
 @pytest.mark.parametrize("name", ["Log", "opened", "at_once", "SIZE", "COUNT", "SLOTS", "fast", "os", "MOST"])
-def test_what_a_module_binds_is_there(gone: Callable[..., list[str]], name: str) -> None:
+def test_what_a_module_binds_is_there(report_missing: Callable[..., list[str]], name: str) -> None:
     used = f"from backend import engine\nfrom backend.engine import {name}\nengine.{name}\n"
-    assert gone(tests_of_test_a=used) == []
+    assert report_missing(tests_of_test_a=used) == []
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_what_a_module_binds_is_there(gone: Callable[..., list[str]], name: str)
         ("from rig import Lost", "rig.Lost"),
     ],
 )
-def test_what_is_gone_is_told(gone: Callable[..., list[str]], used: str, name: str) -> None:
+def test_missing_names_are_reported(report_missing: Callable[..., list[str]], used: str, name: str) -> None:
     line = used.count("\n") + 1 if "SCRIPT" not in used else 2
-    assert gone(tests_of_test_a=used, tests_of_rig="Rig = 1") == [
+    assert report_missing(tests_of_test_a=used, tests_of_rig="Rig = 1") == [
         f"tests/test_a.py:{line}: there is no {name}"
     ]
 
 
-def test_names_of_others_and_of_ones_own_are_let_be(gone: Callable[..., list[str]]) -> None:
+def test_foreign_and_local_names_are_ignored(report_missing: Callable[..., list[str]]) -> None:
     used = """
 from elsewhere import Anything
 from rig import Rig
@@ -86,13 +86,13 @@ monkeypatch.setattr("elsewhere.NAME", 1)
 def test(engine):
     return engine.anything, Anything.more
 """
-    assert gone(tests_of_test_a=used, tests_of_one_of_rig="Rig = 1", tests_of_two_of_rig="") == []
+    assert report_missing(tests_of_test_a=used, tests_of_one_of_rig="Rig = 1", tests_of_two_of_rig="") == []
 
 
-def test_pages_and_texts_of_the_product_are_read_too(gone: Callable[..., list[str]]) -> None:
+def test_pages_and_texts_of_the_product_are_read_too(report_missing: Callable[..., list[str]]) -> None:
     page = "# Page\n`backend/engine.py` and `backend/moved.py`, `python -m backend.moved`\n"
     block = "```python\n\nfrom backend.engine import (\n    Log,\n    Lost,\n)\n```\n"
-    assert gone(docs_of_page=page + block, ddmq_of_a='"""See moved.py, engine.py."""') == [
+    assert report_missing(docs_of_page=page + block, ddmq_of_a='"""See moved.py, engine.py."""') == [
         "docs/page.md:2: there is no backend.moved",
         "docs/page.md:2: there is no backend/moved.py",
         "docs/page.md:5: there is no backend.engine.Lost",

@@ -26,7 +26,7 @@ def breaches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str],
     return check
 
 
-def test_a_wide_line_is_found_with_its_number(breaches: Callable[[str], list[str]]) -> None:
+def test_a_wide_line_is_reported_with_its_number(breaches: Callable[[str], list[str]]) -> None:
     assert breaches(f"short\n{WIDE}\n") == ["README.md:2: 121 columns; allowed: 120"]
     assert breaches(f"```\n{WIDE}\n```\n") == ["README.md:2: 121 columns; allowed: 120"]
     assert breaches(f"```console\n$ {WIDE}\n```\n") == ["README.md:2: 123 columns; allowed: 120"]

@@ -79,17 +79,17 @@ def _run(folder: Path, *options: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
 def test_a_fast_test_that_starts_a_process_fails(folder: Path, workers: tuple[str, ...]) -> None:
-    said = _run(folder, "-m", "not slow", *workers)
+    output = _run(folder, "-m", "not slow", *workers)
     for name in (
         "starts_a_process",
         "starts_one_in_a_greenlet",
         "starts_one_that_cannot_be_noticed",
         "forks",
     ):
-        assert f" test_story.py::test_{name}" in said, said
-    assert said.count("a fast test starts a process (mark it slow): ") >= 5, said
-    assert "1 passed" in said, said
-    assert "is_left_out" not in said
+        assert f" test_story.py::test_{name}" in output, output
+    assert output.count("a fast test starts a process (mark it slow): ") >= 5, output
+    assert "1 passed" in output, output
+    assert "is_left_out" not in output
 
 
 @pytest.mark.slow

@@ -32,5 +32,5 @@ def test_every_test_that_is_listed_is_there(file: str) -> None:
 @pytest.mark.parametrize(
     "why", dict.fromkeys(why for _, _, why in ENTRIES if why.capability), ids=lambda why: why.capability
 )
-def test_what_is_said_to_be_off_is_off(why: Reason) -> None:
+def test_a_capability_named_as_off_is_off(why: Reason) -> None:
     assert getattr(capabilities(KafkaOptions()), why.capability) is False, "Kafka can do it now: let it run"

@@ -222,7 +222,7 @@ def test_a_variable_that_is_exported_is_one_of_the_commands_behind_it() -> None:
         ("helm install queue conf/helm/ddmq --set replica=3", AssertionError),
     ],
 )
-def test_a_command_with_a_wrong_name_fails(line: str, error: type[Exception]) -> None:
+def test_a_command_with_an_unknown_name_fails(line: str, error: type[Exception]) -> None:
     (command,) = read_commands(f"$ {line}\n")
     with pytest.raises(error):
         class_of(command).check(command)
@@ -240,10 +240,10 @@ def find_unknown_words(line: str) -> str:
     words = line.split()
     while isinstance(command, click.Group) and words and not words[0].startswith(("…", "COMMAND", "--")):
         name = words.pop(0)
-        found = command.get_command(click.Context(command), name)
-        if found is None:
+        subcommand = command.get_command(click.Context(command), name)
+        if subcommand is None:
             return name
-        command = found
+        command = subcommand
     options = {"--help", *(option for parameter in command.params for option in parameter.opts)}
     return " ".join(word for word in words if word.startswith("--") and word not in options)
 

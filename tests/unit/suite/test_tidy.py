@@ -24,8 +24,8 @@ def tree(root: Path, **files: str) -> Path:
     (root / "docs" / "glossary.md").write_text(
         "| word | meaning here | do not say |\n|---|---|---|\n| offset | a place | spot, two words |\n"
     )
-    for room in ("backend", "ddmq"):
-        (root / room).mkdir()
+    for package in ("backend", "ddmq"):
+        (root / package).mkdir()
     for name, text in files.items():
         (root / f"{name.replace('_of_', '/')}.py").write_text(text)
     return root
@@ -33,19 +33,19 @@ def tree(root: Path, **files: str) -> Path:
 
 def test_rings_of_types_alone_are_rings(tidy, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     lazily = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from backend.one import A\n"
-    found = tidy.count(
+    counts = tidy.count(
         tree(
             tmp_path,
             backend_of_one="from backend.two import B\nclass A: ...",
             backend_of_two=lazily + "class B: ...",
         )
     )
-    assert found["rings"] == {"backend.one backend.two": 2}
+    assert counts["rings"] == {"backend.one backend.two": 2}
 
 
 def test_names_words_and_lengths(tidy, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     long = "def f():\n" + "    x = 1\n" * 60 + "\n" * 600
-    found = tidy.count(
+    counts = tidy.count(
         tree(
             tmp_path,
             backend_of_one="class Same:\n    the_spots = 'SpotCheck, spotless, despot'\n",
@@ -54,28 +54,28 @@ def test_names_words_and_lengths(tidy, tmp_path: Path) -> None:  # type: ignore[
             **{f"backend_of_f{number}": "" for number in range(15)},
         )
     )
-    assert found["class_names"] == {"Same": 2}
-    assert found["words"] == {"spot": 2}
-    assert found["set_twice"] == {"ddmq/two.py:LINES": 2}
-    assert found["functions"] == {"ddmq/three.py:f": 61}
-    assert found["files"] == {"ddmq/three.py": 661}
-    assert found["folders"] == {"backend": 16}
+    assert counts["class_names"] == {"Same": 2}
+    assert counts["words"] == {"spot": 2}
+    assert counts["set_twice"] == {"ddmq/two.py:LINES": 2}
+    assert counts["functions"] == {"ddmq/three.py:f": 61}
+    assert counts["files"] == {"ddmq/three.py": 661}
+    assert counts["folders"] == {"backend": 16}
 
 
-def test_what_is_more_than_allowed_is_told_and_less_is_written_down(tidy) -> None:  # type: ignore[no-untyped-def]
-    found = {"words": {"spot": 3, "mark": 1}, "files": {}}
-    assert [line.split(" (")[0] for line in tidy.breaches(found, {"words": {"spot": 2}})] == [
+def test_counts_above_the_limit_are_reported_and_lower_ones_recorded(tidy) -> None:  # type: ignore[no-untyped-def]
+    counts = {"words": {"spot": 3, "mark": 1}, "files": {}}
+    assert [line.split(" (")[0] for line in tidy.breaches(counts, {"words": {"spot": 2}})] == [
         "tidy: words: mark: 1, allowed 0",
         "tidy: words: spot: 3, allowed 2",
     ]
-    assert list(tidy.breaches(found, {"words": {"spot": 3, "mark": 1}})) == []
-    assert tidy.lowered(found, {"words": {"spot": 5, "gone": 1}, "files": {"a": 500}}) == {
+    assert list(tidy.breaches(counts, {"words": {"spot": 3, "mark": 1}})) == []
+    assert tidy.lowered(counts, {"words": {"spot": 5, "gone": 1}, "files": {"a": 500}}) == {
         "words": {"spot": 3},
         "files": {},
     }
 
 
-PLACES = '''
+SAMPLE = '''
 class Store:
     """What it holds."""
 
@@ -94,12 +94,12 @@ class Store:
 '''
 
 
-def test_the_places_that_a_reader_stumbles_over(tidy, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_constructs_that_confuse_a_reader_are_counted(tidy, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     sets_hooks = "def open(store):\n    store.on_close = 1\n    store.on_lost, store.on_ready = 2, 3\n"
     counted = tidy.count(
         tree(
             tmp_path,
-            backend_of_one=PLACES,
+            backend_of_one=SAMPLE,
             backend_of_two=sets_hooks,
             backend_of_made='"""Generated."""\ndef known(): ...\n',
             ddmq_of_other="def open(store):\n    store.on_lost = 1\n",
@@ -111,10 +111,10 @@ def test_the_places_that_a_reader_stumbles_over(tidy, tmp_path: Path) -> None:  
     assert counted["late_hooks"] == {"backend": 2}  # on_lost and on_ready, and no other package's on_lost
 
 
-def test_the_places_of_one_measure_are_listed(tidy, tmp_path: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_occurrences_of_one_measure_are_listed(tidy, tmp_path: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     import readability
 
-    root = tree(tmp_path, backend_of_one=PLACES)
+    root = tree(tmp_path, backend_of_one=SAMPLE)
     monkeypatch.setattr(tidy, "ROOT", root)
     monkeypatch.setattr("tidy.sources", lambda _: {"backend.one": root / "backend" / "one.py"})
     assert readability.main(["backend", "bare_names"]) == 0

@@ -52,7 +52,7 @@ def test_the_table_has_a_line_for_each_wheel() -> None:
 
 
 @pytest.mark.slow  # it starts the interpreter
-def test_an_interpreter_is_found_at_its_path_and_only_there(tmp_path: Path) -> None:
+def test_an_interpreter_is_searched_only_at_its_path(tmp_path: Path) -> None:
     interpreter = interpreters.find_interpreter(sys.executable)
     assert interpreter is not None
     assert interpreter.version == ".".join(map(str, sys.version_info[:3]))
