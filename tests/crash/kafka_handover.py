@@ -119,7 +119,7 @@ class Handover:
     def _both(self) -> bool:
         with self.lock:
             at = time.monotonic()
-            now = [server for server, seen_at in self.deliverer.values() if at - seen_at < 1]
+            now = [server for server, delivered_at in self.deliverer.values() if at - delivered_at < 1]
         return len(now) == QUEUES and now.count(self.one) == QUEUES // 2
 
     # --- the ways to go

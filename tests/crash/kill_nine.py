@@ -175,7 +175,7 @@ class Killing(ServerRounds):
         consumer = self.servers[0]
         locations: list[Location] = []
         dead_topic = f"%DLQ%{GROUP}"
-        if consumer.ask("GET", f"/topics/{dead_topic.replace('%', '%25')}")[0] != 200:
+        if consumer.request("GET", f"/topics/{dead_topic.replace('%', '%25')}")[0] != 200:
             return locations
         consumer.admin("POST", "groups", DEAD_GROUP, body={"topics": [dead_topic], "start": "first"})
         with Client(self._port("consumer")()) as client:

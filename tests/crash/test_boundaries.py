@@ -109,9 +109,9 @@ def test_where_nobody_has_died_somebody_is_to_die_sooner(
     server.launch()
     for _ in range(5):
         kills.start(*kills.fallen())
-    first, again, other = filter(None, server.label)
+    first, same_plan, other = filter(None, server.label)
     assert first.count > 1
-    assert again == first._replace(count=1)
+    assert same_plan == first._replace(count=1)
     assert other.label != first.label
     assert kills.counts["unmet"] == 2
     server.kill()

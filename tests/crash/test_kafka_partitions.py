@@ -67,15 +67,15 @@ def test_a_cut_link_stops_an_open_connection_in_either_direction(
         assert client.stdin is not None
         assert client.stdout is not None
 
-        def ask_once() -> str:
+        def echoes() -> str:
             client.stdin.write("\n")
             return client.stdout.readline().strip()
 
-        assert ask_once() == "yes"
+        assert echoes() == "yes"
         nodes.disconnect([link])
-        assert ask_once() == "no"
+        assert echoes() == "no"
         nodes.mend()
-        until(lambda: ask_once() == "yes", "TCP sends it again")
+        until(lambda: echoes() == "yes", "TCP sends it again")
     finally:
         for process in (echo, client):
             process.kill()

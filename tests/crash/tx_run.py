@@ -93,7 +93,7 @@ class TxRun(ServerRounds):
 
     def _stored(self, topics: tuple[str, ...]) -> list[bytes]:
         """All that is in the topics."""
-        there = [topic for topic in topics if self.servers[0].ask("GET", f"/topics/{topic}")[0] == 200]
+        there = [topic for topic in topics if self.servers[0].request("GET", f"/topics/{topic}")[0] == 200]
         if not there:
             return []
         return [bytes(each.body) for _, each in read_on(self.addresses("consumer"), there)]

@@ -81,14 +81,14 @@ class Raw:
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), 30)
 
-    def ask(self, frame: bytes) -> bytes:
+    def exchange(self, frame: bytes) -> bytes:
         """Send a request, read its answer."""
         self.send(frame)
         return self.receive()
 
     def call(self, frame: Frame) -> Frame:
         """The same with trees; asserts that the answer is to this request."""
-        answer = anyframe.read(self.ask(anyframe.write(frame)))
+        answer = anyframe.read(self.exchange(anyframe.write(frame)))
         assert (answer.method, answer.sequence) == (frame.method, frame.sequence)
         return answer
 

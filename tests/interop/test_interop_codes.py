@@ -109,9 +109,9 @@ def test_11_in_batches(client: Client) -> None:
 
 def test_0_also_for_an_empty_batch_and_the_heartbeat(client: Client) -> None:
     ok = {"code": 0, "msg": "OK"}
-    assert client.call("sendBatchSync", messages=[]).given() == ok
-    assert client.send("carrera_heartbeat", b"").given() == ok
-    assert client.call("sendAsync", message=Message(topic="both", body=b"b")).given() == ok
+    assert client.call("sendBatchSync", messages=[]).set_fields() == ok
+    assert client.send("carrera_heartbeat", b"").set_fields() == ok
+    assert client.call("sendAsync", message=Message(topic="both", body=b"b")).set_fields() == ok
 
 
 def test_13_topic_refused(client: Client) -> None:
@@ -193,7 +193,7 @@ def test_30_to_38_of_delay_requests(client: Client, case: str) -> None:
     code, fields, echoed = DELAY_REJECTIONS[case]
     result = client.call("sendDelaySync", delayMessage=delayed(**fields), timeout=5_000)
     says(result, code)
-    assert set(result.given()) == {"code", "msg", "uniqDelayMsgId"}
+    assert set(result.set_fields()) == {"code", "msg", "uniqDelayMsgId"}
     assert result.uniqDelayMsgId == (fields["uniqDelayMsgId"] if echoed == "echo" else echoed)
 
 
@@ -204,7 +204,7 @@ UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
 def test_0_of_an_add(client: Client, fields: dict[str, Any]) -> None:
     message = delayed(**fields)
     result = client.call("sendDelaySync", delayMessage=message, timeout=5_000)
-    assert set(result.given()) == {"code", "msg", "uniqDelayMsgId"}
+    assert set(result.set_fields()) == {"code", "msg", "uniqDelayMsgId"}
     assert (result.code, result.msg) == (0, "OK")
     due, kind, expire, times, timed, interval, shard, uuid = result.uniqDelayMsgId.split("-", 7)
     assert (int(due), int(kind)) == (message.timestamp, message.dmsgtype)
@@ -218,7 +218,7 @@ def test_0_of_an_add(client: Client, fields: dict[str, Any]) -> None:
 def test_0_of_a_cancel_with_the_id_as_it_came(client: Client) -> None:
     cancel = delayed(action=2, uniqDelayMsgId=ID)
     result = client.call("sendDelaySync", delayMessage=cancel, timeout=5_000)
-    assert result.given() == {"code": 0, "msg": "OK", "uniqDelayMsgId": ID}
+    assert result.set_fields() == {"code": 0, "msg": "OK", "uniqDelayMsgId": ID}
 
 
 # --- codes that a healthy server does not give
@@ -260,7 +260,7 @@ def test_20_while_it_drains(installation: Installation, tmp_path: Path) -> None:
             server.terminate()
             result = refused(producer)
             says(result, 20)
-            assert result.given().keys() == {"code", "msg"}
+            assert result.set_fields().keys() == {"code", "msg"}
             while answer.messages:  # sends before the signal were stored
                 answer = consumer.pull("g", maxLingerTime=30_000, result=done(answer))
         assert server.wait(30) == 0
@@ -281,7 +281,7 @@ def test_12_while_the_writer_is_stopped(tmp_path: Path) -> None:
     """Each part its own process; the one that writes is frozen, so nothing is acknowledged in time."""
     with running(tmp_path, processes=True) as server, Client(server.ports["producer"]) as producer:
         assert producer.send("t").code == 0
-        writer = server.part_pids()["consumer"]
+        writer = server.component_pids()["consumer"]
         os.kill(writer, signal.SIGSTOP)
         try:
             began = time.monotonic()

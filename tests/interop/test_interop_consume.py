@@ -196,7 +196,7 @@ def test_stats(producer: Client, consumer: Client, topic: str, group: str) -> No
 
 def test_unknown_groups_are_answered_empty_at_once(consumer: Client) -> None:
     answer = consumer.pull("nobody-knows-it", maxLingerTime=30_000)
-    assert answer.context.given() == {}
+    assert answer.context.set_fields() == {}
     assert answer.messages == []
 
 
@@ -216,14 +216,14 @@ def test_clients_of_ddmq_get_its_own_fields(
     producer.send(topic, b"b", partitionId=3)
     (answer,) = every(consumer, group, 1, clientId="me")
     (message,) = answer.messages
-    assert set(message.given()) == {
+    assert set(message.set_fields()) == {
         "value", "offset", "messageId", "leaseId", "attempt", "bornMs", "storedMs", "nextOffset",
     }  # fmt: skip
     assert (message.attempt, message.nextOffset) == (1, 1)
 
 
 def test_a_waiting_pull_is_woken(server: RealServer, consumer: Client, topic: str, group: str) -> None:
-    consumer.ask("pull", request=PullRequest(groupId=group, maxLingerTime=30_000))
+    consumer.send_request("pull", request=PullRequest(groupId=group, maxLingerTime=30_000))
     until(lambda: server.metric("ddmq_waiting_pulls") > 0, "the pull waits")
     with Client(server.ports["producer"]) as producer:
         assert producer.send(topic, b"now").code == 0

@@ -59,7 +59,7 @@ def test_once(producer: Client, consumer: Client, topic: str, group: str) -> Non
     assert time.time() >= due
     assert (message.key, message.value, message.tag) == (ident, BINARY, "A||B")
     assert message.properties == {"traceId": "t-1", "ä": "ü", **CHRONOS}
-    assert message.given().keys() == {"key", "value", "tag", "offset", "properties"}
+    assert message.set_fields().keys() == {"key", "value", "tag", "offset", "properties"}
 
 
 def test_what_is_past_fires_at_once(producer: Client, consumer: Client, topic: str, group: str) -> None:
@@ -115,7 +115,7 @@ def cancel(producer: Client, ident: str, **fields: Any) -> DelayResult:
 def test_a_cancel_that_wants_to_know(producer: Client, consumer: Client, topic: str, group: str) -> None:
     ident = added(producer, topic, timestamp=int(time.time()) + 3_600)
     answer = cancel(producer, ident)
-    assert answer.given() == {"code": 0, "msg": "OK", "uniqDelayMsgId": ident, "outcome": CANCELLED}
+    assert answer.set_fields() == {"code": 0, "msg": "OK", "uniqDelayMsgId": ident, "outcome": CANCELLED}
     soon = added(producer, topic, timestamp=int(time.time()) + 1)
     delivered(consumer, group)
     answer = cancel(producer, soon)
@@ -172,7 +172,7 @@ def test_reschedule_and_fire_now(producer: Client, consumer: Client, topic: str,
 
 
 def old_server_sends(producer: Client, topic: str, key: str) -> None:
-    assert producer.send(topic, b"late", key=key, properties=CHRONOS).given() == {"code": 0, "msg": "OK"}
+    assert producer.send(topic, b"late", key=key, properties=CHRONOS).set_fields() == {"code": 0, "msg": "OK"}
 
 
 def test_what_an_old_server_still_sends_is_dropped_when_it_was_cancelled_here(

@@ -75,7 +75,7 @@ def test_the_recorded_conversation_word_for_word(server: RealServer, topic: str,
     topics = {b"V": f"{topic}-V".encode(), b"Vdelay": f"{topic}-W".encode()}
     for name in topics.values():
         make_group(server, f"g-{topic}", name.decode())
-    status, _ = server.ask("GET", f"/groups/g-{topic}")
+    status, _ = server.request("GET", f"/groups/g-{topic}")
     assert status == 200
     names = {b"VLL": f"g-{topic}".encode(), **topics, **QIDS}
     send_recorded(server, "manual_lowlevel_fetch_04", topics)
@@ -128,7 +128,7 @@ def fetched(
         for one in response.results:
             offsets.setdefault(one.topic, {})[one.qid] = one.nextRequestOffset
             got.extend(int(message.value) for message in one.messages)
-            assert all(set(message.given()) == {"value", "offset"} for message in one.messages)
+            assert all(set(message.set_fields()) == {"value", "offset"} for message in one.messages)
         if offsets:
             assert client.ack("me", group, offsets) is True
         return len(got) >= count

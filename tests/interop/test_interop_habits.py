@@ -176,7 +176,7 @@ def test_acknowledgements_resent_on_a_new_connection(server: RealServer, topic: 
     with Client(server.ports["consumer"]) as client:
         first = batch(client, group)
         result = done(first)
-        client.ask("pull", request=PullRequest(groupId=group, maxBatchSize=2, result=result))
+        client.send_request("pull", request=PullRequest(groupId=group, maxBatchSize=2, result=result))
     offsets = [message.offset for message in first.messages]
     for _ in range(2):
         with Client(server.ports["consumer"]) as client:

@@ -18,7 +18,7 @@ def receive(consumer: Client, group: str, count: int) -> list[tuple[str, dict[st
     result = None
     for _ in range(count + 20):
         answer = consumer.pull(group, maxLingerTime=200, result=result)
-        deliveries += [(answer.context.qid, message.given()) for message in answer.messages]
+        deliveries += [(answer.context.qid, message.set_fields()) for message in answer.messages]
         result = done(answer) if answer.messages else None
         if len(deliveries) >= count and result is None:
             break
@@ -30,7 +30,7 @@ def test_a_message_comes_out_as_it_went_in(
 ) -> None:
     properties = {"p": "ü", "traceId": "7"}
     sent = producer.send(topic, b"\x00\xff\x80", key="kéy", tags="A||B", properties=properties)
-    assert sent.given() == OK, "no field that DDMQ did not send"
+    assert sent.set_fields() == OK, "no field that DDMQ did not send"
     ((_, fields),) = receive(consumer, group, 1)
     assert fields == {
         "key": "kéy",
@@ -46,7 +46,7 @@ def test_send_async_is_stored_before_its_answer(
 ) -> None:
     for number in range(3):
         message = Message(topic=topic, body=b"%d" % number, partitionId=2)
-        assert producer.call("sendAsync", message=message).given() == OK
+        assert producer.call("sendAsync", message=message).set_fields() == OK
     deliveries = receive(consumer, group, 3)
     assert [fields["value"] for _, fields in deliveries] == [b"0", b"1", b"2"]
     assert len({qid for qid, _ in deliveries}) == 1
@@ -56,7 +56,7 @@ def test_send_batch_keeps_its_order_in_one_queue(
     producer: Client, consumer: Client, topic: str, group: str
 ) -> None:
     messages = [Message(topic=topic, key=str(n), body=b"%d" % n, partitionId=-2) for n in range(150)]
-    assert producer.call("sendBatchSync", messages=messages).given() == OK
+    assert producer.call("sendBatchSync", messages=messages).set_fields() == OK
     deliveries = receive(consumer, group, 150)
     assert len({qid for qid, _ in deliveries}) == 1, "members of partitionId < -1 go to one queue"
     assert [fields["key"] for _, fields in deliveries] == [str(n) for n in range(150)]
@@ -66,7 +66,7 @@ def test_send_batch_without_keys_keeps_its_order_in_one_queue(
     producer: Client, consumer: Client, topic: str, group: str
 ) -> None:
     messages = [Message(topic=topic, body=b"%d" % n, partitionId=-2) for n in range(150)]
-    assert producer.call("sendBatchSync", messages=messages).given() == OK
+    assert producer.call("sendBatchSync", messages=messages).set_fields() == OK
     deliveries = receive(consumer, group, 150)
     assert len({qid for qid, _ in deliveries}) == 1
     assert [fields["value"] for _, fields in deliveries] == [b"%d" % n for n in range(150)]
@@ -75,7 +75,7 @@ def test_send_batch_without_keys_keeps_its_order_in_one_queue(
 def test_a_batch_may_mix_topics(producer: Client, consumer: Client, topic: str, group: str) -> None:
     other = f"{topic}-2"
     messages = [Message(topic=name, body=b"b", partitionId=-2) for name in (topic, other, topic)]
-    assert producer.call("sendBatchSync", messages=messages).given() == OK
+    assert producer.call("sendBatchSync", messages=messages).set_fields() == OK
     assert len(receive(consumer, group, 2)) == 2
 
 

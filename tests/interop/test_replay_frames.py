@@ -34,7 +34,7 @@ def each(method: str) -> Any:
 def replayed(port: int, request: bytes) -> Frame:
     """The answer to recorded bytes, to the same method and sequence id."""
     with Raw(port) as raw:
-        answer = anyframe.read(raw.ask(request))
+        answer = anyframe.read(raw.exchange(request))
     request_fields = anyframe.read(request)
     assert (answer.method, answer.sequence) == (request_fields.method, request_fields.sequence)
     return answer
@@ -104,14 +104,14 @@ def test_acks_of_groups_nobody_knows_are_answered_byte_for_byte(
     server: RealServer, exchange: Exchange
 ) -> None:
     with Raw(server.ports["consumer"]) as raw:
-        assert raw.ask(exchange.request) == exchange.reply
+        assert raw.exchange(exchange.request) == exchange.reply
 
 
 @each("submit")
 def test_submit(server: RealServer, exchange: Exchange) -> None:
     assert exchange.reply is not None
     with Raw(server.ports["consumer"]) as raw:
-        assert raw.ask(exchange.request) == exchange.reply, "true, also for what nobody knows"
+        assert raw.exchange(exchange.request) == exchange.reply, "true, also for what nobody knows"
 
 
 @each("pull")
@@ -199,7 +199,7 @@ def test_empty_pulls_are_byte_for_byte_a_real_ddmqs(
     assert exchange.real
     world = World(server, exchange, topic)
     with Raw(server.ports["consumer"]) as raw:
-        assert raw.ask(anyframe.write(world.request)) == exchange.reply
+        assert raw.exchange(anyframe.write(world.request)) == exchange.reply
 
 
 @each("getConsumeStats")
@@ -226,7 +226,7 @@ def test_stats_are_answered_also_where_ddmq_closed(
 
 
 def make_stats_topic(server: RealServer, group: str, topic: str) -> None:
-    status, _ = server.ask("POST", f"/topics/{topic}", {"create": True, "queues": 4})
+    status, _ = server.request("POST", f"/topics/{topic}", {"create": True, "queues": 4})
     assert status in (200, 400), "created, or there from an earlier test"
     server.admin("POST", "groups", group, body={"topics": [topic], "start": "first"})
 

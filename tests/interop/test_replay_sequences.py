@@ -174,7 +174,7 @@ class Conversation:
 
 
 @pytest.mark.parametrize("name", ["go/sequence_dropped", "java/sequence_dropped"])
-def test_results_are_accepted_again_on_a_new_connection(short: RealServer, name: str, topic: str) -> None:
+def test_resent_results_are_accepted_on_a_new_connection(short: RealServer, name: str, topic: str) -> None:
     """The ack time-out is short there: what was in a lost answer comes again soon."""
     talk = Conversation(short, name, topic)
     assert talk.replay() >= 5, "the recording loses answers"
@@ -203,7 +203,7 @@ def test_a_producer_that_is_refused_goes_on(server: RealServer) -> None:
 def _answer_as_recorded(raw: Raw, step: Step, reply: bytes | None) -> int:
     assert isinstance(step.what, bytes)
     assert reply is not None
-    answer = raw.ask(patient(step.what))
+    answer = raw.exchange(patient(step.what))
     result, recorded = anyframe.read(answer), anyframe.read(reply)
     assert result[:3] == recorded[:3]
     assert shape(STRUCT, result.fields) == shape(STRUCT, recorded.fields)

@@ -49,7 +49,7 @@ class Application:
             self.monitor, body=b"look after me", tags="*", action=1, dmsgtype=self._kind, timestamp=first,
             **{**zeros, **loop},
         )  # fmt: skip
-        assert answer.given().keys() == {"code", "msg", "uniqDelayMsgId"}
+        assert answer.set_fields().keys() == {"code", "msg", "uniqDelayMsgId"}
         assert answer.code == 0, answer
         return str(answer.uniqDelayMsgId)
 
@@ -60,7 +60,7 @@ class Application:
         answer = self._producer.delay(
             self.monitor, uniqDelayMsgId=ident, body=b"c", tags="jSZ9LbbRa74AtoqR", action=2
         )
-        assert answer.given() == {"code": 0, "msg": "OK", "uniqDelayMsgId": ident}
+        assert answer.set_fields() == {"code": 0, "msg": "OK", "uniqDelayMsgId": ident}
 
     def watch(self) -> None:
         """The monitor's consumer: take one monitor and bring its transaction to an end."""

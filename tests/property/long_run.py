@@ -31,8 +31,8 @@ from tests.property.test_consumer_pull_buffer import PullBufferMachine
 from tests.property.test_delay_engine import DelayMachine
 from tests.property.test_delay_levels import LevelMachine
 from tests.property.test_fetch_property import PositionMachine, RosterMachine
-from tests.property.test_known_sends import StoredSendsMachine
 from tests.property.test_progress_ack_map import AckMapMachine
+from tests.property.test_stored_sends import StoredSendsMachine
 
 MACHINES: dict[str, tuple[type[RuleBasedStateMachine], int]] = {  # and the steps of one example
     "order": (OrderMachine, 60),

@@ -41,7 +41,7 @@ class FrontMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.left)
     @rule(step=st.integers(1, 3))
-    def add_again(self, step: int) -> None:
+    def add_twice(self, step: int) -> None:
         """Keys that left in the last removal."""
         self.front.add(self.left[::step])
         self.live.update(self.left[::step])

@@ -136,8 +136,8 @@ def test_a_cron_around_a_change_of_the_clock(change, minutes, hours, any_minute,
         expected = wall_clock(zone, day, minutes, hours, weekdays)
     cron, after = Cron(expression, name), begin + timedelta(minutes=start)
     for at in [at for at in expected if after < at < begin + timedelta(days=4)][:8]:
-        found_ms = cron.next_ms(int(after.timestamp() * 1_000))
-        assert datetime.fromtimestamp(found_ms / 1_000, UTC) == at, (expression, name, after)
+        next_fire_ms = cron.next_ms(int(after.timestamp() * 1_000))
+        assert datetime.fromtimestamp(next_fire_ms / 1_000, UTC) == at, (expression, name, after)
         after = at
 
 

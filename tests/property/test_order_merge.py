@@ -23,17 +23,17 @@ QUEUE = QueueRef("T", 0, 0)
 positions = st.sets(st.integers(0, 200), min_size=3, max_size=80)
 
 
-def read_ahead(found_positions: list[int], skipped: int) -> ReadAhead:
+def read_ahead(positions_read: list[int], skipped: int) -> ReadAhead:
     """Of a queue that has messages at these log positions; the first `skipped` are placed already."""
-    batch: Any = SimpleNamespace(positions=[-1, *found_positions])
-    deliveries = [b"at %d" % position for position in found_positions]
-    offsets = [number * 2 for number in range(len(found_positions))]
+    batch: Any = SimpleNamespace(positions=[-1, *positions_read])
+    deliveries = [b"at %d" % position for position in positions_read]
+    offsets = [number * 2 for number in range(len(positions_read))]
     view, plan = ProgressView(0, (), {}, 1, 0), ReadPlan(lambda count_max: (count_max, 1), 1)
     queue = SubscribedQueue(
         QUEUE, view, 0, RetryPolicy((), -1), Budget(), Tally(), plan, MetricCell(), deque()
     )
     queue.feed.put(
-        Slice(batch, offsets, deliveries, range(1, len(found_positions) + 1)), len(found_positions) * 2
+        Slice(batch, offsets, deliveries, range(1, len(positions_read) + 1)), len(positions_read) * 2
     )
     queue.feed.consume_messages(skipped)
     stream = QueueStream(ScopeLedger(ChainTable()), QUEUE, queue.feed, message_key, MetricCell())

@@ -103,7 +103,7 @@ def test_the_log_is_complete(recorded: Recorded) -> None:
     expected = ("open files are limited", "repairing the index of segment")  # the latter after a kill
     assert [line for line in loud if not any(words in line for words in expected)] == []
     assert json.loads((recorded.server.data_dir / "format").read_text().splitlines()[0])["format"] == 2
-    assert recorded.server.ask("GET", "/ready")[0] == 200
+    assert recorded.server.request("GET", "/ready")[0] == 200
 
 
 def test_topics_with_settings_and_every_message(recorded: Recorded) -> None:
@@ -113,7 +113,7 @@ def test_topics_with_settings_and_every_message(recorded: Recorded) -> None:
         assert server.admin("GET", "topics", topic).items() >= settings.items()
     for number in range(story.ORDERS):
         expected = story.order(number)
-        _, rows = server.ask(
+        _, rows = server.request(
             "GET", f"/topics/orders/messages?queue={number % 3}&offset={number // 3}&count=1"
         )
         [by_offset] = rows
@@ -121,9 +121,9 @@ def test_topics_with_settings_and_every_message(recorded: Recorded) -> None:
         assert (by_offset["key"], by_offset["tags"]) == (expected["key"], expected["tags"])
         assert by_offset["properties"].items() >= expected["properties"].items()
         message_id = recorded.facts["messages"][f"order {number}"]
-        _, rows = server.ask("GET", f"/topics/orders/messages?id={message_id}")
+        _, rows = server.request("GET", f"/topics/orders/messages?id={message_id}")
         assert [(row["queue"], row["offset"]) for row in rows] == [(number % 3, number // 3)]
-    _, rows = server.ask("GET", f"/topics/orders/messages?key={story.PARKED}")
+    _, rows = server.request("GET", f"/topics/orders/messages?key={story.PARKED}")
     assert {int(row["properties"]["n"]) for row in rows} == set(OF_KEY[story.PARKED])
 
 

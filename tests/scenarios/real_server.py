@@ -199,7 +199,7 @@ class RealServer:
 
     # --- looking inside
 
-    def part_pids(self) -> dict[str, int]:
+    def component_pids(self) -> dict[str, int]:
         """With `processes`: the process of each part, by its name."""
         pids = {}
         for pid in _children(self.pid):
@@ -214,11 +214,13 @@ class RealServer:
 
     def admin(self, method: str, *path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON answer of the admin API. Asserts that it is no error."""
-        status, answer = self.ask(method, "/" + "/".join(quote(segment, safe="") for segment in path), body)
+        status, answer = self.request(
+            method, "/" + "/".join(quote(segment, safe="") for segment in path), body
+        )
         assert status == 200, (status, answer)
         return answer
 
-    def ask(self, method: str, target: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+    def request(self, method: str, target: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
         """Status and JSON (or text) of one request to the admin port."""
         connection = http.client.HTTPConnection(self.host, self.ports["admin"], timeout=PATIENCE_S)
         try:
@@ -238,7 +240,7 @@ class RealServer:
     def messages(self, topic: str) -> list[dict[str, Any]]:
         """What lies in a topic. (A difference of offsets counts gaps, too, which Kafka has.)"""
         target = f"/topics/{quote(topic, safe='')}/messages?count={MESSAGES_MAX}"
-        status, rows = self.ask("GET", target)
+        status, rows = self.request("GET", target)
         assert status == 200, (status, rows)
         return list(rows)
 
@@ -248,7 +250,7 @@ class RealServer:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of that name that carry these labels, 0 when there are none."""
-        _, text = self.ask("GET", "/metrics")
+        _, text = self.request("GET", "/metrics")
         total = 0.0
         for line in text.splitlines():
             sample, _, value = line.rpartition(" ")

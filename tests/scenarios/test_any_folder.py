@@ -67,7 +67,7 @@ def test_a_server_and_its_processes_do_not_import_it_either(
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setattr("tests.scenarios.real_server.ddmq_command", lambda *line: [SCRIPT, *line])
     with running(folder / "server", processes=processes) as server:
-        until(lambda: server.ask("GET", "/ready")[0] == 200, "it is ready")
+        until(lambda: server.request("GET", "/ready")[0] == 200, "it is ready")
 
 
 @pytest.mark.parametrize("processes", [False, True])
@@ -77,7 +77,7 @@ def test_a_server_and_its_processes_import_their_own_packages(
     monkeypatch.setattr("tests.scenarios.real_server._REPOSITORY", folder)
     with running(folder / "server", processes=processes) as server:
         assert isinstance(server, RealServer)
-        until(lambda: server.ask("GET", "/ready")[0] == 200, "it is ready")
+        until(lambda: server.request("GET", "/ready")[0] == 200, "it is ready")
 
 
 def test_the_demo_starts_its_server_so(folder: Path) -> None:

@@ -115,7 +115,7 @@ def test_groups_are_counted_for_all_proxies(servers: list[RealServer]) -> None:
 
 
 def topic_names(server: RealServer) -> set[str]:
-    status, answer = server.ask("GET", "/topics?internal=1")
+    status, answer = server.request("GET", "/topics?internal=1")
     assert status == 200, answer
     return {topic["topic"] for topic in answer}
 

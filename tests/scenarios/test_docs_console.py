@@ -65,7 +65,7 @@ def dead_transaction(server: RealServer) -> None:
     with contextlib.closing(TransactionCalls(server.ports["producer"])) as calls:
         transaction = new_id()
         assert calls.prepare_when_owned(transaction, message("orders", b"17")).code == 0
-        assert server.ask("DELETE", "/topics/orders")[0] == 200
+        assert server.request("DELETE", "/topics/orders")[0] == 200
         assert calls.end(transaction, COMMIT).code == 11
     server.admin("POST", "topics", "orders", body={"create": True})
 

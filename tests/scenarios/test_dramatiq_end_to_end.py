@@ -219,7 +219,7 @@ def test_a_delayed_message_waits_at_the_server_and_can_be_cancelled(app: Dramati
     later = take.send_with_options(args=(1,), delay=HOUR_MS)
     by_eta = take.message_with_options(args=(2,), eta=later.options["eta"])
     cancelled_too = app.broker.enqueue(by_eta)
-    counts = app.server.ask("GET", f"/delay/count?topic={app.topic('default')}")
+    counts = app.server.request("GET", f"/delay/count?topic={app.topic('default')}")
     assert counts[1]["count"] == 2
     assert app.broker.cancel(later).status is DelayStatus.CANCELLED
     assert app.broker.cancel(cancelled_too).status is DelayStatus.CANCELLED

@@ -38,7 +38,7 @@ def test_a_delayed_send_is_delivered_when_it_is_due(installation: Installation, 
         with Client(server.ports["producer"]) as producer, Client(server.ports["consumer"]) as consumer:
             before_ms = time.time_ns() // 1_000_000
             result = producer.send("t", b"later", key="k", tags="red", properties={"DELAY": "1", "p": "v"})
-            assert result.given() == {"code": 0, "msg": "OK"}
+            assert result.set_fields() == {"code": 0, "msg": "OK"}
             assert producer.send("t", b"now").code == 0
             [now] = consumer.pull("g", maxLingerTime=20_000).messages
             assert now.value == b"now"
@@ -54,9 +54,9 @@ def test_the_command_line_sends_to_a_level(tmp_path: Path) -> None:
     with running(tmp_path, short_levels(tmp_path / "conf")) as server:
         prepared(server)
         address = f"127.0.0.1:{server.ports['producer']}"
-        said = ddmq("send", "t", "later", "--delay-level", "1", "--producer", address)
-        assert said.returncode == 0, said.stderr
-        assert said.stdout.startswith("stored: delayed, id ")
+        result = ddmq("send", "t", "later", "--delay-level", "1", "--producer", address)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.startswith("stored: delayed, id ")
         until(lambda: stored(server), "it is delivered")
 
 
@@ -71,15 +71,15 @@ def test_without_a_scheduler_messages_are_stored_and_health_says_so(
         producer.admin("POST", "topics", "t", body={"create": True, "queues": 1})
         with Client(producer.ports["producer"]) as client:
             assert client.send("t", b"kept", properties={"DELAY": "1"}).code == 0
-        status, said = producer.ask("GET", "/ready")
-        assert (status, said["ready"]) == (503, False)
-        assert said["reason"].startswith("no level scheduler: ")
-        assert "ddmq delay-service" in said["reason"]
+        status, answer = producer.request("GET", "/ready")
+        assert (status, answer["ready"]) == (503, False)
+        assert answer["reason"].startswith("no level scheduler: ")
+        assert "ddmq delay-service" in answer["reason"]
         scheduler.start()
-        until(lambda: producer.ask("GET", "/ready")[0] == 200, "it is ready")
+        until(lambda: producer.request("GET", "/ready")[0] == 200, "it is ready")
         until(lambda: stored(producer), "what was sent before is fired")
         scheduler.kill()
-        until(lambda: producer.ask("GET", "/ready")[0] == 503, "its end is noticed")
+        until(lambda: producer.request("GET", "/ready")[0] == 503, "its end is noticed")
     finally:
         scheduler.end()
         producer.end()
@@ -94,7 +94,7 @@ def test_a_killed_delay_service_comes_back_and_fires_each_once(
         with Client(server.ports["producer"]) as producer:
             for number in range(20):
                 assert producer.send("t", b"%d" % number, properties={"DELAY": "2"}).code == 0
-        os.kill(server.part_pids()["delay-service"], signal.SIGKILL)
+        os.kill(server.component_pids()["delay-service"], signal.SIGKILL)
         until(lambda: len(stored(server)) >= 10, "they are fired")
         with Client(server.ports["consumer"]) as consumer:
             bodies: list[bytes] = []

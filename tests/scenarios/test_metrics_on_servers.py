@@ -47,7 +47,7 @@ def test_a_process_tells_where_messages_are(tmp_path: Path) -> None:
 
 def _check_page(server: RealServer) -> None:
     """Prometheus' own parser reads it, and every metric in it is one of the catalogue."""
-    status, text = server.ask("GET", "/metrics")
+    status, text = server.request("GET", "/metrics")
     assert status == 200
     counted = {name.removesuffix("_total") for name in CATALOGUE}
     for family in text_string_to_metric_families(text):

@@ -71,10 +71,10 @@ def test_the_first_offset_at_or_after_a_time(server: RealServer) -> None:
             assert ranges.offset_at(at, 0) == at.first
             assert ranges.offset_at(at, stored[-1] + 3_600_000) == at.end
             for record_ms in stored:
-                found = ranges.offset_at(at, record_ms)
-                assert (ranges.read(at.topic, at.queue, found, 1).messages[0].stored_ms or 0) >= record_ms
-                if found > at.first:
-                    before = ranges.read(at.topic, at.queue, found - 1, 1).messages[0]
+                matching = ranges.offset_at(at, record_ms)
+                assert (ranges.read(at.topic, at.queue, matching, 1).messages[0].stored_ms or 0) >= record_ms
+                if matching > at.first:
+                    before = ranges.read(at.topic, at.queue, matching - 1, 1).messages[0]
                     assert (before.stored_ms or 0) < record_ms
 
 

@@ -76,7 +76,7 @@ def _is_accepted(client: Client, answer: object) -> bool:
 
 
 def _forwarded(server: RealServer) -> int:
-    status, page = server.ask("GET", "/metrics")
+    status, page = server.request("GET", "/metrics")
     assert status == 200
     lines = [line for line in str(page).splitlines() if line.startswith("ddmq_results_forwarded_total{")]
     return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if 'outcome="forwarded"' in line)

@@ -148,7 +148,7 @@ def test_samples_that_cannot_be_written_are_written_later(tmp_path: Path) -> Non
             for _ in range(30):
                 assert client.send("t", b"x").code == 0
             until(lambda: server.metric("ddmq_samples_failed_total", reason="missing") >= 3, "counted")
-            assert server.ask("GET", "/ready")[0] == 200
+            assert server.request("GET", "/ready")[0] == 200
             assert server.metric("ddmq_samples_written_total") == 0
             assert server.log.count("sample files: cannot write") == 1
             in_the_way.unlink()
@@ -173,8 +173,10 @@ def test_every_kind_of_process_answers_and_writes(tmp_path: Path) -> None:
             server.start()
         for server in servers:
             assert server.admin("GET", "health")["alive"] is True
-            until(lambda server=server: server.ask("GET", "/ready")[0] == 200, f"{server.command} is ready")
-            assert "ddmq_samples_written_total" in server.ask("GET", "/metrics")[1]
+            until(
+                lambda server=server: server.request("GET", "/ready")[0] == 200, f"{server.command} is ready"
+            )
+            assert "ddmq_samples_written_total" in server.request("GET", "/metrics")[1]
         root = servers[0].data_dir / "metrics"
         until(lambda: all(server.metric("ddmq_samples_written_total") > 1 for server in servers), "samples")
         for server in reversed(servers):

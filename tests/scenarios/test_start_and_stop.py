@@ -27,9 +27,9 @@ def test_ready_line_and_health(tmp_path: Path) -> None:
         server.start()
         for component in ("producer", "consumer"):
             Client(server.ports[component]).close()
-        assert server.ask("GET", "/ready")[0] == 200
+        assert server.request("GET", "/ready")[0] == 200
         assert server.admin("GET", "health")["alive"] is True
-        assert "ddmq_rpc_connections" in server.ask("GET", "/metrics")[1]
+        assert "ddmq_rpc_connections" in server.request("GET", "/metrics")[1]
     finally:
         server.end()
 
@@ -43,7 +43,7 @@ def test_sigterm_drains(tmp_path: Path) -> None:
             assert producer.send("t", b"kept").code == 0
         owner, waiter = (Client(server.ports["consumer"]) for _ in range(2))
         leased = owner.pull("g", maxLingerTime=10_000)
-        waiter.ask("pull", request=PullRequest(groupId="g", maxLingerTime=30_000))
+        waiter.send_request("pull", request=PullRequest(groupId="g", maxLingerTime=30_000))
         until(lambda: server.metric("ddmq_waiting_pulls") == 1, "it waits")
         server.terminate()
         assert waiter.answer("pull").messages == []
@@ -61,7 +61,7 @@ def test_sigterm_drains(tmp_path: Path) -> None:
 
 
 def not_ready(server: RealServer) -> tuple[int, dict[str, str]] | None:
-    status, answer = server.ask("GET", "/ready")
+    status, answer = server.request("GET", "/ready")
     return (status, answer) if status != 200 else None
 
 
@@ -148,20 +148,22 @@ def test_processes_come_back_when_they_die(tmp_path: Path) -> None:
     try:
         server.start()
         prepared(server)
-        pids = server.part_pids()
+        pids = server.component_pids()
         assert set(pids) == {"producer", "consumer", "delay-service"}
         with Client(server.ports["producer"]) as client:
             assert client.send("t", b"before").code == 0
         for component in ("consumer", "producer", "delay-service"):
             os.kill(pids[component], signal.SIGKILL)
             until(
-                lambda component=component: server.part_pids().get(component) not in (None, pids[component]),
+                lambda component=component: (
+                    server.component_pids().get(component) not in (None, pids[component])
+                ),
                 f"{component} is back",
             )
         until(lambda: sends(server), "a send")
         bodies: set[bytes] = set()
         until(lambda: takes(server, bodies), "both messages")
-        last = server.part_pids()
+        last = server.component_pids()
         server.terminate()
         assert server.wait() == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in last.values()), "none is left behind"
@@ -177,14 +179,14 @@ def test_sighup_during_the_start_of_processes_is_answered_once_they_run(tmp_path
     server = RealServer(tmp_path, config, processes=True)
     try:
         server.start()
-        first = server.part_pids()["producer"]
+        first = server.component_pids()["producer"]
         os.kill(first, signal.SIGKILL)
-        until(lambda: server.part_pids().get("producer") not in (None, first), "it is started again")
-        second = server.part_pids()["producer"]
+        until(lambda: server.component_pids().get("producer") not in (None, first), "it is started again")
+        second = server.component_pids()["producer"]
         write_config(tmp_path / "conf", topics={"topics": {"a": {}, "b": {}}})
         os.kill(server.pid, signal.SIGHUP)
         until(lambda: server.log.count("reloaded") == 3, "all three have reloaded")
-        assert server.part_pids()["producer"] == second
+        assert server.component_pids()["producer"] == second
     finally:
         server.end()
 
@@ -196,7 +198,8 @@ def test_processes_that_are_stopped_while_they_start_end_well(tmp_path: Path) ->
         for component in ("consumer", "producer"):
             server.launch()
             until(
-                lambda component=component: component in server.part_pids(), f"{component} is being started"
+                lambda component=component: component in server.component_pids(),
+                f"{component} is being started",
             )
             server.terminate()
             assert server.wait() == 0
@@ -209,7 +212,7 @@ def test_processes_that_are_stopped_while_they_start_end_well(tmp_path: Path) ->
 def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:
     with running(tmp_path, processes=True) as server:
         prepared(server)
-        pids = server.part_pids()
+        pids = server.component_pids()
         with Client(server.ports["producer"]) as client:
             assert client.send("t", b"before").code == 0
         os.kill(server.pid, signal.SIGKILL)

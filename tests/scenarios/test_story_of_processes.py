@@ -89,8 +89,8 @@ def test_a_queue_that_another_proxy_holds(tmp_path: Path) -> None:
             other.start()
             server.admin("POST", "topics", "t", body={"queues": 1, "trace_one_in": 1})
             server.admin("POST", "groups", "g", "topics", "t", body={"start": "first", "concurrency": 1})
-            until(lambda: other.ask("GET", "/groups/g")[0] == 200, "the group is known at both")
-            answer = _read_held_up_story(server, other)
+            until(lambda: other.request("GET", "/groups/g")[0] == 200, "the group is known at both")
+            answer = _read_stalled_story(server, other)
         finally:
             other.end()
     (one,) = answer["stories"]
@@ -101,7 +101,7 @@ def test_a_queue_that_another_proxy_holds(tmp_path: Path) -> None:
     assert waits, "it waited for the one before, which took its time"
 
 
-def _read_held_up_story(server: RealServer, other: RealServer) -> dict[str, Any]:
+def _read_stalled_story(server: RealServer, other: RealServer) -> dict[str, Any]:
     """Two messages, one at a time, at the other proxy; the second one's story, asked at the server."""
     may_end = Event()
 

@@ -113,7 +113,7 @@ def test_missing_data_is_described_in_words(tmp_path: Path) -> None:
     text = build(tmp_path)
     page = PageText(text)
     assert "script" not in {tag for tag, _ in page.tags}
-    for text_part in (
+    for expected_text in (
         "No samples in this range",
         "No message was sent or delivered",
         "No subscription had messages waiting",
@@ -124,7 +124,7 @@ def test_missing_data_is_described_in_words(tmp_path: Path) -> None:
         "No process was seen",
         "No topic was sent to or consumed",
     ):
-        assert text_part in page.text, text_part
+        assert expected_text in page.text, expected_text
 
 
 def test_numbers_on_the_page_are_those_of_the_rows(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def post(server: RealServer, target: str, body: dict[str, object]) -> None:
     answers: list[object] = []
 
     def is_accepted() -> bool:
-        status, answer = server.ask("POST", target, body)
+        status, answer = server.request("POST", target, body)
         answers.append(answer)
         return status == 200 or (len(answers) > 1 and "exists" in str(answer))
 

@@ -78,7 +78,7 @@ def test_refused_until_it_can_be_written_elsewhere(tmp_path: Path) -> None:
     reopened.close()
 
 
-def test_a_writer_that_is_replaced_while_it_recovers_never_accepts_again(tmp_path: Path) -> None:
+def test_a_writer_replaced_during_its_recovery_stays_closed(tmp_path: Path) -> None:
     """Another process may write it now."""
     (tmp_path / "live").mkdir()
     storage = Failing(tmp_path / "live")

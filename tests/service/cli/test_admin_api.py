@@ -19,9 +19,9 @@ from tests.support.waits import until
 
 
 def test_health_and_metrics(server: RealServer) -> None:
-    assert server.ask("GET", "/ready") == (200, {"ready": True, "reason": ""})
-    assert server.ask("GET", "/health") == (200, {"alive": True, "ready": True, "reason": ""})
-    status, text = server.ask("GET", "/metrics")
+    assert server.request("GET", "/ready") == (200, {"ready": True, "reason": ""})
+    assert server.request("GET", "/health") == (200, {"alive": True, "ready": True, "reason": ""})
+    status, text = server.request("GET", "/metrics")
     assert status == 200
     assert "# TYPE ddmq_log_commits_total counter" in text
 
@@ -34,7 +34,7 @@ def test_a_topic_from_birth_to_death(server: RealServer, topic: str) -> None:
     assert topic in {row["topic"] for row in server.admin("GET", "topics")}
     assert server.admin("GET", "topics", topic, "messages") == []
     assert server.admin("DELETE", "topics", topic) == {}
-    assert server.ask("GET", f"/topics/{topic}")[0] == 404
+    assert server.request("GET", f"/topics/{topic}")[0] == 404
 
 
 def test_a_group_from_birth_to_death(server: RealServer, topic: str) -> None:
@@ -45,7 +45,7 @@ def test_a_group_from_birth_to_death(server: RealServer, topic: str) -> None:
     assert server.admin("GET", "groups", topic)["group"] == topic
     assert topic in {row["group"] for row in server.admin("GET", "stats")["groups"]}
     assert server.admin("DELETE", "groups", topic) == {}
-    assert server.ask("GET", f"/groups/{topic}")[0] == 404
+    assert server.request("GET", f"/groups/{topic}")[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_group_from_birth_to_death(server: RealServer, topic: str) -> None:
 def test_what_is_refused(
     server: RealServer, method: str, target: str, body: Any, status: int, words: str
 ) -> None:
-    answered_status, answer = server.ask(method, target, body)
+    answered_status, answer = server.request(method, target, body)
     assert (answered_status, set(answer)) == (status, {"error"})
     assert words in answer["error"]
 
@@ -92,7 +92,7 @@ def test_what_is_not_http_is_one_short_line_in_the_log(server: RealServer) -> No
     (line,) = [line for line in lines if "admin request refused" in line]
     assert "WARNING" in line
     assert len(line) < 300
-    assert server.ask("GET", "/ready")[0] == 200
+    assert server.request("GET", "/ready")[0] == 200
 
 
 def test_hangup_reloads_topics_and_groups(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_hangup_reaches_every_process(tmp_path: Path) -> None:
     server = RealServer(tmp_path, config, processes=True)
     try:
         server.start()
-        pids = server.part_pids()
+        pids = server.component_pids()
         assert set(pids) == {"producer", "consumer", "delay-service"}
         write_config(config, topics={"topics": {"a": {"queues": 2}}})
         os.kill(server.pid, signal.SIGHUP)
@@ -186,11 +186,11 @@ def test_stats_cover_every_process(tmp_path: Path) -> None:
         assert until(lambda: send_latencies(server), "the producer proxy's send") == 1
         shown = ddmq("stats", "--admin", f"127.0.0.1:{server.ports['admin']}").stdout
         assert "send, request to answer" in shown
-        producer = server.part_pids()["producer"]
+        producer = server.component_pids()["producer"]
         os.kill(producer, signal.SIGSTOP)
         silent = server.admin("GET", "stats")["silent_parts"]
         os.kill(producer, signal.SIGCONT)
         assert "producer" in silent
-        os.kill(server.part_pids()["consumer"], signal.SIGKILL)
+        os.kill(server.component_pids()["consumer"], signal.SIGKILL)
         until(lambda: "part died" in server.log and server.log.count("part ready") == 4, "it is back")
         assert until(lambda: send_latencies(server), "it knows the others again") == 1

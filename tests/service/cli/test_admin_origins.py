@@ -79,7 +79,7 @@ def test_changes_that_an_html_form_could_send_are_rejected(server: RealServer, k
 def test_lengths_that_two_readers_may_take_differently(server: RealServer, lines: str, status: int) -> None:
     head = f"POST /topics/lengths HTTP/1.1\nHost: localhost\nContent-Type: application/json\n{lines}"
     assert sent(server, head + "\nConnection: close", b"{}")[0] == status
-    assert server.ask("GET", "/topics/lengths")[0] == 404
+    assert server.request("GET", "/topics/lengths")[0] == 404
 
 
 def test_a_body_that_is_nested_too_deeply(server: RealServer) -> None:

@@ -34,7 +34,7 @@ def test_changes_at_one_proxy_hold_at_the_other(pair: tuple[RealServer, RealServ
     server, other = pair
     server.admin("POST", "topics", "t", body={"queues": 1})
     server.admin("POST", "groups", "g", "topics", "t", body={"start": "first", "order_key": "KEY"})
-    until(lambda: other.ask("GET", "/groups/g")[0] == 200, "the group is known at both")
+    until(lambda: other.request("GET", "/groups/g")[0] == 200, "the group is known at both")
     got: Counter[str] = Counter()
 
     def handle(message: Any) -> None:

@@ -139,7 +139,7 @@ def pending(server: RealServer) -> dict[str, int]:
 
 
 def delivered(server: RealServer, topic: str) -> list[str]:
-    _, rows = server.ask("GET", f"/topics/{topic}/messages?count=1000")
+    _, rows = server.request("GET", f"/topics/{topic}/messages?count=1000")
     return sorted(row["body"] for row in rows) if isinstance(rows, list) else []
 
 
@@ -231,7 +231,7 @@ def test_a_backup_holds_the_shards_of_all_processes(tmp_path: Path) -> None:
             assert process.returncode == 0, process.stderr
             for secret in ({}, {"secret": ""}, {"secret": "0" * 64}):
                 body = {"folder": str(folder), "shards": [0], **secret}
-                status, answer = other.ask("POST", "/delay/backup", body)
+                status, answer = other.request("POST", "/delay/backup", body)
                 assert (status, "no backup 'today' is being made here" in answer["error"]) == (400, True)
         finally:
             other.end()
@@ -283,9 +283,9 @@ def test_one_admin_port_answers_for_all_processes(installation: Installation, tm
         ident = add(server, "tea", "--delay", "1h")
         assert server.admin("GET", "delay")["topics"] == {"orders": 1}
         assert server.admin("GET", "delay", "messages", ident)["body"] == "tea"
-        status, page = server.ask("GET", "/delay/messages?topic=orders&count=5")
+        status, page = server.request("GET", "/delay/messages?topic=orders&count=5")
         assert (status, [row["id"] for row in page["messages"]]) == (200, [ident])
-        assert server.ask("GET", "/delay/messages/nonsense")[0] == 400
+        assert server.request("GET", "/delay/messages/nonsense")[0] == 400
         assert server.admin("POST", "delay", "backup", body={"folder": "b"})["shards"] > 0
 
 

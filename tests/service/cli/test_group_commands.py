@@ -23,14 +23,14 @@ def test_a_costly_pattern_in_front_of_a_pull_is_refused_when_it_is_set(
 ) -> None:
     path, script = f"/groups/{topic}/topics/{topic}", {"filter": "!text.matches('a.{0,200}b.{0,200}c')"}
     if group_exists:
-        assert shell.server.ask("POST", path, {"batch_max": 3})[0] == 200
+        assert shell.server.request("POST", path, {"batch_max": 3})[0] == 200
     for actions, status in ((["Script", "PullServer"], 400), (["Script", "File"], 200)):
-        answered_status, answer = shell.server.ask(
+        answered_status, answer = shell.server.request(
             "POST", path, {"actions": actions, "push": {"script": script}}
         )
         assert answered_status == status
         assert status == 200 or "'a.{0,200}b.{0,200}c' may take" in answer["error"]
-    assert shell.server.ask("POST", path, {"actions": ["Script", "PullServer"]})[0] == 400
+    assert shell.server.request("POST", path, {"actions": ["Script", "PullServer"]})[0] == 400
 
 
 def test_a_connected_client_feels_a_changed_setting(shell: Shell, topic: str) -> None:
@@ -72,10 +72,10 @@ def test_settings_from_files_are_reloaded_and_only_files_change_them(
     server, config = configured
     now = in_force(server, "g")
     assert (now["concurrency"], now["batch_max"]) == (77, 9), "over the defaults of proxy_consumer.yaml"
-    status, answer = server.ask("POST", "/groups/g/topics/t", {"batch_max": 1})
+    status, answer = server.request("POST", "/groups/g/topics/t", {"batch_max": 1})
     assert status == 400
     assert all(text in answer["error"] for text in ("groups.yaml", "groups.g.topics.t", "reload"))
-    assert server.ask("DELETE", "/groups/g")[0] == 400
+    assert server.request("DELETE", "/groups/g")[0] == 400
     server.admin("POST", "groups", "own", "topics", "t", body={"batch_max": 3})
     write_config(
         config,
@@ -104,7 +104,9 @@ def test_what_leaves_the_file_belongs_to_the_command_line(configured: tuple[Real
     write_config(config, groups={"groups": {}})
     os.kill(server.pid, signal.SIGHUP)
     until(lambda: "no longer in the file" in server.log, "it says so")
-    until(lambda: server.ask("POST", "/groups/g/topics/t", {"batch_max": 1})[0] == 200, "it may be changed")
+    until(
+        lambda: server.request("POST", "/groups/g/topics/t", {"batch_max": 1})[0] == 200, "it may be changed"
+    )
     assert in_force(server, "g")["batch_max"] == 1
 
 
@@ -158,11 +160,11 @@ def test_what_a_url_says_in_its_query_is_shown_to_nobody(
     shell("topic", "create", topic)
     push = {"http": {"urls": ["http://hooks.example/in?apikey=s3cret&x=1"], "signing_key": "s3cret"}}
     change = {"actions": ["FormParams", "AsyncHttp"], "push": push}
-    status, answer = server.ask("POST", f"/groups/{topic}/topics/{topic}", change)
+    status, answer = server.request("POST", f"/groups/{topic}/topics/{topic}", change)
     assert status == 200, answer
     shown = [repr(answer), shell("group", "show", topic, "--json"), shell("group", "show", topic)]
     shown += [shell("group", "list", "--json"), shell("group", "set", topic, "--topic", topic, "--json")]
-    shown += [repr(server.ask("GET", path)) for path in (f"/groups/{topic}", "/groups")]
+    shown += [repr(server.request("GET", path)) for path in (f"/groups/{topic}", "/groups")]
     assert "http://hooks.example/in?apikey=***&x=***" in shown[1]
     assert "http://hooks.example/in?apikey=***&x=***" in shown[-2]
     assert [each for each in shown if "s3cret" in each] == []

@@ -61,7 +61,7 @@ def test_acknowledgements_from_before_a_reset_change_nothing(shell: Shell, ten: 
         for message in first:
             message.ack()  # type: ignore[attr-defined]
         ignored = f'ddmq_results_ignored_total{{group="{ten}",reason="late"}} 10'
-        until(lambda: ignored in str(shell.server.ask("GET", "/metrics")[1]), "they are counted as late")
+        until(lambda: ignored in str(shell.server.request("GET", "/metrics")[1]), "they are counted as late")
         assert committed(shell, ten) == 0
 
 

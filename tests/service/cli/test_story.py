@@ -225,9 +225,9 @@ def test_switched_off_it_traces_nothing(shell: Shell, topic: str) -> None:
 @pytest.mark.parametrize("value", ["-1", "1000001", "x"])
 def test_how_many_are_traced_is_bounded(shell: Shell, topic: str, value: str) -> None:
     shell("topic", "create", topic, "--trace-one-in", value, code=2)
-    status, answer = shell.server.ask("POST", f"/topics/{topic}", {"trace_one_in": -5})
+    status, answer = shell.server.request("POST", f"/topics/{topic}", {"trace_one_in": -5})
     assert status == 400
     assert "allowed: 0 (none is traced) to 1000000" in answer["error"]
-    status, answer = shell.server.ask("POST", "/topics/%25DELAY", {"trace_one_in": 1, "create": False})
+    status, answer = shell.server.request("POST", "/topics/%25DELAY", {"trace_one_in": 1, "create": False})
     assert status == 400
     assert "belongs to the system" in answer["error"]

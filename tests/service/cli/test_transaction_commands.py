@@ -87,7 +87,7 @@ def test_missing_transactions_are_an_error(shell: Shell) -> None:
     assert "not known" in shell.refused("tx", "show", never)
     assert "not known" in shell.refused("tx", "commit", never, "--yes")
     assert "UUID of version 7" in shell.refused("tx", "show", "nonsense")
-    status, answer = shell.server.ask("POST", f"/transactions/{never}", body={"action": "destroy"})
+    status, answer = shell.server.request("POST", f"/transactions/{never}", body={"action": "destroy"})
     assert status == 400
     assert "commit, rollback" in str(answer)
 
@@ -115,7 +115,7 @@ def test_every_process_tells_and_ends_them(installation: Installation, tmp_path:
 def test_dead_ones_are_read_like_any_topic(shell: Shell, topic: str, calls: TransactionCalls) -> None:
     transaction = begun(calls, topic, f"of {topic}".encode())
     shell("topic", "delete", topic, "--yes")
-    until(lambda: shell.server.ask("GET", f"/topics/{topic}")[0] == 404, "the topic is gone")
+    until(lambda: shell.server.request("GET", f"/topics/{topic}")[0] == 404, "the topic is gone")
     answer = calls.end(transaction, COMMIT)
     assert (answer.code, answer.outcome) == (11, 5)
     rows = shell.lines("pull", "TRANS_CHECK_MAX_TIME_TOPIC", "--group", f"d-{topic}"[:100], "--count", "100")
@@ -132,7 +132,7 @@ def test_dead_transactions_are_shown_resent_and_purged(
     assert [calls.prepare(transaction, one).code for one in sent] == [0, 0]
     dropped = begun(calls, topic, b"dropped")
     shell("topic", "delete", topic, "--yes")
-    until(lambda: shell.server.ask("GET", f"/topics/{topic}")[0] == 404, "the topic is gone")
+    until(lambda: shell.server.request("GET", f"/topics/{topic}")[0] == 404, "the topic is gone")
     for one in (transaction, dropped):
         assert calls.end(one, COMMIT).outcome == 5
     (row,) = shell.json("dlq", "list", DEAD)

@@ -56,12 +56,12 @@ def test_pull_acknowledge_and_be_done(server: ConsumerServer, client: Client, pr
         if not answer.messages:
             break
         got += [message.value for message in answer.messages]
-        assert set(answer.messages[0].given()) == {"key", "value", "offset", "properties"}
+        assert set(answer.messages[0].set_fields()) == {"key", "value", "offset", "properties"}
         assert answer.messages[0].properties == {"n": "é"}
         offsets = [message.offset for message in answer.messages]
         result = ConsumeResult(context=answer.context, successOffsets=offsets, failOffsets=[])
     assert got == values
-    assert answer.context.given() == {}
+    assert answer.context.set_fields() == {}
     assert server.committed("G" + topic, topic) == len(values)
 
 
@@ -176,7 +176,7 @@ def test_recorded_requests_get_answers_of_the_recorded_shape(
 ) -> None:
     name, request, reply = exchange
     with Raw(server.port) as raw:
-        answer = raw.ask(request)
+        answer = raw.exchange(request)
     assert answer[4] == 0x82
     sequence = request[6:].split(b"\x04pull")[0] if b"\x04pull" in request else None
     if "fetch" in name:

@@ -259,7 +259,7 @@ def test_path_characters_in_names(server: RealServer, wire: str, name: str) -> N
             answer = attacker.call(encoded(wire, b"pull", pull_request(**fields)))
             assert answer.thrown.code == 11
     for target in (f"/topics/{quote(name, safe='')}", f"/groups/{quote(name, safe='')}"):
-        status, _ = server.ask(
+        status, _ = server.request(
             "POST", target, {"create": True} if "topics" in target else {"topics": ["quiet"]}
         )
         assert status in (400, 404, 405), target

@@ -158,6 +158,6 @@ def test_a_port_in_use_ends_the_start(tmp_path: Path) -> None:
 def test_admin_requests(
     server: RealServer, method: str, target: str, body: dict[str, object] | None, status: int
 ) -> None:
-    answered_status, answer = server.ask(method, target, body)
+    answered_status, answer = server.request(method, target, body)
     assert answered_status == status, answer
     assert answer["error"]

@@ -45,7 +45,7 @@ def create_topics(tools: Tools, server: KafkaServer, away: str, healthy: str, **
     new = [NewTopic(away, 2, replica_assignment=[[AWAY], [AWAY]], config=settings), NewTopic(healthy, 4, 3)]
     for answer in tools.admin.create_topics(new).values():
         answer.result()
-    until(lambda: all(server.ask("GET", f"/topics/{name}")[0] == 200 for name in (away, healthy)))
+    until(lambda: all(server.request("GET", f"/topics/{name}")[0] == 200 for name in (away, healthy)))
 
 
 def kill_leader(cluster: TrialCluster, tools: Tools, topic: str) -> None:

@@ -72,7 +72,7 @@ class KafkaServer(RealServer):
     def ready(self) -> bool:
         """Whether /ready says so."""
         try:
-            return self.ask("GET", "/ready")[0] == 200
+            return self.request("GET", "/ready")[0] == 200
         except OSError:
             return False
 
@@ -84,7 +84,7 @@ class KafkaServer(RealServer):
     def reason(self) -> str:
         """Why it is not ready; empty while its admin port is not open."""
         try:
-            return str(self.ask("GET", "/ready")[1]["reason"])
+            return str(self.request("GET", "/ready")[1]["reason"])
         except OSError:
             return ""
 
@@ -105,7 +105,7 @@ class KafkaServer(RealServer):
         self.admin("POST", "groups", group, body={"topics": [topic], "start": "first", **settings})
 
     def lag(self, group: str) -> int:
-        return sum(row["lag"] for row in self.ask("GET", f"/lag?group={group}")[1])
+        return sum(row["lag"] for row in self.request("GET", f"/lag?group={group}")[1])
 
 
 @contextmanager

@@ -159,7 +159,7 @@ def measure(cluster: TrialCluster, server: KafkaServer, seconds: float) -> Measu
             seconds=PATIENCE_S + seconds + LATE_S,
         )
         away = began, time.monotonic()
-        set_aside = server.ask("GET", "/delay")[1].get("set_aside", {})
+        set_aside = server.request("GET", "/delay")[1].get("set_aside", {})
         late = [load.got[body] - at for body, at in due_at.items() if body in load.got]
     cluster.start()
     return Measured(
@@ -187,7 +187,7 @@ def test_a_partition_without_a_leader_costs_other_topics_nothing(tmp_path: Path)
         assert "releasing and re-acquiring" not in table.log, table_text
         with server.consumer("late", DEAD) as consumer:
             settings = {"topics": [DEAD], "start": "first"}
-            until(lambda: server.ask("POST", "/groups/late", settings)[0] == 200, "it has a leader")
+            until(lambda: server.request("POST", "/groups/late", settings)[0] == 200, "it has a leader")
             bodies: list[bytes] = []
 
             def is_all() -> bool:
@@ -198,7 +198,7 @@ def test_a_partition_without_a_leader_costs_other_topics_nothing(tmp_path: Path)
 
             until(is_all, lambda: f"they fire once the broker is back, so far {len(bodies)}")
         assert len(bodies) == 10
-        until(lambda: not server.ask("GET", "/delay")[1]["set_aside"])
+        until(lambda: not server.request("GET", "/delay")[1]["set_aside"])
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def producer(server: KafkaServer) -> Iterator[Producer]:
 
 def await_queues(server: KafkaServer, topic: str, queues: int = 1) -> None:
     """Wait until the server knows a topic that others made."""
-    until(lambda: server.ask("GET", f"/topics/{topic}")[1].get("queues") == queues)
+    until(lambda: server.request("GET", f"/topics/{topic}")[1].get("queues") == queues)
 
 
 def test_a_record_that_the_cluster_does_not_take_is_refused(
@@ -128,11 +128,11 @@ def test_a_recreated_topic_is_a_new_incarnation(
             producer.send("again", b"old %d" % number)
         assert len(pulled(client, 5)) == 5
         until(lambda: server.lag("readers") == 0)
-        before = server.ask("GET", "/topics/again")[1]["incarnation"]
+        before = server.request("GET", "/topics/again")[1]["incarnation"]
         tools.delete("again")
         tools.make("again", 2)
         await_queues(server, "again", 2)
-        assert server.ask("GET", "/topics/again")[1]["incarnation"] != before
+        assert server.request("GET", "/topics/again")[1]["incarnation"] != before
         for number in range(2):
             producer.send("again", b"new %d" % number, queue=0)
         assert pulled(client, 2) == [b"new 0", b"new 1"]
@@ -165,6 +165,6 @@ def test_markers_of_transactions_are_no_lag_and_no_message(server: KafkaServer, 
     producer.send("fired", b"now", level=1)
     with server.consumer("firm", "fired") as client:
         assert pulled(client, 1) == [b"now"]
-        assert server.ask("GET", "/topics/fired")[1]["messages"] == 2, "the marker takes an offset"
+        assert server.request("GET", "/topics/fired")[1]["messages"] == 2, "the marker takes an offset"
         until(lambda: not client.pull(1, 20) and server.lag("firm") == 0)
     assert server.metric("ddmq_skipped_total", reason="missing") == 0, "an alert says that messages are lost"

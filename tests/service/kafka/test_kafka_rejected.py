@@ -77,7 +77,7 @@ def producer(server: KafkaServer) -> Iterator[Producer]:
 
 def await_topic(server: KafkaServer, topic: str) -> None:
     """Wait until the server knows a topic that others made."""
-    until(lambda: server.ask("GET", f"/topics/{topic}")[0] == 200)
+    until(lambda: server.request("GET", f"/topics/{topic}")[0] == 200)
 
 
 def costs_nobody_else(server: KafkaServer, producer: Producer, topic: str) -> None:
@@ -162,7 +162,7 @@ def test_records_of_others_in_the_system_s_topics(
     another = served(tmp_path, cluster)
     try:
         another.start()
-        assert another.ask("GET", "/groups/behind")[0] == 200
+        assert another.request("GET", "/groups/behind")[0] == 200
         with another.consumer("behind", "garbage") as client:
             assert pulled(client, 1) == [b"x"]
         assert "Traceback" not in another.log

@@ -99,7 +99,7 @@ def test_sends_to_a_partition_without_a_leader_cost_other_topics_no_send(tmp_pat
     with three_brokers(tmp_path) as (cluster, server):
         prepare(cluster, server)
         with both_loads(server) as (small, large):
-            until(lambda: "silent/" in server.ask("GET", "/health")[1]["reason"])
+            until(lambda: "silent/" in server.request("GET", "/health")[1]["reason"])
             until(lambda: "giving up the records" in server.log, "what is in flight is purged", PURGED_S)
             stored = len(small.stored)
             until(lambda: len(small.stored) > stored + 100, "the healthy topic goes on after that")

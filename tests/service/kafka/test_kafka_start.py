@@ -47,8 +47,8 @@ def test_a_cluster_that_is_not_there_is_waited_for(tmp_path: Path, processes: bo
             server.launch()
             until(lambda: "does not answer" in server.reason())
             assert cluster.bootstrap in server.reason()
-            assert server.ask("GET", "/health")[1]["alive"] is True
-            status, answer = server.ask("GET", "/stats")
+            assert server.request("GET", "/health")[1]["alive"] is True
+            status, answer = server.request("GET", "/stats")
             assert (status, "starting" in answer["error"]) == (503, True)
             with server.producer(attempts_max=1) as producer:
                 until(lambda: "does not answer" in why_rejected(producer))

@@ -47,7 +47,7 @@ def refused(server: RealServer, *words: str) -> str:
 
 def keeps(server: KafkaServer, topic: str, retention_ms: int) -> bool:
     """Whether it knows of that."""
-    return bool(server.ask("GET", f"/topics/{topic}")[1].get("retention_ms") == retention_ms)
+    return bool(server.request("GET", f"/topics/{topic}")[1].get("retention_ms") == retention_ms)
 
 
 def test_a_topic_is_created_and_changed_with_kafkas_settings(
@@ -88,7 +88,7 @@ def test_what_cannot_be_is_refused(servers: list[KafkaServer]) -> None:
     assert "min_insync is 2; allowed: at most 1" in refused(one, "topic", "set", "kept", "--min-insync", "2")
     assert "min_insync is 2; allowed: at most 1" in refused(one, "topic", "create", "no", "--min-insync", "2")
     assert "replication factor" in refused(one, "topic", "create", "no", "--replication-factor", "3")
-    assert one.ask("GET", "/topics/no")[0] == 404
+    assert one.request("GET", "/topics/no")[0] == 404
 
 
 def test_a_file_says_them_too(cluster: TrialCluster, tmp_path: Path) -> None:
@@ -119,6 +119,6 @@ def test_the_file_log_has_no_such_settings(tmp_path: Path, option: str) -> None:
         error = refused(server, "topic", "create", "orders", option, "1")
         assert f"{option[2:].replace('-', '_')} is 1" in error
         assert "file_log has no such setting" in error
-        assert server.ask("GET", "/topics/orders")[0] == 404
+        assert server.request("GET", "/topics/orders")[0] == 404
     finally:
         server.end()

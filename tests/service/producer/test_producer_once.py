@@ -24,13 +24,16 @@ from tests.support.waits import until
 class TestKeys:
     def test_an_old_client_has_only_properties(self, server: ProducerServer, client: Client, topic: str):
         for _ in range(3):
-            assert client.send(topic=topic, properties={OLD_KEY: "a"}).given() == {"code": 0, "msg": "OK"}
+            assert client.send(topic=topic, properties={OLD_KEY: "a"}).set_fields() == {
+                "code": 0,
+                "msg": "OK",
+            }
         client.send(topic=topic, properties={OLD_KEY: "b"})
         assert len(server.stored(topic)) == 2
 
     def test_the_second_hears_of_the_first(self, server: ProducerServer, client: Client, topic: str):
         first = sent(client, keyed(topic, "a"))
-        assert set(first.given()) == {
+        assert set(first.set_fields()) == {
             "code", "msg", "messageId", "queueId", "offset", "durability", "duplicate",
         }  # fmt: skip
         repeated = sent(client, keyed(topic, "a"))
@@ -83,7 +86,7 @@ class TestKeys:
     def test_two_that_make_the_topic_together(self, server: ProducerServer, topic: str):
         with Client(server.port) as one, Client(server.port) as two:
             for each in (one, two):
-                each.ask("sendSync", message=keyed(topic, "a"), timeout=TIMEOUT_MS)
+                each.send_request("sendSync", message=keyed(topic, "a"), timeout=TIMEOUT_MS)
             results = [each.answer("sendSync") for each in (one, two)]
         assert sorted(result.duplicate for result in results) == [0, 1]
         assert position_of(results[0]) == position_of(results[1])
@@ -95,7 +98,7 @@ class TestKeys:
             sent(one, keyed(topic, "before"))
             server.do(server.backend.pause_writes)
             for each in (one, two):
-                each.ask("sendSync", message=keyed(topic, "a"), timeout=TIMEOUT_MS)
+                each.send_request("sendSync", message=keyed(topic, "a"), timeout=TIMEOUT_MS)
             until(lambda: server.do(lambda: server.proxy.flow.inflight) >= 2)
             server.do(server.backend.resume_writes)
             results = [each.answer("sendSync") for each in (one, two)]
@@ -169,7 +172,7 @@ class TestIllegal:
         for name in ("orders", topic):
             message.topic = name
             result = client.call("sendSync", message=message, timeout=TIMEOUT_MS)
-            assert (result.code, set(result.given())) == (11, {"code", "msg"})
+            assert (result.code, set(result.set_fields())) == (11, {"code", "msg"})
             assert all(text in result.msg for text in words), result.msg
             assert client.call("sendBatchSync", messages=[message]).code == 11
 
@@ -182,7 +185,7 @@ class TestIllegal:
     def test_a_producer_without_a_sequence_says_nothing(self, client: Client, topic: str):
         given = Message(topic=topic, body=b"b", producerId=b"x" * 99, answeredBelow=-5)
         for _ in range(2):
-            assert sent(client, given).given() == {"code": 0, "msg": "OK"}
+            assert sent(client, given).set_fields() == {"code": 0, "msg": "OK"}
 
 
 class TestSequences:
@@ -197,7 +200,7 @@ class TestSequences:
         assert sent(client, first).duplicate == 1
         sent(client, Message(topic=topic, body=b"other", producerId=b"other", sequence=sequence))
         result = client.call("sendSync", message=first, timeout=TIMEOUT_MS)
-        assert (result.code, set(result.given())) == (11, {"code", "msg"})
+        assert (result.code, set(result.set_fields())) == (11, {"code", "msg"})
         assert f"sequence {sequence} of producer {first.producerId.hex()} is sent again" in result.msg
         assert len(server.stored(topic)) == 2
 
@@ -281,8 +284,11 @@ class TestBatches:
 
     def test_the_methods_know_each_others(self, server: ProducerServer, client: Client, topic: str, key: str):
         message, old = keyed(topic, key), Message(topic=topic, body=b"body", properties={OLD_KEY: key})
-        assert client.call("sendBatchSync", messages=[old, message, old]).given() == {"code": 0, "msg": "OK"}
-        assert client.call("sendAsync", message=old).given() == {"code": 0, "msg": "OK"}
+        assert client.call("sendBatchSync", messages=[old, message, old]).set_fields() == {
+            "code": 0,
+            "msg": "OK",
+        }
+        assert client.call("sendAsync", message=old).set_fields() == {"code": 0, "msg": "OK"}
         assert client.call("sendAsync", message=message).duplicate == 1
         for _ in range(2):
             client.call("sendOneway", message=message)

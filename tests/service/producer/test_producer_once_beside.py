@@ -191,7 +191,7 @@ class TestAnEngineThatCannot:
             fresh = keyed(f"fresh-{next(NUMBERS)}", "order/17")
             for message in (keyed("orders", "order/17"), property_only, fresh):
                 result = client.call("sendSync", message=message, timeout=TIMEOUT_MS)
-                assert (result.code, set(result.given())) == (11, {"code", "msg"})
+                assert (result.code, set(result.set_fields())) == (11, {"code", "msg"})
                 assert "'order/17'" in result.msg
                 assert "cannot tell" in result.msg
                 assert "allowed here: messages without one" in result.msg

@@ -68,7 +68,7 @@ def test_prepared_and_committed(server: ProducerServer, client: Client) -> None:
     assert [result.queueId for result in answer.results] == [1, 1]
     assert answer.results[1].offset == answer.results[0].offset + 1
     assert stored(server, own) == [own + b"1", own + b"2"]
-    assert end_transaction(client, transaction, "bank", action=ROLLBACK).given().keys() == {
+    assert end_transaction(client, transaction, "bank", action=ROLLBACK).set_fields().keys() == {
         "code",
         "msg",
         "outcome",

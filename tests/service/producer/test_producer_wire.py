@@ -39,7 +39,7 @@ def server() -> Iterator[ProducerServer]:
 
 def test_a_message_is_stored_as_it_was_sent(server: ProducerServer, client: Client, topic: str) -> None:
     result = client.send(topic=topic, key="kéy", tags="A||B", body=b"\x00\xff", properties={"p": "ü"})
-    assert result.given() == {"code": 0, "msg": "OK"}, "absent fields stay absent"
+    assert result.set_fields() == {"code": 0, "msg": "OK"}, "absent fields stay absent"
     (record,) = server.stored(topic)
     assert decode(record.delivery) == ("kéy".encode(), b"\x00\xff", b"A||B", {b"p": "ü".encode()})
 
@@ -47,22 +47,22 @@ def test_a_message_is_stored_as_it_was_sent(server: ProducerServer, client: Clie
 def test_send_async_waits_for_the_store(server: ProducerServer, client: Client) -> None:
     before = len(server.stored("orders"))
     result = client.call("sendAsync", message=Message(topic="orders", body=b"x"))
-    assert result.given() == {"code": 0, "msg": "OK"}
+    assert result.set_fields() == {"code": 0, "msg": "OK"}
     assert len(server.stored("orders")) == before + 1
 
 
 def test_extended_clients_get_the_extended_fields(client: Client) -> None:
-    given = client.send(clientId="me", partitionId=2).given()
+    given = client.send(clientId="me", partitionId=2).set_fields()
     assert set(given) == {"code", "msg", "messageId", "queueId", "offset", "durability"}
     assert (given["code"], given["queueId"], len(given["messageId"])) == (0, 2, 32)
 
 
 def test_batches(server: ProducerServer, client: Client, topic: str) -> None:
     messages = [Message(topic=topic, key=str(n), body=b"x", partitionId=-2) for n in range(50)]
-    assert client.call("sendBatchSync", messages=messages).given() == {"code": 0, "msg": "OK"}
+    assert client.call("sendBatchSync", messages=messages).set_fields() == {"code": 0, "msg": "OK"}
     records = server.stored(topic)
     assert [decode(record.delivery).key for record in records] == [b"%d" % n for n in range(50)]
-    assert client.call("sendBatchSync", messages=[]).given() == {"code": 0, "msg": "OK"}
+    assert client.call("sendBatchSync", messages=[]).set_fields() == {"code": 0, "msg": "OK"}
     mixed = client.call("sendBatch", messages=[messages[0], Message(topic=topic)], timeout=5_000)
     assert [result.code for result in mixed] == [0, 11]
     assert mixed[0].offset is not None
@@ -99,7 +99,7 @@ def test_oneway_is_stored_and_the_connection_goes_on(
     ],
 )
 def test_codes_of_a_refused_message(client: Client, fields: dict[str, object], code: int) -> None:
-    given = client.send(**fields).given()
+    given = client.send(**fields).set_fields()
     assert set(given) == {"code", "msg"}
     assert given["code"] == code
     assert given["msg"].startswith("FAILED: ")
@@ -151,13 +151,13 @@ def test_codes_of_a_backend_that_fails(
 def test_codes_of_delay_requests(client: Client, fields: dict[str, object], code: int, echoed: str) -> None:
     given = {"topic": "orders", "body": b"b", "action": 1, "timestamp": int(time.time()) + 60, "dmsgtype": 2}
     answer = client.call("sendDelaySync", delayMessage=DelayMessage(**{**given, **fields}), timeout=5_000)
-    assert set(answer.given()) == {"code", "msg", "uniqDelayMsgId"}
+    assert set(answer.set_fields()) == {"code", "msg", "uniqDelayMsgId"}
     assert (answer.code, answer.uniqDelayMsgId) == (code, echoed)
     assert answer.msg.startswith("FAILED: ")
 
 
 def test_heartbeat(client: Client) -> None:
-    assert client.send(topic="carrera_heartbeat", body=b"").given() == {"code": 0, "msg": "OK"}
+    assert client.send(topic="carrera_heartbeat", body=b"").set_fields() == {"code": 0, "msg": "OK"}
 
 
 def test_strings_that_are_not_utf_8_are_11(server: ProducerServer) -> None:
@@ -242,7 +242,7 @@ def test_recorded_clients_get_what_ddmq_gave(server: ProducerServer, exchange: E
     """Byte for byte, where the recording's reply is to this request and not refused on purpose. Delay
     sends are refused: there is no delay service (or, long after the recording, their time is wrong)."""
     with Raw(server.port) as raw:
-        answer = raw.ask(exchange.request)
+        answer = raw.exchange(exchange.request)
     if b"sendDelaySync" in exchange.request:
         assert b"FAILED: " in answer
         return

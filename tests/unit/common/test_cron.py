@@ -171,7 +171,7 @@ def test_parsed_expressions_are_cached_and_bounded():
     ("expression", "zone"),
     [("0 0 * 2 MON#5", "America/New_York"), ("0 0 29 2 *", "UTC"), ("*/5 * * * *", "UTC")],
 )
-def test_a_search_is_made_once(expression: str, zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_runs_once(expression: str, zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that finds nothing, which costs most."""
     cron = Cron(expression, zone)
     searched: list[int] = []

@@ -60,14 +60,14 @@ class DueAheadMachine(RuleBasedStateMachine):
 
     @invariant()
     def true(self) -> None:
-        held_count = 0
+        covered_count = 0
         for number in range(62):
             key = key_of(number)
             if self.ahead.covers_key(key):
                 behind = self.between(key, self.ahead.end)
                 assert self.ahead.first_key(key) == (behind[0][0] if behind else None)
-                held_count += key in self.alive
-        assert held_count <= 6
+                covered_count += key in self.alive
+        assert covered_count <= 6
 
     def teardown(self) -> None:
         self.small.stop()

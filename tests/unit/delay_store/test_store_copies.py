@@ -106,7 +106,7 @@ def test_a_stopped_owner_keeps_its_copy_and_changes_only_that(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_killed_owner_is_followed_in_place(tmp_path: Path) -> None:
+def test_the_next_owner_uses_the_copy_of_a_killed_one(tmp_path: Path) -> None:
     killed = start_owner(tmp_path, 3)
     killed.kill()
     killed.communicate()

@@ -110,13 +110,13 @@ def test_reopening_keeps_what_is_written_and_names_the_rest(opened: Opened, tmp_
 def test_blocks_above_the_end_of_the_log_are_truncated(opened: Opened) -> None:
     log = filled(opened, segments=1)
     opened.index.close()
-    kept_position = log.rows[len(log.rows) // 2].position
-    log.rows = [row for row in log.rows if row.position < kept_position]
-    log.end = kept_position
+    cut_position = log.rows[len(log.rows) // 2].position
+    log.rows = [row for row in log.rows if row.position < cut_position]
+    log.end = cut_position
     reopened = Opened(opened.folder)
     gaps = reopened.index.recover_files(log.segment_ranges())
     assert gaps
-    assert gaps[-1][1] == kept_position
+    assert gaps[-1][1] == cut_position
     fill_gaps(reopened.index, log, gaps)
     log.commit(reopened.index, some_rows(5, 99), 1 << 20)
     check(log, reopened)
@@ -158,10 +158,10 @@ def test_a_table_out_of_date_is_not_believed(opened: Opened) -> None:
 def test_a_segment_that_starts_below_what_is_indexed(opened: Opened) -> None:
     """After a failed sync the log moves its unsynced end, with the same positions, to a new segment."""
     log = filled(opened, segments=1)
-    kept_position = log.rows[-100].position
-    log.starts.append(kept_position)
-    opened.index.start_segment(kept_position)
-    assert opened.index.writer.covered_to == kept_position
+    cut_position = log.rows[-100].position
+    log.starts.append(cut_position)
+    opened.index.start_segment(cut_position)
+    assert opened.index.writer.covered_to == cut_position
     for row in log.rows[-100:]:
         add(opened.index, [row], row.stored_ms, row.position)
     opened.index.add_many((), (), (), (), 0, log.end)
@@ -219,14 +219,14 @@ def test_on_a_full_disk_stored_records_match_and_nothing_is_dropped(opened: Open
         opened.storage.fail_writes = full
         opened.index.write_blocks()
         assert bool(opened.index.writer.list_unsaved()) is full
-        check(log, opened) if not full else check_all_found(log, opened)
+        check(log, opened) if not full else check_all_match(log, opened)
     opened.storage.fail_writes = False
     opened.index.write_blocks()
     check(log, opened)
     assert (opened.index.writer.blocks_dropped, opened.damages) == (0, [])
 
 
-def check_all_found(log: PretendLog, opened: Opened) -> None:
+def check_all_match(log: PretendLog, opened: Opened) -> None:
     for row in log.rows[::100]:
         assert list(opened.index.find_id(row.message_id, 10)) == [row.position]
 

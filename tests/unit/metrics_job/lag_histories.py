@@ -13,7 +13,7 @@ from typing import Any
 
 START_MS = 1_795_305_600_000  # a midnight
 INTERVAL_MS = 10_000
-KEPT_VALUE_MS, DUE_MS = 2 * INTERVAL_MS, 1.5 * INTERVAL_MS
+VALUE_LIFETIME_MS, DUE_MS = 2 * INTERVAL_MS, 1.5 * INTERVAL_MS
 QUEUES = 6
 Raw = dict[str, Any]
 
@@ -129,15 +129,15 @@ class Source:
         extra = []
         for instance, sample_times in self.sample_times.items():
             own = [point for point in self.points if point[1] == instance]
-            if own and own[-1][2] and max(sample_times) > own[-1][0] + KEPT_VALUE_MS:
-                extra.append((own[-1][0] + KEPT_VALUE_MS, instance, 0.0))
+            if own and own[-1][2] and max(sample_times) > own[-1][0] + VALUE_LIFETIME_MS:
+                extra.append((own[-1][0] + VALUE_LIFETIME_MS, instance, 0.0))
             seconds = sorted(sample_times)[1:]
             earlier = [
                 point for point in self.points if point[1] != instance and point[0] < min(sample_times)
             ]
             begun = own[0][0] if own else max(sample_times)
-            if earlier and seconds and earlier[-1][2] and seconds[0] + KEPT_VALUE_MS < begun:
-                extra.append((seconds[0] + KEPT_VALUE_MS, instance, 0.0))
+            if earlier and seconds and earlier[-1][2] and seconds[0] + VALUE_LIFETIME_MS < begun:
+                extra.append((seconds[0] + VALUE_LIFETIME_MS, instance, 0.0))
         self.points = sorted(self.points + extra)
 
     def last(self, at_ms: int) -> float:
@@ -147,7 +147,9 @@ class Source:
             return 0.0
         to_ms, instance, value = points[-1]
         goes_on = any(point[1] == instance and point[0] > to_ms for point in self.points)
-        return value if goes_on or at_ms < max(*self.sample_times[instance], to_ms) + KEPT_VALUE_MS else 0.0
+        return (
+            value if goes_on or at_ms < max(*self.sample_times[instance], to_ms) + VALUE_LIFETIME_MS else 0.0
+        )
 
     def next(self, at_ms: int) -> float:
         """What it said next."""
@@ -162,7 +164,7 @@ class Source:
         """Whether it has said all it will say about that instant."""
         latest = max(self.sample_times, key=lambda each: max(self.sample_times[each]))
         last_ms = max(self.sample_times[latest])
-        return last_ms >= at_ms or latest in self.stopped or newest_ms - last_ms > KEPT_VALUE_MS
+        return last_ms >= at_ms or latest in self.stopped or newest_ms - last_ms > VALUE_LIFETIME_MS
 
 
 def steps_of(lines: list[Raw]) -> Iterator[tuple[int, float]]:

@@ -33,9 +33,9 @@ def job(lines: list[Raw], now_ms: int = FAR_MS) -> dict[int, tuple[float, float]
     rows = [row for table in tables for row in table]
     ends = [(line["process"], line["to"] - now_ms) for line in lines]
     ahead = {process: max(ms for other, ms in ends if other == process) for process, ms in ends if ms > 0}
-    rows_given = [_lag_row(row) for row in rows if row["kind"] == "gauge"]
-    rows_given += _runs([row for row in rows if row["kind"] == INTERVAL])
-    batch = pa.Table.from_pylist([dict(zip(COLUMNS, row, strict=True)) for row in rows_given]).to_batches()
+    lag_rows = [_lag_row(row) for row in rows if row["kind"] == "gauge"]
+    lag_rows += _runs([row for row in rows if row["kind"] == INTERVAL])
+    batch = pa.Table.from_pylist([dict(zip(COLUMNS, row, strict=True)) for row in lag_rows]).to_batches()
     return {
         row["minute"]: (row["lag"], row["lag_max"])
         for minutes in follow_lags(iter(batch), ahead)

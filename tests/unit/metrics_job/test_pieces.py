@@ -39,7 +39,7 @@ def totals(read_rows: list[dict[str, Any]]) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("size", "count"), [pytest.param(1, 200, marks=pytest.mark.slow), (200, 30), (700, 60), (5_000, 200)]
 )
-def test_a_file_in_pieces_counts_every_line_once(size: int, count: int) -> None:
+def test_a_split_file_counts_every_line_once(size: int, count: int) -> None:
     """Three lines for each of so many intervals; one of them is there twice."""
     data = b"".join(line(seq, metric) * (1 + (seq == 17)) for seq in range(count) for metric in METRICS)
     pieces = list(gather_pieces([(NAME, data)], size=size, uncut=1_000))

@@ -75,9 +75,9 @@ class RetentionRig:
             if self.unkeepable:
                 raise OSError("no")
             self.events.append(("renamed", segment.start // GIB))
-            return record_kept
+            return record_retained
 
-        def record_kept() -> None:
+        def record_retained() -> None:
             at = self.segments.index(segment)
             self.segments[at] = segment._replace(dead_letters_only=True)
             self.events.append(("kept", segment.start // GIB))

@@ -132,7 +132,7 @@ class SessionsRig(Rig):
         member.link.attach_socket(sock)
         until(lambda: member.link.is_ready or not member.link.is_attached, "the member has its session")
 
-    def serve_anew_session(self, member: MemberBackend) -> None:
+    def serve_from_new_writer(self, member: MemberBackend) -> None:
         """By another server, and the member has a session with it."""
         self.serve()
         self.attach(member)

@@ -204,7 +204,7 @@ def test_the_owner_of_a_lock_that_does_not_answer_is_named(
     lock.release()
 
 
-def test_a_full_writer_turns_a_process_away_by_name(tmp_path: Path) -> None:
+def test_a_full_writer_rejects_a_process_by_name(tmp_path: Path) -> None:
     home = house(tmp_path, sessions_max=1)
     home.enter()
     home.enter()

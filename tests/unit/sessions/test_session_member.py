@@ -138,7 +138,7 @@ def test_progress_reads_and_waits_go_to_the_next_writer(home: SessionsRig) -> No
     append = member.append([record()], soon())
     home.engine.resume_writes()
     assert not any(pending.done for pending in (finished, wait, bounds, append))
-    home.serve_anew_session(member)
+    home.serve_from_new_writer(member)
     assert done(finished) == []
     assert done(bounds)[0] is not None
     assert statuses(append) == [AppendStatus.STORED]
@@ -161,7 +161,7 @@ def test_queued_requests_go_to_the_next_writer_in_one_pass(tmp_path: Path) -> No
     waits = [member.wait(queue(), 0, soon()) for _ in range(50)]
     outstanding = member.link.outstanding
     queued = outstanding.queued = PassedOver(outstanding.queued)
-    home.serve_anew_session(member)
+    home.serve_from_new_writer(member)
     assert statuses(member.append([record()], soon())) == [AppendStatus.STORED]
     assert all(done(wait) for wait in waits)
     assert not queued
@@ -201,7 +201,7 @@ def test_memberships_are_lost_and_reassigned_under_a_higher_epoch(home: Sessions
     until(lambda: listener.epochs, "the first assignment")
     server.close()
     until(lambda: listener.names == ["assigned", "lost"], "it is lost")
-    home.serve_anew_session(member)
+    home.serve_from_new_writer(member)
     until(lambda: len(listener.epochs) == 2, "the second assignment")
     assert listener.epochs[1] > listener.epochs[0]
     membership.leave()
@@ -221,7 +221,7 @@ def test_unanswered_progress_comes_before_the_new_epoch(home: SessionsRig) -> No
     finished = member.commit(CommitBatch(progress=[delta]), soon())
     for request in list(member.link.outstanding.queued):
         request.is_sent = True  # as if it had been sent to the writer that went
-    home.serve_anew_session(member)
+    home.serve_from_new_writer(member)
     assert done(finished) == []
     until(lambda: len(listener.epochs) == 2, "the second assignment")
 
@@ -263,7 +263,7 @@ def test_a_writer_that_is_going_gets_nothing_new(home: SessionsRig) -> None:
     server.close()
     assert home.engine.appends == 0
     until(lambda: not member.link.is_attached, "the session is over")
-    home.serve_anew_session(member)
+    home.serve_from_new_writer(member)
     assert statuses(pending_append) == [AppendStatus.STORED]
 
 
@@ -281,7 +281,7 @@ def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(home: Sessions
     home.engine.end()
     home.engine = Engine()
     home.make()
-    home.serve_anew_session(member)
+    home.serve_from_new_writer(member)
     assert [done(call)[0].offset for call in (first, commit, second, pending_append)] == [0, 1, 2, 3]
     assert not wait.done
 

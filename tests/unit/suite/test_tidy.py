@@ -101,7 +101,7 @@ def test_constructs_that_confuse_a_reader_are_counted(tidy, tmp_path: Path) -> N
             tmp_path,
             backend_of_one=SAMPLE,
             backend_of_two=sets_hooks,
-            backend_of_made='"""Generated."""\ndef known(): ...\n',
+            backend_of_generated='"""Generated."""\ndef known(): ...\n',
             ddmq_of_other="def open(store):\n    store.on_lost = 1\n",
         )
     )
