@@ -46,7 +46,7 @@ class Body(NamedTuple):
         return Body(int(sender), int(queue), int(number), kind == b"poison")
 
 
-class Delivery(NamedTuple):
+class DeliveredMessage(NamedTuple):
     """One message of one answer."""
 
     location: Location
@@ -156,14 +156,16 @@ class Ledger(Violations):
 
     # --- deliveries
 
-    def delivered(self, messages: Sequence[Delivery], life: int, sent_at: float, read_at: float) -> list[Ack]:
+    def delivered(
+        self, messages: Sequence[DeliveredMessage], life: int, sent_at: float, read_at: float
+    ) -> list[Ack]:
         """An answer to a pull sent at `sent_at`; gives back what an acknowledgement of each would be."""
         with self._lock:
             acks = [self._one(each, life, sent_at) for each in messages]
             self._check_rising(messages)
             return acks if not messages else self._first_come(messages, acks, life, sent_at, read_at)
 
-    def _one(self, each: Delivery, life: int, sent_at: float) -> Ack:
+    def _one(self, each: DeliveredMessage, life: int, sent_at: float) -> Ack:
         queue, offset = each.location
         progress = self._queues[queue]
         self._deliveries += 1
@@ -178,13 +180,13 @@ class Ledger(Violations):
             )
         return Ack(each.location, life, self._deliveries)
 
-    def _check_rising(self, messages: Sequence[Delivery]) -> None:
+    def _check_rising(self, messages: Sequence[DeliveredMessage]) -> None:
         offsets = [each.location[1] for each in messages]
         if offsets != sorted(set(offsets)):
             self.violated(f"an answer is not in offset order: {offsets[:40]}")
 
     def _first_come(
-        self, messages: Sequence[Delivery], acks: list[Ack], life: int, sent_at: float, read_at: float
+        self, messages: Sequence[DeliveredMessage], acks: list[Ack], life: int, sent_at: float, read_at: float
     ) -> list[Ack]:
         progress = self._queues[messages[0].location[0]]
         if progress.life != life:

@@ -13,7 +13,7 @@ from typing import Any
 
 from thrift.Thrift import TException
 
-from tests.crash.kill_nine_ledger import Ack, Body, Delivery, Ledger, Location
+from tests.crash.kill_nine_ledger import Ack, Body, DeliveredMessage, Ledger, Location
 from tests.crash.kit.load_thread import LoadThread
 from tests.interop.apache_client import (
     Client,
@@ -220,7 +220,7 @@ class Consumer(Worker):
         if not answer.messages:
             return
         queue = queue_of(answer.context.qid)
-        deliveries = [Delivery((queue, each.offset), each.value) for each in answer.messages]
+        deliveries = [DeliveredMessage((queue, each.offset), each.value) for each in answer.messages]
         acks = self.ledger.delivered(deliveries, life, sent_at, read_at)
         done: list[Ack] = []
         failed: list[Location] = []
@@ -234,7 +234,7 @@ class Consumer(Worker):
                 self.ledger.left(1)
         self._results.append((_result(answer.context, done, failed), done, failed))
 
-    def _choice(self, each: Delivery) -> str:
+    def _choice(self, each: DeliveredMessage) -> str:
         if Body.decode(each.data).poison:
             return "fail"
         chance = self.random.random()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash import kill_nine
-from tests.crash.kill_nine_ledger import Ack, Body, Delivery, Ledger
+from tests.crash.kill_nine_ledger import Ack, Body, DeliveredMessage, Ledger
 
 
 @pytest.mark.slow
@@ -35,13 +35,13 @@ class StoryLedger:
 
     def deliver(self, *offsets: int, sent_at: float | None = None, life: int = 0) -> list[Ack]:
         self.now += 1
-        messages = [Delivery((0, offset), data(offset)) for offset in offsets]
+        messages = [DeliveredMessage((0, offset), data(offset)) for offset in offsets]
         requested = self.now - 0.5 if sent_at is None else sent_at
         return self.ledger.delivered(messages, life, requested, self.now)
 
     def store(self, *messages: bytes) -> None:
         """One answer with these messages, at offsets from 0 on."""
-        answer = [Delivery((0, offset), message) for offset, message in enumerate(messages)]
+        answer = [DeliveredMessage((0, offset), message) for offset, message in enumerate(messages)]
         self.ledger.delivered(answer, 0, 0.0, 1.0)
 
     def ack(self, acks: list[Ack], life: int = 0) -> None:

@@ -118,7 +118,7 @@ def read_on(backend: Backend) -> None:
         offset = batch.next_offset
 
 
-class Owner:
+class StaleEpochOwner:
     """Holds what it is assigned and keeps finishing offset 0 under its epoch, even when it was lost."""
 
     def __init__(self, backend: Backend) -> None:
@@ -204,7 +204,7 @@ def main(directory: str, silence_s: str, *jobs: str) -> None:
         elif job == "wait":
             started.append(gevent.spawn(read_on, backend))
         elif job == "join":
-            started.append(Owner(backend))
+            started.append(StaleEpochOwner(backend))
         elif job == "share":
             started.append(Sharer(backend))
     gevent.get_hub().join()

@@ -28,7 +28,7 @@ NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)
 
 
-class Settlement:
+class SettlementRecorder:
     """Records how messages were settled; `reply` raises `error` if there is one."""
 
     inline = True
@@ -77,7 +77,10 @@ def make_message(**options: Any) -> dramatiq.Message[Any]:
 
 
 def deliver(
-    message: dramatiq.Message[Any] | bytes, settlement: Settlement, key: str | None = None, attempt: int = 1
+    message: dramatiq.Message[Any] | bytes,
+    settlement: SettlementRecorder,
+    key: str | None = None,
+    attempt: int = 1,
 ) -> Message:
     delivery = Message()
     delivery.body = message if isinstance(message, bytes) else message.encode()
@@ -88,7 +91,7 @@ def deliver(
 
 
 def received(
-    settlement: Settlement, key: str | None = None, attempt: int = 1, **options: Any
+    settlement: SettlementRecorder, key: str | None = None, attempt: int = 1, **options: Any
 ) -> DeliveredMessage:
     return decode(deliver(make_message(**options), settlement, key, attempt), "mail")
 
@@ -158,21 +161,21 @@ def test_a_retry_has_no_idempotency_key_and_is_stored() -> None:
 
 def test_a_delivered_message_is_due_and_belongs_to_the_queue_it_came_from() -> None:
     body = make_message(eta=5).copy(queue_name="mail.DQ").encode()
-    message = decode(deliver(body, Settlement()), "mail")
+    message = decode(deliver(body, SettlementRecorder()), "mail")
     assert (message.queue_name, message.args) == ("mail", (17,))
     assert "eta" not in message.options
 
 
 def test_deliveries_of_a_keyed_message_are_its_retries() -> None:
-    assert received(Settlement(), key="a", attempt=4).options["retries"] == 3
-    assert received(Settlement(), key="a", attempt=2, retries=9).options["retries"] == 9
-    assert "retries" not in received(Settlement(), key="a", attempt=1).options
-    assert "retries" not in received(Settlement(), key=None, attempt=4).options
+    assert received(SettlementRecorder(), key="a", attempt=4).options["retries"] == 3
+    assert received(SettlementRecorder(), key="a", attempt=2, retries=9).options["retries"] == 9
+    assert "retries" not in received(SettlementRecorder(), key="a", attempt=1).options
+    assert "retries" not in received(SettlementRecorder(), key=None, attempt=4).options
 
 
 def test_another_programs_message_is_a_decode_error() -> None:
     with pytest.raises(dramatiq.DecodeError):
-        decode(deliver(b"no message of Dramatiq", Settlement()), "mail")
+        decode(deliver(b"no message of Dramatiq", SettlementRecorder()), "mail")
 
 
 # --- its end
@@ -183,13 +186,13 @@ def follow(message: DeliveredMessage) -> None:
 
 
 def test_a_message_that_is_done_is_acknowledged() -> None:
-    settlement = Settlement()
+    settlement = SettlementRecorder()
     received(settlement).ack(Sending())  # type: ignore[arg-type]
     assert settlement.settled == [(Outcome.ACKED, None, "")]
 
 
 def test_what_follows_goes_with_the_acknowledgement() -> None:
-    settlement, producer = Settlement(), Sending()
+    settlement, producer = SettlementRecorder(), Sending()
     message = received(settlement)
     follow(message)
     follow(message)
@@ -213,7 +216,7 @@ def test_what_follows_goes_with_the_acknowledgement() -> None:
 def test_a_message_whose_followers_are_not_stored_is_never_acknowledged(
     error: Exception, settled: tuple[Outcome, int | None, str]
 ) -> None:
-    settlement = Settlement()
+    settlement = SettlementRecorder()
     settlement.error = error
     message = received(settlement)
     follow(message)
@@ -222,7 +225,7 @@ def test_a_message_whose_followers_are_not_stored_is_never_acknowledged(
 
 
 def test_a_message_whose_lease_is_over_is_left_to_others() -> None:
-    settlement = Settlement()
+    settlement = SettlementRecorder()
     settlement.error = LeaseOverError("late")
     message = received(settlement)
     follow(message)
@@ -237,7 +240,7 @@ def test_a_message_whose_lease_is_over_is_left_to_others() -> None:
 def test_an_enqueue_that_failed_after_the_actor_keeps_the_message(
     error: Exception, delay_ms: int | None
 ) -> None:
-    settlement = Settlement()
+    settlement = SettlementRecorder()
     message = received(settlement)
     message.enqueue_error = error
     message.ack(Sending())  # type: ignore[arg-type]
@@ -246,7 +249,7 @@ def test_an_enqueue_that_failed_after_the_actor_keeps_the_message(
 
 
 def test_a_keyed_message_is_retried_in_its_place() -> None:
-    settlement = Settlement()
+    settlement = SettlementRecorder()
     message = received(settlement, key="a")
     message.retry_delay_ms = 15_000
     message.stuff_exception(ValueError("no stock"))
@@ -255,7 +258,7 @@ def test_a_keyed_message_is_retried_in_its_place() -> None:
 
 
 def test_a_rejected_message_is_a_dead_letter_with_the_exception_as_its_reason() -> None:
-    settlement, producer = Settlement(), Sending()
+    settlement, producer = SettlementRecorder(), Sending()
     message = received(settlement)
     follow(message)
     message.stuff_exception(ValueError("no stock"))
@@ -265,7 +268,7 @@ def test_a_rejected_message_is_a_dead_letter_with_the_exception_as_its_reason() 
 
 
 def test_a_rejected_message_whose_callback_is_not_stored_is_redelivered() -> None:
-    settlement = Settlement()
+    settlement = SettlementRecorder()
     message = received(settlement)
     follow(message)
     message.nack(Sending(NotStoredError("no server")))  # type: ignore[arg-type]
@@ -276,14 +279,14 @@ def test_a_rejected_message_whose_callback_is_not_stored_is_redelivered() -> Non
 
 
 def test_leases_are_extended_until_the_message_is_settled() -> None:
-    settlement, leases = Settlement(), LeaseKeeper(60.0)
+    settlement, leases = SettlementRecorder(), LeaseKeeper(60.0)
     delivery = deliver(make_message(), settlement)
     delivery.delivery.lease_s = 0.03
     leases.add(delivery)
     until(lambda: settlement.extended >= 3, "the lease is extended")
     leases.remove(delivery)
     extended = settlement.extended
-    other = Settlement()
+    other = SettlementRecorder()
     second = deliver(make_message(), other)
     second.delivery.lease_s = 0.03
     leases.add(second)
@@ -293,9 +296,9 @@ def test_leases_are_extended_until_the_message_is_settled() -> None:
 
 
 def test_a_lease_is_extended_no_longer_than_allowed_and_not_when_it_is_lost() -> None:
-    settlement, leases = Settlement(), LeaseKeeper(0.0)
+    settlement, leases = SettlementRecorder(), LeaseKeeper(0.0)
     leases.add(deliver(make_message(), settlement))
-    lost, valid, keeper = Settlement(), Settlement(), LeaseKeeper(60.0)
+    lost, valid, keeper = SettlementRecorder(), SettlementRecorder(), LeaseKeeper(60.0)
     first, second = deliver(make_message(), lost), deliver(make_message(), valid)
     first.lost = True
     for delivery in (first, second):

@@ -48,7 +48,7 @@ class JoinBackend:
         return self.memberships[-1]
 
 
-class Work:
+class QueueWork:
     """Work on a queue, which is busy while the test says so."""
 
     def __init__(self, queue: QueueRef, epoch: int) -> None:
@@ -75,18 +75,18 @@ class Work:
             self._on_idle()
 
 
-class WorkOwner(QueueOwner[Work]):
+class WorkOwner(QueueOwner[QueueWork]):
     """An owner that begins work at each grant, and counts changes of what it owns."""
 
     def __init__(self) -> None:
         self.backend = JoinBackend()
         super().__init__(self.backend, lambda: 100.0, load=False)  # type: ignore[arg-type]
-        self.begun: list[Work] = []
+        self.begun: list[QueueWork] = []
         self.can_join = True
         self.changes: list[tuple[QueueRef, bool]] = []
 
     @property
-    def owned(self) -> dict[QueueRef, Work]:
+    def owned(self) -> dict[QueueRef, QueueWork]:
         return self._owned
 
     @property
@@ -101,7 +101,7 @@ class WorkOwner(QueueOwner[Work]):
 
     def granted(self, queue: QueueRef, epoch: int) -> None:
         if not self._stopping:
-            work = Work(queue, epoch)
+            work = QueueWork(queue, epoch)
             self.begun.append(work)
             self._begin_work(work)
 
@@ -226,17 +226,17 @@ class OwnershipModel:
 
     def __init__(self) -> None:
         self.running: dict[QueueRef, int] = {}  # queue → epoch
-        self.busy_stopped: list[tuple[Work, QueueRef]] = []
+        self.busy_stopped: list[tuple[QueueWork, QueueRef]] = []
         self.release_pending: set[QueueRef] = set()
         self.released: list[QueueRef] = []
-        self.must_be_abandoned: set[Work] = set()
+        self.must_be_abandoned: set[QueueWork] = set()
 
-    def stop(self, work: Work) -> None:
+    def stop(self, work: QueueWork) -> None:
         del self.running[work.queue]
         if work.is_busy:
             self.busy_stopped.append((work, work.queue))
 
-    def works_on(self, queue: QueueRef) -> list[Work]:
+    def works_on(self, queue: QueueRef) -> list[QueueWork]:
         return [work for work, its_queue in self.busy_stopped if its_queue == queue]
 
     def release_idle(self) -> None:
@@ -256,7 +256,7 @@ def test_any_order_of_events_agrees_with_the_model(seed: int) -> None:
     def some(queues: Iterable[QueueRef]) -> list[QueueRef]:
         return [queue for queue in queues if random.random() < 0.5]
 
-    def stop_all(works: Iterable[Work]) -> None:
+    def stop_all(works: Iterable[QueueWork]) -> None:
         for work in list(works):
             model.must_be_abandoned.add(work)
             model.stop(work)
