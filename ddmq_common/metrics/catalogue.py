@@ -275,7 +275,7 @@ BLOCKED_KEYS = _gauge(
 )
 BLOCKED_KEY_AGE = _gauge(
     "ddmq_blocked_key_age_ms",
-    "Time since the first failure of the longest blocked key, until one of its messages is acknowledged.",
+    "Time for which the longest blocked key has been blocked.",
     "group",
     "topic",
     unit="ms",
@@ -495,7 +495,7 @@ LOG_LATE = _counter(
 LOG_SENDS_FORGOTTEN = _counter(
     "ddmq_log_sends_forgotten_total",
     "Number of sequences and keys that were forgotten early because a limit was reached. If a message "
-    "with such a sequence or key is sent again, it may be stored again or rejected.",
+    "with a forgotten sequence or key is sent again, it may be stored again or rejected.",
 )
 LOG_CHECKPOINTS = _counter("ddmq_log_checkpoints_total", "Number of checkpoints, by outcome.", "outcome")
 LOG_SEGMENTS_DELETED = _counter(
