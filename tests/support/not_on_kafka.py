@@ -88,12 +88,12 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
         "test_delayed_ordered_failed_and_acknowledged": NO_FIND,
         "test_a_dead_letter": NO_FIND,
         "test_behind_another_of_its_key": NO_FIND,
-        "test_for_people": NO_FIND,
+        "test_a_story_is_printed_for_people": NO_FIND,
         "test_rolled_back": NO_FIND,
         "test_cancelled_and_moved": NO_FIND,
     },
     "service/cli/test_blocked_keys.py": {
-        "test_skip_makes_a_dead_letter_and_goes_on": NO_FIND,
+        "test_skip_makes_a_dead_letter_and_delivers_the_next": NO_FIND,
     },
     "service/cli/test_admin_api.py": {
         "test_health_and_metrics": NO_LOG,

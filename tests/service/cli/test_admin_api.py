@@ -74,7 +74,7 @@ def test_a_group_from_birth_to_death(server: RealServer, topic: str) -> None:
         ("GET", "/messages/zz", None, 400, "32 hex digits"),
     ],
 )
-def test_what_is_refused(
+def test_invalid_requests_are_rejected(
     server: RealServer, method: str, target: str, body: Any, status: int, words: str
 ) -> None:
     answered_status, answer = server.request(method, target, body)

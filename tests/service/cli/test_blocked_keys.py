@@ -102,7 +102,7 @@ def test_replay_delivers_at_once(stuck: Stuck) -> None:
     until(lambda: stuck.keys() == [], "nothing is blocked")
 
 
-def test_skip_makes_a_dead_letter_and_goes_on(stuck: Stuck) -> None:
+def test_skip_makes_a_dead_letter_and_delivers_the_next(stuck: Stuck) -> None:
     stuck.repaired = True
     stuck.shell("group", "skip", stuck.name, '"bad"')
     until(lambda: stuck.got[2:] == ["bad-2"], "the next message of the key comes")

@@ -270,7 +270,7 @@ def test_an_interrupted_restore_is_not_mistaken_for_a_log(tmp_path: Path) -> Non
     assert (refused.returncode, "was cut short" in refused.stderr) == (1, True), refused.stderr
 
 
-def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_backup_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     done = ddmq("delay", "restore", str(tmp_path / "x"), "--data-dir", str(tmp_path / "data"))
     assert (done.returncode, "no whole backup" in done.stderr) == (1, True)

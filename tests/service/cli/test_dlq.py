@@ -108,7 +108,7 @@ def test_with_an_order_key_a_letter_comes_after_those_of_its_key(shell: Shell, t
     assert sorted(got) == ["a1", "a2", "a3", "a4", "b1"]
 
 
-def test_the_story_of_a_resent_letter_goes_on_for_its_group_alone(
+def test_the_story_of_a_resent_letter_continues_for_its_group_alone(
     shell: Shell, topic: str, bury: Bury, engine: str
 ) -> None:
     group, other = bury("one"), f"other-{topic}"

@@ -69,7 +69,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentServ
     assert server.end() == 0
 
 
-def test_it_serves_from_there(server: EnvironmentServer) -> None:
+def test_a_server_is_configured_by_the_environment_alone(server: EnvironmentServer) -> None:
     assert server.run("send", "orders", "hello", "--key", "k").returncode == 0
     pulled = server.run("pull", "orders", "--group", "billing")
     assert "hello" in pulled.stdout, pulled.stderr

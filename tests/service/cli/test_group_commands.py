@@ -18,7 +18,7 @@ from tests.support.waits import until
 
 
 @pytest.mark.parametrize("group_exists", [False, True])
-def test_a_costly_pattern_in_front_of_a_pull_is_refused_when_it_is_set(
+def test_a_costly_pattern_in_front_of_a_pull_is_rejected_when_it_is_set(
     shell: Shell, topic: str, group_exists: bool
 ) -> None:
     path, script = f"/groups/{topic}/topics/{topic}", {"filter": "!text.matches('a.{0,200}b.{0,200}c')"}
@@ -153,9 +153,7 @@ def test_show_names_clients_that_subscribe_differently(shell: Shell, topic: str)
     assert "forgetful" in output.partition("clients that subscribe differently")[2]
 
 
-def test_what_a_url_says_in_its_query_is_shown_to_nobody(
-    shell: Shell, server: RealServer, topic: str
-) -> None:
+def test_the_query_of_a_url_is_masked_everywhere(shell: Shell, server: RealServer, topic: str) -> None:
     """It may be a key or a token. Where the URL is changed, the answer masks it, too."""
     shell("topic", "create", topic)
     push = {"http": {"urls": ["http://hooks.example/in?apikey=s3cret&x=1"], "signing_key": "s3cret"}}

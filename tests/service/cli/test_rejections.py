@@ -128,7 +128,7 @@ def test_a_pull_from_another_port_makes_nothing(shell: Shell, component: str) ->
     assert "elsewhere" not in {row["group"] for row in shell.json("group", "list")}
 
 
-def test_not_an_admin_port(shell: Shell) -> None:
+def test_a_port_that_is_no_admin_port_is_an_error(shell: Shell) -> None:
     address = f"127.0.0.1:{shell.server.ports['producer']}"
     assert shell.refused("stats", "--admin", address).startswith(f"{address} is not a ddmq admin port")
 

@@ -126,7 +126,7 @@ def test_behind_another_of_its_key(shell: Shell, topic: str) -> None:
     assert behind["why"] == 'key "k"'
 
 
-def test_for_people(shell: Shell, topic: str) -> None:
+def test_a_story_is_printed_for_people(shell: Shell, topic: str) -> None:
     shell("topic", "create", topic, "--queues", "1")
     shell("group", "create", topic, "--topic", topic, "--start", "first")
     shell("send", topic, "one", "--key", "k")
@@ -183,7 +183,7 @@ def test_a_story_is_shown_for_a_queue_and_an_offset(shell: Shell, topic: str) ->
     assert story["trace_events"] >= 5
 
 
-def test_it_goes_on_after_an_offset_reset(shell: Shell, topic: str) -> None:
+def test_a_story_continues_after_an_offset_reset(shell: Shell, topic: str) -> None:
     shell("topic", "create", topic, "--queues", "1", "--trace-one-in", "1")
     shell("group", "create", topic, "--topic", topic, "--start", "first")
     shell("send", topic, "one", "--key", "k")

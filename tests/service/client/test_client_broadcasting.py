@@ -161,7 +161,7 @@ def test_a_lost_answer_is_fetched_once_more(proxy: Standin) -> None:
         ('{"format": 1, "group": "g", "instance": "i", "offsets": {"t": {"q": -1}}}', "has no offsets"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_offsets_file_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "place.json"
     path.write_text(text)
     with pytest.raises(OptionError, match=message) as error:

@@ -531,7 +531,7 @@ def test_an_observer_of_handlers_fails_the_message(proxy: Standin, method: str) 
     assert "observer.handling returned" in reason
 
 
-def test_an_observer_of_what_is_handed_out_is_only_reported(
+def test_an_error_of_an_observer_of_deliveries_is_only_reported(
     proxy: Standin, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.put("t", b"x")

@@ -115,7 +115,7 @@ def test_a_transaction_may_bring_the_check(make_producer: Make, proxy: Standin) 
         producer.transaction(check=ScriptedCheck())
 
 
-def test_without_a_check_nobody_polls(make_producer: Make, proxy: Standin) -> None:
+def test_a_producer_without_a_check_does_not_poll(make_producer: Make, proxy: Standin) -> None:
     producer = make_producer()
     left_open(producer)
     producer.close()
@@ -164,7 +164,7 @@ def test_a_decision_whose_answer_is_lost_is_sent_once_more(make_producer: Make, 
     assert producer.check_counts().unanswered == 0
 
 
-def test_a_decision_that_is_refused_is_counted(
+def test_a_rejected_decision_is_counted(
     make_producer: Make, proxy: Standin, caplog: pytest.LogCaptureFixture
 ) -> None:
     producer = make_producer(check=ScriptedCheck(Decision.COMMITTED))

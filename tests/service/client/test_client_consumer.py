@@ -503,7 +503,7 @@ def test_an_invalid_delay_is_rejected_and_harms_nothing(proxy: Standin, delay_ms
     assert proxy.done == {("t", 0)}
 
 
-def test_what_the_wire_cannot_carry_is_refused_before_it_is_pulled_with(proxy: Standin) -> None:
+def test_options_that_the_wire_cannot_carry_are_rejected_before_a_pull(proxy: Standin) -> None:
     invalid: list[dict[str, object]] = [
         {"tags": 5}, {"sql": "a = '\udc80'"}, {"linger_ms": 50.5}, {"max_batch": "8"}, {"handler": 5},
         {"timeout_ms": True}, {"batch_handler": "print"}, {"client_id": "\udc80"},
@@ -602,7 +602,7 @@ def test_a_submit_that_hangs_is_broken_off_when_the_time_to_stop_is_over(proxy: 
     proxy.release()
 
 
-def test_a_paused_consumer_pulls_nothing_until_it_goes_on(proxy: Standin) -> None:
+def test_a_paused_consumer_pulls_nothing_until_it_resumes(proxy: Standin) -> None:
     got: list[Message] = []
     with Consumer(proxy.address, "g", "t", handler=got.append, linger_ms=20) as consumer:
         proxy.put("t", b"one")
@@ -631,7 +631,7 @@ def test_a_consumer_that_was_stopped_before_it_began_runs_no_more(proxy: Standin
     assert proxy.calls == []
 
 
-def test_whoever_pulls_first_starts_it_and_the_others_go_on(proxy: Standin) -> None:
+def test_the_first_pull_starts_the_consumer_and_others_share_it(proxy: Standin) -> None:
     proxy.put("t", *bodies(8))
     consumer = Consumer(proxy.address, "g", "t")
     got: list[Message] = []

@@ -74,7 +74,9 @@ def last(proxy: Standin, method: str) -> Any:
     return next(args for name, args in reversed(proxy.calls) if name == method)
 
 
-def test_fetch_go_on_and_acknowledge(proxy: Standin, connect: Callable[..., Blocking]) -> None:
+def test_a_fetch_continues_after_the_last_and_acknowledges(
+    proxy: Standin, connect: Callable[..., Blocking]
+) -> None:
     proxy.put("t", b"a", b"b", b"c")
     client = connect(proxy.address, "g", consumer_id="me")
     (queue,) = client.fetch(2, linger_ms=20)
@@ -208,7 +210,7 @@ def test_a_message_does_not_wait_for_proxies_that_have_nothing(
     assert fetches(proxies[1 - late]) == 1, "it was still being asked"
 
 
-def test_a_proxy_that_hangs_does_not_hold_up_the_others(
+def test_a_proxy_that_hangs_does_not_delay_the_others(
     proxy: Standin, other: Standin, connect: Callable[..., Blocking]
 ) -> None:
     client = connect([proxy.address, other.address], "g", timeout_ms=20_000)
@@ -239,7 +241,7 @@ def test_seek_does_not_wait_for_a_fetch_under_way(
     assert time.monotonic() - started < 10
 
 
-def test_a_fetch_that_was_interrupted_has_handed_out_nothing(
+def test_an_interrupted_fetch_delivers_nothing(
     proxy: Standin, other: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy.put("t", b"a")

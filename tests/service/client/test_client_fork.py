@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-def test_what_was_used_before_a_fork_is_refused_after_it(proxy: Standin) -> None:
+def test_clients_used_before_a_fork_are_rejected_after_it(proxy: Standin) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, SCRIPT, proxy.address], timeout=60, env=env, check=False)
     assert done.returncode == 0

@@ -63,7 +63,7 @@ def test_answers_that_are_lost_make_no_second_message(
     assert len(positions) == COUNT - 1, "each has the place of its own"
 
 
-def test_nor_do_those_of_batches_and_of_background_sends(
+def test_lost_answers_of_batches_and_background_sends_make_no_second_message(
     server: RealServer, topic: str, relay: LossyRelay
 ) -> None:
     with Producer(relay.address, timeout_ms=PATIENCE_MS, batch_messages=7) as producer:
@@ -79,7 +79,9 @@ def test_nor_do_those_of_batches_and_of_background_sends(
     assert server.bodies(topic) == expected_bodies()
 
 
-def test_nor_those_of_tasks(server: RealServer, topic: str, relay: LossyRelay) -> None:
+def test_lost_answers_of_tasks_make_no_second_message(
+    server: RealServer, topic: str, relay: LossyRelay
+) -> None:
     async def test() -> None:
         async with AsyncProducer(relay.address, timeout_ms=PATIENCE_MS) as producer:
             first, *others = messages(topic)

@@ -209,7 +209,9 @@ def test_a_resend_belongs_to_the_span_of_its_send(server: RealServer, topic: str
     assert carried == {f"m{at}": traceparent(sent[at]) for at in range(4)}
 
 
-def test_in_the_background_one_way_and_refused(server: RealServer, topic: str, spans: Spans) -> None:
+def test_background_oneway_and_rejected_sends_have_spans(
+    server: RealServer, topic: str, spans: Spans
+) -> None:
     with producer(server, spans) as client:
         future = client.send_async(OutgoingMessage(topic, b"m0"))
         client.send_oneway(OutgoingMessage(topic, b"m1"))
@@ -278,7 +280,7 @@ def test_messages_that_are_pulled(server: RealServer, topic: str, spans: Spans) 
     assert sum(len(one.links) for one in got) == 3
 
 
-def test_tasks(server: RealServer, topic: str, spans: Spans) -> None:
+def test_tasks_have_spans_of_their_own(server: RealServer, topic: str, spans: Spans) -> None:
     """A handler has its own span, not that of who started the consumer."""
     current: dict[str, Any] = {}
 

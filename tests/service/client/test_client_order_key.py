@@ -22,14 +22,14 @@ def stated(proxy: Standin) -> set[str | None]:
 
 
 @pytest.mark.parametrize("order_key", ["KEY", "QID", "$.order.id", None])
-def test_each_pull_carries_it(proxy: Standin, order_key: str | None) -> None:
+def test_each_pull_carries_the_order_key(proxy: Standin, order_key: str | None) -> None:
     with Consumer(proxy.address, "g", ["t", "u"], order_key=order_key) as consumer:
         consumer.pull(timeout_ms=20)
         proxy.wait(lambda: len(proxy.calls) > 1)
     assert stated(proxy) == {order_key}
 
 
-def test_also_in_asyncio(proxy: Standin) -> None:
+def test_a_pull_in_asyncio_carries_the_order_key(proxy: Standin) -> None:
     async def pull() -> None:
         async with AsyncConsumer(proxy.address, "g", "t", order_key="KEY") as consumer:
             await consumer.pull(timeout_ms=20)
@@ -91,7 +91,7 @@ def test_run_raises_when_the_group_has_another_one(server: ConsumerServer, error
         consumer.run()
 
 
-def test_a_path_that_is_none_is_the_proxys_rejection(server: ConsumerServer) -> None:
+def test_an_invalid_path_is_rejected_by_the_proxy(server: ConsumerServer) -> None:
     consumer = Consumer(f"127.0.0.1:{server.port}", "g", "t", handler=print, order_key="$.[")
     with pytest.raises(SubscriptionError, match=r"order_key is '\$\.\['"):
         consumer.run()

@@ -276,7 +276,7 @@ def test_sends_with_a_key_are_resent_from_the_first_send_on(
     assert numbers(proxy) == [None, None]
 
 
-def test_an_engine_that_takes_no_keys_refuses_them(make_producer: Make, proxy: Standin) -> None:
+def test_an_engine_without_keys_rejects_them(make_producer: Make, proxy: Standin) -> None:
     proxy.recognises = proxy.takes_keys = False
     producer = make_producer()
     with pytest.raises(InvalidMessageError):
@@ -467,7 +467,7 @@ def test_sends_in_the_background_are_stored_once(proxy: Standin) -> None:
     assert numbers(proxy) == [0, 1, 2, 3, 4, None, 2, 3, 4, None]
 
 
-def test_what_is_cancelled_or_refused_in_the_background_takes_no_number(proxy: Standin) -> None:
+def test_a_cancelled_or_rejected_background_send_takes_no_number(proxy: Standin) -> None:
     proxy.faults["sendSync"].append(HOLD)
     with Producer(proxy.address, in_flight_max=3, async_workers=1, timeout_ms=PATIENCE_MS) as producer:
         first = producer.send_async(messages(1)[0])

@@ -102,7 +102,7 @@ def test_what_a_level_delays_has_a_key_too(send: SendCommand, proxy: Standin) ->
     assert [message.idempotencyKey for message in proxy.stored] == ["p/1"]
 
 
-def test_one_message_and_another_body(send: SendCommand, proxy: Standin) -> None:
+def test_another_body_under_the_same_key_is_not_stored(send: SendCommand, proxy: Standin) -> None:
     proxy.faults["sendSync"].append(BEFORE)
     assert send("x", "--idempotency-key-prefix", "p").startswith("stored: queue 0, offset 0")
     assert send("x", "--idempotency-key-prefix", "p").startswith("there already: queue 0, offset 0")
@@ -111,7 +111,7 @@ def test_one_message_and_another_body(send: SendCommand, proxy: Standin) -> None
     assert [message.body for message in proxy.stored] == [b"x"]
 
 
-def test_without_it_no_message_has_a_key(send: SendCommand, proxy: Standin, lines: Path) -> None:
+def test_without_a_prefix_no_message_has_a_key(send: SendCommand, proxy: Standin, lines: Path) -> None:
     for _ in range(2):
         report: dict[str, Any] = json.loads(send("--lines", str(lines), "--json"))
         assert (report["stored"], report["stored_before"]) == (3, 0)
@@ -127,7 +127,9 @@ def test_without_it_no_message_has_a_key(send: SendCommand, proxy: Standin, line
         (["--idempotency-key-prefix", "p", "--delay", "1h"], "stands beside a delay"),
     ],
 )
-def test_what_it_cannot_be(send: SendCommand, proxy: Standin, more: list[str], error: str) -> None:
+def test_an_invalid_prefix_is_a_usage_error(
+    send: SendCommand, proxy: Standin, more: list[str], error: str
+) -> None:
     assert send("x", *more, code=2) == ""
     assert error in send.error
     assert not proxy.calls
@@ -196,7 +198,7 @@ def test_a_proxy_that_rejects_is_not_reported_as_silent(monkeypatch: pytest.Monk
     assert hints == ["not stored yet: the disk is full (code 15 by mq-1:9613); trying again for 1,000 ms"]
 
 
-def test_a_level_above_the_last_is_refused(send: SendCommand, proxy: Standin) -> None:
+def test_a_level_above_the_last_is_rejected(send: SendCommand, proxy: Standin) -> None:
     send("x", "--delay-level", "19", code=2)
     assert "--delay-level" in send.error
     assert proxy.stored == []

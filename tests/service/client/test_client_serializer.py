@@ -74,7 +74,7 @@ def test_every_kind_of_send_serializes_its_body(proxy: Standin, kind: str) -> No
     assert [json.loads(body) for body in bodies[:3]] == [{"n": 1}, [2], 3]
 
 
-def test_in_the_background_too(proxy: Standin) -> None:
+def test_background_sends_serialize_their_bodies(proxy: Standin) -> None:
     with Producer(proxy.address, serializer=JsonSerializer()) as producer:
         producer.send_async(OutgoingMessage("t", {"n": 1})).result(60)
         with pytest.raises(InvalidMessageError):
@@ -129,7 +129,7 @@ def test_pulls_and_loops_are_without_them(proxy: Standin) -> None:
     assert fails(proxy).keys() == {0, 2}
 
 
-def test_in_asyncio(proxy: Standin) -> None:
+def test_handlers_in_asyncio_get_values(proxy: Standin) -> None:
     values: list[Any] = []
 
     async def handle(message: Message) -> None:

@@ -43,7 +43,7 @@ def stated_starts(proxy: Standin) -> set[str | None]:
 
 
 @pytest.mark.parametrize(("start", "wire"), STARTS)
-def test_each_pull_carries_it(proxy: Standin, start: Any, wire: str | None) -> None:
+def test_each_pull_carries_the_start(proxy: Standin, start: Any, wire: str | None) -> None:
     with Consumer(proxy.address, "g", ["t", "u"], start=start) as consumer:
         consumer.pull(timeout_ms=20)
         proxy.wait(lambda: len(proxy.calls) > 1)
@@ -51,7 +51,7 @@ def test_each_pull_carries_it(proxy: Standin, start: Any, wire: str | None) -> N
 
 
 @pytest.mark.parametrize(("start", "wire"), STARTS)
-def test_also_in_asyncio(proxy: Standin, start: Any, wire: str | None) -> None:
+def test_each_pull_in_asyncio_carries_the_start(proxy: Standin, start: Any, wire: str | None) -> None:
     async def pull() -> None:
         async with AsyncConsumer(proxy.address, "g", "t", start=start) as consumer:
             await consumer.pull(timeout_ms=20)
@@ -63,13 +63,13 @@ def test_also_in_asyncio(proxy: Standin, start: Any, wire: str | None) -> None:
 
 @pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
 @pytest.mark.parametrize("start", NO_STARTS)
-def test_anything_else_is_refused(kind: Any, start: Any) -> None:
+def test_any_other_start_is_rejected(kind: Any, start: Any) -> None:
     with pytest.raises(OptionError, match="start="):
         kind("127.0.0.1", "g", "t", start=start)
 
 
 @pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
-def test_where_it_could_never_count_it_is_refused(kind: Any) -> None:
+def test_a_start_without_effect_is_rejected(kind: Any) -> None:
     with pytest.raises(OptionError, match="start is set without topics; allowed: beside topics"):
         kind("127.0.0.1", "g", start="first")
     with pytest.raises(OptionError, match="start is set with model='broadcasting'"):

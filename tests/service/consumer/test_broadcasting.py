@@ -158,7 +158,7 @@ def test_the_instance_is_served_once_its_group_is_broadcasting(rig: ConsumerRig)
     assert pull(rig).values == [b"m0"]
 
 
-def test_an_ordinary_group_of_such_a_name_goes_on(rig: ConsumerRig) -> None:
+def test_an_older_ordinary_group_of_such_a_name_stays_usable(rig: ConsumerRig) -> None:
     rig.topic()
     rig.subscribe("G%one")
     rig.send(1)

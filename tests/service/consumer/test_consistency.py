@@ -55,7 +55,7 @@ def test_no_filter_agrees_with_any(tagged: ConsumerRig) -> None:
         ("XML", "a", "filterType is b'XML'; allowed: TAG, SQL92"),
     ],
 )
-def test_another_filter_is_refused_and_listed(
+def test_another_filter_is_rejected_and_listed(
     tagged: ConsumerRig, kind: str | None, text: str, reason: str
 ) -> None:
     for _ in range(3):
@@ -72,7 +72,7 @@ def test_a_pull_of_all_topics_is_compared_with_each(tagged: ConsumerRig) -> None
     assert "topic U: the pull states" in refused(pull_filtered(tagged, text="a||b", topic=None))
 
 
-def test_it_is_over_when_the_client_or_the_subscription_changes(tagged: ConsumerRig) -> None:
+def test_a_difference_is_over_when_the_client_or_the_subscription_changes(tagged: ConsumerRig) -> None:
     refused(pull_filtered(tagged, text="a"))
     pull_filtered(tagged, text="a||b")
     assert tagged.service.differences("G") == []
@@ -94,7 +94,7 @@ def test_the_first_client_makes_the_subscription_with_its_filter(rig: ConsumerRi
     assert b"H" not in rig.directory.groups
 
 
-def test_clients_that_read_different_topics_are_listed_not_refused(rig: ConsumerRig) -> None:
+def test_clients_that_read_different_topics_are_listed_not_rejected(rig: ConsumerRig) -> None:
     for topic in ("T", "U"):
         rig.topic(topic)
         rig.subscribe(topic=topic)

@@ -277,7 +277,7 @@ class Proxies:
         return unowned_lag(self.rig)
 
 
-def test_one_proxy_tells_of_it_and_then_another(rig: ConsumerRig) -> None:
+def test_one_proxy_at_a_time_reports_the_lag(rig: ConsumerRig) -> None:
     rig.topic(SCHEDULE_TOPIC, 18)
     rig.ready(5)
     both = Proxies(rig)

@@ -50,7 +50,7 @@ def test_what_was_finished_above_the_new_offset_is_redelivered(rig: ConsumerRig)
     assert rig.progress().generation == 2
 
 
-def test_one_queue_alone(rig: ConsumerRig) -> None:
+def test_one_queue_can_be_reset_alone(rig: ConsumerRig) -> None:
     rig.topic(queues=2)
     rig.send(3, queue=0)
     rig.send(3, queue=1)

@@ -52,7 +52,7 @@ def test_acknowledgements_count_for_messages_that_were_reread(leased_rig: Consum
     assert leased_rig.pull(count=10).offsets == [6, 7, 8, 9]
 
 
-def test_what_was_never_handed_out_stays(leased_rig: ConsumerRig) -> None:
+def test_what_was_never_delivered_stays_unfinished(leased_rig: ConsumerRig) -> None:
     lose(leased_rig)
     come_back(leased_rig)
     leased_rig.submit(result([5, 6, 9]))

@@ -57,7 +57,7 @@ def test_settings_stated_while_a_pull_creates_the_group_hold(
     assert all(call.answered for call in calls)
 
 
-def test_a_pull_that_loses_the_race_for_the_last_group_is_refused() -> None:
+def test_a_pull_that_loses_the_race_for_the_last_group_is_rejected() -> None:
     rig = ConsumerRig(ConsumerConfig(groups_max=1))
     rig.topic()
     handlers = [rig.handlers]

@@ -51,7 +51,7 @@ def test_a_recreated_subscription_gets_all_queues(rig: ConsumerRig, order_key: s
     assert handled(rig, "T", 8) == {(queue, offset) for queue in range(4) for offset in range(2)}
 
 
-def test_the_other_topics_of_a_group_scope_go_on(rig: ConsumerRig) -> None:
+def test_the_other_topics_of_a_group_scope_are_delivered(rig: ConsumerRig) -> None:
     for topic in ("T", "U"):
         rig.topic(topic)
         rig.subscribe(topic=topic, config=settings("KEY"))

@@ -24,9 +24,7 @@ def ready(rig: ConsumerRig, queues: int = 1, count: int = 0, topic: str = "T") -
 
 
 @pytest.mark.parametrize("wire", list(Wire))
-def test_every_assigned_queue_answers_with_its_messages_and_where_to_go_on(
-    rig: ConsumerRig, wire: Wire
-) -> None:
+def test_every_assigned_queue_answers_with_its_messages_and_next_offset(rig: ConsumerRig, wire: Wire) -> None:
     ready(rig, queues=3)
     rig.send(2, queue=0)
     rig.send(1, queue=2)

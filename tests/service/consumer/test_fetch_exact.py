@@ -51,12 +51,12 @@ def test_the_same_range_gives_the_same_messages_to_anyone_at_any_time(shelf: Con
     assert shelf.progress().committed == 0, "no place of the group has moved"
 
 
-def test_what_is_out_of_range_says_where_to_go_on(shelf: ConsumerRig) -> None:
+def test_an_offset_out_of_range_is_answered_with_the_next_valid_one(shelf: ConsumerRig) -> None:
     one = fetch(shelf, offsets={"T": {0: 99}}, **EXACT)["T", 0]
     assert (one.messages, one.nextRequestOffset, one.endOffset) == ([], 3, 3)
 
 
-def test_at_the_end_it_waits_and_is_woken(shelf: ConsumerRig) -> None:
+def test_a_fetch_at_the_end_waits_and_is_woken(shelf: ConsumerRig) -> None:
     call = start_fetch(shelf, offsets={"T": {0: 3}}, linger=10_000, **EXACT)
     shelf.settle()
     assert not call.answered
@@ -66,7 +66,7 @@ def test_at_the_end_it_waits_and_is_woken(shelf: ConsumerRig) -> None:
 
 
 @pytest.mark.parametrize("missing", ["model", "topics"])
-def test_exact_is_refused_without_broadcast_topics(shelf: ConsumerRig, missing: str) -> None:
+def test_exact_is_rejected_without_broadcast_topics(shelf: ConsumerRig, missing: str) -> None:
     named = {name: value for name, value in EXACT.items() if name != missing}
     call = start_fetch(shelf, offsets={"T": {0: 0}}, **named)
     assert b"exact is set, but not model=broadcasting" in call.outcome.success.error

@@ -89,7 +89,7 @@ def test_a_reply_reaches_the_owner_and_its_answer_the_caller(pair: TwoProxies) -
     assert pair.there.counted("ddmq_replies_total", group="G") == 0
 
 
-def test_who_waits_for_a_rate_holds_up_no_other() -> None:
+def test_a_reply_that_waits_for_a_rate_delays_no_other() -> None:
     """However many of one topic wait at the holder, another one's acknowledgement goes through."""
     pair = TwoProxies(topic_rates={"OUT": RateLimit(messages_per_s=1.0)}, defer_ms_max=9_000)
     assert pair.reply(pair.here, pair.lease).outcome == STORED
@@ -116,7 +116,7 @@ def test_rejections_come_back_complete(pair: TwoProxies) -> None:
     assert pair.here.bodies() == []
 
 
-def test_nobody_passes_it_on_twice(pair: TwoProxies) -> None:
+def test_a_forwarded_reply_is_not_forwarded_twice(pair: TwoProxies) -> None:
     response = pair.reply(pair.there, pair.lease, forwardedBy=b"127.0.0.1:2")
     assert (response.code, response.outcome) == (15, None)
 

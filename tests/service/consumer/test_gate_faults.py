@@ -67,7 +67,7 @@ def test_what_fails_is_never_delivered_and_a_dead_letter(
     assert not state.table.jobs
 
 
-def test_a_restart_goes_on_counting(rig: ConsumerRig) -> None:
+def test_attempts_are_counted_over_a_restart(rig: ConsumerRig) -> None:
     config = replace(PLAIN, retry_intervals_ms=(100, 200))
     rig.subscribe(config=config)
     put(rig, b"{", b"1")

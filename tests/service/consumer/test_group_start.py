@@ -83,7 +83,7 @@ def test_a_pull_answered_before_the_group_exists_gets_the_warning_with_the_next(
     assert "starts after 5 existing" in notice(rig.pull(clientId=b"c"))
 
 
-def test_one_that_says_last_has_chosen(rig: ConsumerRig, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pull_that_says_last_gets_no_warning(rig: ConsumerRig, caplog: pytest.LogCaptureFixture) -> None:
     call = with_messages(rig).pull(clientId=b"c", start=b"last")
     assert (call.values, notice(call), warnings(caplog)) == ([], "", [])
 
@@ -113,7 +113,7 @@ def test_the_start_of_a_group_that_exists_changes_nothing(
     assert warnings(caplog) == []
 
 
-def test_it_is_set_for_each_topic_of_a_group(rig: ConsumerRig) -> None:
+def test_a_start_is_set_for_each_topic_of_a_group(rig: ConsumerRig) -> None:
     with_messages(rig)
     rig.topic("U")
     rig.send(2, topic="U")
@@ -137,7 +137,9 @@ def test_a_restart_keeps_where_it_started(rig: ConsumerRig) -> None:
 
 @pytest.mark.parametrize("start", [b"", b"newest", b"-1", b"1e3", b"\xff", b"9" * 16, b"x" * 10_000])
 @pytest.mark.parametrize("exists", [True, False])
-def test_any_other_start_is_refused_and_makes_nothing(rig: ConsumerRig, start: bytes, exists: bool) -> None:
+def test_any_other_start_is_rejected_and_creates_nothing(
+    rig: ConsumerRig, start: bytes, exists: bool
+) -> None:
     with_messages(rig)
     if exists:
         rig.subscribe(config=FIRST)

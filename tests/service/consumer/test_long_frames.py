@@ -32,7 +32,7 @@ def test_what_is_long_is_answered_at_once(method: str, most: int) -> None:
     assert long.outcome.success is not None
 
 
-def test_it_gets_what_there_is() -> None:
+def test_a_long_pull_gets_the_messages_that_are_ready() -> None:
     rig = ConsumerRig().ready(3)
     delivered: list[int] = []
 

@@ -65,7 +65,7 @@ def lies_ready(rig: ConsumerRig) -> bool:
         {"actions": ("AsyncHttp",), "push": PushConfig(http=HttpConfig(urls=("http://10.1.2.3/",)))},
     ],
 )
-def test_what_lies_ready_and_may_not_go_now_does_not_hold_up_the_proxy(
+def test_ready_messages_that_may_not_be_delivered_do_not_stall_the_proxy(
     rig: ConsumerRig, settings: dict[str, Any]
 ) -> None:
     for topic, more in (("T", {}), ("U", settings)):
@@ -86,7 +86,7 @@ def test_what_lies_ready_and_may_not_go_now_does_not_hold_up_the_proxy(
     assert all(call.answered for call in waiting)
 
 
-def test_a_topic_that_may_not_be_read_any_more_does_not_hold_up_the_proxy(rig: ConsumerRig) -> None:
+def test_a_topic_that_may_not_be_read_any_more_does_not_stall_the_proxy(rig: ConsumerRig) -> None:
     rig.ready(config=BY_KEY, topics=("T", "U"))
     for topic in ("T", "U"):
         rig.put_keyed(topic, topic, topic=topic)
@@ -151,7 +151,7 @@ def test_another_order_key_of_one_topic_does_not_let_the_others_of_the_group_ove
         rig.submit(result(call))
 
 
-def test_a_queue_that_does_not_come_back_holds_up_the_others_for_a_while_only(rig: ConsumerRig) -> None:
+def test_a_queue_that_does_not_return_delays_the_others_for_a_bounded_time(rig: ConsumerRig) -> None:
     rig.ready(config=BY_KEY, topics=("T", "U"))
     for topic in ("T", "U"):
         rig.put_keyed("a", "0", topic=topic)

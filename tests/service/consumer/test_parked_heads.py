@@ -55,7 +55,7 @@ def parked(rig: ConsumerRig) -> list[dict[str, Any]]:
     return [row for row in keys.list_blocked_keys(rig.service, "G", 20) if row["state"] == "parked"]
 
 
-def test_it_stays_parked_over_a_restart(shop: ConsumerRig) -> None:
+def test_a_parked_head_stays_parked_over_a_restart(shop: ConsumerRig) -> None:
     """With its error, and as old as it is; also where nothing was pulled for so long that it left."""
     since_ms = parked(shop)[0]["since_ms"]
     for leave in (shop.restart, shop.restart, lambda: shop.advance(100)):
@@ -68,7 +68,7 @@ def test_it_stays_parked_over_a_restart(shop: ConsumerRig) -> None:
     assert shop.counted("ddmq_dead_letters_total") == 0
 
 
-def test_of_more_parked_heads_than_are_noted_the_last_errors_survive(rig: ConsumerRig) -> None:
+def test_only_the_last_errors_of_many_parked_heads_survive(rig: ConsumerRig) -> None:
     rig.ready(config=replace(PARKING, ordered_deliveries_max=1))
     for number in range(HEADS_MAX + 20):
         rig.put_keyed(f"k{number:03}", "x")
@@ -92,7 +92,7 @@ def test_an_unreadable_record_of_a_parked_head_costs_only_the_error(shop: Consum
         assert [(row["state"], row["error"]) for row in parked(shop)] == [("parked", "")]
 
 
-def test_what_a_client_gives_up_itself_is_a_dead_letter(rig: ConsumerRig) -> None:
+def test_a_message_that_a_client_skips_is_a_dead_letter(rig: ConsumerRig) -> None:
     """The application says that this message is not to be done: the key goes on, as after a skip."""
     rig.ready(config=PARKING)
     rig.keyed("a1", "a2")
@@ -105,7 +105,7 @@ def test_what_a_client_gives_up_itself_is_a_dead_letter(rig: ConsumerRig) -> Non
     assert bodies(rig.pull()) == [b"a2"]
 
 
-def test_what_a_push_gives_up_is_parked(rig: ConsumerRig) -> None:
+def test_a_push_that_fails_for_good_parks_its_key(rig: ConsumerRig) -> None:
     """Nobody has decided that the key may go on without it; that is as durable as used-up attempts."""
     rig.ready(config=PARKING)
     rig.keyed("a1", "a2")
@@ -126,7 +126,7 @@ def test_what_a_push_gives_up_is_parked(rig: ConsumerRig) -> None:
     assert bodies(rig.pull()) == [b"a1"]
 
 
-def test_its_keys_are_counted(shop: ConsumerRig) -> None:
+def test_keys_of_parked_heads_are_counted(shop: ConsumerRig) -> None:
     assert finished(shop) == [b"b1"]
     assert (value(shop, catalogue.PARKED_KEYS), value(shop, catalogue.BLOCKED_KEYS)) == (1, 1)
     act(shop, "replay", "a")
@@ -134,6 +134,6 @@ def test_its_keys_are_counted(shop: ConsumerRig) -> None:
     assert (value(shop, catalogue.PARKED_KEYS), value(shop, catalogue.BLOCKED_KEYS)) == (0, 0)
 
 
-def test_it_is_refused_without_an_order_key() -> None:
+def test_parking_without_an_order_key_is_rejected() -> None:
     with pytest.raises(ValueError, match="on_dead_letter is park and order_key is blank"):
         SubscriptionDefaults(on_dead_letter="park")

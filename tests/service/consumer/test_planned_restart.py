@@ -67,9 +67,7 @@ def answered(rig: ConsumerRig, call: Any) -> Any:
 
 @pytest.mark.parametrize("with_leases", [True, False])
 @pytest.mark.parametrize("order", list(ORDERS))
-def test_what_comes_to_the_one_that_goes_or_first_to_the_next_one_counts(
-    order: str, with_leases: bool
-) -> None:
+def test_results_at_the_stopping_or_the_next_proxy_count(order: str, with_leases: bool) -> None:
     rig = ConsumerRig()
     rig.service.advertise(ADDRESS)
     rig.ready(2, SubscriptionDefaults(start="first", chain_batch=1, **ORDERS[order]))
@@ -137,7 +135,7 @@ def test_results_wait_for_a_queue_that_does_not_come_for_a_while_only(
     assert b"between two owners" in call.outcome.error.message
 
 
-def test_results_of_a_broadcasting_group_are_nobodys() -> None:
+def test_results_of_a_broadcasting_group_are_ignored() -> None:
     rig = ConsumerRig()
     rig.service.advertise(ADDRESS)
     rig.ready(config=SubscriptionDefaults(model="broadcasting"))

@@ -70,7 +70,7 @@ def test_a_resent_reply_stores_nothing_and_says_so() -> None:
     assert rig.bodies() == [b"out"]
 
 
-def test_while_it_is_committed_the_message_is_nobody_elses() -> None:
+def test_a_message_is_not_delivered_while_its_reply_is_committed() -> None:
     rig = ReplyRig(1, replace(FIRST, ack_timeout_ms=1_000, max_timeout_redeliveries=0))
     (offset,), lease = rig.have()
     rig.backend.pause_writes()
@@ -118,7 +118,7 @@ def test_a_lease_that_is_over_stores_nothing() -> None:
         (IDL.ReplyMessage(), 11, "topic is empty"),
     ],
 )
-def test_what_no_send_takes_is_refused_and_the_lease_goes_on(message: Any, code: int, words: str) -> None:
+def test_an_invalid_reply_is_rejected_and_the_lease_continues(message: Any, code: int, words: str) -> None:
     rig = ReplyRig(body_bytes_max=1_000, auto_create_topics=False)
     (offset,), lease = rig.have()
     response = rig.reply(offset, lease, reply_message(), message)
@@ -141,7 +141,7 @@ def test_bounds_are_those_of_a_transaction() -> None:
     assert rig.reply(offset, lease, *[reply_message()] * 2).outcome == STORED
 
 
-def test_a_rate_limit_holds_it_up_or_refuses_it() -> None:
+def test_a_rate_limit_delays_or_rejects_a_reply() -> None:
     rig = ReplyRig(3, topic_rates={"OUT": RateLimit(messages_per_s=1.0)}, defer_ms_max=1_000)
     offsets, lease = rig.have(3)
     assert rig.reply(offsets[0], lease).outcome == STORED
@@ -189,7 +189,7 @@ def test_delays_by_level_and_by_the_delay_service() -> None:
     assert rig.reply(offset, lease, due).outcome == STORED_BEFORE
 
 
-def test_without_a_delay_service_a_due_time_is_refused() -> None:
+def test_without_a_delay_service_a_due_time_is_rejected() -> None:
     rig = ReplyRig()
     (offset,), lease = rig.have()
     due = reply_message(properties={b"deliver-after": b"5000"}, dueTimes=True)
@@ -216,7 +216,7 @@ def test_the_next_of_a_key_is_delivered_when_the_reply_is_durable() -> None:
     assert waits.values == [b"a2"]
 
 
-def test_what_is_refused_holds_its_key_as_before() -> None:
+def test_a_rejected_reply_keeps_its_key_blocked() -> None:
     rig = ReplyRig(0, ORDERED)
     rig.keyed("a1", "a2")
     (offset,), lease = rig.have(2)
@@ -260,7 +260,7 @@ def test_an_error_that_stored_nothing_leaves_the_lease(error: Any) -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_nobody_knows_whether_it_was_stored(stored: bool) -> None:
+def test_a_commit_without_an_answer_is_an_unknown_outcome(stored: bool) -> None:
     rig = ReplyRig()
     (offset,), lease = rig.have()
     rig.backend.fail_next(RemoteError("silence"), AppendStatus.UNKNOWN, stored=stored)
@@ -277,7 +277,7 @@ def test_nobody_knows_whether_it_was_stored(stored: bool) -> None:
     assert (rig.bodies(), rig.finished()) == ([b"out"], [offset])
 
 
-def test_what_comes_late_of_a_commit_that_nobody_knows_of_counts_no_more() -> None:
+def test_a_late_result_of_an_uncertain_commit_is_dropped() -> None:
     """The engine is silent past the deadline, the queue is had anew, and the client asks again: once."""
     rig = ReplyRig()
     (offset,), lease = rig.have()

@@ -54,7 +54,7 @@ WAYS: dict[str, tuple[Read, SubscriptionDefaults]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_only_the_named_group_gets_it(rig: ConsumerRig, way: str) -> None:
+def test_only_the_named_group_gets_a_resent_message(rig: ConsumerRig, way: str) -> None:
     read, config = WAYS[way]
     rig.ready(config=config)
     rig.subscribe("H", config=config)

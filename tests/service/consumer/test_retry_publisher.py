@@ -290,7 +290,7 @@ def test_without_atomic_commits_the_copy_is_durable_first_and_stored_once() -> N
     assert (rig.progress().committed, len(scheduled(rig))) == (2, 2)
 
 
-def test_a_letter_that_is_refused_with_its_properties_is_stored_without() -> None:
+def test_a_letter_rejected_for_its_properties_is_stored_without_them() -> None:
     rig = ready(2, SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=0))
     assert rig.pull().offsets == [0, 1]
     fail_and_meet(rig, 0, CallerError("delivery of too many bytes"), stored=False, counted=0)

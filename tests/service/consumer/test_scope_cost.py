@@ -61,7 +61,9 @@ def one_message(rig: ConsumerRig, counts: Counts, topics: int, queues: int) -> C
 
 
 @pytest.mark.parametrize(("topics", "queues"), [(1, 10), (1, 1_000), (100, 2)])
-def test_one_message(rig: ConsumerRig, counts: Counts, topics: int, queues: int) -> None:
+def test_the_cost_of_one_message_does_not_grow_with_queues(
+    rig: ConsumerRig, counts: Counts, topics: int, queues: int
+) -> None:
     calls = one_message(rig, counts, topics, queues)
     assert calls["read"] <= 4
     assert calls["bounds"] <= 3

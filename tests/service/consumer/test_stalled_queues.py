@@ -116,7 +116,7 @@ def test_a_queue_that_recovers_is_counted_no_more(
     ]
 
 
-def test_a_topic_that_nobody_pulls_is_named_where_it_holds_up_the_others(rig: ConsumerRig) -> None:
+def test_a_topic_without_pulls_is_named_as_the_cause_of_a_stall(rig: ConsumerRig) -> None:
     for topic in ("T", "U"):
         rig.topic(topic)
         rig.subscribe(topic=topic, config=settings("KEY"))
@@ -143,7 +143,7 @@ def test_intended_pauses_are_not_counted(rig: ConsumerRig, meant: Callable[[Cons
     assert wait_and_count_stalled(rig) == 0
 
 
-def test_without_anybody_who_waits_nothing_stands_still(rig: ConsumerRig) -> None:
+def test_without_waiting_pulls_nothing_is_stalled(rig: ConsumerRig) -> None:
     rig.ready(3, settings())
     for _ in range(LOOKS):
         rig.metrics.run_collectors()

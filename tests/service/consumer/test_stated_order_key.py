@@ -73,7 +73,7 @@ def test_a_pull_of_all_topics_is_compared_with_each(rig: ConsumerRig) -> None:
 
 
 @pytest.mark.parametrize("order_key", ["$.[", "$.a b"])
-def test_one_that_is_none_makes_nothing(rig: ConsumerRig, order_key: str) -> None:
+def test_an_invalid_order_key_creates_nothing(rig: ConsumerRig, order_key: str) -> None:
     rig.topic()
     code, option, text = rejection(pull(rig, order_key))
     assert (code, option) == (11, "orderKey")

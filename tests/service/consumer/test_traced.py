@@ -125,7 +125,7 @@ def test_the_cause_of_a_wait_is_recorded_with_the_delivery() -> None:
     assert wait[2] - wait[1] >= 490
 
 
-def test_nobody_pulled() -> None:
+def test_a_wait_without_pulls_is_recorded() -> None:
     rig = TracedConsumer().ready(0, TRACED)
     rig.advance(0.01)
     rig.send(1)
@@ -228,7 +228,7 @@ def test_a_deleted_subscription_is_looked_at_no_more() -> None:
     until(looked, "it is not looked at")
 
 
-def test_what_holds_up_a_message_that_nobody_got() -> None:
+def test_the_causes_of_a_wait_are_shown_before_the_first_delivery() -> None:
     rig = TracedConsumer().ready(1, TRACED)
     assert rig.service.waits("G", "T", rig.ref(), 0) is not None
     since_ms = rig.clock.wall_ms()

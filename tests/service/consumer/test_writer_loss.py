@@ -63,7 +63,7 @@ def two(request: pytest.FixtureRequest) -> Two:
     return Two(request.param)
 
 
-def test_nobody_else_gets_what_clients_have_and_acknowledgements_count(two: Two) -> None:
+def test_leased_messages_are_not_redelivered_and_acknowledgements_count(two: Two) -> None:
     assert two.leased_offsets
     two.lose_the_writer()
     assert not set(two.offsets(two.second)) & set(two.leased_offsets)

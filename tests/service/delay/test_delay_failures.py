@@ -270,7 +270,7 @@ def test_the_backlog_of_a_shard_is_reported_by_the_proxy_that_cannot_open_it() -
     rig.close()
 
 
-def test_a_shard_whose_commits_nobody_knows_of_has_a_new_epoch() -> None:
+def test_a_shard_with_an_uncertain_commit_gets_a_new_epoch() -> None:
     """A store fails while a commit is under way, of which nobody hears: opened anew under the old epoch, it
     could fire what that commit fires yet."""
     disks = FaultyDisks(1, "storage")

@@ -48,7 +48,7 @@ def test_a_message_fires_when_it_is_due_and_not_a_millisecond_before(delay: Dela
     assert delay.fired_to() == 1, "nothing is pending below"
 
 
-def test_an_earlier_one_that_comes_in_moves_the_alarm(delay: DelayRig) -> None:
+def test_an_earlier_message_moves_the_alarm(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now + 200)
     delay.settle()
@@ -210,7 +210,7 @@ def test_a_record_without_a_valid_command_is_a_dead_letter(delay: DelayRig, comm
 # --- what nobody knows
 
 
-def test_a_commit_of_which_nobody_knows_is_looked_up(delay: DelayRig) -> None:
+def test_the_outcome_of_an_uncertain_commit_is_looked_up(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     for stored in (True, False):
         number = 1 + stored

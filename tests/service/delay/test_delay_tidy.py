@@ -23,7 +23,7 @@ def test_stores_are_tidied_now_and_then(delay: DelayRig, monkeypatch: pytest.Mon
     delay.until(lambda: calls == [1, 1], "tidied twice")
 
 
-def test_a_store_that_cannot_tidy_goes_on(delay: DelayRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_tidy_keeps_working(delay: DelayRig, monkeypatch: pytest.MonkeyPatch) -> None:
     def tidy() -> None:
         raise StorageError("no space to compact in")
 

@@ -81,7 +81,7 @@ def test_the_others_fire_at_once_and_its_own_when_it_is_back(delay: DelayRig, is
     assert shard.context.set_aside.reasons == {}
 
 
-def test_it_is_tried_by_itself_and_holds_up_nobody(delay: DelayRig) -> None:
+def test_an_unavailable_topic_is_tried_separately_and_delays_no_other(delay: DelayRig) -> None:
     """The engine does not know that it is away still: only a commit shows it."""
     away = Away(delay.backend)
     away.away, away.is_reported = {"dead"}, False

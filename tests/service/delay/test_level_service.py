@@ -81,7 +81,7 @@ def test_without_messages_there_is_no_timer(rig: LevelsRig) -> None:
     assert rig.alarm.seconds is None
 
 
-def test_a_restart_goes_on_where_it_was(rig: LevelsRig) -> None:
+def test_a_restart_resumes_at_the_committed_offset(rig: LevelsRig) -> None:
     rig.send(1, [b"a", b"b"])
     rig.send(3, [b"c"])
     rig.advance(1)
@@ -248,7 +248,7 @@ def test_damaged_and_expired_messages_are_counted(rig: LevelsRig) -> None:
     assert rig.position(1) == 4
 
 
-def test_a_step_of_the_clock_is_noticed_within_a_second(rig: LevelsRig) -> None:
+def test_a_clock_step_is_detected_within_a_second(rig: LevelsRig) -> None:
     rig.send(10, [b"x"])
     rig.clock.step_wall(360)
     rig.advance(1)
@@ -290,7 +290,7 @@ def test_a_start_that_fails_is_retried() -> None:
     assert rig.service.health().ready
 
 
-def test_one_message_that_is_refused_for_good_does_not_take_others_with_it(rig: LevelsRig) -> None:
+def test_one_message_that_is_rejected_for_good_does_not_fail_others(rig: LevelsRig) -> None:
     """Its topic is open and takes the others: only the message itself becomes a dead letter."""
     commit = rig.backend.commit
 

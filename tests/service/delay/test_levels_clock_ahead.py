@@ -76,7 +76,7 @@ def test_a_clock_that_was_ahead_holds_no_level_up(kit: LevelsOnLog, jump_s: floa
 
 
 @pytest.mark.parametrize("jump_s", JUMPS)
-def test_neither_after_a_restart(kit: LevelsOnLog, jump_s: float) -> None:
+def test_a_clock_that_was_ahead_delays_no_level_after_a_restart(kit: LevelsOnLog, jump_s: float) -> None:
     kit.rig.make("orders")
     kit.glitch(jump_s)
     kit.rig.send(3, [b"waits"])
@@ -102,7 +102,9 @@ def test_store_times_never_go_back_and_never_stand(kit: LevelsOnLog) -> None:
     assert kit.log.clock_ms() == kit.clock.wall_ms(), "the wall has caught up"
 
 
-def test_it_is_warned_of_once_and_shown(kit: LevelsOnLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_clock_ahead_gives_one_warning_and_a_metric(
+    kit: LevelsOnLog, caplog: pytest.LogCaptureFixture
+) -> None:
     kit.rig.make("orders")
     with caplog.at_level(logging.WARNING, logger="backend.engine"):
         kit.glitch(600)

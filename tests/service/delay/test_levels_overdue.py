@@ -75,9 +75,7 @@ def test_a_mistake_in_a_step_stops_no_level(rig: LevelsRig, monkeypatch: pytest.
     until(lambda: rig.advance(6) or len(rig.stored()) == 2, "both fire")
 
 
-def test_a_fire_that_could_not_begin_holds_up_no_drain(
-    rig: LevelsRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fire_that_could_not_begin_delays_no_drain(rig: LevelsRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing ever answers it, so nothing may wait for it."""
     rig.make("orders")
     rig.send(1, [b"1"])

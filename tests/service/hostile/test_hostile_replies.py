@@ -106,7 +106,7 @@ def test_garbage_instead_of_a_request_is_rejected(server: RealServer, wire: str)
         assert works(attacker, "consumer")
 
 
-def test_thousands_that_name_leases_nobody_has(server: RealServer, wire: str) -> None:
+def test_thousands_of_replies_for_unknown_leases_are_rejected(server: RealServer, wire: str) -> None:
     before = server.metric("ddmq_replies_total", group="hostile", outcome="lease over")
     frame = encoded(wire, b"reply", reply_request())
     with Attacker(server.ports["consumer"]) as attacker:

@@ -166,7 +166,7 @@ class Commands:
         return sorted(bodies)
 
 
-def test_a_new_user_disturbs_nobody(bootstrap: str, tmp_path: Path) -> None:
+def test_a_new_user_disturbs_no_other(bootstrap: str, tmp_path: Path) -> None:
     others = Others(bootstrap)
     before, topics, groups = others.facts(), others.all_topics(), others.groups()
     server = KafkaServer(tmp_path / "ours", bootstrap, session_ms=20_000)  # a busy machine holds it up

@@ -51,7 +51,7 @@ def await_queues(server: KafkaServer, topic: str, queues: int = 1) -> None:
     until(lambda: server.request("GET", f"/topics/{topic}")[1].get("queues") == queues)
 
 
-def test_a_record_that_the_cluster_does_not_take_is_refused(
+def test_a_record_that_the_cluster_does_not_accept_is_rejected(
     server: KafkaServer, tools: Tools, producer: Producer
 ) -> None:
     tools.make("small", max_message_bytes=str(LIMIT))
@@ -92,7 +92,7 @@ def test_a_bound_that_was_lowered_costs_no_other_message(
     assert "replacing a producer" not in server.log
 
 
-def test_a_dead_letter_that_the_cluster_does_not_take_holds_up_no_other(
+def test_a_dead_letter_that_the_cluster_rejects_delays_no_other(
     server: KafkaServer, tools: Tools, producer: Producer
 ) -> None:
     """Moves share transactions: one that is refused costs the others nothing, and waits until it is taken."""

@@ -27,7 +27,7 @@ def cluster_id(cluster: TrialCluster) -> str:
     return str(Tools(cluster.bootstrap).admin.list_topics(timeout=10).cluster_id)
 
 
-def test_a_directory_of_another_cluster_is_refused(tmp_path: Path, cluster: TrialCluster) -> None:
+def test_a_directory_of_another_cluster_is_rejected(tmp_path: Path, cluster: TrialCluster) -> None:
     server, own_id = KafkaServer(tmp_path, cluster.bootstrap), cluster_id(cluster)
     recorded = server.data_dir / FILE
     try:
@@ -50,7 +50,7 @@ def test_a_directory_of_another_cluster_is_refused(tmp_path: Path, cluster: Tria
         server.end()
 
 
-def test_settings_of_another_cluster_are_refused(tmp_path: Path, cluster: TrialCluster) -> None:
+def test_settings_of_another_cluster_are_rejected(tmp_path: Path, cluster: TrialCluster) -> None:
     terms = {"namespace": "copied"}
     first, second = (KafkaServer(tmp_path / name, cluster.bootstrap, **terms) for name in ("one", "two"))
     try:

@@ -136,7 +136,7 @@ def test_who_is_killed_is_followed_by_who_is_left(installation: ProcessKit, plai
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plain", [True, False])
-def test_who_was_stopped_has_no_effect_when_it_goes_on(installation: ProcessKit, plain: bool) -> None:
+def test_a_suspended_process_has_no_effect_when_it_resumes(installation: ProcessKit, plain: bool) -> None:
     child = Child(installation.options, plain)
     try:
         mine = beside(child, installation)

@@ -231,7 +231,7 @@ def test_no_lane_of_a_fenced_process_commits_anything_any_more(make: Make) -> No
         assert failed.value.outcome.kind is OutcomeKind.FENCED
 
 
-def test_a_process_that_was_fenced_goes_on_under_another_name(make: Make) -> None:
+def test_a_fenced_process_continues_under_another_name(make: Make) -> None:
     kit = make()
     kit.make_topics()
     owner = QueueOwner(kit)

@@ -172,7 +172,7 @@ def test_a_topic_that_goes(kit: ReadersKit) -> None:
         done(waiting)
 
 
-def test_a_full_window_stops_and_goes_on() -> None:
+def test_a_full_window_pauses_and_resumes() -> None:
     kit = ReadersKit(window_bytes=64 << 10, windows_bytes_max=128 << 10)
     kit.write(*(b"%04d" % n + bytes(1000) for n in range(2000)))
     kit.readers.set_next_offset(kit.kafka_queue().queue, 2000)

@@ -44,7 +44,7 @@ def pair() -> Iterator[tuple[ProcessKit, ProcessKit]]:
     other.close()
 
 
-def test_following_goes_on_where_it_was(
+def test_following_resumes_where_it_was(
     pair: tuple[ProcessKit, ProcessKit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = pair
@@ -72,7 +72,7 @@ def backend() -> Iterator[KafkaBackend]:
     backend.close()
 
 
-def test_reading_goes_on_where_it_was(backend: KafkaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_resumes_where_it_was(backend: KafkaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     info = done(backend.put_topic(TopicInfo("orders", 0, 1, Durability.WRITTEN), soon()))
     queue = QueueRef("orders", info.incarnation, 0)
     failing = FailsOnce(ReaderThread._poll)

@@ -81,7 +81,7 @@ def test_a_topic_is_created_and_changed_with_kafkas_settings(
     assert tools.config("orders")["retention.ms"] == "-1", "what is not named stays"
 
 
-def test_what_cannot_be_is_refused(servers: list[KafkaServer]) -> None:
+def test_impossible_settings_are_rejected(servers: list[KafkaServer]) -> None:
     one = servers[0]
     one.cli("topic", "create", "kept")
     assert "kafka-reassign-partitions.sh" in refused(one, "topic", "set", "kept", "--replication-factor", "2")

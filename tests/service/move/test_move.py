@@ -122,7 +122,7 @@ def test_what_the_target_was_sent_in_between_is_new_to_every_group(sides):  # ty
         assert [each for each in left[group] if each.message_id not in ids] == source.left()[group]
 
 
-def test_topics_with_messages_of_their_own_are_refused_and_nothing_is_written(sides):  # type: ignore[no-untyped-def]
+def test_topics_with_messages_of_their_own_are_rejected_and_nothing_is_written(sides):  # type: ignore[no-untyped-def]
     source, target = sides
     source.fill(2)
     target.make("prices", 2)
@@ -143,7 +143,7 @@ def test_a_dry_run_says_what_there_is_and_writes_nothing(sides):  # type: ignore
     assert not target.backend.settings("")
 
 
-def test_progress_of_somebody_at_the_target_or_the_source_stops_the_last_step(sides):  # type: ignore[no-untyped-def]
+def test_consumers_at_the_source_or_the_target_stop_the_last_step(sides):  # type: ignore[no-untyped-def]
     source, target = sides
     source.fill(4)
     moved(source, target).copy(None)

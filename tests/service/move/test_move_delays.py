@@ -98,7 +98,7 @@ def test_a_cancel_by_an_old_id_is_true(rigs: TwoRigs) -> None:
     assert target.bodies() == [b"1"]
 
 
-def test_a_loop_goes_on_where_it_was(rigs: TwoRigs) -> None:
+def test_a_loop_resumes_where_it_was(rigs: TwoRigs) -> None:
     now = rigs.clock.wall_ms()
     rigs.source.add(1, now + 10_000, kind=LOOP, interval_s=10, times=4, expire_s=now // 1000 + 1_000)
     rigs.source.settle()
@@ -165,6 +165,6 @@ def test_an_interrupted_move_sends_no_delay_twice(
     assert sorted(map(int, target.bodies())) == list(range(1, 21))
 
 
-def test_delays_that_still_fire_at_the_source_are_refused(rigs: TwoRigs) -> None:
+def test_delays_that_still_fire_at_the_source_are_rejected(rigs: TwoRigs) -> None:
     with pytest.raises(MoveError, match=r"the source is still at work: .*%DELAY"):
         rigs.move(Disks())

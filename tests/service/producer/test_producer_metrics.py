@@ -62,7 +62,7 @@ def test_a_batch_is_observed_once_for_each_topic_in_it(server: ProducerServer, c
     assert cell(server, catalogue.SENDS, "orders", "0") == 3
 
 
-def test_what_a_limit_refuses_is_counted_by_its_reason(server: ProducerServer, client: Client) -> None:
+def test_what_a_limit_rejects_is_counted_by_its_reason(server: ProducerServer, client: Client) -> None:
     codes = [client.send(topic="slow").code for _ in range(4)]
     refused = codes.count(15)
     assert (codes[0], refused) == (0, 3)

@@ -69,7 +69,7 @@ class TestKeys:
         repeated = sent(client, numbered(topic, 12, properties={OLD_KEY: key}))
         assert (first.duplicate, repeated.duplicate, position_of(repeated)) == (0, 2, position_of(first))
 
-    def test_they_are_long_and_in_any_script(self, server: ProducerServer, client: Client, topic: str):
+    def test_keys_may_be_long_and_in_any_script(self, server: ProducerServer, client: Client, topic: str):
         for text in ("x" * 255, "ключ" * 63, "𝄞" * 255, " a ", "a\x00b"):
             assert [sent(client, keyed(topic, text)).duplicate for _ in range(2)] == [0, 1]
         assert len(server.stored(topic)) == 5
@@ -189,7 +189,7 @@ class TestIllegal:
 
 
 class TestSequences:
-    def test_of_a_forgotten_producer_a_resend_is_refused(
+    def test_a_resend_of_a_forgotten_producer_is_rejected(
         self, server: ProducerServer, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(idempotency, "PRODUCERS_MAX", 1)
@@ -204,7 +204,7 @@ class TestSequences:
         assert f"sequence {sequence} of producer {first.producerId.hex()} is sent again" in result.msg
         assert len(server.stored(topic)) == 2
 
-    def test_the_library_says_that_nobody_knows(
+    def test_the_library_reports_an_unknown_outcome(
         self, server: ProducerServer, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
     ):
         """Its answers are lost, and others push it out before one of them comes."""

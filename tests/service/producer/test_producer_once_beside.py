@@ -116,7 +116,9 @@ class TestOfDelayServers:
 
 
 class TestRefused:
-    def test_a_resend_that_a_rate_limit_refuses(self, server: ProducerServer, client: Client, key: str):
+    def test_a_send_over_a_rate_limit_leaves_no_record_of_its_key(
+        self, server: ProducerServer, client: Client, key: str
+    ):
         """It was refused, not stored, and not forgotten: nothing is known of it that was not before."""
         with Client(server.port) as other:
             until(lambda: other.send(topic="slow").code == 15)
@@ -159,7 +161,9 @@ class TestRefused:
         finally:
             server.stop()
 
-    def test_an_outcome_that_nobody_knew(self, server: ProducerServer, client: Client, topic: str):
+    def test_a_resend_after_an_uncertain_outcome_is_recognised(
+        self, server: ProducerServer, client: Client, topic: str
+    ):
         """Code 12 or 10, and it was stored, or was not: the resend tells."""
         sent(client, keyed(topic, "before"))
         for stored in (True, False):
@@ -184,7 +188,7 @@ def keyless() -> Iterator[ProducerServer]:
 
 
 class TestAnEngineThatCannot:
-    def test_a_key_is_refused(self, keyless: ProducerServer):
+    def test_a_key_is_rejected(self, keyless: ProducerServer):
         before = len(keyless.stored("orders"))
         with Client(keyless.port) as client:
             property_only = Message(topic="orders", body=b"b", properties={OLD_KEY: "order/17"})

@@ -68,7 +68,7 @@ def test_batches(server: ProducerServer, client: Client, topic: str) -> None:
     assert mixed[0].offset is not None
 
 
-def test_oneway_is_stored_and_the_connection_goes_on(
+def test_oneway_is_stored_and_the_connection_stays_usable(
     server: ProducerServer, client: Client, topic: str
 ) -> None:
     for number in range(20):
@@ -98,7 +98,7 @@ def test_oneway_is_stored_and_the_connection_goes_on(
         ({"topic": "only"}, 19),
     ],
 )
-def test_codes_of_a_refused_message(client: Client, fields: dict[str, object], code: int) -> None:
+def test_a_rejected_message_has_its_code(client: Client, fields: dict[str, object], code: int) -> None:
     given = client.send(**fields).set_fields()
     assert set(given) == {"code", "msg"}
     assert given["code"] == code

@@ -133,7 +133,7 @@ def test_two_relays_send_in_order_and_once(
     assert bodies(proxy) == list(map(str, range(20)))
 
 
-def test_what_is_refused_for_good_stays_with_its_reason(
+def test_what_is_rejected_for_good_stays_with_its_reason(
     connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -161,7 +161,7 @@ def test_what_is_refused_for_good_stays_with_its_reason(
 
 
 @pytest.mark.parametrize("fields", ["{", "[]", "{}", '{"properties": 1, "key": null}'])
-def test_a_row_that_somebody_else_wrote_holds_up_no_other(
+def test_a_foreign_row_delays_no_other(
     connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin, fields: str
 ) -> None:
     _, name, _ = put(connect, outbox, "one", "two", "three", key="k")
@@ -190,7 +190,7 @@ def test_it_sends_from_a_thread_until_it_is_stopped(
     assert rows(connect) == 1
 
 
-def test_a_closed_topic_waits_and_holds_up_no_other(
+def test_a_closed_topic_waits_and_delays_no_other(
     connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -210,7 +210,7 @@ def test_a_closed_topic_waits_and_holds_up_no_other(
     assert bodies(proxy)[2:] == [str(number) for number in range(8)]
 
 
-def test_a_closed_topic_with_ever_so_many_keys_holds_up_no_other(
+def test_a_closed_topic_with_many_keys_delays_no_other(
     connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -275,7 +275,7 @@ def test_a_rejection_for_a_topic_that_has_just_changed_is_retried(
     assert bodies(proxy) == ["other", "one", "two"]
 
 
-def test_it_goes_on_when_proxies_and_databases_are_back(
+def test_a_relay_resumes_when_proxies_and_databases_are_back(
     connect: Connect, outbox: OutboxTable, proxy: Standin, caplog: pytest.LogCaptureFixture
 ) -> None:
     failures = iter([RuntimeError("no database")])

@@ -198,7 +198,7 @@ def test_a_session_of_asyncio_runs_it(dsn: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "x;", "a.b.c", "1x", 'a"', "x" * 64, None])
 @pytest.mark.parametrize("table", [DecisionTable, OutboxTable, lambda table: InboxTable("r", table=table)])
-def test_names_that_would_have_to_be_quoted_are_refused(table: Any, name: Any) -> None:
+def test_names_that_would_have_to_be_quoted_are_rejected(table: Any, name: Any) -> None:
     with pytest.raises(OptionError, match="table="):
         table(table=name)
 

@@ -53,7 +53,7 @@ def test_a_resend_of_a_prepare_puts_nothing_in_twice(rig: TransactionRig) -> Non
 
 
 @pytest.mark.parametrize("shard", [1, 2])
-def test_a_sequence_of_another_transaction_is_refused_and_hurts_nobody(
+def test_a_sequence_of_another_transaction_is_rejected_and_harms_none(
     rig: TransactionRig, shard: int
 ) -> None:
     rig.serve()
@@ -157,7 +157,7 @@ def test_due_times_that_are_meant_hold_on_every_topic(
         assert command.due_ms == rig.clock.wall_ms() + 1 + 20_000
 
 
-def test_a_delay_service_that_has_just_begun_is_noticed(rig: TransactionRig) -> None:
+def test_a_delay_service_that_has_just_started_is_used(rig: TransactionRig) -> None:
     rig.change(TopicInfo("spoken", 0, 1, delay_dialects=("ddmq",)))
     meant = body(b"x", topic=b"spoken", properties={b"deliver-after": b"20s"})
     assert rig.proxy.prepare(rig.new_id(), meant, dueTimes=True).code == 21
@@ -167,7 +167,7 @@ def test_a_delay_service_that_has_just_begun_is_noticed(rig: TransactionRig) -> 
     assert rig.proxy.prepare(rig.new_id(), meant, dueTimes=True).code == 0, "asked before it is refused"
 
 
-def test_what_a_plain_send_may_not_be_is_refused_at_the_prepare(rig: TransactionRig) -> None:
+def test_an_invalid_message_is_rejected_at_the_prepare(rig: TransactionRig) -> None:
     rig.change(TopicInfo("shut", 0, 1, writable=False))
     rig.change(TopicInfo("only", 0, 1, delay="only"))
     for code, reason, message in (
@@ -286,7 +286,7 @@ def test_ids_are_uuids_of_version_7(memory: TransactionRig, transaction: bytes) 
     assert memory.proxy.end(transaction, COMMIT).code == 11
 
 
-def test_nonsense_is_refused(memory: TransactionRig) -> None:
+def test_invalid_requests_are_rejected(memory: TransactionRig) -> None:
     proxy, transaction = memory.proxy, memory.new_id()
     empty = S.PrepareRequest(transactionId=transaction, producerGroup=b"g", messages=[])
     assert proxy.answer("sendPrepared", empty).code == 11
@@ -316,7 +316,7 @@ def test_an_end_beyond_the_end_of_the_queue_must_be_retried(memory: TransactionR
     assert memory.proxy.end(transaction, COMMIT, throughOffset=0).code == 0
 
 
-def test_an_engine_that_commits_no_several_topics_refuses(memory: TransactionRig) -> None:
+def test_an_engine_without_commits_over_several_topics_rejects(memory: TransactionRig) -> None:
     memory.backend.capabilities = replace(memory.backend.capabilities, atomic=False)
     refused = memory.proxy.prepare(memory.new_id())
     assert refused.code == 11

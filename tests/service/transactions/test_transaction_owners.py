@@ -75,7 +75,7 @@ def test_a_prepare_at_another_proxy_belongs_to_it_without_a_stated_end(
     assert rig.bodies() == [b"1", b"2"]
 
 
-def test_a_message_behind_the_end_is_refused_at_every_proxy(rig: TransactionRig) -> None:
+def test_a_message_after_the_end_is_rejected_at_every_proxy(rig: TransactionRig) -> None:
     first, second = two(rig)
     for action, word in ((COMMIT, "committed"), (ROLLBACK, "rolled back")):
         transaction = owned_by(rig, first)
@@ -88,7 +88,7 @@ def test_a_message_behind_the_end_is_refused_at_every_proxy(rig: TransactionRig)
     assert rig.bodies() == [b"1"]
 
 
-def test_a_stranger_is_refused_at_every_proxy(rig: TransactionRig) -> None:
+def test_a_foreign_producer_group_is_rejected_at_every_proxy(rig: TransactionRig) -> None:
     first, second = two(rig)
     transaction = owned_by(rig, first)
     assert second.prepare(transaction, body(b"ours")).code == 0
@@ -247,9 +247,7 @@ def test_a_proxy_that_drains_gives_its_shards_up(rig: TransactionRig) -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_an_end_that_nobody_knows_the_outcome_of_is_looked_up(
-    memory: TransactionRig, *, stored: bool
-) -> None:
+def test_the_outcome_of_an_uncertain_end_is_looked_up(memory: TransactionRig, *, stored: bool) -> None:
     backend = memory.backend
     assert isinstance(backend, PlayedMemory)
     transaction = memory.begin(body(b"x"))

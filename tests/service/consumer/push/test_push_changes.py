@@ -90,7 +90,7 @@ def test_what_the_receiver_accepts_is_not_pushed_twice(
     assert len(receiver.requests) == 2 * QUEUES
 
 
-def test_nor_what_another_topic_of_the_group_has_under_way(rig: PushRig, receiver: Receiver) -> None:
+def test_pushes_of_another_topic_of_the_group_are_not_repeated(rig: PushRig, receiver: Receiver) -> None:
     under_way(rig, receiver, order_key="KEY")
     rig.topic("other")
     rig.subscribe(topic="other")
@@ -99,7 +99,7 @@ def test_nor_what_another_topic_of_the_group_has_under_way(rig: PushRig, receive
     assert len(receiver.requests) == 2 * QUEUES
 
 
-def test_nor_what_other_queues_have_under_way_when_one_is_reset(rig: PushRig, receiver: Receiver) -> None:
+def test_pushes_of_other_queues_are_not_repeated_by_a_reset(rig: PushRig, receiver: Receiver) -> None:
     under_way(rig, receiver, order_key="KEY", order_scope="topic")
     busy = next(q for q in range(QUEUES) if state(rig, q).leases.jobs)
     offsets.reset(rig.backend, rig.clock, "G", "Q", "first", 1 - busy, dry_run=False)
@@ -114,7 +114,9 @@ def state(rig: PushRig, queue: int) -> Any:
 
 
 @pytest.mark.parametrize("first", ["address", "order", "both"])
-def test_nor_when_the_address_changes_with_the_order(rig: PushRig, receiver: Receiver, first: str) -> None:
+def test_pushes_are_not_repeated_when_address_and_order_change(
+    rig: PushRig, receiver: Receiver, first: str
+) -> None:
     under_way(rig, receiver)
     address = {"push": {"http": {"urls": [receiver.url("/new")]}}}
     order = {"order_key": "KEY"}

@@ -223,7 +223,7 @@ def test_a_receiver_that_does_not_answer_is_an_error(rig: PushRig, receiver: Rec
     assert receiver.counts == ["0", "1"]
 
 
-def test_nobody_there_is_an_error(rig: PushRig) -> None:
+def test_a_receiver_that_does_not_listen_is_an_error(rig: PushRig) -> None:
     rig.http("http://127.0.0.1:1/", max_retry=1)
     rig.put(b"x")
     rig.until_moved(lambda: rig.progress().committed == 1)

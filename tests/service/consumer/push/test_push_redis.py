@@ -116,7 +116,7 @@ def test_many_messages_over_a_few_connections(rig: PushRig, redis: Server) -> No
     assert execute(redis.port, "HGETALL", "many").startswith(b"*600\r\n")
 
 
-def test_nobody_there_and_nobody_answering(rig: PushRig) -> None:
+def test_a_redis_that_is_down_or_silent_fails_the_job(rig: PushRig) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -190,7 +190,7 @@ def test_a_target_that_is_allowed_no_more_holds_the_subscription_back(
     assert sorted(request.fields["params"] for request in receiver.requests) == ["1", "2", "2", "3"]
 
 
-def test_another_proxy_goes_on_where_one_died(rig: PushRig, receiver: Receiver) -> None:
+def test_another_proxy_resumes_where_one_died(rig: PushRig, receiver: Receiver) -> None:
     rig.http(receiver.url())
     rig.put(b"1")
     rig.until_committed(1)
@@ -240,7 +240,7 @@ def test_a_queue_that_moves_waits_for_what_is_with_the_receiver(rig: PushRig, re
     assert len(receiver.requests) == 4, "each of them once"
 
 
-def test_but_not_for_ever(rig: PushRig, receiver: Receiver) -> None:
+def test_a_queue_that_moves_waits_a_bounded_time_for_the_receiver(rig: PushRig, receiver: Receiver) -> None:
     first = second_proxy(rig, receiver)
     for _ in range(20):
         rig.advance(0.1)

@@ -180,7 +180,7 @@ def test_a_process_that_hangs_up_is_killed_and_its_task_not_retried(
 
 
 @pytest.mark.slow
-def test_others_go_on_while_a_process_ends() -> None:
+def test_other_tasks_run_while_a_process_is_killed() -> None:
     worker = _Worker()
     os.kill(worker._process.pid, signal.SIGSTOP)
     beats: list[int] = []
@@ -218,7 +218,7 @@ def test_a_hostile_message_fails_and_the_others_are_pushed(rig: PushRig, receive
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_in_front_of_a_pull_it_is_refused(what: str) -> None:
+def test_a_costly_script_in_front_of_a_pull_is_rejected(what: str) -> None:
     source, body = HOSTILE[what]
     config = SubscriptionDefaults(
         actions=("Json", "Script", "PullServer"), push=PushConfig(script=ScriptConfig(filter=source))
