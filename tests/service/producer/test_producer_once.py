@@ -183,9 +183,9 @@ class TestIllegal:
             assert [sent(client, message).duplicate for _ in range(2)] == [0, 1]
 
     def test_a_producer_without_a_sequence_says_nothing(self, client: Client, topic: str):
-        given = Message(topic=topic, body=b"b", producerId=b"x" * 99, answeredBelow=-5)
+        unnumbered = Message(topic=topic, body=b"b", producerId=b"x" * 99, answeredBelow=-5)
         for _ in range(2):
-            assert sent(client, given).set_fields() == {"code": 0, "msg": "OK"}
+            assert sent(client, unnumbered).set_fields() == {"code": 0, "msg": "OK"}
 
 
 class TestSequences:

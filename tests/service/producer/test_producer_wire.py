@@ -52,9 +52,9 @@ def test_send_async_waits_for_the_store(server: ProducerServer, client: Client) 
 
 
 def test_extended_clients_get_the_extended_fields(client: Client) -> None:
-    given = client.send(clientId="me", partitionId=2).set_fields()
-    assert set(given) == {"code", "msg", "messageId", "queueId", "offset", "durability"}
-    assert (given["code"], given["queueId"], len(given["messageId"])) == (0, 2, 32)
+    answer = client.send(clientId="me", partitionId=2).set_fields()
+    assert set(answer) == {"code", "msg", "messageId", "queueId", "offset", "durability"}
+    assert (answer["code"], answer["queueId"], len(answer["messageId"])) == (0, 2, 32)
 
 
 def test_batches(server: ProducerServer, client: Client, topic: str) -> None:
@@ -99,10 +99,10 @@ def test_oneway_is_stored_and_the_connection_stays_usable(
     ],
 )
 def test_a_rejected_message_has_its_code(client: Client, fields: dict[str, object], code: int) -> None:
-    given = client.send(**fields).set_fields()
-    assert set(given) == {"code", "msg"}
-    assert given["code"] == code
-    assert given["msg"].startswith("FAILED: ")
+    answer = client.send(**fields).set_fields()
+    assert set(answer) == {"code", "msg"}
+    assert answer["code"] == code
+    assert answer["msg"].startswith("FAILED: ")
     assert client.send().code == 0, "the connection goes on"
 
 
@@ -149,8 +149,8 @@ def test_codes_of_a_backend_that_fails(
     ],
 )
 def test_codes_of_delay_requests(client: Client, fields: dict[str, object], code: int, echoed: str) -> None:
-    given = {"topic": "orders", "body": b"b", "action": 1, "timestamp": int(time.time()) + 60, "dmsgtype": 2}
-    answer = client.call("sendDelaySync", delayMessage=DelayMessage(**{**given, **fields}), timeout=5_000)
+    arguments = {"topic": "orders", "body": b"b", "action": 1, "timestamp": int(time.time()) + 60, "dmsgtype": 2}
+    answer = client.call("sendDelaySync", delayMessage=DelayMessage(**{**arguments, **fields}), timeout=5_000)
     assert set(answer.set_fields()) == {"code", "msg", "uniqDelayMsgId"}
     assert (answer.code, answer.uniqDelayMsgId) == (code, echoed)
     assert answer.msg.startswith("FAILED: ")
