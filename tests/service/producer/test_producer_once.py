@@ -129,7 +129,7 @@ class TestIllegal:
         before = len(server.stored("orders"))
         arguments = {"topic": "orders", "body": b"b", "idempotencyKey": key}
         result = client.call("sendSync", message=AnyMessage(**arguments), timeout=TIMEOUT_MS)
-        assert set(result.arguments()) == {"code", "msg"}
+        assert set(result.set_fields()) == {"code", "msg"}
         assert result.code == 11
         assert result.msg.startswith("FAILED: ")
         assert shown in result.msg

@@ -149,7 +149,13 @@ def test_codes_of_a_backend_that_fails(
     ],
 )
 def test_codes_of_delay_requests(client: Client, fields: dict[str, object], code: int, echoed: str) -> None:
-    arguments = {"topic": "orders", "body": b"b", "action": 1, "timestamp": int(time.time()) + 60, "dmsgtype": 2}
+    arguments = {
+        "topic": "orders",
+        "body": b"b",
+        "action": 1,
+        "timestamp": int(time.time()) + 60,
+        "dmsgtype": 2,
+    }
     answer = client.call("sendDelaySync", delayMessage=DelayMessage(**{**arguments, **fields}), timeout=5_000)
     assert set(answer.set_fields()) == {"code", "msg", "uniqDelayMsgId"}
     assert (answer.code, answer.uniqDelayMsgId) == (code, echoed)
