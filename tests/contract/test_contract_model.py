@@ -331,12 +331,12 @@ def _run(name: str, stories: int, steps: int) -> None:
 
 @pytest.mark.timeout(1800)  # a failing story is shortened before it is shown
 @pytest.mark.parametrize("name", list(MODELLED))
-def test_an_engine_does_what_the_model_does(name: str) -> None:
+def test_an_engine_agrees_with_the_model(name: str) -> None:
     _run(name, stories=examples(15), steps=30)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(18_000)
 @pytest.mark.parametrize("name", list(MODELLED))
-def test_an_engine_does_what_the_model_does_at_length(name: str) -> None:
+def test_an_engine_agrees_with_the_model_at_length(name: str) -> None:
     _run(name, stories=15, steps=100)

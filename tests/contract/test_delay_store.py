@@ -25,7 +25,7 @@ def test_due_is_ordered_by_due_time_then_offset(store: DelayStore) -> None:
     assert [one.key for one in store.due(30, 2, MANY, DueKey(10, 2))] == [(10, 3), (20, 1)]
 
 
-def test_messages_come_back_as_they_were_put(store: DelayStore) -> None:
+def test_messages_are_read_as_they_were_written(store: DelayStore) -> None:
     one = message(5, 1, "thème", bytes(range(256)), occurrence=3)
     store.write(StoreChanges(added=[one]))
     assert store.due(5, 1, MANY) == [one]

@@ -100,7 +100,7 @@ def test_every_boundary_and_moment_gets_its_kill(tmp_path: Path) -> None:
     server.kill()
 
 
-def test_where_nobody_has_died_somebody_is_to_die_sooner(
+def test_a_boundary_that_is_not_met_is_tried_at_an_earlier_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boundaries, "UNMET_S", 0.0)

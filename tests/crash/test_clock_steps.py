@@ -63,7 +63,7 @@ def test_each_violation_is_noticed(tmp_path: Path) -> None:
     )
 
 
-def test_what_the_clock_has_shown_before_it_went_back_counts(tmp_path: Path) -> None:
+def test_the_highest_time_includes_times_before_a_step_back(tmp_path: Path) -> None:
     clock = SteppedClock(tmp_path / "clock")
     steps = Steps(clock, None)  # type: ignore[arg-type]
     began_s = time.monotonic()

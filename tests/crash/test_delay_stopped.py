@@ -114,7 +114,7 @@ def test_shards_of_a_killed_owner_move_at_once(house: StoppedRig) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_owner_that_goes_on_sends_nothing(house: StoppedRig) -> None:
+def test_a_stopped_owner_that_resumes_sends_nothing(house: StoppedRig) -> None:
     first = house.begin()
     second = house.begin()
     dues = fill(house, 400, 3_000)

@@ -52,27 +52,27 @@ def test_all_is_well() -> None:
     assert account.judge([stored(1), stored(2), stored(3)]) == []
 
 
-def test_acknowledged_and_not_stored() -> None:
+def test_an_acknowledged_message_that_is_not_stored_is_noticed() -> None:
     account = finished(1)
     account.acknowledged[b"k/2"] = ORDERED
     (violation,) = account.judge([stored(1)])
     assert violation.startswith("LOST: b'k/2', acknowledged")
 
 
-def test_refused_and_stored() -> None:
+def test_a_rejected_message_that_is_stored_is_noticed() -> None:
     account = finished(1)
     account.refused[b"k/1"] = ORDERED
     (violation,) = account.judge([stored(1)])
     assert violation.startswith("STORED: b'k/1', refused")
 
 
-def test_stored_and_never_done() -> None:
+def test_a_stored_message_that_is_never_handled_is_noticed() -> None:
     (violation,) = finished(1).judge([stored(1), stored(2)])
     assert violation.startswith("LOST")
     assert "never done" in violation
 
 
-def test_a_later_one_of_the_key_first() -> None:
+def test_a_later_message_of_the_key_handled_first_is_noticed() -> None:
     (violation,) = finished(2, 1).judge([stored(1), stored(2)])
     assert violation.startswith("ORDER")
 
@@ -84,12 +84,12 @@ def test_a_message_handled_again_after_a_later_one_of_its_key_breaks_the_order()
     assert violation.startswith("ORDER")
 
 
-def test_a_second_copy() -> None:
+def test_a_second_copy_is_noticed() -> None:
     (violation,) = finished(1, 2).judge([stored(1, b"same"), stored(2, b"same")])
     assert violation.startswith("TWICE")
 
 
-def test_stored_before_it_was_due() -> None:
+def test_a_message_stored_before_its_due_time_is_noticed() -> None:
     account = finished(1)
     account.due_ms[b"k/1"] = 100
     assert account.judge([stored(1, at_ms=100)]) == []
@@ -103,7 +103,7 @@ def repeated(account: Account) -> Account:
     return account
 
 
-def test_each_time_of_what_repeats_is_there_once_and_not_early() -> None:
+def test_each_delivery_of_a_series_is_required_once_and_not_early() -> None:
     account = repeated(finished(1, 2, 3))
     times = [stored(n, b"r", 100 + EVERY_MS * (n - 1)) for n in (1, 2, 3)]
     assert account.judge(times) == []
@@ -142,7 +142,7 @@ def poisoned(*more: Stored) -> list[str]:
     return account.judge([stored(1, b"p/poison", topic=RETRIED), *more])
 
 
-def test_what_always_fails_is_one_dead_letter() -> None:
+def test_a_message_that_always_fails_is_one_dead_letter() -> None:
     once, redelivered = (stored(n, b"p/poison", topic=RETRY, step="1") for n in (1, 2))
     letter, another = (stored(n, b"p/poison", topic=DEAD) for n in (1, 2))
     assert poisoned(once, letter) == []
@@ -151,7 +151,7 @@ def test_what_always_fails_is_one_dead_letter() -> None:
     assert [violation[:4] for violation in poisoned(once)] == ["LOST", "LOST"]
 
 
-def test_what_fails_sometimes_is_no_dead_letter() -> None:
+def test_a_message_that_fails_sometimes_is_no_dead_letter() -> None:
     account = Account()
     account.acknowledged[b"k/1"] = RETRIED
     account.handled.add(b"k/1")

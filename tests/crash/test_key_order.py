@@ -33,7 +33,7 @@ def test_every_return_after_a_kill_is_reported() -> None:
     assert {each.later.index for each in returns[1:]} == {5}
 
 
-def test_the_second_delivery_counts_like_the_first() -> None:
+def test_a_second_delivery_counts_like_the_first() -> None:
     assert returned(one_after_the_other([0, 1, 2, 1, 3])) == [1]
 
 
@@ -48,6 +48,6 @@ def test_a_delivery_requested_after_a_later_message_arrived_breaks_the_order() -
     assert returned([early, late]) == [0]
 
 
-def test_the_order_in_which_they_were_noted_does_not_matter() -> None:
+def test_the_order_of_the_records_does_not_matter() -> None:
     deliveries = one_after_the_other([0, 1, 2, 1, 3])
     assert returned(deliveries[::-1]) == [1]

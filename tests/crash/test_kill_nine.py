@@ -106,7 +106,7 @@ def test_a_broken_promise_is_noticed(
     assert words in story.broken
 
 
-def test_order_says_nothing_of_answers_that_crossed(story: StoryLedger) -> None:
+def test_answers_that_crossed_break_no_order(story: StoryLedger) -> None:
     story.deliver(5)
     story.deliver(4, sent_at=0.0)
     story.deliver(6)
@@ -115,7 +115,7 @@ def test_order_says_nothing_of_answers_that_crossed(story: StoryLedger) -> None:
     assert story.broken == ""
 
 
-def test_acknowledgements_that_bind_nobody(story: StoryLedger) -> None:
+def test_some_acknowledgements_bind_no_later_delivery(story: StoryLedger) -> None:
     """Of an older delivery, of an older life, or on the way when the pull was sent."""
     old = story.deliver(0)
     story.deliver(0)
@@ -130,7 +130,7 @@ def test_acknowledgements_that_bind_nobody(story: StoryLedger) -> None:
     assert story.broken == ""
 
 
-def test_committed_past_an_unfinished_one(story: StoryLedger) -> None:
+def test_a_commit_past_an_unfinished_message_is_noticed(story: StoryLedger) -> None:
     story.ack(story.deliver(0))
     story.deliver(1)
     story.ledger.committed({0: 1})
@@ -139,7 +139,7 @@ def test_committed_past_an_unfinished_one(story: StoryLedger) -> None:
     assert "past unfinished 1" in story.broken
 
 
-def test_committed_past_one_that_may_be_dead(story: StoryLedger) -> None:
+def test_a_commit_may_pass_a_message_that_may_be_dead(story: StoryLedger) -> None:
     story.deliver(0)
     story.ledger.fails_sent([(0, 0)] * 3)
     story.ledger.committed({0: 1})

@@ -229,7 +229,7 @@ def test_a_failure_without_a_lease_may_end_a_leased_delivery(tale: Tale) -> None
 
 
 @pytest.mark.parametrize("uncertain", ["no answer", "lost in between", "late", "killed", "of two lives"])
-def test_uncertain_acknowledgements_bind_nobody(plain: Tale, uncertain: str) -> None:
+def test_uncertain_acknowledgements_bind_no_later_delivery(plain: Tale, uncertain: str) -> None:
     delivery = plain.give(A, lease=3, life=-1 if uncertain == "of two lives" else 1)
     if uncertain == "lost in between":
         plain.lose()
@@ -240,7 +240,7 @@ def test_uncertain_acknowledgements_bind_nobody(plain: Tale, uncertain: str) -> 
     assert rest(plain, (B, C)) == []
 
 
-def test_stored_wrongly(plain: Tale) -> None:
+def test_wrongly_stored_messages_are_violations(plain: Tale) -> None:
     row = plain.ending.rows[0]
     plain.ending.rows += [row, row._replace(body="z")]
     plain.history.sent[2].code = 15
@@ -266,7 +266,7 @@ def test_a_delivery_of_an_unstored_message_is_a_violation(plain: Tale) -> None:
         {"body": "nobody"},
     ],
 )
-def test_dead_letters_that_do_not_fit(tale: Tale, changed: dict[str, object]) -> None:
+def test_dead_letters_that_do_not_match_are_violations(tale: Tale, changed: dict[str, object]) -> None:
     tale.fails(A, 6)
     letter = tale.bury(A, 6)
     tale.ending.letters.append(letter._replace(**changed))  # type: ignore[arg-type]

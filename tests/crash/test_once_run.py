@@ -79,12 +79,12 @@ def test_two_first_times(ledger: OnceLedger) -> None:
     assert "for the first time 2 times" in ledger.violations[0]
 
 
-def test_one_that_was_refused_and_is_there(ledger: OnceLedger) -> None:
+def test_a_rejected_message_that_is_stored_is_a_violation(ledger: OnceLedger) -> None:
     ledger.refused(A)
     ledger.finish([(at(1), A)])
     assert "was refused as not stored" in ledger.violations[0]
 
 
-def test_one_that_nobody_sent(ledger: OnceLedger) -> None:
+def test_a_stored_message_that_was_never_sent_is_noticed(ledger: OnceLedger) -> None:
     ledger.finish([(at(1), A)])
     assert "nobody sent" in ledger.violations[0]

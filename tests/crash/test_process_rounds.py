@@ -91,6 +91,6 @@ def test_a_load_that_ends_by_itself_breaks_the_run_off(tmp_path: Path, printed: 
     assert "No module named no_such_load" in broken
 
 
-def test_nothing_goes_on(tmp_path: Path, printed: list[str]) -> None:
+def test_a_run_without_progress_ends(tmp_path: Path, printed: list[str]) -> None:
     assert judged(Standing(tmp_path, LIVES, printed.append), 6, "") == 1
     assert "BROKEN: the run broke off: nothing went on for 0 s, behind 0" in printed

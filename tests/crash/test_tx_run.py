@@ -53,7 +53,7 @@ def test_an_honest_run(meant: Meant, outcome: int, visible: list[bytes], dead: l
     assert broken(ledger, visible, dead) == ""
 
 
-def test_one_whose_second_message_nobody_knows_of() -> None:
+def test_a_transaction_with_an_uncertain_message_may_be_rolled_back() -> None:
     assert broken(ledger_of(Meant.ROLLBACK, ROLLED_BACK, uncertain=True), []) == ""
     ledger = TxLedger()
     ledger.begin("one", Meant.ROLLBACK)
@@ -85,7 +85,7 @@ def test_a_broken_promise(
     assert words in broken(ledger_of(meant, *outcomes), visible, dead)
 
 
-def test_checks_that_should_not_come() -> None:
+def test_unexpected_checks_are_noticed() -> None:
     ledger = ledger_of(Meant.SILENT)
     ledger.checked("one", 3)
     ledger.checked("one", 3)

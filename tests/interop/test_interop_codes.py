@@ -87,7 +87,7 @@ def test_11_illegal_message(client: Client, case: str) -> None:
     assert client.send("both").code == 0, "the connection goes on"
 
 
-def test_11_is_not_for_what_stands_at_the_limit(client: Client) -> None:
+def test_11_is_not_for_values_at_the_limit(client: Client) -> None:
     assert client.send("both", key="é" * 255, tags="t" * 255, body=bytes(2 * MIB)).code == 0
     assert client.send("small", bytes(100)).code == 0
     assert client.send("both", properties={"p" * 1000: "v" * 1000}).code == 0
@@ -114,7 +114,7 @@ def test_0_also_for_an_empty_batch_and_the_heartbeat(client: Client) -> None:
     assert client.call("sendAsync", message=Message(topic="both", body=b"b")).set_fields() == ok
 
 
-def test_13_topic_refused(client: Client) -> None:
+def test_13_topic_rejected(client: Client) -> None:
     says(client.send("unheard-of"), 13, "unheard-of")
     says(client.send("closed"), 13, "closed")
     says(client.call("sendAsync", message=Message(topic="unheard-of", body=b"b")), 13)
@@ -215,7 +215,7 @@ def test_0_of_an_add(client: Client, fields: dict[str, Any]) -> None:
     assert UUID.fullmatch(uuid)
 
 
-def test_0_of_a_cancel_with_the_id_as_it_came(client: Client) -> None:
+def test_0_of_a_cancel_echoes_the_id_unchanged(client: Client) -> None:
     cancel = delayed(action=2, uniqDelayMsgId=ID)
     result = client.call("sendDelaySync", delayMessage=cancel, timeout=5_000)
     assert result.set_fields() == {"code": 0, "msg": "OK", "uniqDelayMsgId": ID}
@@ -248,7 +248,7 @@ def test_10_12_14_when_the_engine_fails(
         assert client.send("orders").code == 0
 
 
-def test_20_while_it_drains(installation: Installation, tmp_path: Path) -> None:
+def test_20_while_the_server_drains(installation: Installation, tmp_path: Path) -> None:
     """A message that a client still holds keeps the drain open; sends are refused meanwhile."""
     config = write_config(tmp_path / "conf", proxy_consumer={"drain_leases_ms": 60_000})
     with running(tmp_path, config, installation=installation) as server:

@@ -160,7 +160,7 @@ def test_by_another_connection_and_late_and_twice(
     ],
     ids=str,
 )
-def test_results_for_nobody_are_ignored(
+def test_results_of_unknown_groups_are_ignored(
     producer: Client, consumer: Client, topic: str, group: str, context: dict[str, str] | None
 ) -> None:
     fill(producer, topic, queues=1, each=2)
@@ -245,7 +245,9 @@ def test_a_waiting_pull_is_woken(server: RealServer, consumer: Client, topic: st
     ],
     ids=str,
 )
-def test_pulls_that_are_refused(consumer: Client, topic: str, fields: dict[str, object], code: int) -> None:
+def test_invalid_pulls_are_rejected(
+    consumer: Client, topic: str, fields: dict[str, object], code: int
+) -> None:
     with pytest.raises(PullError) as caught:
         consumer.pull(**{"group": f"r-{topic}"[:100], "topic": "refused", **_named(fields)})
     assert caught.value.code == code
@@ -257,7 +259,7 @@ def _named(fields: dict[str, object]) -> dict[str, object]:
     return {"group" if name == "groupId" else name: value for name, value in fields.items()}
 
 
-def test_groups_are_not_created_where_that_is_off(strict: RealServer, protocol: str) -> None:
+def test_groups_are_not_created_when_creation_is_off(strict: RealServer, protocol: str) -> None:
     with Client(strict.ports["consumer"], protocol) as consumer:
         assert consumer.pull("fresh", "both", maxLingerTime=30_000).messages == []
         assert consumer.stats("fresh") == []

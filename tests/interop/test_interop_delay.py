@@ -175,7 +175,7 @@ def old_server_sends(producer: Client, topic: str, key: str) -> None:
     assert producer.send(topic, b"late", key=key, properties=CHRONOS).set_fields() == {"code": 0, "msg": "OK"}
 
 
-def test_what_an_old_server_still_sends_is_dropped_when_it_was_cancelled_here(
+def test_a_delivery_of_an_old_server_is_dropped_once_it_was_cancelled_here(
     server: RealServer, producer: Client, consumer: Client, topic: str, group: str
 ) -> None:
     """Its pending messages were never known here; the cancel left a tombstone. Shard 13 is one of its own.

@@ -137,7 +137,9 @@ def fetched(
     return got
 
 
-def test_a_pull_of_a_group_that_is_fetched_from_says_so(server: RealServer, group: str, topic: str) -> None:
+def test_a_pull_of_a_fetching_group_is_rejected_with_the_reason(
+    server: RealServer, group: str, topic: str
+) -> None:
     with Client(server.ports["consumer"]) as client:
         until(lambda: len(client.fetch("me", group, maxLingerTime=50).results) == 4, "the queues")
         with pytest.raises(PullError, match=r"is fetched from at this proxy \(consumer ids me\)"):

@@ -211,13 +211,13 @@ def test_a_delay_cancel_that_carries_nothing_else(server: RealServer) -> None:
 
 
 @pytest.mark.parametrize("sequence", [0, 1, 127, 128, 65_536, (1 << 31) - 1])
-def test_sequence_ids_are_echoed_as_they_come(server: RealServer, topic: str, sequence: int) -> None:
+def test_sequence_ids_are_echoed_unchanged(server: RealServer, topic: str, sequence: int) -> None:
     """`call` asserts it; they go on over a new connection, and may repeat."""
     message = {1: text(topic), 7: text("b")}
     assert send(server, message, sequence=sequence) == send(server, message, sequence=sequence) == 0
 
 
-def test_old_readers_can_skip_what_they_do_not_know(server: RealServer, topic: str, group: str) -> None:
+def test_old_readers_can_skip_unknown_fields(server: RealServer, topic: str, group: str) -> None:
     """Answers to old clients hold only the contract's fields; those of ours are skippable all the same."""
     assert send(server, {1: text(topic), 7: text("b"), 9: (MAP, (BINARY, BINARY, [(b"p", b"v")]))}) == 0
     request: Struct = {1: text(group), 11: (I32, 1_000), 100: text("me")}

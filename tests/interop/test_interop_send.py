@@ -25,9 +25,7 @@ def receive(consumer: Client, group: str, count: int) -> list[tuple[str, dict[st
     return deliveries
 
 
-def test_a_message_comes_out_as_it_went_in(
-    producer: Client, consumer: Client, topic: str, group: str
-) -> None:
+def test_a_message_is_delivered_unchanged(producer: Client, consumer: Client, topic: str, group: str) -> None:
     properties = {"p": "ü", "traceId": "7"}
     sent = producer.send(topic, b"\x00\xff\x80", key="kéy", tags="A||B", properties=properties)
     assert sent.set_fields() == OK, "no field that DDMQ did not send"

@@ -44,7 +44,7 @@ def refused_on_purpose(exchange: Exchange) -> bool:
     return exchange.reply is not None and b"refused on purpose" in exchange.reply
 
 
-def test_the_generic_codec_writes_what_it_read() -> None:
+def test_the_generic_codec_reproduces_what_it_read() -> None:
     frames = [frame for one in exchanges() for frame in (one.request, one.reply) if frame]
     for name in ("go/sequence_dropped", "java/sequence_dropped", "java/sequence_code31"):
         frames += [step.what for step in conversation(name) if isinstance(step.what, bytes)]
@@ -100,9 +100,7 @@ def test_delay_sends_are_answered_as_recorded(server: RealServer, exchange: Exch
 
 
 @each("ack")
-def test_acks_of_groups_nobody_knows_are_answered_byte_for_byte(
-    server: RealServer, exchange: Exchange
-) -> None:
+def test_acks_of_unknown_groups_are_answered_byte_for_byte(server: RealServer, exchange: Exchange) -> None:
     with Raw(server.ports["consumer"]) as raw:
         assert raw.exchange(exchange.request) == exchange.reply
 
@@ -175,7 +173,7 @@ EMPTY = [one for one in exchanges("pull") if one.reply and one not in DELIVERED]
 
 
 @pytest.mark.parametrize("exchange", DELIVERED, ids=lambda exchange: exchange.name)
-def test_pulls_deliver_what_was_recorded(server: RealServer, exchange: Exchange, topic: str) -> None:
+def test_pulls_deliver_the_recorded_messages(server: RealServer, exchange: Exchange, topic: str) -> None:
     world = World(server, exchange, topic)
     world.send(server)
     with Raw(server.ports["consumer"]) as raw:
@@ -203,7 +201,7 @@ def test_empty_pulls_are_byte_for_byte_a_real_ddmqs(
 
 
 @each("getConsumeStats")
-def test_stats_are_answered_also_where_ddmq_closed(
+def test_stats_are_answered_although_ddmq_closed_there(
     server: RealServer, exchange: Exchange, topic: str
 ) -> None:
     """One entry for each topic that the recorded answer had, of that shape; 4 queues each."""

@@ -184,7 +184,7 @@ def test_resent_results_are_accepted_on_a_new_connection(short: RealServer, name
     assert len(talk.bodies) >= len(talk.finished)
 
 
-def test_a_producer_that_is_refused_goes_on(server: RealServer) -> None:
+def test_a_rejected_producer_continues(server: RealServer) -> None:
     """Code 31 twice, a new connection after it, and on: answers as recorded."""
     connections: dict[str, Raw] = {}
     codes: list[int] = []

@@ -872,7 +872,7 @@ def with_messages(machine: OrderMachine, kinds: list[tuple[int, str, str]]) -> O
     return machine
 
 
-def test_what_stands_behind_a_faulty_one_does_not_go_before_it() -> None:
+def test_messages_behind_a_faulty_one_do_not_overtake_it() -> None:
     kinds = [(1, "a", "plain"), (1, "a", "faulty"), (1, "a", "plain"), (0, "a", "plain"), (0, "a", "plain")]
     machine = with_messages(OrderInBatchesMachine(), kinds)
     delivery = machine.pull_once(2)
@@ -891,7 +891,7 @@ def test_no_queue_is_starved_while_another_has_messages() -> None:
     assert {message.state for message in machine.messages} == {"done"}
 
 
-def test_a_topic_that_waited_for_a_commit_of_another_goes_on_with_it() -> None:
+def test_a_topic_that_waits_for_a_commit_of_another_resumes_with_it() -> None:
     machine = OrderOfTopicsMachine()
     with_messages(machine, [(0, "a", "plain"), (2, "b", "plain")])
     message = machine.messages[0]

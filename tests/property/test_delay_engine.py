@@ -361,7 +361,7 @@ TestDelay = DelayMachine.TestCase
 TestDelay.settings = settings(max_examples=examples(300), stateful_step_count=50, deadline=None)
 
 
-def test_a_move_that_a_power_loss_took_out_of_the_store_ends_with_its_message() -> None:
+def test_a_move_lost_by_a_power_failure_ends_with_its_message() -> None:
     """The log knows that the delivery has fired, the store only of the move before the last."""
     machine = DelayMachine()
     machine.begin()

@@ -44,7 +44,7 @@ def walked(order):
 
 
 @given(loops, st.integers(-1_000, 700_000_000), st.integers(1, 70))
-def test_a_loop_fires_what_it_missed_up_to_the_cap(order, late_ms, cap):
+def test_a_loop_fires_missed_deliveries_up_to_the_cap(order, late_ms, cap):
     dues, now, k = walked(order), order.due_ms + late_ms, 0
     fired = [0]
     while (occurrence_due := next_after(order, k, now, cap)) is not None:
@@ -194,7 +194,7 @@ def test_a_schedule_in_time_makes_every_delivery(schedule):
 
 @settings(deadline=None)
 @given(schedules, st.integers(0, 8 * HOUR_MS), st.integers(1, 20))
-def test_what_a_late_schedule_still_fires(schedule, late_ms, cap):
+def test_a_late_schedule_fires_up_to_its_cap(schedule, late_ms, cap):
     """Nothing could fire from the first due time until `now`; then all that follows is in time."""
     order = an_order(schedule)
     now = order.due_ms + late_ms

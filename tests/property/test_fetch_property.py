@@ -142,7 +142,7 @@ class PositionMachine(RuleBasedStateMachine):
 
 @settings(max_examples=examples(200))
 @given(data=st.data())
-def test_an_instance_hands_out_each_offset_once_and_counts_what_is_lost(data: Any) -> None:
+def test_an_instance_hands_out_each_offset_once_and_counts_lost_ones(data: Any) -> None:
     instance, now = Instance(0.0), 0.0
     instance.set_ends({QUEUE: 5})
     handed: list[int] = []

@@ -127,7 +127,7 @@ def naive(tree: Tree, row: dict[str, str]) -> bool | None:
 
 @settings(deadline=None, max_examples=examples(400))
 @given(tree=trees, row=st.dictionaries(st.sampled_from(NAMES), st.sampled_from(VALUES)))
-def test_the_matcher_does_what_the_naive_evaluator_does(tree: Tree, row: dict[str, str]) -> None:
+def test_the_matcher_agrees_with_the_naive_evaluator(tree: Tree, row: dict[str, str]) -> None:
     sql = written(tree)
     assert compile_sql(sql).match(row) is naive(tree, row), sql
 

@@ -30,7 +30,7 @@ def ranges(offsets: set[int]) -> tuple[int, list[tuple[int, int]]]:
 
 
 @given(STEPS)
-def test_what_is_counted_is_what_waits(steps: list[tuple[str, object]]) -> None:
+def test_the_tally_counts_exactly_the_waiting_records(steps: list[tuple[str, object]]) -> None:
     block, level_tally.BLOCK = level_tally.BLOCK, 8
     try:
         run(steps)

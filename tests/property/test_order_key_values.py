@@ -34,7 +34,7 @@ def written(steps: list[str | int]) -> str:
 
 @settings(deadline=None, max_examples=examples(400))
 @given(value=VALUES, steps=STEPS, ascii_only=st.booleans())
-def test_the_direct_walk_gives_what_the_library_gives(
+def test_the_direct_walk_agrees_with_the_library(
     value: Any, steps: list[str | int], ascii_only: bool
 ) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only).encode()

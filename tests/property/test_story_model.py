@@ -244,7 +244,9 @@ def test_a_complete_recording_gives_the_complete_story(life: SimulatedLife, late
 
 @given(life=lives(), data=st.data(), finished=st.booleans())
 @settings(max_examples=examples(300))
-def test_what_is_left_of_it_still_adds_up(life: SimulatedLife, data: st.DataObject, finished: bool) -> None:
+def test_an_incomplete_recording_still_adds_up(
+    life: SimulatedLife, data: st.DataObject, finished: bool
+) -> None:
     surviving = data.draw(st.lists(st.booleans(), min_size=len(life.events), max_size=len(life.events)))
     skews = {name: data.draw(st.integers(-3_000, 3_000)) for name in life.numbers}
     events = [

@@ -158,7 +158,7 @@ def test_dead_letters(recorded: Recorded) -> None:
     assert (letter["reason"], letter["error"]) == ("failed", story.REASON)
 
 
-def test_what_waits_for_its_due_time(recorded: Recorded) -> None:
+def test_delayed_messages_wait_for_their_due_time(recorded: Recorded) -> None:
     server, ids = recorded.server, recorded.facts["delays"]
 
     def state(name: str) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def test_large_packed_and_binary_bodies_byte_by_byte(recorded: Recorded) -> None
     ]
 
 
-def test_order_goes_on_and_a_parked_key_waits(recorded: Recorded) -> None:
+def test_order_continues_and_a_parked_key_waits(recorded: Recorded) -> None:
     expected = {key: [n for n in numbers if n not in story.ORDERED_ACKED] for key, numbers in OF_KEY.items()}
     parked = expected.pop(story.PARKED)
     rest = sum(map(len, expected.values()))
@@ -221,7 +221,7 @@ def test_a_retry_comes_when_its_step_is_over(recorded: Recorded) -> None:
     assert (redelivered.body, redelivered.attempt) == (b"order %d" % story.FAILED, 2)
 
 
-def test_delayed_messages_fire_when_the_clock_says_so(recorded: Recorded) -> None:
+def test_delayed_messages_fire_at_their_due_time(recorded: Recorded) -> None:
     ids = recorded.facts["delays"]
 
     def come(count: int) -> list[str]:
@@ -246,7 +246,7 @@ def test_delayed_messages_fire_when_the_clock_says_so(recorded: Recorded) -> Non
         assert producer.cancel(ids["cancelled"]).status is DelayStatus.CANCELLED
 
 
-def test_what_is_finished_stays_so_and_the_rest_comes(recorded: Recorded) -> None:
+def test_finished_messages_stay_finished_and_the_rest_is_delivered(recorded: Recorded) -> None:
     acked = {3 * offset + queue for offset in story.HOLES_ACKED for queue in range(3)}
     assert sorted(recorded.orders("holes", len(ALL - acked))) == sorted(ALL - acked)
     assert sorted(recorded.orders("tagged", story.ORDERS // 2)) == [n for n in ALL if n % 2]

@@ -55,7 +55,7 @@ def test_a_benchmark_is_right(name: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("work", "last"), [("queues", "pull and ack"), ("delays", "storm")])
-def test_the_work_beside_other_systems_is_right(work: str, last: str, tmp_path: Path) -> None:
+def test_the_peers_benchmark_prints_its_results(work: str, last: str, tmp_path: Path) -> None:
     """With those that are installed here."""
     assert f"\n   ours, {last}: " in quick("peers", tmp_path, work)
 

@@ -58,7 +58,7 @@ class Handler:
         self.bodies.append(body)
 
 
-def test_what_is_sent_is_handled_and_done(world: BrokerWorld, topic: str) -> None:
+def test_a_sent_message_is_handled_and_finished(world: BrokerWorld, topic: str) -> None:
     handler = Handler()
     result = world.producer().send(topic, b"one", key="k", tags="red", properties={"a": "b"})
     handled: list[Message] = []
@@ -87,7 +87,7 @@ def test_each_group_gets_every_message(world: BrokerWorld, topic: str) -> None:
     world.until(lambda: first.bodies == second.bodies == ["one"], "both groups have it")
 
 
-def test_tags_filter_what_is_delivered(world: BrokerWorld, topic: str) -> None:
+def test_tags_filter_deliveries(world: BrokerWorld, topic: str) -> None:
     handler, producer = Handler(), world.producer()
     world.create_group(f"g-{topic}", topic, tags="red")
     producer.send(topic, b"blue", tags="blue")
@@ -163,7 +163,7 @@ def test_a_blocked_key_shows_its_head(world: BrokerWorld, topic: str) -> None:
     )
 
 
-def test_a_skipped_head_is_a_dead_letter_and_its_key_goes_on(world: BrokerWorld, topic: str) -> None:
+def test_a_skipped_head_is_a_dead_letter_and_its_key_resumes(world: BrokerWorld, topic: str) -> None:
     handler, producer = Handler(a1=9), world.producer()
     world.create_group(f"g-{topic}", topic, **ORDERED)
     world.consumer(f"g-{topic}", topic, handler)
@@ -248,7 +248,7 @@ def test_a_delay_can_be_moved_and_fired(world: BrokerWorld, topic: str) -> None:
     assert producer.cancel(delayed).status is DelayStatus.FIRED
 
 
-def test_a_repeated_delay_comes_as_often_as_it_says(world: BrokerWorld, topic: str) -> None:
+def test_a_repeated_delay_is_delivered_its_number_of_times(world: BrokerWorld, topic: str) -> None:
     handler, producer = Handler(), world.producer()
     world.consumer(f"g-{topic}", topic, handler)
     producer.send(topic, b"tick", delay=timedelta(0), every=timedelta(seconds=1), times=3)
@@ -323,7 +323,7 @@ def test_a_duplicate_key_is_stored_once(world: BrokerWorld, topic: str) -> None:
     assert world.bodies(topic) == ["one"]
 
 
-def test_what_no_proxy_takes_is_refused(world: BrokerWorld, topic: str) -> None:
+def test_messages_that_no_proxy_accepts_are_rejected(world: BrokerWorld, topic: str) -> None:
     with pytest.raises(InvalidMessageError, match="body"):
         world.producer().send(topic, b"")
     with pytest.raises(InvalidMessageError, match="topic"):

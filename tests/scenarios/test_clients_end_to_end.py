@@ -67,7 +67,7 @@ def lag(server: RealServer, group: str) -> int:
     return sum(int(each["lag"]) for each in subscriptions)
 
 
-def test_what_was_sent_is_handled_once(server: RealServer, topic: str, group: str) -> None:
+def test_every_sent_message_is_handled_once(server: RealServer, topic: str, group: str) -> None:
     bodies = sent(server, topic)
     handled = HandledMessages()
     with Consumer(address(server, "consumer"), group, [topic], handler=handled, threads=4, linger_ms=100):
@@ -78,7 +78,7 @@ def test_what_was_sent_is_handled_once(server: RealServer, topic: str, group: st
     assert (one.topic, one.group, one.key, one.tags, one.attempt) == (topic, group, "k0", "t0", 1)
 
 
-def test_a_result_tells_where_the_message_is(server: RealServer, topic: str, group: str) -> None:
+def test_a_result_names_the_position_of_the_message(server: RealServer, topic: str, group: str) -> None:
     with Producer(address(server, "producer")) as producer:
         results = [producer.send(topic, b"x", queue=3) for _ in range(3)]
     assert [(result.queue_id, result.offset) for result in results] == [(3, 0), (3, 1), (3, 2)]

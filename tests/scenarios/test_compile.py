@@ -98,7 +98,7 @@ def test_a_module_is_compiled_and_loaded(tool: dict[str, Any], tmp_path: Path) -
     assert result.stdout == f"1 modules compiled {library} {murmur2(b'21')}\n", result.stderr
 
 
-def test_without_a_c_compiler_one_line_says_that_the_sources_run(
+def test_without_a_c_compiler_one_line_reports_that_the_sources_run(
     tool: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
@@ -111,7 +111,7 @@ def test_without_a_c_compiler_one_line_says_that_the_sources_run(
     assert (manifest["reason"], manifest["failed"]) == ("there is no C compiler (/nowhere/cc)", False)
 
 
-def test_a_failure_to_compile_is_loud_and_replaces_what_older_sources_gave(
+def test_a_failure_to_compile_is_reported_and_replaces_older_libraries(
     tool: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "made"
@@ -123,7 +123,7 @@ def test_a_failure_to_compile_is_loud_and_replaces_what_older_sources_gave(
     assert (manifest["reason"], manifest["failed"]) == ("false failed:", True)
 
 
-def test_switched_off_for_once_it_keeps_what_is_compiled(
+def test_disabling_compilation_keeps_existing_libraries(
     tool: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "made"
@@ -152,7 +152,7 @@ def test_a_wheel_is_compiled_below_any_folder(tmp_path: Path, above: str) -> Non
     assert "-none-any" not in wheel.name
 
 
-def test_a_wheel_without_libraries_is_one_for_all_and_says_why(tmp_path: Path) -> None:
+def test_a_wheel_without_libraries_fits_every_platform_and_names_the_reason(tmp_path: Path) -> None:
     wheel = wheel_of(tmp_path, CC="false")
     assert [name for name in contents(wheel) if name.endswith(".so")] == []
     assert wheel.name.endswith("-py3-none-any.whl")

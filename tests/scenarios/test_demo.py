@@ -74,7 +74,7 @@ def test_the_demo_proves_and_its_commands_are_true(
 
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 30)
-def test_without_verbose_it_tells_a_newcomer_in_a_screen(tmp_path: Path) -> None:
+def test_without_verbose_the_demo_fits_one_screen(tmp_path: Path) -> None:
     result = subprocess.run(
         ddmq_command("demo", "--report", str(tmp_path / "report.html")),
         capture_output=True, text=True, timeout=PATIENCE_S, check=False,

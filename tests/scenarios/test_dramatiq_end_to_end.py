@@ -253,7 +253,7 @@ def test_an_actor_that_takes_longer_than_a_lease_keeps_its_message(app: Dramatiq
     assert calls == [1, 2]
 
 
-def test_a_stopping_worker_ends_its_actor_and_returns_what_it_has_prefetched(
+def test_a_stopping_worker_ends_its_actor_and_returns_prefetched_messages(
     app: DramatiqApplication, tmp_path: Path
 ) -> None:
     app.set_ack_timeout("gate", 600_000)  # so that only a returned message comes again in time
@@ -335,7 +335,7 @@ def test_a_broker_that_was_used_before_a_fork_sends_in_both_processes(app: Drama
     assert sorted(message.args[0] for message in app.stored("default")) == [1, 2, 3, 4]
 
 
-def test_workers_go_on_when_the_server_comes_back(tmp_path: Path) -> None:
+def test_workers_continue_when_the_server_returns(tmp_path: Path) -> None:
     with running(tmp_path / "server") as server:
         app = DramatiqApplication(server, tmp_path)
         calls: list[int] = []

@@ -60,7 +60,7 @@ def test_the_command_line_sends_to_a_level(tmp_path: Path) -> None:
         until(lambda: stored(server), "it is delivered")
 
 
-def test_without_a_scheduler_messages_are_stored_and_health_says_so(
+def test_without_a_scheduler_messages_are_stored_and_health_reports_it(
     installation: Installation, tmp_path: Path
 ) -> None:
     config = short_levels(tmp_path / "conf")
@@ -86,7 +86,7 @@ def test_without_a_scheduler_messages_are_stored_and_health_says_so(
 
 
 @pytest.mark.slow
-def test_a_killed_delay_service_comes_back_and_fires_each_once(
+def test_a_killed_delay_service_restarts_and_fires_each_message_once(
     installation: Installation, tmp_path: Path
 ) -> None:
     with running(tmp_path, short_levels(tmp_path / "conf"), True, installation) as server:
@@ -110,7 +110,7 @@ def test_a_killed_delay_service_comes_back_and_fires_each_once(
         assert server.wait() == 0
 
 
-def test_a_level_as_long_as_the_retention_is_refused_at_start(tmp_path: Path) -> None:
+def test_a_level_as_long_as_the_retention_is_rejected_at_start(tmp_path: Path) -> None:
     config = write_config(tmp_path / "conf", file_log={"retention": {"age_ms": 3_600_000}})
     server = RealServer(tmp_path, config)
     try:

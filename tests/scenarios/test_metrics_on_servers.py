@@ -14,7 +14,7 @@ from tests.support.waits import until
 HERE = {"group": "g", "topic": "t"}
 
 
-def test_a_process_tells_where_messages_are(tmp_path: Path) -> None:
+def test_a_process_reports_where_messages_are(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         server.admin("POST", "topics", "t", body={"create": True})
         server.admin("POST", "groups", "g", body={"topics": ["t"], "start": "first"})

@@ -67,7 +67,7 @@ def test_a_directory_of_the_release_before_is_closed_to_others(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
-def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_directory_that_others_may_write_is_rejected(tmp_path: Path, mode: int) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data").chmod(mode)
     with pytest.raises(NotReady, match="others may replace files in it; run: chmod 700"):
@@ -78,7 +78,7 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int)
 
 
 @as_root
-def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o700)
     os.chown(tmp_path / "data", NOBODY, NOBODY)
     with pytest.raises(NotReady, match="belongs to user 65534, and this process is"):

@@ -78,7 +78,7 @@ def test_the_first_offset_at_or_after_a_time(server: RealServer) -> None:
                     assert (before.stored_ms or 0) < record_ms
 
 
-def test_a_proxy_that_is_not_there_is_passed_over(server: RealServer) -> None:
+def test_a_missing_proxy_is_skipped(server: RealServer) -> None:
     with reserved() as dead:
         addresses = [f"127.0.0.1:{port_of(dead)}", f"127.0.0.1:{server.ports['consumer']}"]
         with RangeReader(addresses, "archive", ["shelf"]) as ranges:
@@ -90,13 +90,13 @@ def test_a_proxy_that_is_not_there_is_passed_over(server: RealServer) -> None:
             ranges.bounds()
 
 
-def test_a_group_that_is_shared_out_is_refused(server: RealServer) -> None:
+def test_a_group_with_shared_queues_is_rejected(server: RealServer) -> None:
     server.admin("POST", "groups", "workers", body={"topics": ["shelf"]})
     with reader(server, "shelf", group="workers") as ranges, pytest.raises(PullError, match="as clustering"):
         ranges.bounds()
 
 
-def test_a_range_goes_on_when_its_proxy_is_killed_and_comes_back(
+def test_a_range_is_completed_although_its_proxy_is_killed(
     installation: Installation, tmp_path: Path
 ) -> None:
     mortal = RealServer(tmp_path, installation=installation)

@@ -98,7 +98,7 @@ def test_answers_that_are_lost_change_nothing(
     assert all(has_results), "one proxy remembers"
 
 
-def test_a_rejected_reply_raises_and_the_handler_goes_on(
+def test_a_rejected_reply_raises_and_the_handler_continues(
     server: RealServer, topic: str, group: str, out: str
 ) -> None:
     errors: list[Exception] = []

@@ -87,7 +87,7 @@ def test_a_second_sigterm_stops_at_once(tmp_path: Path) -> None:
             consumer.submit(done(answer))
 
 
-def test_sends_that_were_answered_before_a_stop_are_there_after_it(tmp_path: Path) -> None:
+def test_sends_answered_before_a_stop_are_stored_after_it(tmp_path: Path) -> None:
     """SIGTERM while eight senders are busy: no answer 0 without its message."""
     with running(tmp_path) as server:
         prepared(server)
@@ -141,7 +141,7 @@ def test_another_process_joins_the_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_come_back_when_they_die(tmp_path: Path) -> None:
+def test_processes_are_restarted_when_they_die(tmp_path: Path) -> None:
     """--processes: each part is started again, on the port that was chosen; messages flow on."""
     server = RealServer(tmp_path, processes=True)
     server.ports = dict.fromkeys(server.ports, 0)

@@ -137,7 +137,7 @@ def test_answers_that_are_lost_change_nothing(
     )
 
 
-def test_nor_do_they_for_tasks(server: RealServer, topic: str, relay: LossyRelay) -> None:
+def test_lost_answers_change_nothing_for_tasks(server: RealServer, topic: str, relay: LossyRelay) -> None:
     created(server, topic)
 
     async def work(producer: AsyncProducer, number: int) -> None:
@@ -320,7 +320,7 @@ def committed(ledger: dict[str, Decision]) -> Counter[str]:
     return Counter(name for name, decision in list(ledger.items()) if decision is Decision.COMMITTED)
 
 
-def test_an_outbox_and_an_inbox_make_it_once(
+def test_an_outbox_and_an_inbox_deliver_exactly_once(
     server: RealServer, topic: str, group: str, relay: LossyRelay, tmp_path: Path
 ) -> None:
     """Each third answer to the relay is lost, and each delivery of every second message comes twice."""

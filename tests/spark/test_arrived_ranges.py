@@ -28,7 +28,7 @@ def test_every_batch_is_in_one_folder_and_the_folders_stay_few() -> None:
         assert max(levels.count(level) for level in set(levels)) <= FANOUT
 
 
-def test_names_sort_and_come_back() -> None:
+def test_names_sort_and_are_parsed_back() -> None:
     names = [one.name for one in grown(3_000)]
     assert names == sorted(names)
     assert [Range(*map(int, name.split("-"))).name for name in names] == names

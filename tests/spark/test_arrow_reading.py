@@ -183,7 +183,7 @@ def test_every_unusual_line_is_read_as_by_spark(spark: SparkSession, tmp_path: P
     same_both_ways(spark, [tmp_path])
 
 
-def test_a_line_that_only_spark_finds_good_counts_once_with_its_copies(
+def test_a_line_that_only_spark_accepts_counts_once_with_its_copies(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     line = text([OWN])

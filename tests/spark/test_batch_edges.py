@@ -341,7 +341,7 @@ def test_what_a_killed_run_had_begun_to_write_is_deleted(out: Path) -> None:
     assert not list(out.rglob(".spark-staging-*"))
 
 
-def test_labels_of_a_newer_server_are_refused_and_counted(plain: Path) -> None:
+def test_labels_of_a_newer_server_are_rejected_and_counted(plain: Path) -> None:
     assert set(tables_read.rejects(plain / "out").items()) == {
         ((str(interval_name(run("new"), 0)), "unknown label"), 2)
     }

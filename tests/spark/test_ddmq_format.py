@@ -143,9 +143,7 @@ def test_reading_moves_no_offsets_of_a_group(source: SparkSession, server: RealS
     assert server.admin("GET", "groups", "readers", "offsets") == before
 
 
-def test_a_stream_goes_on_where_its_checkpoint_says(
-    source: SparkSession, server: RealServer, tmp_path: Path
-) -> None:
+def test_a_stream_resumes_at_its_checkpoint(source: SparkSession, server: RealServer, tmp_path: Path) -> None:
     send(server, "going", 200)
     frame = stream(source, server, "going", startingOffsets="first", maxMessagesPerTrigger=90)
     writer = to_files(frame, tmp_path, "queue", "offset")
@@ -166,7 +164,7 @@ def test_a_stream_goes_on_where_its_checkpoint_says(
     assert in_files(source, tmp_path) == list(range(300))
 
 
-def test_a_stream_that_is_killed_and_goes_on_has_every_message_once(
+def test_a_killed_stream_resumes_and_has_every_message_once(
     source: SparkSession, server: RealServer, tmp_path: Path
 ) -> None:
     send(server, "killed", 1_500)
@@ -319,7 +317,7 @@ def test_a_topic_that_does_not_exist_and_servers_that_are_not_there(
         (["1 as value"], "column value is int; allowed: string, binary"),
     ],
 )
-def test_columns_that_cannot_be_written_are_refused(
+def test_unwritable_columns_are_rejected(
     source: SparkSession, server: RealServer, select: list[str], words: str
 ) -> None:
     writer = source.range(1).selectExpr(*select).write.format("ddmq").mode("append")

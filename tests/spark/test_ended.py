@@ -18,7 +18,7 @@ def interval(process: str, seq: int, to_ms: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("silent_s", "ended"), [(20, "running"), (119, "running"), (121, "vanished")])
-def test_a_clock_that_runs_ahead_makes_nobody_vanish(spark: SparkSession, silent_s: int, ended: str) -> None:
+def test_a_fast_clock_makes_no_process_vanish(spark: SparkSession, silent_s: int, ended: str) -> None:
     healthy, ahead = NOW - silent_s * 1000, NOW + 150_000
     minutes = [
         interval(process, seq, last - (1 - seq) * INTERVAL_MS)

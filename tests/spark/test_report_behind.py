@@ -113,7 +113,7 @@ def test_a_group_without_consumers_differs_from_a_slow_one(
     assert (describe_outlook(row) == "nobody consumes") is not consumed
 
 
-def test_the_finding_says_that_nobody_consumes(writer: Writer) -> None:
+def test_the_finding_reports_that_no_consumer_is_connected(writer: Writer) -> None:
     for each in range(60, 65):
         writer.lag(at(each), "g", "t", 9.0, lag_age_ms=99_000.0, finished_per_s=0.0, time_to_drain_s=None)
     writer.counter(at(64), "ddmq_sends_total", 3, "t", detail="code=0")
@@ -121,7 +121,7 @@ def test_the_finding_says_that_nobody_consumes(writer: Writer) -> None:
     assert finding.text == "9 messages waiting for g on t, the oldest for 1 m 39 s, nobody consumes."
 
 
-def test_the_tile_counts_the_subscriptions_that_wait_as_the_table_does(writer: Writer) -> None:
+def test_the_tile_counts_waiting_subscriptions_like_the_table(writer: Writer) -> None:
     for number in range(5):
         writer.lag(at(60), f"g{number}", "t", 9.0 * (number < 3), lag_max=9.0)
     text = build_page(report(writer), 0)
@@ -190,7 +190,7 @@ def test_a_promise_missed_on_one_day_is_shown_although_the_range_kept_it(
     assert f"{reached} good, 99.90 % promised" in report(writer, 2880).findings[0].text
 
 
-def test_what_was_done_on_purpose_is_a_remark_and_no_finding(writer: Writer) -> None:
+def test_intended_actions_are_remarks_and_no_findings(writer: Writer) -> None:
     writer.counter(at(60), "ddmq_sends_total", 60, "t", detail="code=0")
     writer.counter(at(61), "ddmq_dead_letters_total", 5, "t", "g", "reason=attempts")
     writer.process(at(60), at(62), instance="a" * 16, ended="running")

@@ -61,7 +61,7 @@ def test_totals_are_the_sums_of_the_rows(ten_minutes: Path) -> None:
     }
 
 
-def test_fetched_is_delivered(writer: Writer) -> None:
+def test_fetched_messages_count_as_delivered(writer: Writer) -> None:
     writer.counter(at(60), "ddmq_fetched_total", 60, "t", "g")
     writer.counter(at(60), "ddmq_acked_total", 60, "t", "g")
     result = report(writer.write(), 60, 61)
@@ -282,14 +282,14 @@ def test_the_only_process_is_silent_when_its_samples_stop(writer: Writer) -> Non
         (None, 133, "silent"),
     ],
 )
-def test_who_writes_seldom_is_waited_for(
+def test_a_process_that_writes_seldom_is_waited_for(
     writer: Writer, interval_s: float | None, sampled: int, ended: str
 ) -> None:
     writer.process(at(60), at(70), ended="running", interval_s=interval_s)
     assert [row.ended for row in report(writer.write(), 60, 70, sampled).processes] == [ended]
 
 
-def test_one_that_stopped_is_not_missed(writer: Writer) -> None:
+def test_a_stopped_process_is_not_missed(writer: Writer) -> None:
     writer.process(at(60), at(70), ended="last")
     assert report(writer.write(), 60, 70, sampled=1000).is_well
 
@@ -300,7 +300,7 @@ def test_a_first_sample_of_no_length_is_no_second_start(writer: Writer) -> None:
     assert (process.ended, process.vanished_count) == ("running", 0)
 
 
-def test_a_clock_that_runs_ahead_makes_nobody_vanish(writer: Writer) -> None:
+def test_a_fast_clock_makes_no_process_vanish(writer: Writer) -> None:
     writer.process(at(60), at(70), ended="running", process="right@h:1")
     writer.process(at(1500), at(1510), ended="running", process="ahead@h:2")
     ahead, right = report(writer.write(), 60, 1510, sampled=71).processes
@@ -325,7 +325,7 @@ def test_a_lag_without_recent_samples_is_none(writer: Writer) -> None:
     assert lag_of == {"done": 0.0, "stuck": 5.0}
 
 
-def test_an_instance_is_what_its_last_day_says(writer: Writer) -> None:
+def test_an_instance_has_the_state_of_its_last_day(writer: Writer) -> None:
     writer.process(at(1400), at(1439), ended="running")
     writer.process(at(1440), at(1500), ended="vanished")
     (process,) = report(writer.write(), 1400, 1500).processes

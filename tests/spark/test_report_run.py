@@ -139,7 +139,7 @@ def test_an_invalid_duration_is_reported(capsys: pytest.CaptureFixture[str]) -> 
     assert "--since 'yesterday'" in capsys.readouterr().err
 
 
-def test_where_the_file_cannot_be_nothing_stays(tables: Path, tmp_path: Path) -> None:
+def test_an_unwritable_page_leaves_no_temporary_file(tables: Path, tmp_path: Path) -> None:
     (tmp_path / "occupied").mkdir()
     with pytest.raises(ConfigError, match="cannot be written"):
         write_page(read_report(tables, None, 0), tmp_path / "occupied", 0)
@@ -154,7 +154,7 @@ def test_where_the_file_cannot_be_nothing_stays(tables: Path, tmp_path: Path) ->
         (["--no-job", "--tables", "/no/such/folder"], "no such folder"),
     ],
 )
-def test_what_cannot_be_read_from_here_is_one_line(
+def test_unreadable_tables_are_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     assert run(["report", "--out", str(tmp_path / "report.html"), *arguments]) != 0

@@ -68,7 +68,7 @@ def test_runs_match_the_expected_samples(
     } == expected
 
 
-def test_lines_are_what_the_codec_of_the_servers_reads_and_writes() -> None:
+def test_lines_are_readable_by_the_codec_of_the_servers() -> None:
     for file in Generator(Shape(samples=3_000, seed=9, faults=0.0)).arrivals():
         for text in file.data.splitlines():
             assert encode(decode(text)) == text

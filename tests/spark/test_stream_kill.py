@@ -99,7 +99,7 @@ def arrive(job: Streaming, files: list[Arrival]) -> None:
         write_file(job.samples, file.path, file.data)
 
 
-def test_stopped_and_killed_it_ends_with_the_tables_of_a_batch(tmp_path: Path) -> None:
+def test_a_stopped_and_killed_stream_ends_with_the_tables_of_a_batch(tmp_path: Path) -> None:
     job, files = Streaming(tmp_path), list(Generator(SHAPE).arrivals())
     assert len(files) > 2 * FILES_A_BATCH
     arrive(job, files[:FILES_A_BATCH])

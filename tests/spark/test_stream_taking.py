@@ -90,7 +90,7 @@ def test_a_repeated_batch_replaces_itself(rig: TakingRig) -> None:
     assert rig.rolled[-1][0] == [date(2026, 1, 5)]
 
 
-def test_late_lines_count_until_the_window_ends_and_are_refused_behind_it(rig: TakingRig) -> None:
+def test_late_lines_count_within_the_window_and_are_rejected_after_it(rig: TakingRig) -> None:
     rig.take(0, rig.file(A, {0: (NOON, 5)}))
     within, behind = NOON - 6 * HOUR_MS, NOON - 6 * HOUR_MS - 1
     counts = rig.take(1, rig.file(B, {0: (within, 3)}), rig.file(B, {1: (behind, 100)}))
@@ -103,7 +103,7 @@ def test_a_late_line_of_another_day_leaves_that_day_alone(rig: TakingRig) -> Non
     assert rig.rolled[-1][0] == [date(2026, 1, 5)]
 
 
-def test_labels_of_a_newer_server_are_refused_and_counted(rig: TakingRig) -> None:
+def test_labels_of_a_newer_server_are_rejected_and_counted(rig: TakingRig) -> None:
     path = rig.file(A, {0: (NOON, 5)})
     line = json.loads(Path(path).read_bytes())
     newer = [line | {"labels": line["labels"] | {"zone": zone}, "value": 10} for zone in "ab"]
@@ -112,12 +112,12 @@ def test_labels_of_a_newer_server_are_refused_and_counted(rig: TakingRig) -> Non
     assert rig.take(0, path) == {None: 5, "unknown label": 2}
 
 
-def test_a_clock_in_the_future_makes_nobody_late(rig: TakingRig) -> None:
+def test_a_clock_in_the_future_makes_no_line_late(rig: TakingRig) -> None:
     rig.take(0, rig.file(A, {0: (NOON, 5)}), rig.file(B, {0: (NOON + 300 * DAY_MS, 1)}))
     assert rig.take(1, rig.file(A, {1: (NOON + 10_000, 7)})) == {None: 12}
 
 
-def test_a_merged_hour_gives_only_what_never_came(rig: TakingRig) -> None:
+def test_a_merged_hour_adds_only_missing_intervals(rig: TakingRig) -> None:
     intervals = {seq: (NOON + seq * 10_000, 1) for seq in range(6)}
     for batch, seqs in enumerate(((0,), (1, 3))):
         rig.take(batch, *(rig.file(A, {seq: intervals[seq]}) for seq in seqs))

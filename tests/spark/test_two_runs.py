@@ -44,7 +44,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_second_batch_is_refused_in_one_line_and_changes_nothing(
+def test_a_second_batch_is_rejected_in_one_line_and_changes_nothing(
     spark: SparkSession, samples: Path, tmp_path: Path
 ) -> None:
     with (
@@ -55,7 +55,7 @@ def test_a_second_batch_is_refused_in_one_line_and_changes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
 
 
-def test_a_stream_is_refused_beside_another_run(
+def test_a_stream_is_rejected_beside_another_run(
     spark: SparkSession, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "session", lambda name: spark)
@@ -66,7 +66,7 @@ def test_a_stream_is_refused_beside_another_run(
     assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
 
 
-def test_a_report_is_refused_before_spark_starts(samples: Path, tmp_path: Path) -> None:
+def test_a_report_is_rejected_before_spark_starts(samples: Path, tmp_path: Path) -> None:
     def job(*of: object) -> None:
         raise AssertionError("the job runs")
 
@@ -74,7 +74,7 @@ def test_a_report_is_refused_before_spark_starts(samples: Path, tmp_path: Path) 
         make_tables(job, samples, tmp_path, None, ms(0))
 
 
-def test_the_command_says_who_is_at_work(
+def test_the_command_names_the_running_process(
     samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with locked_folder(tmp_path, "metrics_job batch"):

@@ -118,11 +118,11 @@ def check(folder: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_damaged_store_delivers_what_is_due_later(seed: int, tmp_path: Path) -> None:
+def test_a_damaged_store_delivers_later_messages(seed: int, tmp_path: Path) -> None:
     check(tmp_path, seed)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4, 40))
-def test_many_damaged_stores_deliver_what_is_due_later(seed: int, tmp_path: Path) -> None:
+def test_many_damaged_stores_deliver_later_messages(seed: int, tmp_path: Path) -> None:
     check(tmp_path, seed)

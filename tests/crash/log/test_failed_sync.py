@@ -52,7 +52,7 @@ def test_a_failed_sync_moves_the_log_on_and_the_answer_is_true(tmp_path: Path) -
         reopened.close()
 
 
-def test_refused_until_it_can_be_written_elsewhere(tmp_path: Path) -> None:
+def test_appends_are_rejected_until_the_log_can_write_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "live").mkdir()
     storage = Failing(tmp_path / "live")
     log = open_story(tmp_path / "live", storage)
@@ -139,7 +139,7 @@ def test_written_records_survive_a_failed_sync_of_them(tmp_path: Path) -> None:
     reopened.close()
 
 
-def test_a_full_disk_is_refused_and_nothing_of_it_is_there(tmp_path: Path) -> None:
+def test_an_append_to_a_full_disk_is_rejected_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "live").mkdir()
     storage, promises = FaultyStorage(tmp_path / "live"), Promises()
     log = open_story(tmp_path / "live", storage)
@@ -185,7 +185,7 @@ def test_a_failed_sync_truncates_no_bytes_that_readers_may_map(tmp_path: Path) -
     reopened.close()
 
 
-def test_what_a_failed_sync_moved_is_as_young_as_it_was(tmp_path: Path) -> None:
+def test_records_moved_by_a_failed_sync_keep_their_age(tmp_path: Path) -> None:
     (tmp_path / "live").mkdir()
     storage, promises = Failing(tmp_path / "live"), Promises()
     log = open_story(tmp_path / "live", storage, written_sync_ms=1)

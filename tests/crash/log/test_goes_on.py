@@ -67,7 +67,7 @@ def test_the_log_recovers_from_one_fault_at_every_point(tmp_path: Path) -> None:
         check_one_fault(tmp_path / str(point), point)
 
 
-def test_what_failed_writes_leave_behind_takes_no_space_and_no_descriptor(tmp_path: Path) -> None:
+def test_failed_writes_leave_no_space_and_no_descriptor_in_use(tmp_path: Path) -> None:
     storage, promises = FaultyStorage(tmp_path), Promises()
     log = open_story(tmp_path, storage, allocate_bytes=1 << 20, segment_bytes=8 << 20)
     story = Story(log, promises)
@@ -101,7 +101,7 @@ def test_reopening_releases_the_space_that_a_crash_left_allocated(tmp_path: Path
     assert first.stat().st_size == end
 
 
-def test_each_sync_is_a_call_of_its_own_where_the_file_system_has_no_other(
+def test_without_synchronous_writes_each_sync_is_a_separate_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []

@@ -28,7 +28,7 @@ def _checkpoint(log: FileLog) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 2 * OTHERS_BYTES_MAX])
-def test_what_a_checkpoint_says_of_many_queues_is_there(
+def test_entries_of_many_queues_up_to_the_checkpoint_are_there(
     tmp_path: Path, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "live").mkdir()

@@ -108,7 +108,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("left", [0, 8 << 10, 200 << 10])
-def test_killed_on_a_full_disk_it_opens_is_read_and_acknowledged(tmp_path: Path, left: int) -> None:
+def test_a_log_killed_on_a_full_disk_opens_and_is_read_and_acknowledged(tmp_path: Path, left: int) -> None:
     disk = Disk(tmp_path / "live")
     disk.send(130)
     disk.storage.fill(left)
@@ -121,7 +121,7 @@ def test_killed_on_a_full_disk_it_opens_is_read_and_acknowledged(tmp_path: Path,
     log.close()
 
 
-def test_what_an_open_log_set_aside_is_used_before_it_says_full(tmp_path: Path) -> None:
+def test_space_reserved_by_an_open_log_is_used_before_the_disk_is_full(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "live", segment_bytes=8 * MIB, retention=RetentionOptions(clean_free_percent=0,
                 refuse_free_percent=0, reserve_free_percent=0))  # fmt: skip
     disk.send()
@@ -192,7 +192,7 @@ def test_a_disk_of_any_size_holds_many_segments(tmp_path: Path) -> None:
     disk.log.close()
 
 
-def test_one_line_when_it_gets_full_and_one_when_it_is_not(
+def test_a_full_disk_and_its_end_are_logged_once_each(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(tmp_path / "live", retention=RetentionOptions(clean_free_percent=0, refuse_free_percent=0,

@@ -32,7 +32,7 @@ def test_each_reader_gives_the_field_of_the_decoded_delivery(
 
 @pytest.mark.parametrize("read", [value_of, tag_of, lambda delivery: properties_of(delivery, {b"p"})])
 @pytest.mark.parametrize("delivery", [b"", b"\x18", b"\x18\x05ab", b"\x99\x01a", b"\x28" + b"\xff" * 12])
-def test_what_is_no_delivery_is_damage(read: object, delivery: bytes) -> None:
+def test_bytes_that_are_no_delivery_are_damage(read: object, delivery: bytes) -> None:
     with pytest.raises(DamagedError, match="do not parse"):
         read(delivery)  # type: ignore[operator]
 

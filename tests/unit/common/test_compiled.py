@@ -56,7 +56,7 @@ def test_listed_modules_come_from_their_libraries_and_others_do_not(install: Ins
 
 
 @pytest.mark.parametrize("file", ["second.py", "types.py"])
-def test_an_edited_source_has_all_of_them_interpreted(install: Install, tmp_path: Path, file: str) -> None:
+def test_one_edited_source_makes_all_modules_interpreted(install: Install, tmp_path: Path, file: str) -> None:
     """Also one that is not compiled, whose types are compiled into others."""
     (tmp_path / "room" / file).write_bytes(b"B = 3\n")
     state = install()

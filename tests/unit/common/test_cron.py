@@ -130,7 +130,7 @@ def test_what_an_expression_means(expression, zone, after, expected):
         ("* * * * *", "x" * 10_000, "not known"),
     ],
 )
-def test_what_is_refused(expression, zone, words):
+def test_invalid_expressions_are_rejected(expression, zone, words):
     error = find_cron_error(expression, zone, 1_795_289_273_000)
     assert error is not None
     assert words in error
@@ -189,7 +189,7 @@ def test_a_search_runs_once(expression: str, zone: str, monkeypatch: pytest.Monk
     assert len(searched) == 3
 
 
-def test_a_cron_that_comes_once_and_then_never_is_refused() -> None:
+def test_a_cron_that_fires_only_once_is_rejected() -> None:
     now_ms = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1_000)
     error = find_cron_error("0 0 29 2 */7", "UTC", now_ms)
     assert error is not None

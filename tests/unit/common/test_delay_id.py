@@ -31,7 +31,7 @@ def test_an_id_of_a_real_server():
 
 
 @given(ids)
-def test_every_id_comes_back(delay_id):
+def test_every_id_is_parsed_back(delay_id):
     assert parse_delay_id(delay_id.text().encode()) == delay_id
 
 
@@ -49,7 +49,7 @@ def test_a_negative_shard_is_read_with_its_sign():
         ID.replace(b"-0-", b"-" + b"1" * 20 + b"-", 1), b"1" * 1_000_000,
     ],
 )  # fmt: skip
-def test_what_is_no_id(text):
+def test_malformed_ids_are_not_parsed(text):
     assert parse_delay_id(text) is None
 
 
@@ -64,7 +64,7 @@ def test_a_shard_is_in_its_range(uuid, shards):
     assert 0 <= shard_of(uuid, shards) < shards
 
 
-def test_shards_stay_where_they_are():
+def test_the_shard_of_a_uuid_never_changes():
     """These numbers may never change: pending messages lie in the shard that they name."""
     assert [shard_of(UUID[:-1] + digit, 16) for digit in "0123456789"] == [9, 15, 5, 3, 0, 6, 12, 10, 11, 13]
 

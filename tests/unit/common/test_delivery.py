@@ -41,7 +41,7 @@ def apache(data: bytes) -> dict[int, object]:
 
 
 @given(contents, st.integers(0, 2**62))
-def test_an_independent_codec_reads_what_is_delivered(content: Content, offset: int) -> None:
+def test_an_independent_codec_reads_deliveries(content: Content, offset: int) -> None:
     encoded = delivery.encode(content.key, content.value, content.tag, dict(content.properties))
     expected: dict[int, object] = {2: content.value, 4: offset}
     expected |= {1: content.key} if content.key else {}
@@ -51,7 +51,7 @@ def test_an_independent_codec_reads_what_is_delivered(content: Content, offset: 
 
 
 @given(contents)
-def test_decode_gives_back_what_was_encoded(content: Content) -> None:
+def test_decoding_reverses_encoding(content: Content) -> None:
     encoded = delivery.encode(content.key, content.value, content.tag, content.properties)
     assert delivery.decode(encoded) == content
 

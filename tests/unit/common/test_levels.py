@@ -33,7 +33,7 @@ def test_above_the_last_is_the_last_and_0_is_none(level: int, wait: int) -> None
 
 
 @pytest.mark.parametrize("text", ["", "5", "0s", "-1s", "1.5s", "1w", "367d", "1s 5s", "１s"])
-def test_what_is_no_wait(text: str) -> None:
+def test_invalid_waits_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is no wait; allowed"):
         parse_wait(text)
 
@@ -51,7 +51,7 @@ def test_a_wait_reads_back() -> None:
     ("waits", "says"),
     [([], "0 entries"), (["5s", "5s"], "level 2 is 5s, not longer than level 1"), (["2h", "1m"], "ascends")],
 )
-def test_what_is_no_list(waits: list[str], says: str) -> None:
+def test_invalid_lists_of_levels_are_rejected(waits: list[str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Levels(waits)
 
@@ -80,7 +80,7 @@ def test_there_and_back(level: int, queue: int, wait: int) -> None:
         assert getattr(back, name) == getattr(before, name), name
 
 
-def test_without_other_system_properties_none_are_left() -> None:
+def test_a_record_without_other_system_properties_has_none_afterwards() -> None:
     record = _record()
     record.system = None
     assert real_record(_stored(schedule_record(record, 1, DEFAULT_LEVELS))).system is None
@@ -101,7 +101,7 @@ def test_a_record_without_its_target_is_damaged(system: dict[str, str]) -> None:
         real_record(_stored(_record(), system))
 
 
-def test_delivery_bytes_that_do_not_parse_go_on_as_they_are() -> None:
+def test_unparsable_delivery_bytes_are_passed_on_unchanged() -> None:
     record = NewRecord("orders", 0, ID, 77, b"\xff\xff")
     back = real_record(_stored(schedule_record(record, 1, DEFAULT_LEVELS)))
     assert (back.delivery, back.key, back.tags) == (b"\xff\xff", b"", b"")

@@ -10,13 +10,13 @@ from ddmq_common.metrics.registry import HISTOGRAM_LABEL_SETS_MAX, LABEL_SETS_MA
 
 
 @given(st.floats(0, 2**26))
-def test_a_value_lies_in_its_bucket(value: float) -> None:
+def test_a_value_is_within_its_bucket(value: float) -> None:
     index = bucket_index(value)
     assert value < upper_edge(index) <= value * 1.125 + 1
     assert index == 0 or upper_edge(index - 1) <= int(value) or int(value) < upper_edge(0)
 
 
-def test_what_is_huge_or_negative_counts_in_the_outer_buckets() -> None:
+def test_huge_and_negative_values_count_in_the_outer_buckets() -> None:
     assert bucket_index(1e18) == BUCKETS - 1
     assert upper_edge(bucket_index(40 * 86_400e6)) < TOP < upper_edge(bucket_index(1e18)), (
         "days in µs have their bucket"

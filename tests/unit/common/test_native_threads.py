@@ -40,7 +40,7 @@ def test_a_callback_hands_over_more_work_than_there_are_threads() -> None:
     assert sorted(results) == [(number, None) for number in range(5 * THREADS)]
 
 
-def test_what_a_callback_gives_away_does_not_wait_for_what_greenlets_do() -> None:
+def test_work_of_callbacks_does_not_wait_for_work_of_greenlets() -> None:
     gate, done = threading.Event(), Event()
     pool = gevent.get_hub().threadpool
     greenlets = [gevent.spawn(in_thread, gate.wait, PATIENCE_S) for _ in range(pool.maxsize)]
@@ -51,7 +51,7 @@ def test_what_a_callback_gives_away_does_not_wait_for_what_greenlets_do() -> Non
     gevent.joinall(greenlets, timeout=PATIENCE_S, raise_error=True)
 
 
-def test_an_error_is_handed_over_and_the_thread_goes_on() -> None:
+def test_an_error_is_handed_over_and_the_thread_continues() -> None:
     results: list[Exception | None] = []
     finished = Event()
 

@@ -34,7 +34,7 @@ LIMITS = ScheduleLimits(delay_ms_max=86_400_000, occurrences_max=1_000, period_m
         (Schedule(cron="* * * * *", repeat=481, period_ms=1_000), "lasts 8m1s; allowed: at most 8m,"),
     ],
 )
-def test_what_is_refused(schedule, words):
+def test_invalid_schedules_are_rejected(schedule, words):
     error = find_schedule_error(schedule, LIMITS, NOW)
     assert error is not None
     assert words in error

@@ -136,7 +136,7 @@ def test_a_reread_move_does_not_move_a_later_delivery() -> None:
     assert [one.due_ms for one in plan.changes.added] == [NOW + 110_000]
 
 
-def test_what_was_assumed_before_a_kill_is_no_fact() -> None:
+def test_assumptions_from_before_a_kill_are_discarded() -> None:
     """The store was lost, and its owner killed between reading the add again and reading its cancel."""
     order = DelayCommand(ADD, UUID_TEXT, "t", due_ms=NOW + 50_000)
     uuid, delivery = UUID(UUID_TEXT).bytes, encode(b"", b"x", b"", None)
@@ -164,7 +164,7 @@ def test_a_rescheduled_one_is_late_by_its_new_due_time() -> None:
     assert isinstance(fire_command(waiting(order, NOW - 100_000), 1, lambda _: 0, NOW, False), SkippedMessage)
 
 
-def test_a_cancel_of_a_dead_letter_says_so() -> None:
+def test_a_cancel_of_a_dead_letter_is_answered_as_such() -> None:
     message = waiting(encode_command(DelayCommand(ADD, UUID_TEXT, "t", due_ms=NOW - 5)), NOW - 5)
     acks = AckMap(0)
     lanes = lanes_over(message, acks)
@@ -191,7 +191,7 @@ def test_a_cancel_of_a_dead_letter_says_so() -> None:
         (-2, 5, None),
     ],
 )
-def test_a_dead_letter_goes_to_the_queue_that_its_message_was_to_go_to(
+def test_a_dead_letter_goes_to_the_target_queue_of_its_message(
     partition: int, hash_id: int, position: str | None
 ) -> None:
     order = DelayCommand(ADD, UUID_TEXT, "t", ONCE, NOW, NOW // 1_000, partition=partition, hash_id=hash_id)
@@ -207,7 +207,7 @@ def test_a_dead_letter_goes_to_the_queue_that_its_message_was_to_go_to(
 
 
 @pytest.mark.parametrize(("by_key", "queue"), [(True, (-973932308 & 0x7FFFFFFF) % 7), (False, 5)])
-def test_a_delayed_message_that_does_not_mind_its_queue_goes_by_its_key(by_key: bool, queue: int) -> None:
+def test_a_delayed_message_without_a_queue_goes_by_its_key(by_key: bool, queue: int) -> None:
     """The key's hash is that of Kafka's own producers."""
     order = DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 1, partition=-2, schedule=Schedule())
     message = waiting(encode_command(order), NOW - 1)._replace(delivery=encode(b"21", b"x", b"", None))

@@ -220,7 +220,7 @@ def run_to_end(service: Service) -> None:
 @pytest.mark.parametrize("away_s", [0, 40])
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("repeats", [False, True])
-def test_what_was_ordered_last_holds(
+def test_the_last_order_holds(
     repeats: bool, harm: Callable[[MemoryDelayStore], None], away_s: int, fire_known: bool
 ) -> None:
     """Not `known`: killed right after the last order's fire, before the store heard of it."""
@@ -245,7 +245,7 @@ def test_what_was_ordered_last_holds(
 
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("repeats", [False, True])
-def test_orders_that_overtake_each_other_hold_too(
+def test_the_last_of_several_overtaking_orders_holds(
     repeats: bool, harm: Callable[[MemoryDelayStore], None]
 ) -> None:
     """All of them come before anything fires: the last one decides, and the same waits after the harm."""

@@ -173,7 +173,7 @@ LATE = T0_MS + 65_000  # 6 more were due by then, the last 5,000 ms ago
     ("catch_up", "fires"),
     [("fire_once", [0, 70]), ("all", [0, 10, 20, 30, 40, 50, 60, 70]), ("skip", [60, 70])],
 )
-def test_what_a_schedule_does_that_comes_late(catch_up, fires):
+def test_a_late_schedule_follows_its_catch_up_rule(catch_up, fires):
     command, occurrence, fired = scheduled(Schedule(0, 10_000, 7, catch_up=catch_up)), 0, []
     while True:
         at = max(LATE, due_ms(command, occurrence))
@@ -213,6 +213,6 @@ def test_a_missing_time_zone_is_damage(catch_up):
             to_fire(command, 0, T0_MS + DAY_MS)
 
 
-def test_fired_before_its_time_a_schedule_goes_on_after_it():
+def test_a_schedule_fired_early_continues_after_that_delivery():
     hourly = scheduled(Schedule(cron="0 * * * *"), 1_700_002_800_000)
     assert next_after(hourly, 0, 1_700_000_000_000) == Next(3_600_000 << 20 | 1, 1_700_006_400_000)

@@ -46,6 +46,6 @@ def test_deliveries_of_a_day(command: DelayCommand, deliveries: int) -> None:
     assert weigh_message(message) == deliveries * (5 + RECORD_BYTES)
 
 
-def test_a_schedule_that_cannot_be_read_counts_once() -> None:
+def test_an_unreadable_schedule_counts_once() -> None:
     for text in (encode_command(schedule(cron="never", period_ms=1)), '{"kind":', "{}"):
         assert weigh_message(Pending(1, 2, 0, "t", b"", text, b"", 0, 0, b"", b"")) == RECORD_BYTES

@@ -200,7 +200,7 @@ def test_a_write_waits_outside_for_buffers_to_become_tables(
 
 
 @pytest.mark.parametrize(("waiting", "failures", "says"), [(3, 0, "too slowly"), (1, 1, "space on the disk")])
-def test_a_write_is_refused_where_rocksdb_would_wait_for_ever(
+def test_a_write_is_rejected_where_rocksdb_would_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, failures: int, says: str
 ) -> None:
     rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
@@ -218,7 +218,7 @@ def one_key() -> WriteBatch:
     return batch
 
 
-def test_what_makes_it_larger_leaves_a_buffer_to_the_others(
+def test_writes_that_enlarge_the_store_leave_a_buffer_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
@@ -253,9 +253,7 @@ def test_tables_that_are_not_merged_yet_keep_writes_out_while_they_are_merged(
     rocks.close()
 
 
-def test_what_the_background_has_recovered_of_refuses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recovered_background_errors_reject_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RocksDB counts such errors, and never forgets one."""
     rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
     stub_pressure(monkeypatch, rocks, (0, 2))

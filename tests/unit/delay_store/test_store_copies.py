@@ -116,7 +116,7 @@ def test_the_next_owner_uses_the_copy_of_a_killed_one(tmp_path: Path) -> None:
     owner.close()
 
 
-def test_an_older_epoch_is_refused(tmp_path: Path) -> None:
+def test_an_older_epoch_is_rejected(tmp_path: Path) -> None:
     open_store(tmp_path, 0, 9).close()
     with pytest.raises(FencedError, match="epoch 9"):
         open_store(tmp_path, 0, 8)
@@ -165,7 +165,7 @@ def test_a_lock_moves_with_its_folder(tmp_path: Path) -> None:
     second_lock.release()
 
 
-def test_a_newer_schema_is_refused_and_stays(tmp_path: Path) -> None:
+def test_a_newer_schema_is_rejected_and_kept_intact(tmp_path: Path) -> None:
     open_store(tmp_path, 0, 1).close()
     database = Rocks(copies_of(tmp_path, 0)[0].path)
     batch = WriteBatch()
@@ -177,7 +177,7 @@ def test_a_newer_schema_is_refused_and_stays(tmp_path: Path) -> None:
     assert names(tmp_path) == [copy_name(0, 2)]
 
 
-def test_a_folder_of_another_shard_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_another_shard_is_rejected(tmp_path: Path) -> None:
     open_store(tmp_path, 0, 1).close()
     (tmp_path / copy_name(0, 1)).rename(tmp_path / copy_name(4, 1))
     with pytest.raises(StorageError, match="holds shard 0, not 4"):
@@ -210,7 +210,7 @@ def test_no_checkpoint_is_no_store(tmp_path: Path) -> None:
         restore(tmp_path / "nothing", tmp_path / "delay", 0)
 
 
-def test_stores_in_another_folder_are_refused_while_the_first_are_there(tmp_path: Path) -> None:
+def test_stores_in_another_folder_are_rejected_while_the_first_exist(tmp_path: Path) -> None:
     default_folder, other, third, folder_file = (
         tmp_path / name for name in ("delay", "other", "third", "delay-stores")
     )
@@ -253,7 +253,7 @@ def test_of_two_folders_with_stores_the_configured_one_is_used(
     assert not folder_file.exists()
 
 
-def test_what_is_no_store_holds_nobody_up(tmp_path: Path) -> None:
+def test_folders_without_a_store_block_no_start(tmp_path: Path) -> None:
     default_folder, other, folder_file = (tmp_path / name for name in ("delay", "other", "delay-stores"))
     (default_folder / "lost+found").mkdir(parents=True)
     (default_folder / "0-000000000001-000.damaged").mkdir()

@@ -15,7 +15,7 @@ from delay_service.store.port import IdKind, IdState
 from delay_service.store.salvage import salvage_store
 
 
-def test_salvaging_does_not_leave_out_what_is_newer(tmp_path: Path) -> None:
+def test_salvaging_includes_the_newest_writes(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     database = Rocks(source, RocksOptions())
     batch = WriteBatch()

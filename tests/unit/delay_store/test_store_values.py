@@ -29,7 +29,7 @@ def test_topics_put_aside_do_not_mix() -> None:
     assert not prefix <= layout.aside_key("a!", 0, 0) < layout.range_end(prefix)
 
 
-def test_bytes_are_as_the_page_says() -> None:
+def test_encodings_match_the_documented_bytes() -> None:
     assert layout.due_key(0x0102, 3) == b"d" + b"\0\0\0\0\0\0\1\2" + b"\0\0\0\0\0\0\0\3"
     assert layout.aside_key("t", 1, 2) == b"wt\0" + b"\0\0\0\0\0\0\0\1" + b"\0\0\0\0\0\0\0\2"
     assert layout.forget_key(5, UUID) == b"x" + b"\0\0\0\0\0\0\0\5" + UUID
@@ -43,7 +43,7 @@ def test_bytes_are_as_the_page_says() -> None:
     )  # fmt: skip
 
 
-def test_values_come_back() -> None:
+def test_values_are_decoded_as_encoded() -> None:
     assert layout.decode_pending(layout.encode_pending(ONE)) == ONE
     assert layout.decode_all([(b"k", value) for value in layout.encode_all([ONE, ONE])]) == [ONE, ONE]
     for kind in IdKind:

@@ -92,7 +92,7 @@ def test_a_new_gathering_begins_after_the_last_one() -> None:
     assert counts == [1, 1, 1]
 
 
-def test_stopped_it_never_begins() -> None:
+def test_a_stopped_gathering_never_begins() -> None:
     began, after = Began(), Began()
     loop = gevent.get_hub().loop
     stopped, other = Gathering(loop, began), Gathering(loop, after)

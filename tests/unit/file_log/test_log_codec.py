@@ -65,7 +65,7 @@ positions = st.integers(0, 1 << 62)
 
 
 @given(frame_headers, salts)
-def test_a_frame_header_comes_back(frame: Frame, salt: int) -> None:
+def test_a_frame_header_is_decoded_as_encoded(frame: Frame, salt: int) -> None:
     data = pack_frame(frame, salt)
     assert len(data) == FRAME_BYTES
     assert unpack_frame(data, frame.position, salt) == frame
@@ -75,21 +75,21 @@ def test_a_frame_header_comes_back(frame: Frame, salt: int) -> None:
     assert salt_of(data, frame.position) == (version_of(salt), salt)
 
 
-def test_a_frame_that_calls_durable_what_lies_behind_it_is_not_sound() -> None:
+def test_a_frame_that_claims_later_bytes_as_durable_is_invalid() -> None:
     frame = Frame(1, 200, 1, 4096, 3, 4097, 1)
     assert unpack_frame(pack_frame(frame, 7), 4096, 7) is None
     assert unpack_frame(pack_frame(frame._replace(durable=4096), 7), 4096, 7) is not None
 
 
 @given(frame_headers, st.integers(0, FRAME_BYTES * 8 - 1))
-def test_a_frame_header_with_a_flipped_bit_is_not_sound(frame: Frame, bit: int) -> None:
+def test_a_frame_header_with_a_flipped_bit_is_invalid(frame: Frame, bit: int) -> None:
     data = bytearray(pack_frame(frame))
     data[bit // 8] ^= 1 << bit % 8
     assert unpack_frame(bytes(data), frame.position) is None
 
 
 @given(st.sampled_from(RecordKind), positions, st.integers(-I63, I63), record_fields, salts)
-def test_a_record_comes_back(
+def test_a_record_is_decoded_as_encoded(
     kind: RecordKind, position: int, stored_ms: int, fields: dict, salt: int
 ) -> None:  # type: ignore[type-arg]
     data = pack_record(kind, position, stored_ms, **fields, salt=salt)
@@ -109,7 +109,7 @@ def test_a_record_comes_back(
 
 
 @given(positions, record_fields, st.data())
-def test_a_record_with_a_flipped_bit_is_not_sound(position: int, fields: dict, data: st.DataObject) -> None:  # type: ignore[type-arg]
+def test_a_record_with_a_flipped_bit_is_invalid(position: int, fields: dict, data: st.DataObject) -> None:  # type: ignore[type-arg]
     packed = bytearray(pack_record(RecordKind.MESSAGE, position, 5, **fields))
     bit = data.draw(st.integers(64, len(packed) * 8 - 1))
     packed[bit // 8] ^= 1 << bit % 8
@@ -154,11 +154,11 @@ def test_system_properties() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "1", "x" * 20, "-" * 20, "０" * 20, "0" * 21, "0" * 20 + ".new"])
-def test_what_is_no_segment(name: str) -> None:
+def test_other_names_are_no_segments(name: str) -> None:
     assert names.parse_segment(name) is None
 
 
-def test_names_come_back() -> None:
+def test_file_names_are_parsed_back() -> None:
     assert names.parse_segment(names.segment_name(1 << 60)) == 1 << 60
     assert names.parse_queue_file(names.queue_file_name(7, 262_144)) == (7, 262_144)
     assert names.parse_queue_file("7-262144") is None

@@ -71,9 +71,7 @@ def read_all(rig: LogRig, ref: QueueRef, count: int, offset: int = 0) -> list[in
 
 
 @pytest.mark.parametrize("count", [1, 7, 1_000])
-def test_what_is_lost_is_passed_over_without_looking_through_the_log(
-    tmp_path: Path, walks: Walks, count: int
-) -> None:
+def test_lost_ranges_are_skipped_without_scanning_the_log(tmp_path: Path, walks: Walks, count: int) -> None:
     rig, ref = damaged(tmp_path)
     assert read_all(rig, ref, count) == [at for at in range(COUNT) if at not in LOST]
     assert read_all(rig, ref, count, LOST.start + 90) == list(range(LOST.stop, COUNT))

@@ -49,7 +49,7 @@ def refused() -> NewRecord:
         (refused, CallerError, r"message id of 5 bytes; allowed: 16", False),
     ],
 )
-def test_a_commit_that_cannot_be_packed_is_refused_alone(
+def test_an_unpackable_commit_is_rejected_alone(
     rig: LogRig,
     caplog: pytest.LogCaptureFixture,
     bad: Callable[[], NewRecord],
@@ -106,7 +106,7 @@ def test_an_unpackable_commit_is_removed_completely(rig: LogRig, monkeypatch: py
     assert rig.log.setting("a") == b"2"
 
 
-def test_an_append_that_cannot_be_packed_is_refused_alone(rig: LogRig) -> None:
+def test_an_unpackable_append_is_rejected_alone(rig: LogRig) -> None:
     ref = rig.make()
     first = rig.append_blocked(b"first")
     before = rig.append(b"before", b"and more")

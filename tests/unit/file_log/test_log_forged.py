@@ -184,7 +184,7 @@ def recover_in_an_old_directory(rig: LogRig, body: bytes, end: int) -> int:
 
 
 @pytest.mark.parametrize("durable", ["far", "huge"])
-def test_without_a_salt_a_frame_that_cannot_be_is_refused_too(tmp_path: Path, durable: str) -> None:
+def test_without_a_salt_an_impossible_frame_is_rejected_too(tmp_path: Path, durable: str) -> None:
     """A directory of the release before, whose last write was torn: what a forged header would prove."""
     rig = LogRig(tmp_path / "log", segment_bytes=1 << 20)
     ref = rig.make()
@@ -200,7 +200,7 @@ def test_without_a_salt_a_frame_that_cannot_be_is_refused_too(tmp_path: Path, du
     assert rig.bodies(ref) == [b"precious"]
 
 
-def test_without_a_salt_a_frame_that_does_not_fit_its_neighbours_is_refused(tmp_path: Path) -> None:
+def test_without_a_salt_a_frame_that_contradicts_its_neighbours_is_rejected(tmp_path: Path) -> None:
     rig = LogRig(tmp_path / "log", segment_bytes=1 << 20)
     ref = rig.make()
     done(rig.append(b"precious"))

@@ -68,7 +68,7 @@ def test_a_directory_states_its_format(tmp_path: Path) -> None:
 # --- the release before
 
 
-def test_a_directory_of_the_release_before_opens_and_goes_on(tmp_path: Path) -> None:
+def test_a_directory_of_the_previous_release_opens_and_is_written(tmp_path: Path) -> None:
     rig, ref = filled_rig(tmp_path)
     make_old(rig.directory)
     count = len(segments(rig.directory))
@@ -86,7 +86,7 @@ def test_a_directory_of_the_release_before_opens_and_goes_on(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_bringing_it_up_may_end_anywhere(tmp_path: Path) -> None:
+def test_an_upgrade_may_be_interrupted_anywhere(tmp_path: Path) -> None:
     rig, ref = filled_rig(tmp_path)
     make_old(rig.directory)
     for point in range(1, 12):
@@ -143,7 +143,7 @@ def test_a_lost_format_file_is_recreated(tmp_path: Path, how: str) -> None:
     check(rig, ref)
 
 
-def test_an_unreadable_one_too(tmp_path: Path) -> None:
+def test_an_unreadable_format_file_is_recreated(tmp_path: Path) -> None:
     rig, ref = filled_rig(tmp_path)
     log = open_log(
         rig.directory, rig.options, clock=ManualClock(), metrics=Registry(), storage=UnreadableName("format")
@@ -154,7 +154,7 @@ def test_an_unreadable_one_too(tmp_path: Path) -> None:
     check(rig, ref)
 
 
-def test_with_the_first_frames_lost_as_well_it_is_refused_untouched(tmp_path: Path) -> None:
+def test_a_directory_without_format_file_and_first_frames_is_rejected_untouched(tmp_path: Path) -> None:
     rig, _ = filled_rig(tmp_path)
     (rig.directory / "format").unlink()
     for path in segments(rig.directory):
@@ -247,7 +247,7 @@ def newer_index(directory: Path) -> None:
         (newer_index, 2, 1),
     ],
 )
-def test_what_a_newer_release_wrote_is_refused_untouched(
+def test_a_directory_of_a_newer_release_is_rejected_untouched(
     tmp_path: Path, change: Callable[[Path], None], found: int, newest: int
 ) -> None:
     rig, _ = filled_rig(tmp_path)

@@ -54,7 +54,7 @@ def test_message_ids_are_read_over_several_segments(rig: LogRig) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut short"])
-def test_a_hole_in_the_middle_is_damage_and_what_lies_behind_it_is_served(rig: LogRig, damage: str) -> None:
+def test_a_hole_in_the_middle_is_damage_and_later_records_are_served(rig: LogRig, damage: str) -> None:
     ref = stored_over_segments(rig)
     rig.log.close()
     forget_checkpoints(rig)

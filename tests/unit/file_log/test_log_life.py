@@ -45,7 +45,7 @@ def rig(tmp_path: Path) -> LogRig:
 # --- deadlines
 
 
-def test_past_the_deadline_before_it_was_handed_over_is_not_stored(rig: LogRig) -> None:
+def test_an_append_past_its_deadline_before_the_commit_is_not_stored(rig: LogRig) -> None:
     ref = rig.make()
     first = rig.append_blocked(b"first")
     late = rig.append(b"late", deadline=rig.clock.monotonic() + 5)
@@ -60,7 +60,7 @@ def test_past_the_deadline_before_it_was_handed_over_is_not_stored(rig: LogRig) 
     assert rig.bodies(ref) == [b"first", b"next"]
 
 
-def test_past_the_deadline_while_it_is_written_is_unknown_and_settled_once(rig: LogRig) -> None:
+def test_an_append_past_its_deadline_during_the_commit_is_unknown_and_answered_once(rig: LogRig) -> None:
     ref = rig.make()
     flying = rig.append_blocked(b"flying", deadline=rig.clock.monotonic() + 5)
     rig.clock.advance(6)
@@ -96,7 +96,7 @@ def test_a_commit_past_its_deadline(rig: LogRig) -> None:
 # --- bounds
 
 
-def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
+def test_calls_that_wait_for_the_disk_are_bounded(tmp_path: Path) -> None:
     rig = LogRig(tmp_path, pending_bytes_max=10_000, request_bytes_max=6_000, body_bytes_max=6_000)
     rig.make()
     rig.append_blocked(b"x")
@@ -208,7 +208,7 @@ def test_at_the_bound_of_settings_those_there_are_changed_and_deleted(tmp_path: 
         ({"system": {"a": "\ud800"}}, "system"),
     ],
 )
-def test_a_record_that_cannot_be_stored_is_refused_alone(rig: LogRig, change: dict, word: str) -> None:  # type: ignore[type-arg]
+def test_an_unstorable_record_is_rejected_alone(rig: LogRig, change: dict, word: str) -> None:  # type: ignore[type-arg]
     ref = rig.make()
     bad = record(b"bad")
     for name, value in change.items():
@@ -235,7 +235,7 @@ def test_options_are_checked() -> None:
 # --- the end, and the next start
 
 
-def test_a_drain_finishes_what_is_there_and_takes_nothing_new(rig: LogRig) -> None:
+def test_a_drain_finishes_pending_work_and_accepts_nothing_new(rig: LogRig) -> None:
     rig.make()
     rig.storage.block()
     before = [rig.append(b"a"), rig.append(b"b")]
@@ -249,7 +249,7 @@ def test_a_drain_finishes_what_is_there_and_takes_nothing_new(rig: LogRig) -> No
     assert rig.log.recovered.checkpoint == rig.log.recovered.end > 0, "nothing is left to read"
 
 
-def test_a_drain_that_cannot_finish_says_so(rig: LogRig) -> None:
+def test_a_drain_that_cannot_finish_raises(rig: LogRig) -> None:
     rig.make()
     rig.append_blocked(b"a")
     drained = rig.log.drain(rig.clock.monotonic() + 5)
@@ -258,7 +258,7 @@ def test_a_drain_that_cannot_finish_says_so(rig: LogRig) -> None:
         done(drained)
 
 
-def test_closing_answers_everybody(rig: LogRig) -> None:
+def test_closing_answers_every_pending_call(rig: LogRig) -> None:
     ref = rig.make()
     flying = rig.append_blocked(b"flying")
     waiting = rig.append(b"waiting")
@@ -272,7 +272,7 @@ def test_closing_answers_everybody(rig: LogRig) -> None:
         done(rig.log.read(ref, 0, 1, 1))
 
 
-def test_a_second_opening_is_refused(rig: LogRig) -> None:
+def test_a_second_opening_is_rejected(rig: LogRig) -> None:
     with pytest.raises(DirectoryInUseError):
         open_log(rig.directory, clock=ManualClock(), metrics=Registry())
 
@@ -475,6 +475,6 @@ def test_cold_reads_come_through_the_native_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["request_bytes_max", "pending_bytes_max"])
-def test_bounds_that_no_large_message_could_pass_are_refused(name: str) -> None:
+def test_bounds_below_the_largest_message_are_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is 1000; allowed: at least body_bytes_max"):
         FileLogOptions(**{name: 1000})

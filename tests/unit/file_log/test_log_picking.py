@@ -39,7 +39,9 @@ def build_call(tags: set[int] | None, count_max: int = 100, offset: int = 10) ->
 
 @settings(max_examples=examples(200))
 @given(hashes=st.lists(HASHES, max_size=30), tags=st.sets(HASHES, max_size=3), count_max=st.integers(1, 6))
-def test_what_is_picked_is_what_one_by_one_gives(hashes: list[int], tags: set[int], count_max: int) -> None:
+def test_selected_entries_equal_those_selected_one_by_one(
+    hashes: list[int], tags: set[int], count_max: int
+) -> None:
     entries = [entry(tag, index) for index, tag in enumerate(hashes)]
     picked = select_entries(build_call(tags, count_max), b"".join(entries))
     indexes = [index for index, tag in enumerate(hashes) if tag in tags]

@@ -102,7 +102,7 @@ def test_a_number_waits_for_no_sync_that_its_topic_does_not(rig: LogRig) -> None
     assert (resent.offset, resent.first is not None) == (result.offset, True)
 
 
-def test_of_a_durable_one_nothing_is_answered_before_it_is(rig: LogRig) -> None:
+def test_resends_of_a_durable_record_are_answered_once_it_is_durable(rig: LogRig) -> None:
     ref = rig.make()
     rig.storage.block()
     first = send_number(rig, 1)

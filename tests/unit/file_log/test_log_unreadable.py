@@ -210,7 +210,7 @@ def test_a_check_without_the_system_call_reads(tmp_path: Path, monkeypatch: pyte
     assert len(check(rig, ref, IN_A_PAGE)) < COUNT
 
 
-def test_salvage_gives_what_can_be_read(tmp_path: Path) -> None:
+def test_salvage_returns_every_readable_record(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * (3 * PAGE_BYTES + 10))
     storage = SickStorage()
     file = storage.open(str(tmp_path / "file"))

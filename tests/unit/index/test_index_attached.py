@@ -104,7 +104,7 @@ def expect(house: IndexRig) -> None:
     )
 
 
-def test_finds_what_was_committed(house: IndexRig) -> None:
+def test_committed_records_are_found(house: IndexRig) -> None:
     fill(house)
     expect(house)
     assert house.attached.index.writer.covered_to == house.position

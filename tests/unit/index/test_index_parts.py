@@ -77,7 +77,7 @@ def test_names() -> None:
         assert names.parse_index_file(strange) is None
 
 
-def test_keeper_seals_and_repairs(tmp_path: Path) -> None:
+def test_the_keeper_seals_and_repairs(tmp_path: Path) -> None:
     damages: list[IndexDamage] = []
     index = LogIndex(OsStorage(), str(tmp_path), damages.append)
     index.recover_files([(0, 0)])
@@ -99,7 +99,7 @@ def test_keeper_seals_and_repairs(tmp_path: Path) -> None:
     assert stored_between(tmp_path, index, 0, 9) == log.positions()
 
 
-def test_keeper_counts_what_it_cannot_do(tmp_path: Path) -> None:
+def test_the_keeper_counts_failed_steps(tmp_path: Path) -> None:
     storage = OsStorage()
     index = LogIndex(storage, str(tmp_path), lambda _: None)
     index.recover_files([(0, 0)])

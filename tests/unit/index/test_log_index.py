@@ -95,7 +95,7 @@ def test_a_popular_key_is_sorted_and_read_newest_first(opened: Opened) -> None:
     assert list(opened.index.find_key("t", b"popular", 1 << 20)) == log.by_key("t", b"popular")
 
 
-def test_reopening_keeps_what_is_written_and_names_the_rest(opened: Opened, tmp_path: Path) -> None:
+def test_reopening_keeps_written_blocks_and_names_the_gaps(opened: Opened, tmp_path: Path) -> None:
     log = filled(opened)
     run(opened.index.seal_steps(log.segment_ranges()[0]))  # the second stays unsealed; the live tail is lost
     reopened = Opened(opened.folder)
@@ -192,7 +192,7 @@ def test_a_gap_that_was_left_is_filled_once_the_segment_is_full(opened: Opened) 
     assert reopened.index.damaged == set()
 
 
-def test_sealing_incomplete_entries_is_refused_and_repaired(opened: Opened) -> None:
+def test_sealing_incomplete_entries_is_rejected_and_repaired(opened: Opened) -> None:
     log = PretendLog()
     log.commit(opened.index, some_rows(2000, 1), 5)
     opened.index.write_blocks()
@@ -279,7 +279,7 @@ def test_store_times_never_go_back_and_may_be_years_apart(opened: Opened) -> Non
     assert stored_between(opened.folder, opened.index, 2 * year_ms, FAR)[-1] == log.end
 
 
-def test_arguments_that_do_not_fit_are_refused(opened: Opened) -> None:
+def test_mismatched_arguments_are_rejected(opened: Opened) -> None:
     opened.index.add_many([0], ["t"], [b""], [bytes(16)], 1, 100)
     with pytest.raises(ValueError, match="do not fit behind 100"):
         opened.index.add_many([50], ["t"], [b""], [bytes(16)], 1, 90)

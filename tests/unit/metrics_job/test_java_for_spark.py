@@ -44,7 +44,7 @@ def test_no_java_at_all(tmp_path: Path) -> None:
     assert find_java({"PATH": str(tmp_path)}) is None
 
 
-def test_java_home_goes_before_path_unless_it_is_too_old(tmp_path: Path) -> None:
+def test_java_home_precedes_path_unless_its_java_is_too_old(tmp_path: Path) -> None:
     old, new, newer = (runtime(tmp_path / version, version) for version in ("11.0.1", "17.0.1", "21.0.1"))
     assert find_java({"JAVA_HOME": str(new), "PATH": f"{newer}/bin"}) == new
     assert find_java({"JAVA_HOME": str(old), "PATH": f"{newer}/bin"}) == newer

@@ -61,7 +61,7 @@ def test_the_newest_day_is_that_of_the_samples_not_of_the_range() -> None:
         ({"01": 60}, "lost"),
     ],
 )
-def test_a_file_that_is_longer_or_shorter_than_it_was_is_noticed(now: dict[str, int], where: str) -> None:
+def test_a_file_whose_length_changed_is_noticed(now: dict[str, int], where: str) -> None:
     hours = {"00": 6, "01": 6}
     earlier = {FIRST: DaySource(hours, bytes={"00": 60, "01": 60}), THIRD: DaySource(hours)}
     fresh = {FIRST: DaySource(hours, bytes=now), THIRD: DaySource(hours, bytes=now)}

@@ -61,7 +61,7 @@ def _runs(rows: list[Raw]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_minute_is_what_the_reference_says(seed: int) -> None:
+def test_every_minute_equals_the_reference(seed: int) -> None:
     lines = History(seed).lines
     expected = minutes_of(lines)
     computed = job(lines)
@@ -91,7 +91,7 @@ def test_a_history_truncated_at_any_moment_shows_the_lag_of_that_moment(seed: in
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_clock_ahead_hides_nobody(seed: int) -> None:
+def test_a_fast_clock_hides_no_process(seed: int) -> None:
     history = History(seed, ahead_ms=150_000)
     now_ms = max(history.truth)
     if not any(line["to"] > now_ms + 130_000 for line in history.lines):
@@ -102,7 +102,7 @@ def test_a_clock_ahead_hides_nobody(seed: int) -> None:
 
 
 @pytest.mark.parametrize("drain_ms", [1_000, 25_000, 600_000])
-def test_a_long_stop_leaves_what_waited_when_it_began(drain_ms: int) -> None:
+def test_a_long_stop_keeps_the_lag_of_its_beginning(drain_ms: int) -> None:
     """Between the sample of the beginning of a stop and the last one a process writes none."""
     samples = [("first", 0, 0), ("running", INTERVAL_MS, 9), ("stopping", 2 * INTERVAL_MS, 7)]
     samples.append(("last", 2 * INTERVAL_MS + drain_ms, 0))
@@ -116,7 +116,7 @@ def test_a_long_stop_leaves_what_waited_when_it_began(drain_ms: int) -> None:
     assert max(job(lines).items())[1][0] == 7
 
 
-def test_a_stop_leaves_what_was_waiting() -> None:
+def test_a_stop_keeps_the_last_lag() -> None:
     history = History(3)
     stops = []
     for line in history.lines[-40:]:

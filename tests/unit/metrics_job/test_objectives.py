@@ -13,7 +13,7 @@ from metrics_job.rollups.judged import Objective, default_objectives, load_objec
 CONF = Path(__file__).parents[3] / "conf"
 
 
-def test_the_file_says_what_holds_without_it() -> None:
+def test_the_objectives_file_states_the_defaults() -> None:
     assert load_objectives(CONF) == default_objectives() == load_objectives(None)
 
 

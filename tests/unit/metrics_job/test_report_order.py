@@ -70,7 +70,7 @@ def test_names_in_the_picture_are_text_and_never_tags_or_escapes() -> None:
     assert not any("\x1b" in line.plain for line in order_lines(drawn, 80))
 
 
-def test_the_card_has_a_row_a_key_and_says_who_was_blocked() -> None:
+def test_the_card_has_a_row_per_key_and_names_blocked_keys() -> None:
     card = _order_card(picture())
     assert card.count('class="keyrow"') == 2
     assert "While bad was blocked, the other keys went on." in card

@@ -25,7 +25,7 @@ def overlap(one: SampleName, other: SampleName) -> bool:
 
 
 @given(st.lists(names(), max_size=12), st.booleans())
-def test_units_are_what_overlaps(files: list[SampleName], strange: bool) -> None:
+def test_units_are_overlapping_files(files: list[SampleName], strange: bool) -> None:
     paths = [f"file:/x/date%3D2026-01-05/hour=0{at % 3}/{file}" for at, file in enumerate(files)]
     units = units_of([*paths, *(["file:/x/copy.jsonl"] if strange else [])])
     assert units.strange is strange
@@ -44,7 +44,7 @@ def test_units_are_what_overlaps(files: list[SampleName], strange: bool) -> None
 @given(
     st.lists(names(), max_size=4), st.lists(st.tuples(st.sampled_from(RUNS), st.integers(0, 40)), max_size=5)
 )
-def test_names_hold_intervals(files: list[SampleName], intervals: list[tuple[str, int]]) -> None:
+def test_names_cover_their_intervals(files: list[SampleName], intervals: list[tuple[str, int]]) -> None:
     expected = all(
         any(file.instance == run and seq in range(file.first, file.last + 1) for file in files)
         for run, seq in intervals

@@ -197,7 +197,7 @@ def test_custom_settings_of_the_backend_are_preserved(tmp_path: Path) -> None:
 
 
 @needs_helm
-def test_the_files_of_the_documented_example_are_what_the_server_reads(tmp_path: Path) -> None:
+def test_the_server_reads_the_files_of_the_documented_example(tmp_path: Path) -> None:
     lines = (charts.CHART / "values.yaml").read_text().splitlines()
     example = [line.removeprefix("# ") for line in lines if line.startswith(("# config:", "#   "))]
     (tmp_path / "values.yaml").write_text("\n".join(example))

@@ -38,7 +38,7 @@ def expressions() -> Iterator[str]:
 # --- dashboard
 
 
-def test_the_dashboard_is_what_its_table_makes() -> None:
+def test_the_dashboard_matches_its_table() -> None:
     assert dashboard.dashboard() == SHOWN, "run python tools/dashboard.py"
 
 
@@ -82,7 +82,7 @@ def test_panels_do_not_lie_on_each_other() -> None:
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: str(rule["alert"]))
-def test_an_alert_says_how_bad_what_and_what_to_do(rule: dict[str, Any]) -> None:
+def test_an_alert_has_severity_summary_and_action(rule: dict[str, Any]) -> None:
     assert find_errors(rule["expr"]) == []
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert DURATION.fullmatch(rule.get("for", "0s"))
@@ -168,6 +168,6 @@ def test_valid_promql_is_accepted(expression: str) -> None:
         ("", "no expression found"),
     ],
 )
-def test_what_is_not_is_refused_with_the_reason(expression: str, words: str) -> None:
+def test_invalid_expressions_are_rejected_with_the_reason(expression: str, words: str) -> None:
     with pytest.raises(ExpressionError, match=re.escape(words)):
         selectors(expression)

@@ -53,7 +53,7 @@ def service() -> dict[str, Any]:
     return services
 
 
-def test_the_unit_starts_the_server_in_the_directory_that_it_gives_it() -> None:
+def test_the_unit_starts_the_server_in_its_state_directory() -> None:
     settings = unit()
     program, *arguments = shlex.split(settings["ExecStart"])
     assert program == "/opt/ddmq/bin/ddmq"
@@ -80,7 +80,7 @@ HARDENING = {
 EXPOSURE_MAX = 1.5  # as `systemd-analyze security` counts: 10 is a service without any of it
 
 
-def test_the_unit_takes_from_the_server_what_it_does_not_need() -> None:
+def test_the_unit_removes_unneeded_privileges() -> None:
     settings = unit()
     assert {name: settings.get(name) for name in HARDENING} == HARDENING
     filters = re.findall(r"^SystemCallFilter=(.*)$", UNIT.read_text(), re.MULTILINE)
@@ -89,7 +89,7 @@ def test_the_unit_takes_from_the_server_what_it_does_not_need() -> None:
 
 
 @pytest.mark.slow
-def test_systemd_counts_little_exposure() -> None:
+def test_systemd_reports_a_low_exposure_level() -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("needs systemd-analyze (package systemd)")
@@ -115,7 +115,7 @@ def test_systemd_reports_no_problem_in_the_unit(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_the_image_starts_the_server_on_what_it_exposes() -> None:
+def test_the_image_starts_the_server_on_its_exposed_ports() -> None:
     program, *arguments = json.loads(instruction("ENTRYPOINT"))
     assert program == "ddmq"
     options = parsed(arguments)

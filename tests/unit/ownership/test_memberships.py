@@ -53,7 +53,7 @@ class MembershipsRig:
             call(*args)
 
 
-def test_a_member_hears_when_it_is_durable_and_not_inside_a_call() -> None:
+def test_a_member_is_called_once_its_grant_is_durable_and_never_inside_a_call() -> None:
     rig, listener = MembershipsRig(), RecordingListener()
     rig.memberships.join(Join("g", "t"), listener)
     rig.hub()
@@ -110,7 +110,7 @@ def test_a_member_that_left_gets_no_more_calls() -> None:
     assert listener.events == []
 
 
-def test_who_leaves_before_the_disk_answers_gets_nothing_and_the_next_one_all() -> None:
+def test_a_member_that_leaves_before_its_grant_gets_nothing() -> None:
     rig, heir = MembershipsRig(), RecordingListener()
     first = rig.memberships.join(Join("g", "t", Sharing.WHOLE_TOPIC), RecordingListener())
     rig.memberships.join(Join("g", "t", Sharing.WHOLE_TOPIC), heir)
@@ -121,7 +121,7 @@ def test_who_leaves_before_the_disk_answers_gets_nothing_and_the_next_one_all() 
     assert heir.events == [("assigned", [0, 1])]
 
 
-def test_a_deadline_takes_what_was_not_released() -> None:
+def test_a_deadline_revokes_unreleased_queues() -> None:
     rig, first, second = MembershipsRig(), RecordingListener(), RecordingListener()
     rig.memberships.join(Join("g", "t", address="a"), first)
     rig.disk()
@@ -183,7 +183,7 @@ def test_pairs_of_group_and_topic_are_bounded_and_released() -> None:
     rig.memberships.join(Join("d", "none"), RecordingListener())
 
 
-def test_nobody_hears_anything_after_the_end() -> None:
+def test_no_listener_is_called_after_the_end() -> None:
     rig, listener = MembershipsRig(), RecordingListener()
     rig.memberships.join(Join("g", "t"), listener)
     rig.memberships.close()

@@ -167,7 +167,7 @@ def test_a_lost_queue_is_abandoned_at_once_and_never_released() -> None:
     assert owner.membership.released == []
 
 
-def test_a_drain_waits_for_what_is_busy_and_then_leaves() -> None:
+def test_a_drain_waits_for_busy_queues_and_then_leaves() -> None:
     owner = owner_of(A, B)
     work = owner.owned[A]
     work.is_busy = True

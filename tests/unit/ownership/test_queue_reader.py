@@ -63,7 +63,7 @@ def test_missing_records_are_those_that_an_engine_should_have(
     assert read.at_end == (not offsets)
 
 
-def test_a_queue_that_begins_later_says_where() -> None:
+def test_a_queue_without_its_oldest_records_reports_its_first_offset() -> None:
     read = interpret(True, ReadStatus.OUT_OF_RANGE, 2, bounds=Bounds(7, 9))
     assert (read.oldest, read.next_offset, read.error, read.at_end) == (7, 7, None, False)
     assert read.records() == []

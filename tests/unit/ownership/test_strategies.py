@@ -32,7 +32,7 @@ def test_consistent_hash_is_the_same_in_every_process() -> None:
     assert consistent_hash(QUEUES[:8], ["10.0.0.1:9713", "10.0.0.2:9713"]) == [0, 0, 0, 0, 0, 1, 0, 1]
 
 
-def test_consistent_hash_moves_only_to_who_comes() -> None:
+def test_consistent_hash_moves_queues_only_to_the_new_member() -> None:
     names = [f"10.0.0.{n}:9713" for n in range(5)]
     before, after = consistent_hash(QUEUES, names[:4]), consistent_hash(QUEUES, names)
     moved = [new for old, new in zip(before, after, strict=True) if old != new]

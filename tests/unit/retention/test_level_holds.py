@@ -41,7 +41,7 @@ def fired(house: RetainedLog, number: int, end: int) -> None:
     house.log.commit(CommitBatch(progress=(delta,)), house.deadline()).wait(60)
 
 
-def test_they_hold_until_they_are_fired(house: RetainedLog) -> None:
+def test_delayed_records_hold_their_segments_until_they_are_fired(house: RetainedLog) -> None:
     for number in range(40):
         if number == 15:
             delay(house, 3)

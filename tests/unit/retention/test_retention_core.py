@@ -93,7 +93,7 @@ def test_a_hold_keeps_its_segment_and_all_after_it(position: int, expected: list
             assert blocked is None
 
 
-def test_a_hold_on_what_would_stay_anyway_is_not_reported() -> None:
+def test_a_hold_that_retains_nothing_more_is_not_reported() -> None:
     assert plan_deletions(log_of(1, 0), at(), RetentionOptions(), [Hold(0, "x")]) == ([], None)
 
 

@@ -452,7 +452,7 @@ def test_unread_ranges_are_expired_after_a_restart_and_not_damaged(house: Retain
 
 
 @pytest.mark.slow
-def test_entries_of_a_topic_that_nobody_reads_go_with_the_log(
+def test_entries_of_an_unread_topic_are_deleted_with_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("backend.file_log.consume_queue.FILE_ENTRIES", 8)
@@ -470,9 +470,7 @@ def test_entries_of_a_topic_that_nobody_reads_go_with_the_log(
     house.log.close()
 
 
-def test_a_writer_with_other_limits_than_the_last_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_writer_with_changed_limits_logs_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     house = RetainedLog(tmp_path, age_ms=10 * DAY_S * 1000)
     house.log.close()
     house.open().close()
@@ -488,7 +486,7 @@ def test_a_writer_with_other_limits_than_the_last_says_so(
 
 
 @pytest.mark.interpreted
-def test_what_goes_while_it_is_fetched_from_the_disk_is_expired_and_not_damaged(house: RetainedLog) -> None:
+def test_records_deleted_during_a_read_are_expired_and_not_damaged(house: RetainedLog) -> None:
     house.send_many(40)
     house.settle()
     house.log.close()

@@ -24,7 +24,7 @@ from tests.support.waits import PATIENCE_S, done, soon, until
 from tests.unit.sessions.session_kit import CLOCK, RawServer, SessionsRig, house, queue, record
 
 
-def test_the_first_writes_the_others_are_members(tmp_path: Path) -> None:
+def test_the_first_process_writes_and_the_others_are_members(tmp_path: Path) -> None:
     home = house(tmp_path / "new" / "directory")
     first, writer = home.enter()
     second, member = home.enter()
@@ -54,7 +54,7 @@ def test_the_face_leads_straight_to_the_backend_of_the_moment() -> None:
     second.close()
 
 
-def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(home: SessionsRig) -> None:
+def test_a_takeover_disturbs_only_pending_requests(home: SessionsRig) -> None:
     metrics = Registry()
     first, _ = home.enter()
     second, face = home.enter(metrics=metrics)
@@ -166,7 +166,7 @@ def test_an_engine_that_does_not_open_gives_the_lock_back(tmp_path: Path) -> Non
     DirectoryLock.acquire(tmp_path, 0).release()
 
 
-def test_a_tool_without_a_server_says_so_at_once(home: SessionsRig, tmp_path: Path) -> None:
+def test_a_tool_without_a_server_fails_at_once(home: SessionsRig, tmp_path: Path) -> None:
     began = CLOCK.monotonic()
     with pytest.raises(RemoteError, match=f"no server is running on {tmp_path}; start one with: ddmq serve"):
         home.enter(may_write=False)
@@ -230,7 +230,7 @@ def test_a_clean_stop_leaves_only_the_lock_file(home: SessionsRig, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["writer.lock"]
 
 
-def test_a_draining_writer_makes_members_hold_what_is_new(home: SessionsRig) -> None:
+def test_members_of_a_draining_writer_queue_new_requests(home: SessionsRig) -> None:
     home.make()
     _, writer = home.enter()
     second, member = home.enter()

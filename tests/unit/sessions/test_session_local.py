@@ -22,7 +22,7 @@ def in_the_files(pair: Pair, queue: QueueRef, last: int) -> bool:
     return len(batch.offsets) == 1 and pair.writer_reads == reads_before
 
 
-def test_what_is_in_the_files_is_read_there(pair: Pair) -> None:
+def test_records_in_the_files_are_read_from_them(pair: Pair) -> None:
     queue, sent = pair.make(), [record(body=b"%d" % n) for n in range(50)]
     offsets = [done(pair.writer.append([one], soon()))[0].offset for one in sent]
     until(lambda: in_the_files(pair, queue, offsets[-1]))
@@ -42,7 +42,7 @@ def test_only_the_end_of_a_queue_is_read_from_the_writer(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-def test_reading_goes_on_from_segment_to_segment(pair: Pair) -> None:
+def test_reading_continues_from_segment_to_segment(pair: Pair) -> None:
     queue = pair.make()
     sent = []
     for _ in range(40):
@@ -100,7 +100,7 @@ def test_members_that_read_make_the_writer_publish_at_once(pair: Pair) -> None:
     until(lambda: not tails.at_once, "nobody reads any more")
 
 
-def test_a_read_by_tag_hash_passes_over_the_others_in_the_files(pair: Pair) -> None:
+def test_a_read_by_tag_hash_skips_other_records_in_the_files(pair: Pair) -> None:
     queue = pair.make()
     sent = [record(body=b"%d" % n, tags=b"red" if n % 10 == 9 else b"blue") for n in range(100)]
     for start in range(0, 100, 25):
@@ -149,7 +149,7 @@ def deleted_and_open(directory: Path) -> list[str]:
     return targets
 
 
-def test_an_idle_member_gives_up_what_the_writer_has_deleted(pair: Pair) -> None:
+def test_an_idle_member_closes_files_that_the_writer_deleted(pair: Pair) -> None:
     queue = pair.make()
     for _ in range(40):
         done(pair.member.append([record(body=bytes(9000)) for _ in range(3)], soon()))
@@ -220,7 +220,7 @@ def test_a_recreated_segment_of_the_same_name_is_reopened(pair: Pair) -> None:
     assert pair.bodies(queue) == [record(body=b"one").delivery]
 
 
-def test_pages_that_cannot_be_read_end_nobody(pair: Pair) -> None:
+def test_unreadable_pages_kill_no_process(pair: Pair) -> None:
     """The first segment is cut off under both mappings; touching what is gone would end the process."""
     queue = pair.make()
     sent = []

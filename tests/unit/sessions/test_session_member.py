@@ -73,7 +73,7 @@ def test_bad_arguments_of_one_call_do_not_refuse_the_others(home: SessionsRig) -
     ]
 
 
-def test_an_append_larger_than_a_frame_is_refused_alone(tmp_path: Path) -> None:
+def test_an_append_larger_than_a_frame_is_rejected_alone(tmp_path: Path) -> None:
     home = house(tmp_path, frame_bytes_max=5000)
     member = home.served_member()
     calls = [member.append([record(body=b"x" * size)], soon()) for size in (10, 9000, 20)]
@@ -267,7 +267,7 @@ def test_a_writer_that_is_going_gets_nothing_new(home: SessionsRig) -> None:
     assert statuses(pending_append) == [AppendStatus.STORED]
 
 
-def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(home: SessionsRig) -> None:
+def test_requests_rejected_by_a_draining_writer_go_to_the_next_in_order(home: SessionsRig) -> None:
     server, member = home.served_by()
     first = member.append([record()], soon())
     done(home.engine.drain(soon()))  # unlike an election, it has told nobody
@@ -341,7 +341,7 @@ def test_abandoned_waits_free_capacity(tmp_path: Path) -> None:
     assert not wait.done
 
 
-def test_draining_answers_what_is_under_way(home: SessionsRig) -> None:
+def test_draining_answers_pending_calls(home: SessionsRig) -> None:
     member = home.served_member()
     home.engine.pause_writes()
     pending, wait = member.append([record()], soon()), member.wait(queue(), 0, soon())
@@ -356,7 +356,7 @@ def test_draining_answers_what_is_under_way(home: SessionsRig) -> None:
     assert statuses(pending) == [AppendStatus.STORED]
 
 
-def test_closing_fails_what_is_pending(home: SessionsRig) -> None:
+def test_closing_fails_pending_calls(home: SessionsRig) -> None:
     server, member = home.served_by()
     home.engine.pause_writes()
     append, wait, topic_change = member.append([record()], soon()), member.wait(queue(), 0, soon()), None

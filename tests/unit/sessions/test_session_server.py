@@ -66,7 +66,7 @@ def test_only_the_owner_may_connect(home: SessionsRig, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("uid", "accepted"), [(os.geteuid(), True), (0, True), (os.geteuid() + 1, False)])
-def test_a_member_of_another_user_is_refused(
+def test_a_member_of_another_user_is_rejected(
     home: SessionsRig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -103,7 +103,7 @@ def test_a_member_of_another_user_is_refused(
     ],
 )
 @pytest.mark.parametrize("greet", [True, False])
-def test_what_is_malformed_ends_the_session_and_only_that(
+def test_a_malformed_frame_ends_only_its_session(
     home: SessionsRig, tmp_path: Path, data: bytes, greet: bool
 ) -> None:
     server = home.serve()
@@ -117,7 +117,7 @@ def test_what_is_malformed_ends_the_session_and_only_that(
     assert home.metrics.cell(catalogue.SESSIONS_ENDED, "malformed").value == 1
 
 
-def test_another_version_is_refused_by_name(home: SessionsRig, tmp_path: Path) -> None:
+def test_another_version_is_rejected_by_name(home: SessionsRig, tmp_path: Path) -> None:
     home.serve()
     client = RawClient(tmp_path, greet=False)
     client.send(FrameKind.HELLO, 0, codec.encode((MAGIC, 9, "newer")))
@@ -156,7 +156,7 @@ def test_without_descriptors_sessions_are_accepted_only_once_some_are_free(tmp_p
     server._listener = listener
 
 
-def test_requests_are_bounded_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_requests_are_bounded_and_the_others_continue(tmp_path: Path) -> None:
     home = house(tmp_path, requests_max=3)
     home.make()
     home.serve()
@@ -247,7 +247,7 @@ def test_the_engine_learns_whether_its_files_have_readers(home: SessionsRig, tmp
 
 
 @pytest.mark.slow
-def test_a_commit_wakes_a_session_with_one_write_and_nobody_else(home: SessionsRig, tmp_path: Path) -> None:
+def test_a_commit_wakes_only_its_sessions_with_one_write_each(home: SessionsRig, tmp_path: Path) -> None:
     home.make("orders", 4)
     home.serve()
     waiting, other = RawClient(tmp_path), RawClient(tmp_path)

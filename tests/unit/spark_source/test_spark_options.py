@@ -15,7 +15,7 @@ def test_omitted_options_have_defaults() -> None:
     assert (parsed.trigger_messages, parsed.fail_on_loss, parsed.timeout_ms) == (None, True, 30_000)
 
 
-def test_names_count_without_regard_to_case_and_those_of_spark_are_passed_over() -> None:
+def test_option_names_ignore_case_and_those_of_spark_are_skipped() -> None:
     options = {"SERVERS": "a", "Topics": "x, y ,x", "failondataloss": "False", "checkpointLocation": "/c"}
     parsed = read_options(options | {"maxMessagesPerTrigger": "7"})
     assert (parsed.topics, parsed.fail_on_loss, parsed.trigger_messages) == (("x", "y"), False, 7)
@@ -74,7 +74,7 @@ def test_an_invalid_option_is_named_with_the_allowed_values(more: dict[str, str]
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def test_an_empty_name_among_several_is_refused() -> None:
+def test_an_empty_name_among_several_is_rejected() -> None:
     with pytest.raises(SourceOptionError, match="empty name"):
         read_options({"servers": "a", "topics": "x,,y"})
 

@@ -63,7 +63,7 @@ def offsets(start: int, end: int, **options: str) -> list[int]:
     return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 
 
-def test_exactly_the_range_is_read_whatever_an_answer_brings(put: Any) -> None:
+def test_exactly_the_range_is_read_whatever_an_answer_contains(put: Any) -> None:
     shelf = put(Shelf(range(20), 0, 20))
     assert offsets(4, 12) == list(range(4, 12))
     assert shelf.reads == [4, 7, 10]
@@ -75,7 +75,7 @@ def test_gaps_are_no_loss(put: Any) -> None:
     assert offsets(12, 20) == []
 
 
-def test_what_retention_takes_while_it_is_read_is_an_error(put: Any) -> None:
+def test_messages_deleted_by_retention_during_a_read_are_an_error(put: Any) -> None:
     shelf = put(Shelf(range(20), 0, 20))
 
     def clean() -> None:

@@ -110,7 +110,7 @@ def test_a_key_identifies_a_row_and_its_content() -> None:
     assert len({first, *others}) == 8
 
 
-def test_a_key_that_the_row_brings_stays() -> None:
+def test_a_key_of_the_row_is_kept() -> None:
     message = to_message(Row(value="v", properties={"idempotency-key": "mine"}), "t", "q/0/1/2")
     assert with_key(message).idempotency_key is None
     assert (message.properties or {})["idempotency-key"] == "mine"
@@ -148,7 +148,7 @@ def test_an_engine_that_takes_no_keys_gets_none(clock: ManualTime, caplog: pytes
     assert "takes no keys" in caplog.text
 
 
-def test_what_is_stored_is_not_sent_without_its_key(clock: ManualTime) -> None:
+def test_stored_messages_are_not_resent_without_their_key(clock: ManualTime) -> None:
     """Some proxies of a cluster may take keys already."""
     producer, store = send_rows(
         lambda message: REFUSED if message.idempotency_key and message.body == "v1" else None, clock
@@ -166,7 +166,7 @@ def test_full_proxies_are_waited_for_and_then_get_no_keys(clock: ManualTime) -> 
     assert producer.calls == [(3, 15_000), (3, 30_000)]
 
 
-def test_what_passes_in_time_costs_no_keys(clock: ManualTime) -> None:
+def test_a_short_rejection_costs_no_keys(clock: ManualTime) -> None:
     left: list[SendError] = [UnknownOutcomeError("lost"), NotStoredError("down")]
     producer, store = send_rows(lambda message: left.pop() if left else None, clock)
     store.store_rows(rows(1))
@@ -188,7 +188,7 @@ def test_a_job_that_insists_fails_instead(clock: ManualTime, error: SendError) -
     "error",
     [InvalidMessageError("body of 0 bytes", 11), NoSuchTopicError("no topic", 13, "mq:9613")],
 )
-def test_what_no_key_is_to_blame_for_fails_at_once(clock: ManualTime, error: SendError) -> None:
+def test_errors_unrelated_to_keys_fail_at_once(clock: ManualTime, error: SendError) -> None:
     producer, store = send_rows(lambda message: error, clock)
     with pytest.raises(WriteError, match=r"2 of 2 messages were not stored"):
         store.store_rows(rows(2))

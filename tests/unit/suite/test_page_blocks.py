@@ -160,7 +160,7 @@ def test_yaml_is_loaded(block: Block, tmp_path: Path) -> None:
 
 
 @parametrize_blocks("json")
-def test_json_is_what_is_read(block: Block) -> None:
+def test_json_is_compared_with_the_answer(block: Block) -> None:
     JSON[block.page](json.dumps(json.loads(block.text), separators=(",", ":")).encode())
 
 

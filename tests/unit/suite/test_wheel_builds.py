@@ -104,11 +104,11 @@ def test_a_missing_python_is_named_and_fails_on_request(
     assert captured.out.endswith("3.12      missing\n")
 
 
-def test_without_any_python_it_fails(machine: dict[str, Any]) -> None:
+def test_a_build_without_any_python_fails(machine: dict[str, Any]) -> None:
     assert wheels.main(["3.12"]) == 1
 
 
-def test_a_wheel_that_is_not_built_fails_and_the_others_are_tried(
+def test_an_unbuilt_wheel_fails_and_the_others_are_tried(
     machine: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine["unbuilt"] = THERE.version
