@@ -14,7 +14,7 @@ from ddmq_client.aio.connection import AsyncFramedConnection, resolve_addresses
 from ddmq_client.aio.coordinator import AsyncCoordinator
 from ddmq_client.aio.sync import AsyncActivity, Handle, get_clock, run_blocking
 from ddmq_client.aio.worker_pool import AsyncWorkerPool
-from ddmq_client.core.nodes import Pace, ProxyAddress
+from ddmq_client.core.nodes import Pace, ProxyAddress, describe_unresolved
 from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
 from ddmq_client.offsets_file import OffsetsFile
@@ -122,7 +122,7 @@ class AsyncBroadcastPuller:
         if self._connection is None:
             addresses = await resolve_addresses(self._proxies, self._address_cache)
             if not addresses:
-                raise PullError("no proxy address is known: no name resolves")
+                raise PullError(describe_unresolved(self._proxies))
             self._connection = AsyncFramedConnection(addresses[self._proxy_index % len(addresses)])
         return self._connection
 

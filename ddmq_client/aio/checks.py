@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from ddmq_client.aio.connection import AsyncFramedConnection
 from ddmq_client.aio.router import AsyncProxyRouter
-from ddmq_client.aio.sender import UNRESOLVED
 from ddmq_client.aio.sync import (
     AWAITS,
     AsyncActivity,
@@ -140,7 +139,7 @@ class AsyncChecks:
     async def _poll_proxy(self, node: Node | None, tried: set[Node]) -> Sequence[UndecidedTransaction] | None:
         """Poll one proxy; return the undecided transactions, or None if it did not answer."""
         if node is None:
-            self._record_failure(UNRESOLVED)
+            self._record_failure(self._router.describe_unresolved())
             return None
         tried.add(node)
         verdict, transactions = CallVerdict.STORED, None

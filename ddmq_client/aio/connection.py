@@ -163,9 +163,10 @@ class AsyncFramedConnection:
                 _, frames = await loop.create_connection(
                     lambda: _Frames(self._frame_bytes_max), *self._address
                 )
-        except OSError as error:  # a time-out is one, too
-            reason = "the time is up" if isinstance(error, TimeoutError) else error
-            raise verdicts.not_connected(self.name, reason) from error
+        except TimeoutError as error:
+            raise verdicts.connect_timed_out(self.name, at_deadline=until == deadline) from error
+        except OSError as error:
+            raise verdicts.not_connected(self.name, error) from error
         self._frames = frames
         return frames
 

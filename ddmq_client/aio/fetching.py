@@ -27,7 +27,13 @@ from ddmq_client.aio.sync import INLINE, AsyncActivity, Condition, Lock, now
 from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.fetching import Assignments, FetchAnswer, Queue, Round
 from ddmq_client.core.instance_offsets import Offsets
-from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, parse_addresses
+from ddmq_client.core.nodes import (
+    RESOLVE_EVERY_S,
+    UNRESOLVED_RETRY_S,
+    ProxyAddress,
+    describe_unresolved,
+    parse_addresses,
+)
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT
@@ -197,8 +203,8 @@ class AsyncFetchConsumer:
                 self._drop_call(name)
                 self._assignments.drop_proxy(name)
             self._addresses = addresses
-        if not self._addresses:
-            raise PullError("no proxy address is known: no name resolves")
+            if not addresses:
+                raise PullError(describe_unresolved(self._proxies, in_time=resolved is not None))
 
     async def _start_call(self, name: str, max_messages: int, linger_ms: int) -> None:
         """Start a fetch at this proxy in an activity of its own, which may outlast the current `fetch`."""

@@ -14,7 +14,14 @@ from ddmq_client.aio.connection import AsyncFramedConnection, resolve_addresses
 from ddmq_client.aio.sync import AsyncActivity, Condition, Lock, join_activities, now
 from ddmq_client.core import frames
 from ddmq_client.core.frames import FrameError
-from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Node, ProxyAddress, Rotation
+from ddmq_client.core.nodes import (
+    RESOLVE_EVERY_S,
+    UNRESOLVED_RETRY_S,
+    Node,
+    ProxyAddress,
+    Rotation,
+    describe_unresolved,
+)
 from ddmq_client.core.sending import SEND_ONE
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.errors import BusyError, ClosedError
@@ -56,6 +63,12 @@ class AsyncProxyRouter:
             if self._closed:
                 raise ClosedError("the producer has been closed")
             return self._rotation.pick_node(avoid)
+
+    def describe_unresolved(self) -> str:
+        """Return why `pick_node` returned None: no name resolves, or the time-out came before the answer."""
+        with self._lock:
+            in_time = self._resolved and not self._rotation.nodes
+            return describe_unresolved(self._addresses, in_time=in_time)
 
     def record_outcome(self, node: Node, verdict: CallVerdict, tried: Collection[Node]) -> bool:
         """Count an outcome towards the node's health; return whether an untried node is in rotation."""

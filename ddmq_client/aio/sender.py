@@ -25,7 +25,6 @@ from ddmq_client.wire.producing import ProxyCallError, read_results
 
 Read = Callable[[bytes, int, bytes], list[SendResult]]  # payload, sequence id, method
 ONEWAY_ATTEMPTS = 4
-UNRESOLVED = "no proxy address is known: no name resolves"
 
 
 class AsyncJobSender:
@@ -42,7 +41,7 @@ class AsyncJobSender:
             while True:
                 node = await router.pick_node(job.tried, job.deadline)
                 if node is None:
-                    job.give_up(NotStoredError(UNRESOLVED))
+                    job.give_up(NotStoredError(router.describe_unresolved()))
                     return job.results
                 job.begin(node, router.recognises_resends())
                 elsewhere = await self._attempt_send(job, node, read)
@@ -63,10 +62,15 @@ class AsyncJobSender:
     async def oneway(self, make_frame: Callable[[float, int], bytes], deadline: float) -> None:
         """Write a request that has no answer. Raises NotStoredError if it could not be written."""
         tried: set[Node] = set()
-        failure = NotStoredError(UNRESOLVED)
+        failure: NotStoredError | None = None
         for _ in range(ONEWAY_ATTEMPTS):
             node = await self._router.pick_node(tried, deadline)
-            if node is None or now() >= deadline:
+            if node is None:
+                break
+            if now() >= deadline:
+                failure = failure or NotStoredError(
+                    f"the time is up (timeout_ms) before {node.name} was tried"
+                )
                 break
             tried.add(node)
             try:
@@ -75,7 +79,7 @@ class AsyncJobSender:
             except CallFailed as error:
                 failure = NotStoredError(error.text, None, node.name)
                 self._router.record_outcome(node, error.verdict, tried)
-        raise failure
+        raise failure or NotStoredError(self._router.describe_unresolved())
 
     async def _attempt_send(self, job: SendJob, node: Node, read: Read) -> bool:
         """Make one attempt at `node`; return whether an untried node is in rotation."""

@@ -16,6 +16,7 @@ by 50 ms, doubling to 500 ms; a failed call by 100 ms, doubling to 5 s, with jit
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import OptionError
 
 PROXIES_MAX = 256
+_BRACKETS = re.compile(r"\[([^]]*)\](?::(.*))?")  # [host]:port
+_HOST_NAME = re.compile(r"[^\s:/@?#%,\[\]]+")
 ADDRESSES_MAX = 256  # that all names resolve to
 RESOLVE_EVERY_S = 30.0  # between two resolutions of a name
 UNRESOLVED_RETRY_S = 1.0  # while no name resolves at all
@@ -49,24 +52,37 @@ def parse_addresses(
     texts = list(texts) if isinstance(texts, Iterable) else []
     if not texts or not all(isinstance(text, str) for text in texts):
         raise OptionError(f"{name}={proxies!r}; allowed: 'host:port', several with commas, or a list")
-    addresses = dict.fromkeys(_parse_one(text.strip(), default_port) for text in texts if text.strip())
+    addresses = dict.fromkeys(_parse_one(text.strip(), default_port, name) for text in texts if text.strip())
     if not 1 <= len(addresses) <= PROXIES_MAX:
         raise OptionError(f"{name}={proxies!r} names {len(addresses)} addresses; allowed: 1 to {PROXIES_MAX}")
     return tuple(addresses)
 
 
-def _parse_one(text: str, default_port: int) -> ProxyAddress:
-    host, port = text, ""
-    if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        port = rest.removeprefix(":")
+def _parse_one(text: str, default_port: int, name: str) -> ProxyAddress:
+    brackets = _BRACKETS.fullmatch(text)
+    if brackets is not None:
+        host, port = brackets.groups(default="")
     elif text.count(":") == 1:
         host, _, port = text.partition(":")
-    if not port:
-        return ProxyAddress(host, default_port)
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise OptionError(f"proxy {text!r} is not host:port with a port from 1 to 65535")
+    else:
+        host, port = text, ""
+    port = port or str(default_port)
+    is_ipv6 = ":" in host and is_literal(ProxyAddress(host, 0))
+    is_host = is_ipv6 or (brackets is None and _HOST_NAME.fullmatch(host) is not None)
+    if not is_host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise OptionError(
+            f"{name}: {text!r} is not an address; allowed: host:port with a port from 1 to 65535, or"
+            f" [::1]:port for IPv6{', without a scheme' if '://' in text else ''}"
+        )
     return ProxyAddress(host, int(port))
+
+
+def describe_unresolved(addresses: Iterable[ProxyAddress], *, in_time: bool = True) -> str:
+    """Return why no proxy address is known: no name resolves, or none resolved within the call's time-out."""
+    names = ", ".join(map(str, addresses))
+    if in_time:
+        return f"no proxy address is known: no name resolves of {names}"
+    return f"the time is up (timeout_ms) before the addresses of {names} were known"
 
 
 def from_info(info: Iterable[tuple[object, ...]]) -> list[ProxyAddress]:

@@ -118,6 +118,14 @@ def not_connected(name: str, error: object) -> CallFailed:
     return CallFailed(CallVerdict.NOT_SENT, f"cannot connect to {name}: {error}")
 
 
+def connect_timed_out(name: str, *, at_deadline: bool) -> CallFailed:
+    """Return the failure of a call whose connection was not made in time.
+
+    `at_deadline`: the call's own time-out ended the attempt, not the limit of one connection attempt.
+    """
+    return not_connected(name, "the time is up (timeout_ms)" if at_deadline else "the time is up")
+
+
 def not_written(name: str, error: object) -> CallFailed:
     """Return the failure of a call whose request was not written completely."""
     return CallFailed(CallVerdict.NOT_SENT, f"request not written to {name}: {error}")

@@ -25,7 +25,7 @@ class QueueAdmin:
 
     def __init__(self, address: str) -> None:
         """`address` is HOST or HOST:PORT; OptionError if it is neither."""
-        parse_addresses([address], DEFAULT_ADMIN_PORT)
+        parse_addresses(address, DEFAULT_ADMIN_PORT, "admin")
         self._address = address
         self._created: set[str] = set()
 

@@ -30,7 +30,7 @@ from ddmq_client.dramatiq.queued_message import (
     topic_name,
 )
 from ddmq_client.errors import NotStoredError, OptionError, UnknownOutcomeError
-from ddmq_client.idl.codes import CONSUMER_PORT
+from ddmq_client.idl.codes import CONSUMER_PORT, PRODUCER_PORT
 from ddmq_client.net.consumer import Consumer
 from ddmq_client.producer import Producer
 
@@ -72,7 +72,8 @@ class DdmqBroker(dramatiq.Broker):
         if not isinstance(namespace, str) or NAMESPACE.fullmatch(namespace) is None:
             raise OptionError(f"namespace={namespace!r}; allowed: 1 to 64 letters, digits, _ and -")
         check("extend_for_ms", extend_for_ms, 0, EXTEND_MS_MAX)
-        parse_addresses(consumer_proxies, CONSUMER_PORT)
+        parse_addresses(producer_proxies, PRODUCER_PORT, "producer_proxies")
+        parse_addresses(consumer_proxies, CONSUMER_PORT, "consumer_proxies")
         Producer(producer_proxies, timeout_ms=timeout_ms)  # its checks; it is dropped unused
         super().__init__(middleware=middleware)
         self.actor_options |= {KEY_OPTION}

@@ -11,7 +11,7 @@ import logging
 import random
 from collections.abc import Sequence
 
-from ddmq_client.core.nodes import Pace, ProxyAddress
+from ddmq_client.core.nodes import Pace, ProxyAddress, describe_unresolved
 from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection, resolve_addresses
@@ -123,7 +123,7 @@ class BroadcastPuller:
         if self._connection is None:
             addresses = resolve_addresses(self._proxies, self._address_cache)
             if not addresses:
-                raise PullError("no proxy address is known: no name resolves")
+                raise PullError(describe_unresolved(self._proxies))
             self._connection = FramedConnection(addresses[self._proxy_index % len(addresses)])
         return self._connection
 

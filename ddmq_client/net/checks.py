@@ -23,7 +23,6 @@ from ddmq_client.errors import ClientError, ClosedError, OptionError
 from ddmq_client.idl.codes import Code, TransactionAction
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.router import ProxyRouter
-from ddmq_client.net.sender import UNRESOLVED
 from ddmq_client.net.sync import (
     AWAITS,
     Activity,
@@ -139,7 +138,7 @@ class Checks:
     def _poll_proxy(self, node: Node | None, tried: set[Node]) -> Sequence[UndecidedTransaction] | None:
         """Poll one proxy; return the undecided transactions, or None if it did not answer."""
         if node is None:
-            self._record_failure(UNRESOLVED)
+            self._record_failure(self._router.describe_unresolved())
             return None
         tried.add(node)
         verdict, transactions = CallVerdict.STORED, None

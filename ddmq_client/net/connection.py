@@ -120,11 +120,13 @@ class FramedConnection:
     def _connect(self, deadline: float) -> None:
         remaining_s = min(deadline - time.monotonic(), CONNECT_MAX_S)
         if remaining_s <= 0:
-            raise verdicts.not_connected(self.name, "the time is up")
+            raise verdicts.connect_timed_out(self.name, at_deadline=True)
         try:
             fresh = connect_in_process(self._address) or socket.create_connection(
                 self._address, timeout=remaining_s
             )
+        except TimeoutError as error:
+            raise verdicts.connect_timed_out(self.name, at_deadline=remaining_s < CONNECT_MAX_S) from error
         except OSError as error:
             raise verdicts.not_connected(self.name, error) from error
         fresh.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -26,7 +26,6 @@ from ddmq_client.wire.producing import ProxyCallError, read_results
 
 Read = Callable[[bytes, int, bytes], list[SendResult]]  # payload, sequence id, method
 ONEWAY_ATTEMPTS = 4
-UNRESOLVED = "no proxy address is known: no name resolves"
 
 
 class JobSender:
@@ -43,7 +42,7 @@ class JobSender:
             while True:
                 node = router.pick_node(job.tried, job.deadline)
                 if node is None:
-                    job.give_up(NotStoredError(UNRESOLVED))
+                    job.give_up(NotStoredError(router.describe_unresolved()))
                     return job.results
                 job.begin(node, router.recognises_resends())
                 elsewhere = self._attempt_send(job, node, read)
@@ -64,10 +63,15 @@ class JobSender:
     def oneway(self, make_frame: Callable[[float, int], bytes], deadline: float) -> None:
         """Write a request that has no answer. Raises NotStoredError if it could not be written."""
         tried: set[Node] = set()
-        failure = NotStoredError(UNRESOLVED)
+        failure: NotStoredError | None = None
         for _ in range(ONEWAY_ATTEMPTS):
             node = self._router.pick_node(tried, deadline)
-            if node is None or now() >= deadline:
+            if node is None:
+                break
+            if now() >= deadline:
+                failure = failure or NotStoredError(
+                    f"the time is up (timeout_ms) before {node.name} was tried"
+                )
                 break
             tried.add(node)
             try:
@@ -76,7 +80,7 @@ class JobSender:
             except CallFailed as error:
                 failure = NotStoredError(error.text, None, node.name)
                 self._router.record_outcome(node, error.verdict, tried)
-        raise failure
+        raise failure or NotStoredError(self._router.describe_unresolved())
 
     def _attempt_send(self, job: SendJob, node: Node, read: Read) -> bool:
         """Make one attempt at `node`; return whether an untried node is in rotation."""

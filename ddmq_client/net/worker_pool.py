@@ -18,7 +18,14 @@ from functools import partial
 from typing import Protocol
 
 from ddmq_client.core.acks import AckBatch
-from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Pace, ProxyAddress, is_literal
+from ddmq_client.core.nodes import (
+    RESOLVE_EVERY_S,
+    UNRESOLVED_RETRY_S,
+    Pace,
+    ProxyAddress,
+    describe_unresolved,
+    is_literal,
+)
 from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection, resolve_addresses
@@ -148,7 +155,7 @@ class WorkerPool:
     def _refresh_proxies(self) -> None:
         addresses = resolve_addresses(self._proxies, self._address_cache)
         if not addresses:
-            self._coordinator.last_error = "no proxy address is known: no name resolves"
+            self._coordinator.last_error = describe_unresolved(self._proxies)
             _log.warning("none of %s resolves", ", ".join(map(str, self._proxies)))
             return
         self._coordinator.replies.set_proxies(addresses)
