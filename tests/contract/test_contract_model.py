@@ -131,7 +131,7 @@ class EngineMachine(RuleBasedStateMachine):
         self, contents: list[tuple[int, bytes, bytes]], deltas: list[Drawn], changes: dict[str, bytes | None]
     ) -> None:
         records = self._records(contents)
-        progress = [found for found in map(self._delta, deltas) if found is not None]
+        progress = [delta for delta in map(self._delta, deltas) if delta is not None]
         call = self.kit.backend.commit(CommitBatch(records, progress, changes), self.kit.soon)
         if not all(map(self.model.takes, records)):
             with pytest.raises((UnknownTopicError, FencedError)):

@@ -83,12 +83,12 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.next_due(self.fired_to) == (following[0] if following else None)
 
     @precondition(lambda self: self.due)
-    @rule(data=st.data(), come=st.integers(0, 3))
-    def cancel_and_add(self, data: st.DataObject, come: int) -> None:
+    @rule(data=st.data(), readded=st.integers(0, 3))
+    def cancel_and_add(self, data: st.DataObject, readded: int) -> None:
         cancelled = data.draw(
             st.lists(st.sampled_from(sorted(self.due)), unique=True, min_size=1, max_size=5)
         )
-        same = [self.due[key]._replace(occurrence=9) for key in cancelled[:come]]
+        same = [self.due[key]._replace(occurrence=9) for key in cancelled[:readded]]
         self.apply(StoreChanges(removed=[self.due[key] for key in cancelled], added=same))
 
     @precondition(lambda self: self.aside)

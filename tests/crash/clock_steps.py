@@ -111,14 +111,14 @@ class Steps:
         """The latest time that the clock has shown in a span of the monotonic clock."""
         ahead = time.time_ns() // 1_000_000 - time.monotonic() * 1_000
         highest = 0
-        for (begun, offset), (end, _) in zip(self._begun, [*self._begun[1:], (to_s, 0)], strict=True):
-            if begun <= to_s and end >= from_s:
+        for (step_start, offset), (end, _) in zip(self._begun, [*self._begun[1:], (to_s, 0)], strict=True):
+            if step_start <= to_s and end >= from_s:
                 highest = max(highest, int(min(end, to_s) * 1_000 + ahead) + 1 + offset)
         return highest
 
     def stood_still(self, at_s: float) -> bool:
         """Around this moment."""
-        return all(abs(begun - at_s) > QUIET_S for begun, _ in self._begun)
+        return all(abs(step_start - at_s) > QUIET_S for step_start, _ in self._begun)
 
 
 class Load:
@@ -220,12 +220,12 @@ class Load:
             ):
                 violations.append(f"{key}: its cancel was told {sent.outcome}")
             for due_ms, (came_s, stored_ms) in zip(sent.due_ms, sorted(sent.came), strict=False):
-                shown = self._steps.highest_ms(sent.sent_s, came_s)
+                highest_ms = self._steps.highest_ms(sent.sent_s, came_s)
                 if came_s - sent.sent_s >= sent.wait_s:
                     continue
-                if shown < due_ms:
+                if highest_ms < due_ms:
                     violations.append(
-                        f"{key}: due at {due_ms}, came when the clock had shown {shown} at most"
+                        f"{key}: due at {due_ms}, came when the clock had shown {highest_ms} at most"
                     )
                 elif stored_ms < due_ms and self._steps.stood_still(came_s):
                     violations.append(f"{key}: due at {due_ms}, stored at {stored_ms}")
@@ -253,9 +253,9 @@ def run_reported(
 ) -> list[str]:
     """Report a run, and return its faults."""
     violations, load, steps = run(folder, seed, seconds, processes)
-    came = sum(len(sent.came) for sent in load.sent.values())
+    delivered_count = sum(len(sent.came) for sent in load.sent.values())
     cancels = sum(sent.outcome is not None for sent in load.sent.values())
-    sent = f"{len(load.sent):,} messages, {cancels:,} cancels, {came:,} deliveries"
+    sent = f"{len(load.sent):,} messages, {cancels:,} cancels, {delivered_count:,} deliveries"
     print_line(f"seed {seed}: {steps.count} steps, {sent}")
     for violation in violations[:50]:
         print_line(violation)

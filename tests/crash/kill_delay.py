@@ -64,8 +64,8 @@ class Life:
         """Whether it says `word` in time; so a random moment after its start, or after `ready`."""
         assert self.process.stdout is not None
         give_up = time.monotonic() + seconds
-        while (left := give_up - time.monotonic()) > 0:
-            if not select([self.process.stdout], [], [], left)[0]:
+        while (remaining_s := give_up - time.monotonic()) > 0:
+            if not select([self.process.stdout], [], [], remaining_s)[0]:
                 return False
             line = self.process.stdout.readline()
             if line.strip() == word or not line:
@@ -213,9 +213,9 @@ class Story:
         cancelled = self._answers(violations, fired, letters)
         for message, due in self.due.items():
             expected_count = 0 if message in cancelled else len(due)
-            came = letters[message] if message in self.dead else fired[message]
-            if came != expected_count:
-                violations.append(f"message {message} came {came} times, wanted {expected_count}")
+            delivery_count = letters[message] if message in self.dead else fired[message]
+            if delivery_count != expected_count:
+                violations.append(f"message {message} came {delivery_count} times, wanted {expected_count}")
             early = [
                 at for at, stored in zip(due, sorted(times.get(message, [])), strict=False) if stored < at
             ]
@@ -230,13 +230,13 @@ class Story:
             codes_of.setdefault(outcome.reply_id, set()).add(outcome.code)
         cancelled = set()
         for reply, message in self.cancels.items():
-            came = fired[message] + letters[message]
+            delivery_count = fired[message] + letters[message]
             codes = codes_of.get(reply, set())
             if len(codes) != 1:
                 violations.append(f"cancel of message {message} was told {sorted(codes)}")
-            if codes == {ALREADY_FIRED} and not came:
+            if codes == {ALREADY_FIRED} and not delivery_count:
                 violations.append(f"message {message} 'already fired' and is not there")
-            if codes == {CANCELLED} and came:
+            if codes == {CANCELLED} and delivery_count:
                 violations.append(f"message {message} 'cancelled' and came")
             if codes != {ALREADY_FIRED}:
                 cancelled.add(message)

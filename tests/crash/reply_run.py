@@ -220,8 +220,8 @@ class ReplyRun(ProcessRounds):
             """All of them, and nothing came of late."""
             self.all_live()
             self.check_round()
-            begun = {work.job for queue in self._read[SIDES].values() for work in queue}
-            expected = sum(map(count_parts, begun.union(self._feeder.sent)))
+            begun_jobs = {work.job for queue in self._read[SIDES].values() for work in queue}
+            expected = sum(map(count_parts, begun_jobs.union(self._feeder.sent)))
             before.append(self._counts())
             time.sleep(QUIET_S)  # for what would come of late; the next look sees it
             return before[-1][ENDS] >= expected and before[-1] == before[-2]

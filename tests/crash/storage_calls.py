@@ -160,8 +160,8 @@ class Storage:
         ready = select.poll()
         ready.register(listener, select.POLLIN)
         try:
-            while (left := give_up - time.monotonic()) > 0:
-                for _, events in ready.poll(left * 1_000):
+            while (remaining_s := give_up - time.monotonic()) > 0:
+                for _, events in ready.poll(remaining_s * 1_000):
                     if not events & select.POLLIN:
                         return
                     self._answer(listener)

@@ -22,10 +22,10 @@ def test_each_transaction_is_complete_once_or_absent(tmp_path: Path) -> None:
     assert tx_run.run(tmp_path, 5, 3, printed.append) == 0, "\n".join(printed)
 
 
-def ledger_of(meant: Meant, *outcomes: int, uncertain: bool = False) -> TxLedger:
+def ledger_of(intent: Meant, *outcomes: int, uncertain: bool = False) -> TxLedger:
     """A ledger of one transaction of two messages; the second was perhaps not stored."""
     ledger = TxLedger()
-    ledger.begin("one", meant)
+    ledger.begin("one", intent)
     ledger.prepared("one", [A, B], sure=False)
     ledger.prepared("one", [A] if uncertain else [A, B], sure=True)
     for outcome in outcomes:
@@ -39,7 +39,7 @@ def broken(ledger: TxLedger, visible: list[bytes], dead: list[bytes] | None = No
 
 
 @pytest.mark.parametrize(
-    ("meant", "outcome", "visible", "dead"),
+    ("intent", "outcome", "visible", "dead"),
     [
         (Meant.COMMIT, COMMITTED, [A, B], []),
         (Meant.ROLLBACK, ROLLED_BACK, [], []),
@@ -47,9 +47,9 @@ def broken(ledger: TxLedger, visible: list[bytes], dead: list[bytes] | None = No
         (Meant.COMMIT, DEAD, [], [A, B]),
     ],
 )
-def test_an_honest_run(meant: Meant, outcome: int, visible: list[bytes], dead: list[bytes]) -> None:
-    ledger = ledger_of(meant, outcome, outcome)
-    assert [ledger.checked("one", number) for number in (1, 2, 15)] == [meant] * 3
+def test_an_honest_run(intent: Meant, outcome: int, visible: list[bytes], dead: list[bytes]) -> None:
+    ledger = ledger_of(intent, outcome, outcome)
+    assert [ledger.checked("one", number) for number in (1, 2, 15)] == [intent] * 3
     assert broken(ledger, visible, dead) == ""
 
 
@@ -63,7 +63,7 @@ def test_a_transaction_with_an_uncertain_message_may_be_rolled_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("meant", "outcomes", "visible", "dead", "words"),
+    ("intent", "outcomes", "visible", "dead", "words"),
     [
         (Meant.COMMIT, [COMMITTED], [A], [], "visible 1 of 2"),
         (Meant.COMMIT, [COMMITTED], [A, B, B], [], "is visible 2 times"),
@@ -80,9 +80,9 @@ def test_a_transaction_with_an_uncertain_message_may_be_rolled_back() -> None:
     ],
 )
 def test_a_broken_promise(
-    meant: Meant, outcomes: list[int], visible: list[bytes], dead: list[bytes], words: str
+    intent: Meant, outcomes: list[int], visible: list[bytes], dead: list[bytes], words: str
 ) -> None:
-    assert words in broken(ledger_of(meant, *outcomes), visible, dead)
+    assert words in broken(ledger_of(intent, *outcomes), visible, dead)
 
 
 def test_unexpected_checks_are_noticed() -> None:

@@ -51,7 +51,7 @@ class TxCounts:
 class TxRecord:
     """One transaction. `bodies`: of the messages that were answered for; `unsure`: of those that were not."""
 
-    meant: Meant
+    intent: Meant
     bodies: set[bytes] = field(default_factory=set)
     uncertain: set[bytes] = field(default_factory=set)
     outcomes: set[int] = field(default_factory=set)
@@ -67,17 +67,17 @@ class TxLedger(Violations):
         self.transactions: dict[str, TxRecord] = {}
         self._lock = threading.Lock()
 
-    def begin(self, transaction: str, meant: Meant) -> None:
+    def begin(self, transaction: str, intent: Meant) -> None:
         with self._lock:
-            self.transactions[transaction] = TxRecord(meant)
+            self.transactions[transaction] = TxRecord(intent)
 
-    def mean(self, transaction: str, meant: Meant) -> Meant:
+    def mean(self, transaction: str, intent: Meant) -> Meant:
         """Its client wants something else now; what it means: the other, where a check was told that."""
         with self._lock:
             record = self.transactions[transaction]
             if not record.checks:
-                record.meant = meant
-            return record.meant
+                record.intent = intent
+            return record.intent
 
     def prepared(self, transaction: str, bodies: Iterable[bytes], *, sure: bool) -> None:
         """Messages were answered for, or perhaps stored."""
@@ -96,7 +96,7 @@ class TxLedger(Violations):
             record.checks[number] += 1
             if record.checks[number] > 1 or not 1 <= number <= CHECKS_MAX:
                 self.violated(f"check {number} of {transaction} came {record.checks[number]} times")
-            return record.meant
+            return record.intent
 
     def decided(self, transaction: str, outcome: int) -> None:
         """An answer says how it ended."""
@@ -111,7 +111,9 @@ class TxLedger(Violations):
     def undecided(self) -> list[tuple[str, Meant]]:
         """Those of which nobody has heard how they ended."""
         with self._lock:
-            return [(name, record.meant) for name, record in self.transactions.items() if not record.outcomes]
+            return [
+                (name, record.intent) for name, record in self.transactions.items() if not record.outcomes
+            ]
 
     def finish(self, visible: Iterable[bytes], dead: Iterable[bytes]) -> None:
         """All that is in the topics, and in the dead-letter topic."""
@@ -132,27 +134,31 @@ class TxLedger(Violations):
         for body in every:
             if delivered[body] > 1 or died[body] > 1 or (delivered[body] and died[body]):
                 self.violated(f"{body[:60]!r} is visible {delivered[body]} times, dead {died[body]} times")
-        shown, buried = {b for b in every if delivered[b]}, {b for b in every if died[b]}
+        visible_bodies, buried = {b for b in every if delivered[b]}, {b for b in every if died[b]}
         if len(record.outcomes) != 1:
-            if record.bodies or shown or buried:
+            if record.bodies or visible_bodies or buried:
                 self.violated(f"how {name} ended is not known: {sorted(record.outcomes)}")
             return
         (outcome,), all_of = record.outcomes, len(record.bodies)
         if outcome == COMMITTED:
             self.counts.committed += 1
-            if not record.bodies <= shown or buried:
-                self.violated(f"{name} is committed; visible {len(shown)} of {all_of}, dead {len(buried)}")
-            if record.meant is not Meant.COMMIT:
-                self.violated(f"{name} is committed, its client meant {record.meant.value}")
+            if not record.bodies <= visible_bodies or buried:
+                self.violated(
+                    f"{name} is committed; visible {len(visible_bodies)} of {all_of}, dead {len(buried)}"
+                )
+            if record.intent is not Meant.COMMIT:
+                self.violated(f"{name} is committed, its client meant {record.intent.value}")
         elif outcome == ROLLED_BACK:
             self.counts.rolled_back += 1
-            if shown or buried:
-                self.violated(f"{name} is rolled back; visible {len(shown)}, dead {len(buried)}")
-            if record.meant is not Meant.ROLLBACK:
-                self.violated(f"{name} is rolled back, its client meant {record.meant.value}")
+            if visible_bodies or buried:
+                self.violated(f"{name} is rolled back; visible {len(visible_bodies)}, dead {len(buried)}")
+            if record.intent is not Meant.ROLLBACK:
+                self.violated(f"{name} is rolled back, its client meant {record.intent.value}")
         elif outcome == DEAD:
             self.counts.dead += 1
-            if not record.bodies <= buried or shown:
-                self.violated(f"{name} is dead; dead {len(buried)} of {all_of}, visible {len(shown)}")
-        elif record.bodies or shown or buried:  # never there
+            if not record.bodies <= buried or visible_bodies:
+                self.violated(
+                    f"{name} is dead; dead {len(buried)} of {all_of}, visible {len(visible_bodies)}"
+                )
+        elif record.bodies or visible_bodies or buried:  # never there
             self.violated(f"{name} was answered {outcome}, and {len(record.bodies)} messages were prepared")

@@ -49,9 +49,9 @@ class TxWorker(LoadThread):
             self._calls.close()
             self._calls = None
 
-    def end(self, transaction: str, meant: Meant, through: int | None, check: int | None = None) -> bool:
+    def end(self, transaction: str, intent: Meant, through: int | None, check: int | None = None) -> bool:
         """Ask once; whether it has ended."""
-        action = ACTIONS[meant]
+        action = ACTIONS[intent]
         fields = {"throughOffset": through, "check": check}
         answer = self.call(lambda calls: calls.end_once(transaction, action, GROUP, **fields))
         if answer is None or answer.code in RETRY_LATER:
@@ -76,16 +76,16 @@ class TxClient(TxWorker):
         if self.random.random() < 0.1:
             self.hang_up()  # to another proxy, perhaps
         transaction = new_id(self.random.randrange(1 << 12))
-        left = self.random.random() < 0.15
-        meant = self.random.choices([Meant.COMMIT, Meant.ROLLBACK, Meant.SILENT], [6, 2, 1])[0]
-        self.ledger.begin(transaction, meant)
+        is_abandoned = self.random.random() < 0.15
+        intent = self.random.choices([Meant.COMMIT, Meant.ROLLBACK, Meant.SILENT], [6, 2, 1])[0]
+        self.ledger.begin(transaction, intent)
         through = self._prepare(transaction)
         if through is None:
-            meant = self.ledger.mean(transaction, Meant.ROLLBACK)
-        if left or meant is Meant.SILENT:
+            intent = self.ledger.mean(transaction, Meant.ROLLBACK)
+        if is_abandoned or intent is Meant.SILENT:
             return  # somebody is asked about it
         for _ in range(self.random.choice((1, 3, 100))):
-            if self.stopping.is_set() or self.end(transaction, meant, through):
+            if self.stopping.is_set() or self.end(transaction, intent, through):
                 return
             self.stopping.wait(PAUSE_S)
 
@@ -133,9 +133,9 @@ class TxMember(TxWorker):
         for check in due_checks.checks:
             transaction = check.transactionId
             name = transaction.decode() if isinstance(transaction, bytes) else transaction
-            meant = self.ledger.checked(name, check.check)
-            if meant is None or self.random.random() < 0.05:
+            intent = self.ledger.checked(name, check.check)
+            if intent is None or self.random.random() < 0.05:
                 continue
             if self.random.random() < 0.1:
-                meant = Meant.SILENT
-            self.end(name, meant, check.throughOffset, check.check)
+                intent = Meant.SILENT
+            self.end(name, intent, check.throughOffset, check.check)

@@ -77,11 +77,13 @@ class TxRun(ServerRounds):
         none of their messages were stored."""
         last, deadline = self.clients[0], time.monotonic() + END_S
         last.stopping.clear()
-        while left := self.ledger.undecided():
-            assert time.monotonic() < deadline, f"{len(left)} are undecided after {END_S:g} s: {left[:3]}"
-            for transaction, meant in left:
-                if meant is not Meant.SILENT:
-                    last.end(transaction, meant, None)
+        while undecided := self.ledger.undecided():
+            assert time.monotonic() < deadline, (
+                f"{len(undecided)} are undecided after {END_S:g} s: {undecided[:3]}"
+            )
+            for transaction, intent in undecided:
+                if intent is not Meant.SILENT:
+                    last.end(transaction, intent, None)
                 else:
                     self._check_state(transaction)
             time.sleep(0.2)  # between two askings of all that are left, within END_S

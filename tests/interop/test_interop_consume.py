@@ -166,8 +166,10 @@ def test_results_of_unknown_groups_are_ignored(
     fill(producer, topic, queues=1, each=2)
     (answer,) = every(consumer, group, 2)
     own = {"groupId": group, "topic": topic, "qid": answer.context.qid}
-    named = None if context is None else Context(**({**own, **context} if context else {}))
-    assert consumer.submit(ConsumeResult(context=named, successOffsets=[0, 1], failOffsets=[])) is True
+    stated_context = None if context is None else Context(**({**own, **context} if context else {}))
+    assert (
+        consumer.submit(ConsumeResult(context=stated_context, successOffsets=[0, 1], failOffsets=[])) is True
+    )
     assert committed(consumer, group, topic)[0][0] == 0
 
 

@@ -26,8 +26,8 @@ def now_ms() -> int:
 
 def added(producer: Client, topic: str, **fields: Any) -> str:
     """The id of an add that was taken."""
-    given = {"action": ADD, "dmsgtype": 2, "body": b"body", **fields}
-    answer = producer.delay(topic, **given)
+    arguments = {"action": ADD, "dmsgtype": 2, "body": b"body", **fields}
+    answer = producer.delay(topic, **arguments)
     assert answer.code == 0, answer
     return str(answer.uniqDelayMsgId)
 

@@ -67,7 +67,7 @@ def counted(machine: type[RuleBasedStateMachine], steps: list[int]) -> type[Rule
 def run_machine(name: str, steps_min: int, first_seed: int) -> bool:
     """Rounds until there were enough steps; whether the model and the real thing agreed."""
     machine, length = MACHINES[name]
-    chosen = settings(
+    run_settings = settings(
         max_examples=EXAMPLES,
         stateful_step_count=length,
         deadline=None,
@@ -80,7 +80,7 @@ def run_machine(name: str, steps_min: int, first_seed: int) -> bool:
         this: Any = seed(first_seed + rounds)(counted(machine, steps))
         rounds += 1
         try:
-            run_state_machine_as_test(this, settings=chosen)
+            run_state_machine_as_test(this, settings=run_settings)
         except Exception:
             traceback.print_exc()
             print(f"{name}: BROKEN; the same again: {_command(name, 1, first_seed + rounds - 1)}")

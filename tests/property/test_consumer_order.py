@@ -375,8 +375,8 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(data=st.data(), keep=st.integers(0, 3))
     def ack(self, data: st.DataObject, keep: int) -> None:
         leased = [message for message in self.messages if message.state == "leased"]
-        chosen = data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased and keep else leased
-        for message in chosen:
+        selected = data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased and keep else leased
+        for message in selected:
             assert self.finish(message.queue, [message.offset], [message.lease]) == 1
             message.state = "done"
 
@@ -398,12 +398,12 @@ class OrderMachine(RuleBasedStateMachine):
             if message.state in open_states and (message.tries or not message.replayed)
         ]
         tried = [message for message in out if message.tries]
-        chosen = (
+        selected = (
             data.draw(st.lists(st.sampled_from(tried or out), max_size=most, unique_by=id)) if out else []
         )
         for number in range(QUEUES):
-            offsets = [message.offset for message in chosen if message.queue == number]
-            done = [message for message in chosen if message.queue == number and message.tries]
+            offsets = [message.offset for message in selected if message.queue == number]
+            done = [message for message in selected if message.queue == number and message.tries]
             assert self.finish(number, offsets, None) == len(done)
             for message in done:
                 message.state = "done"
@@ -700,16 +700,16 @@ class ParkingMachine(OrderMachine):
 
     @invariant()
     def what_is_parked_counts_as_such(self) -> None:
-        shown = {
+        visible_state = {
             (state.ref.queue_id, offset)
             for state in self.scope.queues.values()
             for offset, job in state.table.jobs.items()
             if job.state is JobState.EXHAUSTED
         }
         parked = {(one.queue, one.offset) for one in self.messages if one.state == "parked"}
-        assert shown <= parked
+        assert visible_state <= parked
         retrying = self.buffer.budget.retrying
-        assert retrying >= len(shown)
+        assert retrying >= len(visible_state)
 
 
 class OrderInBatchesMachine(OrderMachine):
@@ -799,11 +799,11 @@ class OrderOfTopicsMachine(OrderMachine):
         self.buffer.requested_topic = "U" if self.buffer.requested_topic == "T" else "T"
 
     def pull_once(self, count_max: int) -> Delivery | None:
-        found = super().pull_once(count_max)
-        if found is None and self.ending:
+        delivery = super().pull_once(count_max)
+        if delivery is None and self.ending:
             self.pull_the_other_topic()
-            found = super().pull_once(count_max)
-        return found
+            delivery = super().pull_once(count_max)
+        return delivery
 
     def check_nothing_to_deliver(self) -> None:
         """Whatever lies ready for the topic that is not pulled."""

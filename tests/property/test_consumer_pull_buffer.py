@@ -260,8 +260,8 @@ class PullBufferMachine(RuleBasedStateMachine):
 
     def ack(self, number: int, offsets: list[int], leases: list[int] | None) -> None:
         before = self.done(number)
-        named = {} if leases is None else dict(zip(reversed(leases), reversed(offsets), strict=True))
-        firsts = [(None, offset) for offset in offsets[:1]] if leases is None else list(named.items())
+        lease_of = {} if leases is None else dict(zip(reversed(leases), reversed(offsets), strict=True))
+        firsts = [(None, offset) for offset in offsets[:1]] if leases is None else list(lease_of.items())
         for lease, offset in firsts:
             job = self.jobs[number].get(offset)
             if job is not None and job.state == "leased" and lease in (None, job.lease):
@@ -291,8 +291,8 @@ class PullBufferMachine(RuleBasedStateMachine):
     ) -> None:
         jobs, failed, failed_count = self.state(number), 0, 0
         for index, offset in enumerate(offsets):
-            named = delays[index] if delays and index < len(delays) and delays[index] >= 0 else None
-            failed_count += jobs.fail(offset, leases[index] or None if leases else None, named, self.now)
+            delay_ms = delays[index] if delays and index < len(delays) and delays[index] >= 0 else None
+            failed_count += jobs.fail(offset, leases[index] or None if leases else None, delay_ms, self.now)
             job = self.jobs[number].get(offset)
             fenced = leases is not None and job is not None and job.lease != leases[index]
             if job is None or job.state != "leased" or fenced:

@@ -204,16 +204,19 @@ def test_order_continues_and_a_parked_key_waits(recorded: Recorded) -> None:
     expected = {key: [n for n in numbers if n not in story.ORDERED_ACKED] for key, numbers in OF_KEY.items()}
     parked = expected.pop(story.PARKED)
     rest = sum(map(len, expected.values()))
-    came: list[int] = []
-    until(lambda: came.extend(recorded.orders("ordered", 1)) or len(came) >= rest, "all other keys")
+    received: list[int] = []
+    until(lambda: received.extend(recorded.orders("ordered", 1)) or len(received) >= rest, "all other keys")
     for key, numbers in expected.items():
-        assert [n for n in came if story.key(n) == key] == numbers
-    assert len(came) == rest
+        assert [n for n in received if story.key(n) == key] == numbers
+    assert len(received) == rest
     body = {"action": "replay", "key": story.PARKED}
     recorded.server.admin("POST", "groups", "ordered", "keys", body=body)
-    came.clear()
-    until(lambda: came.extend(recorded.orders("ordered", 1)) or len(came) >= len(parked), "the parked key")
-    assert came == parked
+    received.clear()
+    until(
+        lambda: received.extend(recorded.orders("ordered", 1)) or len(received) >= len(parked),
+        "the parked key",
+    )
+    assert received == parked
 
 
 def test_a_retry_comes_when_its_step_is_over(recorded: Recorded) -> None:
@@ -275,11 +278,11 @@ def test_finished_messages_stay_finished_and_the_rest_is_delivered(recorded: Rec
 
 def test_a_dead_letter_is_resent(recorded: Recorded) -> None:
     recorded.server.admin("POST", "dlq", "spent", "resend", body={"all": True})
-    came: list[Message] = []
+    received: list[Message] = []
 
     def pull_resent() -> list[Message]:
-        came.extend(recorded.take("spent", "orders", 1))
-        return [message for message in came if message.body == b"order %d" % story.FAILED]
+        received.extend(recorded.take("spent", "orders", 1))
+        return [message for message in received if message.body == b"order %d" % story.FAILED]
 
     [message] = until(pull_resent, "the letter")
     assert message.attempt == 1

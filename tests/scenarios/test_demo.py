@@ -24,9 +24,9 @@ def fact(output: str, name: str, act: int) -> str:
     return str(re.findall(rf"^  {name} +(.*)$", output, re.MULTILINE)[act - 1])
 
 
-def number(shown: str) -> int:
+def number(text: str) -> int:
     """The first one in `2,418 of 2,418 files`."""
-    return int(shown.split()[0].replace(",", ""))
+    return int(text.split()[0].replace(",", ""))
 
 
 @pytest.mark.slow

@@ -179,13 +179,13 @@ class Typist:
         with contextlib.suppress(AssertionError):
             until(prints, seconds=PATIENCE_S if self._scene.timed else 0)
             return
-        shown = "\n".join(command.output)
+        expected = "\n".join(command.output)
         printed = "\nand later\n".join(dict.fromkeys((outputs[0], outputs[-1])))
-        pytest.fail(f"{command} prints\n{printed}\nand on the page\n{shown}")
+        pytest.fail(f"{command} prints\n{printed}\nand on the page\n{expected}")
 
-    def _matches(self, shown: list[str], printed: str) -> bool:
+    def _matches(self, expected: list[str], printed: str) -> bool:
         patterns = [
-            as_pattern("> ..." if line == "…" else self._hide(line).replace("…", "...")) for line in shown
+            as_pattern("> ..." if line == "…" else self._hide(line).replace("…", "...")) for line in expected
         ]
         lines = [f"{self._hide(line)}\n" for line in printed.splitlines()]
         if not self._scene.timed:

@@ -45,12 +45,12 @@ def test_steps_dead_letter_and_resend(installation: Installation, tmp_path: Path
             until(lambda: letters(server) == 10, "all are dead letters")
         assert server.metric("ddmq_levels_lost_total") == 0
         assert sorted(attempts) == sorted((str(number), n) for number in range(10) for n in range(1, 6))
-        shown = server.admin("GET", "dlq", "G")["shown"]
-        assert {row["attempts"] for row in shown} == {5}
-        assert sorted((row["topic_queue"], row["topic_offset"]) for row in shown) == [
+        dead_letters = server.admin("GET", "dlq", "G")["shown"]
+        assert {row["attempts"] for row in dead_letters} == {5}
+        assert sorted((row["topic_queue"], row["topic_offset"]) for row in dead_letters) == [
             (queue, offset) for queue in range(2) for offset in range(5)
         ]
-        assert {row["reason"] for row in shown} == {"failed"}
+        assert {row["reason"] for row in dead_letters} == {"failed"}
         server.admin("POST", "dlq", "G", "resend", body={"all": True})
         assert letters(server) == 0
         got: list[Message] = []

@@ -38,5 +38,5 @@ def test_names_sort_and_are_parsed_back() -> None:
 def test_folders_inside_a_wider_one_are_dead_whatever_a_kill_left(batches: int, data: st.DataObject) -> None:
     ranges = grown(batches)
     single = [Range(batch, batch) for one in ranges for batch in range(one.first, one.last + 1)]
-    left = data.draw(st.lists(st.sampled_from(single), unique=True))
-    assert drop_covered({*ranges, *left}) == ranges
+    leftovers = data.draw(st.lists(st.sampled_from(single), unique=True))
+    assert drop_covered({*ranges, *leftovers}) == ranges

@@ -118,17 +118,17 @@ def no_time(samples: Path) -> None:
 
 def lag(samples: Path) -> None:
     of = {"labels": {"group": "g", "topic": "t"}}
-    for minute, left, acked in ((0, 600, 0), (1, 540, 120), (2, 540, 120), (3, 0, 600)):
+    for minute, lag_left, acked in ((0, 600, 0), (1, 540, 120), (2, 540, 120), (3, 0, 600)):
         end = ms(LAG, minute)
-        values = ({"metric": "ddmq_lag"} | of, left), ({"metric": "ddmq_acked_total"} | of, acked)
+        values = ({"metric": "ddmq_lag"} | of, lag_left), ({"metric": "ddmq_acked_total"} | of, acked)
         put(samples, end, "lag", minute, interval(minute, end - MINUTE, end, "lag", "running", *values))
 
 
 def lag_twice_a_minute(samples: Path) -> None:
-    for seq, left in enumerate((900, 10)):
+    for seq, lag_left in enumerate((900, 10)):
         end, value = (
             ms(LAG, 10 + seq / 2),
-            ({"metric": "ddmq_lag", "labels": {"group": "g", "topic": "u"}}, left),
+            ({"metric": "ddmq_lag", "labels": {"group": "g", "topic": "u"}}, lag_left),
         )
         put(samples, end, "lag2", seq, interval(seq, end - 30_000, end, "lag2", "running", value))
 

@@ -176,8 +176,8 @@ def test_a_killed_stream_resumes_and_has_every_message_once(
 
     def in_mid_batch() -> bool:
         assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
-        begun, done = (len(list((at / name).glob("[0-9]*"))) for name in ("offsets", "commits"))
-        return begun > done >= 1
+        begun_batches, done = (len(list((at / name).glob("[0-9]*"))) for name in ("offsets", "commits"))
+        return begun_batches > done >= 1
 
     try:
         until(in_mid_batch, "a batch that is begun and not committed", PATIENCE_S)
@@ -231,11 +231,11 @@ def test_a_batch_of_a_stream_that_spark_repeats_is_stored_once(
     send(server, "from", 30, first=90)  # the repeated batch ends where it ended
     finish(writer)
     rows = batch(source, server, "to").collect()
-    named: dict[str, list[int]] = {}
+    numbers_of_key: dict[str, list[int]] = {}
     for row in rows:
-        named.setdefault(row.properties["spark-batch"], []).append(int(bytes(row.value)))
-    assert all(len(set(values)) == 1 for values in named.values()), "one name, one row"
-    assert sorted(values[0] for values in named.values()) == list(range(120)), "all"
+        numbers_of_key.setdefault(row.properties["spark-batch"], []).append(int(bytes(row.value)))
+    assert all(len(set(values)) == 1 for values in numbers_of_key.values()), "one name, one row"
+    assert sorted(values[0] for values in numbers_of_key.values()) == list(range(120)), "all"
     assert len(rows) == 120, "the repeated batch is stored once"
 
 

@@ -147,12 +147,12 @@ def test_missed_promises_precede_met_ones_and_all_are_counted(
     worst = result.slo[0]
     assert worst.topic == "topic-000020"
     assert (worst.days, worst.days_missed) == (many, [str(MONDAY.date() + timedelta(many - 1))])
-    shown = printed(result)
-    assert f"promises missed: {missed}" in shown
-    assert f"… and {missed - terminal.ROWS_SHOWN} more, on the page" in shown
+    terminal_text = printed(result)
+    assert f"promises missed: {missed}" in terminal_text
+    assert f"… and {missed - terminal.ROWS_SHOWN} more, on the page" in terminal_text
     assert f"{topics - missed:,} kept, {missed} missed" in build_page(result, 0)
     notice = f"Of {topics:,} promises the {bound} worst are listed; all are counted."
-    assert (notice in shown) is (notice in build_page(result, 0)) is (bound is not None)
+    assert (notice in terminal_text) is (notice in build_page(result, 0)) is (bound is not None)
 
 
 def test_all_met_promises_are_counted_beyond_the_list(

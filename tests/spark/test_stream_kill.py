@@ -35,16 +35,16 @@ class Streaming:
     """Folders, and the process that may or may not run."""
 
     def __init__(self, root: Path) -> None:
-        self.samples, self.out, self.said = root / "samples", root / "out", root / "said"
+        self.samples, self.out, self.log = root / "samples", root / "out", root / "said"
         self.samples.mkdir()
 
     @contextmanager
     def running(self, *more: str) -> Iterator[subprocess.Popen[bytes]]:
         command = [sys.executable, "-c", COMMAND, "--samples", str(self.samples)]
         options = ["--out", str(self.out), "--files-max", str(FILES_A_BATCH), *more]
-        with self.said.open("ab") as said:
+        with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [*command, *options], cwd=ROOT, stdout=said, stderr=said, start_new_session=True
+                [*command, *options], cwd=ROOT, stdout=log, stderr=log, start_new_session=True
             )
         try:
             yield process
@@ -67,7 +67,7 @@ class Streaming:
                 raise AssertionError(f"not {what}; it ended with {process.returncode}:\n{self.tail()}")
 
     def tail(self) -> str:
-        return self.said.read_text(errors="replace")[-3_000:]
+        return self.log.read_text(errors="replace")[-3_000:]
 
     def begun(self) -> int:
         """Batches whose files are chosen."""

@@ -157,12 +157,12 @@ def tables_of_a_minute(folder: Path) -> Path:
 def test_a_report_rereads_tables_that_a_run_replaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: int
 ) -> None:
-    tables, left = tables_of_a_minute(tmp_path), [changes]
+    tables, pending_changes = tables_of_a_minute(tmp_path), [changes]
     read_counters = reading.Tables.read_counters  # the files that it lists are replaced before they are read
 
     def replaced(self: Any, time_range: Any) -> Any:
-        left[0] -= 1
-        if left[0] >= 0:
+        pending_changes[0] -= 1
+        if pending_changes[0] >= 0:
             raise FileNotFoundError(
                 2, "No such file or directory", f"{tables}/counters_minute/part-0.parquet"
             )

@@ -129,10 +129,10 @@ class Account:
         with self.lock:
             there = Counter(each.body for each in stored)
             dead = {each.body for each in stored if each.location[0] == DEAD}
-            left = [
+            unfinished_messages = [
                 f"{s.location} {s.body!r} is not done" for s in self._own(stored) if not self._done(s, dead)
             ]
-            return left + [
+            return unfinished_messages + [
                 f"{body!r} is stored {there[body]} times"
                 for body in self.acknowledged
                 if there[body] < min(self._copies(body))

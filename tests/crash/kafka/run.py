@@ -176,8 +176,8 @@ class KafkaRun:
         began = time.monotonic()
         stored = self._read()
         while time.monotonic() < began + DRAIN_S:
-            left = self.account.unfinished(stored)
-            if not left and time.monotonic() > began + STEADY_S:
+            unfinished_messages = self.account.unfinished(stored)
+            if not unfinished_messages and time.monotonic() > began + STEADY_S:
                 break
             time.sleep(2)  # between two readings of everything, within DRAIN_S
             stored = self._read()

@@ -24,11 +24,11 @@ HELP = {
 
 def replay_command(module: str, **options: Any) -> str:
     """Return the command that runs a module of tests/crash with these options, without flags that are off."""
-    shown = {
+    values = {
         name: f"{value:g}" if isinstance(value, float) else f"{value}" for name, value in options.items()
     }
     words = [
-        f"--{name}" + f" {shown[name]}" * (value is not True) for name, value in options.items() if value
+        f"--{name}" + f" {values[name]}" * (value is not True) for name, value in options.items() if value
     ]
     return " ".join([f"python -m tests.crash.{module}", *words])
 

@@ -46,8 +46,8 @@ CLOCK = SystemClock()
 
 
 def open_story(directory: Path, storage: FaultyStorage | None = None, **options: Any) -> FileLog:
-    chosen = build_options(FileLogOptions, **{**OPTIONS, **options})
-    return open_log(directory, chosen, clock=CLOCK, metrics=Registry(), storage=storage)
+    log_options = build_options(FileLogOptions, **{**OPTIONS, **options})
+    return open_log(directory, log_options, clock=CLOCK, metrics=Registry(), storage=storage)
 
 
 class Promises:

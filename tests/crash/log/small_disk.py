@@ -65,10 +65,10 @@ class SmallDisk(Storage):
     def free(self) -> int:
         return max(self.total - self.others - self.used(), 0)
 
-    def fill(self, left: int = 0) -> None:
+    def fill(self, free_bytes: int = 0) -> None:
         """Somebody else takes all but `left` bytes."""
         self.others = 0
-        self.others = max(self.free() - left, 0)
+        self.others = max(self.free() - free_bytes, 0)
 
     def missing(self, file: File, offset: int, size: int) -> int:
         """Bytes that are new to the file. It has no holes behind its first one."""

@@ -78,9 +78,9 @@ def test_failed_writes_leave_no_space_and_no_descriptor_in_use(tmp_path: Path) -
         story.append([("orders", 0, 300)])
         story.append([("orders", 0, 300)])
     check(log, promises, written_too=True)
-    left = log._opened.segments.segments[:-1]
-    assert sum(one.file.size() - (one.end - one.start) for one in left) == 0
-    assert len(os.listdir("/proc/self/fd")) - before <= 2 * len(left) + 2, (
+    old_segments = log._opened.segments.segments[:-1]
+    assert sum(one.file.size() - (one.end - one.start) for one in old_segments) == 0
+    assert len(os.listdir("/proc/self/fd")) - before <= 2 * len(old_segments) + 2, (
         "a file and its map for each segment"
     )
     log.close()

@@ -38,7 +38,7 @@ class Disk:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.clock = ManualClock()
-        chosen: dict[str, Any] = {
+        log_options: dict[str, Any] = {
             "segment_bytes": MIB,
             "allocate_bytes": 64 * MIB,
             "checkpoint_ms": 3_600_000,
@@ -46,7 +46,7 @@ class Disk:
             "recover_retry_ms": 20,
             "retention": RETENTION,
         }
-        self.options = build_options(FileLogOptions, **{**chosen, **options})
+        self.options = build_options(FileLogOptions, **{**log_options, **options})
         self.sent = 0
         self.put(folder)
         self.open()
@@ -107,11 +107,13 @@ class Disk:
         assert self.send(20) == [AppendStatus.STORED] * 20
 
 
-@pytest.mark.parametrize("left", [0, 8 << 10, 200 << 10])
-def test_a_log_killed_on_a_full_disk_opens_and_is_read_and_acknowledged(tmp_path: Path, left: int) -> None:
+@pytest.mark.parametrize("free_bytes", [0, 8 << 10, 200 << 10])
+def test_a_log_killed_on_a_full_disk_opens_and_is_read_and_acknowledged(
+    tmp_path: Path, free_bytes: int
+) -> None:
     disk = Disk(tmp_path / "live")
     disk.send(130)
-    disk.storage.fill(left)
+    disk.storage.fill(free_bytes)
     disk.crash(tmp_path / "dark")
     log = disk.open()
     assert disk.offsets() == list(range(130))

@@ -54,11 +54,11 @@ def test_a_disk_that_stays_broken_is_tried_once_a_period(tmp_path: Path) -> None
     assert _append(log, 0) is AppendStatus.UNKNOWN
     tries = writer._rescues[0]
     until(lambda: tries.value > 2)
-    begun = tries.value
+    first_tries = tries.value
     _an_hour(writer, "recover_retry_ms")
-    until(lambda: tries.value > begun)  # the one that was under way, or soon to be
+    until(lambda: tries.value > first_tries)  # the one that was under way, or soon to be
     for number in range(APPENDS):
         assert _append(log, number) is AppendStatus.REFUSED
         assert writer._job is None
-    assert tries.value == begun + 1
+    assert tries.value == first_tries + 1
     log.close()

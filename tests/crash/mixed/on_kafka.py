@@ -116,15 +116,15 @@ def _everything(options: KafkaOptions, topic: str) -> Iterator[Any]:
         }
     )
     try:
-        left = set(client.list_topics(topic, timeout=READ_S).topics[topic].partitions)
-        client.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in left])
-        while left:
+        unread_partitions = set(client.list_topics(topic, timeout=READ_S).topics[topic].partitions)
+        client.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in unread_partitions])
+        while unread_partitions:
             message = client.poll(READ_S)
             assert message is not None, f"{topic} cannot be read to its end"
             error = message.error()
             if error is None:
                 yield message
             elif error.code() == KafkaError._PARTITION_EOF:
-                left.discard(message.partition())
+                unread_partitions.discard(message.partition())
     finally:
         client.close()

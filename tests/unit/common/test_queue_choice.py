@@ -27,9 +27,9 @@ def naive(partition_id: int, hash_id: int, queues: int, any_queue: int) -> int:
 @example((1 << 31) - 1, 0, 7, 0)
 def test_against_the_model(partition_id, hash_id, queues, any_queue):
     any_queue %= queues
-    chosen = choose_queue(partition_id, hash_id, queues, any_queue)
-    assert chosen == naive(partition_id, hash_id, queues, any_queue)
-    assert 0 <= chosen < queues
+    queue = choose_queue(partition_id, hash_id, queues, any_queue)
+    assert queue == naive(partition_id, hash_id, queues, any_queue)
+    assert 0 <= queue < queues
 
 
 def test_the_table_of_compat():

@@ -69,11 +69,13 @@ def test_a_later_version_is_named() -> None:
 
 def test_all_one_in_so_many_or_none() -> None:
     ids = [b"prefix42" + number.to_bytes(8, "big") for number in range(1, 25_601)]
-    chosen = {one_in: {each for each in ids if is_sampled(each, limit_of(one_in))} for one_in in (1, 10, 100)}
-    assert len(chosen[1]) == len(ids)
-    assert abs(len(chosen[10]) - 2_560) < 100, "a tenth"
-    assert abs(len(chosen[100]) - 256) < 30
-    assert chosen[100] < chosen[10], "those of a thinner sample are among those of a denser one"
+    sampled_ids = {
+        one_in: {each for each in ids if is_sampled(each, limit_of(one_in))} for one_in in (1, 10, 100)
+    }
+    assert len(sampled_ids[1]) == len(ids)
+    assert abs(len(sampled_ids[10]) - 2_560) < 100, "a tenth"
+    assert abs(len(sampled_ids[100]) - 256) < 30
+    assert sampled_ids[100] < sampled_ids[10], "those of a thinner sample are among those of a denser one"
     assert not any(is_sampled(each, OFF) for each in ids)
     assert limit_of(0) == OFF
 

@@ -177,13 +177,13 @@ def test_a_late_schedule_follows_its_catch_up_rule(catch_up, fires):
     command, occurrence, fired = scheduled(Schedule(0, 10_000, 7, catch_up=catch_up)), 0, []
     while True:
         at = max(LATE, due_ms(command, occurrence))
-        chosen = to_fire(command, occurrence, at)
-        if chosen is not None and chosen.occurrence == occurrence:
+        following = to_fire(command, occurrence, at)
+        if following is not None and following.occurrence == occurrence:
             fired.append((due_ms(command, occurrence) - T0_MS) // 1_000)
-            chosen = next_after(command, occurrence, at)
-        if chosen is None:
+            following = next_after(command, occurrence, at)
+        if following is None:
             break
-        occurrence = chosen.occurrence
+        occurrence = following.occurrence
     assert fired == fires
 
 

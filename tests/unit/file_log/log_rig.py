@@ -63,9 +63,9 @@ class LogRig(Rig):
 
     def __init__(self, directory: Path, **options: Any) -> None:
         super().__init__()
-        chosen = {"segment_bytes": 64 << 10, "allocate_bytes": 16 << 10, "checkpoint_ms": 3_600_000}
+        log_options = {"segment_bytes": 64 << 10, "allocate_bytes": 16 << 10, "checkpoint_ms": 3_600_000}
         self.directory = directory
-        self.options = build_options(FileLogOptions, **{**chosen, **options})
+        self.options = build_options(FileLogOptions, **{**log_options, **options})
         self.clock = ManualClock()
         self.storage = BlockedStorage()
         self.metrics = Registry()

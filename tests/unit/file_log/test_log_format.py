@@ -235,7 +235,7 @@ def newer_index(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "found", "newest"),
+    ("change", "version", "newest"),
     [
         (newer_format, 3, 2),
         (newer_frame, 3, 2),
@@ -248,7 +248,7 @@ def newer_index(directory: Path) -> None:
     ],
 )
 def test_a_directory_of_a_newer_release_is_rejected_untouched(
-    tmp_path: Path, change: Callable[[Path], None], found: int, newest: int
+    tmp_path: Path, change: Callable[[Path], None], version: int, newest: int
 ) -> None:
     rig, _ = filled_rig(tmp_path)
     change(rig.directory)
@@ -256,5 +256,7 @@ def test_a_directory_of_a_newer_release_is_rejected_untouched(
     for _ in range(2):
         with pytest.raises(NewerFormatError) as caught:
             rig.open()
-        assert f"has format version {found}, this program knows versions up to {newest}" in str(caught.value)
+        assert f"has format version {version}, this program knows versions up to {newest}" in str(
+            caught.value
+        )
     assert tree(rig.directory) == before

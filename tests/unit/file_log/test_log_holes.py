@@ -82,8 +82,10 @@ def test_a_hole_below_the_checkpoint_is_reported_at_each_opening(rig: LogRig) ->
     assert rig.log.bounds([ref]).wait(5)[0] is not None
 
 
-@pytest.mark.parametrize("left", [30_000, 0])
-def test_a_last_segment_that_is_shorter_than_its_checkpoint_says(tmp_path: Path, left: int) -> None:
+@pytest.mark.parametrize("remaining_bytes", [30_000, 0])
+def test_a_last_segment_that_is_shorter_than_its_checkpoint_says(
+    tmp_path: Path, remaining_bytes: int
+) -> None:
     rig = LogRig(tmp_path / "log", segment_bytes=1 << 20)
     ref = rig.make()
     for number in range(100):
@@ -91,7 +93,7 @@ def test_a_last_segment_that_is_shorter_than_its_checkpoint_says(tmp_path: Path,
     rig.checkpoint()
     rig.log.close()
     (last,) = commitlog(rig)
-    os.truncate(last, left)
+    os.truncate(last, remaining_bytes)
     log = rig.open()
     assert log.damaged_ranges == 1, "known before anybody reads"
     assert "damaged" in log.health().reason

@@ -195,9 +195,9 @@ def test_nor_does_a_kill_soon_after_it(rig: LogRig, tmp_path: Path) -> None:
     send_key(rig, 3)
     shutil.copytree(rig.directory, tmp_path / "left by a kill")
     rig.close()
-    left = LogRig(tmp_path / "left by a kill", idempotency_window_ms=WINDOW_MS)
-    assert [send_key(left, number).first is None for number in (1, 2, 3)] == [False] * 3
-    left.close()
+    killed_rig = LogRig(tmp_path / "left by a kill", idempotency_window_ms=WINDOW_MS)
+    assert [send_key(killed_rig, number).first is None for number in (1, 2, 3)] == [False] * 3
+    killed_rig.close()
 
 
 def test_the_time_without_a_server_counts(rig: LogRig) -> None:

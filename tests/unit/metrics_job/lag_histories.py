@@ -135,8 +135,8 @@ class Source:
             earlier = [
                 point for point in self.points if point[1] != instance and point[0] < min(sample_times)
             ]
-            begun = own[0][0] if own else max(sample_times)
-            if earlier and seconds and earlier[-1][2] and seconds[0] + VALUE_LIFETIME_MS < begun:
+            first_ms = own[0][0] if own else max(sample_times)
+            if earlier and seconds and earlier[-1][2] and seconds[0] + VALUE_LIFETIME_MS < first_ms:
                 extra.append((seconds[0] + VALUE_LIFETIME_MS, instance, 0.0))
         self.points = sorted(self.points + extra)
 

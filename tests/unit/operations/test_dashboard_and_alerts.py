@@ -62,8 +62,10 @@ def test_rows_panels_and_variables_hold_together() -> None:
     everything = list(panels(SHOWN["panels"]))
     assert len({panel["id"] for panel in everything}) == len(everything)
     variables = {variable["name"] for variable in SHOWN["templating"]["list"]}
-    named = {name for text in expressions() for name in re.findall(r"\$(\w+)", text)} - {"__rate_interval"}
-    assert named <= variables
+    used_names = {name for text in expressions() for name in re.findall(r"\$(\w+)", text)} - {
+        "__rate_interval"
+    }
+    assert used_names <= variables
     assert {panel["datasource"]["uid"] for panel in everything if "targets" in panel} == {"${datasource}"}
 
 
@@ -94,8 +96,8 @@ def test_an_alert_has_severity_summary_and_action(rule: dict[str, Any]) -> None:
     labels = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", rule["expr"])))) - {"le"}
     if not labels:
         labels = set[str]().union(*(use.labels for use in selectors(rule["expr"])))
-    named = set(re.findall(r"\$labels\.(\w+)", " ".join(texts.values())))
-    assert named <= labels, "the text names labels that the alert does not have"
+    used_names = set(re.findall(r"\$labels\.(\w+)", " ".join(texts.values())))
+    assert used_names <= labels, "the text names labels that the alert does not have"
 
 
 # There with 0 from the start of their process, so increase() sees their first event.
@@ -110,8 +112,8 @@ REPEATING = {"ddmq_unkeyed_total", "ddmq_delay_order_outcomes_total"} | {
 def test_an_alert_about_rare_events_sees_the_first(rule: dict[str, Any]) -> None:
     """A group's counters begin when it first pulls from a process, which is when it finds what is gone."""
     for metric in re.findall(r"increase\((ddmq_\w+_total)", rule["expr"]):
-        begun = re.search(rf"{metric}(\{{[^}}]*\}})? unless {metric}", rule["expr"])
-        assert begun or metric in FROM_THE_START | REPEATING
+        absence_rule = re.search(rf"{metric}(\{{[^}}]*\}})? unless {metric}", rule["expr"])
+        assert absence_rule or metric in FROM_THE_START | REPEATING
 
 
 def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
@@ -121,8 +123,8 @@ def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
 
 def test_alerts_that_the_page_names_exist() -> None:
     assert set(re.findall(r"\bDdmq[A-Z]\w+", PAGE)) <= {rule["alert"] for rule in ALERTS}
-    named = set(re.findall(r"\bddmq_[a-z_]+", PAGE))
-    assert named <= set(CATALOGUE)
+    used_names = set(re.findall(r"\bddmq_[a-z_]+", PAGE))
+    assert used_names <= set(CATALOGUE)
 
 
 # --- the reader of PromQL

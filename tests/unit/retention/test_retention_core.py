@@ -39,8 +39,8 @@ def at(disk: LogDisk = BIG, hour: int = 4, settling: bool = False) -> RetentionM
     return RetentionMoment(NOW, hour, disk, settling)
 
 
-def reasons(chosen: list[Deletion]) -> list[tuple[int, Reason]]:
-    return [(deletion.segment.start // GIB, deletion.reason) for deletion in chosen]
+def reasons(deletions: list[Deletion]) -> list[tuple[int, Reason]]:
+    return [(deletion.segment.start // GIB, deletion.reason) for deletion in deletions]
 
 
 PLAIN, TWO_GIB = RetentionOptions(), RetentionOptions(log_bytes_max=2 * GIB)
@@ -71,8 +71,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_goes(name: str) -> None:
     segments, moment, options, expected = CASES[name]
-    chosen, blocked = plan_deletions(segments, moment, options, [])
-    assert reasons(chosen) == expected
+    deletions, blocked = plan_deletions(segments, moment, options, [])
+    assert reasons(deletions) == expected
     assert blocked is None
 
 
@@ -83,8 +83,8 @@ def test_what_goes(name: str) -> None:
 def test_a_hold_keeps_its_segment_and_all_after_it(position: int, expected: list[int]) -> None:
     holds = [Hold(8 * GIB, "snapshot"), Hold(position, "dead letters under 3 days")]
     for moment in (at(), at(LogDisk(0, GIB))):
-        chosen, blocked = plan_deletions(log_of(100, 90, 80, 0), moment, RetentionOptions(), holds)
-        assert [start for start, _ in reasons(chosen)] == expected
+        deletions, blocked = plan_deletions(log_of(100, 90, 80, 0), moment, RetentionOptions(), holds)
+        assert [start for start, _ in reasons(deletions)] == expected
         if position < 3 * GIB:
             assert blocked is not None
             assert blocked.segment.start == len(expected) * GIB
@@ -121,10 +121,10 @@ def test_dead_letters_retain_only_their_own_segments(
         for one in log_of(6, 5, 4, 3, 2, 1, 0)
     ]
     small = RetentionOptions(log_bytes_max=4 * GIB)
-    chosen, blocked = plan_deletions(
+    deletions, blocked = plan_deletions(
         segments, at(), small, [], lambda one: LETTERS if one.start // GIB in lettered else None
     )
-    assert [(one.segment.start // GIB, one.keep) for one in chosen] == expected
+    assert [(one.segment.start // GIB, one.keep) for one in deletions] == expected
     assert (blocked is not None) == bool(lettered), "what holds is told"
 
 
@@ -136,8 +136,8 @@ def test_retained_segments_are_deleted_once_their_letters_are_old() -> None:
 
 def test_another_hold_stops_before_letters_retain_anything() -> None:
     segments = log_of(6, 5, 4, 0)
-    chosen, blocked = plan_deletions(segments, at(), TWO_GIB, [Hold(GIB, "snapshot")], lambda _: LETTERS)
-    assert chosen == []
+    deletions, blocked = plan_deletions(segments, at(), TWO_GIB, [Hold(GIB, "snapshot")], lambda _: LETTERS)
+    assert deletions == []
     assert blocked is not None
 
 
@@ -202,9 +202,9 @@ def test_always_a_prefix_below_every_hold(
 ) -> None:
     segments = log_of(*sorted(ages, reverse=True))
     options = RetentionOptions(log_bytes_max=limit)
-    chosen, _ = plan_deletions(
+    deletions, _ = plan_deletions(
         segments, at(LogDisk(free, 100 * GIB), hour), options, [Hold(p, "") for p in holds]
     )
-    assert [deletion.segment for deletion in chosen] == segments[: len(chosen)]
-    assert len(chosen) < max(len(segments), 1)
-    assert all(deletion.segment.end <= position for deletion in chosen for position in holds)
+    assert [deletion.segment for deletion in deletions] == segments[: len(deletions)]
+    assert len(deletions) < max(len(segments), 1)
+    assert all(deletion.segment.end <= position for deletion in deletions for position in holds)

@@ -406,7 +406,7 @@ def test_without_a_checkpoint_the_messages_that_are_left_are_still_there(house: 
     house.send_many(3)
     house.settle()
     assert house.clean() > 0
-    left = [(record.offset, record.message_id) for record in house.find_records()]
+    remaining = [(record.offset, record.message_id) for record in house.find_records()]
     low, high = house.bounds()
     assert low > 0
     house.log.close()
@@ -414,7 +414,7 @@ def test_without_a_checkpoint_the_messages_that_are_left_are_still_there(house: 
         (house.directory / name).unlink()
     house.open()
     assert house.bounds() == (low, high)
-    assert [(record.offset, record.message_id) for record in house.find_records()] == left
+    assert [(record.offset, record.message_id) for record in house.find_records()] == remaining
     assert house.log.damaged_ranges == 1, "what the checkpoint alone had is lost, and this is said"
     house.settle()
     assert house.bounds() == (low, high + 3)
@@ -495,15 +495,15 @@ def test_records_deleted_during_a_read_are_expired_and_not_damaged(house: Retain
     house.send()
     house.settle()
     reader = house.log._queries._reader
-    begun, deleted = Event(), Event()
+    started, deleted = Event(), Event()
 
     def warm(_: object) -> None:
-        begun.set()
+        started.set()
         assert deleted.wait(60)
 
     reader.load_ranges = warm  # type: ignore[method-assign, assignment]
     answer = house.log.read(house.ref("t"), 0, 10, 1 << 20)
-    until(begun.is_set)
+    until(started.is_set)
     assert house.clean() > 0
     deleted.set()
     assert answer.wait(60).status is ReadStatus.OUT_OF_RANGE
@@ -513,18 +513,18 @@ def test_records_deleted_during_a_read_are_expired_and_not_damaged(house: Retain
 def test_what_a_slow_round_measured_does_not_outlive_a_newer_one(house: RetainedLog) -> None:
     retention, storage = house.retention, house.storage
     retention.stop()
-    begun, measured = Event(), Event()
+    started, measured = Event(), Event()
 
     def full_then_free(folder: str) -> Space:
-        if begun.is_set():
+        if started.is_set():
             return Space(500 * GIB, 1000 * GIB)
-        begun.set()
+        started.set()
         assert measured.wait(60)
         return Space(0, 1000 * GIB)
 
     storage.space = full_then_free  # type: ignore[method-assign]
     slow = gevent.spawn(retention.run_once)
-    until(begun.is_set)
+    until(started.is_set)
     newer = gevent.spawn(retention.run_once)
     newer.join(0.1)
     measured.set()

@@ -37,8 +37,8 @@ def fields(record: NewRecord) -> list[object]:
 
 def test_records_to_append() -> None:
     bare = NewRecord("t", 0, b"\0" * 16, 0, b"")
-    left, records = codec.decode_append(codec.encode((250, [RECORD, bare])))
-    assert left == 250
+    remaining_ms, records = codec.decode_append(codec.encode((250, [RECORD, bare])))
+    assert remaining_ms == 250
     assert [fields(record) for record in records] == [fields(RECORD), fields(bare)]
 
 
@@ -68,8 +68,8 @@ def test_commits() -> None:
         ["group/g"],
         [SettingsLimit("group/", 10, "there are 10 groups")],
     )
-    left, decoded = codec.decode_commit(codec.encode(codec.commit_row(batch, 1)))
-    assert left == 1
+    remaining_ms, decoded = codec.decode_commit(codec.encode(codec.commit_row(batch, 1)))
+    assert remaining_ms == 1
     assert list(decoded.progress) == list(batch.progress)
     assert decoded.settings == batch.settings
     assert decoded.absent == batch.absent

@@ -109,8 +109,8 @@ def test_offsets_of_edges_and_of_json() -> None:
     assert end_places(bounds, ["a", "new"]) == {"a": {"0": 9, "1": 4}, "new": {}}
     assert fixed_places(Where(edge="first"), bounds, "o") == {"a": {"0": 3, "1": 0}}
     assert fixed_places(Where(edge="last"), bounds, "o") == {"a": {"0": 9, "1": 4}}
-    named = Where(offsets={"a": {"1": "last"}})
-    assert fixed_places(named, bounds, "o") == {"a": {"0": 3, "1": 4}}, (
+    where = Where(offsets={"a": {"1": "last"}})
+    assert fixed_places(where, bounds, "o") == {"a": {"0": 3, "1": 4}}, (
         "the first message where nothing is said"
     )
 

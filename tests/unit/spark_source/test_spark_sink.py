@@ -81,10 +81,10 @@ def keys(messages: Sequence[OutgoingMessage]) -> list[str | None]:
 
 
 def send_rows(
-    answer: Answer, clock: ManualTime, once: Any = "auto", named: bool = True
+    answer: Answer, clock: ManualTime, once: Any = "auto", has_key: bool = True
 ) -> tuple[Any, RowStore]:
     producer: Any = ScriptedProducer(clock, answer)
-    return producer, RowStore(producer, 30_000, once, named)
+    return producer, RowStore(producer, 30_000, once, has_key)
 
 
 # --- keys
@@ -129,9 +129,9 @@ def test_a_task_that_is_repeated_has_the_same_keys(clock: ManualTime) -> None:
     assert len(set(keys(first.stored)) - {None}) == 6
 
 
-@pytest.mark.parametrize(("once", "named"), [("false", True), ("auto", False)])
-def test_rows_without_keys(clock: ManualTime, once: str, named: bool) -> None:
-    producer, store = send_rows(lambda message: None, clock, once, named)
+@pytest.mark.parametrize(("once", "has_key"), [("false", True), ("auto", False)])
+def test_rows_without_keys(clock: ManualTime, once: str, has_key: bool) -> None:
+    producer, store = send_rows(lambda message: None, clock, once, has_key)
     store.store_rows(rows(2))
     assert keys(producer.stored) == [None, None]
     assert producer.calls == [(2, 30_000)]
@@ -167,8 +167,8 @@ def test_full_proxies_are_waited_for_and_then_get_no_keys(clock: ManualTime) -> 
 
 
 def test_a_short_rejection_costs_no_keys(clock: ManualTime) -> None:
-    left: list[SendError] = [UnknownOutcomeError("lost"), NotStoredError("down")]
-    producer, store = send_rows(lambda message: left.pop() if left else None, clock)
+    errors: list[SendError] = [UnknownOutcomeError("lost"), NotStoredError("down")]
+    producer, store = send_rows(lambda message: errors.pop() if errors else None, clock)
     store.store_rows(rows(1))
     store.store_rows(rows(1, first=1))
     assert None not in keys(producer.stored)
@@ -181,7 +181,7 @@ def test_a_job_that_insists_fails_instead(clock: ManualTime, error: SendError) -
         store.store_rows(rows(3))
     assert not producer.stored
     with pytest.raises(WriteError, match="no id of the query"):
-        send_rows(lambda message: None, clock, "true", named=False)
+        send_rows(lambda message: None, clock, "true", has_key=False)
 
 
 @pytest.mark.parametrize(

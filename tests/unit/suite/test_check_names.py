@@ -32,11 +32,11 @@ def report_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[
     import check_names
 
     def report(**files: str) -> list[str]:
-        named = {
+        texts = {
             path.replace("_of_", "/") + (".md" if "docs" in path else ".py"): text
             for path, text in files.items()
         }
-        for path, text in {"backend/engine.py": ENGINE, "backend/limits.py": "MOST = 1", **named}.items():
+        for path, text in {"backend/engine.py": ENGINE, "backend/limits.py": "MOST = 1", **texts}.items():
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / path).write_text(text)
         return list(check_names.report_missing(tmp_path))
