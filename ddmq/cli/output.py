@@ -85,6 +85,12 @@ def hint(text: str) -> None:
     print_line(text, err=True)
 
 
+def print_notes(answer: Mapping[str, Any]) -> None:
+    """Print the notes of the server's answer, if it has any, on standard error."""
+    for text in answer.get("notes", ()):
+        hint(f"note: {text}")
+
+
 def print_message_line(
     position: str, facts: Mapping[str, Any], properties: Mapping[str, str], body: str
 ) -> None:

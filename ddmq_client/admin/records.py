@@ -160,6 +160,7 @@ class GroupDescription:
     blocked_keys: tuple[KeyDescription, ...] = ()
     created: bool | None = None  # of create_group: the group is new
     subscribed: tuple[str, ...] = ()  # the topics that are new to it
+    notes: tuple[str, ...] = ()  # of create_group: texts to show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

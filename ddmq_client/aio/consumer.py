@@ -18,6 +18,7 @@ back for other consumers. A consumer that was started before a fork raises Clien
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
@@ -44,6 +45,7 @@ from ddmq_client.aio.sync import (
 from ddmq_client.aio.worker_pool import AsyncWorkerPool
 from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.application.handler_errors import HandlerErrors
+from ddmq_client.application.tags import find_tag_note
 from ddmq_client.callables import ASYNC_CONSUMER, check_result
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
@@ -73,6 +75,7 @@ from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.values import deserialize_messages
 from ddmq_client.wire.consuming import pull_settings
 
+_log = logging.getLogger("ddmq_client.consumer")
 AsyncHandler = Callable[[Message], object]
 AsyncBatchHandler = Callable[[list[Message]], object]
 
@@ -217,6 +220,8 @@ class AsyncConsumer:
             if self._state != "new":
                 return False
             self._home.check_process()
+            if note := find_tag_note(self._settings.tags):
+                _log.warning("tags=%r: %s", self._settings.tags, note)
             self._coordinator = AsyncCoordinator(self._settings, handling, self._notifications)
             self._coordinator.set_paused(self._paused)
             pulls = pull_settings(self._settings)

@@ -21,6 +21,7 @@ from ddmq.cli.output import (
     hint,
     print_json,
     print_message_line,
+    print_notes,
     reason,
     show_body,
 )
@@ -231,6 +232,7 @@ def _subscribe(
     answer = client.post("groups", group, body={"topics": [topic], "start": "first"} | settings)
     if tags is not None and topic not in answer["subscribed"]:
         _check_filter(answer, topic, tags)
+    print_notes(answer)
     if not as_json and answer.get("created"):
         only = "" if tags is None else f", only messages with tags {tags}"
         hint(f"created group {group} on {topic}, starting at its first message{only}")

@@ -14,7 +14,7 @@ from ddmq.cli.old_names import count_option
 from ddmq.cli.operate import group_show, key_actions
 from ddmq.cli.operate.stats import retry_path
 from ddmq.cli.options import combine_options
-from ddmq.cli.output import confirm, hint, print_json, print_line, print_table
+from ddmq.cli.output import confirm, hint, print_json, print_line, print_notes, print_table
 from ddmq.cli.values import GROUP, TOPIC, parse_start
 from ddmq.settings import BY_NAME, TABLE, Setting, list_differences
 from ddmq_client.application.order_keys import unambiguous_order_keys
@@ -195,6 +195,7 @@ def create(name: str, topics: tuple[str, ...], admin: AdminClient, as_json: bool
     settings = select_settings(named)
     answer = admin.post("groups", name, body={"topics": list(topics)} | settings)
     _hint_missing(admin, topics)
+    print_notes(answer)
     if as_json:
         return print_json(answer)
     if answer["subscribed"]:
@@ -236,8 +237,7 @@ def set_(
     body = settings | {"unset": [setting_name(key) for key in unset]}
     answer = admin.post("groups", name, "topics", topic, body=body)
     _hint_missing(admin, (topic,))
-    for text in answer["notes"]:
-        hint(f"note: {text}")
+    print_notes(answer)
     if as_json:
         return print_json(answer)
     if answer["created"]:

@@ -21,6 +21,7 @@ from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import ALL_ITEMS, COUNT_MAX, NoSuchGroupError, Page
 from ddmq.settings import BY_NAME
+from ddmq_client.application.tags import find_tag_note
 from ddmq_common import names
 from ddmq_common.clock import Clock
 from ddmq_common.config import resolved
@@ -66,6 +67,8 @@ def _change_hints(group: str, topic: str, settings: Mapping[str, Any], done: Sub
         hints.append(
             "order over the whole group: all queues of all its ordered topics belong to one proxy at a time"
         )
+    if note := find_tag_note(settings.get("tags")):
+        hints.append(note)
     return hints
 
 
@@ -219,8 +222,8 @@ class AdminGroups:
         """Subscribe a group to `topics` of the body; the body's other keys are settings. Existing
         subscriptions are not changed.
 
-        The answer contains the group, `created` (whether the group is new) and `subscribed` (the topics that
-        are new to it).
+        The answer contains the group, `created` (whether the group is new), `subscribed` (the topics that are
+        new to it) and `notes` (texts for people).
         """
         settings = dict(body)
         topics = settings.pop("topics", [])
@@ -232,7 +235,12 @@ class AdminGroups:
         missing = [topic for topic in dict.fromkeys(topics) if topic not in there]
         for topic in missing:
             self._consumer.change_subscription(group, topic, settings).wait(WAIT_S)
-        return self.detail(group) | {"created": summary is None, "subscribed": missing}
+        note = find_tag_note(settings.get("tags")) if missing else ""
+        return self.detail(group) | {
+            "created": summary is None,
+            "subscribed": missing,
+            "notes": [note] if note else [],
+        }
 
     def change(self, group: str, topic: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create a subscription, or change the settings that the body names. `unset` in the body: the keys

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddmq_client import Consumer
+from ddmq_client import Admin, Consumer
 from ddmq_client.errors import PullError
 from tests.scenarios.real_server import RealServer, running, write_config
 from tests.service.cli.conftest import Shell
@@ -49,6 +49,23 @@ def test_a_connected_client_feels_a_changed_setting(shell: Shell, topic: str) ->
         shell("send", topic, "four", "--tags", "other")
         until(lambda: got == [b"one", b"three", b"four"], "everything again")
         until(lambda: shell.json("group", "show", topic)["subscriptions"][0]["lag"] == 0, "all is finished")
+
+
+def test_a_tag_that_looks_like_several_is_set_with_a_note(shell: Shell, topic: str) -> None:
+    note = "note: this is one tag named 'new,paid'; for either tag write new || paid"
+    one_tag, either = ("--topic", topic, "--tags", "new,paid"), ("--topic", topic, "--tags", "new || paid")
+    shell("topic", "create", topic)
+    for command, noted in (("create", True), ("create", False), ("set", True)):
+        shell("group", command, topic, *one_tag)
+        assert (note in shell.error.splitlines()) is noted  # the second `create` changes nothing
+    shell("group", "set", topic, *either)
+    assert "note" not in shell.error
+    shell("pull", topic, "--group", f"{topic}-pulled", "--tags", "new,paid")
+    assert note in shell.error.splitlines()
+    with Admin(f"127.0.0.1:{shell.server.ports['admin']}") as admin:
+        group = admin.create_group(f"{topic}-created", topic, tags="a && b")
+    assert group.notes == ("this is one tag named 'a && b'; for either tag write a || b",)
+    assert group.subscriptions[0].settings["tags"] == "a && b"
 
 
 @pytest.fixture
