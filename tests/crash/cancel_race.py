@@ -42,7 +42,7 @@ class CancelAnswer(NamedTuple):
 
 
 class Result(NamedTuple):
-    """`faults`: in words."""
+    """The outcome of a race. `violations` are sentences."""
 
     statuses: Counter[DelayStatus]
     delivered: int

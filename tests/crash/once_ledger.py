@@ -78,7 +78,7 @@ class OnceLedger(Violations):
             self._keys.add(name_of(body))
 
     def confirmed(self, body: bytes, location: StoredAt | None, duplicate: bool | None) -> None:
-        """Stored. `place` and `duplicate` None: the answer did not say."""
+        """Record a stored message. `location` and `duplicate` are None if the answer lacks them."""
         with self._lock:
             name = name_of(body)
             record = self._records[name]

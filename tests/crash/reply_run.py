@@ -26,7 +26,7 @@ from pathlib import Path
 from random import Random
 
 from ddmq_client import Producer, SendError, UnknownOutcomeError
-from tests.crash.kit.boundaries import boundary_servers
+from tests.crash.kit.boundaries import make_boundary_servers
 from tests.crash.kit.boundary_process import PROGRESS, REPLY, SEND
 from tests.crash.kit.command import PrintLine, long_run, replay_command
 from tests.crash.kit.kill_run import configuration, judged
@@ -56,8 +56,8 @@ def broken_rules(
     ordered: bool,
     uncertain: Iterable[str] = (),
 ) -> list[str]:
-    """What does not agree. `jobs`: those that are stored, each once; `unsure`: those that may be; the others:
-    what is in the topics."""
+    """Return what does not agree. `jobs`: those that are stored, each once; `uncertain`: those that may be;
+    the others: what is in the topics."""
     broken: list[str] = []
     sides_of = {work.job for queue in sides.values() for work in queue}
     expected = set(jobs) | sides_of.intersection(uncertain)
@@ -161,7 +161,7 @@ class ReplyRun(ProcessRounds):
         retries = {"retry_intervals_ms": [20, -1], "max_timeout_redeliveries": -1, "start": "first"}
         write_config(folder / "conf", proxy_consumer={"defaults": {"ack_timeout_ms": lease_ms, **retries}})
         kafka = installation.engine == "kafka"
-        servers = boundary_servers(folder, config, COMMANDS, installation)
+        servers = make_boundary_servers(folder, config, COMMANDS, installation)
         super().__init__(folder, seed, print_line, servers)
         self.ordered = seed % 2 == 1
         self._stops = stops
@@ -218,7 +218,7 @@ class ReplyRun(ProcessRounds):
 
         def through() -> bool:
             """All of them, and nothing came of late."""
-            self.all_live()
+            self.check_loads_alive()
             self.check_round()
             begun_jobs = {work.job for queue in self._read[SIDES].values() for work in queue}
             expected = sum(map(count_parts, begun_jobs.union(self._feeder.sent)))

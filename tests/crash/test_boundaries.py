@@ -61,16 +61,16 @@ def test_what_a_commit_is_for(
 
 
 class Scripted(BoundaryServer):
-    """Dies at its plan as it starts, so many times; `told`: its plans."""
+    """A server that dies at its plan while it starts, `deaths` times. `plans` are those of its starts."""
 
     def __init__(self, folder: Path, deaths: int) -> None:
         super().__init__(folder, command="producer")
-        self.label: list[Doomed | None] = []
+        self.plans: list[Doomed | None] = []
         self.deaths = deaths
 
     def _command(self) -> list[str]:
-        self.label.append(self.plan)
-        dies = self.plan is not None and len(self.label) <= self.deaths
+        self.plans.append(self.plan)
+        dies = self.plan is not None and len(self.plans) <= self.deaths
         return [
             "sh",
             "-c",
@@ -82,18 +82,18 @@ def test_every_boundary_and_moment_gets_its_kill(tmp_path: Path) -> None:
     server = Scripted(tmp_path, deaths=7)
     kills = BoundaryKills([server], {"producer": (SEND, END)}, Random(1))
     server.launch()
-    assert kills.fallen() == [server], "it is killed to be told where to die"
+    assert kills.collect_dead_servers() == [server], "it is killed to be told where to die"
     kills.start(server)
     server.kill()
-    assert kills.unmet == []
+    assert kills.unmet_boundaries == []
     assert set(kills.counts.values()) == {1}
-    assert {(plan.boundary, plan.moment) for plan in server.label[1:7] if plan} == {
+    assert {(plan.boundary, plan.moment) for plan in server.plans[1:7] if plan} == {
         (name, moment) for name in (SEND, END) for moment in MOMENTS
     }
-    server.is_to_die(Doomed(END, AFTER, 1, 0))
+    server.plan_death(Doomed(END, AFTER, 1, 0))
     server.launch()
     server.kill()
-    assert kills.fallen() == [server]
+    assert kills.collect_dead_servers() == [server]
     assert kills.counts[f"{AFTER} {END}"] == 2
     kills.end()
     assert server.plan is None
@@ -108,8 +108,8 @@ def test_a_boundary_that_is_not_met_is_tried_at_an_earlier_commit(
     kills = BoundaryKills([server], {"producer": (SEND, END)}, Random(2))
     server.launch()
     for _ in range(5):
-        kills.start(*kills.fallen())
-    first, same_plan, other = filter(None, server.label)
+        kills.start(*kills.collect_dead_servers())
+    first, same_plan, other = filter(None, server.plans)
     assert first.count > 1
     assert same_plan == first._replace(count=1)
     assert other.label != first.label
@@ -121,13 +121,13 @@ def test_a_server_that_ends_by_itself_breaks_the_run_off(tmp_path: Path) -> None
     server = Scripted(tmp_path, deaths=0)
     kills = BoundaryKills([server], {"producer": (SEND,)}, Random(1))
     server.launch()
-    kills.start(*kills.fallen())
+    kills.start(*kills.collect_dead_servers())
     assert server.process is not None
     server.process.send_signal(signal.SIGTERM)
     server.process.wait()
     with pytest.raises(AssertionError, match="ended by itself with -15"):
-        kills.fallen()
-    assert sorted(kills.unmet) == sorted(f"{moment} {SEND}" for moment in MOMENTS)
+        kills.collect_dead_servers()
+    assert sorted(kills.unmet_boundaries) == sorted(f"{moment} {SEND}" for moment in MOMENTS)
 
 
 def test_resent_messages_are_stored_once_at_every_boundary(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ddmq_client import Producer
 from ddmq_client.sql.statements import open_transaction
-from tests.crash.kit.boundaries import boundary_servers
+from tests.crash.kit.boundaries import make_boundary_servers
 from tests.crash.kit.boundary_process import CHECK, END, PREPARE
 from tests.crash.kit.command import PrintLine, long_run, replay_command
 from tests.crash.kit.kill_run import COMMANDS, configuration, judged
@@ -42,7 +42,7 @@ CHECKS = {"transactions": {"check_interval_ms": 500}}
 def broken_rules(
     decisions: Mapping[str, str], stored: Iterable[TxMessage], checks: Mapping[str, int]
 ) -> list[str]:
-    """What does not agree. `decisions`: by id, what the ledger says; `asked`: how often a check was."""
+    """What does not agree. `decisions`: by id, what the ledger says; `checks`: how often each was checked."""
     copies_of: dict[str, Counter[int]] = {}
     counts: dict[str, int] = {}
     for message in stored:
@@ -78,7 +78,7 @@ class TransactionRun(ProcessRounds):
     def __init__(self, folder: Path, seed: int, print_line: PrintLine, installation: Installation) -> None:
         config = configuration(folder / "conf", seed)
         write_config(folder / "conf", proxy_producer=CHECKS)
-        servers = boundary_servers(folder, config, COMMANDS, installation)
+        servers = make_boundary_servers(folder, config, COMMANDS, installation)
         super().__init__(folder, seed, print_line, servers)
         self._database = CrashLedger(folder)
         self._broken: list[str] = []

@@ -49,7 +49,7 @@ class TxCounts:
 
 @dataclass
 class TxRecord:
-    """One transaction. `bodies`: of the messages that were answered for; `unsure`: of those that were not."""
+    """One transaction. `bodies`: of its answered messages; `uncertain`: of those without an answer."""
 
     intent: Meant
     bodies: set[bytes] = field(default_factory=set)

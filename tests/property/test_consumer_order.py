@@ -739,7 +739,7 @@ class OrderInSlotsMachine(OrderMachine):
 
 
 class TwoBuffers:
-    """The subscriptions of two topics, T and U, that share a scope. `asked`: which one is pulled."""
+    """The subscriptions of two topics, T and U, in one scope. `requested_topic`: the one that is pulled."""
 
     def __init__(self, buffers: dict[str, PullBuffer]) -> None:
         self.buffers = buffers

@@ -157,7 +157,7 @@ class OrderedRepliesMachine(OrderMachine):
 
     @rule(data=st.data(), failed=st.booleans(), redelivered=st.booleans())
     def chain_is_returned(self, data: st.DataObject, failed: bool, redelivered: bool) -> None:
-        """What stands behind one that fails, or times out, is taken up; that one may come `again`, and be
+        """What stands behind one that fails, or times out, is taken up; that one may be `redelivered`, and be
         done before it is known whether what stands behind it is stored."""
         self.append([(0, "e", "plain")] * 3)
         self.pull_once(4)

@@ -34,7 +34,7 @@ GAP = None
 
 
 class LevelMachine(RuleBasedStateMachine):
-    """One level. `seen`: what the process knows of topics, perhaps behind `there`, what the engine has."""
+    """One level. `visible`: the topics that the process knows, maybe older than the engine's, `there`."""
 
     @initialize(count_max=st.sampled_from([1, 2, 8]), bytes_max=st.sampled_from([1, 40, 1_000]))
     def begin(self, count_max: int, bytes_max: int) -> None:

@@ -1,10 +1,10 @@
 """The real `ddmq serve` as a process of its own, for tests that look at it from outside.
 
 `running(folder)` starts one on free ports and stops it afterwards. A RealServer keeps its ports over
-kills and restarts (one whose `ports` are 0 chooses at its first start). With `processes` each part is its own
-process; `part_pids` finds them. `command` may also be `producer`, `consumer` or `delay-service`: that part
-alone. It stands on the file log unless an installation says otherwise. Everything it starts ends with it: the
-process leads a group of its own, which is killed at the end.
+kills and restarts (one whose `ports` are 0 chooses at its first start). With `processes` each component is
+its own process; `component_pids` finds them. `command` may also be `producer`, `consumer` or
+`delay-service`: that component alone. It uses the file log unless an installation is passed. Everything it
+starts ends with it: the process leads a group of its own, which is killed at the end.
 """
 
 from __future__ import annotations

@@ -45,14 +45,14 @@ class BoundaryServer(RealServer):
 
     plan: Doomed | None = None
 
-    def is_to_die(self, plan: Doomed | None) -> None:
+    def plan_death(self, plan: Doomed | None) -> None:
         """There, from its next start on; None: nowhere."""
         self.plan = plan
         module = "tests.crash.kit.boundary_process"
         self.before = () if plan is None else (sys.executable, "-m", module, *map(str, plan))
 
 
-def boundary_servers(
+def make_boundary_servers(
     folder: Path, config: Path, commands: Sequence[str], installation: Installation
 ) -> list[BoundaryServer]:
     """One for each command: over one directory on the file log, in a folder of its own on Kafka."""
@@ -85,7 +85,7 @@ class BoundaryKills:
         }
 
     @property
-    def unmet(self) -> list[str]:
+    def unmet_boundaries(self) -> list[str]:
         """Where nobody has died yet."""
         return sorted(self._planned - self.counts.keys())
 
@@ -93,7 +93,7 @@ class BoundaryKills:
         """Whether the next kill is one from outside, as in a run without boundaries."""
         return self._random.random() < BY_HAND_SHARE
 
-    def fallen(self) -> list[BoundaryServer]:
+    def collect_dead_servers(self) -> list[BoundaryServer]:
         """The one that has died where it was to; where none was to die, the next one, killed for that."""
         armed = [server for server in self._servers if server.plan is not None]
         if not armed:
@@ -110,7 +110,7 @@ class BoundaryKills:
                 for server in armed:
                     server.kill()
                     assert server.plan is not None
-                    self._sooner(server.command, server.plan)
+                    self._plan_sooner(server.command, server.plan)
                 return armed
             time.sleep(POLL_INTERVAL_S)  # between two looks, until the deadline
         for server in dead:
@@ -120,9 +120,9 @@ class BoundaryKills:
     def start(self, server: RealServer) -> None:
         """Until it is ready; the next that is to die may do so while it starts, and more than once."""
         if isinstance(server, BoundaryServer):
-            server.is_to_die(None)
+            server.plan_death(None)
         while server is self._next:
-            self._next.is_to_die(next(self._plans[server.command]))
+            self._next.plan_death(next(self._plans[server.command]))
             deadline = time.monotonic() + PATIENCE_S
             try:
                 server.start()
@@ -138,7 +138,7 @@ class BoundaryKills:
         """They live on without a plan."""
         for server in self._servers:
             server.kill()
-            server.is_to_die(None)
+            server.plan_death(None)
         for server in self._servers:
             server.start()
 
@@ -150,7 +150,7 @@ class BoundaryKills:
         self._deaths[server.command] += 1
         server.kill()  # what it left of its group
 
-    def _sooner(self, command: str, plan: Doomed) -> None:
+    def _plan_sooner(self, command: str, plan: Doomed) -> None:
         """It was not met; the next one is the same with the first commit, unless that was tried."""
         if plan.count > 1:
             self._plans[command] = chain([plan._replace(count=1)], self._plans[command])

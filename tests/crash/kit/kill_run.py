@@ -40,8 +40,8 @@ def configuration(folder: Path, seed: int) -> Path:
 
 
 class KillRun:
-    """One run. `ledger`: where everything that is broken goes. `boundary_names`: at which commits the servers
-    of a command kill themselves, where the run is one `at_boundaries`."""
+    """One run. `ledger` records broken promises. `boundary_names`: the commits at which the servers of a command
+    kill themselves after `enable_boundaries`."""
 
     report_every = 10
     boundary_names: Mapping[str, Sequence[str]] = {}
@@ -56,7 +56,7 @@ class KillRun:
         self.kills: Counter[str] = Counter()
         self.boundaries: BoundaryKills | None = None
 
-    def at_boundaries(self) -> None:
+    def enable_boundaries(self) -> None:
         """Servers die at named boundaries of commits; some are killed from outside as without this."""
         mortal = [server for server in self.servers if isinstance(server, BoundaryServer)]
         self.boundaries = BoundaryKills(mortal, self.boundary_names, Random(f"{self.seed}/boundaries"))
@@ -67,7 +67,7 @@ class KillRun:
             for server in self.servers:
                 server.start()
             self.prepare()
-            self.under_load(length)
+            self.run_load(length)
         finally:
             self.over()
 
@@ -78,7 +78,7 @@ class KillRun:
         else:
             self.boundaries.start(server)
 
-    def no_more_kills(self) -> None:
+    def stop_kills(self) -> None:
         """All servers stay alive from here on."""
         if self.boundaries is not None:
             self.boundaries.end()
@@ -92,7 +92,7 @@ class KillRun:
         """Make what the load needs; the servers are ready."""
         raise NotImplementedError
 
-    def under_load(self, length: int) -> None:
+    def run_load(self, length: int) -> None:
         """The load, the rounds, and the end."""
         raise NotImplementedError
 
@@ -122,13 +122,13 @@ def describe_counts(counts: Any) -> str:
 
 
 def judged(one: KillRun, length: int, success_text: str, *, boundaries: bool = False) -> int:
-    """The number of broken promises of a run; what was seen is said, `kept` where there is none."""
+    """Run `one`, print its report, and return its broken promises; without any, print `success_text`."""
     if boundaries:
-        one.at_boundaries()
+        one.enable_boundaries()
     try:
         one.run(length)
-        if one.boundaries is not None and (unmet := one.boundaries.unmet):
-            one.ledger.violated(f"the run was too short: nobody died {', '.join(unmet)}")
+        if one.boundaries is not None and (unmet_boundaries := one.boundaries.unmet_boundaries):
+            one.ledger.violated(f"the run was too short: nobody died {', '.join(unmet_boundaries)}")
     except (NotReady, AssertionError) as error:
         one.ledger.violated(f"the run broke off: {error}")
     one.report("end")

@@ -35,13 +35,13 @@ class ProcessRounds(KillRun):
         self.folder = folder
         self.loads: dict[str, subprocess.Popen[bytes]] = {}
 
-    def under_load(self, length: int) -> None:
+    def run_load(self, length: int) -> None:
         for name in LOADS:
             self._begin(name)
         self.feed()
         self._rounds(length)
-        self.no_more_kills()
-        self.all_live()
+        self.stop_kills()
+        self.check_loads_alive()
         self.settle()
         for text in self.broken():
             self.ledger.violated(text)
@@ -80,7 +80,7 @@ class ProcessRounds(KillRun):
     def check_round(self) -> None:
         """At the end of a round."""
 
-    def all_live(self) -> None:
+    def check_loads_alive(self) -> None:
         """AssertionError when a load process has ended that nobody killed."""
         for name, load in self.loads.items():
             code = load.poll()
@@ -100,13 +100,13 @@ class ProcessRounds(KillRun):
 
     def _round(self) -> None:
         if self.boundaries is not None and not self.boundaries.is_by_hand():
-            for server in self.boundaries.fallen():
+            for server in self.boundaries.collect_dead_servers():
                 self.restart(server)
             self.check_round()
             return
         time.sleep(self.random.uniform(*self.load_s))  # load without a fault: its length is the seed's
         self.inject_fault()
-        self.all_live()
+        self.check_loads_alive()
         victims = self.random.sample([*self.servers, *LOADS], self.random.choice((1, 1, 1, 2, 3)))
         servers = [victim for victim in victims if isinstance(victim, RealServer)]
         loads = [name for name in LOADS if name in victims]

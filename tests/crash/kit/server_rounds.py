@@ -20,14 +20,14 @@ class ServerRounds(KillRun):
     load_s = (0.05, 1.5)  # from ready to the kill
     workers: Sequence[LoadThread] = ()
 
-    def under_load(self, length: int) -> None:
+    def run_load(self, length: int) -> None:
         for worker in self.workers:
             worker.start()
         for number in range(1, length + 1):
             self.round(number)
             if self.ledger.violations_count or any(worker.failure for worker in self.workers):
                 break
-        self.no_more_kills()
+        self.stop_kills()
         self.end()
         assert self.is_proof(length), "too little was done to prove a thing"
 
@@ -44,7 +44,7 @@ class ServerRounds(KillRun):
         if self.boundaries is None or self.boundaries.is_by_hand():
             victims = self.killed()
         else:
-            victims = self.boundaries.fallen()
+            victims = self.boundaries.collect_dead_servers()
         self.start(victims)
         if number % self.report_every == 0:
             self.report(f"round {number}")

@@ -1,7 +1,7 @@
 """A short life of a log, told the same way each time, and what must be true of it afterwards.
 
 The story appends to several queues of two topics, commits records with progress and settings, writes
-checkpoints and rolls segments. `Told` remembers each answer; `check` opens what is left and compares.
+checkpoints and rolls segments. `Promises` records each answer; `check` opens what is left and compares.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class SmallDisk(Storage):
         return max(self.total - self.others - self.used(), 0)
 
     def fill(self, free_bytes: int = 0) -> None:
-        """Somebody else takes all but `left` bytes."""
+        """Let another program use the disk up to `free_bytes`."""
         self.others = 0
         self.others = max(self.free() - free_bytes, 0)
 

@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 
 @dataclass(slots=True)
 class Sent:
-    """One message on its way in. `code` None: no answer came. `place`: where the answer said it lies."""
+    """One message that a client sends. `code` is None without an answer; `location` is the answered one."""
 
     body: str
     topic: str
@@ -56,7 +56,7 @@ class Sent:
 class Delivery(NamedTuple):
     """One message of one answer. `life` of the proxy's process; −1 when it may be either of two.
 
-    `asked`: when the pull was sent; `read`: when its answer was here. `lease` 0: an old client.
+    `requested`: when the pull was sent; `read`: when its answer arrived. `lease` 0: an old client.
     """
 
     number: int

@@ -126,7 +126,7 @@ class Service:
         self.store.write(changes)
 
     def fire(self, fire_known: bool = True) -> None:
-        """All that is due. Not `known`: the process was killed before its store heard of it."""
+        """Fire every due delivery. Without `fire_known` a kill comes before the store records the fires."""
         while True:
             plan = self.due_scans.plan_fires(self.now_ms)
             if plan.changes is not None:
@@ -223,7 +223,7 @@ def run_to_end(service: Service) -> None:
 def test_the_last_order_holds(
     repeats: bool, harm: Callable[[MemoryDelayStore], None], away_s: int, fire_known: bool
 ) -> None:
-    """Not `known`: killed right after the last order's fire, before the store heard of it."""
+    """Without `fire_known` the owner is killed after the last fire, before the store records it."""
     for ops in WAYS:
         service = begun(repeats)
         for op in ops:

@@ -29,7 +29,7 @@ class BlockedFile(File):
 
 
 class BlockedStorage(Storage):
-    """`hold` stops the next group commits before they are written, until `let_go`."""
+    """Storage whose `block` stops the next group commits before they are written, until `unblock`."""
 
     def __init__(self) -> None:
         self._gate: Any = _thread.allocate_lock()

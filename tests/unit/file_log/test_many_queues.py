@@ -47,7 +47,7 @@ class CountedFile(File):
 
 
 class CountedStorage(Storage):
-    """Counts what is asked of consume queues, and every sync. `whole`: it can sync a file system at once."""
+    """Counts calls on consume queues and syncs. With `can_sync` it can sync a complete file system."""
 
     def __init__(self, can_sync: bool = True) -> None:
         self.counts: Counter[str] = Counter()

@@ -20,7 +20,7 @@ OPTIONS = FileLogOptions(segment_bytes=64 << 10, allocate_bytes=64 << 10)
 
 
 class Pair(Rig):
-    """A writer and a member of one file log; `asked` counts reads that went to the writer."""
+    """A writer and a member of one file log; `writer_reads` counts reads that went to the writer."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()

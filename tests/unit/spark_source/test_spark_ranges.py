@@ -15,7 +15,7 @@ from metrics_job.sparksource.options import DataLossError, SourceError, read_opt
 
 
 class Shelf:
-    """A queue with messages at `kept`, `[first, end)` readable; answers at most `most` at a time."""
+    """A queue with messages at the offsets `stored`; `[first, end)` is readable, at most `most` at a time."""
 
     def __init__(self, stored: range | list[int], first: int, end: int, most: int = 3) -> None:
         self.stored = list(stored)
