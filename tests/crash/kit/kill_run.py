@@ -40,8 +40,8 @@ def configuration(folder: Path, seed: int) -> Path:
 
 
 class KillRun:
-    """One run. `ledger` records broken promises. `boundary_names`: the commits at which the servers of a command
-    kill themselves after `enable_boundaries`."""
+    """One run. `ledger` records broken promises. `boundary_names`: the commits at which the servers of a
+    command kill themselves after `enable_boundaries`."""
 
     report_every = 10
     boundary_names: Mapping[str, Sequence[str]] = {}
