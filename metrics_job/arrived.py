@@ -1,7 +1,7 @@
 """Keep the rows of every streaming batch until no later line can touch their day.
 
 A batch is stored in `<root>/batches=<first>-<last>/date=…/hour=…/*.parquet` (both numbers are its own);
-merged neighbours are stored in a folder with their whole range. All folders are read as one source, so
+merged neighbours are stored in a folder with their combined range. All folders are read as one source, so
 their number does not slow down planning. A folder is complete when it has its state file, which is written
 last and appears under its final name at once. A folder inside the range of another complete folder is
 outdated and is deleted. So a repeated batch replaces itself, and a kill at any point leaves each row in
@@ -60,9 +60,9 @@ class Range(NamedTuple):
     @property
     def merge_level(self) -> int:
         """Return how many times the rows of this folder have been merged."""
-        level, span = 0, self.last - self.first + 1
-        while span >= FANOUT:
-            level, span = level + 1, span // FANOUT
+        level, count = 0, self.last - self.first + 1
+        while count >= FANOUT:
+            level, count = level + 1, count // FANOUT
         return level
 
     def covers(self, other: Range) -> bool:
@@ -150,10 +150,10 @@ class Arrived:
 
     def _merge_ranges(self, ranges: list[Range], keep_from: date) -> None:
         states = [self.read_state(one) for one in ranges]
-        whole = Range(ranges[0].first, ranges[-1].last)
-        self._write(whole, self._read(ranges).filter(F.col(PARTITION) >= F.lit(keep_from)))
+        merged = Range(ranges[0].first, ranges[-1].last)
+        self._write(merged, self._read(ranges).filter(F.col(PARTITION) >= F.lit(keep_from)))
         newest_ms = max(one.newest_ms for one in states)
-        self._write_state(whole, State(max(one.last_ms for one in states), newest_ms))
+        self._write_state(merged, State(max(one.last_ms for one in states), newest_ms))
         for one in ranges:
             self._delete(one)
 

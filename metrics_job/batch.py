@@ -1,12 +1,12 @@
-"""The batch job: samples of whole days in, their tables out, replaced.
+"""The batch job: compute the tables of complete UTC days from their samples, and replace them.
 
-Everything is made from minutes (one reading of the files, persisted), which stay in memory until the last
-table is written; only former weeks are read from tables. The job may be repeated, on the same range or on
-one that overlaps: the dates it covers are replaced, nothing else is touched. One run at a time writes into a
-folder (metrics_job.lock).
+All tables are computed from minutes (one reading of the files, persisted), which stay in memory until the
+last table is written; only former weeks are read from tables. The job may be repeated, on the same range or
+on one that overlaps: the dates it covers are replaced, nothing else is touched. One run at a time writes
+into a folder (metrics_job.lock).
 
-The names and sizes of sample files decide which days are computed again. A note next to a day's tables
-records how many intervals and bytes each of its hours had when the tables were made:
+The names and sizes of sample files decide which days are computed again. A file next to a day's tables
+records how many intervals and bytes each of its hours had when the tables were computed:
 
 * A day whose hours have the same numbers is unchanged.
 * A day with fewer intervals has lost samples (retention). Its tables hold more than could be computed again,
@@ -50,26 +50,26 @@ def run_batch(
     to_ms: int | None = None,
     config: Path | None = None,
     spark: SparkSession | None = None,
-    again: bool | None = None,
+    recompute: bool | None = None,
 ) -> list[date]:
     """Compute the tables of all UTC days that [from_ms, to_ms) touches and that have samples; return these
     days.
 
-    None leaves an end of the range open. Days with unchanged samples are computed only with `again` (None:
-    if a range is given), days that have lost samples never. `config`: a folder with slo.yaml. Raises
+    None leaves an end of the range open. Days with unchanged samples are computed only with `recompute`
+    (None: if a range is given), days that have lost samples never. `config`: a folder with slo.yaml. Raises
     ConfigError if `samples` does not exist, the range is empty, or another run writes into `out`.
     """
     date_range, goals = days_of(from_ms, to_ms), judged.load_objectives(config)
     own = spark is None and SparkSession.getActiveSession() is None
     spark = spark or session()
     with settings_of_the_job(spark), quiet_interrupt(spark) if own else nullcontext():
-        if again is None:
-            again = not (from_ms is None and to_ms is None)
-        return _run(spark, str(samples), str(out), date_range, goals, again)
+        if recompute is None:
+            recompute = not (from_ms is None and to_ms is None)
+        return _run(spark, str(samples), str(out), date_range, goals, recompute)
 
 
 def _run(
-    spark: SparkSession, samples: str, out: str, date_range: Days, goals: Goals, again: bool
+    spark: SparkSession, samples: str, out: str, date_range: Days, goals: Goals, recompute: bool
 ) -> list[date]:
     folders = Folders(spark)
     hours = folders.list_hours(samples, date_range)
@@ -77,7 +77,7 @@ def _run(
     if not days:
         return []
     with locked_folder(folders.find_local_path(out), "metrics_job batch"):
-        _update_days(spark, folders, samples, out, hours, days, goals, again)
+        _update_days(spark, folders, samples, out, hours, days, goals, recompute)
     return days
 
 
@@ -89,55 +89,55 @@ def _update_days(
     hours: list[Hour],
     days: list[date],
     goals: Goals,
-    again: bool,
+    recompute: bool,
 ) -> None:
-    """Compute the days whose samples have changed, and record which samples they were made from."""
+    """Compute the days whose samples have changed, and record the samples that they were computed from."""
     at = {day: partition_path(out, tables.PROCESSES, day) for day in days}
     newest = max(filter(None, map(day_of, folders.list_names(samples))), default=days[-1])
     now = build_sources(folders, hours, days, goals)
-    todo = sort_days(days, {day: read_source(folders, at[day]) for day in days}, now, newest, again)
+    todo = sort_days(days, {day: read_source(folders, at[day]) for day in days}, now, newest, recompute)
     if todo.lost:
         listed = ", ".join(map(str, todo.lost))
         print(f"samples of {listed} are gone since their tables were made: they are kept", file=sys.stderr)
     if todo.compute:
-        whole = Days(todo.compute[0], todo.compute[-1] + timedelta(days=1))
+        day_range = Days(todo.compute[0], todo.compute[-1] + timedelta(days=1))
         paths = [hour.path for hour in hours if is_near_days(todo.compute, hour.start)]
-        _write_tables(spark, out, paths, whole, todo.compute, goals)
+        _write_tables(spark, out, paths, day_range, todo.compute, goals)
     for day in todo.compute:
         write_source(folders, at[day], now[day])
 
 
 def _write_tables(
-    spark: SparkSession, out: str, paths: list[str], whole: Days, days: Sequence[date], goals: Goals
+    spark: SparkSession, out: str, paths: list[str], day_range: Days, days: Sequence[date], goals: Goals
 ) -> None:
     """Write all tables of these days from the samples in `paths`.
 
-    `whole`: the range from the first day to the last.
+    `day_range`: from the first day to the last.
     """
     store, now_ms = Store(spark, out, days), time.time_ns() // 1_000_000
     with caching_rows() as keep:
-        samples = read_minutes(spark, paths, whole, keep)
+        samples = read_minutes(spark, paths, day_range, keep)
         written = write_series(store, samples.minutes, keep)
         lags = keep(groups.lag_minute(samples.minutes, written[tables.COUNTERS_MINUTE], now_ms))
         written[tables.LAG_MINUTE] = store.shape_rows(tables.LAG_MINUTE, lags)
         store.write(tables.LAG_MINUTE, lags)
         store.write(tables.PROCESSES, processes.process_rows(samples.minutes, now_ms))
-        odd = None if samples.odd is None else processes.refused_lines(samples.odd)
-        store.write(tables.REJECTS, None if odd is None else processes.count_rejects(odd))
+        refused = None if samples.spark_lines is None else processes.refused_lines(samples.spark_lines)
+        store.write(tables.REJECTS, None if refused is None else processes.count_rejects(refused))
         write_judged(store, written, days, goals)
 
 
 Written = dict[Table, DataFrame]  # tables as they were written, from memory
 
 
-def write_series(store: Store, made: DataFrame, keep: Keep) -> Written:
+def write_series(store: Store, minutes: DataFrame, keep: Keep) -> Written:
     """Write the counter, gauge and latency tables by minute and by hour; return their rows, without reading
     the files back."""
-    counters, gauges = keep(series.counters_minute(made)), keep(series.gauges_minute(made))
-    histograms = keep(series.latency_rows(made))
+    counters, gauges = keep(series.counters_minute(minutes)), keep(series.gauges_minute(minutes))
+    histograms = keep(series.latency_rows(minutes))
     rows = {
         tables.COUNTERS_MINUTE: counters,
-        tables.COUNTERS_HOUR: keep(series.counters_hour(counters, made)),
+        tables.COUNTERS_HOUR: keep(series.counters_hour(counters, minutes)),
         tables.GAUGES_MINUTE: gauges,
         tables.GAUGES_HOUR: series.gauges_hour(gauges),
         tables.LATENCIES_MINUTE: histograms.filter(F.col("period") == "minute"),
@@ -177,23 +177,24 @@ def _former_weeks(store: Store, written: Written, days: Sequence[date]) -> DataF
     return judged.hour_values(counters, slow)
 
 
-NOTE = "_samples.json"  # in the day's folder of `processes`; Spark and Arrow read no file that starts with _
+# In the day's folder of `processes`. Spark and Arrow read no file that starts with _.
+SOURCE_FILE = "_samples.json"
 TABLES_VERSION = 3  # another one when the same samples give other tables
 
 
 @dataclass(frozen=True)
 class DaySource:
-    """The samples from which a day's tables were made: intervals and bytes by hour (`2026-11-22 03`), and
+    """The samples from which a day's tables were computed: intervals and bytes by hour (`2026-11-22 03`), and
     the objectives' checksum."""
 
     hours: dict[str, int] = field(default_factory=dict)
     promises: int = 0
     tables: int = TABLES_VERSION
-    bytes: dict[str, int] = field(default_factory=dict)  # empty in notes of before
+    bytes: dict[str, int] = field(default_factory=dict)  # empty in files of older versions
 
-    def has_lost(self, now: DaySource, again: bool) -> bool:
+    def has_lost(self, now: DaySource, recompute: bool) -> bool:
         """Return whether an hour has fewer intervals now or, in a run without a range, fewer bytes."""
-        return _has_less(now.hours, self.hours) or (not again and _has_less(now.bytes, self.bytes))
+        return _has_less(now.hours, self.hours) or (not recompute and _has_less(now.bytes, self.bytes))
 
 
 def _has_less(now: Mapping[str, int], before: Mapping[str, int]) -> bool:
@@ -242,24 +243,24 @@ def count_samples(sizes: Mapping[str, int]) -> SampleCounts:
 
 def sort_days(
     days: Sequence[date],
-    notes: Mapping[date, DaySource | None],
+    recorded_sources: Mapping[date, DaySource | None],
     now: Mapping[date, DaySource],
     newest: date,
-    again: bool,
+    recompute: bool,
 ) -> SortedDays:
     """Sort days into those to compute, unchanged ones, and those that have lost samples.
 
-    `notes`: the sources of the existing tables; `now`: the current sources. `again`: compute unchanged days,
-    too. The `newest` day with samples never counts as lost, because it is still growing.
+    `recorded_sources`: those of the existing tables; `now`: the current ones. `recompute`: compute unchanged
+    days, too. The `newest` day with samples never counts as lost, because it is still growing.
     """
     by_action = SortedDays([], [], [])
     for day in days:
-        note, fresh = notes[day], now[day]
-        if note is None:
+        recorded, fresh = recorded_sources[day], now[day]
+        if recorded is None:
             by_action.compute.append(day)
-        elif day != newest and note.has_lost(fresh, again):
+        elif day != newest and recorded.has_lost(fresh, recompute):
             by_action.lost.append(day)
-        elif note == fresh and not again:
+        elif recorded == fresh and not recompute:
             by_action.unchanged.append(day)
         else:
             by_action.compute.append(day)
@@ -274,28 +275,28 @@ def build_sources(
     A day's hours are its own and the two adjacent ones.
     """
     hour = timedelta(hours=1)
-    notes = {day: DaySource(promises=crc32(repr(promises).encode())) for day in days}
+    sources = {day: DaySource(promises=crc32(repr(promises).encode())) for day in days}
     for one in hours:
         content = count_samples(folders.read_sizes([one.path]))
-        for day in {(one.start + by).date() for by in (-hour, timedelta(), hour)} & notes.keys():
-            notes[day].hours[f"{one.start:%Y-%m-%d %H}"] = content.intervals
-            notes[day].bytes[f"{one.start:%Y-%m-%d %H}"] = content.size
-    return notes
+        for day in {(one.start + by).date() for by in (-hour, timedelta(), hour)} & sources.keys():
+            sources[day].hours[f"{one.start:%Y-%m-%d %H}"] = content.intervals
+            sources[day].bytes[f"{one.start:%Y-%m-%d %H}"] = content.size
+    return sources
 
 
 def read_source(folders: Folders, folder: str) -> DaySource | None:
     """Read from which samples the tables of a day were computed; None if unknown or not parseable."""
-    text = folders.read(f"{folder}/{NOTE}")
+    text = folders.read(f"{folder}/{SOURCE_FILE}")
     try:
         return None if text is None else DaySource(**json.loads(text))
     except (ValueError, TypeError):
         return None
 
 
-def write_source(folders: Folders, folder: str, note: DaySource) -> None:
+def write_source(folders: Folders, folder: str, source: DaySource) -> None:
     """Write the source into the day's folder.
 
     A folder that does not exist (a day without processes) is skipped.
     """
     if folders.exists(folder):
-        folders.write(f"{folder}/{NOTE}", json.dumps(asdict(note)))
+        folders.write(f"{folder}/{SOURCE_FILE}", json.dumps(asdict(source)))

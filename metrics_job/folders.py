@@ -33,7 +33,7 @@ class Hour(NamedTuple):
 
 
 class Days(NamedTuple):
-    """A range of whole UTC days [first, end). None: open at that end."""
+    """A range of UTC days [first, end). None: open at that end."""
 
     first: date | None
     end: date | None
@@ -82,8 +82,8 @@ class Folders:
 
     def find_local_path(self, path: str) -> Path | None:
         """Return the path as a local path, or None if it is on another store."""
-        whole = self._file_system(path).makeQualified(self._to_path(path)).toUri()
-        return Path(str(whole.getPath())) if whole.getScheme() == "file" else None
+        url = self._file_system(path).makeQualified(self._to_path(path)).toUri()
+        return Path(str(url.getPath())) if url.getScheme() == "file" else None
 
     def read_ages_ms(self, path: str, now_ms: int) -> dict[str, int]:
         """Return the age of each entry of a folder since its last change in ms, by name."""

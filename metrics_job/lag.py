@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metrics_job.minutes import FOLLOWED, TOLD
+from metrics_job.minutes import FOLLOWED, VALUE_FIELDS
 
-INTERVAL_MS = 10_000  # of a process whose own is not known yet
-HELD_INTERVALS, DUE_INTERVALS = 2, 1.5
+INTERVAL_MS = 10_000  # for a process whose interval is unknown so far
+VALID_INTERVALS, DUE_INTERVALS = 2, 1.5
 MINUTE_MS = 60_000
 
 
@@ -51,17 +51,16 @@ class Run(NamedTuple):
     @property
     def valid_ms(self) -> int:
         """Return how long after a sample its values still count, in ms."""
-        return int(HELD_INTERVALS * (self.interval_ms or INTERVAL_MS))
+        return int(VALID_INTERVALS * (self.interval_ms or INTERVAL_MS))
 
 
 # There is one of these for each value, so they are plain tuples.
 Step = tuple[int, float]  # from when on, how much
 StepsByRun = dict[str, list[Step]]  # the values of one process by instance, without its last sample
-ValueSpan = tuple[
-    int, int, float, int
-]  # start_ms, end_ms, the value between, within which it says something again
+# start_ms, end_ms, the value in between, and due_ms: how soon the next value must follow.
+ValueRange = tuple[int, int, float, int]
 FAR_MS = 1 << 62
-NOTHING: ValueSpan = (FAR_MS, FAR_MS, 0.0, 0)
+NOTHING: ValueRange = (FAR_MS, FAR_MS, 0.0, 0)
 
 
 class Minute(NamedTuple):
@@ -80,15 +79,17 @@ def sum_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]], until_ms: 
     live process has not sent its sample of them.
     """
     by_owner = [
-        (runs, spans) for runs, steps_by_run in owners.values() if (spans := build_spans(runs, steps_by_run))
+        (runs, ranges)
+        for runs, steps_by_run in owners.values()
+        if (ranges := build_ranges(runs, steps_by_run))
     ]
-    span_lists = [spans for _, spans in by_owner]
-    if len(span_lists) < 2:
-        return [(start_ms, value) for spans in span_lists for start_ms, _, value, _ in spans]
+    range_lists = [ranges for _, ranges in by_owner]
+    if len(range_lists) < 2:
+        return [(start_ms, value) for ranges in range_lists for start_ms, _, value, _ in ranges]
     complete_until_ms = min(_complete_until_ms(runs, until_ms) for runs, _ in by_owner)
-    instants = _list_instants(span_lists)
+    instants = _list_instants(range_lists)
     instants = [at_ms for at_ms in instants if at_ms <= complete_until_ms] or instants
-    readings = [_read_values_at(spans, instants) for spans in span_lists]
+    readings = [_read_values_at(ranges, instants) for ranges in range_lists]
     lasts, afters = (map(sum, zip(*each, strict=True)) for each in zip(*readings, strict=True))
     steps_of_sum: list[Step] = []
     before = None
@@ -103,11 +104,11 @@ def sum_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]], until_ms: 
 def highest_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]]) -> list[Step]:
     """Return, for every instant, the maximum over all processes of their most recent values. For gauges that
     hold an age, whose sum has no meaning."""
-    span_lists = [
-        spans for runs, steps_by_run in owners.values() if (spans := build_spans(runs, steps_by_run))
+    range_lists = [
+        ranges for runs, steps_by_run in owners.values() if (ranges := build_ranges(runs, steps_by_run))
     ]
-    instants = _list_instants(span_lists)
-    lasts = (_read_values_at(spans, instants)[0] for spans in span_lists)
+    instants = _list_instants(range_lists)
+    lasts = (_read_values_at(ranges, instants)[0] for ranges in range_lists)
     return list(zip(instants, map(max, zip(*lasts, strict=True)), strict=True))
 
 
@@ -127,27 +128,27 @@ def by_minute(steps: Sequence[Step]) -> dict[int, Minute]:
     return minutes
 
 
-def build_spans(runs: Sequence[Run], steps_by_run: StepsByRun) -> list[ValueSpan]:
-    """Return the values of one process over all its starts as ordered, non-overlapping spans."""
+def build_ranges(runs: Sequence[Run], steps_by_run: StepsByRun) -> list[ValueRange]:
+    """Return the values of one process over all its starts as ordered, non-overlapping ranges."""
     runs_by_instance = {run.instance: run for run in runs}
     for instance, points in steps_by_run.items():
         points.sort(key=itemgetter(0))
         if points:
             runs_by_instance.setdefault(instance, Run(instance, points[0][0], points[-1][0]))
-    all_spans: list[ValueSpan] = []
+    all_ranges: list[ValueRange] = []
     for run in sorted(runs_by_instance.values(), key=lambda run: run.first_ms):
-        spans = _spans_of_run(
-            run, steps_by_run.get(run.instance, []), silent_before=bool(all_spans and all_spans[-1][2])
+        ranges = _build_run_ranges(
+            run, steps_by_run.get(run.instance, []), silent_before=bool(all_ranges and all_ranges[-1][2])
         )
-        if spans and all_spans and all_spans[-1][1] > spans[0][0]:
-            start_ms, _, value, due_ms = all_spans[-1]
-            all_spans[-1] = (start_ms, spans[0][0], value, due_ms)
-        all_spans += spans
-    return sorted(span for span in all_spans if span[0] < span[1])
+        if ranges and all_ranges and all_ranges[-1][1] > ranges[0][0]:
+            start_ms, _, value, due_ms = all_ranges[-1]
+            all_ranges[-1] = (start_ms, ranges[0][0], value, due_ms)
+        all_ranges += ranges
+    return sorted(value_range for value_range in all_ranges if value_range[0] < value_range[1])
 
 
-def _spans_of_run(run: Run, points: list[Step], silent_before: bool) -> list[ValueSpan]:
-    """Return the values of one run as spans.
+def _build_run_ranges(run: Run, points: list[Step], silent_before: bool) -> list[ValueRange]:
+    """Return the values of one run as ranges.
 
     Every sample contains all values above 0, so a missing value of a live process is 0. The last sample of a
     stopping process has no values, so the sample before it is the end. `silent_before`: the process had a
@@ -156,17 +157,17 @@ def _spans_of_run(run: Run, points: list[Step], silent_before: bool) -> list[Val
     end_ms, value = points[-1] if points else (run.last_ms, 0.0)
     last_ms, due_ms = max(run.last_ms, end_ms), run.due_ms
     quiet_ms = run.first_ms + run.valid_ms  # a new process needs a moment until it owns its queues
-    spans: list[ValueSpan] = []
+    ranges: list[ValueRange] = []
     if silent_before:
-        spans.append((quiet_ms, points[0][0] if points else last_ms, 0.0, due_ms))
-    spans += [(at_ms, then_ms, amount, due_ms) for (at_ms, amount), (then_ms, _) in pairwise(points)]
-    told_to_the_end = run.stopping_ms is not None and end_ms >= run.stopping_ms
-    if points and value and last_ms > end_ms + run.valid_ms and not told_to_the_end:
-        spans.append((end_ms, end_ms + run.valid_ms, value, due_ms))
-        spans.append((end_ms + run.valid_ms, last_ms + run.valid_ms, 0.0, due_ms))
+        ranges.append((quiet_ms, points[0][0] if points else last_ms, 0.0, due_ms))
+    ranges += [(at_ms, then_ms, amount, due_ms) for (at_ms, amount), (then_ms, _) in pairwise(points)]
+    reported_until_stop = run.stopping_ms is not None and end_ms >= run.stopping_ms
+    if points and value and last_ms > end_ms + run.valid_ms and not reported_until_stop:
+        ranges.append((end_ms, end_ms + run.valid_ms, value, due_ms))
+        ranges.append((end_ms + run.valid_ms, last_ms + run.valid_ms, 0.0, due_ms))
     elif points:
-        spans.append((end_ms, last_ms + run.valid_ms, value, due_ms))
-    return [span for span in spans if span[0] < span[1]]
+        ranges.append((end_ms, last_ms + run.valid_ms, value, due_ms))
+    return [value_range for value_range in ranges if value_range[0] < value_range[1]]
 
 
 def _complete_until_ms(runs: Sequence[Run], until_ms: int) -> float:
@@ -177,16 +178,16 @@ def _complete_until_ms(runs: Sequence[Run], until_ms: int) -> float:
     return inf if newest is None or is_silent else newest.last_ms
 
 
-def _list_instants(span_lists: Iterable[Sequence[ValueSpan]]) -> list[int]:
-    """Return the start times of all spans, sorted."""
-    return sorted({span[0] for spans in span_lists for span in spans})
+def _list_instants(range_lists: Iterable[Sequence[ValueRange]]) -> list[int]:
+    """Return the start times of all ranges, sorted."""
+    return sorted({value_range[0] for ranges in range_lists for value_range in ranges})
 
 
-def _read_values_at(spans: Sequence[ValueSpan], instants: Iterable[int]) -> tuple[list[float], list[float]]:
+def _read_values_at(ranges: Sequence[ValueRange], instants: Iterable[int]) -> tuple[list[float], list[float]]:
     """Return two lists with the value of a process at each of these sorted instants: the last one before or
     at it, and the one after it."""
     lasts, afters = list[float](), list[float]()
-    coming = iter(spans)
+    coming = iter(ranges)
     start_ms, end_ms, value = -FAR_MS, -FAR_MS, 0.0
     following = next(coming, NOTHING)
     for at_ms in instants:
@@ -208,7 +209,7 @@ LAG, LAG_AGE, BLOCKED, BLOCKED_AGE = FOLLOWED
 COLUMNS = (
     "day", "group", "topic", "metric", "process", "instance", "from_ms", "to_ms", "seq", "value", "told",
 )  # fmt: skip
-MADE = (
+OUTPUT_COLUMNS = (
     "minute", "at_ms", "group", "topic", "lag", "lag_max", "lag_age_ms", "blocked_keys", "blocked_key_age_ms",
 )  # fmt: skip
 
@@ -230,7 +231,7 @@ class Row(NamedTuple):
     to_ms: int
     seq: int
     value: float | None
-    told: list[tuple[int, int, float]]  # to_ms, seq and value of each
+    values: list[tuple[int, int, float]]  # to_ms, seq and value of each
 
 
 def lag_schema() -> Any:
@@ -238,7 +239,7 @@ def lag_schema() -> Any:
     last lag value.
     """
     kinds = [pa.int64(), pa.int64(), pa.string(), pa.string(), *[pa.float64()] * 5]
-    return pa.schema(list(zip(MADE, kinds, strict=True)))
+    return pa.schema(list(zip(OUTPUT_COLUMNS, kinds, strict=True)))
 
 
 def follow_lags(batches: Iterator[Any], ahead: Mapping[str, int]) -> Iterator[Any]:
@@ -251,13 +252,13 @@ def follow_lags(batches: Iterator[Any], ahead: Mapping[str, int]) -> Iterator[An
         minutes = minutes_of(some, ahead)
         minute_rows = [(minute, at_ms, group, topic, *values) for minute, at_ms, *values in minutes]
         if minute_rows:
-            columns = dict(zip(MADE, map(list, zip(*minute_rows, strict=True)), strict=True))
+            columns = dict(zip(OUTPUT_COLUMNS, map(list, zip(*minute_rows, strict=True)), strict=True))
             yield from pa.table(columns, schema=lag_schema()).to_batches()
 
 
 def _rows_in(batch: Any) -> Iterator[Row]:
     lists = batch.column("told")
-    fields = [pc.struct_field(lists.flatten(), [at]).to_pylist() for at in range(len(TOLD))]
+    fields = [pc.struct_field(lists.flatten(), [at]).to_pylist() for at in range(len(VALUE_FIELDS))]
     values = zip(*fields, strict=True)
     value_lists = [list(islice(values, size or 0)) for size in pc.list_value_length(lists).to_pylist()]
     others = [batch.column(name).to_pylist() for name in COLUMNS[:-1]]
@@ -284,7 +285,7 @@ def minutes_of(samples: Iterable[Row], ahead: Mapping[str, int]) -> Iterator[tup
         if row.metric:
             by_ms, instance = ahead.get(row.process, 0), row.instance
             points = steps_of_processes[row.metric].setdefault(row.process, {}).setdefault(instance, [])
-            points += [(at - by_ms, value) for at, seq, value in row.told if (instance, seq) not in stops]
+            points += [(at - by_ms, value) for at, seq, value in row.values if (instance, seq) not in stops]
     until_ms = max((run.last_ms for some in runs.values() for run in some), default=0)
     steps_of_metrics = {
         metric: _combine_steps(metric, runs, steps_of_processes[metric], until_ms) for metric in FOLLOWED
@@ -294,7 +295,7 @@ def minutes_of(samples: Iterable[Row], ahead: Mapping[str, int]) -> Iterator[tup
 
 def _last_reported(rows: Iterable[Row]) -> dict[tuple[str, int], int]:
     """Return the end times of the last two samples with a value in each minute, by (instance, seq)."""
-    return {(row.instance, seq): at for row in rows for at, seq, _ in (row.told or ())[-2:]}
+    return {(row.instance, seq): at for row in rows for at, seq, _ in (row.values or ())[-2:]}
 
 
 def _combine_steps(

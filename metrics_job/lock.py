@@ -34,7 +34,7 @@ def locked_folder(folder: Path | None, run: str) -> Iterator[None]:
     try:
         _take_lock(descriptor, folder)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(_describe_holder(run)).encode(), 0)
+        os.pwrite(descriptor, json.dumps(_describe_owner(run)).encode(), 0)
         yield
     finally:
         os.close(descriptor)
@@ -65,22 +65,22 @@ def _take_lock(descriptor: int, folder: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ConfigError(
-            f"another run writes the tables in {folder}: {_read_holder(descriptor)}; "
+            f"another run writes the tables in {folder}: {_read_owner(descriptor)}; "
             "wait until it has ended, or name another folder"
         ) from error
 
 
-def _describe_holder(run: str) -> dict[str, str | int]:
+def _describe_owner(run: str) -> dict[str, str | int]:
     since = datetime.now(UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
     return {"run": run, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
 
 
-def _read_holder(descriptor: int) -> str:
-    """Return the holder's description: `metrics_job batch, process 4711 on host, since 2026-11-28 12:00:00
+def _read_owner(descriptor: int) -> str:
+    """Return the owner's description: `metrics_job batch, process 4711 on host, since 2026-11-28 12:00:00
     UTC`.
     """
     try:
-        holder = json.loads(os.pread(descriptor, 4096, 0))
-        return f"{holder['run']}, process {holder['pid']} on {holder['host']}, since {holder['since']} UTC"
+        owner = json.loads(os.pread(descriptor, 4096, 0))
+        return f"{owner['run']}, process {owner['pid']} on {owner['host']}, since {owner['since']} UTC"
     except (ValueError, KeyError, TypeError):
         return "it has just begun"

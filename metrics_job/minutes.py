@@ -1,15 +1,15 @@
 """Sample files into rows, good and bad, and into minutes: what one process added to one series in one
 minute.
 
-A line is refused as a whole: `unknown version` (its `v` is another one than tables.VERSION), `corrupt` (not
+A line is refused entirely: `unknown version` (its `v` is another one than tables.VERSION), `corrupt` (not
 a JSON object, or without the fields that say whose it is), `unknown metric` (not in the catalogue), `unknown
 label` (one that no metric of the catalogue has: of a newer server), `bad value` (no finite number, a counter
-that goes down, buckets that are not the buckets of ddmq_common.metrics.cells, a text where a number is
-wanted). What is refused is counted by file; nothing is dropped in silence.
+that goes down, buckets that are not the buckets of ddmq_common.metrics.cells, a text instead of a number).
+Refused lines are counted by file; none is dropped in silence.
 
-Every table but `rejects` is made from minutes. A line that was there twice is in them once; a key may come
-more than once, because whatever is made from them adds up anyway. Kinds of rows, and the columns they use
-beside `kind`, `minute` (since the epoch, of the interval's end) and the names of the series:
+Every table but `rejects` is computed from minutes. They count a repeated line once. A key may come more than
+once, because every table sums them. Kinds of rows, and the columns they use beside `kind`, `minute` (since
+the epoch, of the interval's end) and the names of the series:
 
     counter     total
     gauge       total, lines, last, max, min, and to_ms and seq of the last value; of those in FOLLOWED
@@ -68,7 +68,7 @@ READER_OPTIONS = {
 
 
 def read_schema() -> T.StructType:
-    """Return tables.line_schema for Spark's JSON reader, with all labels of a line, known or not."""
+    """Return tables.line_schema for Spark's JSON reader, with all labels of a line, also unknown ones."""
     labels = T.MapType(T.StringType(), T.StringType())
     fields = [(one.name, labels if one.name == "labels" else one.dataType) for one in line_schema()]
     return T.StructType([T.StructField(name, kind) for name, kind in fields])
@@ -86,11 +86,11 @@ def key_columns() -> list[Column]:
     """Return the columns topic, group and detail of a line; "" if it has none."""
     labels = F.col("labels")
     others = [name for name in label_names() if name not in ("topic", "group")]
-    parts = [F.concat(F.lit(f"{name}="), labels[name]) for name in others]
+    pairs = [F.concat(F.lit(f"{name}="), labels[name]) for name in others]
     return [
         F.coalesce(labels["topic"], F.lit("")).alias("topic"),
         F.coalesce(labels["group"], F.lit("")).alias("group"),
-        F.concat_ws(",", *parts).alias("detail"),
+        F.concat_ws(",", *pairs).alias("detail"),
     ]
 
 
@@ -136,8 +136,8 @@ def _bad_number() -> Column:
 def _bad_buckets() -> Column:
     buckets, counts, total = F.col("buckets"), F.col("counts"), F.col("sum")
     sizes = total.isNull() | buckets.isNull() | counts.isNull() | (F.size(buckets) != F.size(counts))
-    wrong = (F.array_min(buckets) < 0) | (F.array_max(buckets) >= BUCKETS) | (F.array_min(counts) <= 0)
-    return sizes | F.isnan(total) | (F.size(buckets) == 0) | wrong
+    out_of_range = (F.array_min(buckets) < 0) | (F.array_max(buckets) >= BUCKETS) | (F.array_min(counts) <= 0)
+    return sizes | F.isnan(total) | (F.size(buckets) == 0) | out_of_range
 
 
 def _any_of(conditions: Iterable[Column]) -> Column:
@@ -148,7 +148,7 @@ MINUTE_MS = 60_000
 DAY_MINUTES = 24 * 60
 INTERVAL = "interval"
 FOLLOWED = ("ddmq_lag", "ddmq_lag_age_ms", "ddmq_blocked_keys", "ddmq_blocked_key_age_ms")
-TOLD: dict[str, T.DataType] = {"to_ms": LONG, "seq": LONG, "value": DOUBLE}
+VALUE_FIELDS: dict[str, T.DataType] = {"to_ms": LONG, "seq": LONG, "value": DOUBLE}
 Keep = Callable[[DataFrame], DataFrame]  # keeps what is used more than once
 LINE_KEY = ("instance", "seq", "metric", "labels")
 _COLUMNS: dict[str, T.DataType] = (
@@ -157,7 +157,7 @@ _COLUMNS: dict[str, T.DataType] = (
     | dict.fromkeys(("seq", "from_ms", "to_ms", "lines", "copies"), LONG)
     | dict.fromkeys(("total", "last", "max", "min"), DOUBLE)
     | {"buckets": T.ArrayType(INT), "counts": T.ArrayType(LONG), "is_last": T.BooleanType()}
-    | {"told": T.ArrayType(T.StructType([T.StructField(name, kind) for name, kind in TOLD.items()]))}
+    | {"told": T.ArrayType(T.StructType([T.StructField(name, kind) for name, kind in VALUE_FIELDS.items()]))}
 )
 
 

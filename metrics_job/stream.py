@@ -10,15 +10,15 @@ repeated with the same files. Every batch goes through three steps, with the fun
 Each step gives the same result when it is repeated, so the tables count every line once, wherever the job
 was killed.
 
-An interval is identified by its process's instance and its sequence number. A kept interval is complete: if
-it comes again in a later batch, only the repetition is counted.
+An interval is identified by its process's instance and its sequence number. A stored interval is complete: if
+a later batch repeats it, only the repetition is counted.
 
 Late lines: a line whose `to` is more than `late_hours` behind the latest one of the batches before is not
 counted; it is a reject with the reason `late`, on the day it came. A clock that runs ahead cannot make other
 lines late: a `to` in the future does not advance the watermark.
 
-Merged hours (`hour-*`) repeat lines that were already read. Only their intervals that are not kept yet are
-taken; a job needs these if it was stopped while its files were merged.
+Merged hours (`hour-*`) repeat lines that were already read. Only their intervals that are not stored yet are
+read; a job needs these if it was stopped while its files were merged.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from metrics_job.minutes import (
 )
 from metrics_job.rollups import processes
 from metrics_job.session import session
-from metrics_job.stream_tables import OF_DAY, RollUp, find_touched, kept_schema, roll_up, rows_to_keep
+from metrics_job.stream_tables import OF_DAY, RollUp, find_touched, roll_up, rows_to_keep, stored_schema
 from metrics_job.tables import HOUR, PARTITION
 
 LATE = "late"
@@ -92,7 +92,7 @@ class BatchTaker:
         self, spark: SparkSession, what: Streaming, roll_up: RollUp, now_ms: Callable[[], int]
     ) -> None:
         self._what, self._roll_up, self._now_ms = what, roll_up, now_ms
-        self._arrived = Arrived(spark, f"{what.stream_folder}/minutes", kept_schema())
+        self._arrived = Arrived(spark, f"{what.stream_folder}/minutes", stored_schema())
 
     def take_batch(self, lines: DataFrame, batch: int) -> None:
         """Add one batch, as foreachBatch passes it: lines of minutes.read_schema with their file."""
@@ -116,13 +116,13 @@ class BatchTaker:
         of_days = self._arrived.read(batch - 1).filter(F.col(HOUR) == OF_DAY)
         return of_days.filter(F.col("kind") == INTERVAL).select(*INTERVAL_KEY).distinct()
 
-    def _without_recorded(self, made: DataFrame, batch: int) -> DataFrame:
+    def _without_recorded(self, minutes: DataFrame, batch: int) -> DataFrame:
         """Drop the intervals that earlier batches contain; of the dropped ones, only the number of copies
         remains."""
         recorded = self._recorded_intervals(batch)
-        new = made.join(recorded, list(INTERVAL_KEY), "left_anti")
-        again = made.filter(F.col("kind") == INTERVAL).join(recorded, list(INTERVAL_KEY), "left_semi")
-        return new.unionByName(again.withColumn("lines", F.lit(0).cast("long")))
+        new = minutes.join(recorded, list(INTERVAL_KEY), "left_anti")
+        repeated = minutes.filter(F.col("kind") == INTERVAL).join(recorded, list(INTERVAL_KEY), "left_semi")
+        return new.unionByName(repeated.withColumn("lines", F.lit(0).cast("long")))
 
     def _watermark_ms(self, newest_ms: int) -> int:
         """Return the interval end before which a line is late; NEVER before the first line."""
@@ -138,13 +138,13 @@ class BatchTaker:
         hours = judged.filter(merged)
         if hours.isEmpty():
             return judged
-        parts, interval = judged.filter(~merged), list(INTERVAL_KEY)
-        arriving = parts.filter(F.col(REASON).isNull()).select(*interval)
+        unmerged, interval = judged.filter(~merged), list(INTERVAL_KEY)
+        arriving = unmerged.filter(F.col(REASON).isNull()).select(*interval)
         recorded = self._recorded_intervals(batch).union(arriving).distinct()
         new = hours.filter(F.col(REASON).isNull()).join(recorded, interval, "left_anti")
         files = new.select(FILE).distinct()
         bad = hours.filter(F.col(REASON).isNotNull()).join(files, [FILE], "left_semi")
-        return parts.unionByName(new).unionByName(bad)
+        return unmerged.unionByName(new).unionByName(bad)
 
     def _add_dates(self, judged: DataFrame, newest_ms: int) -> DataFrame:
         """Add the column of the day that each line belongs to, and refuse late lines."""
@@ -159,9 +159,9 @@ class BatchTaker:
 
 def _day_of_line() -> Column:
     """Return a column with the day of `to`; for a refused line, that of its folder."""
-    ended = F.when(F.col(REASON).isNull(), F.to_date(F.timestamp_millis("to")))
+    line_day = F.when(F.col(REASON).isNull(), F.to_date(F.timestamp_millis("to")))
     folder = F.try_to_date(F.regexp_extract(FILE, _DAY_FOLDER, 1))
-    return F.coalesce(ended, folder, F.lit(date(1970, 1, 1)))
+    return F.coalesce(line_day, folder, F.lit(date(1970, 1, 1)))
 
 
 def open_lines(spark: SparkSession, what: Streaming) -> DataFrame:

@@ -1,9 +1,9 @@
-"""Compute the tables of a stream from the rows it keeps: those of the hours that a batch touches, and of
+"""Compute the tables of a stream from its stored rows: those of the hours that a batch touches, and of
 their days.
 
-Tables of minutes and hours are computed again for these hours alone. Tables that need a whole day (lag,
-processes, promises) are computed from the few rows of the day that they need, which are kept separately, and
-from the tables of hours.
+Tables of minutes and hours are computed again for these hours alone. Tables that need a complete day (lag,
+processes, promises) are computed from the few rows of the day that they need, which are stored separately,
+and from the tables of hours.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from metrics_job.tables import (
 )
 
 REFUSED = "refused"  # the kind of a row that is a refused line
-OF_DAY = -1  # the hour of rows from which tables of a whole day are made
+OF_DAY = -1  # the hour of rows from which tables of a day are computed
 HOUR_MINUTES = 60
 
 
@@ -52,27 +52,28 @@ class Touched(NamedTuple):
     hours: list[int]
 
 
-RollUp = Callable[[DataFrame, Touched], None]  # all kept rows -> the tables of what was touched, replaced
+# From all stored rows, replaces the tables of the touched days and hours.
+RollUp = Callable[[DataFrame, Touched], None]
 
 
-def kept_schema() -> T.StructType:
+def stored_schema() -> T.StructType:
     """Return the schema of stored rows: metrics_job.minutes; file, reason and text of a refused line; day
     and hour."""
     more = [T.StructField(name, STRING) for name in (FILE, REASON, TEXT)]
-    parts = [T.StructField(PARTITION, T.DateType()), T.StructField(HOUR, INT)]
-    return T.StructType([*minutes_schema().fields, *more, *parts])
+    partition_fields = [T.StructField(PARTITION, T.DateType()), T.StructField(HOUR, INT)]
+    return T.StructType([*minutes_schema().fields, *more, *partition_fields])
 
 
-def rows_to_keep(made: DataFrame, refused: DataFrame) -> DataFrame:
+def rows_to_keep(minutes: DataFrame, refused: DataFrame) -> DataFrame:
     """Return the rows to store: rows of metrics_job.minutes, and refused lines of
     processes.refused_lines."""
     epoch_hour = F.floor(F.col("minute") / HOUR_MINUTES)
     followed = F.coalesce(F.col("metric").isin(*FOLLOWED), F.lit(False))
     hour = F.when((F.col("kind") == INTERVAL) | followed, OF_DAY).otherwise(F.pmod(epoch_hour, F.lit(24)))
     day = F.to_date(F.timestamp_seconds(epoch_hour * 3600))
-    rows = made.withColumn(PARTITION, day).withColumn(HOUR, hour.cast("int"))
-    odd = refused.withColumn("kind", F.lit(REFUSED)).withColumn(HOUR, F.lit(OF_DAY))
-    return rows.unionByName(odd, allowMissingColumns=True).select(*kept_schema().names)
+    rows = minutes.withColumn(PARTITION, day).withColumn(HOUR, hour.cast("int"))
+    refused_rows = refused.withColumn("kind", F.lit(REFUSED)).withColumn(HOUR, F.lit(OF_DAY))
+    return rows.unionByName(refused_rows, allowMissingColumns=True).select(*stored_schema().names)
 
 
 def find_touched(rows: DataFrame) -> Touched:
@@ -107,16 +108,16 @@ def _write_tables(
 ) -> None:
     now_ms = time.time_ns() // 1_000_000
     of_days = rows.filter(F.col(PARTITION).isin(which.days))
-    whole = keep(_merge_intervals(of_days.filter((F.col(HOUR) == OF_DAY) & (F.col("kind") != REFUSED))))
+    day_rows = keep(_merge_intervals(of_days.filter((F.col(HOUR) == OF_DAY) & (F.col("kind") != REFUSED))))
     in_hours = F.floor(F.col("minute") / HOUR_MINUTES).isin(which.hours)
     of_hours = of_days.filter(F.col(HOUR).isin([hour % 24 for hour in which.hours]) & in_hours)
-    minutes = keep(of_hours.select(*minutes_schema().names).unionByName(whole.filter(in_hours)))
+    minutes = keep(of_hours.select(*minutes_schema().names).unionByName(day_rows.filter(in_hours)))
     write_series(store, minutes, keep)
     written = {table: _of_days(store, table, which) for table in OF_OTHER_HOURS}
-    lags = keep(groups.lag_minute(whole, written[COUNTERS_MINUTE], now_ms))
+    lags = keep(groups.lag_minute(day_rows, written[COUNTERS_MINUTE], now_ms))
     written[LAG_MINUTE] = store.shape_rows(LAG_MINUTE, lags)
     store.write(LAG_MINUTE, lags)
-    store.write(PROCESSES, processes.process_rows(whole, now_ms))
+    store.write(PROCESSES, processes.process_rows(day_rows, now_ms))
     store.write(REJECTS, processes.count_rejects(of_days.filter(F.col("kind") == REFUSED)))
     write_judged(store, written, which.days, goals)
 
@@ -144,12 +145,12 @@ def _merge_intervals(rows: DataFrame) -> DataFrame:
 
 def _check(folders: Folders, out: str) -> None:
     path = table_path(out, COUNTERS_MINUTE)
-    whole_days = any(
+    has_day_files = any(
         name.endswith(".parquet")
         for day in folders.list_names(path)
         for name in folders.list_names(f"{path}/{day}")
     )
-    if whole_days or folders.exists(f"{out.rstrip('/')}/stream/arrived"):
+    if has_day_files or folders.exists(f"{out.rstrip('/')}/stream/arrived"):
         raise ConfigError(
             f"{out} is of a batch run, or of a stream of a version before, which knew no hours: give another "
             "folder as --out; what is still in the samples' folder is read into it"

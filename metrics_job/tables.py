@@ -171,7 +171,7 @@ def table_path(out: str, table: Table) -> str:
 
 
 STAGING = ".spark-staging-"  # how Spark's folders begin in which a run writes before it replaces
-STAGING_KEPT_MS = 24 * 3_600_000  # on a store without a lock: another run may be at work in younger ones
+STAGING_RETENTION_MS = 24 * 3_600_000  # on a store without a lock: another run may be at work in younger ones
 MARKERS = {"_SUCCESS", "._SUCCESS.crc"}  # what Spark leaves where it has written
 
 
@@ -197,7 +197,7 @@ class Store:
         or a column that determines it; None means that there are no rows."""
         path = table_path(self._out, table)
         self._delete_staging(path)
-        before = {part: self._folders.list_names(part) for part in self._replaced_folders(path, table)}
+        before = {folder: self._folders.list_names(folder) for folder in self._replaced_folders(path, table)}
         if rows is not None:
             shaped = self.shape_rows(table, rows)
             by = [PARTITION]
@@ -208,9 +208,9 @@ class Store:
                 by.append(HOUR)
             writer = shaped.hint("rebalance", PARTITION).write.mode("overwrite").partitionBy(*by)
             writer.option("partitionOverwriteMode", "dynamic").parquet(path)
-        for part, files in before.items():
-            if files and self._folders.list_names(part) == files:  # nothing was written in their place
-                self._folders.delete(part)
+        for folder, files in before.items():
+            if files and self._folders.list_names(folder) == files:  # nothing was written in their place
+                self._folders.delete(folder)
         if all(name in MARKERS for name in self._folders.list_names(path)):  # nor another run at work in it
             self._folders.delete(path)  # a folder without rows tells no reader its columns
 
@@ -219,7 +219,7 @@ class Store:
         now_ms = time.time_ns() // 1_000_000
         is_locked = self._folders.find_local_path(path) is not None
         for name, age_ms in self._folders.read_ages_ms(path, now_ms).items():
-            if name.startswith(STAGING) and (is_locked or age_ms >= STAGING_KEPT_MS):
+            if name.startswith(STAGING) and (is_locked or age_ms >= STAGING_RETENTION_MS):
                 self._folders.delete(f"{path}/{name}")
 
     def read(self, table: Table) -> DataFrame:

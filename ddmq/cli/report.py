@@ -125,7 +125,7 @@ def _run_job(config_dir: Path | None, samples: Path, tables: Path, from_ms: int,
     from metrics_job.batch import run_batch
 
     hint(f"running the job over {samples}; tables go to {tables}")
-    run_batch(samples, tables, from_ms, to_ms, config_dir, again=False)
+    run_batch(samples, tables, from_ms, to_ms, config_dir, recompute=False)
 
 
 def print_summary(result: Report) -> None:

@@ -1,4 +1,4 @@
-"""Sample files into minutes, by columns: Python workers are given Arrow batches and give some back."""
+"""Sample files into minutes, by columns: Python workers take Arrow batches and return others."""
 
 from __future__ import annotations
 

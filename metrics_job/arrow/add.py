@@ -1,7 +1,7 @@
 """Add up lines into minutes: the columns and their meaning are those of metrics_job.minutes.
 
-Rows are added up within one piece of files only, so the same key may come again from another piece; all that
-is made from minutes adds up anyway. A line that is in the piece twice is counted once.
+Rows are added up within one chunk of files only, so another chunk may have the same key. Every table that is
+computed from minutes sums them. A line that is in the chunk twice is counted once.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from metrics_job.arrow.lines import SeriesCodes, UndecodedLine, column_array, fill_table
-from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, MINUTE_MS, TEXT, TOLD
+from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, MINUTE_MS, TEXT, VALUE_FIELDS
 from metrics_job.minutes import minutes_schema as minutes_schema
 from metrics_job.tables import SERIES_KEY
 
-ODD = "odd"  # the kind of a line that is left to Spark's reader
+UNDECODED = "undecoded"  # the kind of a line that is left to Spark's reader
 BY = ["code", "minute"]
 
 
@@ -58,12 +58,12 @@ def add_up_lines(lines: Any, series_codes: SeriesCodes, file: str | None = None)
     ]
 
 
-def undecoded_rows(odd: list[UndecodedLine], files: list[str]) -> Any:
+def undecoded_rows(undecoded: list[UndecodedLine], files: list[str]) -> Any:
     """Return a table of worker_schema() with the undecoded lines."""
-    texts = {"kind": [ODD] * len(odd), TEXT: [one.text for one in odd]}
+    texts = {"kind": [UNDECODED] * len(undecoded), TEXT: [one.text for one in undecoded]}
     columns = {name: pa.array(values, pa.string()) for name, values in texts.items()}
     return fill_table(
-        columns | {FILE: pa.array([files[one.file] for one in odd], pa.string())}, worker_schema()
+        columns | {FILE: pa.array([files[one.file] for one in undecoded], pa.string())}, worker_schema()
     )
 
 
@@ -120,7 +120,7 @@ def _group_followed_gauges(lines: Any) -> Any:
     lag."""
     rows = _group_gauges(lines, ends=("to", "list"), seqs=("seq", "list"), told=("number", "list"))
     lists = [column_array(rows, name) for name in ("ends", "seqs", "told")]
-    values = pa.StructArray.from_arrays(list(map(pc.list_flatten, lists)), list(TOLD))
+    values = pa.StructArray.from_arrays(list(map(pc.list_flatten, lists)), list(VALUE_FIELDS))
     value_lists = pa.ListArray.from_arrays(lists[0].offsets, values)
     return rows.drop_columns(["ends", "seqs", "told"]).append_column("told", value_lists)
 
@@ -132,7 +132,7 @@ def _group_histograms(lines: Any) -> Any:
     flat |= {"bucket": pc.list_flatten(lists), "n": pc.list_flatten(column_array(lines, "counts"))}
     bucket_counts = pa.table(flat).group_by([*BY, "bucket"], use_threads=False).aggregate([("n", "sum")])
     buckets = _group_rows(bucket_counts, {"buckets": ("bucket", "list"), "counts": ("n_sum", "list")})
-    in_order = [(name, "ascending") for name in BY]  # a group's place says nothing
+    in_order = [(name, "ascending") for name in BY]  # groups come in any order
     sums, buckets = sums.sort_by(in_order), buckets.sort_by(in_order)
     for name in ("buckets", "counts"):
         sums = sums.append_column(name, column_array(buckets, name))

@@ -25,8 +25,8 @@ from ddmq_common.metrics.catalogue import CATALOGUE
 from ddmq_common.metrics.cells import BUCKETS
 from metrics_job.tables import CORRUPT, LAST, PROCESS_METRIC, STATE_LABEL, label_names
 
-EXACT = 1 << 53  # below it every whole number is a double
-Whole = Annotated[int, msgspec.Meta(ge=0, lt=EXACT)]
+EXACT = 1 << 53  # below it every integer is exact as a double
+ExactInt = Annotated[int, msgspec.Meta(ge=0, lt=EXACT)]
 
 
 class Line(msgspec.Struct, gc=False, rename={"start": "from"}):
@@ -35,9 +35,9 @@ class Line(msgspec.Struct, gc=False, rename={"start": "from"}):
     v: Literal[1]
     process: str
     instance: str
-    seq: Whole
-    start: Whole
-    to: Whole
+    seq: ExactInt
+    start: ExactInt
+    to: ExactInt
     metric: str
     labels: msgspec.Raw
     value: float | None = None
@@ -154,7 +154,7 @@ def _encode_next_column(codes: Any, names: list[Any], texts: Any) -> tuple[Any, 
     return renumbered.indices, [(*names[former], values[value]) for former, value in pairs]
 
 
-_ODD_BYTES = (b"\\", b"\r", b"\x00", CORRUPT.encode())
+_UNDECODABLE_BYTES = (b"\\", b"\r", b"\x00", CORRUPT.encode())
 _ENDS = re.compile(rb"\r\n|\n|\r")
 _BLANK = b" \t\r\n"
 
@@ -175,11 +175,11 @@ class Parsed(NamedTuple):
     """The parsed lines of some files.
 
     `lines`: a table with `code` (of SeriesCodes), seq, from, to, number (value or sum), buckets and counts.
-    `odd`: the lines that Spark's reader must parse.
+    `undecoded`: the lines that Spark's reader must parse.
     """
 
     lines: Any
-    odd: list[UndecodedLine]
+    undecoded: list[UndecodedLine]
 
 
 _DECODER = msgspec.json.Decoder(Line)
@@ -196,19 +196,20 @@ class Chunk(NamedTuple):
 
 def parse(files: Sequence[bytes], series_codes: SeriesCodes) -> Parsed:
     """Parse all lines of these files. An array of objects counts as one line per object."""
-    odd: list[UndecodedLine] = []
-    chunks = [chunk for at, data in enumerate(files) for chunk in _decode_chunks(at, data, odd)]
+    undecoded: list[UndecodedLine] = []
+    chunks = [chunk for at, data in enumerate(files) for chunk in _decode_chunks(at, data, undecoded)]
     table, good = _build_columns(list(chain.from_iterable(chunk.lines for chunk in chunks)), series_codes)
     if good is not None:
-        places = [(chunk.file, text) for chunk in chunks for text in _split_lines(chunk.text)]
-        odd += [
-            UndecodedLine.from_bytes(*places[at]) for at in pc.indices_nonzero(pc.invert(good)).to_pylist()
+        line_texts = [(chunk.file, text) for chunk in chunks for text in _split_lines(chunk.text)]
+        undecoded += [
+            UndecodedLine.from_bytes(*line_texts[at])
+            for at in pc.indices_nonzero(pc.invert(good)).to_pylist()
         ]
         table = table.filter(good)
-    return Parsed(table.combine_chunks(), [one for line in odd for one in _split_array(line)])
+    return Parsed(table.combine_chunks(), [one for line in undecoded for one in _split_array(line)])
 
 
-def _decode_chunks(at: int, data: bytes, odd: list[UndecodedLine]) -> Iterator[Chunk]:
+def _decode_chunks(at: int, data: bytes, undecoded: list[UndecodedLine]) -> Iterator[Chunk]:
     """Decode lines in the largest possible chunks.
 
     A chunk with an undecodable line is halved until it is small.
@@ -220,13 +221,13 @@ def _decode_chunks(at: int, data: bytes, odd: list[UndecodedLine]) -> Iterator[C
     middle = data.find(b"\n", len(data) // 2, -1) + 1 or data.rfind(b"\n", 0, len(data) // 2) + 1
     if middle and len(data) > _APART_BYTES:
         for half in (data[:middle], data[middle:]):
-            yield from _decode_chunks(at, half, odd)
+            yield from _decode_chunks(at, half, undecoded)
     else:
-        yield from _one_by_one(at, data, odd)
+        yield from _one_by_one(at, data, undecoded)
 
 
 def _is_undecodable(data: bytes) -> bool:
-    return any(odd in data for odd in _ODD_BYTES)
+    return any(sequence in data for sequence in _UNDECODABLE_BYTES)
 
 
 def _split_lines(data: bytes) -> list[bytes]:
@@ -250,7 +251,7 @@ def _decode_at_once(data: bytes) -> list[Line] | None:
     return lines
 
 
-def _one_by_one(at: int, data: bytes, odd: list[UndecodedLine]) -> Iterator[Chunk]:
+def _one_by_one(at: int, data: bytes, undecoded: list[UndecodedLine]) -> Iterator[Chunk]:
     for text in _split_lines(data):
         try:
             if _is_undecodable(text):
@@ -258,7 +259,7 @@ def _one_by_one(at: int, data: bytes, odd: list[UndecodedLine]) -> Iterator[Chun
             text.decode()
             yield Chunk(at, text, [_DECODER.decode(text)])
         except ValueError:  # msgspec's errors are ValueErrors, too
-            odd.append(UndecodedLine.from_bytes(at, text))
+            undecoded.append(UndecodedLine.from_bytes(at, text))
 
 
 def _build_columns(lines: list[Line], series_codes: SeriesCodes) -> tuple[Any, Any]:

@@ -1,11 +1,11 @@
 """Read sample files into minutes through Arrow: Spark finds and reads the files, Python workers make the
 rows.
 
-Spark reads whole files (`binaryFile`), so every file system that it reaches can be used; files on a local
+Spark reads entire files (`binaryFile`), so every file system that it reaches can be used; files on a local
 one are read by the workers themselves, which saves two copies of the contents. Only files that are too long
-for that are read in parts and line by line. The workers parse and add up the lines (metrics_job.arrow.lines,
+for that are split and read line by line. The workers parse and add up the lines (metrics_job.arrow.lines,
 add) and return one row for several lines. Files that by their names may hold the same lines
-(metrics_job.arrow.work) are given to one worker together.
+(metrics_job.arrow.work) go to one worker together.
 
 Two cases are done again line by line, with Spark's reader and metrics_job.minutes: a unit in which that
 reader accepts a line that was undecoded before, and everything if names and contents of files do not agree.
@@ -27,18 +27,18 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from ddmq_common.metrics.samples import parse as parse_name
 from metrics_job.arrow import Batches, map_in_arrow
-from metrics_job.arrow.add import ODD, worker_schema
+from metrics_job.arrow.add import UNDECODED, worker_schema
 from metrics_job.arrow.lines import SeriesCodes, UndecodedLine, column_array, fill_table, parse
 from metrics_job.arrow.work import (
-    DOUBT,
-    Piece,
-    PieceAdder,
+    MISMATCH,
+    ChunkAdder,
+    FileChunk,
     Units,
     can_hold,
     file_name,
-    gather_pieces,
+    gather_chunks,
+    gather_units,
     of_days,
-    unit_pieces,
     units_of,
 )
 from metrics_job.folders import Days, Folders, input_files
@@ -56,7 +56,7 @@ from metrics_job.minutes import (
 )
 from metrics_job.tables import CORRUPT, VERSION, line_schema
 
-WHOLE_BYTES_MAX = 96 << 20  # a longer file is read in parts, line by line: the JVM has a file several times
+FILE_BYTES_MAX = 96 << 20  # a longer file is split and read line by line: the JVM has a file several times
 _SAMPLES = {"pathGlobFilter": READER_OPTIONS["pathGlobFilter"], "ignoreMissingFiles": "true"}
 LOCAL = "file:"  # how URLs of a local file system begin; a path follows, with what is escaped in it
 RETRIES_MAX = (
@@ -65,11 +65,11 @@ RETRIES_MAX = (
 
 
 class ReadSamples(NamedTuple):
-    """The contents of sample files as DataFrames: minutes that were aggregated while reading, and lines that
-    Spark's reader parsed."""
+    """The contents of sample files as DataFrames: minutes that were aggregated while reading, and the lines
+    that Spark's reader parsed."""
 
     minutes: DataFrame  # metrics_job.minutes, persisted
-    odd: DataFrame | None  # lines as metrics_job.minutes has them, those that are refused among them
+    spark_lines: DataFrame | None  # lines of metrics_job.minutes, including the refused ones
 
 
 def read_minutes(spark: SparkSession, paths: list[str], days: Days, keep: Keep) -> ReadSamples:
@@ -118,19 +118,21 @@ def _read(
     if units.strange:
         return _line_by_line(spark, urls, days, keep)
     long = names_to_split(units, sizes)
-    whole = contents.filter(F.col("length") <= WHOLE_BYTES_MAX)
+    short_files = contents.filter(F.col("length") <= FILE_BYTES_MAX)
     is_local = all(url.startswith(LOCAL) for url in urls)
-    rows = _add_alone(whole.select(FILE) if is_local else whole.select(FILE, "content"), units, long, days)
+    rows = _add_alone(
+        short_files.select(FILE) if is_local else short_files.select(FILE, "content"), units, long, days
+    )
     together = units.shared.keys() - long
     if together:
         some = read_files(spark, _some_paths(spark, urls, together)).select(FILE, "content")
         rows = rows.unionByName(_add_units(some, units, days))
     rows = keep(rows)
     kinds = {row["kind"] for row in rows.select("kind").distinct().collect()}
-    if DOUBT in kinds:
+    if MISMATCH in kinds:
         return _line_by_line(spark, urls, days, keep)
     samples = ReadSamples(rows.drop(TEXT, FILE), None)
-    if ODD in kinds:
+    if UNDECODED in kinds:
         samples = _with_undecoded(spark, rows, urls, units, days, keep) or _line_by_line(
             spark, urls, days, keep
         )
@@ -138,7 +140,9 @@ def _read(
         return samples
     lines = keep(_parse_lines(read_lines(spark, _some_paths(spark, urls, long)), days, keep))
     minutes = samples.minutes.unionByName(to_minutes(lines, keep))
-    return ReadSamples(minutes, lines if samples.odd is None else samples.odd.unionByName(lines))
+    return ReadSamples(
+        minutes, lines if samples.spark_lines is None else samples.spark_lines.unionByName(lines)
+    )
 
 
 def _with_undecoded(
@@ -146,9 +150,9 @@ def _with_undecoded(
 ) -> ReadSamples | None:
     """Add the undecoded lines, parsed by Spark's reader, to the minutes. Returns None if the names and the
     contents of files do not agree, so that all must be read line by line."""
-    odd = rows.filter(F.col("kind") == ODD).select(TEXT, FILE)
-    lines = keep(in_range(_lines_of_text(odd), days.from_ms, days.to_ms))
-    minutes, good = rows.filter(F.col("kind") != ODD), lines.filter(F.col(REASON).isNull())
+    undecoded = rows.filter(F.col("kind") == UNDECODED).select(TEXT, FILE)
+    lines = keep(in_range(_lines_of_text(undecoded), days.from_ms, days.to_ms))
+    minutes, good = rows.filter(F.col("kind") != UNDECODED), lines.filter(F.col(REASON).isNull())
     good_intervals = good.select(_name_of(F.col(FILE)).alias("name"), "instance", "seq").distinct()
     intervals = [tuple(row) for row in good_intervals.limit(RETRIES_MAX).collect()]
     if len(intervals) == RETRIES_MAX or not all(
@@ -165,10 +169,10 @@ def _with_undecoded(
 
 
 def names_to_split(units: Units, sizes: Mapping[str, int]) -> set[str]:
-    """Return the names of files to read line by line: files too long to read as a whole, and all files of
+    """Return the names of files to read line by line: files too long to read at once, and all files of
     their units.
     """
-    long = {name for name, size in sizes.items() if size > WHOLE_BYTES_MAX}
+    long = {name for name, size in sizes.items() if size > FILE_BYTES_MAX}
     shared = {units.shared[name] for name in long if name in units.shared}
     return long | {name for name, unit in units.shared.items() if unit in shared}
 
@@ -197,22 +201,22 @@ def _some_paths(spark: SparkSession, urls: Iterable[str], names: Collection[str]
 def _add_alone(contents: DataFrame, units: Units, long: Collection[str], days: Days) -> DataFrame:
     shared = frozenset((*units.shared, *long))
 
-    def add_pieces(batches: Batches) -> Batches:
-        adding = PieceAdder(days)
-        for piece in gather_pieces(_read_contents(batches), shared):
-            for table in adding.add_alone(piece):
+    def add_chunks(batches: Batches) -> Batches:
+        adding = ChunkAdder(days)
+        for chunk in gather_chunks(_read_contents(batches), shared):
+            for table in adding.add_alone(chunk):
                 yield from table.combine_chunks().to_batches()
 
-    return map_in_arrow(contents, add_pieces, worker_schema())
+    return map_in_arrow(contents, add_chunks, worker_schema())
 
 
 def _add_units(contents: DataFrame, units: Units, days: Days) -> DataFrame:
     def add_units(batches: Batches) -> Batches:
-        adding = PieceAdder(days)
+        adding = ChunkAdder(days)
         unit_files = ((row[0].as_py(), row[1].as_py(), row[2].as_py()) for batch in batches
                  for row in zip(*batch.columns, strict=True))  # fmt: skip
-        for unit, piece in unit_pieces(unit_files):
-            for table in adding.add_unit(unit, piece):
+        for unit, chunk in gather_units(unit_files):
+            for table in adding.add_unit(unit, chunk):
                 yield from table.combine_chunks().to_batches()
 
     names = contents.sparkSession.createDataFrame(list(units.shared.items()), "name string, unit string")
@@ -232,27 +236,30 @@ def _parse_lines(texts: DataFrame, days: Days, keep: Keep) -> DataFrame:
     lines.
     """
 
-    def parse_pieces(batches: Batches) -> Batches:
-        for piece in _pieces_of_lines(batches):
+    def parse_chunks(batches: Batches) -> Batches:
+        for chunk in _gather_line_chunks(batches):
             series_codes = SeriesCodes()
-            parsed = parse(piece.data, series_codes)
+            parsed = parse(chunk.data, series_codes)
             lines = of_days(parsed.lines, days).combine_chunks()
-            for columns in (_whole_lines(lines, series_codes), _undecoded_lines(parsed.odd, piece.files)):
+            for columns in (
+                _decoded_lines(lines, series_codes),
+                _undecoded_lines(parsed.undecoded, chunk.files),
+            ):
                 yield from fill_table(columns, _lines_schema()).to_batches()
 
-    rows = keep(map_in_arrow(texts, parse_pieces, _lines_schema()))
+    rows = keep(map_in_arrow(texts, parse_chunks, _lines_schema()))
     good = rows.filter(F.col(TEXT).isNull()).drop(TEXT)
     for name in (CORRUPT, REASON):
         good = good.withColumn(name, F.lit(None).cast("string"))
-    odd = _lines_of_text(rows.filter(F.col(TEXT).isNotNull()))
-    return good.unionByName(in_range(odd, days.from_ms, days.to_ms))
+    undecoded = _lines_of_text(rows.filter(F.col(TEXT).isNotNull()))
+    return good.unionByName(in_range(undecoded, days.from_ms, days.to_ms))
 
 
-def _lines_of_text(odd: DataFrame) -> DataFrame:
+def _lines_of_text(undecoded: DataFrame) -> DataFrame:
     """Parse undecoded lines with Spark's reader into lines of metrics_job.minutes."""
     options = {name: READER_OPTIONS[name] for name in ("mode", "columnNameOfCorruptRecord")}
     line = F.from_json(TEXT, read_schema(), options).alias("line")
-    return odd.select(line, FILE).select("line.*", FILE).transform(classify_lines)
+    return undecoded.select(line, FILE).select("line.*", FILE).transform(classify_lines)
 
 
 def _name_of(path: Column) -> Column:
@@ -274,13 +281,13 @@ def _read_contents(batches: Batches) -> Iterator[tuple[str, bytes]]:
             yield url, content
 
 
-def _pieces_of_lines(batches: Batches) -> Iterator[Piece]:
-    """Yield one piece for each batch, with the lines of the same file together."""
+def _gather_line_chunks(batches: Batches) -> Iterator[FileChunk]:
+    """Yield one chunk for each batch, with the lines of the same file together."""
     for batch in batches:
         by_file: dict[str, list[bytes]] = {}
         for file, line in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
             by_file.setdefault(file, []).append(line)
-        yield Piece(list(by_file), [b"\n".join(lines) for lines in by_file.values()])
+        yield FileChunk(list(by_file), [b"\n".join(lines) for lines in by_file.values()])
 
 
 def _lines_schema() -> Any:
@@ -288,7 +295,7 @@ def _lines_schema() -> Any:
     return pa.schema([*fields, *(pa.field(name, pa.string()) for name in (KIND, TEXT, FILE))])
 
 
-def _whole_lines(lines: Any, series_codes: SeriesCodes) -> dict[str, Any]:
+def _decoded_lines(lines: Any, series_codes: SeriesCodes) -> dict[str, Any]:
     """Return the columns of _lines_schema() for the decoded lines of lines.Parsed."""
     codes, number = column_array(lines, "code"), column_array(lines, "number")
     kinds = series_codes.field_column("kind", codes)
@@ -306,6 +313,6 @@ def _whole_lines(lines: Any, series_codes: SeriesCodes) -> dict[str, Any]:
     return columns
 
 
-def _undecoded_lines(odd: list[UndecodedLine], files: list[str]) -> dict[str, Any]:
-    texts, names = [one.text for one in odd], [files[one.file] for one in odd]
+def _undecoded_lines(undecoded: list[UndecodedLine], files: list[str]) -> dict[str, Any]:
+    texts, names = [one.text for one in undecoded], [files[one.file] for one in undecoded]
     return {TEXT: pa.array(texts, pa.string()), FILE: pa.array(names, pa.string())}

@@ -1,4 +1,4 @@
-"""Turn pieces of sample files into rows of add.worker_schema(), in a Python worker.
+"""Turn chunks of sample files into rows of add.worker_schema(), in a Python worker.
 
 The names of files say which of them may hold the same lines (docs/formats-samples.md). A line is identified
 by (instance, seq, metric, labels); a name has the instance and the first and last sequence number. Files
@@ -50,7 +50,7 @@ def units_of(paths: Iterable[str]) -> Units:
 
 
 def can_hold(names: Iterable[str], intervals: Iterable[tuple[str, int]]) -> bool:
-    """Return whether, judging by their names, these files can contain all of these intervals, given as
+    """Return whether, judging by their names, these files can contain all of these intervals, as
     (instance, seq)."""
     ranges: dict[str, list[SampleName]] = {}
     for sample in filter(None, map(parse_name, names)):
@@ -60,17 +60,17 @@ def can_hold(names: Iterable[str], intervals: Iterable[tuple[str, int]]) -> bool
     )
 
 
-PIECE_BYTES = 4 << 20
-CUT_BYTES = 16 << 20  # a longer file is cut into several pieces
+CHUNK_BYTES = 4 << 20
+SPLIT_BYTES = 16 << 20  # a longer file is split into several chunks
 Contents = Iterable[tuple[str, bytes]]  # path and bytes of a file
 
 
-class Piece(NamedTuple):
-    """Some complete files, or a part of one long file that is cut at the end of a line."""
+class FileChunk(NamedTuple):
+    """Some complete files, or a section of one long file that ends with a line."""
 
     files: list[str]
     data: list[bytes]
-    follows: bool = False  # the beginning of the file was in the piece before
+    follows: bool = False  # the chunk before has the beginning of the file
     continues: bool = False
 
     @property
@@ -78,125 +78,127 @@ class Piece(NamedTuple):
         return sum(map(len, self.data))
 
 
-def gather_pieces(
-    contents: Contents, without: Collection[str] = (), size: int = PIECE_BYTES, uncut: int = CUT_BYTES
-) -> Iterator[Piece]:
-    """Yield pieces of about `size` bytes.
+def gather_chunks(
+    contents: Contents, without: Collection[str] = (), size: int = CHUNK_BYTES, split_above: int = SPLIT_BYTES
+) -> Iterator[FileChunk]:
+    """Yield chunks of about `size` bytes.
 
-    Files named in `without` are skipped; files above `uncut` bytes are cut.
+    Files named in `without` are skipped; files above `split_above` bytes are split.
     """
-    piece = Piece([], [])
+    chunk = FileChunk([], [])
     for file, content in contents:
         if file_name(file) in without:
             continue
-        if len(content) > uncut:
-            yield from _cut_file(file, content, size)
+        if len(content) > split_above:
+            yield from _split_file(file, content, size)
             continue
-        piece.files.append(file)
-        piece.data.append(content)
-        if piece.byte_count >= size:
-            yield piece
-            piece = Piece([], [])
-    if piece.files:
-        yield piece
+        chunk.files.append(file)
+        chunk.data.append(content)
+        if chunk.byte_count >= size:
+            yield chunk
+            chunk = FileChunk([], [])
+    if chunk.files:
+        yield chunk
 
 
-def unit_pieces(contents: Iterable[tuple[str, str, bytes]]) -> Iterator[tuple[str, Piece]]:
-    """Yield each unit with its files as one piece. `contents`: (unit, path, bytes), sorted by unit."""
+def gather_units(contents: Iterable[tuple[str, str, bytes]]) -> Iterator[tuple[str, FileChunk]]:
+    """Yield each unit with its files as one chunk. `contents`: (unit, path, bytes), sorted by unit."""
     for unit, files in groupby(contents, key=lambda file: file[0]):
         some = sorted((path, content) for _, path, content in files)
-        yield unit, Piece([path for path, _ in some], [content for _, content in some])
+        yield unit, FileChunk([path for path, _ in some], [content for _, content in some])
 
 
 def file_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _cut_file(file: str, content: bytes, size: int) -> Iterator[Piece]:
+def _split_file(file: str, content: bytes, size: int) -> Iterator[FileChunk]:
     at = 0
     while at < len(content):
         end = content.find(b"\n", at + size) + 1 or len(content)
-        yield Piece([file], [content[at:end]], follows=at > 0, continues=end < len(content))
+        yield FileChunk([file], [content[at:end]], follows=at > 0, continues=end < len(content))
         at = end
 
 
-KNOWN_MAX = 20_000  # names of series that a worker caches from file to file
-DOUBT = "doubt"  # the kind of a row that reports that names and contents do not agree
+CACHED_SERIES_MAX = 20_000  # names of series that a worker caches from file to file
+MISMATCH = "mismatch"  # the kind of a row that reports that names and contents do not agree
 
 
-class PieceAdder:
-    """Aggregates the lines of pieces into tables. A file may be cut into several pieces."""
+class ChunkAdder:
+    """Aggregates the lines of chunks into tables. A file may be split into several chunks."""
 
     def __init__(self, days: Days) -> None:
         self._days = days
         self._series_codes = SeriesCodes()
-        self._partial_lines: Any = None  # lines of the last interval, which may continue in the next piece
-        self._complete_through = -1  # the last complete interval of a file that was cut
+        self._partial_lines: Any = None  # lines of the last interval, which may continue in the next chunk
+        self._complete_through = -1  # the last complete interval of a file that was split
 
-    def add_alone(self, piece: Piece) -> Iterator[Any]:
-        """Aggregate a piece whose files are units of their own, or which is a part of such a file."""
-        parsed = self._parse_piece(piece)
-        if parsed.odd and len(piece.files) > 1:
-            for part in _split_undecoded_files(piece, {line.file for line in parsed.odd}):
-                yield from self.add_alone(part)
+    def add_alone(self, chunk: FileChunk) -> Iterator[Any]:
+        """Aggregate a chunk whose files are units of their own, or which is a section of such a file."""
+        parsed = self._parse_chunk(chunk)
+        if parsed.undecoded and len(chunk.files) > 1:
+            for subset in _split_undecoded_files(chunk, {line.file for line in parsed.undecoded}):
+                yield from self.add_alone(subset)
             return
-        lines, in_order = self._whole_intervals(piece, of_days(parsed.lines, self._days))
+        lines, in_order = self._take_complete_intervals(chunk, of_days(parsed.lines, self._days))
         if not in_order:
-            yield _doubt_row()
-        # Whether a file has undecoded lines is known at once only if it is in one piece.
-        marked = bool(parsed.odd) or piece.follows or piece.continues
-        yield from self._add_rows(piece, lines, file_name(piece.files[0]) if marked else None)
-        if parsed.odd:
-            yield undecoded_rows(parsed.odd, piece.files)
+            yield _mismatch_row()
+        # Whether a file has undecoded lines is clear at once only if it is in one chunk.
+        marked = bool(parsed.undecoded) or chunk.follows or chunk.continues
+        yield from self._add_rows(chunk, lines, file_name(chunk.files[0]) if marked else None)
+        if parsed.undecoded:
+            yield undecoded_rows(parsed.undecoded, chunk.files)
 
-    def add_unit(self, unit: str, piece: Piece) -> Iterator[Any]:
-        """Aggregate the files of one unit, given as one piece."""
-        parsed = self._parse_piece(piece)
-        yield from self._add_rows(piece, of_days(parsed.lines, self._days), unit if parsed.odd else None)
-        if parsed.odd:
-            yield undecoded_rows(parsed.odd, piece.files)
+    def add_unit(self, unit: str, chunk: FileChunk) -> Iterator[Any]:
+        """Aggregate the files of one unit, which are one chunk."""
+        parsed = self._parse_chunk(chunk)
+        yield from self._add_rows(
+            chunk, of_days(parsed.lines, self._days), unit if parsed.undecoded else None
+        )
+        if parsed.undecoded:
+            yield undecoded_rows(parsed.undecoded, chunk.files)
 
-    def _parse_piece(self, piece: Piece) -> Parsed:
-        if len(self._series_codes) > KNOWN_MAX and not piece.follows:
+    def _parse_chunk(self, chunk: FileChunk) -> Parsed:
+        if len(self._series_codes) > CACHED_SERIES_MAX and not chunk.follows:
             self._series_codes = SeriesCodes()
-        return parse(piece.data, self._series_codes)
+        return parse(chunk.data, self._series_codes)
 
-    def _add_rows(self, piece: Piece, lines: Any, mark: str | None) -> Iterator[Any]:
+    def _add_rows(self, chunk: FileChunk, lines: Any, mark: str | None) -> Iterator[Any]:
         tables = add_up_lines(lines.combine_chunks(), self._series_codes, mark)
         if tables:
             intervals = tables[0].select(["instance", "seq"]).to_pydict()
             if not can_hold(
-                map(file_name, piece.files), zip(intervals["instance"], intervals["seq"], strict=True)
+                map(file_name, chunk.files), zip(intervals["instance"], intervals["seq"], strict=True)
             ):
-                yield _doubt_row()
+                yield _mismatch_row()
         yield from tables
 
-    def _whole_intervals(self, piece: Piece, lines: Any) -> tuple[Any, bool]:
+    def _take_complete_intervals(self, chunk: FileChunk, lines: Any) -> tuple[Any, bool]:
         """Return the lines of complete intervals, and whether the file's intervals are in order and not
         repeated.
         """
-        if not piece.follows:
+        if not chunk.follows:
             self._partial_lines, self._complete_through = None, -1
         if self._partial_lines is not None:
             lines = pa.concat_tables([self._partial_lines, lines]).combine_chunks()
         self._partial_lines = None
-        if not lines.num_rows or not (piece.follows or piece.continues):
+        if not lines.num_rows or not (chunk.follows or chunk.continues):
             return lines, True
         ends = pc.min_max(column_array(lines, "seq")).as_py()
         in_order = ends["min"] > self._complete_through
-        if piece.continues:
+        if chunk.continues:
             last = pc.equal(column_array(lines, "seq"), ends["max"])
             self._partial_lines, lines = lines.filter(last), lines.filter(pc.invert(last))
             self._complete_through = max(self._complete_through, ends["max"] - 1)
         return lines, in_order
 
 
-def _split_undecoded_files(piece: Piece, indexes: set[int]) -> Iterator[Piece]:
+def _split_undecoded_files(chunk: FileChunk, indexes: set[int]) -> Iterator[FileChunk]:
     """Yield the files at these indexes one by one, then all others together."""
-    others = Piece([], [])
-    for index, (file, data) in enumerate(zip(piece.files, piece.data, strict=True)):
+    others = FileChunk([], [])
+    for index, (file, data) in enumerate(zip(chunk.files, chunk.data, strict=True)):
         if index in indexes:
-            yield Piece([file], [data])
+            yield FileChunk([file], [data])
         else:
             others.files.append(file)
             others.data.append(data)
@@ -211,5 +213,5 @@ def of_days(lines: Any, days: Days) -> Any:
     return lines if days.to_ms is None else lines.filter(pc.less(lines["to"], days.to_ms))
 
 
-def _doubt_row() -> Any:
-    return fill_table({"kind": pa.array([DOUBT])}, worker_schema())
+def _mismatch_row() -> Any:
+    return fill_table({"kind": pa.array([MISMATCH])}, worker_schema())

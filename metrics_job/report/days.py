@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from metrics_job.report.core.material import Row
 
 PROMISES_MAX = 100_000  # different promises; those that were missed come first
-STARTS_MAX = 100_000  # different starts of processes; those that were heard last come first
+STARTS_MAX = 100_000  # different starts of processes; those that sent the latest samples come first
 REJECTS_MAX = 1_000  # of the newest dates; all of them are in the sums
 DatedTables = Iterable[tuple[str, Any]]  # date and its rows, the newest date first
 PROMISE_KEY = ["slo", "topic", "group"]
@@ -53,7 +53,7 @@ def read_promises(tables: DatedTables) -> Promises:
     missed_days: dict[tuple[str, ...], list[str]] = {}
     for date, rows in tables:
         rows = rows.filter(pc.greater(rows["total"], 0))
-        _note_missed_days(rows, date, missed_days)
+        _record_missed_days(rows, date, missed_days)
         sums = _add_promises(sums, _promises_of_date(rows, date))
     if sums is None or not sums.num_rows:
         return Promises([], 0, 0)
@@ -64,7 +64,7 @@ def read_promises(tables: DatedTables) -> Promises:
     return Promises(listed, sums.num_rows - missed, missed)
 
 
-def _note_missed_days(rows: Any, date: str, missed_days: dict[tuple[str, ...], list[str]]) -> None:
+def _record_missed_days(rows: Any, date: str, missed_days: dict[tuple[str, ...], list[str]]) -> None:
     missed = rows.filter(pc.equal(rows["met"], False))
     for key in zip(*(_to_texts(missed[name]) for name in PROMISE_KEY), strict=True):
         missed_days.setdefault(key, []).append(date)
@@ -146,9 +146,9 @@ def read_rejects(tables: DatedTables) -> Rejects:
     listed: list[Row] = []
     count = lines = 0
     for _, rows in tables:
-        room = REJECTS_MAX - len(listed)
-        if room and rows.num_rows:
-            listed += rows.sort_by([("lines", "descending")]).slice(0, room).to_pylist()
+        free_rows = REJECTS_MAX - len(listed)
+        if free_rows and rows.num_rows:
+            listed += rows.sort_by([("lines", "descending")]).slice(0, free_rows).to_pylist()
         count, lines = count + rows.num_rows, lines + (pc.sum(rows["lines"]).as_py() or 0)
     return Rejects(listed, count, lines)
 

@@ -1,4 +1,4 @@
-"""Small pieces of HTML. Every text that goes in is escaped here, so no name of a topic can become a tag."""
+"""Small elements of HTML. Every text that goes in is escaped here, so no name of a topic can become a tag."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def paragraph(text: str, kind: str = "") -> str:
     return f"<p{class_attribute}>{escape(text)}</p>"
 
 
-def section(name: str, title: str, *parts: str, wide: bool = False) -> str:
-    """Return a card with an anchor. `parts` are HTML."""
+def section(name: str, title: str, *blocks: str, wide: bool = False) -> str:
+    """Return a card with an anchor. `blocks` are HTML."""
     kind = ' class="wide"' if wide else ""
-    return f'<section id="{name}"{kind}><h2>{escape(title)}</h2>{"".join(parts)}</section>'
+    return f'<section id="{name}"{kind}><h2>{escape(title)}</h2>{"".join(blocks)}</section>'
 
 
 def chart(name: str) -> str:
@@ -71,6 +71,6 @@ def chart(name: str) -> str:
     return f'<div class="chart" id="{name}"></div>'
 
 
-def empty_note(text: str) -> str:
+def placeholder(text: str) -> str:
     """Return the HTML text that replaces an empty chart."""
     return f'<div class="empty">{escape(text)}</div>'

@@ -1,6 +1,6 @@
 """Parquet tables → Material: filtered by date and time, summed inside Arrow; little of it becomes Python.
 
-A table that is not there, or has no rows in the span, is empty material, not an error. Counters of several
+A table that is not there, or has no rows in the range, is empty material, not an error. Counters of several
 processes are added; times are merged bucket by bucket; of a gauge a step shows the largest.
 """
 
@@ -28,17 +28,17 @@ from metrics_job.report.core.material import (
     Counted,
     Material,
     Row,
-    Span,
     Sums,
     Tallies,
     Timed,
+    TimeRange,
     Waiting,
-    span_of,
+    build_time_range,
 )
 from metrics_job.report.days import read_promises, read_rejects, read_starts
 from metrics_job.tables import PROCESSES, REJECTS, SLO_DAY, TABLES, Table
 
-LAGS_SHOWN = 8  # subscriptions with a line of their own; what is beyond is one line together
+LAGS_SHOWN = 8  # subscriptions with a line of their own; the others share one line
 ANOMALIES_MAX = 200  # the furthest from what is usual; all of them are counted
 STORED = "code=0"
 STUCK_MS = (STUCK_MINUTES - 1) * MINUTE_MS
@@ -80,22 +80,22 @@ class Tables:
         ]
         return (min(starts), max(starts) + MINUTE_MS) if starts else None
 
-    def read_material(self, span: Span) -> Material:
+    def read_material(self, time_range: TimeRange) -> Material:
         """Read all data for a report. Raises OSError or pyarrow's ArrowException for unreadable files."""
-        promises = read_promises(self._by_date(SLO_DAY, span))
-        starts = read_starts(self._by_date(PROCESSES, span))
-        rejects = read_rejects(self._by_date(REJECTS, span))
-        anomalies, anomalies_count = self._read_anomalies(span)
-        lag, waiting = self._read_lag(span, starts.rows)
+        promises = read_promises(self._by_date(SLO_DAY, time_range))
+        starts = read_starts(self._by_date(PROCESSES, time_range))
+        rejects = read_rejects(self._by_date(REJECTS, time_range))
+        anomalies, anomalies_count = self._read_anomalies(time_range)
+        lag, waiting = self._read_lag(time_range, starts.rows)
         return Material(
-            span=span,
-            now=self._read_sums(span),
-            before=self._read_sums(span.shift_back()),
-            counted=self._count_by_step(span),
-            timed=self._buckets_by_step(span),
+            time_range=time_range,
+            now=self._read_sums(time_range),
+            before=self._read_sums(time_range.shift_back()),
+            counted=self._count_by_step(time_range),
+            timed=self._buckets_by_step(time_range),
             lag=lag,
             waiting=waiting,
-            hours=self._count_by_hour(span),
+            hours=self._count_by_hour(time_range),
             slo=promises.rows,
             processes=starts.rows,
             anomalies=anomalies,
@@ -112,39 +112,39 @@ class Tables:
 
     # --- counters and times
 
-    def _read_sums(self, span: Span) -> Sums:
-        return Sums(self.read_counters(span), self._read_times(span))
+    def _read_sums(self, time_range: TimeRange) -> Sums:
+        return Sums(self.read_counters(time_range), self._read_times(time_range))
 
-    def read_counters(self, span: Span) -> list[Counted]:
-        rows = self._read_rows(f"counters_{span.period}", span)
+    def read_counters(self, time_range: TimeRange) -> list[Counted]:
+        rows = self._read_rows(f"counters_{time_range.period}", time_range)
         summed = rows.group_by(_SERIES).aggregate([("total", "sum")])
         return [Counted(*values) for values in _to_tuples(summed, *_SERIES, "total_sum")]
 
-    def _read_times(self, span: Span) -> list[Timed]:
-        rows = self._read_rows(f"latencies_{span.period}", span, pc.field("process") == "")
+    def _read_times(self, time_range: TimeRange) -> list[Timed]:
+        rows = self._read_rows(f"latencies_{time_range.period}", time_range, pc.field("process") == "")
         return [Timed(*(*series, buckets)) for series, buckets in _merge_histograms(rows, _SERIES)]
 
-    def _count_by_step(self, span: Span) -> dict[str, dict[int, float]]:
-        rows = self._read_rows(f"counters_{span.period}", span, pc.field("metric").isin(_COUNTED))
+    def _count_by_step(self, time_range: TimeRange) -> dict[str, dict[int, float]]:
+        rows = self._read_rows(f"counters_{time_range.period}", time_range, pc.field("metric").isin(_COUNTED))
         counts: dict[str, dict[int, float]] = {}
         sends = pc.equal(rows["metric"], catalogue.SENDS.name)
         refused = pc.and_(sends, pc.not_equal(rows["detail"], STORED))
-        rows = _with_step(rows, span).append_column("refused", refused)
+        rows = _with_step(rows, time_range).append_column("refused", refused)
         summed = rows.group_by(["metric", "refused", "step"]).aggregate([("total", "sum")])
         for metric, not_stored, step, total in _to_tuples(summed, "metric", "refused", "step", "total_sum"):
             counts.setdefault(f"{metric}{{refused}}" if not_stored else metric, {})[step] = total
         return counts
 
-    def _buckets_by_step(self, span: Span) -> dict[str, dict[int, Buckets]]:
-        rows = self._read_rows(f"latencies_{span.period}", span, pc.field("process") == "")
+    def _buckets_by_step(self, time_range: TimeRange) -> dict[str, dict[int, Buckets]]:
+        rows = self._read_rows(f"latencies_{time_range.period}", time_range, pc.field("process") == "")
         histograms: dict[str, dict[int, Buckets]] = {}
-        for (metric, step), buckets in _merge_histograms(_with_step(rows, span), ["metric", "step"]):
+        for (metric, step), buckets in _merge_histograms(_with_step(rows, time_range), ["metric", "step"]):
             histograms.setdefault(metric, {})[step] = buckets
         return histograms
 
-    def _count_by_hour(self, span: Span) -> dict[int, float]:
-        """Return the number of messages sent in each whole hour of the span."""
-        hourly = Span(_hour_of(span), span.end_ms + -span.end_ms % HOUR_MS, HOUR_MS)
+    def _count_by_hour(self, time_range: TimeRange) -> dict[int, float]:
+        """Return the number of messages sent in each full hour of the range."""
+        hourly = TimeRange(_hour_of(time_range), time_range.end_ms + -time_range.end_ms % HOUR_MS, HOUR_MS)
         sent = (pc.field("metric") == catalogue.SENDS.name) & (pc.field("detail") == STORED)
         rows = self._read_rows("counters_hour", hourly, sent)
         summed = _with_step(rows, hourly).group_by(["step"]).aggregate([("total", "sum")])
@@ -153,12 +153,14 @@ class Tables:
     # --- subscriptions
 
     def _read_lag(
-        self, span: Span, starts: Sequence[Row]
+        self, time_range: TimeRange, starts: Sequence[Row]
     ) -> tuple[dict[tuple[str, str], dict[int, float]], list[Waiting]]:
-        rows = self._read_rows("lag_minute", span)
-        waiting = self._with_consumers(_to_waiting_list(rows, self._still_reported(span, starts)))
+        rows = self._read_rows("lag_minute", time_range)
+        waiting = self._with_consumers(_to_waiting_list(rows, self._still_reported(time_range, starts)))
         largest = {(row.group, row.topic) for row in waiting[:LAGS_SHOWN]}
-        steps = _with_step(rows, span).group_by(["group", "topic", "step"]).aggregate([("lag_max", "max")])
+        steps = (
+            _with_step(rows, time_range).group_by(["group", "topic", "step"]).aggregate([("lag_max", "max")])
+        )
         lines: dict[tuple[str, str], dict[int, float]] = {}
         for group, topic, step, lag in _to_tuples(steps, "group", "topic", "step", "lag_max_max"):
             name = (group, topic) if (group, topic) in largest else ("", "")
@@ -173,48 +175,48 @@ class Tables:
         late = [row.seen_ms for row in waiting if row.lag]
         if not late:
             return list(waiting)
-        near = span_of(min(late) - (CONSUMED_MINUTES - 1) * MINUTE_MS, max(late) + MINUTE_MS)
+        near = build_time_range(min(late) - (CONSUMED_MINUTES - 1) * MINUTE_MS, max(late) + MINUTE_MS)
         counters = self._read_rows("counters_minute", near, pc.field("metric").isin(_HANDED_OUT))
         gauges = self._read_rows("gauges_minute", near, pc.field("metric").isin(_IN_HANDS))
         active = _last_active({}, counters.filter(pc.greater(counters["total"], 0)))
         active = _last_active(active, gauges.filter(pc.greater(gauges["last"], 0)))
         return [row._replace(consumed=_is_consumed(row, active)) for row in waiting]
 
-    def _still_reported(self, span: Span, starts: Sequence[Row]) -> set[tuple[str, str]] | None:
+    def _still_reported(self, time_range: TimeRange, starts: Sequence[Row]) -> set[tuple[str, str]] | None:
         """Return the subscriptions whose lag was reported until the end of a reporting process; None without
         gauges.
 
         A lag above 0 is reported in every sample. A lag that is no longer reported although its process
         continued is 0, even if no 0 was reported because the process was restarted meanwhile.
         """
-        rows = self._read_rows("gauges_minute", span, pc.field("metric") == catalogue.LAG.name)
+        rows = self._read_rows("gauges_minute", time_range, pc.field("metric") == catalogue.LAG.name)
         if not rows.num_rows:
             return None
         last = rows.group_by(["process", "group", "topic"]).aggregate([("start", "max")])
-        last_seen: dict[str, int] = {}
+        last_sample_ms: dict[str, int] = {}
         for row in starts:
-            last_seen[row["process"]] = max(last_seen.get(row["process"], 0), row["last_seen"])
+            last_sample_ms[row["process"]] = max(last_sample_ms.get(row["process"], 0), row["last_seen"])
         return {
             (group, topic)
             for process, group, topic, start in _to_tuples(last, "process", "group", "topic", "start_max")
-            if start + MINUTE_MS > last_seen.get(process, 0)
+            if start + MINUTE_MS > last_sample_ms.get(process, 0)
         }
 
     # --- tables by the day, and the rest
 
-    def _by_date(self, table: Table, span: Span) -> Iterator[tuple[str, Any]]:
-        """Yield each date of the span that has rows, and its rows; newest first, with times in epoch ms."""
+    def _by_date(self, table: Table, time_range: TimeRange) -> Iterator[tuple[str, Any]]:
+        """Yield each date of the range that has rows, and its rows; newest first, with times in epoch ms."""
         data = self._open(table.name)
-        first, last = span.first_and_last_date()
+        first, last = time_range.first_and_last_date()
         dates = {date for fragment in data.get_fragments() if (date := _date_of(fragment))}
         for date in sorted(dates, reverse=True):
             if first <= date <= last:
                 rows = data.to_table(filter=pc.field("date") == date)
                 yield date, _times_in_ms(rows)
 
-    def _read_anomalies(self, span: Span) -> tuple[list[Row], int]:
+    def _read_anomalies(self, time_range: TimeRange) -> tuple[list[Row], int]:
         """Return the hours with the greatest deviations, and the number of all anomalies."""
-        rows = self._read_rows("anomalies_hour", Span(_hour_of(span), span.end_ms, HOUR_MS))
+        rows = self._read_rows("anomalies_hour", TimeRange(_hour_of(time_range), time_range.end_ms, HOUR_MS))
         rows = rows.append_column("size", pc.abs(rows["deviation"])).sort_by([("size", "descending")])
         return _to_dicts(rows.slice(0, ANOMALIES_MAX)), rows.num_rows
 
@@ -230,13 +232,15 @@ class Tables:
         dates = ds.partitioning(pa.schema([("date", pa.string())]), flavor="hive")
         return ds.dataset(folder, schema, "parquet", self._files, dates)
 
-    def _read_rows(self, name: str, span: Span, more: Any = None) -> Any:
-        """Read the rows that start within the span, with `start` in ms. `more`: another filter."""
-        data, dates = self._open(name), _of_dates(span)
+    def _read_rows(self, name: str, time_range: TimeRange, more: Any = None) -> Any:
+        """Read the rows that start within the range, with `start` in ms. `more`: another filter."""
+        data, dates = self._open(name), _of_dates(time_range)
         columns = [column for column in COLUMNS if column in data.schema.names]
         rows = data.to_table(columns=columns, filter=dates if more is None else dates & more)
         rows = _in_ms(rows, "start")
-        inside = pc.and_(pc.greater_equal(rows["start"], span.start_ms), pc.less(rows["start"], span.end_ms))
+        inside = pc.and_(
+            pc.greater_equal(rows["start"], time_range.start_ms), pc.less(rows["start"], time_range.end_ms)
+        )
         return rows.filter(inside)
 
     def _first_and_last_start(self, name: str) -> list[int]:
@@ -250,12 +254,12 @@ class Tables:
         return list(pc.min_max(starts).as_py().values())
 
 
-def _hour_of(span: Span) -> int:
-    return span.start_ms - span.start_ms % HOUR_MS
+def _hour_of(time_range: TimeRange) -> int:
+    return time_range.start_ms - time_range.start_ms % HOUR_MS
 
 
-def _of_dates(span: Span) -> Any:
-    first, last = span.first_and_last_date()
+def _of_dates(time_range: TimeRange) -> Any:
+    first, last = time_range.first_and_last_date()
     return (pc.field("date") >= first) & (pc.field("date") <= last)
 
 
@@ -296,9 +300,9 @@ def _is_consumed(row: Waiting, active: Mapping[Subscription, int]) -> bool:
     return active.get((row.group, row.topic), 0) >= since_ms
 
 
-def _to_waiting_list(rows: Any, told_ones: set[tuple[str, str]] | None) -> list[Waiting]:
-    """Return one row per subscription, the largest lag first. For subscriptions not in `told_ones`, which are
-    no longer reported, the lag is 0."""
+def _to_waiting_list(rows: Any, reported: set[tuple[str, str]] | None) -> list[Waiting]:
+    """Return one row per subscription, the largest lag first. For subscriptions not in `reported`, the lag
+    is 0."""
     ordered = rows.sort_by([("start", "ascending")])
     last = [(name, "last") for name in _LAG_NOW]
     worst = [(name, "max") for name in ("lag_max", "blocked_keys", "blocked_key_age_ms")]
@@ -312,7 +316,7 @@ def _to_waiting_list(rows: Any, told_ones: set[tuple[str, str]] | None) -> list[
     for values in _to_tuples(by, *columns):
         row = _to_waiting(values)
         row = row._replace(lag_before=before.get((row.group, row.topic), 0.0))
-        if told_ones is not None and (row.group, row.topic) not in told_ones:
+        if reported is not None and (row.group, row.topic) not in reported:
             row = row._replace(lag=0.0, lag_age_ms=0.0, time_to_drain_s=0.0)
             row = row._replace(blocked_keys=0.0, blocked_key_age_ms=0.0)
         subscriptions.append(row)
@@ -340,9 +344,9 @@ def _to_waiting(values: Sequence[Any]) -> Waiting:
     )  # fmt: skip
 
 
-def _with_step(rows: Any, span: Span) -> Any:
-    """Add the column `step`: the start of the span's step that contains `start`."""
-    step = pc.multiply(pc.divide(rows["start"], span.step_ms), span.step_ms)
+def _with_step(rows: Any, time_range: TimeRange) -> Any:
+    """Add the column `step`: the start of the range's step that contains `start`."""
+    step = pc.multiply(pc.divide(rows["start"], time_range.step_ms), time_range.step_ms)
     return rows.append_column("step", step)
 
 

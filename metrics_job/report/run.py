@@ -1,7 +1,7 @@
-"""Samples → tables → report: runs the job over what the report needs, reads the tables, writes the file.
+"""Samples → tables → report: run the job over the dates of the report, read the tables, write the page.
 
 The job is a parameter, so that this runs without Spark where the tables are there already. It is run over
-whole UTC dates, because a date is what it replaces: those of the range, and those of the week before that
+entire UTC dates, because a date is what it replaces: those of the range, and those of the week before that
 have samples and no tables yet.
 """
 
@@ -25,7 +25,7 @@ from metrics_job.report.core import words
 from metrics_job.report.core.facts import Report, report_of
 from metrics_job.report.core.figures import build_figures
 from metrics_job.report.core.health import NOTHING_INTENDED, Intended
-from metrics_job.report.core.material import DAY_MS, Material, date_of, span_of
+from metrics_job.report.core.material import DAY_MS, Material, build_time_range, date_of
 from metrics_job.report.reading import Tables
 
 READS = 3  # of tables that a run replaces at the same time
@@ -86,10 +86,12 @@ def _read_material(tables: Path | str, since_ms: int | None, now_ms: int) -> Mat
             opened = Tables(tables)
             bounds = opened.read_bounds()
             if since_ms is not None:
-                span = span_of(since_ms, now_ms)
+                time_range = build_time_range(since_ms, now_ms)
             else:
-                span = span_of(*bounds) if bounds else span_of(now_ms - DAY_MS, now_ms)
-            return opened.read_material(span)
+                time_range = (
+                    build_time_range(*bounds) if bounds else build_time_range(now_ms - DAY_MS, now_ms)
+                )
+            return opened.read_material(time_range)
         except FileNotFoundError as error:
             missing = error
     raise ConfigError(
@@ -98,9 +100,9 @@ def _read_material(tables: Path | str, since_ms: int | None, now_ms: int) -> Mat
     ) from missing
 
 
-def write_page(report: Report, out: Path, made_ms: int) -> None:
+def write_page(report: Report, out: Path, created_ms: int) -> None:
     """Write the report page atomically. Raises ConfigError with the reason if that fails."""
-    text = build_page(report, made_ms)
+    text = build_page(report, created_ms)
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -143,8 +145,8 @@ def _start_of(date: str) -> int:
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def build_page(report: Report, made_ms: int) -> str:
-    """Return the page's HTML, with `made_ms`, the creation time, in its footer.
+def build_page(report: Report, created_ms: int) -> str:
+    """Return the page's HTML, with `created_ms`, the creation time, in its footer.
 
     Raises ImportError without plotly.
     """
@@ -162,7 +164,7 @@ def build_page(report: Report, made_ms: int) -> str:
             '<div class="grid">',
             *sections.build_cards(report, drawn),
             "</div>",
-            sections.build_foot(made_ms),
+            sections.build_foot(created_ms),
             "</main>",
             *(_script_tags(drawn) if drawn else ()),
             "</body></html>",

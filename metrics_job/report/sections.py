@@ -26,8 +26,8 @@ NO_WEEK = "No earlier week to compare with: nothing was counted in the same hour
 
 def build_head(report: Report) -> str:
     """Build the page's header: range, verdict and totals."""
-    start_ms, end_ms = report.covered or (report.span.start_ms, report.span.end_ms)
-    length = f" ({words.format_span((end_ms - start_ms) / 1000)})" if report.covered else ""
+    start_ms, end_ms = report.covered or (report.time_range.start_ms, report.time_range.end_ms)
+    length = f" ({words.format_duration((end_ms - start_ms) / 1000)})" if report.covered else ""
     when = words.format_range(start_ms, end_ms) + length
     return (
         f"<header><h1>ddmq: how messages flowed</h1>{html.paragraph(when, 'soft')}</header>"
@@ -51,7 +51,7 @@ def _verdict_box(report: Report) -> str:
 def _total_tiles(report: Report) -> str:
     totals = report.totals
     tiles = [
-        ("sent and stored", words.format_count(totals.sent), words.describe_refusals(totals)),
+        ("sent and stored", words.format_count(totals.sent), words.describe_rejections(totals)),
         (
             "delivered",
             words.format_count(totals.delivered),
@@ -73,8 +73,8 @@ def _total_tiles(report: Report) -> str:
         tiles.append(("delayed, fired", words.format_count(totals.fired), ""))
     cells = "".join(
         f'<div class="tile"><span class="soft">{escape(name)}</span><b>{escape(value)}</b>'
-        f'<span class="note">{escape(note)}</span></div>'
-        for name, value, note in tiles
+        f'<span class="note">{escape(detail)}</span></div>'
+        for name, value, detail in tiles
     )
     return f'<div class="tiles">{cells}</div>'
 
@@ -92,8 +92,8 @@ def build_cards(report: Report, drawn: dict[str, Any]) -> Iterator[str]:
     yield _lag_card(report, drawn)
     if any(row.lag or row.lag_max for row in report.waiting):
         yield _behind_card(report)
-    for place, times in enumerate(report.times):
-        yield _times_card(times, f"times-{place}", drawn)
+    for index, times in enumerate(report.times):
+        yield _times_card(times, f"times-{index}", drawn)
     yield _promises_card(report)
     yield _topics_card(report)
     yield _offenders_card(report.offenders)
@@ -114,7 +114,7 @@ def _order_card(picture: OrderPicture) -> str:
     text += f" While {blocked} was blocked, the other keys went on." if blocked else ""
     outages = "".join(_outage_mark(picture, outage) for outage in picture.outages)
     rows = _phase_labels(picture) + "".join(_key_row(picture, row, outages) for row in picture.rows)
-    length = words.format_span((picture.end_ms - picture.start_ms) / 1000)
+    length = words.format_duration((picture.end_ms - picture.start_ms) / 1000)
     axis = f"<span>{words.format_clock(picture.start_ms)} UTC</span><span>{escape(length)} later</span>"
     axis = f'<div class="keyrow note"><span></span><div class="axis">{axis}</div></div>'
     names = ("stored", "finished", "failed", "blocked", *(["killed"] if outages else []))
@@ -126,11 +126,11 @@ def _order_card(picture: OrderPicture) -> str:
 
 
 def _phase_labels(picture: OrderPicture) -> str:
-    """Return a row with the name of each phase at its beginning; a name is cut where the next phase
-    begins."""
+    """Return a row with the name of each phase at its beginning; a name is truncated where the next
+    phase begins."""
     starts = [*(picture.share_of(phase.start_ms) for phase in picture.phases), 1.0]
     labels = "".join(
-        f'<b style="{_place_style(start, end - start)}">{escape(phase.name)}</b>'
+        f'<b style="{_position_style(start, end - start)}">{escape(phase.name)}</b>'
         for phase, start, end in zip(picture.phases, starts, starts[1:], strict=False)
     )
     return f'<div class="keyrow note"><span></span><div class="phases">{labels}</div></div>' if labels else ""
@@ -138,7 +138,7 @@ def _phase_labels(picture: OrderPicture) -> str:
 
 def _key_row(picture: OrderPicture, row: KeyRow, outages: str) -> str:
     marks = "".join(
-        f'<i class="{stretch.mark.name.lower()}" style="{_place_style(stretch.start, stretch.width)}"></i>'
+        f'<i class="{stretch.mark.name.lower()}" style="{_position_style(stretch.start, stretch.width)}"></i>'
         for stretch in picture.stretches_of(row, ORDER_COLUMNS)
     )
     return f'<div class="keyrow"><span>{escape(row.name)}</span><div>{outages}{marks}</div></div>'
@@ -146,23 +146,23 @@ def _key_row(picture: OrderPicture, row: KeyRow, outages: str) -> str:
 
 def _outage_mark(picture: OrderPicture, outage: Outage) -> str:
     start, end = picture.share_of(outage.killed_ms), picture.share_of(outage.ready_ms)
-    return f'<i class="killed" style="{_place_style(start, end - start)}"></i>'
+    return f'<i class="killed" style="{_position_style(start, end - start)}"></i>'
 
 
-def _place_style(start: float, width: float) -> str:
+def _position_style(start: float, width: float) -> str:
     return f"left:{start * 100:.2f}%;width:{width * 100:.2f}%"
 
 
 def _throughput_card(report: Report, drawn: dict[str, Any]) -> str:
     if "throughput" not in drawn:
         return html.section(
-            "throughput", "Throughput", html.empty_note("No message was sent or delivered in this range.")
+            "throughput", "Throughput", html.placeholder("No message was sent or delivered in this range.")
         )
     peaks = {
         line.name: max((value or 0 for _, value in line.points), default=0) for line in report.throughput
     }
     peaks_text = ", ".join(f"{name} {words.format_count(round(peak, 2))}/s" for name, peak in peaks.items())
-    step = words.describe_step(report.span.step_ms / 1000)
+    step = words.describe_step(report.time_range.step_ms / 1000)
     return html.section(
         "flow",
         "Throughput",
@@ -178,10 +178,10 @@ def _lag_card(report: Report, drawn: dict[str, Any]) -> str:
     title = "Lag by group"
     if not report.waiting:
         reason = "No subscription had messages waiting, or no consumer proxy was sampled."
-        return html.section("lag-card", title, html.empty_note(reason))
-    note = html.paragraph("Messages stored and not yet finished, the largest of each step.", "note")
-    plot = html.chart("lag") if "lag" in drawn else html.empty_note("No group was ever behind.")
-    return html.section("lag-card", title, note, plot)
+        return html.section("lag-card", title, html.placeholder(reason))
+    caption = html.paragraph("Messages stored and not yet finished, the largest of each step.", "note")
+    plot = html.chart("lag") if "lag" in drawn else html.placeholder("No group was ever behind.")
+    return html.section("lag-card", title, caption, plot)
 
 
 def _behind_card(report: Report) -> str:
@@ -190,7 +190,7 @@ def _behind_card(report: Report) -> str:
     columns = (
         "group", "topic", "at most", "at the end", "oldest waits", "arrive/s", "finished/s", "time to drain",
     )  # fmt: skip
-    end_ms = (report.covered or (0, report.span.end_ms))[1]
+    end_ms = (report.covered or (0, report.time_range.end_ms))[1]
     cells = [
         (
             row.group,
@@ -204,19 +204,19 @@ def _behind_card(report: Report) -> str:
         )
         for row in behind.sort_worst_first(rows)
     ]
-    note = (
+    caption = (
         f"Messages were waiting at the end {_count_waiting(report.waiting)}. The worst first: those that are "
         "old and not getting fewer, then the most messages. Time to drain: what is waiting over what is "
         "finished beyond what arrives. Growing: more arrives than is finished. Keeps up: as much. Nobody "
         "consumes: nothing was handed out lately, and nothing is in a consumer's hands."
     )
-    return _table_card("waiting", "Who is behind", note, columns, cells, shown=BEHIND_SHOWN)
+    return _table_card("waiting", "Who is behind", caption, columns, cells, shown=BEHIND_SHOWN)
 
 
 def _table_card(
     name: str,
     title: str,
-    note: str,
+    caption: str,
     columns: Sequence[str],
     rows: Sequence[Sequence[str | Cell]],
     none: str = "",
@@ -224,9 +224,9 @@ def _table_card(
 ) -> str:
     """Return a wide card with a table, or with the text `none` if there are no rows."""
     if not rows:
-        return html.section(name, title, html.empty_note(none), wide=True)
+        return html.section(name, title, html.placeholder(none), wide=True)
     return html.section(
-        name, title, html.paragraph(note, "note"), html.first_rows_table(columns, rows, shown), wide=True
+        name, title, html.paragraph(caption, "note"), html.first_rows_table(columns, rows, shown), wide=True
     )
 
 
@@ -238,25 +238,25 @@ def _outlook_cell(row: Waiting) -> Cell:
 
 
 def _times_card(times: Times, name: str, drawn: dict[str, Any]) -> str:
-    note = html.paragraph(times.meaning, "note")
-    if name not in drawn or times.whole is None:
-        text = html.empty_note("Nothing of this kind happened in this range.")
-        return html.section(f"card-{name}", times.title, note, text)
-    whole = times.whole
+    caption = html.paragraph(times.meaning, "note")
+    if name not in drawn or times.overall is None:
+        text = html.placeholder("Nothing of this kind happened in this range.")
+        return html.section(f"card-{name}", times.title, caption, text)
+    overall = times.overall
     text = (
-        f"Half within {words.format_ms(whole.p50)}, 99 % within {words.format_ms(whole.p99)}, "
-        f"99.9 % within {words.format_ms(whole.p999)}, the longest {words.format_ms(whole.max)} "
-        f"({words.format_count(whole.measured)} measured)."
+        f"Half within {words.format_ms(overall.p50)}, 99 % within {words.format_ms(overall.p99)}, "
+        f"99.9 % within {words.format_ms(overall.p999)}, the longest {words.format_ms(overall.max)} "
+        f"({words.format_count(overall.measured)} measured)."
     )
     if times.worst is not None and len(times.lines[0].points) > 1:
         text += f" Worst p99: {words.format_ms(times.worst[1])} at {words.format_time(times.worst[0])}."
     scale = html.paragraph("The scale is logarithmic: equal steps up are equal factors.", "note")
-    return html.section(f"card-{name}", times.title, note, html.paragraph(text), html.chart(name), scale)
+    return html.section(f"card-{name}", times.title, caption, html.paragraph(text), html.chart(name), scale)
 
 
 def _promises_card(report: Report) -> str:
     tallies = report.tallies
-    note = (
+    caption = (
         f"{tallies.promises_kept:,} kept, {tallies.promises_missed:,} missed, the worst first. Each UTC day "
         "is judged alone: a promise is missed when one day missed it, whatever the days reached together. "
         "Waits and times are counted by pulls, leases and requests. Answers of a proxy that stops do not "
@@ -265,14 +265,14 @@ def _promises_card(report: Report) -> str:
     columns = ("promise", "for", "promised", "reached", "counted", "days missed", "")
     none = "Nothing to judge: no promise of conf/slo.yaml had anything measured on these days."
     return _table_card(
-        "promises", "Promises (SLO)", note, columns, [_promise_row(row) for row in report.slo], none
+        "promises", "Promises (SLO)", caption, columns, [_promise_row(row) for row in report.slo], none
     )
 
 
 def _promise_row(row: SloFacts) -> tuple[str | Cell, ...]:
     return (
         row.name,
-        words.name_place(row.group, row.topic),
+        words.name_subscription(row.group, row.topic),
         number_cell(words.format_percent(row.target)),
         number_cell(row.shown_compliance),
         number_cell(words.format_count(row.total)),
@@ -295,20 +295,20 @@ def _topics_card(report: Report) -> str:
     columns = (
         "topic", "sent", "refused", "delivered", "again", "acked", "failed", "dead letters", "delayed, fired",
     )  # fmt: skip
-    note = "The busiest first; what consumers did is of all groups of a topic together."
+    caption = "The busiest first; what consumers did is of all groups of a topic together."
     none = "No topic was sent to or consumed."
-    return _table_card("topics", "Topics", note, columns, cells, none, TOPICS_SHOWN)
+    return _table_card("topics", "Topics", caption, columns, cells, none, TOPICS_SHOWN)
 
 
 def _offenders_card(lists: list[Offenders]) -> str:
     full = [ranking for ranking in lists if ranking.rows]
     none = " ".join(ranking.none for ranking in lists if not ranking.rows)
-    parts = (
+    blocks = (
         [f'<div class="lists">{"".join(_offender_list(ranking) for ranking in full)}</div>'] if full else []
     )
     if none:
-        parts.append(html.paragraph(none, "note"))
-    return html.section("top", "Who stands out", *parts, wide=True)
+        blocks.append(html.paragraph(none, "note"))
+    return html.section("top", "Who stands out", *blocks, wide=True)
 
 
 def _offender_list(ranking: Offenders) -> str:
@@ -324,7 +324,7 @@ def _offender_bars(rows: list[Offender], most: float) -> str:
     return "".join(
         f'<div class="offender"><i style="width:{row.value / most * 100:.1f}%"></i>'
         f'<span class="value">{escape(row.value_text)}</span><span>{escape(row.name)}</span>'
-        f"<small>{escape(row.note)}</small></div>"
+        f"<small>{escape(row.details)}</small></div>"
         for row in rows
     )
 
@@ -340,7 +340,9 @@ def _changes_card(report: Report) -> str:
         for row in report.changes
     ]
     table = (
-        html.build_table(("", "now", "a week before", "change"), cells) if cells else html.empty_note(NO_WEEK)
+        html.build_table(("", "now", "a week before", "change"), cells)
+        if cells
+        else html.placeholder(NO_WEEK)
     )
     more = _anomalies_table(report) if report.anomalies else ""
     return html.section("changes", "What changed since last week", table, more)
@@ -351,18 +353,20 @@ def _anomalies_table(report: Report) -> str:
         (
             words.format_time(row["start"]),
             row["metric"],
-            words.name_place(row["group"] or "", row["topic"] or ""),
+            words.name_subscription(row["group"] or "", row["topic"] or ""),
             number_cell(words.format_count(row["value"])),
             number_cell(words.format_count(row["usual"])),
         )
         for row in report.anomalies
     ]
-    note = html.paragraph("Hours unlike the same weekday and hour of up to four former weeks:", "note")
-    return note + html.first_rows_table(("hour (UTC)", "metric", "of", "value", "usually"), cells, ROWS_SHOWN)
+    caption = html.paragraph("Hours unlike the same weekday and hour of up to four former weeks:", "note")
+    return caption + html.first_rows_table(
+        ("hour (UTC)", "metric", "of", "value", "usually"), cells, ROWS_SHOWN
+    )
 
 
 def _heat_card(drawn: dict[str, Any]) -> str:
-    none = html.empty_note("Less than three hours of samples: too few for a pattern by hour.")
+    none = html.placeholder("Less than three hours of samples: too few for a pattern by hour.")
     return html.section("hours", "Messages sent by hour", html.chart("heat") if "heat" in drawn else none)
 
 
@@ -373,23 +377,25 @@ def _processes_card(report: Report) -> str:
             row.name,
             words.format_range(row.first_ms, row.last_ms),
             number_cell(f"{row.restarts:,}"),
-            _ended_cell(row),
+            _end_state_cell(row),
             Cell(f"{row.missing:,}", "bad" if row.missing else "number"),
-            number_cell(words.format_span(row.longest_gap_s) if row.longest_gap_s else "–"),
+            number_cell(words.format_duration(row.longest_gap_s) if row.longest_gap_s else "–"),
             number_cell(f"{row.clock_steps:,}" if row.clock_steps else "–"),
         )
         for row in sorted(
             report.processes, key=lambda row: (-row.vanished_count, -row.missing, -row.restarts, row.name)
         )
     ]
-    note = (
+    caption = (
         "Days (UTC) that the range touches. Vanished: no last sample, so killed or crashed. Silent: nothing "
         "of it when this was made, and of nobody after it. Gaps: also from an end to the next start."
     )
-    return _table_card("processes", "Processes", note, columns, cells, "No process was seen in this range.")
+    return _table_card(
+        "processes", "Processes", caption, columns, cells, "No process was seen in this range."
+    )
 
 
-def _ended_cell(row: ProcessFacts) -> Cell:
+def _end_state_cell(row: ProcessFacts) -> Cell:
     """Return a cell with the state of a process and the number of its starts that vanished."""
     now = "stopped" if row.ended == STOPPED else row.ended
     vanished = f"{row.vanished_count:,} vanished"
@@ -402,14 +408,14 @@ def _rejects_card(report: Report) -> str:
         (row["file"], row["reason"], number_cell(f"{row['lines']:,}"), str(row["example"])[:200])
         for row in report.rejects
     ]
-    note = "Lines of sample files that were not understood and are in no number here."
-    return _table_card("rejects", "Left out", note, ("file", "reason", "lines", "example"), cells)
+    caption = "Lines of sample files that were not understood and are in no number here."
+    return _table_card("rejects", "Left out", caption, ("file", "reason", "lines", "example"), cells)
 
 
 def _measured_card(report: Report) -> str:
     title = "Everything measured"
     if not report.measured:
-        return html.section("measured", title, html.empty_note("No histogram in this range."), wide=True)
+        return html.section("measured", title, html.placeholder("No histogram in this range."), wide=True)
     cells: list[tuple[str | Cell, ...]] = [
         (
             name,
@@ -426,11 +432,11 @@ def _measured_card(report: Report) -> str:
     return html.section("measured", title, details, wide=True)
 
 
-def build_foot(made_ms: int) -> str:
+def build_foot(created_ms: int) -> str:
     """Build the page's footer, which says how the numbers were computed."""
     return (
         '<footer class="note">Counts are exact sums of what the proxies counted; percentiles are '
         "merged exactly from logarithmic buckets and shown by the bucket's upper edge, at most 12.5 % above. "
         "What a killed process counted after its last sample is in no number. All times are UTC. "
-        f"Made {words.format_time(made_ms)} UTC. How to read it: docs/report.md.</footer>"
+        f"Made {words.format_time(created_ms)} UTC. How to read it: docs/report.md.</footer>"
     )

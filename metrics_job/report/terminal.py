@@ -35,10 +35,10 @@ MARK_NAMES = {
 
 def print_report(report: Report, console: Console) -> None:
     """Print the report, about one screen. Names are printed literally, never as rich markup."""
-    console.print(Group(*_report_parts(report)))
+    console.print(Group(*_report_blocks(report)))
 
 
-def _report_parts(report: Report) -> Iterator[RenderableType]:
+def _report_blocks(report: Report) -> Iterator[RenderableType]:
     covered = report.covered
     yield Text(
         f"report of {words.format_range(*covered)}"
@@ -54,7 +54,7 @@ def _report_parts(report: Report) -> Iterator[RenderableType]:
     for remark in report.remarks:
         yield Text(plain(remark))
     yield Text(_totals_line(report))
-    if any(times.whole for times in report.times):
+    if any(times.overall for times in report.times):
         yield _times_table(report)
     behind = [row for row in report.waiting if row.lag]
     if behind:
@@ -69,7 +69,7 @@ def _report_parts(report: Report) -> Iterator[RenderableType]:
             for row in sort_worst_first(behind)
         ]
         yield _build_table("who is behind", ("group", "topic", "waiting", "oldest", "time to drain"), rows)
-    yield from _promises_part(report)
+    yield from _promises_block(report)
 
 
 def order_lines(picture: OrderPicture, width: int) -> list[Text]:
@@ -87,7 +87,7 @@ def order_lines(picture: OrderPicture, width: int) -> list[Text]:
         for column, mark in enumerate(picture.marks_of(row, columns)):
             line.append(*((KILL, "bold red") if column in kills else MARKS[mark]))
         lines.append(line)
-    length = words.format_span((picture.end_ms - picture.start_ms) / 1000)
+    length = words.format_duration((picture.end_ms - picture.start_ms) / 1000)
     lines.append(Text(f"{'':>{label}} 0 s{length:>{columns - 3}}", "dim"))
     legend = Text(" " * label)
     for mark, name in MARK_NAMES.items():
@@ -96,43 +96,43 @@ def order_lines(picture: OrderPicture, width: int) -> list[Text]:
 
 
 def _labels_line(labels: Sequence[tuple[int, str]], indent: int, style: str) -> Text:
-    """Write each label above its column; one for which there is no room is left out."""
+    """Write each label above its column; one that would overlap another is left out."""
     line = Text(" " * (indent + 1))
     for column, name in labels:
-        room = column - (len(line) - indent - 1)
-        if room >= 0:
-            line.append(" " * room).append(plain(name), style).append(" ")
+        gap = column - (len(line) - indent - 1)
+        if gap >= 0:
+            line.append(" " * gap).append(plain(name), style).append(" ")
     return line
 
 
 def _totals_line(report: Report) -> str:
     totals = report.totals
-    parts = [
-        f"{words.format_count(totals.sent)} sent ({words.describe_refusals(totals)})",
+    counts = [
+        f"{words.format_count(totals.sent)} sent ({words.describe_rejections(totals)})",
         f"{words.format_count(totals.delivered)} delivered ({words.format_count(totals.redelivered)} again)",
         f"{words.format_count(totals.acked)} acknowledged",
         f"{words.format_count(totals.failed)} failed",
         f"{words.format_count(totals.dead_lettered)} dead letters",
     ]
     if totals.fired:
-        parts.append(f"{words.format_count(totals.fired)} delayed ones fired")
-    return ", ".join(parts)
+        counts.append(f"{words.format_count(totals.fired)} delayed ones fired")
+    return ", ".join(counts)
 
 
 def _times_table(report: Report) -> Table:
     rows = [
         (
             times.title.lower(),
-            *map(words.format_ms, times.whole[1:]),
-            words.format_count(times.whole.measured),
+            *map(words.format_ms, times.overall[1:]),
+            words.format_count(times.overall.measured),
         )
         for times in report.times
-        if times.whole
+        if times.overall
     ]
     return _build_table("", ("", "p50", "p99", "p99.9", "longest", "measured"), rows)
 
 
-def _promises_part(report: Report) -> Iterator[RenderableType]:
+def _promises_block(report: Report) -> Iterator[RenderableType]:
     if not report.slo:
         return
     tallies = report.tallies
@@ -142,7 +142,7 @@ def _promises_part(report: Report) -> Iterator[RenderableType]:
     rows = [
         (
             row.name,
-            words.name_place(row.group, row.topic),
+            words.name_subscription(row.group, row.topic),
             words.format_percent(row.target),
             row.shown_compliance,
         )

@@ -28,7 +28,7 @@ COUNTED = {
 }
 
 
-def lag_minute(made: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
+def lag_minute(minutes: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
     """Build lag_minute from metrics_job.minutes and counters_minute: one row per subscription and minute
     with a lag.
 
@@ -39,8 +39,8 @@ def lag_minute(made: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
     of messages stored in the topic. `time_to_drain_s` is the lag divided by the excess of the finished over
     the arrived rate. Clocks ahead of `now_ms` are corrected.
     """
-    lags = _lag_rows(made, clocks_ahead(made, now_ms))
-    last = made.filter(F.col("kind") == INTERVAL).agg(F.max("minute").alias("minute"))
+    lags = _lag_rows(minutes, clocks_ahead(minutes, now_ms))
+    last = minutes.filter(F.col("kind") == INTERVAL).agg(F.max("minute").alias("minute"))
     newest = last.select(F.least(minute_start(), F.timestamp_millis(F.lit(now_ms))).alias("newest"))
     newest = newest.select(F.date_trunc("minute", "newest").alias("newest"))
     is_finished = F.col("metric").isin(*FINISHED)
@@ -75,27 +75,27 @@ def ratios_hour(counters: DataFrame) -> DataFrame:
     return subscriptions.agg(*(one.alias(name) for name, one in sums.items())).withColumns(ratios)
 
 
-def clocks_ahead(made: DataFrame, now_ms: int) -> dict[str, int]:
+def clocks_ahead(minutes: DataFrame, now_ms: int) -> dict[str, int]:
     """Return by how many ms the clocks of processes are ahead, from samples that would be in the future.
 
-    It is one number per process for the whole run, so that its samples stay consistent across midnight.
+    It is one number per process for the entire run, so that its samples stay consistent across midnight.
     """
-    last = made.filter(F.col("kind") == INTERVAL).groupBy("process").agg(F.max("to_ms").alias("last_ms"))
+    last = minutes.filter(F.col("kind") == INTERVAL).groupBy("process").agg(F.max("to_ms").alias("last_ms"))
     rows = last.filter(F.col("last_ms") > now_ms).collect()
     return {row["process"]: row["last_ms"] - now_ms for row in rows}
 
 
-def _lag_rows(made: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
+def _lag_rows(minutes: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
     """Return lag_minute's columns from gauges, and `at_ms`, the time of the minute's last lag value."""
     none = F.lit(0).cast("long").alias("from_ms")
     values = F.coalesce("told", F.array(F.struct("to_ms", "seq", F.col("last").alias("value"))))
-    gauges = made.filter((F.col("kind") == "gauge") & F.col("metric").isin(*FOLLOWED))
+    gauges = minutes.filter((F.col("kind") == "gauge") & F.col("metric").isin(*FOLLOWED))
     gauge_rows = _by_day(gauges.withColumn("told", values), ahead).select(
         "day", "group", "topic", "metric", "process", "instance", none, "to_ms", "seq",
         F.col("last").alias("value"), "told",
     )  # fmt: skip
     names = gauge_rows.select("day", "group", "topic", "process").distinct()
-    runs = _run_rows(_by_day(made.filter(F.col("kind") == INTERVAL), ahead))
+    runs = _run_rows(_by_day(minutes.filter(F.col("kind") == INTERVAL), ahead))
     rows = gauge_rows.unionByName(runs.join(names, on=["day", "process"]), allowMissingColumns=True)
     together = rows.select(*COLUMNS).repartition("day", "group", "topic")
     together = together.sortWithinPartitions("day", "group", "topic")
@@ -103,8 +103,8 @@ def _lag_rows(made: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
     def follow_batches(batches: Batches) -> Batches:
         return follow_lags(batches, ahead)
 
-    minutes = map_in_arrow(together, follow_batches, lag_schema())
-    return minutes.withColumn("start", minute_start())
+    lags = map_in_arrow(together, follow_batches, lag_schema())
+    return lags.withColumn("start", minute_start())
 
 
 def _by_day(rows: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
@@ -165,7 +165,7 @@ def _with_arrivals(lags: DataFrame) -> DataFrame:
     is_new_minute = at - then < GROWTH_MIN_MS
     lag_then = F.when(is_new_minute, F.lag("lag", 2).over(before)).otherwise(F.lag("lag").over(before))
     apart = (at - F.when(is_new_minute, F.lag("at_ms", 2).over(before)).otherwise(then)) / 1000
-    growth = F.try_divide(F.col("lag") - lag_then, apart)  # nothing new was told: no rate
+    growth = F.try_divide(F.col("lag") - lag_then, apart)  # no newer report: no rate
     recent = F.when(apart <= MINUTES_APART_MAX * 60, F.col("finished_per_s") + growth)
     arrived = F.greatest(F.coalesce(recent, F.col("stored_per_s"), F.lit(0.0)), F.lit(0.0))
     return lags.withColumn("arrived_per_s", arrived)
@@ -176,5 +176,5 @@ def _time_to_drain() -> Column:
     return F.when(F.col("lag") == 0, 0.0).when(shrinking > 0, F.col("lag") / shrinking)
 
 
-def _share_of(part: Column, whole: Column) -> Column:
-    return F.when(whole > 0, part / whole)
+def _share_of(count: Column, total: Column) -> Column:
+    return F.when(total > 0, count / total)

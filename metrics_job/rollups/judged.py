@@ -103,8 +103,10 @@ class Observed(NamedTuple):
 
 def slo_day(observed: Observed, objectives: Goals) -> DataFrame | None:
     """Return one row per day, objective, topic and group that was observed; None without objectives."""
-    parts = [_judge_days(_count_observations(observed, one), name, one) for name, one in objectives.items()]
-    return reduce(DataFrame.unionByName, parts) if parts else None
+    judged_days = [
+        _judge_days(_count_observations(observed, one), name, one) for name, one in objectives.items()
+    ]
+    return reduce(DataFrame.unionByName, judged_days) if judged_days else None
 
 
 def _count_observations(observed: Observed, one: Objective) -> DataFrame:
@@ -149,7 +151,7 @@ def _count_quick_ones(latencies: DataFrame, one: Objective) -> DataFrame:
     within = F.zip_with(
         "buckets", "counts", lambda bucket, n: F.when(bucket <= one.last_good_bucket, n).otherwise(0)
     )
-    good = F.aggregate(within, F.lit(0).cast("long"), lambda seen, n: seen + n)
+    good = F.aggregate(within, F.lit(0).cast("long"), lambda total, n: total + n)
     return _by_day(latencies.filter(_is_meant_by(one) & (F.col("process") == "")), good, F.col("count"))
 
 

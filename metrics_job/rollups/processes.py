@@ -15,20 +15,20 @@ EXAMPLE_CHARS = 300
 RUN = ("date", "process", "instance")
 
 
-def process_rows(made: DataFrame, now_ms: int) -> DataFrame:
+def process_rows(minutes: DataFrame, now_ms: int) -> DataFrame:
     """Return one row per instance and date, with `ended`: `last`, `vanished` or `running`.
 
     `last`: its last file says that it stopped. `vanished`: other processes wrote for VANISHED_AFTER_S (or
     VANISHED_AFTER_INTERVALS of its own intervals) after its last interval of that date. Samples of a clock
     that is ahead of `now_ms` do not count for this.
     """
-    own = made.filter(F.col("kind") == INTERVAL).withColumn("date", F.to_date(F.timestamp_millis("to_ms")))
+    own = minutes.filter(F.col("kind") == INTERVAL).withColumn("date", F.to_date(F.timestamp_millis("to_ms")))
     before = F.lag("to_ms").over(Window.partitionBy(*RUN).orderBy("seq", "from_ms", "to_ms"))
     runs = own.withColumn("gap_s", (F.col("from_ms") - before) / 1000).groupBy(*RUN).agg(*_of_run())
     same_date = Window.partitionBy("date")
-    usual = F.coalesce("usual_ms", F.max("usual_ms").over(same_date))
+    interval_ms = F.coalesce("usual_ms", F.max("usual_ms").over(same_date))
     newest = F.least(F.max("last_ms").over(same_date), F.lit(now_ms))
-    return runs.withColumns({"newest_ms": newest, "usual_ms": usual}).select(
+    return runs.withColumns({"newest_ms": newest, "usual_ms": interval_ms}).select(
         *RUN,
         F.timestamp_millis("first_ms").alias("first_seen"),
         F.timestamp_millis("last_ms").alias("last_seen"),
@@ -37,7 +37,7 @@ def process_rows(made: DataFrame, now_ms: int) -> DataFrame:
         (F.col("seq_max") - F.col("seq_min") + 1 - F.col("files")).alias("missing"),
         (F.col("copies") - F.col("samples")).alias("duplicates"),
         F.greatest(F.coalesce("gap_s", F.lit(0.0)), F.lit(0.0)).alias("longest_gap_s"),
-        _ended_column().alias("ended"),
+        _end_state_column().alias("ended"),
         "clock_steps",
         (F.col("usual_ms") / 1000).alias("interval_s"),
     )
@@ -83,7 +83,7 @@ def _of_run() -> list[Column]:
     ]
 
 
-def _ended_column() -> Column:
+def _end_state_column() -> Column:
     intervals = F.greatest(F.lit(VANISHED_AFTER_S * 1000), VANISHED_AFTER_INTERVALS * F.col("usual_ms"))
     patience = F.when(F.col("usual_ms").isNull(), VANISHED_AFTER_MAX_S * 1000).otherwise(intervals)
     silent = F.col("newest_ms") - F.col("last_ms") > patience

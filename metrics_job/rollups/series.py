@@ -28,20 +28,20 @@ def minute_start() -> Column:
     return F.timestamp_millis(F.col("minute") * MINUTE_MS)
 
 
-def counters_minute(made: DataFrame) -> DataFrame:
+def counters_minute(minutes: DataFrame) -> DataFrame:
     """Sum the increments of metrics_job.minutes.
 
     `seconds`: the time that the process's intervals cover in the minute.
     """
     return _sum_counters(
-        made.filter(F.col("kind") == "counter"), minute_start(), covered_seconds(made, minute_start())
+        minutes.filter(F.col("kind") == "counter"), minute_start(), covered_seconds(minutes, minute_start())
     )
 
 
-def counters_hour(minutes: DataFrame, made: DataFrame) -> DataFrame:
-    """Sum counters_minute by hour. `seconds` covers the whole hour, including minutes without a change."""
-    lived = covered_seconds(made, F.date_trunc("hour", minute_start()))
-    return _sum_counters(minutes, F.date_trunc("hour", "start"), lived)
+def counters_hour(counters: DataFrame, minutes: DataFrame) -> DataFrame:
+    """Sum counters_minute by hour. `seconds` covers the full hour, including minutes without a change."""
+    lived = covered_seconds(minutes, F.date_trunc("hour", minute_start()))
+    return _sum_counters(counters, F.date_trunc("hour", "start"), lived)
 
 
 def _sum_counters(rows: DataFrame, start: Column, lived: DataFrame) -> DataFrame:
@@ -50,20 +50,20 @@ def _sum_counters(rows: DataFrame, start: Column, lived: DataFrame) -> DataFrame
     return totals.join(F.broadcast(lived), on=["start", "process"], how="left").withColumn("per_s", rate)
 
 
-def covered_seconds(made: DataFrame, start: Column) -> DataFrame:
+def covered_seconds(minutes: DataFrame, start: Column) -> DataFrame:
     """Return start, process, and the seconds that the process's intervals cover in that minute or hour."""
     length = F.greatest(F.col("to_ms") - F.col("from_ms"), F.lit(0))
     return (
-        made.filter(F.col("kind") == INTERVAL)
+        minutes.filter(F.col("kind") == INTERVAL)
         .groupBy(start.alias("start"), "process")
         .agg((F.sum(length) / 1000).alias("seconds"))
     )
 
 
-def gauges_minute(made: DataFrame) -> DataFrame:
+def gauges_minute(minutes: DataFrame) -> DataFrame:
     """Return the last value, the extremes and the mean of each gauge by minute."""
     return (
-        made.filter(F.col("kind") == "gauge")
+        minutes.filter(F.col("kind") == "gauge")
         .groupBy(minute_start().alias("start"), *SERIES_KEY)
         .agg(
             F.max(F.struct("to_ms", "seq", "last"))["last"].alias("last"),
@@ -84,12 +84,12 @@ def gauges_hour(minutes: DataFrame) -> DataFrame:
     )
 
 
-def latency_rows(made: DataFrame) -> DataFrame:
+def latency_rows(minutes: DataFrame) -> DataFrame:
     """Build the rows of latencies_minute and latencies_hour from metrics_job.minutes. `period` says which.
 
     Cache the result if it is used twice.
     """
-    rows = made.filter(F.col("kind") == "histogram").select(*GIVEN)
+    rows = minutes.filter(F.col("kind") == "histogram").select(*HISTOGRAM_COLUMNS)
     day = F.floor(F.col("minute") / DAY_MINUTES)
     together = rows.repartition("metric", "topic", "group", "detail", day)
     return map_in_arrow(together, merge_histograms, latency_schema()).withColumn("start", minute_start())
@@ -97,7 +97,7 @@ def latency_rows(made: DataFrame) -> DataFrame:
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 PERIODS = {"minute": 1, "hour": 60}  # in minutes
-GIVEN = ("minute", *SERIES_KEY, "total", "buckets", "counts")
+HISTOGRAM_COLUMNS = ("minute", *SERIES_KEY, "total", "buckets", "counts")
 _BY = ("minute", "id")
 _EDGES = [upper_edge(index) for index in range(BUCKETS)]
 
@@ -115,9 +115,9 @@ def latency_schema() -> Any:
 
 
 def merge_histograms(batches: Iterator[Any]) -> Iterator[Any]:
-    """Convert batches of the columns GIVEN of metrics_job.minutes to batches of latency_schema()."""
+    """Convert batches of HISTOGRAM_COLUMNS of metrics_job.minutes to batches of latency_schema()."""
     inputs = list(batches)
-    rows = pa.Table.from_batches(inputs).select(GIVEN).combine_chunks() if inputs else None
+    rows = pa.Table.from_batches(inputs).select(HISTOGRAM_COLUMNS).combine_chunks() if inputs else None
     if rows is None or not rows.num_rows:
         return
     parents, sums, met = pc.list_parent_indices(column_array(rows, "buckets")), *_split_buckets(rows)
@@ -186,11 +186,11 @@ def _add_percentiles(buckets: Any) -> tuple[dict[str, Any], Any]:
     )
     run = pc.list_parent_indices(lists)
     running = pc.subtract(through.slice(1), through.take(starts).take(run))
-    whole = counts.take(run).cast(pa.float64())
+    run_totals = counts.take(run).cast(pa.float64())
     columns = {"count": counts, "buckets": lists, "counts": pa.ListArray.from_arrays(lists.offsets, n)}
     edges = pa.array(_EDGES)
     for name, fraction in (PERCENTILES | {"max": 1.0}).items():
-        reached = pc.greater_equal(running.cast(pa.float64()), pc.multiply(whole, fraction))
+        reached = pc.greater_equal(running.cast(pa.float64()), pc.multiply(run_totals, fraction))
         first = pa.table({"run": run.filter(reached), "bucket": bucket.filter(reached)})
         first_buckets = first.group_by("run", use_threads=False).aggregate([("bucket", "min")]).sort_by("run")
         columns[name] = edges.take(column_array(first_buckets, "bucket_min"))

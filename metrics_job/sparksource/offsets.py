@@ -1,6 +1,6 @@
-"""Places in queues, and the ranges between two of them. Pure.
+"""Offsets of queues, and the ranges between two of them. Pure.
 
-Places are what Spark stores in its checkpoint: topic → number of the queue, as text → offset of the next
+Spark stores QueueOffsets in its checkpoint: topic → number of the queue, as text → offset of the next
 message. A range `[start, end)` of one queue is read by offset, so a batch that Spark repeats has the same
 rows. A queue without a start (it was added later) is read from its first message.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ddmq_client import QueueBounds
 from metrics_job.sparksource.options import SourceOptionError, Where
 
-Places = dict[str, dict[str, int]]
+QueueOffsets = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class Loss:
         )
 
 
-def end_places(bounds: Iterable[QueueBounds], topics: Iterable[str]) -> Places:
+def list_end_offsets(bounds: Iterable[QueueBounds], topics: Iterable[str]) -> QueueOffsets:
     """Return the end offset of every queue. A topic without queues has an empty entry."""
-    places: Places = {topic: {} for topic in topics}
+    offsets: QueueOffsets = {topic: {} for topic in topics}
     for at in bounds:
-        places[at.topic][str(at.number)] = at.end
-    return places
+        offsets[at.topic][str(at.number)] = at.end
+    return offsets
 
 
-def fixed_places(where: Where, bounds: Iterable[QueueBounds], option: str) -> Places:
+def resolve_fixed_offsets(where: Where, bounds: Iterable[QueueBounds], option: str) -> QueueOffsets:
     """Return the offsets for an edge or for JSON.
 
     A queue that the JSON does not name starts at its first message.
@@ -64,17 +64,17 @@ def fixed_places(where: Where, bounds: Iterable[QueueBounds], option: str) -> Pl
     bounds = list(bounds)
     if where.offsets is not None:
         _check_named(where.offsets, bounds, option)
-    places: Places = {}
+    offsets: QueueOffsets = {}
     for at in bounds:
         edge = where.edge or "first"
         if where.offsets is not None:
             offset = where.offsets.get(at.topic, {}).get(str(at.number), edge)
             if isinstance(offset, int):
-                places.setdefault(at.topic, {})[str(at.number)] = offset
+                offsets.setdefault(at.topic, {})[str(at.number)] = offset
                 continue
             edge = offset
-        places.setdefault(at.topic, {})[str(at.number)] = at.first if edge == "first" else at.end
-    return places
+        offsets.setdefault(at.topic, {})[str(at.number)] = at.first if edge == "first" else at.end
+    return offsets
 
 
 def _check_named(named: Mapping[str, Mapping[str, object]], bounds: list[QueueBounds], option: str) -> None:
@@ -88,7 +88,7 @@ def _check_named(named: Mapping[str, Mapping[str, object]], bounds: list[QueueBo
                 )
 
 
-def limit_places(start: Places, end: Places, most: int) -> Places:
+def limit_offsets(start: QueueOffsets, end: QueueOffsets, most: int) -> QueueOffsets:
     """Lower `end` so that at most `most` messages lie after `start`, shared fairly among the queues.
 
     Queues with few messages get all of theirs; the others share the rest equally. With fewer messages than
@@ -115,8 +115,8 @@ def limit_places(start: Places, end: Places, most: int) -> Places:
     }
 
 
-def _count_backlog(start: Places, end: Places) -> dict[tuple[str, str], int]:
-    """Count the messages between two places, for the queues that have any."""
+def _count_backlog(start: QueueOffsets, end: QueueOffsets) -> dict[tuple[str, str], int]:
+    """Count the messages between `start` and `end`, for the queues that have any."""
     sizes = {}
     for topic, queues in end.items():
         for number, upto in queues.items():
@@ -126,7 +126,7 @@ def _count_backlog(start: Places, end: Places) -> dict[tuple[str, str], int]:
     return sizes
 
 
-def not_past(end: Places, target: Places) -> Places:
+def not_past(end: QueueOffsets, target: QueueOffsets) -> QueueOffsets:
     """Lower `end` to at most `target`. Queues that `target` does not have are left out."""
     return {
         topic: {q: min(n, target[topic][q]) for q, n in qs.items() if q in target.get(topic, {})}
@@ -134,7 +134,7 @@ def not_past(end: Places, target: Places) -> Places:
     }
 
 
-def not_before(end: Places, start: Places, bounds: Iterable[QueueBounds]) -> Places:
+def not_before(end: QueueOffsets, start: QueueOffsets, bounds: Iterable[QueueBounds]) -> QueueOffsets:
     """Raise `end` to at least `start`, unless `start` is after the queue's own end, which `plan_ranges`
     reports as a loss.
     """
@@ -146,9 +146,9 @@ def not_before(end: Places, start: Places, bounds: Iterable[QueueBounds]) -> Pla
 
 
 def plan_ranges(
-    start: Places, end: Places, bounds: Iterable[QueueBounds], most: int
+    start: QueueOffsets, end: QueueOffsets, bounds: Iterable[QueueBounds], most: int
 ) -> tuple[list[OffsetRange], list[Loss]]:
-    """Return the ranges to read between two places, of at most `most` offsets each, and the losses."""
+    """Return the ranges to read from `start` to `end`, of at most `most` offsets each, and the losses."""
     bounds_by_queue = {(at.topic, str(at.number)): at for at in bounds}
     ranges: list[OffsetRange] = []
     losses: list[Loss] = []
@@ -164,7 +164,7 @@ def plan_ranges(
                 continue
             losses += _find_losses(since, upto, at)
             first = at.first if since is None or upto < since else max(since, at.first)
-            ranges += _cut_range(at, first, min(upto, at.end), most)
+            ranges += _split_range(at, first, min(upto, at.end), most)
     return ranges, losses
 
 
@@ -183,8 +183,8 @@ def _find_losses(since: int | None, upto: int, at: QueueBounds) -> list[Loss]:
     return losses
 
 
-def _cut_range(at: QueueBounds, start: int, end: int, most: int) -> list[OffsetRange]:
+def _split_range(at: QueueBounds, start: int, end: int, most: int) -> list[OffsetRange]:
     return [
-        OffsetRange(at.topic, at.number, at.queue, piece, min(piece + most, end))
-        for piece in range(start, end, most)
+        OffsetRange(at.topic, at.number, at.queue, first, min(first + most, end))
+        for first in range(start, end, most)
     ]

@@ -1,7 +1,7 @@
 """The options of the format `ddmq`, checked once into frozen objects. Pure.
 
-Spark lowers option names before a source sees them, so they are compared without regard to case. A name that
-nobody knows is refused with the nearest known one; what Spark itself reads is passed over.
+Spark lowers option names before a source sees them, so they are compared without regard to case. An
+unknown name is rejected, and the error suggests the nearest allowed one. Options of Spark itself are ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READING = (
     "maxMessagesPerPartition", "failOnDataLoss", "timeoutMs",
 )  # fmt: skip
 WRITING = ("servers", "topic", "timeoutMs", "storeOnce")
-OF_SPARK = {"checkpointlocation", "queryname"}  # given beside ours, read by Spark
+OF_SPARK = {"checkpointlocation", "queryname"}  # options that Spark itself reads
 GROUP = "spark"
 TIMEOUT_MS = 30_000
 PARTITION_MESSAGES = 1_000_000
@@ -84,9 +84,9 @@ class WriteOptions:
     store_once: StoreOnce
 
 
-def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Parse and check the options of a read. Raises SourceOptionError, which names the wrong one."""
-    texts = _check_names(given, READING, "reading")
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    """Parse and check the options of a read. Raises SourceOptionError, which names the invalid one."""
+    texts = _check_names(options, READING, "reading")
     return ReadOptions(
         servers=_require_text(texts, "servers", "the consumer proxies, host:port with commas between them"),
         topics=_parse_topics(texts),
@@ -100,9 +100,9 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     )
 
 
-def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Parse and check the options of a write. Raises SourceOptionError, which names the wrong one."""
-    texts = _check_names(given, WRITING, "writing")
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Parse and check the options of a write. Raises SourceOptionError, which names the invalid one."""
+    texts = _check_names(options, WRITING, "writing")
     return WriteOptions(
         servers=_require_text(texts, "servers", "the producer proxies, host:port with commas between them"),
         topic=texts.get("topic"),
@@ -111,9 +111,9 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     )
 
 
-def refuse_unknown(name: str, known: Iterable[str], what: str, use: str) -> SourceOptionError:
-    """Return the error for an unknown name, which suggests the nearest of the `known` ones."""
-    names = {each.lower(): each for each in known}
+def build_unknown_error(name: str, allowed_names: Iterable[str], what: str, use: str) -> SourceOptionError:
+    """Build the error for an unknown name, which suggests the nearest of the allowed ones."""
+    names = {each.lower(): each for each in allowed_names}
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"; did you mean {names[close[0]]}?" if close else ""
     return SourceOptionError(
@@ -121,36 +121,36 @@ def refuse_unknown(name: str, known: Iterable[str], what: str, use: str) -> Sour
     )
 
 
-def _check_names(given: Mapping[str, str], known: Iterable[str], use: str) -> dict[str, str]:
-    texts = {name.lower(): text for name, text in given.items() if name.lower() not in OF_SPARK}
-    lowered = {name.lower() for name in known}
+def _check_names(options: Mapping[str, str], allowed_names: Iterable[str], use: str) -> dict[str, str]:
+    texts = {name.lower(): text for name, text in options.items() if name.lower() not in OF_SPARK}
+    lowered = {name.lower() for name in allowed_names}
     for name in texts:
         if name not in lowered:
-            raise refuse_unknown(name, known, "option", use)
+            raise build_unknown_error(name, allowed_names, "option", use)
     return texts
 
 
-def _require_text(found: Mapping[str, str], name: str, what: str) -> str:
-    text = found.get(name, "").strip()
+def _require_text(texts: Mapping[str, str], name: str, what: str) -> str:
+    text = texts.get(name, "").strip()
     if not text:
         raise SourceOptionError(f"format ddmq: option {name} is missing: {what}")
     return text
 
 
-def _parse_topics(found: Mapping[str, str]) -> tuple[str, ...]:
-    if ("topic" in found) == ("topics" in found):
+def _parse_topics(texts: Mapping[str, str]) -> tuple[str, ...]:
+    if ("topic" in texts) == ("topics" in texts):
         raise SourceOptionError(
             "format ddmq: give either option topic (one name) or option topics (several, with commas)"
         )
-    texts = [found["topic"]] if "topic" in found else found["topics"].split(",")
-    names = tuple(dict.fromkeys(text.strip() for text in texts))
+    topics = [texts["topic"]] if "topic" in texts else texts["topics"].split(",")
+    names = tuple(dict.fromkeys(topic.strip() for topic in topics))
     if not all(names):
-        raise SourceOptionError(f"format ddmq: option topics={found.get('topics', '')!r} holds an empty name")
+        raise SourceOptionError(f"format ddmq: option topics={texts.get('topics', '')!r} holds an empty name")
     return names
 
 
-def _parse_where(found: Mapping[str, str], name: str) -> Where | None:
-    text = found.get(name.lower())
+def _parse_where(texts: Mapping[str, str], name: str) -> Where | None:
+    text = texts.get(name.lower())
     if text is None:
         return None
     text = text.strip()
@@ -184,18 +184,18 @@ def _parse_offsets(name: str, text: str) -> Mapping[str, Mapping[str, int | Edge
         ) from error
 
 
-def _parse_offset(given: object) -> int | Edge:
-    if given == "first":
+def _parse_offset(value: object) -> int | Edge:
+    if value == "first":
         return "first"
-    if given == "last":
+    if value == "last":
         return "last"
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-        return given
-    raise ValueError(f"{given!r} is no offset; allowed: 0 or more, first, last")
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise ValueError(f"{value!r} is no offset; allowed: 0 or more, first, last")
 
 
-def _parse_number(found: Mapping[str, str], name: str, default: Default, most: int) -> int | Default:
-    text = found.get(name.lower())
+def _parse_number(texts: Mapping[str, str], name: str, default: Default, most: int) -> int | Default:
+    text = texts.get(name.lower())
     if text is None:
         return default
     if not text.strip().isdecimal() or not 1 <= int(text) <= most:
@@ -213,8 +213,8 @@ def _store_once(text: str) -> StoreOnce:
     raise SourceOptionError(f"format ddmq: option storeOnce={text!r}; allowed: auto, true, false")
 
 
-def _parse_flag(found: Mapping[str, str], name: str) -> bool:
-    text = found.get(name.lower(), "true").strip()
+def _parse_flag(texts: Mapping[str, str], name: str) -> bool:
+    text = texts.get(name.lower(), "true").strip()
     if text.lower() not in ("true", "false"):
         raise SourceOptionError(f"format ddmq: option {name}={text!r}; allowed: true, false")
     return text.lower() == "true"

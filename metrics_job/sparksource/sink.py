@@ -3,9 +3,9 @@ where idempotency keys are accepted.
 
 Spark repeats a task, or after a crash a whole batch. Each message says in property `spark-batch` which row
 it was: QUERY/BATCH/PARTITION/ROW, the same in every repetition as long as the query itself gives its rows in
-the same order. For a batch write QUERY is made anew by each write and BATCH is 0. With a digest of the row
-behind it, that is the message's idempotency key: what is repeated is not stored again, and a row that comes
-in another one's place is another message.
+the same order. For a batch write QUERY is new for each write and BATCH is 0. With a digest of the row
+behind it, that is the message's idempotency key: a repeated row is not stored twice, and a row that
+replaces another one is another message.
 
 Engines that cannot do it refuse keys (code 11), and so many keys are remembered and no more (15). Unless the
 application insists (`storeOnce`), a task then goes on without them, and says so.
@@ -42,7 +42,7 @@ from metrics_job.sparksource.options import (
     StoreOnce,
     WriteError,
     WriteOptions,
-    refuse_unknown,
+    build_unknown_error,
 )
 
 log = logging.getLogger("ddmq.spark")
@@ -50,7 +50,7 @@ log = logging.getLogger("ddmq.spark")
 BATCH_PROPERTY = "spark-batch"
 CHUNK_ROWS = 500
 DIGEST_BYTES = 8
-PAUSE_S = (0.05, 1.0)  # before what was not stored is sent again: first, last
+PAUSE_S = (0.05, 1.0)  # before messages that were not stored are retried: first, last
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # Spark's local properties of a task
 TEXT: tuple[type[T.DataType], ...] = (T.StringType, T.BinaryType)
 COLUMNS: Mapping[str, tuple[type[T.DataType], ...]] = {
@@ -91,7 +91,7 @@ class _Writer:
 
         Raises WriteError if some are not stored.
         """
-        place, keyed = self._task_place()
+        task_name, keyed = self._build_task_name()
         total = 0
         with Producer(
             self._options.servers,
@@ -104,14 +104,14 @@ class _Writer:
             while rows := list(islice(iterator, CHUNK_ROWS)):
                 store.store_rows(
                     [
-                        to_message(row, self._options.topic, f"{place}/{total + n}")
+                        to_message(row, self._options.topic, f"{task_name}/{total + n}")
                         for n, row in enumerate(rows)
                     ]
                 )
                 total += len(rows)
         return Written(total)
 
-    def _task_place(self) -> tuple[str, bool]:
+    def _build_task_name(self) -> tuple[str, bool]:
         """Return the name QUERY/BATCH/PARTITION of this task, and whether it is unique."""
         context = TaskContext.get()
         if context is None:
@@ -164,7 +164,7 @@ def check_columns(schema: T.StructType, options: WriteOptions) -> None:
                 f"format ddmq: column {field.name!r} is given by the log and cannot be written; drop it"
             )
         if field.name not in COLUMNS:
-            raise refuse_unknown(field.name, COLUMNS, "column", "writing")
+            raise build_unknown_error(field.name, COLUMNS, "column", "writing")
         kinds = COLUMNS[field.name]
         if not isinstance(field.dataType, kinds):
             allowed = ", ".join(kind.typeName() for kind in kinds)
@@ -177,31 +177,33 @@ def check_columns(schema: T.StructType, options: WriteOptions) -> None:
         raise SourceOptionError("format ddmq: give option topic, or a column topic")
 
 
-def to_message(row: Row, topic: str | None, place: str) -> OutgoingMessage:
+def to_message(row: Row, topic: str | None, row_name: str) -> OutgoingMessage:
     """Convert a row to a message. Raises WriteError for a row that cannot be a message."""
     values: dict[str, Any] = row.asDict()
     goes_to = topic or values.get("topic")
     if not goes_to or values["value"] is None:
         what = "value" if goes_to else "topic"
-        raise WriteError(f"format ddmq: row {place} has no {what} (it is null); fill it or filter such rows")
+        raise WriteError(
+            f"format ddmq: row {row_name} has no {what} (it is null); fill it or filter such rows"
+        )
     properties = {name: text for name, text in (values.get("properties") or {}).items() if text is not None}
     return OutgoingMessage(
         goes_to,
         values["value"] if isinstance(values["value"], str) else bytes(values["value"]),
-        key=_key_text(values.get("key"), place),
+        key=_key_text(values.get("key"), row_name),
         tags=values.get("tags"),
-        properties=properties | {BATCH_PROPERTY: place},
+        properties=properties | {BATCH_PROPERTY: row_name},
         queue=values.get("queue"),
     )
 
 
-def _key_text(given: Any, place: str) -> str | None:
-    if given is None or isinstance(given, str):
-        return given
+def _key_text(key: Any, row_name: str) -> str | None:
+    if key is None or isinstance(key, str):
+        return key
     try:
-        return bytes(given).decode()
+        return bytes(key).decode()
     except UnicodeDecodeError as error:
-        raise WriteError(f"format ddmq: the key of row {place} is no UTF-8: {error}") from error
+        raise WriteError(f"format ddmq: the key of row {row_name} is no UTF-8: {error}") from error
 
 
 class RowStore:

@@ -1,8 +1,8 @@
 """The format that Spark calls to read: DdmqSource, its batch reader and its stream reader.
 
 The stream reader lives in one process of the driver as long as the query; `read` runs on executors, from a
-pickled copy without a connection. Places live in Spark's checkpoint alone: the proxies keep none, and a
-batch that Spark repeats is read again by the same offsets.
+pickled copy without a connection. Only Spark's checkpoint stores offsets, not the proxies, and a batch
+that Spark repeats is read again by the same offsets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 
 from ddmq_client import FetchedQueue, Message, QueueBounds, RangeReader
 from metrics_job.sparksource import offsets
-from metrics_job.sparksource.offsets import Loss, OffsetRange, Places
+from metrics_job.sparksource.offsets import Loss, OffsetRange, QueueOffsets
 from metrics_job.sparksource.options import (
     DataLossError,
     ReadOptions,
@@ -79,7 +79,7 @@ def report_loss(loss: Loss, fail: bool) -> None:
     log.warning("%d messages lost: %s", loss.count, loss, extra={"count": loss.count})
 
 
-def read_range(options: ReadOptions, span: OffsetRange) -> Iterator[Any]:
+def read_range(options: ReadOptions, offset_range: OffsetRange) -> Iterator[Any]:
     """Yield the messages of a range as record batches of SCHEMA.
 
     Raises DataLossError, SourceError, ddmq_client errors.
@@ -87,52 +87,64 @@ def read_range(options: ReadOptions, span: OffsetRange) -> Iterator[Any]:
     with open_reader(options) as reader:
         rows: list[Message] = []
         size = 0
-        for messages in _fetch_messages(reader, options, span):
+        for messages in _fetch_messages(reader, options, offset_range):
             rows += messages
             size += sum(len(message.body) for message in messages)
             if len(rows) >= BATCH_ROWS or size >= BATCH_BYTES:
-                yield _to_record_batch(span, rows)
+                yield _to_record_batch(offset_range, rows)
                 rows, size = [], 0
         if rows:
-            yield _to_record_batch(span, rows)
+            yield _to_record_batch(offset_range, rows)
 
 
 def _fetch_messages(
-    reader: RangeReader, options: ReadOptions, span: OffsetRange
+    reader: RangeReader, options: ReadOptions, offset_range: OffsetRange
 ) -> Iterator[Sequence[Message]]:
-    offset = span.start
+    offset = offset_range.start
     give_up_at = time.monotonic() + options.timeout_ms / 1000
-    while offset < span.end:
-        count = min(span.end - offset, FETCH_MESSAGES)
-        answer = reader.read(span.topic, span.name, offset, count, LINGER_MS)
-        loss = _find_loss(answer, offset, span)
+    while offset < offset_range.end:
+        count = min(offset_range.end - offset, FETCH_MESSAGES)
+        answer = reader.read(offset_range.topic, offset_range.name, offset, count, LINGER_MS)
+        loss = _find_loss(answer, offset, offset_range)
         if loss is not None:
             report_loss(loss, options.fail_on_loss)
         if answer.next_offset < offset:
-            return  # the queue has shrunk: said above
-        yield [message for message in answer.messages if message.offset < span.end]
+            return  # the queue has shrunk: reported above
+        yield [message for message in answer.messages if message.offset < offset_range.end]
         if answer.next_offset > offset:
             offset = answer.next_offset
             give_up_at = time.monotonic() + options.timeout_ms / 1000
         elif time.monotonic() > give_up_at:
             raise SourceError(
-                f"queue {span.number} of topic {span.topic} gave nothing at offset {offset} for "
-                f"{options.timeout_ms} ms, although it ends at {answer.end_offset}: see the proxy's log"
+                f"queue {offset_range.number} of topic {offset_range.topic} gave nothing at offset {offset} "
+                f"for {options.timeout_ms} ms, although it ends at {answer.end_offset}: see the proxy's log"
             )
 
 
-def _find_loss(answer: FetchedQueue, offset: int, span: OffsetRange) -> Loss | None:
-    """Return the part of `[offset, span.end)` that is lost according to this answer, or None."""
+def _find_loss(answer: FetchedQueue, offset: int, offset_range: OffsetRange) -> Loss | None:
+    """Return the section of `[offset, offset_range.end)` that is lost according to this answer, or None."""
     if answer.next_offset < offset:
-        return Loss(span.topic, span.number, offset, span.end, "the queue ends before them now")
+        return Loss(
+            offset_range.topic,
+            offset_range.number,
+            offset,
+            offset_range.end,
+            "the queue ends before them now",
+        )
     first = answer.first_offset or 0
     oldest = answer.messages[0].offset if answer.messages else answer.next_offset
     if first <= offset or oldest < first:
         return None
-    return Loss(span.topic, span.number, offset, min(first, span.end), "retention removed them meanwhile")
+    return Loss(
+        offset_range.topic,
+        offset_range.number,
+        offset,
+        min(first, offset_range.end),
+        "retention removed them meanwhile",
+    )
 
 
-def _to_record_batch(span: OffsetRange, rows: Sequence[Message]) -> Any:
+def _to_record_batch(offset_range: OffsetRange, rows: Sequence[Message]) -> Any:
     count = len(rows)
     columns: list[Sequence[Any]] = [
         [row.offset for row in rows],
@@ -143,17 +155,20 @@ def _to_record_batch(span: OffsetRange, rows: Sequence[Message]) -> Any:
         [list((row.properties or {}).items()) for row in rows],
         [None if row.stored_ms is None else row.stored_ms * 1000 for row in rows],
     ]
-    place = pa.repeat(pa.scalar(span.topic), count), pa.repeat(pa.scalar(span.number, pa.int32()), count)
+    queue_columns = (
+        pa.repeat(pa.scalar(offset_range.topic), count),
+        pa.repeat(pa.scalar(offset_range.number, pa.int32()), count),
+    )
     arrays = [pa.array(values, kind) for values, kind in zip(columns, ARROW.types[2:], strict=True)]
-    return pa.RecordBatch.from_arrays([*place, *arrays], schema=ARROW)
+    return pa.RecordBatch.from_arrays([*queue_columns, *arrays], schema=ARROW)
 
 
 class RangePartition(InputPartition):
     """The range of one queue that one task reads."""
 
-    def __init__(self, span: OffsetRange) -> None:
+    def __init__(self, offset_range: OffsetRange) -> None:
         super().__init__(None)
-        self.span = span
+        self.offset_range = offset_range
 
 
 class DdmqSource(DataSource):
@@ -183,22 +198,24 @@ class DdmqSource(DataSource):
         return StreamWriter(write_options(self.options), schema, overwrite)
 
 
-def _check_read(given: Any, schema: T.StructType) -> ReadOptions:
+def _check_read(options: Any, schema: T.StructType) -> ReadOptions:
     if schema != SCHEMA:
         raise SourceOptionError(
             "format ddmq: it has a schema of its own; leave .schema(…) out and select afterwards"
         )
-    return read_options(given)
+    return read_options(options)
 
 
-def find_places(reader: RangeReader, where: Where, bounds: Sequence[QueueBounds], option: str) -> Places:
+def find_offsets(
+    reader: RangeReader, where: Where, bounds: Sequence[QueueBounds], option: str
+) -> QueueOffsets:
     """Return the offset of `where` in every queue. Times are looked up by the reader."""
     if where.time_ms is None:
-        return offsets.fixed_places(where, bounds, option)
-    places_of_time: Places = {}
+        return offsets.resolve_fixed_offsets(where, bounds, option)
+    time_offsets: QueueOffsets = {}
     for at in bounds:
-        places_of_time.setdefault(at.topic, {})[str(at.number)] = reader.offset_at(at, where.time_ms)
-    return places_of_time
+        time_offsets.setdefault(at.topic, {})[str(at.number)] = reader.offset_at(at, where.time_ms)
+    return time_offsets
 
 
 class _RangeReader:
@@ -208,12 +225,14 @@ class _RangeReader:
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return (
-            read_range(self._options, partition.span) if isinstance(partition, RangePartition) else iter(())
+            read_range(self._options, partition.offset_range)
+            if isinstance(partition, RangePartition)
+            else iter(())
         )
 
 
 class BatchReader(_RangeReader, DataSourceReader):
-    """Reads from one place to another. Spark looks both up when it plans the read."""
+    """Reads from start to end offsets. Spark looks both up when it plans the read."""
 
     def __init__(self, options: ReadOptions) -> None:
         if options.trigger_messages is not None:
@@ -234,17 +253,17 @@ class BatchReader(_RangeReader, DataSourceReader):
                     f"format ddmq: topics {sorted(missing)} do not exist, or group {options.group} may not "
                     "read them; create them, or name others in option topic or topics"
                 )
-            start = find_places(reader, options.start or Where(edge="first"), bounds, "startingOffsets")
-            end = find_places(reader, options.end or Where(edge="last"), bounds, "endingOffsets")
+            start = find_offsets(reader, options.start or Where(edge="first"), bounds, "startingOffsets")
+            end = find_offsets(reader, options.end or Where(edge="last"), bounds, "endingOffsets")
         end = offsets.not_before(end, start, bounds)
         ranges, losses = offsets.plan_ranges(start, end, bounds, options.partition_messages)
         for loss in losses:
             report_loss(loss, options.fail_on_loss)
-        return [RangePartition(span) for span in ranges]
+        return [RangePartition(offset_range) for offset_range in ranges]
 
 
 class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads an endless stream that begins at a place."""
+    """Reads an endless stream that begins at an offset of each queue."""
 
     def __init__(self, options: ReadOptions) -> None:
         if options.end is not None:
@@ -253,7 +272,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
             )
         self._options = options
         self._reader: RangeReader | None = None
-        self._target: Places | None = None
+        self._target: QueueOffsets | None = None
         self._lost = 0  # offsets, since this query was started
 
     def __getstate__(self) -> dict[str, Any]:
@@ -263,18 +282,18 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         """Return the offsets at which a query without a checkpoint starts."""
         bounds = self._read_bounds()
         start = self._options.start or Where(edge="last")
-        places_of_start = find_places(self._open(), start, bounds, "startingOffsets")
-        return {topic: places_of_start.get(topic, {}) for topic in self._options.topics}
+        start_offsets = find_offsets(self._open(), start, bounds, "startingOffsets")
+        return {topic: start_offsets.get(topic, {}) for topic in self._options.topics}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end offsets of the next micro-batch: the latest ones, capped by `limit`."""
-        end = offsets.end_places(self._read_bounds(), self._options.topics)
+        end = offsets.list_end_offsets(self._read_bounds(), self._options.topics)
         if self._target is not None:
             end = offsets.not_past(end, self._target)
         ends = {topic: dict(queues) for topic, queues in start.items() if topic in end}
         for topic, queues in end.items():
-            ends.setdefault(topic, {}).update(queues)  # a queue that cannot be seen now keeps its place
-        return offsets.limit_places(start, ends, limit.max_rows) if isinstance(limit, ReadMaxRows) else ends
+            ends.setdefault(topic, {}).update(queues)  # a queue that cannot be seen now keeps its offset
+        return offsets.limit_offsets(start, ends, limit.max_rows) if isinstance(limit, ReadMaxRows) else ends
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         most = self._options.trigger_messages
@@ -282,11 +301,11 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the current end offsets, for the query's progress report."""
-        return offsets.end_places(self._read_bounds(), self._options.topics)
+        return offsets.list_end_offsets(self._read_bounds(), self._options.topics)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Make the current end offsets the limit of this run."""
-        self._target = offsets.end_places(self._read_bounds(), self._options.topics)
+        self._target = offsets.list_end_offsets(self._read_bounds(), self._options.topics)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         ranges, losses = offsets.plan_ranges(
@@ -297,7 +316,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
             self._lost += loss.count
         if losses:
             log.warning("%d messages lost by this query so far", self._lost, extra={"count": self._lost})
-        return [RangePartition(span) for span in ranges]
+        return [RangePartition(offset_range) for offset_range in ranges]
 
     def stop(self) -> None:
         if self._reader is not None:

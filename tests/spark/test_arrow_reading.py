@@ -114,7 +114,7 @@ def same_both_ways(spark: SparkSession, folders: list[Path]) -> dict[Any, Any]:
     batch = read_minutes(spark, paths, ALL, DataFrame.persist)
     sums, expected = added_up(batch.minutes), added_up(to_minutes(lines, DataFrame.persist))
     assert sums == expected
-    assert refused(batch.odd) == refused(lines)
+    assert refused(batch.spark_lines) == refused(lines)
     return sums
 
 
@@ -140,7 +140,7 @@ def test_long_files_are_read_in_chunks(
     shape = Shape(samples=2_000, seed=6, faults=0.3, interval_ms=20_000, topics=1, groups=1)
     write(shape, tmp_path)
     sizes = sorted(path.stat().st_size for path in tmp_path.rglob("*.jsonl"))
-    monkeypatch.setattr(read, "WHOLE_BYTES_MAX", sizes[len(sizes) // 2])
+    monkeypatch.setattr(read, "FILE_BYTES_MAX", sizes[len(sizes) // 2])
     assert same_both_ways(spark, sorted(tmp_path.glob("date=*/hour=*")))
 
 
@@ -225,4 +225,4 @@ def test_no_line_is_lost_or_invented(lines: list[bytes], with_newline: bool) -> 
     arrays = [text for text in texts if text.startswith(b"[") and b"1,2" not in text]
     expected_count = len(texts) - len(arrays) + sum(len(json.loads(text)) for text in arrays)
     parsed = parse([data], SeriesCodes())
-    assert parsed.lines.num_rows + len(parsed.odd) == expected_count
+    assert parsed.lines.num_rows + len(parsed.undecoded) == expected_count

@@ -14,7 +14,7 @@ from rich.console import Console
 from metrics_job.report.core.behind import describe_outlook, sort_worst_first
 from metrics_job.report.core.facts import Report, report_of, to_summary
 from metrics_job.report.core.health import NOTHING_INTENDED, Intended
-from metrics_job.report.core.material import Waiting, span_of
+from metrics_job.report.core.material import Waiting, build_time_range
 from metrics_job.report.reading import Tables
 from metrics_job.report.run import build_page
 from metrics_job.report.terminal import print_report
@@ -22,7 +22,7 @@ from tests.spark.report_tables import Writer, at, ms
 
 
 def report(writer: Writer, end: int = 70, intended: Intended = NOTHING_INTENDED) -> Report:
-    return report_of(Tables(writer.write()).read_material(span_of(ms(60), ms(end))), None, intended)
+    return report_of(Tables(writer.write()).read_material(build_time_range(ms(60), ms(end))), None, intended)
 
 
 def printed(result: Report) -> str:

@@ -14,14 +14,14 @@ from metrics_job.report.core import words
 from metrics_job.report.core.facts import Report, report_of
 from metrics_job.report.core.figures import build_figures
 from metrics_job.report.core.health import Intended
-from metrics_job.report.core.material import DAY_MS, HOUR_MS, WEEK_MS, compute_percentiles, span_of
+from metrics_job.report.core.material import DAY_MS, HOUR_MS, WEEK_MS, build_time_range, compute_percentiles
 from metrics_job.report.reading import Tables
 from tests.spark.report_tables import Writer, at, busy_week, ms
 
 
 def report(folder: Path, start: int, end: int, sampled: int | None = None) -> Report:
     """Of so many minutes after the first midnight; `sampled`: when the tables were made, of all there was."""
-    material = Tables(folder).read_material(span_of(ms(start), ms(end)))
+    material = Tables(folder).read_material(build_time_range(ms(start), ms(end)))
     return report_of(material, None if sampled is None else ms(sampled))
 
 
@@ -111,12 +111,12 @@ def test_a_few_moments_stand_in_order_whichever_line_has_them(writer: Writer) ->
 
 def test_percentiles_are_upper_edges_of_merged_buckets(ten_minutes: Path) -> None:
     send = report(ten_minutes, 60, 70).times[0]
-    whole = compute_percentiles({bucket_index(1000.0): 980, bucket_index(50_000.0): 20})
-    assert send.whole is not None
-    assert whole is not None
-    assert send.whole.measured == whole.measured == 1000
-    assert send.whole.p50 == whole.p50 / 1000 == pytest.approx(1.024)
-    assert send.whole.p99 == whole.p99 / 1000 == pytest.approx(53.248)
+    overall = compute_percentiles({bucket_index(1000.0): 980, bucket_index(50_000.0): 20})
+    assert send.overall is not None
+    assert overall is not None
+    assert send.overall.measured == overall.measured == 1000
+    assert send.overall.p50 == overall.p50 / 1000 == pytest.approx(1.024)
+    assert send.overall.p99 == overall.p99 / 1000 == pytest.approx(53.248)
     assert [line.name for line in send.lines] == ["p50", "p99", "p99.9"]
 
 
@@ -191,7 +191,7 @@ def test_a_kill_on_purpose_is_no_crash(writer: Writer) -> None:
     writer.counter(at(60), "ddmq_sends_total", 60, "t", detail="code=0")
     writer.process(at(60), at(62), instance="a" * 16, ended="running")
     writer.process(at(63), at(64), instance="b" * 16)
-    material = Tables(writer.write()).read_material(span_of(ms(60), ms(65)))
+    material = Tables(writer.write()).read_material(build_time_range(ms(60), ms(65)))
     assert not report_of(material).is_well
     assert report_of(material, intended=Intended([ms(62) + 5_000])).is_well
     assert not report_of(material, intended=Intended([ms(62) + 500_000])).is_well
@@ -200,7 +200,7 @@ def test_a_kill_on_purpose_is_no_crash(writer: Writer) -> None:
 def test_a_time_above_all_buckets_is_shown_as_at_least(writer: Writer) -> None:
     writer.times(at(60), "ddmq_queue_wait_us", [1e14], "t", "g")
     writer.counter(at(60), "ddmq_sends_total", 60, "t", detail="code=0")
-    wait = report(writer.write(), 60, 61).times[1].whole
+    wait = report(writer.write(), 60, 61).times[1].overall
     assert wait is not None
     assert words.format_ms(wait.max) == "≥ 50 d 21 h"
 
@@ -216,7 +216,7 @@ def test_columns_that_older_tables_lack_are_there_today(writer: Writer) -> None:
 
 
 def test_tables_may_be_a_url_and_have_to_be_there(ten_minutes: Path) -> None:
-    time_range = span_of(ms(60), ms(70))
+    time_range = build_time_range(ms(60), ms(70))
     assert (
         Tables(ten_minutes.as_uri()).read_material(time_range).slo
         == Tables(ten_minutes).read_material(time_range).slo
@@ -348,10 +348,10 @@ def test_offenders_are_ranked_with_their_share(ten_minutes: Path) -> None:
     by = {offender.title: offender for offender in report(ten_minutes, 60, 70).offenders}
     (refused,) = by["Sends refused"].rows
     assert (refused.name, refused.value_text) == ("orders", "12")
-    assert refused.note == "0.2 % of 6,012; code 11: 12"
+    assert refused.details == "0.2 % of 6,012; code 11: 12"
     (redelivered,) = by["Delivered again"].rows
     assert (redelivered.name, redelivered.value_text) == ("billing on orders", "30")
-    assert by["Dead letters"].rows[0].note == "attempts: 3"
+    assert by["Dead letters"].rows[0].details == "attempts: 3"
     assert by["Failed by consumers"].rows == []
 
 
@@ -366,7 +366,7 @@ def test_many_groups_are_a_bounded_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [60_000, HOUR_MS, DAY_MS, 3 * DAY_MS, WEEK_MS, 90 * DAY_MS, 3650 * DAY_MS])
 def test_a_range_of_any_length_has_at_most_500_steps(length: int) -> None:
-    time_range = span_of(ms(61), ms(61) + length)
+    time_range = build_time_range(ms(61), ms(61) + length)
     assert len(time_range.step_starts()) <= 500
     assert time_range.step_starts()[0] <= time_range.start_ms
     assert time_range.step_starts()[-1] + time_range.step_ms >= time_range.end_ms

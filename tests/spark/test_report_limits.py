@@ -23,7 +23,7 @@ import metrics_job
 from metrics_job.report import days, html, reading, sections, terminal
 from metrics_job.report.core import changes
 from metrics_job.report.core.facts import Report, report_of
-from metrics_job.report.core.material import span_of
+from metrics_job.report.core.material import build_time_range
 from metrics_job.report.reading import Tables
 from metrics_job.report.run import build_page
 from metrics_job.report.terminal import print_report
@@ -47,8 +47,8 @@ LIMITS = {
     "order.KEYS_MAX": "../unit/metrics_job/test_report_order.py::"
     "test_one_failure_blocks_nothing_and_other_keys_share_a_row",
     "read.RETRIES_MAX": "test_arrow_reading.py::test_more_unusual_intervals_than_are_named_are_all_reread",
-    "read.WHOLE_BYTES_MAX": "test_arrow_reading.py::test_long_files_are_read_in_chunks",
-    "work.KNOWN_MAX": "../unit/metrics_job/test_pieces.py::"
+    "read.FILE_BYTES_MAX": "test_arrow_reading.py::test_long_files_are_read_in_chunks",
+    "work.CACHED_SERIES_MAX": "../unit/metrics_job/test_pieces.py::"
     "test_a_worker_that_forgets_the_names_of_series_still_counts_every_line",
 }
 NO_ROWS = {  # limits of something else than rows
@@ -97,7 +97,7 @@ def some_traffic(writer: Writer, days_after: int = 0) -> None:
 
 
 def report(folder: Path, days: int = 1) -> Report:
-    return report_of(Tables(folder).read_material(span_of(ms(0), ms(days * 1440))))
+    return report_of(Tables(folder).read_material(build_time_range(ms(0), ms(days * 1440))))
 
 
 def printed(result: Report) -> str:
@@ -304,7 +304,7 @@ def test_topics_that_changed_less_are_counted(tmp_path: Path) -> None:
     for number in range(changes.TOPICS_SHOWN + 4):
         writer.counter(at(60), "ddmq_sends_total", 100, f"t{number}", detail="code=0")
         writer.counter(at(60 + week), "ddmq_sends_total", 101 + number, f"t{number}", detail="code=0")
-    result = report_of(Tables(writer.write()).read_material(span_of(ms(week), ms(week + 120))))
+    result = report_of(Tables(writer.write()).read_material(build_time_range(ms(week), ms(week + 120))))
     of_topics = [row.what for row in result.changes if row.what.startswith("sent to")]
     assert of_topics[-1] == "sent to 4 more topics, each changed by less"
     assert len(of_topics) == changes.TOPICS_SHOWN + 1

@@ -12,7 +12,7 @@ import pytest
 
 from metrics_job.report import html
 from metrics_job.report.core.facts import report_of
-from metrics_job.report.core.material import span_of
+from metrics_job.report.core.material import build_time_range
 from metrics_job.report.reading import Tables
 from metrics_job.report.run import build_page
 from tests.spark.report_tables import Writer, at, ms
@@ -47,7 +47,7 @@ class PageText(HTMLParser):
 
 
 def build(folder: Path, start: int = 60, end: int = 70) -> str:
-    return build_page(report_of(Tables(folder).read_material(span_of(ms(start), ms(end)))), ms(80))
+    return build_page(report_of(Tables(folder).read_material(build_time_range(ms(start), ms(end)))), ms(80))
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_the_short_form_tells_the_same_and_reads_no_markup(tables: Path) -> None
 
 def test_without_a_range_the_report_is_of_all_tables(tables: Path) -> None:
     result = read_report(tables, None, ms(9999))
-    assert (result.span.start_ms, result.span.end_ms) == (ms(60), ms(63))
+    assert (result.time_range.start_ms, result.time_range.end_ms) == (ms(60), ms(63))
 
 
 def test_the_command_writes_the_file_and_prints(

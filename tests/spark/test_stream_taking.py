@@ -19,7 +19,7 @@ from metrics_job.arrived import Arrived
 from metrics_job.batch import run_batch
 from metrics_job.minutes import FILE, READER_OPTIONS, read_schema
 from metrics_job.stream import BatchTaker, Streaming
-from metrics_job.stream_tables import REFUSED, Touched, kept_schema, roll_up
+from metrics_job.stream_tables import REFUSED, Touched, roll_up, stored_schema
 from tests.spark import tables_read
 
 NOON = 1_767_614_400_000  # 2026-01-05 12:00 UTC
@@ -36,7 +36,7 @@ class TakingRig:
         self.rolled: list[tuple[list[date], dict[str | None, int]]] = []
         what = Streaming(str(root / "samples"), str(root / "out"))
         self.taking = BatchTaker(spark, what, self._roll_up, lambda: self.now_ms)
-        self.arrived = Arrived(spark, f"{what.stream_folder}/minutes", kept_schema())
+        self.arrived = Arrived(spark, f"{what.stream_folder}/minutes", stored_schema())
 
     def _roll_up(self, rows: DataFrame, which: Touched) -> None:
         of_days = rows.filter(F.col("date").isin(which.days) & F.col("kind").isin("counter", REFUSED))

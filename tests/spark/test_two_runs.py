@@ -27,7 +27,7 @@ from metrics_job.tables import (
     LAG_MINUTE,
     LATENCIES_HOUR,
     PROCESSES,
-    STAGING_KEPT_MS,
+    STAGING_RETENTION_MS,
     Store,
     Table,
 )
@@ -109,7 +109,7 @@ def test_judged_tables_need_no_table_of_the_same_run(
 
 @pytest.mark.parametrize(
     ("on_a_disk", "age_ms", "stays"),
-    [(True, 0, False), (False, STAGING_KEPT_MS - 1, True), (False, STAGING_KEPT_MS, False)],
+    [(True, 0, False), (False, STAGING_RETENTION_MS - 1, True), (False, STAGING_RETENTION_MS, False)],
 )
 def test_what_a_killed_run_had_begun_to_write_is_deleted(
     spark: SparkSession,

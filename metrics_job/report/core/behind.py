@@ -8,7 +8,7 @@ from metrics_job.report.core import words
 from metrics_job.report.core.material import MINUTE_MS, Waiting
 
 NOISE = 1.1  # two rates that differ by less are the same
-OLD_MS = 5 * MINUTE_MS  # a state that was told so long before the end of the report is shown with its time
+OLD_MS = 5 * MINUTE_MS  # a state reported so long before the end of the report is shown with its time
 EMPTY, UNCONSUMED, NEVER, GROWING, STANDING, KEEPING_UP = (
     "empty",
     "nobody consumes",
@@ -27,7 +27,7 @@ def describe_outlook(row: Waiting) -> str:
     if not row.consumed:
         return UNCONSUMED
     if row.time_to_drain_s is not None:
-        return words.format_span(row.time_to_drain_s)
+        return words.format_duration(row.time_to_drain_s)
     if row.is_stuck:
         return NEVER
     if row.arrived_per_s > row.finished_per_s * NOISE:

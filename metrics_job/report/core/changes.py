@@ -1,4 +1,4 @@
-"""List the changes since last week: the span against the same hours seven days before.
+"""List the changes since last week: the time range against the same hours seven days before.
 
 Compared are totals, shares and p99s. When nothing was counted a week before there is nothing to compare, and
 the list is empty, which the page says in words.

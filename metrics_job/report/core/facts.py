@@ -23,8 +23,8 @@ from metrics_job.report.core.material import (
     Material,
     Percentiles,
     Row,
-    Span,
     Tallies,
+    TimeRange,
     Totals,
     Waiting,
     by_topic,
@@ -50,13 +50,13 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """A measured time over the span: the lines of its p50, p99 and p99.9, the percentiles of the whole span,
-    and its worst step."""
+    """A measured time: the lines of its p50, p99 and p99.9, the percentiles over the entire range, and its
+    worst step."""
 
     title: str
     meaning: str
     lines: list[ChartLine]
-    whole: Percentiles | None
+    overall: Percentiles | None
     worst: tuple[int, float] | None
 
 
@@ -74,7 +74,7 @@ class Heat:
 class Report:
     """All data of a report. `covered`: the time from the first to the last sample; None without samples."""
 
-    span: Span
+    time_range: TimeRange
     covered: tuple[int, int] | None
     totals: Totals
     topics: dict[str, Totals]
@@ -109,7 +109,7 @@ def report_of(
     totals, slo = totals_of(material.now.counters), health.to_slo_facts(material.slo)
     processes = health.to_process_facts(material.processes, sampled_ms, intended.kills_ms)
     return Report(
-        span=material.span,
+        time_range=material.time_range,
         covered=covered,
         totals=totals,
         topics=by_topic(material.now.counters),
@@ -118,8 +118,8 @@ def report_of(
         times=_measured_times(material),
         lag=_lag_lines(material, running),
         waiting=list(material.waiting),
-        heat=_build_heat(material.hours, material.span),
-        offenders=offenders.list_offenders(material, covered[1] if covered else material.span.end_ms),
+        heat=_build_heat(material.hours, material.time_range),
+        offenders=offenders.list_offenders(material, covered[1] if covered else material.time_range.end_ms),
         slo=slo,
         processes=processes,
         changes=changes.list_changes(material),
@@ -154,18 +154,22 @@ def _describe_shortened_lists(material: Material) -> list[str]:
 
 
 def _covered_range(material: Material) -> tuple[int, int] | None:
-    """Return the times of the first and last sample of the span; without processes, those of the first and
+    """Return the times of the first and last sample in the range; without processes, those of the first and
     last step.
     """
-    span = material.span
+    time_range = material.time_range
     sampled = [row for row in material.processes if row["first_seen"] is not None]
     if sampled:
-        first = max(min(row["first_seen"] for row in sampled), span.start_ms)
-        last = min(max(row["last_seen"] for row in sampled), span.end_ms)
+        first = max(min(row["first_seen"] for row in sampled), time_range.start_ms)
+        last = min(max(row["last_seen"] for row in sampled), time_range.end_ms)
         if first < last:
             return first, last
     steps = _running_steps(material)
-    return (max(min(steps), span.start_ms), min(max(steps) + span.step_ms, span.end_ms)) if steps else None
+    return (
+        (max(min(steps), time_range.start_ms), min(max(steps) + time_range.step_ms, time_range.end_ms))
+        if steps
+        else None
+    )
 
 
 def _running_steps(material: Material) -> set[int]:
@@ -193,16 +197,16 @@ def _throughput_lines(
     for name, metrics in names.items():
         present = [material.counted[metric] for metric in metrics if metric in material.counted]
         if covered and any(any(line.values()) for line in present):
-            lines.append(ChartLine(name, _rate_points(present, material.span, covered, running)))
+            lines.append(ChartLine(name, _rate_points(present, material.time_range, covered, running)))
     return lines
 
 
 def _rate_points(
-    lines: Sequence[Mapping[int, float]], span: Span, covered: tuple[int, int], running: set[int]
+    lines: Sequence[Mapping[int, float]], time_range: TimeRange, covered: tuple[int, int], running: set[int]
 ) -> Points:
     points: Points = []
-    for step in span.step_starts():
-        seconds = (min(step + span.step_ms, covered[1]) - max(step, covered[0])) / 1000
+    for step in time_range.step_starts():
+        seconds = (min(step + time_range.step_ms, covered[1]) - max(step, covered[0])) / 1000
         total = sum(line.get(step, 0.0) for line in lines)
         is_covered = step in running and seconds > 0
         points.append((step, total / seconds if is_covered else None))
@@ -211,7 +215,7 @@ def _rate_points(
 
 def _lag_lines(material: Material, running: set[int]) -> list[ChartLine]:
     """Return a line per subscription, the largest lag first. A missing value is 0 in the steps `running`."""
-    order = {(row.group, row.topic): place for place, row in enumerate(material.waiting)}
+    order = {(row.group, row.topic): index for index, row in enumerate(material.waiting)}
     names = sorted(material.lag, key=lambda name: order.get(name, len(order)))
     several = {group for group, _ in names if sum(other == group for other, _ in names) > 1}
     return [
@@ -219,7 +223,7 @@ def _lag_lines(material: Material, running: set[int]) -> list[ChartLine]:
             _lag_name(name, name[0] in several, len(material.waiting) - len(names) + 1),
             [
                 (step, material.lag[name].get(step, 0.0) if step in running else None)
-                for step in material.span.step_starts()
+                for step in material.time_range.step_starts()
             ],
         )
         for name in names
@@ -256,7 +260,7 @@ def _build_times(material: Material, title: str, meaning: str, metrics: list[Met
     present = [material.timed[metric.name] for metric in metrics if metric.name in material.timed]
     by_step = {
         step: _scaled_percentiles(merge_buckets(line.get(step, {}) for line in present), per_ms)
-        for step in material.span.step_starts()
+        for step in material.time_range.step_starts()
     }
     measured_steps = {step: values for step, values in by_step.items() if values is not None}
     lines = [
@@ -268,10 +272,10 @@ def _build_times(material: Material, title: str, meaning: str, metrics: list[Met
     worst = max(
         ((step, values.p99) for step, values in measured_steps.items()), key=lambda one: one[1], default=None
     )
-    whole = _scaled_percentiles(
+    overall = _scaled_percentiles(
         merge_buckets(buckets for line in present for buckets in line.values()), per_ms
     )
-    return Times(title, meaning, lines if measured_steps else [], whole, worst)
+    return Times(title, meaning, lines if measured_steps else [], overall, worst)
 
 
 def _scaled_percentiles(buckets: Buckets, per_ms: float) -> Percentiles | None:
@@ -280,7 +284,7 @@ def _scaled_percentiles(buckets: Buckets, per_ms: float) -> Percentiles | None:
 
 
 def _measured_histograms(material: Material) -> list[tuple[str, str, Percentiles]]:
-    """Return every histogram over the whole span, in ms for times, else in its own unit."""
+    """Return every histogram over the entire range, in ms for times, else in its own unit."""
     histograms = []
     for metric in sorted(material.timed):
         unit = CATALOGUE[metric].unit if metric in CATALOGUE else ""
@@ -293,14 +297,14 @@ def _measured_histograms(material: Material) -> list[tuple[str, str, Percentiles
 # --- hours
 
 
-def _build_heat(hours: Mapping[int, float], span: Span) -> Heat | None:
+def _build_heat(hours: Mapping[int, float], time_range: TimeRange) -> Heat | None:
     """Return messages by hour: by weekday for two weeks or more, else by date.
 
     None for less than three hours.
     """
     if len(hours) < 3:
         return None
-    weekdays = span.length_ms >= 14 * 24 * HOUR_MS
+    weekdays = time_range.length_ms >= 14 * 24 * HOUR_MS
     cells: dict[str, list[list[float]]] = {}
     for hour in sorted(hours):
         row = cells.setdefault(_row_name(hour, weekdays), [[] for _ in range(24)])
@@ -329,22 +333,24 @@ def to_summary(report: Report) -> dict[str, Any]:
     """
     return {
         "ok": report.is_well,
-        "from_ms": report.span.start_ms,
-        "to_ms": report.span.end_ms,
+        "from_ms": report.time_range.start_ms,
+        "to_ms": report.time_range.end_ms,
         "covered_from_ms": report.covered[0] if report.covered else None,
         "covered_to_ms": report.covered[1] if report.covered else None,
         "findings": [finding.text for finding in report.findings],
         "remarks": report.remarks,
         "totals": asdict(report.totals),
         "topics": {topic: asdict(totals) for topic, totals in report.topics.items()},
-        "times_ms": {times.title: times.whole._asdict() for times in report.times if times.whole},
+        "times_ms": {times.title: times.overall._asdict() for times in report.times if times.overall},
         "subscriptions": [
             {**row._asdict(), "outlook": describe_outlook(row)} for row in sort_worst_first(report.waiting)
         ],
         "slo": [{**asdict(row), "compliance": row.compliance, "met": row.is_met} for row in report.slo],
         "processes": [{**asdict(row), "restarts": row.restarts} for row in report.processes],
         "offenders": {
-            ranking.title: [{"name": row.name, "value": row.value, "note": row.note} for row in ranking.rows]
+            ranking.title: [
+                {"name": row.name, "value": row.value, "note": row.details} for row in ranking.rows
+            ]
             for ranking in report.offenders
         },
         "changes": [row._asdict() for row in report.changes],

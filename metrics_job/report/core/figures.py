@@ -33,7 +33,7 @@ def build_figures(report: Report) -> dict[str, Figure]:
             charts[f"times-{number}"] = _times_figure(times, report)
     if report.lag:
         names = [line.name for line in report.lag]
-        roles = {name: f"c{place}" if place < 8 else "rest" for place, name in enumerate(names)}
+        roles = {name: f"c{index}" if index < 8 else "rest" for index, name in enumerate(names)}
         charts["lag"] = _lines_figure(report.lag, roles, "messages waiting", report)
     if report.heat is not None:
         charts["heat"] = _heat_figure(report.heat)
@@ -45,13 +45,13 @@ def _lines_figure(
 ) -> Figure:
     """Draw lines over time. Lines with few points are drawn in the style `few`, one category per step."""
     sparse = max(len(_points_with_value(line)) for line in lines) <= FEW
-    form = "%d %b %H:%M" if report.span.length_ms > DAY_MS else "%H:%M"
+    form = "%d %b %H:%M" if report.time_range.length_ms > DAY_MS else "%H:%M"
     data = [
         few | _sparse_trace(line, roles[line.name], form) if sparse else _trace(line, roles[line.name])
         for line in lines
     ]
     layout = {
-        "xaxis": _moment_axis(lines, form) if sparse else _span_axis(report),
+        "xaxis": _moment_axis(lines, form) if sparse else _range_axis(report),
         "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
         "hovermode": "x unified",
         "barmode": "group",
@@ -66,9 +66,9 @@ def _moment_axis(lines: list[ChartLine], form: str) -> Figure:
     return {"type": "category", "categoryorder": "array", "categoryarray": names}
 
 
-def _span_axis(report: Report) -> Figure:
-    """Return a time axis over the whole range, so that charts are comparable and gaps are visible."""
-    steps = report.span.step_starts()
+def _range_axis(report: Report) -> Figure:
+    """Return a time axis over the entire range, so that charts are comparable and gaps are visible."""
+    steps = report.time_range.step_starts()
     return {"type": "date", "range": [_plotly_time(steps[0]), _plotly_time(steps[-1])]}
 
 

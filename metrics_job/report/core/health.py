@@ -27,7 +27,7 @@ SILENT_AFTER_MAX_MS = 3_720_000
 
 @dataclass(frozen=True, slots=True)
 class SloFacts:
-    """The results of one objective for one topic and group, over the days of the span."""
+    """The results of one objective for one topic and group, over the days of the time range."""
 
     name: str
     topic: str
@@ -52,10 +52,10 @@ class SloFacts:
     def shown_compliance(self) -> str:
         """Return the compliance over all days as text; if that is good enough, also that of the newest missed
         day."""
-        whole = words.format_percent(self.compliance)
+        text = words.format_percent(self.compliance)
         if self.is_met or (self.compliance or 0.0) < self.target:
-            return whole
-        return f"{whole}, but {words.format_percent(self.compliance_missed)} on {self.days_missed[0]}"
+            return text
+        return f"{text}, but {words.format_percent(self.compliance_missed)} on {self.days_missed[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ProcessFacts:
     duplicates: int
     longest_gap_s: float  # in which none of its instances counted, between two in which one did
     clock_steps: int
-    ended: str  # how its last instance stands: last (it stopped), vanished, running, silent
+    ended: str  # the state of its last instance: last (it stopped), vanished, running, silent
     intended: int = 0  # of those that vanished: killed on purpose
 
     @property
@@ -135,14 +135,14 @@ def to_process_facts(
 def _excuse_kills(rows: list[ProcessFacts], kills_ms: Sequence[int]) -> list[ProcessFacts]:
     for kill_ms in kills_ms:
         near = [
-            (kill_ms - last_seen_ms, place)
-            for place, row in enumerate(rows)
-            for last_seen_ms in row.vanished_ms
-            if 0 <= kill_ms - last_seen_ms <= SILENT_AFTER_MS and row.unintended_count
+            (kill_ms - vanished_at_ms, index)
+            for index, row in enumerate(rows)
+            for vanished_at_ms in row.vanished_ms
+            if 0 <= kill_ms - vanished_at_ms <= SILENT_AFTER_MS and row.unintended_count
         ]
         if near:
-            place = min(near)[1]
-            rows[place] = replace(rows[place], intended=rows[place].intended + 1)
+            index = min(near)[1]
+            rows[index] = replace(rows[index], intended=rows[index].intended + 1)
     return rows
 
 
@@ -188,14 +188,14 @@ def _has_vanished(row: Row, all_of_name: Iterable[Row], newest_ms: int) -> bool:
     """
     if row["ended"] == STOPPED:
         return False
-    again = any(other is not row and other["first_seen"] >= row["last_seen"] for other in all_of_name)
-    return again or row["ended"] == VANISHED or _is_outlived(row, newest_ms)
+    was_restarted = any(other is not row and other["first_seen"] >= row["last_seen"] for other in all_of_name)
+    return was_restarted or row["ended"] == VANISHED or _is_outlived(row, newest_ms)
 
 
 def _is_outlived(row: Row, until_ms: int) -> bool:
     """Return whether an instance has been silent at `until_ms` for longer than its intervals allow.
 
-    An interval of None is not known yet, or the tables are from an older job.
+    An interval of None is unknown so far, or the tables are from an older job.
     """
     interval_s = row.get("interval_s")
     patience_ms = float(SILENT_AFTER_MAX_MS)
@@ -210,7 +210,7 @@ REFUSED_FROM, REFUSED_MIN = 0.001, 10
 class Intended(NamedTuple):
     """Deliberate actions, such as kills in a test, which are not reported as findings."""
 
-    kills_ms: Sequence[int] = ()  # when processes were killed; each excuses one that was heard shortly before
+    kills_ms: Sequence[int] = ()  # kills of processes; each excuses one that sent samples shortly before
     dead_letters: Mapping[str, int] = {}  # how many, by topic
 
 
@@ -240,7 +240,7 @@ def list_findings(
         *_waiting_findings(material.waiting, covered[1]),
         *_blocked_findings([row for row in material.waiting if row.blocked_keys], covered[1]),
         *_dead_letter_findings(unintended_dead(material.now.counters, intended)),
-        *_refusal_findings(totals),
+        *_rejection_findings(totals),
         *_process_findings(processes),
         *_left_out_findings(material.tallies.starts_left_out),
         *_anomaly_findings(material.anomalies, material.tallies.anomalies),
@@ -253,7 +253,7 @@ def _promise_findings(listed: list[SloFacts], missed: int) -> Iterator[Finding]:
         worst, names = listed[0], words.list_names(sorted({row.name for row in listed}))
         yield Finding(
             f"{words.format_plural(missed, 'promise')} missed ({names}); worst {worst.name} of "
-            f"{words.name_place(worst.group, worst.topic)}: {worst.shown_compliance} good, "
+            f"{words.name_subscription(worst.group, worst.topic)}: {worst.shown_compliance} good, "
             f"{words.format_percent(worst.target)} promised.",
             "promises",
         )
@@ -265,7 +265,7 @@ def _waiting_findings(rows: Sequence[Waiting], end_ms: int) -> Iterator[Finding]
         yield _lag_finding(stuck, "not getting fewer at present rates", end_ms)
     if slow:
         yield _lag_finding(
-            slow, f"{words.format_span(max(row.time_to_drain_s or 0 for row in slow))} to drain", end_ms
+            slow, f"{words.format_duration(max(row.time_to_drain_s or 0 for row in slow))} to drain", end_ms
         )
 
 
@@ -274,9 +274,13 @@ def _lag_finding(rows: list[Waiting], how: str, end_ms: int) -> Finding:
     how = how if worst.consumed else behind.UNCONSUMED
     how = behind.add_time(how, worst, end_ms)
     more = f"; {words.format_plural(len(rows) - 1, 'other subscription')} too" if len(rows) > 1 else ""
-    messages, place = words.format_plural(worst.lag, "message"), words.name_place(worst.group, worst.topic)
+    messages, subscription = (
+        words.format_plural(worst.lag, "message"),
+        words.name_subscription(worst.group, worst.topic),
+    )
     return Finding(
-        f"{messages} waiting for {place}, the oldest for {words.format_ms(worst.lag_age_ms)}, {how}{more}.",
+        f"{messages} waiting for {subscription}, "
+        f"the oldest for {words.format_ms(worst.lag_age_ms)}, {how}{more}.",
         "waiting",
     )
 
@@ -284,7 +288,7 @@ def _lag_finding(rows: list[Waiting], how: str, end_ms: int) -> Finding:
 def _blocked_findings(rows: list[Waiting], end_ms: int) -> Iterator[Finding]:
     if rows:
         names = words.list_names(
-            [behind.add_time(words.name_place(row.group, row.topic), row, end_ms) for row in rows]
+            [behind.add_time(words.name_subscription(row.group, row.topic), row, end_ms) for row in rows]
         )
         keys = words.format_plural(sum(row.blocked_keys for row in rows), "order key")
         longest = words.format_ms(max(row.blocked_key_age_ms for row in rows))
@@ -317,7 +321,7 @@ def _dead_letter_findings(count: int) -> Iterator[Finding]:
         yield Finding(f"{words.format_plural(count, 'message')} {became}.", "top")
 
 
-def _refusal_findings(totals: Totals) -> Iterator[Finding]:
+def _rejection_findings(totals: Totals) -> Iterator[Finding]:
     """Yield findings about refused sends, except those of stopping proxies, as clients then use another
     one."""
     ratio = totals.refused_ratio or 0.0
@@ -367,9 +371,9 @@ def _anomaly_findings(listed: Sequence[Row], count: int) -> Iterator[Finding]:
     if listed:
         first = listed[0]
         hours = words.format_plural(count, "hour")
-        place = words.name_place(first["group"] or "", first["topic"] or "")
+        subscription = words.name_subscription(first["group"] or "", first["topic"] or "")
         yield Finding(
-            f"{hours} unlike the same hour of former weeks; {first['metric']} of {place} at "
+            f"{hours} unlike the same hour of former weeks; {first['metric']} of {subscription} at "
             f"{words.format_time(first['start'])}: "
             f"{words.format_count(first['value'])}, usually {words.format_count(first['usual'])}.",
             "changes",

@@ -1,7 +1,7 @@
-"""The data that a report is made of: the span it covers, sums read from the tables, and their totals.
+"""The data of a report: the time range it covers, sums read from the tables, and their totals.
 
-Plain data, made by reading.py or by hand in a test, small however large the tables are. Ranges are
-[start, end) in epoch milliseconds UTC; charts go in steps, at most POINTS_MAX of them, which begin at whole
+Plain data, built by reading.py or by a test, small however large the tables are. Ranges are
+[start, end) in epoch milliseconds UTC; charts go in steps, at most POINTS_MAX of them, which begin at
 multiples of their length; `step` is where one begins. Names of metrics are the catalogue's. Times are counts
 by bucket, which merge exactly; a percentile is the upper edge of the bucket that holds it, at most 12.5 %
 above the value itself.
@@ -22,7 +22,7 @@ MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 WEEK_MS = 7 * DAY_MS
-MINUTES_UP_TO_MS = 3 * DAY_MS  # longer spans are told from the tables of hours
+MINUTES_UP_TO_MS = 3 * DAY_MS  # longer ranges are read from the tables of hours
 _STEPS = [
     *(minutes * MINUTE_MS for minutes in (1, 2, 5, 10, 15, 30)),
     *(hours * HOUR_MS for hours in (1, 2, 3, 6, 12)),
@@ -31,7 +31,7 @@ _STEPS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeRange:
     """A time range [start_ms, end_ms), divided into steps of step_ms."""
 
     start_ms: int
@@ -40,7 +40,7 @@ class Span:
 
     @property
     def period(self) -> str:
-        """Return the suffix of the tables to read for this span: `minute` or `hour`."""
+        """Return the suffix of the tables to read for this range: `minute` or `hour`."""
         return "hour" if self.step_ms >= HOUR_MS else "minute"
 
     @property
@@ -48,27 +48,27 @@ class Span:
         return self.end_ms - self.start_ms
 
     def step_starts(self) -> range:
-        """Return the start of each step; the first is at or before the span's start."""
+        """Return the start of each step; the first is at or before `start_ms`."""
         return range(self.start_ms - self.start_ms % self.step_ms, self.end_ms, self.step_ms)
 
-    def shift_back(self, by_ms: int = WEEK_MS) -> Span:
-        """Return the span of the same length `by_ms` earlier."""
-        return Span(self.start_ms - by_ms, self.end_ms - by_ms, self.step_ms)
+    def shift_back(self, by_ms: int = WEEK_MS) -> TimeRange:
+        """Return the range of the same length `by_ms` earlier."""
+        return TimeRange(self.start_ms - by_ms, self.end_ms - by_ms, self.step_ms)
 
     def first_and_last_date(self) -> tuple[str, str]:
-        """Return the first and last UTC date of the span, in the format of the tables' partitions."""
+        """Return the first and last UTC date of the range, in the format of the tables' partitions."""
         return date_of(self.start_ms), date_of(self.end_ms - 1)
 
 
-def span_of(start_ms: int, end_ms: int) -> Span:
-    """Return the span with a suitable step; both ends are widened to whole minutes or hours."""
+def build_time_range(start_ms: int, end_ms: int) -> TimeRange:
+    """Build a range with a suitable step; both ends are widened to full minutes or hours."""
     length = max(end_ms - start_ms, 1)
     fitting = [step for step in _STEPS if length <= step * (POINTS_MAX - 1)]
     step = fitting[0] if fitting else _STEPS[-1]
     if length > MINUTES_UP_TO_MS:
         step = max(step, HOUR_MS)
     grain = HOUR_MS if step >= HOUR_MS else MINUTE_MS
-    return Span(start_ms - start_ms % grain, max(end_ms + -end_ms % grain, start_ms + grain), step)
+    return TimeRange(start_ms - start_ms % grain, max(end_ms + -end_ms % grain, start_ms + grain), step)
 
 
 def to_utc_time(wall_ms: int) -> datetime:
@@ -131,11 +131,11 @@ Row = Mapping[str, Any]
 Key = TypeVar("Key")
 STUCK_AGE_MS = 60_000  # a younger lag is what every consumer has
 STUCK_MINUTES = 3
-DRAIN_FROM_S = 600.0  # a subscription that needs longer than this is told
+DRAIN_FROM_S = 600.0  # a subscription that needs longer than this is a finding
 
 
 class Counted(NamedTuple):
-    """The value of a counter, summed over the whole span and all processes."""
+    """The value of a counter, summed over the time range and all processes."""
 
     metric: str
     topic: str
@@ -145,7 +145,7 @@ class Counted(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """The buckets of a histogram, summed over the whole span and all processes."""
+    """The buckets of a histogram, summed over the time range and all processes."""
 
     metric: str
     topic: str
@@ -155,8 +155,8 @@ class Timed(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """The waiting messages of one subscription: their number and age at the end of the span, and the worst
-    values in it."""
+    """The waiting messages of one subscription: their number and age at the end of the time range, and the
+    worst values in it."""
 
     group: str
     topic: str
@@ -171,7 +171,7 @@ class Waiting(NamedTuple):
     blocked_keys_max: float
     blocked_key_age_ms_max: float
     lag_before: float = 0.0  # STUCK_MINUTES ago
-    seen_ms: int = 0  # the minute in which its lag was told last
+    seen_ms: int = 0  # the minute in which its lag was last reported
     consumed: bool = True  # False: messages wait, and nothing was handed out lately
 
     @property
@@ -198,7 +198,7 @@ class Tallies:
 
     promises_kept: int = 0
     promises_missed: int = 0
-    starts_left_out: int = 0  # older starts of processes, of which nothing is known here
+    starts_left_out: int = 0  # older starts of processes, of which this report has no data
     anomalies: int = 0
     rejects: int = 0
     rejected_lines: int = 0
@@ -206,11 +206,11 @@ class Tallies:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """All data from which a report is made."""
+    """All data from which a report is built."""
 
-    span: Span
+    time_range: TimeRange
     now: Sums = Sums()
-    before: Sums = Sums()  # of the same span a week earlier
+    before: Sums = Sums()  # of the same range a week earlier
     # metric, or metric{detail} of sends → step → total
     counted: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     # metric → step → buckets, over all topics and groups
@@ -231,7 +231,7 @@ STORED, STOPPING = "code=0", "code=20"  # STOPPING: a proxy that stops; the clie
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Message totals over the whole span.
+    """Message totals over the time range.
 
     `sent`: answered as stored. `refused`: answered with another code, `sent_elsewhere` of them by a stopping
     proxy, so that the client sends to another one.

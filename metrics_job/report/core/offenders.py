@@ -1,4 +1,4 @@
-"""Rank topics and groups by refusals, failures, dead letters, blocked keys and slow sends or waits."""
+"""Rank topics and groups by refused sends, failures, dead letters, blocked keys and slow sends or waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Offender(NamedTuple):
     name: str
     value_text: str
     value: float
-    note: str
+    details: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ def list_offenders(material: Material, end_ms: int) -> list[Offenders]:
     """Return one list of the worst topics or groups for each kind of problem (refused sends, dead letters,
     slow sends …). A kind without a problem has an empty list. `end_ms`: the time of the last sample."""
     counters = material.now.counters
-    delivered = _by_place(counters, catalogue.DELIVERED)
+    delivered = _sum_by_subscription(counters, catalogue.DELIVERED)
 
     def share_of_delivered(metric: Metric) -> list[Offender]:
-        totals = _by_place(counters, metric).items()
-        return [_to_offender(place, total, delivered.get(place, 0.0)) for place, total in totals]
+        totals = _sum_by_subscription(counters, metric).items()
+        return [_to_offender(name, total, delivered.get(name, 0.0)) for name, total in totals]
 
     send, wait = catalogue.SEND_LATENCY.name, catalogue.QUEUE_WAIT.name
     return [
@@ -68,8 +68,12 @@ def list_offenders(material: Material, end_ms: int) -> list[Offenders]:
         ),
         _sort_offenders("Dead letters", _dead_letters(counters), "No message died."),
         _sort_offenders("Blocked keys", _blocked_keys(material, end_ms), "No order key was blocked."),
-        _sort_offenders("Slowest sends (p99)", _slowest_places(material, send), "No send was measured."),
-        _sort_offenders("Longest waits (p99)", _slowest_places(material, wait), "No wait was measured."),
+        _sort_offenders(
+            "Slowest sends (p99)", _slowest_subscriptions(material, send), "No send was measured."
+        ),
+        _sort_offenders(
+            "Longest waits (p99)", _slowest_subscriptions(material, wait), "No wait was measured."
+        ),
     ]
 
 
@@ -77,16 +81,16 @@ def _sort_offenders(title: str, rows: Iterable[Offender], none: str) -> Offender
     return Offenders(title, sorted(rows, key=lambda row: (-row.value, row.name)), none)
 
 
-def _by_place(counters: Iterable[Counted], metric: Metric) -> dict[str, float]:
+def _sum_by_subscription(counters: Iterable[Counted], metric: Metric) -> dict[str, float]:
     of_metric = (row for row in counters if row.metric == metric.name and row.total)
-    return add_totals(of_metric, lambda row: words.name_place(row.group, row.topic))
+    return add_totals(of_metric, lambda row: words.name_subscription(row.group, row.topic))
 
 
 def _by_detail(rows: Iterable[Counted], name: Callable[[Counted], str]) -> dict[str, dict[str, float]]:
     details: dict[str, dict[str, float]] = {}
-    for (place, detail), total in add_totals(rows, lambda row: (name(row), row.detail)).items():
+    for (row_name, detail), total in add_totals(rows, lambda row: (name(row), row.detail)).items():
         if total:
-            details.setdefault(place, {})[detail] = total
+            details.setdefault(row_name, {})[detail] = total
     return details
 
 
@@ -104,9 +108,11 @@ def _refused_sends(counters: Sequence[Counted]) -> list[Offender]:
     ]
 
 
-def _to_offender(name: str, value: float, of: float, note: str = "") -> Offender:
+def _to_offender(name: str, value: float, of: float, details: str = "") -> Offender:
     share = f"{words.format_percent(value / of)} of {words.format_short(of)}" if of else ""
-    return Offender(name, words.format_count(value), value, "; ".join(part for part in (share, note) if part))
+    return Offender(
+        name, words.format_count(value), value, "; ".join(text for text in (share, details) if text)
+    )
 
 
 def _describe_details(by: Mapping[str, float]) -> str:
@@ -120,7 +126,7 @@ def _describe_details(by: Mapping[str, float]) -> str:
 
 def _dead_letters(counters: Iterable[Counted]) -> list[Offender]:
     dead = (row for row in counters if row.metric == catalogue.DEAD_LETTERS.name)
-    reasons = _by_detail(dead, lambda row: words.name_place(row.group, row.topic))
+    reasons = _by_detail(dead, lambda row: words.name_subscription(row.group, row.topic))
     return [
         Offender(name, words.format_count(sum(by.values())), sum(by.values()), _describe_details(by))
         for name, by in reasons.items()
@@ -130,7 +136,7 @@ def _dead_letters(counters: Iterable[Counted]) -> list[Offender]:
 def _blocked_keys(material: Material, end_ms: int) -> list[Offender]:
     return [
         Offender(
-            words.name_place(row.group, row.topic),
+            words.name_subscription(row.group, row.topic),
             words.format_count(row.blocked_keys_max),
             row.blocked_keys_max,
             f"longest {words.format_ms(row.blocked_key_age_ms_max)}; "
@@ -141,15 +147,17 @@ def _blocked_keys(material: Material, end_ms: int) -> list[Offender]:
     ]
 
 
-def _slowest_places(material: Material, metric: str) -> list[Offender]:
+def _slowest_subscriptions(material: Material, metric: str) -> list[Offender]:
     by: dict[str, list[Mapping[int, int]]] = {}
     for row in material.now.times:
         if row.metric == metric:
-            by.setdefault(words.name_place(row.group, row.topic), []).append(row.buckets)
+            by.setdefault(words.name_subscription(row.group, row.topic), []).append(row.buckets)
     slowest = []
     for name, many in by.items():
         values = compute_percentiles(merge_buckets(many))
         if values is not None:
-            note = f"p50 {words.format_ms(values.p50 / 1000)}, {words.format_short(values.measured)} measured"
-            slowest.append(Offender(name, words.format_ms(values.p99 / 1000), values.p99, note))
+            details = (
+                f"p50 {words.format_ms(values.p50 / 1000)}, {words.format_short(values.measured)} measured"
+            )
+            slowest.append(Offender(name, words.format_ms(values.p99 / 1000), values.p99, details))
     return slowest

@@ -63,7 +63,7 @@ class KeyRow:
 class Stretch(NamedTuple):
     """A run of equal adjacent marks in a row.
 
-    `start` and `width` are fractions, from 0 to 1, of the whole period.
+    `start` and `width` are fractions, from 0 to 1, of the entire period.
     """
 
     mark: KeyMark
@@ -83,7 +83,7 @@ class OrderPicture:
     phases: list[OrderPhase]
 
     def share_of(self, at_ms: int) -> float:
-        """Return the position of a moment in the whole time, from 0 to 1."""
+        """Return the position of a moment in the entire time, from 0 to 1."""
         return min(1.0, max(0.0, (at_ms - self.start_ms) / self._length_ms))
 
     def column_of(self, at_ms: int, columns: int) -> int:

@@ -1,4 +1,4 @@
-"""Numbers, times and spans as people read them."""
+"""Numbers, times and durations as people read them."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ def format_ms(value: float | None) -> str:
         return f"≥ {format_ms(float(value))}"
     if value < 1000:
         return f"{value:.3g} ms" if value < 100 else f"{value:.0f} ms"
-    return format_span(value / 1000)
+    return format_duration(value / 1000)
 
 
-def format_span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration in seconds: `340 ms`, `3.4 s`, `4 m 5 s`, `2 d 3 h`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{seconds:.3g} s"
-    whole = int(seconds)
+    full_seconds = int(seconds)
     for size, unit, smaller, smaller_unit in _UNITS:
-        if whole >= size:
-            rest = whole % size // smaller
-            return f"{whole // size:,} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
-    return f"{whole} s"
+        if full_seconds >= size:
+            rest = full_seconds % size // smaller
+            return f"{full_seconds // size:,} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
+    return f"{full_seconds} s"
 
 
-def describe_refusals(totals: Totals) -> str:
+def describe_rejections(totals: Totals) -> str:
     """Describe refused sends: `12 refused`, `19 refused, 7 of them by a proxy that stops`."""
     text = f"{format_count(totals.refused)} refused"
     if totals.sent_elsewhere:
@@ -74,7 +74,7 @@ def describe_step(seconds: float) -> str:
         if seconds >= size:
             many = round(seconds / size)
             return f"each {name}" if many == 1 else f"every {many} {name}s"
-    return f"every {format_span(seconds)}"
+    return f"every {format_duration(seconds)}"
 
 
 def format_percent(ratio: float | None) -> str:
@@ -126,8 +126,8 @@ def format_range(start_ms: int, end_ms: int) -> str:
     return f"{start.strftime(f'%Y-%m-%d {form}')} to {last} UTC"
 
 
-def name_place(group: str, topic: str) -> str:
-    """Return the name of a subscription: `group on topic`, only the part that is not empty, or `all` if both
+def name_subscription(group: str, topic: str) -> str:
+    """Return the name of a subscription: `group on topic`, only the one that is not empty, or `all` if both
     are empty."""
     if group and topic:
         return f"{group} on {topic}"

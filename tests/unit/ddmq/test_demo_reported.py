@@ -7,7 +7,7 @@ import pytest
 from ddmq.demo.reported import ClientCounts, Compared, compare_counts, print_comparison
 from metrics_job.report.core.facts import Report, report_of
 from metrics_job.report.core.material import Counted as Row
-from metrics_job.report.core.material import Material, Sums, span_of
+from metrics_job.report.core.material import Material, Sums, build_time_range
 
 LAST_SAMPLE_MS, KILLED_MS = 60_500, 61_000
 
@@ -23,7 +23,7 @@ def build_report(**totals: int) -> Report:
         "process": "demo", "instance": "a", "first_seen": 60_000, "last_seen": LAST_SAMPLE_MS, "missing": 0,
         "duplicates": 0, "longest_gap_s": 0.0, "ended": "vanished", "clock_steps": 0,
     }  # fmt: skip
-    return report_of(Material(span_of(60_000, 120_000), now=Sums(rows), processes=[process]))
+    return report_of(Material(build_time_range(60_000, 120_000), now=Sums(rows), processes=[process]))
 
 
 def counted(**other: int) -> ClientCounts:

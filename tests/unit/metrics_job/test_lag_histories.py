@@ -28,7 +28,7 @@ def job(lines: list[Raw], now_ms: int = FAR_MS) -> dict[int, tuple[float, float]
     """Minute → lag and lag_max, by way of the job's parser and its workers."""
     codes = SeriesCodes()
     parsed = parse([encoded(lines)], codes)
-    assert not parsed.odd
+    assert not parsed.undecoded
     tables = [table.to_pylist() for table in add_up_lines(parsed.lines, codes)]
     rows = [row for table in tables for row in table]
     ends = [(line["process"], line["to"] - now_ms) for line in lines]

@@ -9,7 +9,7 @@ import pytest
 
 from ddmq_common.metrics.samples import SampleName, interval_name
 from metrics_job.arrow import work
-from metrics_job.arrow.work import DOUBT, Piece, PieceAdder, gather_pieces, unit_pieces
+from metrics_job.arrow.work import MISMATCH, ChunkAdder, FileChunk, gather_chunks, gather_units
 from metrics_job.folders import Days
 
 RUN = "00c0ffee00c0ffee"
@@ -23,8 +23,8 @@ def line(seq: int, metric: str) -> bytes:
     return json.dumps(head | of).encode() + b"\n"
 
 
-def rows(pieces: list[Piece]) -> list[dict[str, Any]]:
-    adding = PieceAdder(Days(None, None))
+def rows(pieces: list[FileChunk]) -> list[dict[str, Any]]:
+    adding = ChunkAdder(Days(None, None))
     return [row for piece in pieces for table in adding.add_alone(piece) for row in table.to_pylist()]
 
 
@@ -42,11 +42,11 @@ def totals(read_rows: list[dict[str, Any]]) -> dict[str, float]:
 def test_a_split_file_counts_every_line_once(size: int, count: int) -> None:
     """Three lines for each of so many intervals; one of them is there twice."""
     data = b"".join(line(seq, metric) * (1 + (seq == 17)) for seq in range(count) for metric in METRICS)
-    pieces = list(gather_pieces([(NAME, data)], size=size, uncut=1_000))
+    pieces = list(gather_chunks([(NAME, data)], size=size, split_above=1_000))
     assert b"".join(piece.data[0] for piece in pieces) == data
     assert len(pieces) > 20
     read_rows = rows(pieces)
-    assert DOUBT not in {row["kind"] for row in read_rows}
+    assert MISMATCH not in {row["kind"] for row in read_rows}
     assert totals(read_rows) == dict.fromkeys(METRICS, 2.0 * count)
     intervals = [row for row in read_rows if row["kind"] == "interval"]
     assert sorted(row["seq"] for row in intervals) == list(range(count))
@@ -56,10 +56,11 @@ def test_a_split_file_counts_every_line_once(size: int, count: int) -> None:
 def test_a_worker_that_forgets_the_names_of_series_still_counts_every_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(work, "KNOWN_MAX", 1)
+    monkeypatch.setattr(work, "CACHED_SERIES_MAX", 1)
     names = [f"date=2026-01-05/hour=10/{interval_name(RUN, seq)}" for seq in range(5)]
     some = [
-        Piece([name], [b"".join(line(seq, metric) for metric in METRICS)]) for seq, name in enumerate(names)
+        FileChunk([name], [b"".join(line(seq, metric) for metric in METRICS)])
+        for seq, name in enumerate(names)
     ]
     assert totals(rows(some)) == dict.fromkeys(METRICS, 10.0)
 
@@ -68,24 +69,26 @@ def test_a_worker_that_forgets_the_names_of_series_still_counts_every_line(
 @pytest.mark.parametrize("repeated", [0, 5, 28])
 def test_a_repeated_interval_later_in_a_long_file_is_uncertain(repeated: int) -> None:
     data = b"".join(line(seq, metric) for seq in range(30) for metric in METRICS)
-    read_rows = rows(list(gather_pieces([(NAME, data + line(repeated, METRICS[0]))], size=200, uncut=1_000)))
-    assert DOUBT in {row["kind"] for row in read_rows}
+    read_rows = rows(
+        list(gather_chunks([(NAME, data + line(repeated, METRICS[0]))], size=200, split_above=1_000))
+    )
+    assert MISMATCH in {row["kind"] for row in read_rows}
 
 
 def test_an_interval_outside_the_file_name_is_uncertain() -> None:
-    read_rows = rows(list(gather_pieces([(NAME, line(200, METRICS[0]))])))
-    assert [row["kind"] for row in read_rows] == [DOUBT, "interval", "counter"]
+    read_rows = rows(list(gather_chunks([(NAME, line(200, METRICS[0]))])))
+    assert [row["kind"] for row in read_rows] == [MISMATCH, "interval", "counter"]
 
 
 def test_small_files_come_together_and_some_are_left_out() -> None:
-    pieces = list(gather_pieces([(f"x/{at}.jsonl", b"x" * 300) for at in range(10)], {"3.jsonl"}, size=1_000))
+    pieces = list(gather_chunks([(f"x/{at}.jsonl", b"x" * 300) for at in range(10)], {"3.jsonl"}, size=1_000))
     assert [len(piece.files) for piece in pieces] == [4, 4, 1]
     assert "x/3.jsonl" not in pieces[0].files
 
 
 def test_units_are_never_split() -> None:
     files = [("a", "y/1", b"1"), ("a", "x/1", b"2"), ("b", "x/2", b"3")]
-    assert list(unit_pieces(files)) == [
-        ("a", Piece(["x/1", "y/1"], [b"2", b"1"])),
-        ("b", Piece(["x/2"], [b"3"])),
+    assert list(gather_units(files)) == [
+        ("a", FileChunk(["x/1", "y/1"], [b"2", b"1"])),
+        ("b", FileChunk(["x/2"], [b"3"])),
     ]

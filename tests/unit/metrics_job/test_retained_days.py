@@ -65,7 +65,7 @@ def test_a_file_whose_length_changed_is_noticed(now: dict[str, int], where: str)
     hours = {"00": 6, "01": 6}
     earlier = {FIRST: DaySource(hours, bytes={"00": 60, "01": 60}), THIRD: DaySource(hours)}
     fresh = {FIRST: DaySource(hours, bytes=now), THIRD: DaySource(hours, bytes=now)}
-    sorted_days = sort_days([FIRST, THIRD], earlier, fresh, THIRD, again=False)
+    sorted_days = sort_days([FIRST, THIRD], earlier, fresh, THIRD, recompute=False)
     assert FIRST in getattr(sorted_days, where)
     assert THIRD in sorted_days.compute, "a note of before knew no bytes"
 

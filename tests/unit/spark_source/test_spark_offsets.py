@@ -1,4 +1,4 @@
-"""Places and ranges of the Spark format against naive models."""
+"""Offsets and ranges of the Spark format against naive models."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from ddmq_client import QueueBounds
 from metrics_job.sparksource.offsets import (
     OffsetRange,
-    Places,
-    end_places,
-    fixed_places,
-    limit_places,
+    QueueOffsets,
+    limit_offsets,
+    list_end_offsets,
     not_before,
     not_past,
     plan_ranges,
+    resolve_fixed_offsets,
 )
 from metrics_job.sparksource.options import SourceOptionError, Where
 
@@ -46,7 +46,7 @@ def covered(ranges: list[OffsetRange]) -> dict[tuple[str, int], list[int]]:
 
 @given(QUEUE_OFFSETS, QUEUE_OFFSETS, BOUNDS, st.integers(1, 9))
 def test_read_and_lost_ranges_cover_everything_between_two_offsets(
-    start: Places, end: Places, bounds: list[QueueBounds], most: int
+    start: QueueOffsets, end: QueueOffsets, bounds: list[QueueBounds], most: int
 ) -> None:
     ranges, losses = plan_ranges(start, end, bounds, most)
     assert all(0 < offset_range.end - offset_range.start <= most for offset_range in ranges)
@@ -74,8 +74,10 @@ def test_read_and_lost_ranges_cover_everything_between_two_offsets(
 
 
 @given(QUEUE_OFFSETS, QUEUE_OFFSETS, st.integers(1, 60))
-def test_a_limit_holds_and_leaves_nothing_out_that_fits(start: Places, end: Places, most: int) -> None:
-    limited = limit_places(start, end, most)
+def test_a_limit_holds_and_leaves_nothing_out_that_fits(
+    start: QueueOffsets, end: QueueOffsets, most: int
+) -> None:
+    limited = limit_offsets(start, end, most)
     granted, waiting = {}, {}
     for topic, queues in end.items():
         assert limited[topic].keys() == queues.keys()
@@ -94,11 +96,11 @@ def test_a_limit_holds_and_leaves_nothing_out_that_fits(start: Places, end: Plac
 
 
 def test_with_fewer_messages_than_queues_the_longest_go_first() -> None:
-    assert limit_places({}, {"a": {"0": 1, "1": 9, "2": 5}}, 2) == {"a": {"0": 0, "1": 1, "2": 1}}
+    assert limit_offsets({}, {"a": {"0": 1, "1": 9, "2": 5}}, 2) == {"a": {"0": 0, "1": 1, "2": 1}}
 
 
 @given(QUEUE_OFFSETS, QUEUE_OFFSETS)
-def test_nothing_goes_past_a_target(end: Places, target: Places) -> None:
+def test_nothing_goes_past_a_target(end: QueueOffsets, target: QueueOffsets) -> None:
     for topic, queues in not_past(end, target).items():
         for number, offset in queues.items():
             assert offset == min(end[topic][number], target[topic][number])
@@ -106,11 +108,11 @@ def test_nothing_goes_past_a_target(end: Places, target: Places) -> None:
 
 def test_offsets_of_edges_and_of_json() -> None:
     bounds = bounds_of({("a", 0): (3, 9), ("a", 1): (0, 4)})
-    assert end_places(bounds, ["a", "new"]) == {"a": {"0": 9, "1": 4}, "new": {}}
-    assert fixed_places(Where(edge="first"), bounds, "o") == {"a": {"0": 3, "1": 0}}
-    assert fixed_places(Where(edge="last"), bounds, "o") == {"a": {"0": 9, "1": 4}}
+    assert list_end_offsets(bounds, ["a", "new"]) == {"a": {"0": 9, "1": 4}, "new": {}}
+    assert resolve_fixed_offsets(Where(edge="first"), bounds, "o") == {"a": {"0": 3, "1": 0}}
+    assert resolve_fixed_offsets(Where(edge="last"), bounds, "o") == {"a": {"0": 9, "1": 4}}
     where = Where(offsets={"a": {"1": "last"}})
-    assert fixed_places(where, bounds, "o") == {"a": {"0": 3, "1": 4}}, (
+    assert resolve_fixed_offsets(where, bounds, "o") == {"a": {"0": 3, "1": 4}}, (
         "the first message where nothing is said"
     )
 
@@ -118,7 +120,7 @@ def test_offsets_of_edges_and_of_json() -> None:
 def test_a_queue_that_is_not_there_cannot_be_named() -> None:
     bounds = bounds_of({("a", 0): (0, 1)})
     with pytest.raises(SourceOptionError, match="startingOffsets names queue 7 of topic a"):
-        fixed_places(Where(offsets={"a": {"7": 1}}), bounds, "startingOffsets")
+        resolve_fixed_offsets(Where(offsets={"a": {"7": 1}}), bounds, "startingOffsets")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_a_batch_from_a_missing_offset_is_a_loss(
     start: int, end: int, read: list[int], lost: list[tuple[int, int]]
 ) -> None:
     bounds = bounds_of({("a", 0): (0, 10)})
-    since: Places = {"a": {"0": start}}
+    since: QueueOffsets = {"a": {"0": start}}
     ranges, losses = plan_ranges(since, not_before({"a": {"0": end}}, since, bounds), bounds, 100)
     assert covered(ranges).get(("a", 0), []) == read
     assert [(loss.start, loss.end) for loss in losses] == lost
