@@ -14,8 +14,7 @@ from ddmq_common.metrics.metric import histogram as _histogram
 # --- the process
 HUB_BLOCKED = _histogram(
     "ddmq_hub_blocked_us",
-    "Time for which the event loop ran callbacks between two polls. All other work had to wait for that"
-    " time.",
+    "Time for which callbacks blocked the event loop, and thus all other work, between two polls.",
     unit="us",
 )
 COLLECT_FAILED = _counter(
@@ -64,8 +63,8 @@ SEND_BYTES = _counter(
 )
 SEND_LATENCY = _histogram(
     "ddmq_send_latency_us",
-    "Time from the receipt of the complete request frame to the reply, for stored messages. A batch "
-    "counts once for each of its topics.",
+    "Time from the receipt of the complete request frame to the reply, for stored messages. A batch counts "
+    "as one observation for each of its topics.",
     "topic",
     unit="us",
 )
@@ -79,13 +78,13 @@ SEND_DEFERRED = _counter(
 )
 SEND_DUPLICATES = _counter(
     "ddmq_send_duplicates_total",
-    "Number of messages confirmed with code 0 because an earlier send had already stored them. "
-    "Duplicates are recognised by their idempotency key or sequence.",
+    "Number of messages confirmed with code 0 because an earlier send had already stored them. Duplicates "
+    "are recognised by their idempotency key or sequence.",
     "topic",
 )
 SEND_LATE = _counter(
     "ddmq_send_late_total",
-    "Number of outcomes that the backend reported after code 12 had been returned.",
+    "Number of sends whose outcome the backend reported only after code 12 had been returned.",
     "outcome",
 )
 SEND_INFLIGHT = _gauge(
@@ -93,18 +92,17 @@ SEND_INFLIGHT = _gauge(
 )
 DELAY_OUTCOMES = _counter(
     "ddmq_delay_order_outcomes_total",
-    "Number of delay command outcomes at a producer proxy: heard, pending, nobody, waiters_max or "
-    'refused. "pending" means that the caller\'s time limit expired, and "nobody" means that the caller '
-    'no longer waits. "waiters_max" means that too many callers were waiting, so "pending" was returned'
-    ' immediately. "refused" means that a cancellation or change was rejected; such commands are not '
-    "counted as sends.",
+    "Number of delay command outcomes at a producer proxy: heard, pending, nobody, waiters_max or refused. "
+    '"pending" means that the caller\'s time limit expired, and "nobody" means that the caller no longer '
+    'waits. "waiters_max" means that too many callers were waiting, so "pending" was returned immediately. '
+    '"refused" means that a cancellation or change was rejected; such commands are not counted as sends.',
     "what",
 )
 TRANSACTIONS_OPEN = _gauge(
     "ddmq_transactions_open", "Number of undecided transactions in the shards that this proxy owns."
 )
 TRANSACTIONS_AGE = _gauge(
-    "ddmq_transactions_oldest_ms", "Age of the oldest open transaction; 0 if there is none.", unit="ms"
+    "ddmq_transactions_oldest_ms", "Age of the oldest open transaction; 0 if none is open.", unit="ms"
 )
 TRANSACTIONS_ENDED = _counter(
     "ddmq_transactions_ended_total",
@@ -114,12 +112,13 @@ TRANSACTIONS_ENDED = _counter(
 )
 TRANSACTIONS_CHECKS = _counter(
     "ddmq_transactions_checks_total",
-    "Number of checks. A check asks a member of a producer group for the outcome of a transaction.",
+    "Number of checks, in which a producer group is asked for the outcome of a transaction.",
 )
 TRANSACTIONS_REFUSED = _counter(
     "ddmq_transactions_refused_total",
-    "Number of ends and polls for which a code other than 0 was returned, by reason. A half message is "
-    "also counted if its transaction has ended or belongs to another group, or if it is a second copy.",
+    "Number of requests to end a transaction, and of polls for checks, that were rejected, by reason. A half"
+    " message is also counted if its transaction has ended or belongs to another group, or if the half "
+    "message is a duplicate.",
     "reason",
 )
 TOPICS_CREATED = _counter("ddmq_topics_created_total", "Number of topics created on first use.", "outcome")
@@ -137,23 +136,23 @@ REDELIVERED = _counter(
 )
 RETURNED = _counter(
     "ddmq_returned_total",
-    "Number of messages that clients handed back unprocessed. A returned message is delivered again, "
-    "and the returned delivery does not count as an attempt.",
+    "Number of messages that clients handed back unprocessed. A returned message is delivered again, and the"
+    " returned delivery does not count as an attempt.",
     "group",
     "topic",
 )
 QUEUE_WAIT = _histogram(
     "ddmq_queue_wait_us",
-    "Time from the storage of a message to its first delivery. Each pull reply counts as one "
-    "observation, based on its oldest message.",
+    "Time from the storage of a message to its first delivery. Each pull reply counts as one observation, "
+    "based on its oldest message.",
     "group",
     "topic",
     unit="us",
 )
 PROCESS = _histogram(
     "ddmq_process_us",
-    "Time from delivery to acknowledgement. Each lease that a result identifies counts as one "
-    "observation, regardless of the number of messages that the result finishes.",
+    "Time from delivery to acknowledgement. Each lease that a result identifies counts as one observation, "
+    "regardless of the number of messages that the result finishes.",
     "group",
     "topic",
     unit="us",
@@ -162,17 +161,17 @@ LEASE_TIMEOUTS = _counter(
     "ddmq_lease_timeouts_total", "Number of leases that reached the ack timeout.", "group", "topic"
 )
 DEAD_LETTERS = _counter(
-    "ddmq_dead_letters_total", "Number of messages moved to the DLQ.", "group", "topic", "reason"
+    "ddmq_dead_letters_total", "Number of messages that became dead letters.", "group", "topic", "reason"
 )
 RETRY_STEPS = _counter(
     "ddmq_retry_steps_total",
-    "Number of messages that took a step (1 to 16) on the retry path.",
+    "Number of messages that entered a step (1 to 16) of the retry path.",
     "group",
     "topic",
     "step",
 )
 RESULTS_IGNORED = _counter(
-    "ddmq_results_ignored_total", "Number of acks and fails that had no effect.", "group", "reason"
+    "ddmq_results_ignored_total", "Number of results that had no effect.", "group", "reason"
 )
 REPLIES = _counter(
     "ddmq_replies_total",
@@ -183,17 +182,17 @@ REPLIES = _counter(
 )
 SKIPPED = _counter(
     "ddmq_skipped_total",
-    "Number of messages finished without delivery, by reason. A message may be rejected pressure "
-    "traffic, filtered out, missing from the log, or expired. A message may also be a retry of a "
-    "deleted subscription, or a dead letter that was resent to another group.",
+    "Number of messages finished without delivery, by reason. Possible reasons: the message is rejected "
+    "pressure traffic, filtered out, missing from the log, or expired; or it is a retry for a deleted "
+    "subscription, or a dead letter that was resent to another group.",
     "group",
     "topic",
     "reason",
 )
 UNKEYED = _counter(
     "ddmq_unkeyed_total",
-    "Number of messages that have no key although their subscription is ordered. Messages without a key"
-    " are delivered without order.",
+    "Number of messages that have no key although their subscription is ordered. Messages without a key are "
+    "delivered without order.",
     "group",
     "topic",
 )
@@ -210,8 +209,8 @@ FETCHERS = _gauge("ddmq_fetchers", "Number of consumer ids that are fetching.")
 INSTANCES = _gauge("ddmq_broadcast_instances", "Number of instances of broadcasting groups that are pulling.")
 BROADCAST_DROPPED = _counter(
     "ddmq_broadcast_dropped_total",
-    "Number of deliveries to broadcasting instances that failed or were not acknowledged in time. "
-    "Failed deliveries are not repeated.",
+    "Number of deliveries to broadcasting instances that failed or were not acknowledged in time. Failed "
+    "deliveries are not repeated.",
     "group",
     "reason",
 )
@@ -222,8 +221,8 @@ FORWARDED = _counter(
 )
 INCONSISTENT = _counter(
     "ddmq_inconsistent_subscriptions_total",
-    "Number of clients whose filter differs from the filter of the subscription or of the other clients"
-    " in their group.",
+    "Number of clients whose filter differs from the filter of the subscription or of the other clients in "
+    "their group.",
     "group",
     "topic",
 )
@@ -249,8 +248,8 @@ INFLIGHT = _gauge(
 )
 RETRYING = _gauge(
     "ddmq_retrying",
-    "Number of messages that are waiting for their next delivery, including parked heads that have used"
-    " up their deliveries.",
+    "Number of messages that are waiting for their next delivery, including the first messages of parked "
+    "keys, which have used up their deliveries.",
     "group",
     "topic",
 )
@@ -269,7 +268,7 @@ RETRY_WAITING_AGE = _gauge(
 )
 BLOCKED_KEYS = _gauge(
     "ddmq_blocked_keys",
-    "Number of order keys whose first message has failed. The messages behind it are waiting.",
+    "Number of order keys whose first message has failed, so that later messages with the same key wait.",
     "group",
     "topic",
 )
@@ -282,22 +281,21 @@ BLOCKED_KEY_AGE = _gauge(
 )
 PARKED_KEYS = _gauge(
     "ddmq_parked_keys",
-    "Number of blocked order keys that are parked. A key is parked by an operator, or because its first"
-    " message has used up its deliveries.",
+    "Number of blocked order keys that are parked. A key is parked by an operator, or because its first "
+    "message has used up its deliveries.",
     "group",
     "topic",
 )
 STALLED_QUEUES = _gauge(
     "ddmq_stalled_queues",
-    "Number of queues that have messages for waiting clients, but have made no progress for 30 s "
-    "without an intended reason.",
+    "Number of queues that have messages for waiting clients, but have made no progress for 30 s although no"
+    " message is in flight, retried, parked or held back by a limit.",
     "group",
     "topic",
 )
 ACK_SPAN = _gauge(
     "ddmq_ack_span",
-    "Distance from the committed offset to the highest finished offset, in the queue with the largest "
-    "distance.",
+    "Largest distance from the committed offset to the highest finished offset in any queue.",
     "group",
     "topic",
 )
@@ -320,28 +318,27 @@ LEVELS_LOST = _counter(
     "reason",
 )
 LEVELS_PENDING = _gauge(
-    "ddmq_levels_pending", "Number of messages that are waiting at a level held by this process.", "level"
+    "ddmq_levels_pending", "Number of messages that are waiting at a level owned by this process.", "level"
 )
 LEVELS_PUT_OFF = _counter(
     "ddmq_levels_put_off_total",
-    "Number of messages that were put back into a level because their topic was closed to sends when "
-    "they were due.",
+    "Number of messages that were deferred because their topic was closed to sends when they fell due.",
     "level",
 )
 LEVELS_OVERDUE = _gauge(
     "ddmq_levels_overdue_ms",
-    "Time since the first unfired message of a level was due, for the levels that this process holds. "
+    "Time by which the first unfired message at a level is overdue, for the levels that this process owns. "
     "The value grows while no message fires or the level cannot be read, regardless of the reason.",
     "level",
     unit="ms",
 )
-LEVELS_HELD = _gauge("ddmq_levels_held", "Number of delay levels that this process holds.")
+LEVELS_HELD = _gauge("ddmq_levels_held", "Number of delay levels that this process owns.")
 LEVELS_LATENESS = _histogram(
     "ddmq_levels_lateness_us", "Time from the due time until the message is durable in its topic.", unit="us"
 )
 LEVELS_FAILED = _counter(
     "ddmq_levels_failed_total",
-    "Number of reads and fires of delay levels that failed and will be retried.",
+    "Number of failed attempts to read a delay level or to fire its messages. Failed attempts are retried.",
     "what",
     "reason",
 )
@@ -352,8 +349,8 @@ DELAY_PENDING = _gauge(
 )
 DELAY_PENDING_BYTES = _gauge(
     "ddmq_delay_pending_bytes",
-    "Total size of the messages that are waiting in this process's shards. A repeating message counts "
-    "once for each of its deliveries in a day.",
+    "Total size of the messages that are waiting in this process's shards. A repeating message counts once "
+    "for each of its deliveries in a day.",
     "topic",
     unit="bytes",
 )
@@ -373,23 +370,23 @@ DELAY_FIRED = _counter(
 )
 DELAY_LATENESS = _histogram(
     "ddmq_delay_lateness_us",
-    "Time from the due time (or from the send, if the send was later) until the message is durable in "
-    "its topic.",
+    "Time from a message's due time (or from the send, if the send was later) until the message is durable "
+    "in its topic.",
     "topic",
     unit="us",
 )
 DELAY_OVERDUE = _gauge(
     "ddmq_delay_overdue_ms",
-    "Time since the oldest unfired message was due, for the shards that this process owns. The value "
-    "grows while no message fires, regardless of the reason. Messages of topics that currently accept "
-    "no messages do not count.",
+    "Time by which the oldest unfired message is overdue, for the shards that this process owns. The value "
+    "grows while no message fires, regardless of the reason. Messages of topics that currently accept no "
+    "messages do not count.",
     "shard",
     unit="ms",
 )
 DELAY_STALE = _counter(
     "ddmq_delay_stale_total",
-    "Number of messages that were still in the store although the log shows that they had fired. "
-    "Messages that have fired are removed and do not fire again.",
+    "Number of messages that were still in the store although the log shows that they had fired. Messages "
+    "that have fired are removed and do not fire again.",
 )
 DELAY_ASIDE = _counter(
     "ddmq_delay_aside_total",
@@ -410,7 +407,7 @@ DELAY_LOST = _counter(
     "reason",
 )
 DELAY_REPLIES_DROPPED = _counter(
-    "ddmq_delay_replies_dropped_total", "Number of outcomes that could not be reported.", "reason"
+    "ddmq_delay_replies_dropped_total", "Number of command outcomes that could not be reported.", "reason"
 )
 DELAY_FAILED = _counter(
     "ddmq_delay_failed_total",
@@ -421,13 +418,15 @@ DELAY_FAILED = _counter(
 # --- push and actions
 PUSHES = _counter(
     "ddmq_pushes_total",
-    "Number of messages that went through a push chain, by outcome: done, filtered, failed, given up, "
-    "again (retried after an error), late.",
+    "Number of messages that went through a push chain, by outcome: done, filtered, failed, given up, again "
+    "(retried after an error), late.",
     "group",
     "topic",
     "outcome",
 )
-PUSH_LATENCY = _histogram("ddmq_push_latency_us", "Duration of one attempt of a sink.", "sink", unit="us")
+PUSH_LATENCY = _histogram(
+    "ddmq_push_latency_us", "Duration of one push attempt by a sink.", "sink", unit="us"
+)
 PUSHING = _gauge("ddmq_pushing", "Number of messages in a push chain at this proxy.", "group", "topic")
 PUSH_HELD = _gauge(
     "ddmq_push_held", "Number of push subscriptions that are not allowed to run at this proxy.", "reason"
@@ -447,9 +446,9 @@ TRACE_STORED = _counter("ddmq_trace_events_total", "Number of trace events store
 TRACE_DROPPED = _counter(
     "ddmq_trace_events_dropped_total",
     "Number of trace events that were not stored, by reason: memory, day, messages, refused or failed. "
-    '"memory" means that too many events had not been appended yet, and "day" means that '
-    'trace_bytes_per_day was reached. "messages" means that too many messages were traced at once, and '
-    '"refused" means that the store rejected the event.',
+    '"memory" means that too many events had not been appended yet, and "day" means that trace_bytes_per_day'
+    ' was reached. "messages" means that too many messages were traced at once, and "refused" means that the'
+    " store rejected the event.",
     "reason",
 )
 # --- file log
@@ -460,14 +459,14 @@ LOG_SYNC = _histogram(
 )
 LOG_COMMIT_RECORDS = _histogram(
     "ddmq_log_commit_records",
-    "Number of records in one group commit. The buckets are the same as in the histograms of times.",
+    "Number of records in one group commit. The bucket limits are the same as those of the time histograms.",
 )
 LOG_COMMIT_BYTES = _histogram(
     "ddmq_log_commit_bytes", "Size of one group commit, including frames.", unit="bytes"
 )
 LOG_BYTES = _gauge(
     "ddmq_log_bytes",
-    "Total size on disk of all segments of the commit log, reported by the process that writes it.",
+    "Total size on disk of all segments of the commit log, reported by the process that writes the log.",
     unit="bytes",
 )
 LOG_DAMAGED = _counter(
@@ -477,14 +476,12 @@ LOG_DAMAGED = _counter(
 )
 LOG_TORN = _counter(
     "ddmq_log_torn_bytes_total",
-    "Number of bytes in partial tails that were truncated at startup. None of these bytes had been "
-    "acknowledged.",
+    "Number of unacknowledged bytes in partial tails that were truncated at startup.",
     unit="bytes",
 )
 LOG_RESCUES = _counter(
     "ddmq_log_rescues_total",
-    "Number of failed writes or syncs, by outcome: the log continued in a new segment, or it still "
-    "rejects writes.",
+    "Number of failed writes or syncs, by outcome: continued in a new segment, or still failing.",
     "outcome",
 )
 LOG_LATE = _counter(
@@ -494,17 +491,15 @@ LOG_LATE = _counter(
 )
 LOG_SENDS_FORGOTTEN = _counter(
     "ddmq_log_sends_forgotten_total",
-    "Number of sequences and keys that were forgotten early because a limit was reached. If a message "
-    "with a forgotten sequence or key is sent again, it may be stored again or rejected.",
+    "Number of sequences and idempotency keys that were discarded early because a limit was reached. If a "
+    "message whose sequence or key was discarded is sent again, the message may be stored again or rejected.",
 )
 LOG_CHECKPOINTS = _counter("ddmq_log_checkpoints_total", "Number of checkpoints, by outcome.", "outcome")
 LOG_SEGMENTS_DELETED = _counter(
     "ddmq_log_segments_deleted_total", "Number of segments that retention deleted.", "reason"
 )
 LOG_SEGMENTS_HELD = _gauge(
-    "ddmq_log_segments_held",
-    "Whether a hold prevents the deletion of a segment: 1 means that it does.",
-    unit="1",
+    "ddmq_log_segments_held", "Whether a hold prevents the deletion of a segment (1: yes, 0: no).", unit="1"
 )
 LOG_RETENTION_FAILURES = _counter(
     "ddmq_log_retention_failures_total", "Number of segment deletions that failed."
@@ -517,55 +512,58 @@ LOG_CLOCK_AHEAD = _gauge(
 )
 LOG_DISK = _gauge(
     "ddmq_log_gate",
-    "Whether the log accepts writes: 0 means that it does, 1 means that client sends are rejected, and "
-    "2 means that all writes are rejected.",
+    "Whether the log accepts writes (0: all writes, 1: all writes except client sends, 2: no writes).",
     unit="1",
 )
 # --- Kafka, the clients of this process
 KAFKA_PENDING_RECORDS = _gauge(
     "ddmq_kafka_pending_records",
-    "Number of records of sends on their way to the brokers. At 100,000 records, sends are rejected.",
+    "Number of records from sends that are on their way to the brokers. Sends are rejected if this number "
+    "reaches 100,000.",
 )
 KAFKA_PENDING_BYTES = _gauge(
     "ddmq_kafka_pending_bytes",
-    "Total size of the records of sends on their way to the brokers. At pending_bytes_max of "
-    "backend.yaml, sends are rejected.",
+    "Total size of the records from sends that are on their way to the brokers. Sends are rejected if this "
+    "size reaches pending_bytes_max in backend.yaml.",
     unit="bytes",
 )
 KAFKA_COMMIT = _histogram(
     "ddmq_kafka_commit_us",
-    "Time from the write of a commit of acknowledgements, retries or delays to Kafka's response, by "
-    "kind: plain, transaction.",
+    "Time from the write of a commit of acknowledgements, retries or delays to Kafka's response, by kind: "
+    "plain, transaction.",
     "kind",
     unit="us",
 )
 KAFKA_COMMITS = _counter(
     "ddmq_kafka_commits_total",
-    "Number of commits by kind (plain, transaction) and outcome: stored, refused (nothing is stored, "
-    "and most are retried), fenced (another process has taken over the transactions of this process), "
-    "unknown.",
+    "Number of commits by kind (plain, transaction) and outcome: stored, refused (nothing is stored; most "
+    "refused commits are retried), fenced (another process has taken over the transactions of this process),"
+    " unknown.",
     "kind",
     "outcome",
 )
 KAFKA_PRODUCERS_REPLACED = _counter(
     "ddmq_kafka_producers_replaced_total",
-    "Number of producers that were replaced because Kafka had given up on them or did not respond in "
-    "time, by producer: messages, progress. If Kafka never responded to a record, its outcome is "
+    "Number of Kafka producers that were replaced after a fatal error, or because Kafka did not respond in "
+    "time, by producer: messages, progress. If Kafka never responded to a record, the record's outcome is "
     "unknown.",
     "producer",
 )
 KAFKA_SENDS_REFUSED = _counter(
     "ddmq_kafka_sends_refused_total",
-    "Number of rejected records of sends by reason: silent (the partition does not respond), share (the "
-    "partition has used up its share of the pending bounds).",
+    "Number of records from sends that were rejected, by reason: silent (the partition does not respond), "
+    "share (the partition has used up its share of the limits on pending records).",
     "reason",
 )
-KAFKA_QUARANTINES = _counter("ddmq_kafka_quarantines_total", "Number of quarantines of partitions.")
+KAFKA_QUARANTINES = _counter(
+    "ddmq_kafka_quarantines_total", "Number of times that a partition was quarantined."
+)
 KAFKA_RETIRED_IDS = _gauge("ddmq_kafka_retired_ids", "Number of transactional ids that cannot be used.")
 KAFKA_FOLLOWER_LAG = _gauge(
     "ddmq_kafka_follower_lag_ms",
-    "Age of this process's latest returned heartbeat, if a later heartbeat is on its way. The value is "
-    "normally below 1,000. At session_ms of backend.yaml, the process loses its queues.",
+    "Age of the last heartbeat that this process has read back from Kafka, while a later heartbeat is on its"
+    " way. The value is normally below 1,000. If the value reaches session_ms in backend.yaml, the process "
+    "loses its queues.",
     unit="ms",
 )
 KAFKA_BROKER_RTT = _gauge(
@@ -593,8 +591,8 @@ SESSION_LOST = _counter(
 )
 SESSION_UNANSWERED = _counter(
     "ddmq_session_unanswered_total",
-    "Number of appends and commits whose outcome remained unknown because the writer had disappeared or"
-    " responded too late.",
+    "Number of appends and commits whose outcome remained unknown because the writer had disappeared or "
+    "responded too late.",
     "what",
 )
 TAKEOVERS = _counter("ddmq_takeovers_total", "Number of times that this process became the writer.")
