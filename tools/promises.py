@@ -61,25 +61,25 @@ ALONE = {
     "service/kafka": "kafka",
 }  # about one engine, which no parameter names
 HEAD = """
-`python tools/promises.py` generates this section from the tests. The table shows how many test cases run on
-each engine with the same test code. `make test` runs the tests for memory and the file log, and `make
-test-kafka` runs the tests for Kafka on a real broker. The first rows of the table, up to the naive model, are
-the contract suite of the backend port. The contract suite also runs the file log in three other ways (as a
-process that is not the writer, and with tiny limits). These additional runs are not counted in the table. The
-memory engine is a model for tests; no server uses it.
+The command `python tools/promises.py` generates this section from the tests. The table shows how many test
+cases run on each engine with the same test code. `make test` runs the tests for memory and the file log, and
+`make test-kafka` runs the tests for Kafka on a real broker. The first rows of the table, up to the naive
+model, are the contract suite of the backend port. The contract suite also runs the file log in three other
+ways (as a process that is not the writer, and with tiny limits). The table does not count these additional
+runs. The memory engine is a model for tests; no server uses this engine.
 
 | promise | memory | file log | Kafka |
 |---|---|---|---|
 """
 UNBROKEN_WORDS: Mapping[str, bool] = {"break_on_hyphens": False, "break_long_words": False}
 INTRO_UNSUPPORTED = """
-For each engine, the following list shows the cases that run only on other engines. Names in code font
+For each engine, the following list shows the test cases that run only on other engines. Names in code font
 are test functions:
 
 """
 ONE = """
-**Some cases run on only one engine**, although the tests in their folders are the same for all
-engines. They are"""
+**Some test cases run on only one engine**, although the tests in their folders are the same for all
+engines. These cases are"""
 
 
 class Case(NamedTuple):
