@@ -272,6 +272,8 @@ def _convert_scalar(raw: Any, hint: Any, location: ConfigLocation) -> Any:
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return _convert_enum(raw, hint, location)
     if hint is Path and isinstance(raw, str):
+        if not raw.strip():  # often an unset shell variable; Path("") would be the current directory
+            raise location.error(f"is {raw!r}; a path is wanted, . for the current directory")
         return Path(raw)
     if hint is float and isinstance(raw, int) and not isinstance(raw, bool):
         return float(raw)

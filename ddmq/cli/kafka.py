@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 
 from ddmq.cli.output import hint, json_option, print_json, print_line, print_table
+from ddmq.cli.values import FOLDER
 from ddmq.trial.cluster import HOST, Ports, TrialCluster
 from ddmq_common.errors import ConfigError
 
 folder_option = click.option(
     "--dir",
     "folder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     default=Path("kafka-trial"),
     show_default=True,
     help="Where the brokers keep their data and output.",

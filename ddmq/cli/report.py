@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddmq.cli.output import console, hint, json_option, print_json, print_line
-from ddmq.cli.values import FOLDER, Folder
+from ddmq.cli.values import FOLDER, Folder, OutputFile
 from ddmq.moments import DURATION_ALLOWED, read_duration
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ NEEDED = ("pyspark", "pyarrow", "plotly")
     "--out",
     default="ddmq-report.html",
     show_default=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     help="The HTML file that is written; it needs no other file and no network.",
 )
 @click.option("--since", metavar="DURATION", help="Report only the last 1h, 7d, … (default: all samples).")

@@ -113,19 +113,37 @@ class Number(click.FloatRange):
         return super().convert(value, param, ctx)
 
 
-class Folder(click.Path):
-    """The click type of a directory. An empty name is rejected; it does not mean the current directory."""
+class _NamedPath(click.Path):
+    """The click type of a path. An empty or blank one is rejected: it does not mean the current directory."""
+
+    path_kind: str
+    allowed: str
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.name = "directory"
+        self.name = self.path_kind
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
-        if value == "":
-            self.fail("'' is empty; allowed: a directory, . for this one", param, ctx)
+        if isinstance(value, str) and not value.strip():
+            self.fail(f"{value!r} is empty; allowed: {self.allowed}", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Folder(_NamedPath):
+    """The click type of a directory."""
+
+    path_kind, allowed = "directory", "a directory, . for this one"
+
+
+class OutputFile(_NamedPath):
+    """The click type of a file that the command writes."""
+
+    path_kind, allowed = "file", "the name of a file"
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, dir_okay=False)
 
 
 def check_host(address: HostPort, option: str) -> str:

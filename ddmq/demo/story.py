@@ -21,6 +21,7 @@ import click
 from rich.console import Group
 
 from ddmq.cli.output import console, reason, say_verdict, show
+from ddmq.cli.values import Folder, OutputFile
 from ddmq.demo import library
 from ddmq.demo.library import GIVE_UP_S, FileMessage, LibraryFile, Sent, send_all
 from ddmq.demo.ordered import OrderedAct
@@ -41,7 +42,7 @@ BROKERS, KILLED = 3, 2
 @click.command()
 @click.option(
     "--data-dir",
-    type=click.Path(path_type=Path),
+    type=Folder(path_type=Path),
     help="Keep the data in this folder, which is new or empty (default: a temporary one).",
 )
 @click.option(
@@ -49,7 +50,7 @@ BROKERS, KILLED = 3, 2
     "report_file",
     default="ddmq-demo-report.html",
     show_default=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     help="Where the report of the run is written.",
 )
 @click.option(

@@ -126,11 +126,7 @@ def _parse_value(text: str, hint: Any, location: ConfigLocation) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if str not in kinds and Path not in kinds:
         return parse_text(text, location)
-    if type(None) in kinds and text in ("", "null"):
-        return None
-    if Path in kinds and not text:  # often an unset shell variable; Path("") would be the current directory
-        raise location.error("is ''; a path is wanted, . for the current directory")
-    return text
+    return None if type(None) in kinds and text in ("", "null") else text
 
 
 def is_variable(source: str) -> bool:

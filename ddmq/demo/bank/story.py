@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 
 from ddmq.cli.admin_client import AdminClient
+from ddmq.cli.values import Folder
 from ddmq.demo.bank.service import ACCOUNTS, BALANCE, Bank
 from ddmq.demo.server import DemoServer, Narrator, Typed
 
@@ -35,7 +36,7 @@ CHECKS = "transactions:\n  check_interval_ms: 2000\n"  # so that nobody has to w
 @click.option("--seed", type=int, help="Seed of the kills (default: random).")
 @click.option(
     "--folder",
-    type=click.Path(path_type=Path),
+    type=Folder(path_type=Path),
     help="Keep all files in this folder (default: none are kept).",
 )
 def bank(transfers: int, kills: int, seed: int | None, folder: Path | None) -> None:

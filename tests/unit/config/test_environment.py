@@ -119,6 +119,8 @@ def test_a_key_inside_another_that_the_file_sets_joins_it(tmp_path: Path) -> Non
         ("DDMQ_XYZZY", "x", "unknown; DDMQ_ is for settings, whose names docs/configuration.md explains"),
         ("DDMQ_RPC__IDLE_S", "x", "variable DDMQ_RPC__IDLE_S: rpc.idle_s: is 'x'; a number is wanted"),
         ("DDMQ__DATA_DIR", "", "variable DDMQ__DATA_DIR: ddmq.data_dir: is ''; a path is wanted, . for the"),
+        ("DDMQ__DATA_DIR", " \t", r"DDMQ__DATA_DIR: ddmq.data_dir: is ' \t'; a path is wanted, . for the"),
+        ("DDMQ__BACKUP_DIR", " ", "DDMQ__BACKUP_DIR: ddmq.backup_dir: is ' '; a path is wanted, . for the"),
         ("DDMQ__DRAIN_MS", "-1", "variable DDMQ__DRAIN_MS: ddmq.drain_ms: is -1; allowed: 0 to 600000"),
         ("DDMQ_DELAY_SERVICE__LEVELS", "[1s", "variable DDMQ_DELAY_SERVICE__LEVELS: is not YAML"),
         ("DDMQ_TOPICS__TOPICS", "{a: {queues: 0}}", "topics.topics.a.queues: is 0; allowed: 1 to 1024"),

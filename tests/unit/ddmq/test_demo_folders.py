@@ -72,6 +72,18 @@ def test_a_report_without_a_folder_is_rejected_at_the_start(
     started.assert_not_called()
 
 
+@pytest.mark.parametrize(
+    ("option", "allowed"), [("--data-dir", "a directory, . for this one"), ("--report", "the name of a file")]
+)
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_or_blank_value_is_rejected(
+    option: str, allowed: str, value: str, started: Mock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["demo", option, value]) == 2
+    assert f"'{option}': {value!r} is empty; allowed: {allowed}" in capsys.readouterr().err
+    started.assert_not_called()
+
+
 def test_an_empty_folder_and_a_new_one_are_used(tmp_path: Path, started: Mock) -> None:
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "empty", tmp_path / "new"):
