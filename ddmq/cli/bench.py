@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from ddmq.cli.output import json_option, print_json, say
-from ddmq.cli.values import Whole
+from ddmq.cli.output import json_option, print_json, print_line
+from ddmq.cli.values import Integer
 
 TREE = Path(__file__).resolve().parents[2]  # where ddmq lies; a source tree has bench/ beside it
 PEERS = "peers"  # of its own: it starts other systems, and is not among `all`
@@ -35,7 +35,7 @@ def find_benchmarks() -> dict[str, Path]:
 @click.option("--quick", is_flag=True, help="Run one small round, which only shows that the benchmark works.")
 @click.option(
     "--pending",
-    type=Whole(min=1_000),
+    type=Integer(min=1_000),
     help="Number of pending delayed messages during the run, where it matters (default 10,000,000).",
 )
 def bench(name: str | None, listing: bool, quick: bool, pending: int | None, as_json: bool) -> None:
@@ -55,7 +55,7 @@ def bench(name: str | None, listing: bool, quick: bool, pending: int | None, as_
         if as_json:
             return print_json([{"name": short, "measures": text} for short, text in purposes.items()])
         for short, text in purposes.items():
-            say(f"{short:<11} {text}")
+            print_line(f"{short:<11} {text}")
         return None
     if as_json:
         raise click.UsageError("--json goes with --list; the raw results of a run are in bench/results/")

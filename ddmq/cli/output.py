@@ -61,15 +61,12 @@ def print_line(text: str, *, err: bool = False) -> None:
     _write_line(plain(text), err=err)
 
 
-say = print_line  # the name that cli/bench.py uses
-
-
 def print_alert(text: str) -> None:
     """Print a line about something that is wrong; red on a terminal."""
     _write_line(_add_colour(plain(text), LOUD_STYLE))
 
 
-def say_verdict(good: bool, text: str) -> None:
+def print_verdict(good: bool, text: str) -> None:
     """Print a line that begins with ✓ or ✗, green or red on a terminal."""
     mark = _add_colour("✓", "bold green") if good else _add_colour("✗", LOUD_STYLE)
     _write_line(f"{mark} {plain(text)}")

@@ -95,9 +95,6 @@ class Integer(click.IntRange):
         return super().convert(value, param, ctx)
 
 
-Whole = Integer  # the name that cli/bench.py uses
-
-
 class Number(click.FloatRange):
     """The click type of a number within bounds; NaN is rejected."""
 

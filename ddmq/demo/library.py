@@ -17,7 +17,7 @@ BODY_BYTES_MAX = 2 << 20
 _LEFT_OUT = {"__pycache__", "site-packages", "dist-packages"}
 SENDERS = 8
 GIVE_UP_S = 120.0
-AGAIN_AFTER_S = 0.05
+RETRY_DELAY_S = 0.05
 
 
 class LibraryFile(NamedTuple):
@@ -76,7 +76,7 @@ class Sent:
     acknowledged: dict[str, str] = field(default_factory=dict)  # path → checksum
     latencies_ms: list[float] = field(default_factory=list)
     answered: list[tuple[int, str]] = field(default_factory=list)  # (wall clock in ms, module)
-    sent_again: int = 0
+    resends: int = 0
     body_bytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     failure: Exception | None = None
@@ -86,7 +86,7 @@ class Sent:
         """The wall times in epoch ms at which sends were answered."""
         return [at_ms for at_ms, _ in self.answered]
 
-    def note_answer(self, file: LibraryFile, digest: str, start: float) -> None:
+    def record_answer(self, file: LibraryFile, digest: str, start: float) -> None:
         with self.lock:
             self.acknowledged[file.path] = digest
             self.latencies_ms.append((time.monotonic() - start) * 1000)
@@ -137,7 +137,7 @@ def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
     body = file.read()
     digest = checksum(body)
     properties = {"path": file.path, "sha256": digest, "number": str(message.number)}
-    give_up = time.monotonic() + GIVE_UP_S
+    deadline = time.monotonic() + GIVE_UP_S
     while True:
         start = time.monotonic()
         try:
@@ -145,13 +145,13 @@ def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
                 message.topic, body, key=file.module, properties=properties, shard_key=message.shard_key
             )
         except (UnknownOutcomeError, NotStoredError):
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise
             with sent.lock:
-                sent.sent_again += 1
-            time.sleep(AGAIN_AFTER_S)  # the server is being started again; nothing to wait for but time
+                sent.resends += 1
+            time.sleep(RETRY_DELAY_S)  # the server is being started again; nothing to wait for but time
             continue
-        sent.note_answer(file, digest, start)
+        sent.record_answer(file, digest, start)
         return
 
 

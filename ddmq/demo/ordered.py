@@ -36,7 +36,7 @@ SETTINGS = (
     "--order-key KEY --start first --retry-intervals-ms 200 --ordered-interval-ms 1000 "
     f"--ordered-deliveries-max {DELIVERIES_MAX}"
 )
-LOOK_EVERY_S = 0.02
+POLL_INTERVAL_S = 0.02
 Life = tuple[str, int]  # module, round
 
 
@@ -154,7 +154,7 @@ class OrderedAct:
                 "acknowledged": f"{len(sent.acknowledged):,} of {self._files:,} files of "
                 f"{len(self._modules):,} modules",
                 "deliveries": f"{order.deliveries:,} = {finished:,} files finished + "
-                f"{order.failures:,} failed on purpose + {order.came_again:,} that came twice",
+                f"{order.failures:,} failed on purpose + {order.duplicates:,} that came twice",
                 "side by side": f"up to {order.at_once_max} modules at once, {seconds:.1f} s in all",
                 "out of order": f"{order.overtaken:,} came before their turn, {order.went_back:,} went back",
                 "not alone": f"{order.together:,} began while another file of their module was in work",
@@ -175,8 +175,8 @@ class OrderedAct:
         order, finished = self._order, self._count_finished()
         return (
             len(self._sent.acknowledged) == finished == self._files
-            and order.deliveries == finished + order.failures + order.came_again
-            and max(order.came_again, order.went_back) <= self._sent.sent_again
+            and order.deliveries == finished + order.failures + order.duplicates
+            and max(order.duplicates, order.went_back) <= self._sent.resends
             and order.failures == self._broken_count * DELIVERIES_MAX
             and self._died == order.revived == self._broken_count
             and self._count_letters() == len(self._damaged) == 0
@@ -187,7 +187,7 @@ class OrderedAct:
         """Return the counts of this act's clients, with which the report of the run is compared."""
         order, sent = self._order, self._sent
         return ClientCounts(
-            TOPIC, len(sent.acknowledged), sent.sent_again, sent.answered_ms,
+            TOPIC, len(sent.acknowledged), sent.resends, sent.answered_ms,
             delivered=order.deliveries, finished=order.deliveries - order.failures, failed=order.failures,
             dead=self._died,
         )  # fmt: skip
@@ -200,13 +200,16 @@ class OrderedAct:
 
     def build_verdicts(self) -> list[tuple[bool, str]]:
         """Return the sentences of the summary for a newcomer, each with whether it was proven."""
-        order, wrong = self._order, self._order.overtaken + self._order.together
+        order, out_of_order = self._order, self._order.overtaken + self._order.together
         others = self._files - self._broken_count
         went_on = (
             f"{BROKEN!r} was blocked, the other keys went on: {self._during:,} of their {others:,} files"
         )
         return [
-            (wrong == 0, f"order kept: {wrong:,} of {order.deliveries:,} deliveries out of order"),
+            (
+                out_of_order == 0,
+                f"order kept: {out_of_order:,} of {order.deliveries:,} deliveries out of order",
+            ),
             (self._during > 0, f"{went_on} were finished meanwhile"),
             (
                 self._died == order.revived == self._broken_count and self._adds_up(),
@@ -250,7 +253,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         if time.monotonic() > deadline:
             raise click.ClickException(f"in {GIVE_UP_S:g} s not seen: {what}")
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 @dataclass
@@ -265,7 +268,7 @@ class ModuleOrder:
       overtaken   a first delivery came too early: a number was left out, or the one before was not settled
       together    a delivery began while another file of the same module was in somebody's hands
       went_back   a delivery of a lower number came after a higher one had begun
-      came_again  a file was finished that had been finished before
+      duplicates  a file was finished that had been finished before
       revived     files that were finished in a later round
     """
 
@@ -275,7 +278,7 @@ class ModuleOrder:
     overtaken: int = 0
     together: int = 0
     went_back: int = 0
-    came_again: int = 0
+    duplicates: int = 0
     revived: int = 0
     at_once_max: int = 0  # modules in hands at the same time
     in_hands: set[str] = field(default_factory=set)
@@ -318,9 +321,9 @@ class ModuleOrder:
 
     def _finish_delivery(self, life: Life, number: int) -> None:
         finished = self.finished.setdefault(life[0], set())
-        again = number in finished
-        self.came_again += again
-        self.revived += life[1] > 0 and not again
+        is_duplicate = number in finished
+        self.duplicates += is_duplicate
+        self.revived += life[1] > 0 and not is_duplicate
         finished.add(number)
 
     def finished_of(self, module: str) -> int:

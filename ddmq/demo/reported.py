@@ -45,7 +45,7 @@ class ClientCounts:
 
     topic: str
     acknowledged: int
-    sent_again: int
+    resends: int
     answered_ms: list[int]
     delivered: int
     finished: int
@@ -134,8 +134,10 @@ def _write_promises(data_dir: Path) -> Path:
 
 def compare_counts(report: Report, counted: list[ClientCounts], killed_ms: int) -> list[Compared]:
     """Compare every number that both the report and the clients have."""
-    sampled = [seen for process in report.processes for seen in process.vanished_ms]
-    last_sample_ms = max((seen for seen in sampled if seen <= killed_ms), default=0)
+    vanished_times = [vanished_ms for process in report.processes for vanished_ms in process.vanished_ms]
+    last_sample_ms = max(
+        (vanished_ms for vanished_ms in vanished_times if vanished_ms <= killed_ms), default=0
+    )
     rows = []
     for counts in counted:
         totals = report.topics.get(counts.topic)
@@ -150,14 +152,14 @@ def compare_counts(report: Report, counted: list[ClientCounts], killed_ms: int) 
                 totals.sent,
                 counts.acknowledged,
                 counts.acknowledged - unsampled,
-                counts.acknowledged + counts.sent_again,
+                counts.acknowledged + counts.resends,
             ),
             Compared(
                 f"{counts.topic}: delivered",
                 totals.delivered,
                 counts.delivered,
                 counts.delivered,
-                counts.delivered + counts.sent_again,
+                counts.delivered + counts.resends,
             ),
             require_equal(f"{counts.topic}: acknowledged", totals.acked, counts.finished),
             require_equal(f"{counts.topic}: failed", totals.failed, counts.failed),

@@ -54,8 +54,8 @@ class DemoServer:
         command += ["--config", str(self._write_config())]
         if self.cluster is not None:
             command += ["--backend", "kafka", "--bootstrap", self.cluster.bootstrap]
-        for part in ("producer", "consumer", "admin"):
-            command += [f"--{part}", str(self.addresses.get(part, HostPort("127.0.0.1", 0)))]
+        for component in ("producer", "consumer", "admin"):
+            command += [f"--{component}", str(self.addresses.get(component, HostPort("127.0.0.1", 0)))]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         self._read_ready(self._process)
@@ -162,9 +162,9 @@ class Typed:
 
     def use_server(self, addresses: Mapping[str, HostPort]) -> None:
         """Direct later commands to this server; print the `export` line when it changes."""
-        where = {f"DDMQ_{part.upper()}": str(address) for part, address in addresses.items()}
-        os.environ.update(where)
-        export = "export " + " ".join(f"{name}={value}" for name, value in where.items())
+        variables = {f"DDMQ_{component.upper()}": str(address) for component, address in addresses.items()}
+        os.environ.update(variables)
+        export = "export " + " ".join(f"{name}={value}" for name, value in variables.items())
         if export != self._shown:
             with self._narrator.quiet_unless_verbose():
                 click.echo(f"$ {export}")

@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 from rich.console import Group
 
-from ddmq.cli.output import console, reason, say_verdict, show
+from ddmq.cli.output import console, print_verdict, reason, show
 from ddmq.cli.values import Folder, OutputFile
 from ddmq.demo import library
 from ddmq.demo.library import GIVE_UP_S, FileMessage, LibraryFile, Sent, send_all
@@ -132,13 +132,13 @@ def _run_demo(data_dir: Path, report_file: Path, kafka: bool, narrator: Narrator
     if picture is not None:
         show(Group("", *order_lines(picture, min(console().width, PICTURE_WIDTH)), ""))
     for is_proven, text in story.verdicts:
-        say_verdict(is_proven, text)
+        print_verdict(is_proven, text)
     same = report_of_the_run(data_dir, report_file, story.counted, story.killed_ms, picture, narrator)
     if not (proven and same):
-        say_verdict(False, "NOT PROVEN: see the lines with ✗ above; --verbose shows more")
+        print_verdict(False, "NOT PROVEN: see the lines with ✗ above; --verbose shows more")
         raise click.exceptions.Exit(1)
     how = "every number was counted" if narrator.verbose else "--verbose shows every command and number"
-    say_verdict(True, f"all proven; {how}")
+    print_verdict(True, f"all proven; {how}")
 
 
 @contextmanager
@@ -167,8 +167,8 @@ class Received:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def consume_all(address: str, wanted: dict[str, str], received: Received) -> float:
-    """Consume with CONSUMERS clients until every path in `wanted` was received; return the seconds that it
+def consume_all(address: str, checksums: dict[str, str], received: Received) -> float:
+    """Consume with CONSUMERS clients until every path in `checksums` was received; return the seconds that it
     took."""
     start = time.monotonic()
     complete = threading.Event()
@@ -176,7 +176,7 @@ def consume_all(address: str, wanted: dict[str, str], received: Received) -> flo
     def handler_of(number: int) -> Callable[[Message], None]:
         def handle(message: Message) -> None:
             check(message, number, received)
-            if len(received.intact) >= len(wanted):
+            if len(received.intact) >= len(checksums):
                 complete.set()
 
         return handle
@@ -253,7 +253,7 @@ class Story:
     def _first_act_counts(self) -> ClientCounts:
         sent, deliveries = self.sent, sum(self.received.by_consumer.values())
         return ClientCounts(
-            TOPIC, len(sent.acknowledged), sent.sent_again, sent.answered_ms, deliveries, deliveries, 0, 0
+            TOPIC, len(sent.acknowledged), sent.resends, sent.answered_ms, deliveries, deliveries, 0, 0
         )
 
     def _first_act(self, files: list[LibraryFile]) -> bool:
@@ -329,7 +329,7 @@ class Story:
                 "send rate": f"{files / send_s:,.0f} files/s, kill and restart included "
                 f"({self._restart_s:.2f} s)",
                 "send latency": f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, each answered after fsync",
-                "sent again": f"{sent.sent_again:,} sends whose answer was lost in the kill",
+                "sent again": f"{sent.resends:,} sends whose answer was lost in the kill",
                 "delivered": f"{sum(received.by_consumer.values()):,} (to the four clients: {shares})",
                 "consume rate": f"{len(received.intact) / consume_s:,.0f} files/s, checksums included",
                 "arrived twice": f"{twice:,} (may be: sent again after an answer was lost)",

@@ -25,7 +25,7 @@ from ddmq.demo.server import DemoServer, Narrator, Typed
 NAMES = ("paris", "tokyo")
 KILL_EVERY_S = (0.3, 1.5)
 SETTLED_WITHIN_S = 240.0
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 NARRATOR = Narrator(verbose=True)
 CHECKS = "transactions:\n  check_interval_ms: 2000\n"  # so that nobody has to wait for a minute
 
@@ -92,9 +92,9 @@ class BankStory:
             self._server.stop()
 
     def _begin(self, name: str) -> None:
-        where = [str(self._server.addresses[part]) for part in ("producer", "consumer")]
-        words = [name, self._banks[name].peer, str(self._folder), str(self._transfers), *where]
-        command = [sys.executable, "-P", "-m", "ddmq.demo.bank.service", *words]
+        addresses = [str(self._server.addresses[component]) for component in ("producer", "consumer")]
+        arguments = [name, self._banks[name].peer, str(self._folder), str(self._transfers), *addresses]
+        command = [sys.executable, "-P", "-m", "ddmq.demo.bank.service", *arguments]
         with (self._folder / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(command, stderr=log)
 
@@ -146,7 +146,7 @@ class BankStory:
         while not condition():
             if time.monotonic() > end:
                 return False
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
         return True
 
     def _check_balances(self) -> bool:
@@ -165,7 +165,7 @@ class BankStory:
                 f"{len(sent):,} transfers of {sum(sent.values()):,} left, "
                 f"{len(received):,} of {sum(received.values()):,} came"
             )
-        given_up = sum(
+        abandoned = sum(
             count
             for name in NAMES
             for _, count in self._query_bank(
@@ -173,7 +173,7 @@ class BankStory:
                 "SELECT decision, COUNT(*) FROM ddmq_decisions WHERE decision = 'rolled back' GROUP BY 1",
             )
         )
-        facts["given up"] = f"{given_up:,} transactions whose service was killed before its ledger's commit"
+        facts["given up"] = f"{abandoned:,} transactions whose service was killed before its ledger's commit"
         NARRATOR.print_facts({**facts, "money": f"{before:,} before, {after:,} after"})
         NARRATOR.print_step("no money was made or lost" if proven else "NOT PROVEN: see above")
         return proven

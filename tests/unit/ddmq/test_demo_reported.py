@@ -29,17 +29,17 @@ def build_report(**totals: int) -> Report:
 def counted(**other: int) -> ClientCounts:
     """100 sends, 30 of them answered after the last sample before the kill, 20 after the restart."""
     answered = [60_100] * 50 + [60_800] * 30 + [62_000] * 20
-    base = {"acknowledged": 100, "sent_again": 0, "delivered": 100, "finished": 100, "failed": 0, "dead": 0}
+    base = {"acknowledged": 100, "resends": 0, "delivered": 100, "finished": 100, "failed": 0, "dead": 0}
     return ClientCounts("t", answered_ms=answered, **{**base, **other})
 
 
 @pytest.mark.parametrize(
-    ("sent", "sent_again", "same"),
+    ("sent", "resends", "same"),
     [(100, 0, True), (70, 0, True), (69, 0, False), (101, 0, False), (102, 2, True), (103, 2, False)],
 )
-def test_sends_may_lack_what_the_kill_took_and_no_more(sent: int, sent_again: int, same: bool) -> None:
+def test_sends_may_lack_what_the_kill_took_and_no_more(sent: int, resends: int, same: bool) -> None:
     rows = compare_counts(
-        build_report(sent=sent, delivered=100, acked=100), [counted(sent_again=sent_again)], KILLED_MS
+        build_report(sent=sent, delivered=100, acked=100), [counted(resends=resends)], KILLED_MS
     )
     assert [row.is_same for row in rows] == [same, True, True, True, True]
 

@@ -70,7 +70,7 @@ def test_a_later_round_has_an_order_of_its_own() -> None:
     deliver(order, 0, 1, failed=True)
     deliver(order, 0, 1, round_=1)
     assert wrongs(order) == (0, 0, 0)
-    assert (order.revived, order.came_again, order.finished_of("re")) == (2, 0, 2)
+    assert (order.revived, order.duplicates, order.finished_of("re")) == (2, 0, 2)
     deliver(order, 3, round_=1)
     assert wrongs(order) == (1, 0, 0)
 
@@ -78,7 +78,7 @@ def test_a_later_round_has_an_order_of_its_own() -> None:
 def test_what_is_finished_twice_is_counted() -> None:
     order = ModuleOrder(1)
     deliver(order, 0, 0)
-    assert (order.came_again, order.finished_of("re"), order.deliveries) == (1, 1, 2)
+    assert (order.duplicates, order.finished_of("re"), order.deliveries) == (1, 1, 2)
 
 
 def test_the_broken_module_is_sent_first() -> None:

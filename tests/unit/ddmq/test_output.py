@@ -17,8 +17,8 @@ from ddmq.cli.output import (
     count_queues,
     print_facts,
     print_table,
+    print_verdict,
     reason,
-    say_verdict,
     show_body,
     show_row_body,
     state_style,
@@ -211,7 +211,7 @@ def test_states_have_colours_on_a_terminal_that_has_them(monkeypatch: pytest.Mon
 def test_lines_have_colours_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     @click.command()
     def show() -> None:
-        say_verdict(True, "kept")
+        print_verdict(True, "kept")
         print_facts({"state": "parked", "NOBODY CONSUMES": "3 wait", "key": "parked"})
 
     def run_shown() -> list[str]:
