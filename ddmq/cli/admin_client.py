@@ -16,6 +16,7 @@ from ddmq.cli.options import combine_options
 from ddmq.cli.output import json_option, reason
 
 TIMEOUT_S = 15.0
+PROBE_TIMEOUT_S = 1.0
 
 
 class UnknownResourceError(click.ClickException):
@@ -89,6 +90,19 @@ class AdminClient:
         return click.ClickException(
             f"{self.address} is not a ddmq admin port ({why}); the `ready` line of `ddmq serve` names it"
         )
+
+
+def find_admin_port_hint(address: HostPort, option: str, proxy: str) -> str:
+    """Return a hint if an admin port answers at the address that `option` names for a proxy; "" if not."""
+    try:
+        health = AdminClient(address, timeout_s=PROBE_TIMEOUT_S).get("health")
+    except click.ClickException:
+        return ""
+    if not isinstance(health, dict) or "alive" not in health:
+        return ""
+    return (
+        f"{address} is an admin port; {option} takes the {proxy} port, which `ddmq serve` prints when ready"
+    )
 
 
 class AdminType(click.ParamType[AdminClient]):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import click
 
 from ddmq.address import ADDRESS, CONSUMER, HostPort
-from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.admin_client import AdminClient, admin_options, find_admin_port_hint
 from ddmq.cli.output import (
     hint,
     print_json,
@@ -38,7 +38,7 @@ from ddmq_common.plain_text import body_fields
 GROUP_DEFAULT = "ddmq-cli"
 PATIENCE_MS = 2_000  # how long an empty pull waits before that means "no more"
 REACH_S = 3.0  # how long a consumer proxy has for its first answer
-WHERE = "; `ddmq serve` starts one, --consumer HOST:PORT names another"
+WHERE = "`ddmq serve` starts one, --consumer HOST:PORT names another"
 NOBODY = "no consumer proxy has answered"  # how the client begins what it says of that
 
 
@@ -125,7 +125,8 @@ def pull(
         ):
             total = _pull_messages(client, proxy, count, follow, ending, save_to, as_json)
     except ClientError as error:
-        raise click.ClickException(f"{error}{WHERE if NOBODY in str(error) else ''}") from error
+        advice = f"; {WHERE}" if NOBODY in str(error) else ""
+        raise click.ClickException(f"{error}{advice}") from error
     if not as_json:
         hint(
             f"{total:,} message{'s' if total != 1 else ''}, {ending.word}"
@@ -210,7 +211,8 @@ def _check_proxy(consumer: HostPort, group: str) -> None:
         )
         read_stats(payload, number)
     except (CallFailed, FrameError, ProxyCallError) as error:
-        raise click.ClickException(f"no consumer proxy at {connection.name}: {error}{WHERE}") from error
+        advice = find_admin_port_hint(consumer, "--consumer", "consumer") or WHERE
+        raise click.ClickException(f"no consumer proxy at {connection.name}: {error}; {advice}") from error
     except PullError:
         pass  # it refuses, so it is one
     finally:

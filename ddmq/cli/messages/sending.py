@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import click
 
 from ddmq.address import ADDRESS, PRODUCER, HostPort
-from ddmq.cli.admin_client import AdminClient, UnknownResourceError, admin_address
+from ddmq.cli.admin_client import AdminClient, UnknownResourceError, admin_address, find_admin_port_hint
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import count_queues, hint, print_json, print_line
 from ddmq.cli.values import Integer, check_host, parse_moment
@@ -163,6 +163,7 @@ class Patience:
     """
 
     def __init__(self, producer: HostPort, timeout_ms: int, *, quiet: bool) -> None:
+        self._producer = producer
         self._silence = f"no answer from {producer} yet; trying for {timeout_ms:,} ms"
         self._retry_text = f"trying again for {timeout_ms:,} ms"
         self._quiet = quiet
@@ -204,7 +205,7 @@ class Patience:
 
     def _print_help(self) -> None:
         self._helped = True
-        hint(HELP)
+        hint(find_admin_port_hint(self._producer, "--producer", "producer") or HELP)
 
 
 def _is_unanswered(error: BaseException | None) -> bool:

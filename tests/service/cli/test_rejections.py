@@ -11,7 +11,7 @@ import pytest
 
 from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient
-from ddmq.cli.messages import sending
+from ddmq.cli.messages import pull, sending
 from ddmq.cli.messages.sending import HELP
 from tests.scenarios.real_server import ddmq
 from tests.service.cli.conftest import Shell
@@ -112,6 +112,28 @@ def test_a_silent_producer_proxy_is_reported_soon_with_a_hint(
     first, second, *_ = shell.error.splitlines()
     assert (first, second) == (f"no answer from {nobody} yet; trying for 300 ms", HELP)
     assert shell.error.count(HELP) == 1
+
+
+@pytest.mark.parametrize("line", ["send orders x", "delay add orders x --delay 5s"])
+def test_a_send_to_the_admin_port_is_told_which_port_it_is(shell: Shell, line: str) -> None:
+    admin = f"127.0.0.1:{shell.server.ports['admin']}"
+    shell(*line.split(), "--producer", admin, "--timeout-ms", "300", code=1)
+    hint = (
+        f"{admin} is an admin port; --producer takes the producer port, which `ddmq serve` prints when ready"
+    )
+    assert hint in shell.error.splitlines()
+    assert HELP not in shell.error
+
+
+def test_a_pull_from_the_admin_port_is_told_which_port_it_is(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "REACH_S", 0.3)
+    admin = f"127.0.0.1:{shell.server.ports['admin']}"
+    error = shell.refused("pull", "orders", "--group", "g", "--consumer", admin)
+    assert error.endswith(
+        f"{admin} is an admin port; --consumer takes the consumer port, which `ddmq serve` prints when ready"
+    )
 
 
 def test_no_consumer_proxy(shell: Shell, nobody: str) -> None:
