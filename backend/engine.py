@@ -54,9 +54,10 @@ def check_topic(info: TopicInfo, engine: Capabilities) -> None:
         raise UnsupportedError(f"topic {info.name}: {engine.engine} cannot store {word}")
     cluster_settings = [name for name in CLUSTER_SETTINGS if getattr(info, name) is not None]
     if cluster_settings and Durability.REPLICATED not in engine.durability:
+        where = "; file_log.yaml sets the retention of all topics" if info.retention_ms is not None else ""
         raise UnsupportedError(
             f"topic {info.name}: {cluster_settings[0]} is {getattr(info, cluster_settings[0])}; the engine"
-            f" {engine.engine} has no such setting of a topic, Kafka has: leave it out"
+            f" {engine.engine} has no such setting of a topic, Kafka has: leave it out{where}"
         )
 
 

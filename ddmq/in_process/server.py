@@ -26,7 +26,7 @@ from ddmq_common.clock import NEVER, ManualClock
 from ddmq_common.errors import DdmqError
 from ddmq_common.event_loop import use_loop
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.names import QUEUES_DEFAULT
+from ddmq_common.names import QUEUES_DEFAULT, is_internal
 from ddmq_rpc.envelope import FrameLengthError, Frames
 from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
@@ -245,10 +245,10 @@ class InProcessServer:
             if rest:
                 self.consumer.change_subscription(group, topic, rest).wait(WAIT_S)
 
-    def list_topics(self) -> list[str]:
-        """Return the names of all topics, internal ones included."""
+    def list_topics(self, *, internal: bool = True) -> list[str]:
+        """Return the names of all topics, or without `internal` those of applications."""
         with self.enter_loop():
-            return list(self.backend.topics())
+            return [name for name in self.backend.topics() if internal or not is_internal(name)]
 
     def list_groups(self) -> list[str]:
         """Return the names of all groups."""

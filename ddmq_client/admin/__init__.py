@@ -21,13 +21,14 @@ from ddmq_client.admin.records import (
     SubscriptionDescription,
     TopicDescription,
 )
-from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSettings
+from ddmq_client.admin.settings import DeadLetterChoice, DeadLetterReason, GroupSettings, TopicSettings
 
 __all__ = [
     "ClientDescription",
     "DeadLetterChoice",
     "DeadLetterCount",
     "DeadLetterDescription",
+    "DeadLetterReason",
     "DeadLettersResent",
     "DelayCount",
     "DelayState",

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from ddmq_client.admin.settings import check_setting_names
 from ddmq_client.application.order_keys import unambiguous_order_keys
 from ddmq_client.delays import epoch_ms, to_datetime
 from ddmq_client.errors import AdminError, OptionError
@@ -424,11 +425,19 @@ def _truncate_text(value: Any) -> str:
         return type(value).__name__
 
 
-def settings_body(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings into a request body; a datetime becomes epoch milliseconds as text.
+def topic_settings_body(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the settings of a topic into a request body. Raises OptionError for another system's names."""
+    check_setting_names(settings, of_topic=True)
+    return {name: _as_json(value) for name, value in settings.items()}
 
-    Raises OptionError for a datetime without a time zone, and for KEY or QID in another case.
+
+def group_settings_body(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert settings of a group into a request body; a datetime becomes epoch milliseconds as text.
+
+    Raises OptionError for another system's names, a datetime without a time zone, and KEY or QID in another
+    case.
     """
+    check_setting_names(settings, of_topic=False)
     order_key = settings.get("order_key")
     if allowed := unambiguous_order_keys(order_key):
         raise OptionError(f"order_key={order_key!r}; {allowed}")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
+
+from ddmq_client.application.arguments import explain_foreign_name
+from ddmq_client.errors import OptionError
 
 
 class TopicSettings(TypedDict, total=False):
@@ -60,9 +63,37 @@ class GroupSettings(TypedDict, total=False):
     push: Mapping[str, Any]
 
 
+SETTINGS_PAGE = "docs/configuration.md"
+
+
+def check_setting_names(settings: Mapping[str, Any], *, of_topic: bool) -> None:
+    """Raise OptionError for a setting that has another name in ddmq, or another place.
+
+    The server judges all other names, because a newer server may have more settings.
+    """
+    names = list((TopicSettings if of_topic else GroupSettings).__annotations__)
+    for name in settings.keys() - names:
+        if explanation := explain_foreign_name(name, names, SETTINGS_PAGE):
+            raise OptionError(f"a {'topic' if of_topic else 'group'} has no setting {name!r}; {explanation}")
+
+
+# The first four are those of groups, the others those of delayed messages and transactions.
+DeadLetterReason = Literal[
+    "failed", "timed-out", "given-up", "skipped",
+    "topic gone", "refused", "unreadable", "unanswered", "too old", "too large", "damaged",
+]  # fmt: skip
+DEAD_LETTER_REASONS: tuple[str, ...] = get_args(DeadLetterReason)
+
+
 class DeadLetterChoice(TypedDict, total=False):
     """Selects dead letters: those that match all stated fields."""
 
-    reason: str
+    reason: DeadLetterReason
     topic: str
     since: datetime
+
+
+def check_reason(choice: DeadLetterChoice) -> None:
+    """Raise OptionError if no dead letter can have the reason in `choice`."""
+    if "reason" in choice and choice["reason"] not in DEAD_LETTER_REASONS:
+        raise OptionError(f"reason={choice['reason']!r}; allowed: {', '.join(DEAD_LETTER_REASONS)}")

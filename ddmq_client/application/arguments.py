@@ -38,6 +38,7 @@ _COUNTERPARTS = {
     "deliver_at": ("eta",),
     "every": ("interval", "period"),
     "attempts_max": ("max_retries", "retries", "retry_times"),
+    "queues": ("num_partitions", "num_queues", "partition_count", "partitions", "queue_count", "shards"),
 }
 # Names without a counterpart, and what to use instead.
 _ELSEWHERE: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -53,12 +54,25 @@ _ELSEWHERE: tuple[tuple[tuple[str, ...], str], ...] = (
         " message is delivered, as in `ddmq group set GROUP --topic TOPIC --retry-steps 3`;"
         " message.fail(delay_ms=...) says when the next attempt is (docs/retries.md)",
     ),
+    (
+        ("message_ttl", "retention", "retention_days", "retention_hours", "ttl"),
+        "the file log retains all topics alike, as `retention` in file_log.yaml says (docs/retention.md); on"
+        " Kafka a topic has the setting retention_ms (docs/kafka.md)",
+    ),
     (("priority",), "there are no priorities; give urgent messages a topic of their own (docs/client.md)"),
     (
         ("access_key", "password", "sasl_mechanism", "secret_key", "security_protocol", "ssl", "tls"),
         "there is no authentication and no TLS yet (SECURITY.md)",
     ),
 )
+
+
+def explain_foreign_name(name: str, names: Sequence[str], page: str) -> str:
+    """Return what to write in place of another system's `name` for one of `names`; "" for any other name."""
+    counterparts = _list_counterparts(name, names)
+    if counterparts:
+        return _format_question(counterparts, page)
+    return next((text for foreign_names, text in _ELSEWHERE if name in foreign_names), "")
 
 
 def explain_arguments(page: str, missing: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -137,16 +151,9 @@ def _explain_error(
 
 
 def _suggest_name(name: str, names: Sequence[str], page: str) -> str:
-    counterparts = [
-        argument
-        for argument, foreign_names in _COUNTERPARTS.items()
-        if name in foreign_names and argument in names
-    ]
-    if counterparts:
-        return _format_question(counterparts, page)
-    for foreign_names, text in _ELSEWHERE:
-        if name in foreign_names:
-            return text
+    explanation = explain_foreign_name(name, names, page)
+    if explanation:
+        return explanation
     settings = _group_settings() if "group" in names else []
     similar = [] if name in settings else get_close_matches(name, names, SUGGESTIONS_MAX, SIMILARITY_MIN)
     if similar:
@@ -160,6 +167,14 @@ def _suggest_name(name: str, names: Sequence[str], page: str) -> str:
     words = set(name.split("_")) - {"max", "ms", "on"}
     sharing = [argument for argument in names if words & set(argument.split("_"))][:SUGGESTIONS_MAX]
     return _format_question(sharing, page) if sharing else f"allowed: {', '.join(names)} ({page})"
+
+
+def _list_counterparts(name: str, names: Sequence[str]) -> list[str]:
+    return [
+        argument
+        for argument, foreign_names in _COUNTERPARTS.items()
+        if name in foreign_names and argument in names
+    ]
 
 
 def _format_question(names: Sequence[str], page: str) -> str:

@@ -22,6 +22,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
+from ddmq_client.admin.settings import check_setting_names
 from ddmq_client.aio.consumer import AsyncConsumer
 from ddmq_client.aio.producer import AsyncProducer
 from ddmq_client.application.order_keys import unambiguous_order_keys
@@ -42,6 +43,7 @@ CHANGE_S = 0.05  # the longest wait for a change between two checks
 ACK_FLUSH_MS = 1
 LAST_MS = 0.001  # a delay counts from the end of the millisecond in which it was accepted
 JOIN_MAX = timedelta(days=30)
+GROUP_TOPICS = ("%DLQ%", "%RETRY%")  # prefixes: these topics exist once their group needs them
 PARKED_SHOWN_MAX = 3  # keys in an error text
 _ports = itertools.count(1)
 _current_call: ContextVar[object] = ContextVar("current_call", default=None)  # of a handler, where one runs
@@ -221,6 +223,7 @@ class TestBroker(BrokerClients):
             raise OptionError(
                 f"actions={settings['actions']!r}; allowed: none, the test broker pushes nothing"
             )
+        check_setting_names(settings, of_topic=False)
         if allowed := unambiguous_order_keys(settings.get("order_key")):
             raise OptionError(f"order_key={settings['order_key']!r}; {allowed}")
         with self._translate_rejections():
@@ -268,7 +271,8 @@ class TestBroker(BrokerClients):
         """Let time pass until every message of the topic is finished, or a dead letter.
 
         That is in each group that has a consumer. Delayed messages are not waited for. BusyBrokerError where
-        it takes more than 30 days, for example because a key is parked; ClientError in a handler.
+        it takes more than 30 days, for example because a key is parked; OptionError if there is no such
+        topic; ClientError in a handler.
         """
         self.running.check_outside("join")
         for _ in self.join_steps(topic):
@@ -292,6 +296,7 @@ class TestBroker(BrokerClients):
         server = self.server
         until = server.clock.monotonic() + JOIN_MAX.total_seconds()
         yield
+        self._check_topic(topic)  # only now: the first step sends what waits in a producer
         while reason := server.waiting_for_retry(topic):
             if server.clock.monotonic() >= until or server.next_event() > until:
                 raise BusyBrokerError(
@@ -331,7 +336,11 @@ class TestBroker(BrokerClients):
     # --- reading the state
 
     def messages(self, topic: str) -> list[MessageView]:
-        """Every message of a topic, consumed or not, in the order in which they were stored."""
+        """Return every message of a topic, consumed or not, in the order in which they were stored.
+
+        OptionError if there is no such topic.
+        """
+        self._check_topic(topic)
         return [view_of(MessageView, row) for row in self.server.list_messages(topic)]
 
     def dead_letters(self, group: str) -> list[DeadLetterView]:
@@ -363,6 +372,20 @@ class TestBroker(BrokerClients):
         if group not in names:
             raise OptionError(f"group {group!r} does not exist; groups: {', '.join(sorted(names)) or 'none'}")
         return group in groups
+
+    def _check_topic(self, topic: str) -> None:
+        """Raise OptionError for a topic that neither exists nor is subscribed to."""
+        server = self.server
+        if topic.startswith(GROUP_TOPICS) or topic in server.list_topics():
+            return
+        topics = {*server.list_topics(internal=False)}
+        topics.update(*(names for _, names in self._subscriptions))
+        topics.update(each.topic for group in server.list_groups() for each in server.list_stats(group))
+        if topic not in topics:
+            raise OptionError(
+                f"topic {topic!r} does not exist; topics: {', '.join(sorted(topics)) or 'none'}."
+                f" If the name is right: create_topic({topic!r}) first"
+            )
 
     # --- the end
 

@@ -94,7 +94,8 @@ class KitWorld:
     def bodies(self, topic: str) -> list[str]:
         return [message.body.decode() for message in self.broker.messages(topic)]
 
-    bodies_if_any = bodies
+    def bodies_if_any(self, topic: str) -> list[str]:
+        return self.bodies(topic) if topic in self.broker.server.list_topics() else []
 
     def delays(self, topic: str) -> list[str]:
         return [each.body.decode() for each in self.broker.delayed_messages() if each.topic == topic]

@@ -13,6 +13,7 @@ from ddmq.cli.old_names import count_option
 from ddmq.cli.output import cell, confirm, hint, print_json, print_line, print_table, show_body
 from ddmq.cli.values import GROUP, TOPIC, Integer, parse_moment
 from ddmq.moments import format_moment
+from ddmq_client.admin.settings import DEAD_LETTER_REASONS
 
 COLUMNS = ("group", "letters", "oldest", "stored")
 DEAD_LETTER_COLUMNS = ("offset", "died", "reason", "error", "from", "key", "attempts", "resent", "body")
@@ -76,7 +77,12 @@ def _describe_none(admin: AdminClient, group: str | None) -> str:
 @click.argument("group", type=GROUP)
 @count_option()
 @click.option("--from", "start", type=Integer(0), help="From this offset of the dead-letter topic on.")
-@click.option("--reason", metavar="REASON", help="Only dead letters with this reason: failed, timed-out, …")
+@click.option(
+    "--reason",
+    metavar="REASON",
+    type=click.Choice(DEAD_LETTER_REASONS),
+    help="Only dead letters with this reason: failed, timed-out, …",
+)
 @click.option("--topic", type=TOPIC, help="Only dead letters from this topic.")
 @click.option(
     "--since",
@@ -142,7 +148,12 @@ def _dead_letter_cells(row: dict[str, Any]) -> list[Any]:
     type=Integer(0),
     help="The dead letter at this offset (`ddmq dlq show` lists it); may be repeated.",
 )
-@click.option("--reason", metavar="REASON", help="Dead letters with this reason: failed, timed-out, …")
+@click.option(
+    "--reason",
+    metavar="REASON",
+    type=click.Choice(DEAD_LETTER_REASONS),
+    help="Dead letters with this reason: failed, timed-out, …",
+)
 @click.option("--topic", type=TOPIC, help="Dead letters from this topic.")
 @click.option(
     "--since",

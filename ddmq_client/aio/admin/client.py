@@ -23,8 +23,13 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 
 from ddmq_client.admin import records
 from ddmq_client.admin.http import HttpRequest, HttpResponse, build_target
-from ddmq_client.admin.records import read_row, read_rows, settings_body
-from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSettings
+from ddmq_client.admin.records import (
+    group_settings_body,
+    read_row,
+    read_rows,
+    topic_settings_body,
+)
+from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSettings, check_reason
 from ddmq_client.aio.admin.pool import AsyncAdminConnections
 from ddmq_client.aio.producer import AsyncProducerBase
 from ddmq_client.aio.sync import run_blocking
@@ -119,10 +124,9 @@ class AsyncAdmin:
 
         Raises RejectedError if it exists; with `exist_ok`, returns the existing one unchanged.
         """
+        body = topic_settings_body(settings)
         try:
-            return read_row(
-                records.TopicDescription, await self._post_body("topics", name, body=settings_body(settings))
-            )
+            return read_row(records.TopicDescription, await self._post_body("topics", name, body=body))
         except RejectedError:
             if not exist_ok:
                 raise
@@ -134,7 +138,7 @@ class AsyncAdmin:
 
     async def update_topic(self, name: str, **settings: Unpack[TopicSettings]) -> records.TopicDescription:
         """Change the given settings of a topic; queues can be added, not removed."""
-        body = {**settings_body(settings), "create": False}
+        body = {**topic_settings_body(settings), "create": False}
         return read_row(records.TopicDescription, await self._post_body("topics", name, body=body))
 
     async def delete_topic(self, name: str) -> None:
@@ -168,17 +172,19 @@ class AsyncAdmin:
 
         Existing subscriptions stay unchanged; `subscribed` of the result names the new ones.
         """
-        body = {**settings_body(settings), "topics": list(topic_names(topics))}
+        body = {**group_settings_body(settings), "topics": list(topic_names(topics))}
         return read_row(records.GroupDescription, await self._post_body("groups", group, body=body))
 
     async def update_subscription(
         self, group: str, topic: str, *, unset: Sequence[str] = (), **settings: Unpack[GroupSettings]
     ) -> records.SettingsChange:
-        """Change the given settings of a subscription, or create it.
+        """Change the given settings of a subscription, or subscribe an existing group to the topic.
 
-        Settings in `unset` return to their defaults. Offsets do not move.
+        Settings in `unset` return to their defaults. Offsets do not move. Raises NotFoundError if the group
+        does not exist; `create_group` creates it.
         """
-        body = {**settings_body(settings), "unset": list(unset)}
+        body = {**group_settings_body(settings), "unset": list(unset)}
+        await self.get_group(group)
         answer = await self._post_body("groups", group, "topics", topic, body=body)
         return read_row(records.SettingsChange, answer)
 
@@ -473,6 +479,7 @@ def _checked_limit(limit: int) -> int:
 
 
 def _choice_query(choice: DeadLetterChoice) -> dict[str, Any]:
+    check_reason(choice)
     query: dict[str, Any] = {name: value for name, value in choice.items() if name != "since"}
     if "since" in choice:
         query["since_ms"] = epoch_ms("since", choice["since"])

@@ -105,12 +105,16 @@ def test_a_group_from_birth_to_death(admin: Any, topic: str) -> None:
         ("order_key", "KEY", ""),
     }
     assert topic in {each.group for each in admin.list_groups()}
+    assert admin.update_subscription(topic, f"{topic}-new").created
+    admin.delete_group(topic, topic=f"{topic}-new")
     assert {each.topic for each in admin.list_lag(topic)} == {topic, "owned"}
     admin.delete_group(topic, topic="owned")
     assert [each.topic for each in admin.get_group(topic).subscriptions] == [topic]
     admin.delete_group(topic)
-    with pytest.raises(NotFoundError):
-        admin.get_group(topic)
+    for call in (admin.get_group, lambda group: admin.update_subscription(group, topic, batch_max=7)):
+        with pytest.raises(NotFoundError):
+            call(topic)
+    assert topic not in {each.group for each in admin.list_groups()}
 
 
 def test_offsets_are_shown_and_reset(server: RealServer, admin: Any, topic: str) -> None:

@@ -203,3 +203,11 @@ def assert_open_dead_letters(shell: Shell, dead: int, became: str) -> None:
         assert row[: head.index("dead") + len("dead")].split()[-1] == str(dead), command
     assert re.search(became, shell("group", "show", "billing"), re.MULTILINE)
     assert ("1 dead letter: `ddmq dlq show billing`" in shell.error) is bool(dead)
+
+
+def test_a_reason_that_no_dead_letter_has_is_refused(shell: Shell, bury: Bury) -> None:
+    group = bury("one")
+    for command in ("show", "resend"):
+        error = shell.refused("dlq", command, group, "--reason", "fialed", code=2)
+        assert "'fialed' is not one of 'failed', 'timed-out', 'given-up', 'skipped', 'topic gone'" in error
+    assert len(shell.json("dlq", "show", group, "--reason", "failed")["shown"]) == 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from ddmq.server.config import TopicEntry
 from ddmq.settings import BY_NAME
+from ddmq_client import Admin
 from ddmq_client.admin import (
     GroupDescription,
     GroupSettings,
@@ -17,8 +19,14 @@ from ddmq_client.admin import (
     SettingChange,
     TopicSettings,
 )
-from ddmq_client.admin.records import read_row, read_rows, settings_body
+from ddmq_client.admin.records import group_settings_body, read_row, read_rows, topic_settings_body
+from ddmq_client.admin.settings import DEAD_LETTER_REASONS, DeadLetterChoice
 from ddmq_client.errors import AdminError, OptionError
+from delay_service.due import backend as delays
+from proxy_consumer.core import retry_policy
+from proxy_consumer.groups import ordering
+from proxy_producer.transactions import deciding, left_overs
+from proxy_producer.transactions.core import shard
 
 RANGE = {"queue": 3, "min": 1, "next": 9, "messages": 8}
 KEY = {
@@ -88,13 +96,13 @@ def test_the_settings_are_those_of_the_server() -> None:
 
 def test_times_are_sent_as_epoch_milliseconds() -> None:
     noon = datetime(2026, 11, 22, 12, tzinfo=UTC)
-    assert settings_body({"start": noon, "batch_max": 7, "actions": ("Json",)}) == {
+    assert group_settings_body({"start": noon, "batch_max": 7, "actions": ("Json",)}) == {
         "start": "1795348800000",
         "batch_max": 7,
         "actions": ["Json"],
     }
     with pytest.raises(OptionError, match="no time zone"):
-        settings_body({"start": noon.replace(tzinfo=None)})
+        group_settings_body({"start": noon.replace(tzinfo=None)})
 
 
 @pytest.mark.parametrize("order_key", ["key", "Key", "qid"])
@@ -102,9 +110,67 @@ def test_a_path_that_looks_like_the_key_is_no_setting(order_key: str) -> None:
     with pytest.raises(
         OptionError, match=rf"order_key='{order_key}'; allowed: .* \$\.{order_key} for the field"
     ):
-        settings_body({"order_key": order_key})
+        group_settings_body({"order_key": order_key})
 
 
 @pytest.mark.parametrize("order_key", ["", "KEY", "QID", "$.key", "order.key", "keys"])
 def test_any_other_order_key_is_left_to_the_server(order_key: str) -> None:
-    assert settings_body({"order_key": order_key}) == {"order_key": order_key}
+    assert group_settings_body({"order_key": order_key}) == {"order_key": order_key}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "max_retries",
+            r"^a group has no setting 'max_retries'; the group's settings retry_intervals_ms, retry_steps",
+        ),
+        ("max_attempts", "retry_steps and ordered_deliveries_max say how often"),
+        ("auto_offset_reset", r"did you mean start\? \(docs/configuration\.md\)"),
+        ("dead_letter_topic", "any consumer of the topic %DLQ%GROUP"),
+    ],
+)
+def test_a_group_setting_with_the_name_of_another_system_is_explained(name: str, text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        group_settings_body({name: 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("partitions", r"^a topic has no setting 'partitions'; did you mean queues\?"),
+        ("retention", r"`retention` in file_log\.yaml says .* on Kafka a topic has the setting retention_ms"),
+    ],
+)
+def test_a_topic_setting_with_the_name_of_another_system_is_explained(name: str, text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        topic_settings_body({name: 3})
+
+
+def test_a_setting_that_a_newer_server_may_have_is_left_to_it() -> None:
+    assert group_settings_body({"max_timeout_redelivery": 3}) == {"max_timeout_redelivery": 3}
+    assert topic_settings_body({"queus": 3}) == {"queus": 3}
+
+
+def test_the_reasons_of_dead_letters_are_those_of_the_servers_parts() -> None:
+    written = {
+        retry_policy.REASON_FAILED, retry_policy.REASON_TIMED_OUT, retry_policy.REASON_GIVEN_UP,
+        ordering.REASON_SKIPPED, delays.TOPIC_DELETED, delays.REJECTED, delays.UNREADABLE,
+        deciding.TOPIC_DELETED, deciding.REFUSED, deciding.DAMAGED, left_overs.LARGE,
+        shard.UNANSWERED, shard.TOO_OLD,
+    }  # fmt: skip
+    assert set(DEAD_LETTER_REASONS) == written
+    assert len(DEAD_LETTER_REASONS) == len(written)
+
+
+@pytest.mark.parametrize("method", ["list_dead_letters", "resend_dead_letters", "export_dead_letters"])
+def test_a_reason_that_no_dead_letter_has_is_rejected(method: str, tmp_path: Path) -> None:
+    choice: DeadLetterChoice = {"reason": "fialed"}  # type: ignore[typeddict-item]
+    arguments = [tmp_path / "letters"] if method == "export_dead_letters" else []
+    with (
+        Admin("127.0.0.1:9") as admin,
+        pytest.raises(
+            OptionError, match="reason='fialed'; allowed: failed, timed-out, given-up, skipped, topic gone"
+        ),
+    ):
+        getattr(admin, method)("billing", *arguments, **choice)

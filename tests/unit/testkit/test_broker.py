@@ -390,12 +390,36 @@ def test_a_group_that_does_not_exist_is_rejected_where_it_would_look_empty() -> 
             assert not look("mail")
 
 
+def test_a_topic_that_does_not_exist_is_rejected_where_it_would_look_finished() -> None:
+    with TestBroker() as broker:
+        broker.create_topic("orders")
+        broker.create_group("billing", "bills")
+        broker.consumer("mail", "mails", lambda message: None)
+        rejected = (
+            r"topic 'ordesr' does not exist; topics: bills, mails, orders\. .* create_topic\('ordesr'\) first"
+        )
+        for call in (broker.join, broker.messages, lambda topic: asyncio.run(broker.aio.join(topic))):
+            with pytest.raises(OptionError, match=rejected):
+                call("ordesr")
+            for topic in ("orders", "bills", "mails", "%DLQ%billing"):
+                assert not call(topic)
+
+
+def test_a_topic_that_a_send_is_about_to_create_can_be_joined() -> None:
+    with TestBroker() as broker:
+        broker.producer().send_async(OutgoingMessage("orders", b"one"))
+        broker.join("orders")
+        assert len(broker.messages("orders")) == 1
+
+
 def test_settings_that_there_are_not_are_refused() -> None:
     with TestBroker() as broker:
         with pytest.raises(OptionError, match="actions"):
             broker.create_group("billing", "orders", actions=["AsyncHttp"])
         with pytest.raises(OptionError, match="order_kye"):
             broker.create_group("billing", "orders", order_kye="KEY")
+        with pytest.raises(OptionError, match="retry_steps and ordered_deliveries_max say how often"):
+            broker.create_group("billing", "orders", max_retries=3)
 
 
 LOADED = """

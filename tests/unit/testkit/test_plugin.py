@@ -23,6 +23,7 @@ def test_a_broker(ddmq_broker):
     assert len(seen) == 1
 
 def test_another_broker(ddmq_broker):
+    ddmq_broker.create_topic("orders")
     assert ddmq_broker.messages("orders") == []
 """
 SERVER = """
