@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from ddmq_client.application.arguments import explain_arguments
-from ddmq_client.errors import OptionError, SendError
-from ddmq_client.idl.codes import DELAY_PROPERTY, IDEMPOTENCY_KEY, DurabilityClass
+from ddmq_client.errors import InvalidMessageError, OptionError, SendError
+from ddmq_client.idl.codes import DELAY_PROPERTY, IDEMPOTENCY_KEY, Code, DurabilityClass
 
 ShardKey = str | bytes | int
 BODY_BYTES_MAX = 2 * 1024 * 1024  # unless the topic is set otherwise
@@ -53,6 +53,21 @@ def has_key(message: OutgoingMessage) -> bool:
     return message.idempotency_key is not None or IDEMPOTENCY_KEY in (message.properties or ())
 
 
+def find_properties_error(properties: object) -> str:
+    """Return why `properties` cannot be the properties of a message; "" if it can be, and for None."""
+    if properties is None or isinstance(properties, Mapping):
+        return ""
+    kind = type(properties).__name__
+    return f"properties is {kind} {properties!r:.100}; allowed: a mapping of text to text, or None"
+
+
+def add_properties(properties: Mapping[str, str] | None, added: Mapping[str, str]) -> Mapping[str, str]:
+    """Return both sets of properties. Raises InvalidMessageError if `properties` is no mapping."""
+    if error_text := find_properties_error(properties):
+        raise InvalidMessageError(error_text, Code.ILLEGAL_MESSAGE)
+    return {**(properties or {}), **added}
+
+
 def with_level(properties: Mapping[str, str] | None, level: int | None) -> Mapping[str, str] | None:
     """Add the property that requests a delay level. Raises OptionError unless `level` is 1 to 18."""
     if level is None:
@@ -62,7 +77,7 @@ def with_level(properties: Mapping[str, str] | None, level: int | None) -> Mappi
             f"level={level!r}; allowed: a whole number from 1 (1 s) to {LEVEL_MAX} (2 h);"
             " for another wait: delay=timedelta(...)"
         )
-    return {**(properties or {}), DELAY_PROPERTY: str(level)}
+    return add_properties(properties, {DELAY_PROPERTY: str(level)})
 
 
 class SendResult:

@@ -15,7 +15,7 @@ from enum import Enum
 from ddmq_client.core.settings import is_text
 from ddmq_client.delays import When, to_datetime
 from ddmq_client.errors import OptionError
-from ddmq_client.outgoing import OutgoingMessage
+from ddmq_client.outgoing import OutgoingMessage, add_properties
 
 REFERENCE = "transaction-reference"  # property of its messages
 REFERENCE_CHARS_MAX = 255
@@ -90,7 +90,7 @@ def with_reference(message: OutgoingMessage, reference: str | None) -> OutgoingM
     """Add a property with the reference to a message."""
     if reference is None:
         return message
-    return replace(message, properties={**(message.properties or {}), REFERENCE: reference})
+    return replace(message, properties=add_properties(message.properties, {REFERENCE: reference}))
 
 
 def with_due_time(message: OutgoingMessage, when: When | None) -> OutgoingMessage:
@@ -108,4 +108,4 @@ def with_due_time(message: OutgoingMessage, when: When | None) -> OutgoingMessag
         "deliver-catch-up": when.catch_up,
     }
     properties = {name: str(value) for name, value in delays.items() if value is not None}
-    return replace(message, properties={**(message.properties or {}), **properties})
+    return replace(message, properties=add_properties(message.properties, properties))

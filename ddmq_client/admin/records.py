@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from ddmq_client.admin.settings import check_setting_names
+from ddmq_client.admin.setting_names import check_setting_names
 from ddmq_client.application.order_keys import unambiguous_order_keys
 from ddmq_client.delays import epoch_ms, to_datetime
 from ddmq_client.errors import AdminError, OptionError

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypedDict, get_args
 
-from ddmq_client.application.arguments import explain_foreign_name
 from ddmq_client.errors import OptionError
 
 
@@ -61,20 +60,6 @@ class GroupSettings(TypedDict, total=False):
     trace_one_in: int
     actions: Sequence[str]
     push: Mapping[str, Any]
-
-
-SETTINGS_PAGE = "docs/configuration.md"
-
-
-def check_setting_names(settings: Mapping[str, Any], *, of_topic: bool) -> None:
-    """Raise OptionError for a setting that has another name in ddmq, or another place.
-
-    The server judges all other names, because a newer server may have more settings.
-    """
-    names = list((TopicSettings if of_topic else GroupSettings).__annotations__)
-    for name in settings.keys() - names:
-        if explanation := explain_foreign_name(name, names, SETTINGS_PAGE):
-            raise OptionError(f"a {'topic' if of_topic else 'group'} has no setting {name!r}; {explanation}")
 
 
 # The first four are those of groups, the others those of delayed messages and transactions.

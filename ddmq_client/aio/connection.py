@@ -131,7 +131,8 @@ class AsyncFramedConnection:
         """Close the socket; a call waiting on it fails."""
         frames, self._frames = self._frames, None
         if frames is not None and frames.transport is not None:
-            frames.transport.abort()
+            with suppress(RuntimeError):  # its event loop is closed, and has no more use for it
+                frames.transport.abort()
 
     def _write(self, connected: _Frames, make_frame: MakeFrame, now: float) -> int:
         assert connected.transport is not None

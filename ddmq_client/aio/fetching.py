@@ -23,7 +23,7 @@ from functools import partial
 from types import TracebackType
 
 from ddmq_client.aio.connection import AsyncFramedConnection, resolve_in_time
-from ddmq_client.aio.sync import INLINE, AsyncActivity, Condition, Lock, now
+from ddmq_client.aio.sync import INLINE, AsyncActivity, Condition, Home, Lock, now
 from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.fetching import Assignments, FetchAnswer, Queue, Round
 from ddmq_client.core.instance_offsets import Offsets
@@ -37,7 +37,7 @@ from ddmq_client.core.nodes import (
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.process import Home, new_client_id
+from ddmq_client.process import new_client_id
 from ddmq_client.received import FetchedQueue
 from ddmq_client.wire.consuming import (
     FAILURES,

@@ -10,7 +10,7 @@ from typing import Self
 from ddmq_client.aio.checks import AsyncChecks
 from ddmq_client.aio.router import AsyncProxyRouter
 from ddmq_client.aio.sender import AsyncJobSender, AsyncSends
-from ddmq_client.aio.sync import now
+from ddmq_client.aio.sync import Home, now
 from ddmq_client.aio.transactions import AsyncTransaction, AsyncTransactionCalls
 from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.nodes import parse_addresses
@@ -22,7 +22,7 @@ from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.observer import ClientObserver, SendCall, check_observer, observe_send
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult
-from ddmq_client.process import Home, new_client_id
+from ddmq_client.process import new_client_id
 from ddmq_client.serializers import Serializer
 from ddmq_client.transactions import Check, CheckCounts
 from ddmq_client.wire.producing import encode_heartbeat

@@ -13,6 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
+from ddmq_client import process
+from ddmq_client.errors import ClientError
 from ddmq_client.received import Message
 
 AWAITS = True  # functions of the application may be async
@@ -67,6 +69,35 @@ def is_failure(error: BaseException) -> bool:
 def ends_worker(error: BaseException) -> bool:
     """Return whether an error of a handler also ends the worker."""
     return not is_failure(error)
+
+
+class EventLoopHome(process.Home):
+    """The process and the event loop in which an object was first used, to detect others."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def check_process(self) -> None:
+        """Record a use in this process and event loop.
+
+        Raises ClientError in a fork of the process that used the object first, and in another event loop.
+        """
+        super().check_process()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # of a plain function, which waits for nothing
+            return
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise ClientError(
+                f"this {self._what} was used in another event loop (each asyncio.run has its own);"
+                " allowed: one event loop per client"
+            )
+
+
+Home = EventLoopHome
 
 
 class Condition:

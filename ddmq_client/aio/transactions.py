@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from ddmq_client.aio.sender import AsyncJobSender, AsyncSends
-from ddmq_client.aio.sync import Lock, now
+from ddmq_client.aio.sync import Home, Lock, now
 from ddmq_client.core.transactions import (
     RANDOM_BYTES,
     ROLLBACK,
@@ -41,7 +41,6 @@ from ddmq_client.idl.codes import TransactionAction
 from ddmq_client.observer import ClientObserver, SendCall, observe_send
 from ddmq_client.outbox import Outbox
 from ddmq_client.outgoing import OutgoingMessage, SendResult
-from ddmq_client.process import Home
 from ddmq_client.transactions import check_reference, with_reference
 from ddmq_client.wire.transactions import read_end_result, read_prepared
 

@@ -12,13 +12,14 @@ returned, because the fetch was interrupted, changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddmq_client.core.instance_offsets import Offsets
 from ddmq_client.errors import OptionError, PullError
 from ddmq_client.received import FetchedQueue, fetched_here, queue_number
 
+_OFFSETS_ALLOWED = "allowed: {'TOPIC': {QUEUE_ID: OFFSET}}, the next offset of each queue"
 Queue = tuple[str, str]  # topic, queue
 SETTLE_S = 0.02  # a proxy that has messages answers within this time
 GRACE_S = 0.25  # after the linger time, for proxies that answer later than requested
@@ -185,15 +186,14 @@ class Assignments:
     ) -> dict[str, Offsets]:
         """Return the offsets to acknowledge, by proxy.
 
-        Without `offsets`, those after all returned messages.
+        Without `offsets`, those after all returned messages. Raises OptionError for offsets of another form.
         """
         if offsets is None:
             next_offsets = dict(self._delivered)
         else:
             next_offsets = {
-                (topic, self._name_of(topic, queue)): n
-                for topic, by_queue in offsets.items()
-                for queue, n in by_queue.items()
+                (topic, self._name_of(topic, queue)): offset
+                for topic, queue, offset in _list_offsets(offsets)
             }
         acks: dict[str, Offsets] = {}
         for proxy, owned in self._owned.items():
@@ -234,6 +234,23 @@ class Assignments:
         for queue in queues:
             self._delivered.pop(queue, None)
             self._seeks.pop(queue, None)
+
+
+def _list_offsets(
+    offsets: Mapping[str, Mapping[int, int] | Mapping[str, int]],
+) -> Iterator[tuple[str, int | str, int]]:
+    """Yield the topic, queue and offset of each offset. Raises OptionError for another form."""
+    if not isinstance(offsets, Mapping):
+        raise OptionError(f"offsets={offsets!r:.100}; {_OFFSETS_ALLOWED}")
+    for topic, by_queue in offsets.items():
+        if not isinstance(by_queue, Mapping):
+            raise OptionError(f"offsets of topic {topic!r}: {by_queue!r:.100}; {_OFFSETS_ALLOWED}")
+        for queue, offset in by_queue.items():
+            if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+                raise OptionError(
+                    f"offset of topic {topic!r}, queue {queue!r}: {offset!r}; {_OFFSETS_ALLOWED}"
+                )
+            yield topic, queue, offset
 
 
 def by_topic(offsets: Mapping[Queue, int]) -> Offsets:

@@ -175,9 +175,12 @@ class DdmqBroker(dramatiq.Broker):
 
         The outcome is the truth: `cancelled`, or already delivered and when.
         """
-        delay_id = message if isinstance(message, str) else message.options.get(DELAY_ID_OPTION)
+        options = getattr(message, "options", {})
+        delay_id = message if isinstance(message, str) else options.get(DELAY_ID_OPTION)
         if not isinstance(delay_id, str):
-            raise OptionError(f"{message!r} has no delay id; allowed: a message enqueued with a delay")
+            raise OptionError(
+                f"{message!r} has no delay id; allowed: a message enqueued with a delay, or its delay id"
+            )
         return self._get_producer().cancel(delay_id)
 
     def emit_after(self, signal: str, *args: Any, **kwargs: Any) -> None:

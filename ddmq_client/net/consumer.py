@@ -50,6 +50,7 @@ from ddmq_client.net.sync import (
     AWAITS,
     WORKERS,
     Condition,
+    Home,
     Lock,
     await_result,
     current_worker,
@@ -70,7 +71,7 @@ from ddmq_client.observer import (
     observe_handling,
 )
 from ddmq_client.offsets_file import build_broadcast_settings
-from ddmq_client.process import RUN_POLL_S, Home, Signals, new_client_id
+from ddmq_client.process import RUN_POLL_S, Signals, new_client_id
 from ddmq_client.received import Message
 from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.values import deserialize_messages

@@ -37,8 +37,8 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.connection import FramedConnection, resolve_in_time
-from ddmq_client.net.sync import INLINE, Activity, Condition, Lock, now
-from ddmq_client.process import Home, new_client_id
+from ddmq_client.net.sync import INLINE, Activity, Condition, Home, Lock, now
+from ddmq_client.process import new_client_id
 from ddmq_client.received import FetchedQueue
 from ddmq_client.wire.consuming import (
     FAILURES,

@@ -16,12 +16,11 @@ from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.net.checks import Checks
 from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sender import JobSender, Sends
-from ddmq_client.net.sync import now
+from ddmq_client.net.sync import Home, now
 from ddmq_client.net.transactions import Transaction, TransactionCalls
 from ddmq_client.observer import ClientObserver, SendCall, check_observer, observe_send
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult
-from ddmq_client.process import Home
 from ddmq_client.transactions import Check, CheckCounts
 from ddmq_client.wire.producing import encode_heartbeat
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from ddmq_client import process
 from ddmq_client.received import Message
 
 AWAITS = False  # functions of the application must be plain ones
@@ -15,6 +16,7 @@ INLINE = True  # what one caller alone waits for needs no thread of its own
 WORKERS = 4  # of a consumer, by default
 Lock = threading.RLock  # it knows who has it: see `set_apart`
 Condition = threading.Condition
+Home = process.Home  # the process in which an object was first used
 now = time.monotonic
 Handle = Callable[[list[Message]], int]  # returns how often the application's handler raised
 

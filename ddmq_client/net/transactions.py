@@ -38,11 +38,10 @@ from ddmq_client.errors import (
 )
 from ddmq_client.idl.codes import TransactionAction
 from ddmq_client.net.sender import JobSender, Sends
-from ddmq_client.net.sync import Lock, now
+from ddmq_client.net.sync import Home, Lock, now
 from ddmq_client.observer import ClientObserver, SendCall, observe_send
 from ddmq_client.outbox import Outbox
 from ddmq_client.outgoing import OutgoingMessage, SendResult
-from ddmq_client.process import Home
 from ddmq_client.transactions import check_reference, with_reference
 from ddmq_client.wire.transactions import read_end_result, read_prepared
 

@@ -22,13 +22,13 @@ from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from ddmq_client.admin.settings import check_setting_names
+from ddmq_client.admin.setting_names import check_setting_names
 from ddmq_client.aio.consumer import AsyncConsumer
 from ddmq_client.aio.producer import AsyncProducer
 from ddmq_client.application.order_keys import unambiguous_order_keys
 from ddmq_client.callables import function_kind
 from ddmq_client.core.settings import topic_names
-from ddmq_client.delays import duration_ms, to_datetime
+from ddmq_client.delays import duration_ms, epoch_ms, to_datetime
 from ddmq_client.errors import ClientError, OptionError
 from ddmq_client.net.consumer import Consumer
 from ddmq_client.producer import Producer
@@ -109,8 +109,8 @@ class TestBroker(BrokerClients):
 
     def __init__(self, *, now: datetime | None = None, seed: int = 0) -> None:
         """ClientError where the packages that it needs are not installed."""
-        begin = datetime.now(UTC) if now is None else now
-        self.server: Any = load_server_class()(int(begin.timestamp() * 1000), seed)
+        begin_ms = epoch_ms("now", datetime.now(UTC) if now is None else now)  # rejects a time without a zone
+        self.server: Any = load_server_class()(begin_ms, seed)
         self.clock = BrokerClock(self)
         self.aio = AsyncBroker(self)
         self.producers = self._enter_proxy("producer")
@@ -214,8 +214,8 @@ class TestBroker(BrokerClients):
         with self._translate_rejections():
             self.server.create_topic(topic, queues)
 
-    def create_group(self, group: str, topic: str, **settings: Any) -> None:
-        """Create a group's subscription to a topic, or change it, as `ddmq group set` does.
+    def create_group(self, group: str, topic: str | Sequence[str], **settings: Any) -> None:
+        """Create a group's subscription to a topic or several, or change it, as `ddmq group set` does.
 
         `settings`: order_key, retry_intervals_ms, retry_steps, on_dead_letter … (docs/configuration.md).
         """
@@ -223,11 +223,15 @@ class TestBroker(BrokerClients):
             raise OptionError(
                 f"actions={settings['actions']!r}; allowed: none, the test broker pushes nothing"
             )
+        names = topic_names(topic)
+        if not names:
+            raise OptionError(f"topic={topic!r}; allowed: a name, or a list of at least one")
         check_setting_names(settings, of_topic=False)
         if allowed := unambiguous_order_keys(settings.get("order_key")):
             raise OptionError(f"order_key={settings['order_key']!r}; {allowed}")
         with self._translate_rejections():
-            self.server.set_group(group, topic, {"start": "first", **settings})
+            for name in names:
+                self.server.set_group(group, name, {"start": "first", **settings})
 
     def park(self, group: str, key: str) -> None:
         """Deliver nothing of an order key until it is replayed."""

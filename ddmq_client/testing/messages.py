@@ -154,6 +154,8 @@ def make_message(
 
 def read_outcome(message: Message) -> RecordedOutcome:
     """Return the outcome of a message of `make_message`. ClientError for any other message."""
+    if not isinstance(message, Message):
+        raise OptionError(f"message={message!r:.100}; allowed: a message of make_message")
     settling = message.delivery.settling
     if not isinstance(settling, RecordedSettling):
         raise ClientError(f"{message!r} is not made by make_message; the broker keeps its outcome")

@@ -14,7 +14,7 @@ from ddmq_client.delays import DelayResult, When
 from ddmq_client.errors import InvalidMessageError
 from ddmq_client.idl import producer as idl
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, OK_TEXT, Code, DelayAction, DelayType
-from ddmq_client.outgoing import BODY_ALLOWED, OutgoingMessage, SendResult
+from ddmq_client.outgoing import BODY_ALLOWED, OutgoingMessage, SendResult, find_properties_error
 from ddmq_client.printable import printable
 from ddmq_client.wire.codec import Specs, StructArgs, decode, encode
 from ddmq_client.wire.wording import explain_unknown_method
@@ -190,6 +190,8 @@ def _explain_error(message: OutgoingMessage, error: Exception) -> InvalidMessage
     body: object = message.body
     if not isinstance(body, bytes | str):
         return _invalid_message(f"body is {type(body).__name__}; allowed: bytes or str")
+    if error_text := find_properties_error(message.properties):
+        return _invalid_message(error_text)
     for property_name, text in _list_items(message.properties):
         if error_text := find_text_error(property_name):
             return _invalid_message(f"the name of a property {error_text}")

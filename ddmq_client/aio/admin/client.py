@@ -32,7 +32,7 @@ from ddmq_client.admin.records import (
 from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSettings, check_reason
 from ddmq_client.aio.admin.pool import AsyncAdminConnections
 from ddmq_client.aio.producer import AsyncProducerBase
-from ddmq_client.aio.sync import run_blocking
+from ddmq_client.aio.sync import Home, run_blocking
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, topic_names
 from ddmq_client.delays import CancelOutcome, epoch_ms
@@ -46,7 +46,7 @@ from ddmq_client.errors import (
     UnknownChangeError,
 )
 from ddmq_client.idl.codes import ADMIN_PORT, PRODUCER_PORT
-from ddmq_client.process import Home, new_client_id
+from ddmq_client.process import new_client_id
 
 R = TypeVar("R")
 PAGE = 100  # rows that one request asks for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from ddmq_client.admin.http import HttpRequest, HttpResponse, ResponseReader
 from ddmq_client.core.nodes import ProxyAddress
@@ -44,4 +45,5 @@ class AsyncHttpConnection:
         """Close the connection; a call that waits on it fails."""
         writer, self._reader, self._writer = self._writer, None, None
         if writer is not None:
-            writer.transport.abort()
+            with suppress(RuntimeError):  # its event loop is closed, and has no more use for it
+                writer.transport.abort()

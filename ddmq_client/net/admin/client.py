@@ -46,8 +46,8 @@ from ddmq_client.errors import (
 from ddmq_client.idl.codes import ADMIN_PORT, PRODUCER_PORT
 from ddmq_client.net.admin.pool import AdminConnections
 from ddmq_client.net.producer import ProducerBase
-from ddmq_client.net.sync import run_blocking
-from ddmq_client.process import Home, new_client_id
+from ddmq_client.net.sync import Home, run_blocking
+from ddmq_client.process import new_client_id
 
 R = TypeVar("R")
 PAGE = 100  # rows that one request asks for
