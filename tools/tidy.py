@@ -10,6 +10,7 @@ What is counted, in the product's packages (not bench, tests, tools) but for the
 * words: those that docs/glossary.md says not to use, in the product's names and texts;
 * names that a module sets twice (what came from another file takes the value of what was there);
 * files over FILE_LINES_MAX lines, functions over FUNCTION_LINES_MAX, folders over FOLDER_FILES_MAX files;
+* names that two `except` clauses of a compiled function share (tools/except_names.py);
 * how each package reads: bare names, participles, fragments and late hooks (tools/readability.py);
 * class names that several files in tests/ have on their own.
 
@@ -29,6 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import readability  # noqa: E402
+from except_names import count_reused_names  # noqa: E402
 from parsed import PACKAGES, imports, parsed, statements  # noqa: E402
 
 # Tests that are installed for the engines of others; they are held to what tests are.
@@ -176,6 +178,7 @@ def count(root: Path) -> Counts:
         test_classes.update(node.name for node in parsed(path).body if isinstance(node, ast.ClassDef))
     counts["test_class_names"] = {name: homes for name, homes in test_classes.items() if homes > 1}
     counts |= readability.counts(files)
+    counts["except_names"] = count_reused_names(root, files)
     counts["words"] = {word: words[word] for word in sorted(unwanted) if words[word]}
     counts["folders"] = {folder: files for folder, files in folders.items() if files > FOLDER_FILES_MAX}
     return counts
@@ -209,6 +212,7 @@ ADVICE = {
     "bare_names": "a verb and its object; tools/readability.py PACKAGE KIND lists all places",
     "participles": "name the thing that the variable holds",
     "fragments": "write a sentence that is understood without the body",
+    "except_names": "name each; compiled, the second clause may raise TypeError: tools/except_names.py",
     "late_hooks": "pass it to the constructor",
     "folders": f"at most {FOLDER_FILES_MAX} files: it holds two ideas",
 }

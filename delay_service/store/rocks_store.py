@@ -293,9 +293,9 @@ class RocksStore(DelayStore):
             raise StorageError(f"the delay store failed before, close and open it: {self._failed}")
         try:
             yield
-        except DamagedError as error:
-            self._failed = str(error)
-            mark_damaged(self.folder, str(error))
+        except DamagedError as damage:
+            self._failed = str(damage)
+            mark_damaged(self.folder, str(damage))
             raise
         except StorageError as error:
             if writing:

@@ -92,9 +92,9 @@ class Queries:
             answer = act(call, completion, *arguments)
         except DdmqError as error:
             completion.fail(error)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as read_error:
             name = f"{call.queue.topic} queue {call.queue.queue_id}"
-            completion.fail(StorageError(f"reading {name} failed: {error}"))
+            completion.fail(StorageError(f"reading {name} failed: {read_error}"))
         else:
             if answer is not None:
                 completion.succeed(answer)
