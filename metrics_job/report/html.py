@@ -71,6 +71,6 @@ def chart(name: str) -> str:
     return f'<div class="chart" id="{name}"></div>'
 
 
-def placeholder(text: str) -> str:
+def build_placeholder(text: str) -> str:
     """Return the HTML text that replaces an empty chart."""
     return f'<div class="empty">{escape(text)}</div>'

@@ -156,7 +156,9 @@ def _position_style(start: float, width: float) -> str:
 def _throughput_card(report: Report, drawn: dict[str, Any]) -> str:
     if "throughput" not in drawn:
         return html.section(
-            "throughput", "Throughput", html.placeholder("No message was sent or delivered in this range.")
+            "throughput",
+            "Throughput",
+            html.build_placeholder("No message was sent or delivered in this range."),
         )
     peaks = {
         line.name: max((value or 0 for _, value in line.points), default=0) for line in report.throughput
@@ -178,9 +180,9 @@ def _lag_card(report: Report, drawn: dict[str, Any]) -> str:
     title = "Lag by group"
     if not report.waiting:
         reason = "No subscription had messages waiting, or no consumer proxy was sampled."
-        return html.section("lag-card", title, html.placeholder(reason))
+        return html.section("lag-card", title, html.build_placeholder(reason))
     caption = html.paragraph("Messages stored and not yet finished, the largest of each step.", "note")
-    plot = html.chart("lag") if "lag" in drawn else html.placeholder("No group was ever behind.")
+    plot = html.chart("lag") if "lag" in drawn else html.build_placeholder("No group was ever behind.")
     return html.section("lag-card", title, caption, plot)
 
 
@@ -224,7 +226,7 @@ def _table_card(
 ) -> str:
     """Return a wide card with a table, or with the text `none` if there are no rows."""
     if not rows:
-        return html.section(name, title, html.placeholder(none), wide=True)
+        return html.section(name, title, html.build_placeholder(none), wide=True)
     return html.section(
         name, title, html.paragraph(caption, "note"), html.first_rows_table(columns, rows, shown), wide=True
     )
@@ -240,7 +242,7 @@ def _outlook_cell(row: Waiting) -> Cell:
 def _times_card(times: Times, name: str, drawn: dict[str, Any]) -> str:
     caption = html.paragraph(times.meaning, "note")
     if name not in drawn or times.overall is None:
-        text = html.placeholder("Nothing of this kind happened in this range.")
+        text = html.build_placeholder("Nothing of this kind happened in this range.")
         return html.section(f"card-{name}", times.title, caption, text)
     overall = times.overall
     text = (
@@ -342,7 +344,7 @@ def _changes_card(report: Report) -> str:
     table = (
         html.build_table(("", "now", "a week before", "change"), cells)
         if cells
-        else html.placeholder(NO_WEEK)
+        else html.build_placeholder(NO_WEEK)
     )
     more = _anomalies_table(report) if report.anomalies else ""
     return html.section("changes", "What changed since last week", table, more)
@@ -366,7 +368,7 @@ def _anomalies_table(report: Report) -> str:
 
 
 def _heat_card(drawn: dict[str, Any]) -> str:
-    none = html.placeholder("Less than three hours of samples: too few for a pattern by hour.")
+    none = html.build_placeholder("Less than three hours of samples: too few for a pattern by hour.")
     return html.section("hours", "Messages sent by hour", html.chart("heat") if "heat" in drawn else none)
 
 
@@ -415,7 +417,9 @@ def _rejects_card(report: Report) -> str:
 def _measured_card(report: Report) -> str:
     title = "Everything measured"
     if not report.measured:
-        return html.section("measured", title, html.placeholder("No histogram in this range."), wide=True)
+        return html.section(
+            "measured", title, html.build_placeholder("No histogram in this range."), wide=True
+        )
     cells: list[tuple[str | Cell, ...]] = [
         (
             name,
