@@ -26,33 +26,33 @@ class Scope(Enum):
     INSTALLATION = (
         "All processes combined",
         "These limits apply to all state that is shared by the processes that use the same directory or the "
-        "same Kafka namespace. A single process or a lock enforces them, so several proxies stay within the "
-        "limit even if they race. The third column states the exceptions.",
+        "same Kafka namespace. A single process or a lock enforces the limits, so several proxies stay "
+        "within each limit even if they race. The third column lists the exceptions.",
         "exactly the limit",
     )
     OWNER = (
         "What one process owns at a time",
         "A queue, a shard or a message has one owner at a time, and only the owner counts towards the limit. "
-        "Additional proxies raise these limits only if the third column says so.",
+        "Additional proxies raise these limits only if the third column indicates it.",
         "1 ×",
     )
     PROCESS = (
         "Each process",
         "These limits apply to the memory, the connections and the work in progress of one process. With "
-        "`ddmq serve --processes`, each service is such a process. N proxies allow N times as much. To "
-        "limit the total, divide the limit that you want by the number of proxies.",
+        "`ddmq serve --processes`, each service is a separate process. With N proxies, the total limit is N "
+        "times as high. To limit the total, divide the desired limit by the number of proxies.",
         "N ×",
     )
     CONNECTION = (
         "Each connection or client address",
-        "These limits apply to each Thrift server separately, so a client that uses N proxies may use N "
-        "times as much.",
+        "These limits apply to each Thrift server separately, so for a client that uses N proxies, the total "
+        "limit is N times as high.",
         "N ×",
     )
     REQUEST = (
         "Each message, request or reply",
-        "Each process applies these limits to the messages, requests and replies that it handles. They are "
-        "the same with any number of proxies.",
+        "Each process applies these limits to the messages, requests and replies that it handles. The limits "
+        "are the same with any number of proxies.",
         "1 ×",
     )
 
@@ -81,13 +81,13 @@ HEAD = """# Limits, and where they apply
 
 This page lists every limit, its effect, and its meaning if you run several proxies.
 
-**Before you run a second proxy**, note that the limits of the first table stay the same. The limits of the
-third table are counted in each process separately: with three proxies, three times as many requests may be in
-flight, and a topic accepts three times its rate.
+**Before you run a second proxy**, note that the limits in the first table apply to all proxies combined. The
+limits in the third table apply to each process separately: with three proxies, three times as many requests
+may be in flight, and a topic accepts three times its configured rate.
 
 A limit is written as `FILE.KEY`, as in [conf/](../conf/). A limit without a key is described in words, with
-its value. A process is `ddmq serve` or one of its services, and a proxy is the producer or consumer proxy of
-such a process. `python tools/bounds.py` creates this page from `tools/bounds.yaml`.
+its value. On this page, a process is `ddmq serve` or one of its services, and a proxy is the producer or
+consumer proxy of a process. The command `python tools/bounds.py` creates this page from `tools/bounds.yaml`.
 """
 
 

@@ -9,32 +9,32 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "states.md"
 HEAD = """# States of a job
 
 Use this page to see what can happen to a message that is not acknowledged at its first delivery: the states,
-the events, and the state that follows each event. The page is generated from `proxy_consumer/core/jobs.py` by
-`python tools/states_page.py`.
+the events, and the state that follows each event. The page is generated from `proxy_consumer/core/jobs.py`
+by `python tools/states_page.py`.
 
-A message that succeeds has no state of its own. Such a message is read ahead, delivered as part of a range of
-offsets under a single lease, and acknowledged; then its offset is finished. A message becomes a job only in
-these cases:
+A message that succeeds at its first delivery has no state. Such a message is read ahead, delivered as part
+of a range of offsets under a single lease, and acknowledged; then its offset is finished. A message becomes
+a job only in these cases:
 
 * The message fails or times out.
 * The message waits in the chain of its order key and has to be read again.
 * An operator parks or skips the message.
-* Group progress contains attempts of the message from before a restart.
+* The group's progress contains attempts to deliver the message before a restart.
 
 Three rules hold in every state:
 
-* **A message stays unfinished until its end is certain.** The offset of a spent job is finished in the same
-  commit that stores the message in its next topic (the retry topic or the dead letters). The message is
+* **A message stays unfinished until its outcome is certain.** The offset of a spent job is finished in the
+  same commit that stores the message in its next topic (the retry topic or the dead letters). The message is
   therefore always in at least one of the two topics.
-* **Only the holder of the current lease may finish a message.** A result with a lease that is no longer
-  current has no effect and is counted as late. An acknowledgement without a lease id finishes a message that
-  is currently leased or was delivered before.
-* **Only the head of a chain can fail.** Messages that follow the head and were delivered together with it go
-  back into the chain untried. Their event is FORGOTTEN, or SENT_BACK if they have been tried before. These
-  messages are delivered when the chain reaches them again.
+* **Only the holder of the current lease may finish a message.** A result with an expired lease has no effect
+  and is counted as late. An acknowledgement without a lease id finishes a message that is currently leased
+  or was delivered earlier.
+* **Only the head of a chain can fail.** Messages that follow the head and were delivered together with the
+  head go back into the chain untried. The event for these messages is FORGOTTEN, or SENT_BACK if the
+  messages have been tried before. These messages are delivered when the chain reaches them again.
 
-An event that the table does not list for a state cannot happen in that state. If such an event occurs, this
-is a bug: an error is raised, and the state does not change.
+An event that the last table does not list for a state cannot happen in that state. If an unlisted event
+occurs, ddmq has a bug: an error is raised, and the state does not change.
 
 ## States
 
