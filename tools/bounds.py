@@ -33,7 +33,7 @@ class Scope(Enum):
     OWNER = (
         "What one process owns at a time",
         "A queue, a shard or a message has one owner at a time, and only the owner counts towards the limit. "
-        "Additional proxies raise these limits only if the third column indicates it.",
+        "Additional proxies raise only those limits for which the third column contains an N.",
         "1 ×",
     )
     PROCESS = (

@@ -562,7 +562,7 @@ KAFKA_RETIRED_IDS = _gauge("ddmq_kafka_retired_ids", "Number of transactional id
 KAFKA_FOLLOWER_LAG = _gauge(
     "ddmq_kafka_follower_lag_ms",
     "Age of the last heartbeat that this process has read back from Kafka, while a later heartbeat is on its"
-    " way. The value is normally below 1,000. If the value reaches session_ms in backend.yaml, the process "
+    " way. The age is normally below 1,000. If the age reaches session_ms in backend.yaml, the process "
     "loses its queues.",
     unit="ms",
 )
