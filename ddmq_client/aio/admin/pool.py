@@ -13,8 +13,10 @@ from ddmq_client.aio.admin.connection import AsyncHttpConnection
 from ddmq_client.aio.sync import Condition, Lock, now
 from ddmq_client.core.nodes import ProxyAddress
 from ddmq_client.errors import ClosedError, UnavailableError, UnknownChangeError
+from ddmq_client.idl.codes import ADMIN_PORT
 
 IDLE_MAX_S = 10.0  # the server closes a connection after 30 s without a request
+PORT_HINT = f"; check the address, the admin port is {ADMIN_PORT} by default"
 CONNECT_MAX_S = 5.0  # to one server, while there are others
 
 
@@ -50,10 +52,12 @@ class AsyncAdminConnections:
                 except OSError as error:
                     raise self._error_after_sending(request, idle, error, timeout_s) from None
             connection = await self._connect(deadline)
+            reader = ResponseReader()
             try:
-                return await self._exchange_request(connection, request, ResponseReader(), deadline)
+                return await self._exchange_request(connection, request, reader, deadline)
             except (HttpError, OSError) as error:
-                raise self._error_after_sending(request, connection, error, timeout_s) from None
+                hint = PORT_HINT if reader.is_empty else ""
+                raise self._error_after_sending(request, connection, error, timeout_s, hint) from None
         finally:
             self._release_slot()
 
@@ -133,16 +137,24 @@ class AsyncAdminConnections:
             self._freed.notify()
 
     def _error_after_sending(
-        self, request: HttpRequest, connection: AsyncHttpConnection, error: Exception, timeout_s: float
+        self,
+        request: HttpRequest,
+        connection: AsyncHttpConnection,
+        error: Exception,
+        timeout_s: float,
+        hint: str = "",
     ) -> Exception:
-        """Return the exception to raise for a request that may have reached the server."""
+        """Return the exception to raise for a request that may have reached the server.
+
+        `hint`: added to its text if the server has ended the connection.
+        """
         if self._closed:
             return ClosedError("the admin client has been closed")
         server = str(connection.address)
         if isinstance(error, TimeoutError):
             text = f"no answer from {server} within {timeout_s:g} s"
         else:
-            text = f"no answer from {server}: {_reason_of(error)}"
+            text = f"no answer from {server}: {_reason_of(error)}{hint}"
         if request.is_change:
             return UnknownChangeError(f"{text}; the change may or may not have been made", None, server)
         return UnavailableError(text, None, server)

@@ -5,15 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ddmq_client import Consumer, NotStoredError, Producer, PullError
-from ddmq_client.aio import AsyncConsumer, AsyncProducer
+from ddmq_client import (
+    Admin,
+    Consumer,
+    NotStoredError,
+    Producer,
+    PullError,
+    UnavailableError,
+    UnknownChangeError,
+)
+from ddmq_client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
 from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.testing import TestBroker
 from tests.support.ports import port_of, reserved
@@ -72,6 +82,52 @@ def test_on_error_and_the_log_name_the_port(broker: TestBroker, caplog: pytest.L
 def test_an_http_server_is_named_as_such() -> None:
     with pytest.raises(FrameError, match="an HTTP server answers; is this an admin port"):
         FrameBuffer(1 << 20).feed_bytes(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """Yield the address of a server that answers each connection with `answer`, and closes it."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                accepted, _ = listener.accept()
+                with accepted:
+                    accepted.recv(1 << 16)
+                    accepted.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(20)
+
+
+def test_the_log_of_a_consumer_at_the_admin_port_names_the_port(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address,
+        Consumer(address, "billing", "orders") as consumer,
+        pytest.raises(PullError, match="is this an admin port"),
+    ):
+        consumer.pull(timeout_ms=1_000)
+    assert "an HTTP server answers; is this an admin port" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [Admin, AsyncAdmin])
+def test_an_admin_client_at_the_port_of_a_proxy_names_the_port(kind: Any) -> None:
+    async def call(method: str, *arguments: str) -> None:
+        admin = kind(address)
+        answer = getattr(admin, method)(*arguments)
+        if kind is AsyncAdmin:
+            await answer
+
+    with answering(b"") as address:
+        hint = "connection ended before an answer; check the address, the admin port is 9813 by default"
+        with pytest.raises(UnavailableError, match=hint):
+            asyncio.run(call("list_topics"))
+        with pytest.raises(UnknownChangeError, match=f"{hint}; the change may or may not have been made"):
+            asyncio.run(call("create_topic", "orders"))
 
 
 def run_rejected(broker: TestBroker) -> None:

@@ -118,6 +118,12 @@ def test_a_malformed_request_line_is_400_and_the_end(server: AdminServer, line: 
     assert answer.count(b"\r\n\r\n") == 1
 
 
+def test_a_frame_of_a_producer_is_answered_at_once(server: AdminServer) -> None:
+    answer = exchange(server, b"\x00\x00\x00\x09sendSync")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"wanted: METHOD PATH HTTP/1.1" in answer
+
+
 @pytest.mark.parametrize("header", [b"Origin: http://evil.example\r\n", b"Sec-Fetch-Site: cross-site\r\n"])
 @pytest.mark.parametrize("malformed", MALFORMED_LINES)
 def test_no_malformed_line_hides_where_a_request_comes_from(
