@@ -32,22 +32,44 @@ _KINDS: tuple[tuple[Callable[[Any], bool], str], ...] = (
 )
 
 
-def check_function(name: str, function: object, *, awaits: bool = False, instead: str = "") -> None:
+def check_function(
+    name: str, function: object, *, awaits: bool = False, instead: str = "", argument: str = ""
+) -> None:
     """Raise OptionError unless `function` is None, or a callable whose call runs its body.
 
     `awaits`: the caller awaits the result, so that async functions are allowed. `instead`: the class that
-    awaits, named in the error.
+    awaits, named in the error. `argument`: what the caller passes as the one argument, which is checked too.
     """
     if function is None:
         return
     if not callable(function):
         raise OptionError(f"{name}={function!r}; allowed: a function, or None")
     kind = function_kind(function)
-    if not kind or (awaits and kind == "an async function"):
-        return
-    raise OptionError(
-        f"{name}={function!r} is {kind}, whose call runs nothing; {_allowed_text(kind, awaits, instead)}"
-    )
+    if kind and not (awaits and kind == "an async function"):
+        raise OptionError(
+            f"{name}={function!r} is {kind}, whose call runs nothing; {_allowed_text(kind, awaits, instead)}"
+        )
+    if argument and (error_text := find_signature_error(function)):
+        raise OptionError(
+            f"{name}={function!r} is called with one argument, {argument}: {error_text}; allowed: a function"
+            " of one positional argument"
+        )
+
+
+def find_signature_error(function: Callable[..., object]) -> str:
+    """Return why a call with one positional argument would fail; "" if it would not, or this is unknown.
+
+    The signature is the callable's own, not that of a function that it wraps: a decorator may pass more.
+    """
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # some builtin functions have none
+        return ""
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def function_kind(function: object) -> str:

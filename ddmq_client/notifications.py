@@ -22,8 +22,8 @@ class ConsumerNotifications:
     """Calls the application's functions for late results and errors, from the consumer's activities."""
 
     def __init__(self, on_late: OnLate | None = None, on_error: OnError | None = None) -> None:
-        check_function("on_late", on_late)
-        check_function("on_error", on_error)
+        check_function("on_late", on_late, argument="a LateResult")
+        check_function("on_error", on_error, argument="the error")
         self._on_late = on_late
         self._on_error = on_error
         self._noticed: set[str] = set()

@@ -82,7 +82,9 @@ class AsyncChecks:
 
         Raises OptionError if it is no function, or another one is registered.
         """
-        check_function("check", check, awaits=AWAITS, instead=ASYNC_PRODUCER)
+        check_function(
+            "check", check, awaits=AWAITS, instead=ASYNC_PRODUCER, argument="an UndecidedTransaction"
+        )
         if self._settings.producer_group is None:
             raise OptionError(
                 "check is set without producer_group; allowed: both, the group is whom it answers for"

@@ -50,8 +50,10 @@ def check_handlers(awaits: bool, handler: object, batch_handler: object, workers
     check("concurrency" if awaits else "threads", workers, 1, WORKERS_MAX)
     if handler is not None and batch_handler is not None:
         raise OptionError("handler and batch_handler are both set; allowed: one of them, or none")
-    check_function("handler", handler, awaits=awaits, instead=ASYNC_CONSUMER)
-    check_function("batch_handler", batch_handler, awaits=awaits, instead=ASYNC_CONSUMER)
+    check_function("handler", handler, awaits=awaits, instead=ASYNC_CONSUMER, argument="the message")
+    check_function(
+        "batch_handler", batch_handler, awaits=awaits, instead=ASYNC_CONSUMER, argument="the list of messages"
+    )
 
 
 def topic_names(topics: str | Sequence[str]) -> tuple[str, ...]:

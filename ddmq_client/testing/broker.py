@@ -26,7 +26,7 @@ from ddmq_client.admin.setting_names import check_setting_names
 from ddmq_client.aio.consumer import AsyncConsumer
 from ddmq_client.aio.producer import AsyncProducer
 from ddmq_client.application.order_keys import unambiguous_order_keys
-from ddmq_client.callables import function_kind
+from ddmq_client.callables import find_signature_error, function_kind
 from ddmq_client.core.settings import topic_names
 from ddmq_client.delays import duration_ms, epoch_ms, to_datetime
 from ddmq_client.errors import ClientError, OptionError
@@ -501,6 +501,8 @@ class RunningHandlers:
 
     def _wrap_handler(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         kind = function_kind(handler)
+        if find_signature_error(handler):
+            return handler  # which the consumer rejects
         if kind == "an async function":
 
             async def handle_async(*arguments: Any) -> Any:
@@ -509,7 +511,7 @@ class RunningHandlers:
 
             return handle_async
         if kind:
-            return handler  # which the consumer rejects
+            return handler
 
         def handle(*arguments: Any) -> Any:
             with self._count_call():
