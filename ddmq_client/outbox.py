@@ -18,7 +18,7 @@ from ddmq_client.core.transactions import EndJob, PrepareJob
 from ddmq_client.delays import When
 from ddmq_client.errors import InvalidMessageError, OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code, DelayAction, TransactionAction
-from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
+from ddmq_client.outgoing import OutgoingMessage, SendResult, describe_no_message, has_key
 from ddmq_client.serializers.bodies import serialize_message
 from ddmq_client.transactions import with_due_time
 from ddmq_client.wire.producing import encode_change, encode_delayed, encode_message
@@ -57,8 +57,7 @@ class Outbox:
         try:
             idempotency_key = message.idempotency_key
         except AttributeError:
-            what = f"a message is {type(message).__name__} {message!r:.100}"
-            raise TypeError(f"{what}; allowed: OutgoingMessage(topic, body, key=...)") from None
+            raise TypeError(describe_no_message(message)) from None
         if idempotency_key is not None:
             check_text("idempotency_key", idempotency_key)
         placement = self._select_queue(message)

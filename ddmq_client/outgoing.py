@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -46,6 +46,19 @@ class OutgoingMessage:
 OutgoingMessage.__init__ = explain_arguments("docs/client.md#sending")(  # type: ignore[method-assign]
     OutgoingMessage.__init__
 )
+
+
+def describe_no_message(value: object) -> str:
+    """Return the error text for a value in place of an OutgoingMessage."""
+    what = f"a message is {type(value).__name__} {value!r:.100}"
+    return f"{what}; allowed: OutgoingMessage(topic, body, key=...)"
+
+
+def check_batch(messages: object) -> None:
+    """Raise TypeError for one message, or another value that is not iterable, in place of many messages."""
+    if not isinstance(messages, Iterable):
+        what = f"messages is {type(messages).__name__} {messages!r:.100}"
+        raise TypeError(f"{what}; allowed: a list of OutgoingMessage; for one: send_message(message)")
 
 
 def has_key(message: OutgoingMessage) -> bool:

@@ -14,6 +14,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.errors import ClientError
 from ddmq_client.replies import Replies
 from ddmq_client.serializers import Serializer
@@ -240,6 +241,7 @@ class Message:
         """
         return self._settle(Outcome.SKIPPED)
 
+    @explain_arguments("docs/retries.md")
     def fail(self, delay_ms: int | None = None, reason: object = None) -> bool:
         """Fail the message: it is delivered again, after `delay_ms` (0 to 7 days) or the group's interval.
 
@@ -247,7 +249,11 @@ class Message:
         failed too often becomes a dead letter. Returns False as `ack` does.
         """
         if delay_ms is not None and not (type(delay_ms) is int and 0 <= delay_ms <= FAIL_DELAY_MS_MAX):
-            raise ValueError(f"delay_ms={delay_ms!r} is not a whole number from 0 to {FAIL_DELAY_MS_MAX}")
+            is_reason = isinstance(delay_ms, (str, BaseException))
+            hint = "; for a reason: fail(reason=...)" if is_reason else ""
+            raise ValueError(
+                f"delay_ms={delay_ms!r} is not a whole number from 0 to {FAIL_DELAY_MS_MAX}{hint}"
+            )
         return self._settle(Outcome.FAILED, delay_ms, reason_text(reason))
 
     def dead_letter(self, reason: object = None) -> bool:

@@ -23,7 +23,7 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, check
 from ddmq_client.delays import When, when_of
 from ddmq_client.errors import ClientError, InvalidMessageError, OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code
-from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
+from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, describe_no_message, with_level
 from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.bodies import serialize_message
 from ddmq_client.wire.replying import encode_reply
@@ -102,11 +102,14 @@ class Replies:
         message = OutgoingMessage(topic, body, key, tags, with_level(properties, level), shard_key, queue)
         self._add_message(message, when)
 
+    @explain_arguments("docs/client.md#sending", surplus="for a topic and a body: send(topic, body)")
     def send_message(self, message: OutgoingMessage) -> None:
         """Add one message, given as an object, which is sent when the block ends; see `send`.
 
         It must have no idempotency key: the lease ensures that all messages are stored once.
         """
+        if not isinstance(message, OutgoingMessage):
+            raise TypeError(describe_no_message(message))
         if message.idempotency_key is not None:
             raise OptionError(
                 f"idempotency_key={message.idempotency_key!r} of a reply; allowed: None, it is stored once"

@@ -21,7 +21,7 @@ from ddmq_client.errors import ClosedError, OptionError, SendError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.observer import ClientObserver, SendCall, check_observer, observe_send
 from ddmq_client.outbox import Outbox, oneway_frame
-from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.outgoing import OutgoingMessage, SendResult, check_batch
 from ddmq_client.process import new_client_id
 from ddmq_client.serializers import Serializer
 from ddmq_client.transactions import Check, CheckCounts
@@ -102,6 +102,7 @@ class AsyncProducerBase(AsyncSends):
         """Deliver a delayed message now, before it is due; of a repeated one, the next delivery."""
         return await self._change_delay(DelayAction.FIRE, delay, None, timeout_ms)
 
+    @explain_arguments("docs/client.md#many-messages")
     async def send_batch(
         self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
     ) -> list[SendResult]:
@@ -112,6 +113,7 @@ class AsyncProducerBase(AsyncSends):
         keep their order, except that resent ones come later.
         """
         self._check_open()
+        check_batch(messages)
         if self._observer is None:
             return await self._send_many(messages, timeout_ms)
         outgoing = list(messages)

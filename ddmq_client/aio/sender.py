@@ -176,6 +176,7 @@ class AsyncSends(ABC):
             return await self._send_observed(message, when, timeout_ms)
         return await self._send(message, when, timeout_ms)
 
+    @explain_arguments("docs/client.md#sending", surplus="for a topic and a body: send(topic, body)")
     async def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
         """Send one message, given as an object, and wait until it is stored; see `send`."""
         if self._observer is not None:

@@ -22,6 +22,7 @@ from typing import Self
 
 from ddmq_client.aio.sender import AsyncJobSender, AsyncSends
 from ddmq_client.aio.sync import Home, Lock, now
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.transactions import (
     RANDOM_BYTES,
     ROLLBACK,
@@ -40,7 +41,7 @@ from ddmq_client.errors import (
 from ddmq_client.idl.codes import TransactionAction
 from ddmq_client.observer import ClientObserver, SendCall, observe_send
 from ddmq_client.outbox import Outbox
-from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.outgoing import OutgoingMessage, SendResult, check_batch
 from ddmq_client.transactions import check_reference, with_reference
 from ddmq_client.wire.transactions import read_end_result, read_prepared
 
@@ -131,6 +132,7 @@ class AsyncTransaction(AsyncSends):
         """The id of the transaction, 32 hexadecimal digits."""
         return self._state.id
 
+    @explain_arguments("docs/client.md#many-messages")
     async def send_batch(
         self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
     ) -> list[SendResult]:
@@ -138,6 +140,7 @@ class AsyncTransaction(AsyncSends):
 
         A request has 5,000,000 bytes at most; a transaction has bounds of its own.
         """
+        check_batch(messages)
         outgoing = list(messages)
         if not outgoing:
             return []

@@ -38,6 +38,21 @@ _COUNTERPARTS = {
     "deliver_at": ("eta",),
     "every": ("interval", "period"),
     "attempts_max": ("max_retries", "retries", "retry_times"),
+    "servers": (
+        "address",
+        "bootstrap_servers",
+        "broker_url",
+        "brokers",
+        "host",
+        "name_server",
+        "proxies",
+        "url",
+    ),
+    "producer_proxies": ("bootstrap_servers", "broker_url", "host", "producers", "proxies", "servers", "url"),
+    "consumer_proxies": ("bootstrap_servers", "broker_url", "consumers", "host", "proxies", "servers", "url"),
+    "max_messages": ("batch_size", "count", "limit", "max_batch", "max_num", "max_records", "size"),
+    "delay_ms": ("backoff", "countdown", "delay", "delay_s", "delay_seconds", "retry_after"),
+    "reason": ("cause", "error", "exc_info", "exception", "message"),
     "queues": ("num_partitions", "num_queues", "partition_count", "partitions", "queue_count", "shards"),
 }
 # Names without a counterpart, and what to use instead.
@@ -59,6 +74,22 @@ _ELSEWHERE: tuple[tuple[tuple[str, ...], str], ...] = (
         "the file log retains all topics alike, as `retention` in file_log.yaml says (docs/retention.md); on"
         " Kafka a topic has the setting retention_ms (docs/kafka.md)",
     ),
+    (
+        (
+            "catch_up",
+            "countdown",
+            "cron",
+            "deliver_at",
+            "delay",
+            "delay_level",
+            "delay_ms",
+            "eta",
+            "every",
+            "level",
+        ),
+        "a delay belongs to the call that sends one message, as in"
+        " producer.send(topic, body, delay=timedelta(minutes=5)) (docs/delay.md)",
+    ),
     (("priority",), "there are no priorities; give urgent messages a topic of their own (docs/client.md)"),
     (
         ("access_key", "password", "sasl_mechanism", "secret_key", "security_protocol", "ssl", "tls"),
@@ -75,14 +106,17 @@ def explain_foreign_name(name: str, names: Sequence[str], page: str) -> str:
     return next((text for foreign_names, text in _ELSEWHERE if name in foreign_names), "")
 
 
-def explain_arguments(page: str, missing: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+def explain_arguments(
+    page: str, missing: str = "", surplus: str = ""
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator: the TypeError of a wrong argument names the right one, and `page`.
 
-    `missing`: added to the error if an argument is missing.
+    `missing`: added to the error if an argument is missing. `surplus`: what is allowed, if there are too many
+    arguments by position.
     """
 
     def decorate_function(function: Callable[P, R]) -> Callable[P, R]:
-        explain = partial(_explain_error, function, page, missing)
+        explain = partial(_explain_error, function, page, missing, surplus)
         if inspect.iscoroutinefunction(function):
             return cast(Callable[P, R], _wrap_async(function, explain))
 
@@ -124,6 +158,7 @@ def _explain_error(
     function: Callable[..., Any],
     page: str,
     missing: str,
+    surplus: str,
     error: TypeError,
     args: Sequence[object],
     kwargs: dict[str, Any],
@@ -145,6 +180,8 @@ def _explain_error(
     positional = [name for name in by_position if name != "self"]
     count = len(args) - len(by_position) + len(positional)
     takes = f"{call}() takes {', '.join(positional)} by position, and got {count} arguments"
+    if surplus:
+        return TypeError(f"{takes}; {surplus} ({page})")
     by_name = [name for name in names if name not in positional]
     others = f"all others by name, as in {by_name[0]}=..." if by_name else f"at most {len(positional)}"
     return TypeError(f"{takes}; allowed: {others} ({page})")

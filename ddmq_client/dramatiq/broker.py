@@ -14,6 +14,7 @@ from typing import Any
 import dramatiq
 from dramatiq.common import current_millis, q_name
 
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.settings import EXTEND_MS_MAX, check
 from ddmq_client.delays import CancelOutcome
@@ -57,6 +58,7 @@ class DdmqBroker(dramatiq.Broker):
     Connections are made when they are needed, in each process. Safe for many threads and for gevent.
     """
 
+    @explain_arguments("docs/dramatiq.md")
     def __init__(
         self,
         producer_proxies: str | Sequence[str] = "127.0.0.1:9613",

@@ -324,6 +324,7 @@ class Consumer:
             raise
         return self.stop(stop_timeout_ms)
 
+    @explain_arguments("docs/client.md#receiving")
     def pull(self, max_messages: int | None = None, timeout_ms: int = 1_000) -> list[Message]:
         """Return up to `max_messages` (default: max_batch) as soon as there are any.
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.delays import CancelOutcome, When, duration_ms, outcome_of, when_of
@@ -20,7 +21,7 @@ from ddmq_client.net.sync import Home, now
 from ddmq_client.net.transactions import Transaction, TransactionCalls
 from ddmq_client.observer import ClientObserver, SendCall, check_observer, observe_send
 from ddmq_client.outbox import Outbox, oneway_frame
-from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.outgoing import OutgoingMessage, SendResult, check_batch
 from ddmq_client.transactions import Check, CheckCounts
 from ddmq_client.wire.producing import encode_heartbeat
 
@@ -97,6 +98,7 @@ class ProducerBase(Sends):
         """Deliver a delayed message now, before it is due; of a repeated one, the next delivery."""
         return self._change_delay(DelayAction.FIRE, delay, None, timeout_ms)
 
+    @explain_arguments("docs/client.md#many-messages")
     def send_batch(
         self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
     ) -> list[SendResult]:
@@ -107,6 +109,7 @@ class ProducerBase(Sends):
         keep their order, except that resent ones come later.
         """
         self._check_open()
+        check_batch(messages)
         if self._observer is None:
             return self._send_many(messages, timeout_ms)
         outgoing = list(messages)

@@ -177,6 +177,7 @@ class Sends(ABC):
             return self._send_observed(message, when, timeout_ms)
         return self._send(message, when, timeout_ms)
 
+    @explain_arguments("docs/client.md#sending", surplus="for a topic and a body: send(topic, body)")
     def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
         """Send one message, given as an object, and wait until it is stored; see `send`."""
         if self._observer is not None:

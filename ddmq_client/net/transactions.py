@@ -21,6 +21,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.transactions import (
     RANDOM_BYTES,
     ROLLBACK,
@@ -41,7 +42,7 @@ from ddmq_client.net.sender import JobSender, Sends
 from ddmq_client.net.sync import Home, Lock, now
 from ddmq_client.observer import ClientObserver, SendCall, observe_send
 from ddmq_client.outbox import Outbox
-from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.outgoing import OutgoingMessage, SendResult, check_batch
 from ddmq_client.transactions import check_reference, with_reference
 from ddmq_client.wire.transactions import read_end_result, read_prepared
 
@@ -132,6 +133,7 @@ class Transaction(Sends):
         """The id of the transaction, 32 hexadecimal digits."""
         return self._state.id
 
+    @explain_arguments("docs/client.md#many-messages")
     def send_batch(
         self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
     ) -> list[SendResult]:
@@ -139,6 +141,7 @@ class Transaction(Sends):
 
         A request has 5,000,000 bytes at most; a transaction has bounds of its own.
         """
+        check_batch(messages)
         outgoing = list(messages)
         if not outgoing:
             return []

@@ -33,6 +33,7 @@ from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSet
 from ddmq_client.aio.admin.pool import AsyncAdminConnections
 from ddmq_client.aio.producer import AsyncProducerBase
 from ddmq_client.aio.sync import Home, run_blocking
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, topic_names
 from ddmq_client.delays import CancelOutcome, epoch_ms
@@ -70,6 +71,7 @@ class AsyncAdmin:
     connections_max  the maximum of open connections; a call beyond it waits
     """
 
+    @explain_arguments("docs/client.md#administration")
     def __init__(
         self,
         servers: str | Sequence[str],

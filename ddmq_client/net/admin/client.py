@@ -31,6 +31,7 @@ from ddmq_client.admin.records import (
     topic_settings_body,
 )
 from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSettings, check_reason
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, topic_names
 from ddmq_client.delays import CancelOutcome, epoch_ms
@@ -71,6 +72,7 @@ class Admin:
     connections_max  the maximum of open connections; a call beyond it waits
     """
 
+    @explain_arguments("docs/client.md#administration")
     def __init__(
         self,
         servers: str | Sequence[str],

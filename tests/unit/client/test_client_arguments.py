@@ -12,9 +12,10 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from ddmq_client import Consumer, FetchConsumer, OutgoingMessage, Producer
+from ddmq_client import Admin, Consumer, Decision, FetchConsumer, OutgoingMessage, Producer
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
 from ddmq_client.application.arguments import explain_arguments
+from ddmq_client.dramatiq import DdmqBroker
 from ddmq_client.testing import make_message, read_outcome
 
 NOWHERE = "127.0.0.1:9"
@@ -88,6 +89,100 @@ def test_an_outgoing_message_names_the_argument_that_is_meant(name: str, text: s
     with pytest.raises(TypeError) as raised:
         OutgoingMessage("orders", b"x", **{name: "new"})
     assert text in str(raised.value)
+
+
+def pull(**options: Any) -> None:
+    Consumer(NOWHERE, "billing", "orders").pull(**options)
+
+
+def fail(**options: Any) -> None:
+    make_message().fail(**options)
+
+
+def administer(**options: Any) -> None:
+    Admin(NOWHERE, **options)
+
+
+def enqueue(**options: Any) -> None:
+    DdmqBroker(**options)
+
+
+def send_batch(**options: Any) -> None:
+    Producer(NOWHERE).send_batch([], **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "text"),
+    [
+        (
+            pull,
+            "count",
+            "pull() has no argument 'count'; did you mean max_messages? (docs/client.md#receiving)",
+        ),
+        (pull, "timeout", "did you mean timeout_ms?"),
+        (fail, "delay", "fail() has no argument 'delay'; did you mean delay_ms? (docs/retries.md)"),
+        (fail, "error", "did you mean reason?"),
+        (administer, "timeout", "Admin() has no argument 'timeout'; did you mean timeout_ms?"),
+        (administer, "ssl", "there is no authentication and no TLS yet"),
+        (
+            enqueue,
+            "host",
+            "DdmqBroker() has no argument 'host'; did you mean producer_proxies or consumer_proxies?",
+        ),
+        (enqueue, "url", "did you mean producer_proxies or consumer_proxies?"),
+        (enqueue, "producers", "did you mean producer_proxies? (docs/dramatiq.md)"),
+        (
+            send_batch,
+            "delay",
+            "send_batch() has no argument 'delay'; a delay belongs to the call that sends one message",
+        ),
+    ],
+)
+def test_other_calls_name_the_argument_that_is_meant(call: Any, name: str, text: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        call(**{name: 1})
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["delay", "deliver_at", "level", "cron", "countdown"])
+def test_an_outgoing_message_has_no_delay_and_names_the_call_that_has(name: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        OutgoingMessage("orders", b"x", **{name: 5})
+    assert f"OutgoingMessage() has no argument {name!r}; a delay belongs to the call" in str(raised.value)
+    assert "producer.send(topic, body, delay=timedelta(minutes=5))" in str(raised.value)
+
+
+def test_a_topic_and_a_body_in_place_of_a_message_name_the_method_for_them() -> None:
+    text = r"send_message\(\) takes message by position, and got 2 arguments; for a topic and a body: send\("
+    with pytest.raises(TypeError, match=text):
+        Producer(NOWHERE).send_message("orders", b"x")  # type: ignore[call-arg, arg-type]
+    with pytest.raises(TypeError, match=text):
+        asyncio.run(AsyncProducer(NOWHERE).send_message("orders", b"x"))  # type: ignore[call-arg, arg-type]
+    with pytest.raises(TypeError, match=text), make_message().replies() as replies:
+        replies.send_message("orders", b"x")  # type: ignore[call-arg, arg-type]
+    with pytest.raises(TypeError, match="a message is str 'orders'"), make_message().replies() as replies:
+        replies.send_message("orders")  # type: ignore[arg-type]
+
+
+def test_one_message_in_place_of_many_names_the_method_for_it() -> None:
+    message: Any = OutgoingMessage("orders", b"x")
+    text = r"messages is OutgoingMessage .*; allowed: a list .*; for one: send_message\(message\)"
+    with pytest.raises(TypeError, match=text):
+        Producer(NOWHERE).send_batch(message)
+    producer = Producer(NOWHERE, producer_group="bank", check=lambda transaction: Decision.COMMITTED)
+    with pytest.raises(TypeError, match=text), producer.transaction() as tx:
+        tx.send_batch(message)
+    producer.close()
+
+
+@pytest.mark.parametrize("reason", ["out of stock", ValueError("out of stock")])
+def test_a_reason_in_place_of_a_delay_is_named(reason: Any) -> None:
+    message = make_message()
+    with pytest.raises(
+        ValueError, match=r"out of stock.* is not a whole number .*; for a reason: fail\(reason=\.\.\.\)"
+    ):
+        message.fail(reason)
+    assert message.outcome is None
 
 
 def test_an_outgoing_message_with_too_many_arguments_names_all_of_them() -> None:
