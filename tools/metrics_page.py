@@ -53,8 +53,8 @@ from `ddmq_common/metrics/catalogue.py`.
 | late acknowledgements | `ddmq_results_ignored_total` with the reason `late` |
 | cancelled delayed messages | `ddmq_delay_orders_total` with the outcome `cancelled` |
 
-**Cost:** Updating the metrics takes 0.3 µs per send, 1.3 µs per pull reply, and 0.4 µs per result. The
-updates also take 0.6 µs per group commit and 1 µs per iteration of the event loop. The stated costs are
+**Cost:** Updating the metrics takes 0.3 µs per send, 1.3 µs per pull reply, and 0.4 µs per result. Updating
+the metrics also takes 0.6 µs per group commit and 1 µs per iteration of the event loop. The stated costs are
 the lowest values from many runs on one core. Each check of the lag takes 20 µs for each
 subscription that the proxy holds. A request for `/metrics` takes about 60 µs for each subscription, in
 steps of 1 to 2 ms. The benchmark `ddmq bench t15` measures these costs with the loads of the benchmarks
