@@ -136,8 +136,8 @@ REDELIVERED = _counter(
 )
 RETURNED = _counter(
     "ddmq_returned_total",
-    "Number of messages that clients handed back unprocessed. A returned message is delivered again, and the"
-    " returned delivery does not count as an attempt.",
+    "Number of messages that clients handed back unprocessed. Returned messages are delivered again, and "
+    "the delivery that was handed back does not count as an attempt.",
     "group",
     "topic",
 )
@@ -248,8 +248,8 @@ INFLIGHT = _gauge(
 )
 RETRYING = _gauge(
     "ddmq_retrying",
-    "Number of messages that are waiting for their next delivery, including the first messages of parked "
-    "keys, which have used up their deliveries.",
+    "Number of messages that are waiting for their next delivery, including first messages of parked keys "
+    "that have used up their deliveries.",
     "group",
     "topic",
 )
@@ -281,8 +281,8 @@ BLOCKED_KEY_AGE = _gauge(
 )
 PARKED_KEYS = _gauge(
     "ddmq_parked_keys",
-    "Number of blocked order keys that are parked. A key is parked by an operator, or because its first "
-    "message has used up its deliveries.",
+    "Number of blocked order keys that are parked. A key is parked either by an operator or because its "
+    "first message has used up its deliveries.",
     "group",
     "topic",
 )
@@ -356,8 +356,8 @@ DELAY_PENDING_BYTES = _gauge(
 )
 DELAY_FULL = _gauge(
     "ddmq_delay_full",
-    "Number of topics that have reached their limit for waiting delayed messages. Further messages are "
-    "rejected with code 15.",
+    "Number of topics that have reached their limit for waiting delayed messages. Further delayed messages "
+    "to these topics are rejected with code 15.",
 )
 DELAY_ORDERS = _counter(
     "ddmq_delay_orders_total",
@@ -385,8 +385,8 @@ DELAY_OVERDUE = _gauge(
 )
 DELAY_STALE = _counter(
     "ddmq_delay_stale_total",
-    "Number of messages that were still in the store although the log shows that they had fired. Messages "
-    "that have fired are removed and do not fire again.",
+    "Number of messages that were still in the store although the log shows that they had fired. Stale "
+    "messages are removed from the store and do not fire again.",
 )
 DELAY_ASIDE = _counter(
     "ddmq_delay_aside_total",
@@ -568,13 +568,15 @@ KAFKA_FOLLOWER_LAG = _gauge(
 )
 KAFKA_BROKER_RTT = _gauge(
     "ddmq_kafka_broker_rtt_ms",
-    "99th percentile of the round-trip times to a broker over 10 s, as measured by librdkafka for progress.",
+    "99th percentile, over 10 s, of the round-trip times between the progress producer and a broker, as "
+    "measured by librdkafka.",
     "broker",
     unit="ms",
 )
 KAFKA_THROTTLE = _gauge(
     "ddmq_kafka_throttle_ms",
-    "Longest time for which a broker delayed a response because of a quota, over 10 s, for progress.",
+    "Longest time, over 10 s, for which a broker delayed a response to the progress producer because of a "
+    "quota.",
     "broker",
     unit="ms",
 )
