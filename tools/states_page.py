@@ -12,7 +12,7 @@ Use this page to see what can happen to a message that is not acknowledged at it
 the events, and the state that follows each event. The page is generated from `proxy_consumer/core/jobs.py`
 by `python tools/states_page.py`.
 
-A message that succeeds at its first delivery has no state. Such a message is read ahead, delivered as part
+A message that succeeds at its first delivery has no state. A successful message is read ahead, delivered as part
 of a range of offsets under a single lease, and acknowledged; then its offset is finished. A message becomes
 a job only in these cases:
 
