@@ -12,9 +12,9 @@ Use this page to see what can happen to a message that is not acknowledged at it
 the events, and the state that follows each event. The page is generated from `proxy_consumer/core/jobs.py`
 by `python tools/states_page.py`.
 
-A message that succeeds at its first delivery has no state. A successful message is read ahead, delivered as part
-of a range of offsets under a single lease, and acknowledged; then its offset is finished. A message becomes
-a job only in these cases:
+A message that succeeds at its first delivery has no state. A successful message is read ahead, delivered as
+part of a range of offsets under a single lease, and acknowledged; then its offset is finished. A message
+becomes a job only in these cases:
 
 * The message fails or times out.
 * The message waits in the chain of its order key and has to be read again.
