@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from backend.completion import Completion
+from backend.completion import Completion, followed, succeeded
 from backend.port import Backend
 from backend.records import AppendResult, QueueRef
 from backend.traces import TraceWriter
@@ -35,6 +35,7 @@ from proxy_consumer.groups.consistency import Difference, GroupClient
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.gauges import Gauges
 from proxy_consumer.groups.group import SOURCE_LOG, StoredSubscription
+from proxy_consumer.groups.key_loading import KeyLoading
 from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stall
@@ -370,6 +371,18 @@ class ConsumerService:
         Raises CallerError if there is no such group.
         """
         return self._directory.ordering_of(self._directory.group_named(group))
+
+    def load_order_keys(self, group: str, *, hold: bool = False) -> Completion[GroupOrdering]:
+        """Return a group's order keys, after its ordered queues were acquired if no proxy owned them.
+
+        `hold`: the caller will change a key, so the queues are kept for a while. Fails with TryLaterError if
+        the queues are not loaded in time. Raises CallerError if there is no such group.
+        """
+        pulled_group = self._directory.group_named(group)
+        stopping = self._pulls.draining or self._runtime.stopping
+        loading = KeyLoading(self._runtime, pulled_group)
+        loading.start(acquire=not stopping and self._fetches.find_pull_error(pulled_group) is None, hold=hold)
+        return followed(loading.done, lambda: succeeded(self._directory.ordering_of(pulled_group)))
 
     def delete_group(self, group: str, topic: str | None = None) -> Completion[list[AppendResult]]:
         """Delete a group and its subscriptions, or one of them; waiting clients are answered empty."""

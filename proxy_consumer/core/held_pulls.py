@@ -74,17 +74,27 @@ class Pusher(HeldPull):
 
 
 class HeldPulls:
-    """The waiting pulls of one group, oldest first."""
+    """The waiting pulls of one group, oldest first.
 
-    __slots__ = ("_by_topic", "count")
+    `observers` are called whenever messages may have become available.
+    """
+
+    __slots__ = ("_by_topic", "count", "observers")
 
     def __init__(self) -> None:
         self._by_topic: dict[str | None, OrderedDict[HeldPull, None]] = {}
         self.count = 0
+        self.observers: list[Callable[[], None]] = []
 
     def __iter__(self) -> Iterator[HeldPull]:
         """Iterate over a copy of all waiting pulls, in no particular order."""
         return iter([pull for pulls in self._by_topic.values() for pull in pulls])
+
+    def notify_observers(self) -> None:
+        """Call the observers; one may remove itself meanwhile."""
+        if self.observers:
+            for notify in list(self.observers):
+                notify()
 
     def hold_pull(self, pull: HeldPull) -> None:
         """Add a pull behind those that already wait."""

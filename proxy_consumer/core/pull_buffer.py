@@ -205,6 +205,21 @@ class PullBuffer:
                 return step
         return None
 
+    def next_read(self, ready_max: int, bytes_max: int) -> ReadRequest | EndsRequest | None:
+        """Return the next read of the ordered queues, which are read without a delivery until `ready_max`
+        messages, or `bytes_max` bytes, are ready in each scope; None if no read is needed or possible now."""
+        limits = {scope: ready_max - scope.ledger.ready for scope in self.ordered_scopes() if scope.open}
+        for queue, scope in list(self._scopes.items()):
+            count = limits.get(scope, 0)
+            if queue.stream is None or count < 1 or scope.ready_bytes() >= bytes_max:
+                continue
+            request = scope.read_on(queue.stream, count)
+            if scope.short:
+                self._short[scope] = None  # `expire_due` resumes it
+            if request is not None:
+                return request
+        return None
+
     @property
     def can_deliver(self) -> bool:
         """False if `next_step` is certain to return None until the state changes."""

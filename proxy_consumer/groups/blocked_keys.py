@@ -34,10 +34,11 @@ class BlockedKey:
 
     `key`: its value as canonical JSON text. `topic`, `queue_id`, `offset`: the head. `since_ms`: epoch
     milliseconds of the first failure after the key's last acknowledgement, or else of the head's first
-    delivery; 0 before it. `state`: "ready" (not delivered yet), "in flight", "retrying", "parked", "being
-    acknowledged" or "to the dead letters". `reason`: why a parked key is parked: "operator", or the limit
-    that the head has reached, "failed" or "timed-out". `error`: the last error that a client of this proxy
-    reported. `waiting`: messages known to wait behind the head; `more`: there are more than those.
+    delivery; 0 before it, or if it was before this proxy acquired the queue. `state`: "ready" (not delivered
+    yet), "in flight", "retrying", "parked", "being acknowledged" or "to the dead letters". `reason`: why a
+    parked key is parked: "operator", or the limit that the head has reached, "failed" or "timed-out".
+    `error`: the last error that a client of this proxy reported. `waiting`: messages known to wait behind the
+    head; `more`: there are more than those.
 
     While the head is in flight: `client` is the name that the client sent, "" for a DDMQ client; `address` is
     where it pulls from; both are "" if it got the message before this proxy acquired the queue. The lease was
@@ -107,6 +108,11 @@ class KeyHead:
         since = since or (self.job.since if self.job is not None else 0.0) or now
         return since if self.lease is None else min(since, self.lease.since)
 
+    def _since_ms(self, now: Now) -> int:
+        """Return since when the key has been blocked, in epoch milliseconds; 0 if that is not known."""
+        is_known = self.lease is not None or self.blocked_since(0.0) > 0.0
+        return now.wall_ms(self.blocked_since(now.at)) if is_known else 0
+
     @property
     def shown_state(self) -> str:
         if self.lease is not None:
@@ -125,7 +131,7 @@ class KeyHead:
             topic=ref.topic,
             queue_id=ref.queue_id,
             offset=self.offset,
-            since_ms=0 if state is READY else now.wall_ms(self.blocked_since(now.at)),
+            since_ms=0 if state is READY else self._since_ms(now),
             attempts=self.queue.table.attempt_of(self.offset) - (0 if lease is not None else 1),
             state=state,
             error="" if job is None else job.error or ("" if reason else job.reason) or _explain_silence(job),

@@ -57,6 +57,7 @@ class SubscriptionOrder:
         self.config = config
         self.open_at = 0.0  # monotonic seconds; until then the leases of a dead proxy may be current
         self.lost_until = 0.0  # monotonic seconds; until then a lost queue may come back
+        self.held_until = 0.0  # monotonic seconds; until then an operator needs the queues
 
     def scope_of(self, queue: QueueRef) -> tuple[OrderScope, KeyReader] | None:
         """Return the scope of a queue and the reader of its keys; None without an order key."""

@@ -416,6 +416,7 @@ class Subscription(SubscriptionBase):
                 self.join()
             return False
         until = max(each.last_used for each in together) + self.runtime.config.idle_ms / 1000
+        until = max(until, *(each.order.held_until for each in together))
         if any(each.buffer.budget.leased for each in together):
             until = max(until, now + 1.0)  # never while messages are leased
         if waited_for or now < until:
@@ -560,10 +561,10 @@ class Group:
         topic may have made messages of another ready.
         """
         waiting = self.waiting
+        waiting.notify_observers()
         if not waiting.count:
             return
-        now = self.runtime.now()
-        served = brought = True
+        now, served, brought = self.runtime.now(), True, True
         while waiting.count and (served or brought):
             last_chance = not served
             served = False

@@ -261,6 +261,17 @@ class OrderScope:
             examined += placed
         return None
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether the scope waits for an answer, or a commit, and may place further messages after it."""
+        if self.short or self._ends_requested or self._rescan is not None or self.ledger.unplaced:
+            return True
+        return any(stream.feed.state in (FeedState.READING, FeedState.STALLED) for stream in self.queues)
+
+    def ready_bytes(self) -> int:
+        """Return the size of the messages that are ready for delivery."""
+        return sum(len(message.delivery) for stream in self.queues for message in stream.deliverable)
+
     def _lay_aside(self, target: QueueStream) -> bool:
         """Drop the bytes of ready messages of another topic, to free capacity; return whether `target` may
         get messages now.
