@@ -149,7 +149,10 @@ class KeyChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDescription:
-    """A consumer group with its subscriptions, its clients at this proxy and its blocked keys."""
+    """A consumer group with its subscriptions, its clients at this proxy and its blocked keys.
+
+    `blocked_keys_error`: why `blocked_keys` may lack some, "" if it is complete.
+    """
 
     name: str
     source: str
@@ -159,6 +162,7 @@ class GroupDescription:
     subscriptions: tuple[SubscriptionDescription, ...] = ()
     clients: tuple[ClientDescription, ...] = ()
     blocked_keys: tuple[KeyDescription, ...] = ()
+    blocked_keys_error: str = ""
     created: bool | None = None  # of create_group: the group is new
     subscribed: tuple[str, ...] = ()  # the topics that are new to it
     notes: tuple[str, ...] = ()  # of create_group: texts to show

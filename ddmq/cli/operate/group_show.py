@@ -48,6 +48,8 @@ def print_group(answer: Mapping[str, Any], *, all_settings: bool) -> None:
         print_keys(answer["group"], answer["blocked_keys"])
         if answer["blocked_keys_more"]:
             hint(f"there are more: `ddmq group keys {answer['group']} --count 1000`")
+    if error := answer.get("blocked_keys_error"):
+        hint(error)
     if answer["clients"]:
         print_line("clients at this proxy")
         print_table("", CLIENT_COLUMNS, (_client_row(each) for each in answer["clients"]))

@@ -240,7 +240,7 @@ ROUTES = (
     Route("GET", "/lag", "the same with lag age and rates, the furthest behind first",
           lambda api, r: api.groups.lag(r.query.get("group"), r.page().most), ("group", "count")),
     Route("GET", "/groups/{group}", "one in full, with so many blocked keys",
-          lambda api, r: api.groups.detail(r.group, _read_limit(r, "keys")), ("keys",)),
+          lambda api, r: api.groups.show(r.group, _read_limit(r, "keys")), ("keys",)),
     Route("POST", "/groups/{group}", "the group, subscribed to topics",
           lambda api, r: api.groups.create(r.group, r.body), body=dict),
     Route("POST", "/groups/{group}/topics/{topic}", "what differs and what is in force",

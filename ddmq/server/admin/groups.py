@@ -25,7 +25,7 @@ from ddmq_client.application.tags import find_tag_note
 from ddmq_common import names
 from ddmq_common.clock import Clock
 from ddmq_common.config import resolved
-from ddmq_common.errors import CallerError, DdmqError
+from ddmq_common.errors import CallerError, DdmqError, TryLaterError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from proxy_consumer.config import SubscriptionDefaults
@@ -163,15 +163,27 @@ class AdminGroups:
                 subscriptions.append(row | {"clients": self._count_clients(each)})
         return subscriptions
 
+    def show(self, group: str, keys_limit: int) -> dict[str, Any]:
+        """Load the keys of a group, and return it. If loading fails, `blocked_keys_error` says so."""
+        error = ""
+        try:
+            keys.load_keys(self._consumer, group)
+        except TryLaterError as failure:
+            error = str(failure)
+        return self.detail(group, keys_limit) | {"blocked_keys_error": error}
+
     def detail(self, group: str, keys_limit: int = keys.LIMIT_DEFAULT) -> dict[str, Any]:
-        """Return a group: each subscription with its queues and settings, and the blocked keys."""
+        """Return a group: each subscription with its queues and settings, and the blocked keys in memory."""
         summary = require_group(self._consumer, group)
         subscriptions = self._consumer.group_stats(group).wait(WAIT_S)
         retries = RetryPathView(self._consumer, self._clock)
         dead_letters = count_open_dead_letters(self._backend)
         clients = self._consumer.clients(group)
         ordered = any(each.config.order_key for each in subscriptions)
-        blocked = keys.list_blocked_keys(self._consumer, group, keys_limit + 1) if ordered else []
+        ordering = self._consumer.order_keys(group)
+        blocked = (
+            keys.describe_blocked_keys(self._consumer, group, ordering, keys_limit + 1) if ordered else []
+        )
         return {
             "group": group,
             "source": summary.source,

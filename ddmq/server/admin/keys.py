@@ -69,8 +69,7 @@ def act_on_key(
     """
     if take_away and action != "replay":
         raise CallerError(f"take_away goes with replay, not with {action}")
-    require_group(consumer, group)
-    ordering = consumer.order_keys(group)
+    ordering = load_keys(consumer, group, hold=True)
     does: dict[str, Callable[[str], Completion[list[KeyOutcome]]]] = {
         "park": ordering.park,
         "skip": ordering.skip,
@@ -114,13 +113,27 @@ def choose_key(ordering: GroupOrdering, candidates: list[str]) -> str:
     return candidates[-1] if ordering.order_keys == {"KEY"} else candidates[0]
 
 
+def load_keys(consumer: ConsumerService, group: str, *, hold: bool = False) -> GroupOrdering:
+    """Return the order keys of a group, whose ordered queues this proxy acquires if no proxy owns them.
+
+    `hold`: the caller will change a key. Raises TryLaterError if the queues are not loaded in time.
+    """
+    require_group(consumer, group)
+    return consumer.load_order_keys(group, hold=hold).wait(WAIT_S)
+
+
 def list_blocked_keys(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, Any]]:
+    """Load the keys of a group, and return the blocked ones like `describe_blocked_keys`."""
+    if not 1 <= limit <= LIMIT_MAX:
+        raise CallerError(f"limit is {limit}; allowed: 1 to {LIMIT_MAX}")
+    return describe_blocked_keys(consumer, group, load_keys(consumer, group), limit)
+
+
+def describe_blocked_keys(
+    consumer: ConsumerService, group: str, ordering: GroupOrdering, limit: int
+) -> list[dict[str, Any]]:
     """Return the blocked keys of a group at this proxy, the longest blocked first, then other parked keys.
     Keys whose first message was never delivered come after those whose first message was."""
-    if not 1 <= limit <= LIMIT_MAX + 1:
-        raise CallerError(f"limit is {limit}; allowed: 1 to {LIMIT_MAX}")
-    require_group(consumer, group)
-    ordering = consumer.order_keys(group)
     blocked = sorted(
         ordering.blocked_keys(limit), key=lambda each: (not each.since_ms, each.since_ms, each.key)
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backend.completion import succeeded
+from backend.completion import Completion, succeeded
 from backend.records import QueueRef
 from ddmq.server.admin import keys
 from ddmq.server.admin.groups import Rates
@@ -54,8 +54,8 @@ class BlockedKeysConsumer:
     def groups(self) -> list[GroupSummary]:
         return [GroupSummary("G", "log", 0, ("T",), 0)]
 
-    def order_keys(self, group: str) -> GroupKeys:
-        return GroupKeys(self, group)
+    def load_order_keys(self, group: str, *, hold: bool = False) -> Completion[GroupKeys]:
+        return succeeded(GroupKeys(self, group))
 
 
 class GroupKeys:
@@ -131,7 +131,7 @@ def test_the_longest_blocked_comes_first() -> None:
     assert (rows[2]["state"], rows[2]["topic"]) == ("parked", "")
     assert rows[0]["waiting"] == 7
     with pytest.raises(CallerError, match="allowed: 1 to 1000"):
-        keys.list_blocked_keys(consumer, "G", 1002)
+        keys.list_blocked_keys(consumer, "G", 1001)
 
 
 def test_rates_are_over_the_last_seconds() -> None:
