@@ -38,6 +38,10 @@ from ddmq_common.plain_text import body_fields
 GROUP_DEFAULT = "ddmq-cli"
 PATIENCE_MS = 2_000  # how long an empty pull waits before that means "no more"
 REACH_S = 3.0  # how long a consumer proxy has for its first answer
+KEYS_MAX = 1_000  # blocked keys that are read to explain an empty pull
+NAMED_MAX = 3  # parked keys that are named
+PARKED = "parked"  # a state of a blocked key
+OPERATOR = "operator"  # the reason of a key that an operator parked
 WHERE = "`ddmq serve` starts one, --consumer HOST:PORT names another"
 NOBODY = "no consumer proxy has answered"  # how the client begins what it says of that
 
@@ -140,12 +144,17 @@ def _describe_empty_pull(client: AdminClient, topic: str, group: str) -> str:
     finished."""
     if not _is_ordinary(client, group):
         return f"no messages for instance {group}; it gets what comes from its first pull on (--follow waits)"
-    subscriptions = client.get("groups", group)["subscriptions"]
-    own = [each for each in subscriptions if each["topic"] == topic]
+    answer = client.get("groups", group, keys=KEYS_MAX)
+    own = [each for each in answer["subscriptions"] if each["topic"] == topic]
+    parked = [each for each in answer["blocked_keys"] if each["state"] == PARKED and each["topic"] == topic]
     queues = [queue for each in own for queue in each["queues"]]
     explanations = []
-    if in_flight := sum(queue["in_flight"] + queue["retrying"] for queue in queues):
+    in_flight = sum(queue["in_flight"] + queue["retrying"] for queue in queues)
+    in_flight -= sum(each["reason"] != OPERATOR for each in parked)  # counted as retrying
+    if in_flight > 0:
         explanations.append(f"{in_flight:,} are in flight or wait for their retry")
+    if parked:
+        explanations.append(_describe_parked(group, [each["key"] for each in parked]))
     if later := sum(each["retry_waiting"] or 0 for each in own):
         explanations.append(
             f"{later:,} failed and are on the retry path, `ddmq group show {group}` says until when"
@@ -160,6 +169,13 @@ def _describe_empty_pull(client: AdminClient, topic: str, group: str) -> str:
             f"(`ddmq tail {topic} --no-follow` shows them)"
         )
     return f"no messages for group {group}" + "".join(f"; {explanation}" for explanation in explanations)
+
+
+def _describe_parked(group: str, keys: Sequence[str]) -> str:
+    """Return a text that names the parked keys, and the command that shows what to do about them."""
+    names = ", ".join(keys[:NAMED_MAX]) + (", …" if len(keys) > NAMED_MAX else "")
+    text = f"key {names} is parked" if len(keys) == 1 else f"{len(keys):,} keys ({names}) are parked"
+    return f"{text} until an operator replays or skips: `ddmq group keys {group}`"
 
 
 def _describe_finished(topic: str, group: str, queues: Sequence[Mapping[str, Any]]) -> str:

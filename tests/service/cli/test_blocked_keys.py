@@ -122,6 +122,32 @@ def test_a_parked_key_waits_until_it_is_replayed(stuck: Stuck) -> None:
     until(lambda: stuck.got[3:] == ["bad-1", "bad-2"], "it goes on where it was")
 
 
+def test_a_key_that_no_client_pulls_can_be_listed_and_skipped(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1")
+    shell("group", "set", topic, "--topic", topic, "--start", "first", "--order-key", "KEY")
+    shell("group", "park", topic, "50")
+    shell("send", topic, "a50", "b50", "c50", "--key", "50")
+    assert re.search(rf'"50" +– +0 +parked \(operator\) +{topic}/0/0 +2 ', shell("group", "keys", topic))
+    shell("group", "skip", topic, "50")
+    (key,) = shell.json("group", "keys", topic)
+    assert (key["offset"], key["waiting"], key["since_ms"]) == (1, 1, 0)
+    assert key == shell.json("group", "show", topic)["blocked_keys"][0]
+
+
+def test_an_empty_pull_names_parked_keys(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1")
+    shell("group", "set", topic, "--topic", topic, "--start", "first", "--order-key", "KEY")
+    for key in ("50", "51"):
+        shell("send", topic, f"a{key}", "--key", key)
+        shell("group", "park", topic, key)
+        assert shell("pull", topic, "--group", topic) == ""
+        keys = 'key "50" is' if key == "50" else '2 keys ("50", "51") are'
+        assert shell.error == (
+            f"no messages for group {topic}; {keys} parked until an operator replays or skips: "
+            f"`ddmq group keys {topic}`\n"
+        )
+
+
 def test_keys_that_are_parked_at_once_are_all_parked(shell: Shell, topic: str) -> None:
     shell("group", "set", topic, "--topic", topic, "--order-key", "KEY")
     names = [f"key-{number}" for number in range(24)]
