@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import click
 import pytest
 
 from ddmq.address import HostPort
 from ddmq.demo.server import Narrator, Typed
-from ddmq.demo.story import demo
 
 ADDRESSES = {component: HostPort("127.0.0.1", 9) for component in ("producer", "consumer", "admin")}
 
@@ -55,12 +51,3 @@ def test_a_command_that_fails_says_why_even_if_nothing_is_shown(capsys: pytest.C
     with pytest.raises(click.ClickException, match=r"exit code 2(.|\n)*No such command 'nope'"):
         typed("nope")
     assert capsys.readouterr() == ("", "")
-
-
-def test_the_help_and_the_readme_state_the_same_durations() -> None:
-    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
-    text = " ".join((demo.help or "").split())
-    assert "about 15 s on two free cores" in text
-    assert "a minute or two with the report" in text
-    assert "$ ddmq demo      # about 15 s on two free cores: " in readme
-    assert re.search(r"\$ make demo  .*report by Spark: a minute or two on two free cores", readme)
