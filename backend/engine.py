@@ -273,7 +273,7 @@ def check_limits(
     is_there: Callable[[str], bool],
     count_settings: Callable[[str], int],
 ) -> None:
-    """Raise BoundReachedError if `changes` create a setting beyond one of `limits`.
+    """Raise BoundReachedError if `changes` would create more settings than one of `limits` allows.
 
     `is_there` of a key and `count_settings` of a folder describe the settings before `changes`.
     """

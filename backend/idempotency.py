@@ -283,7 +283,7 @@ class StoredSends:
         self.pending.append((name, rest, location, incarnation, stored_ms))
 
     def back_to(self, mark: int) -> None:
-        """Take back all pending sends except the first `mark`."""
+        """Discard all pending sends after the first `mark` of them."""
         del self.pending[mark:]
         self._ahead = {entry[0]: entry[2] for entry in self.pending}
         self._pending_counts = Counter([entry[3] for entry in self.pending if isinstance(entry[0], bytes)])

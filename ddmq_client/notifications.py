@@ -88,7 +88,8 @@ class FirstAnswer:
         raise kind(f"no consumer proxy has answered yet: {str(self.failure) or repr(self.failure)}")
 
     def check_rejection(self) -> None:
-        """Raise PullError if the first pulls were rejected for good, or the server is no consumer proxy.
+        """Raise PullError if the first pulls were rejected permanently, or if the server is not a consumer
+        proxy.
 
         A server that cannot be reached raises nothing: it may be restarting.
         """

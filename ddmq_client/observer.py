@@ -63,13 +63,13 @@ class ObservedSend(Protocol):
 
 
 class ObservedHandling(AbstractContextManager[object], Protocol):
-    """Observes one call of a handler, as a context manager around it.
+    """A context manager that observes one call of a message handler.
 
     When the handler ends, its messages are settled, if at all.
     """
 
     def raised(self, error: BaseException) -> None:
-        """Receive the error that the handler raised; the block itself does not raise it."""
+        """Receive the error that the handler raised. The `with` block does not re-raise it."""
 
 
 class ClientObserver(Protocol):

@@ -36,7 +36,8 @@ def main() -> None:
 
 
 def leave_foreign_folders() -> None:
-    """Take folders whose packages would be imported in place of ours off sys.path and PYTHONPATH."""
+    """Remove folders from sys.path and PYTHONPATH if other packages in them would be imported in place of
+    ours."""
     entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     foreign = {entry for entry in entries if holds_foreign_package(_resolve_entry(entry))}
     folders = {_resolve_entry("."), *map(_resolve_entry, foreign)} - {OWN}

@@ -49,7 +49,10 @@ class AnswerSender(ABC):
 
     @abstractmethod
     def sent_at_last(self) -> None:
-        """Resume after the unsent rest of an answer was sent. `busy` still contains UNSENT."""
+        """Continue to serve the connection, because the unsent rest of an answer has been sent.
+
+        `busy` still contains UNSENT.
+        """
 
     def write(self, data: bytes) -> None:
         """Send a complete frame."""
@@ -116,7 +119,10 @@ _OPEN, _ANSWERED, _ABANDONED = 0, 1, 2
 
 
 class OpenCall(Call):
-    """A call on a connection, which creates it. The handler answers it at once or later."""
+    """An RPC call that a connection has received. Its handler answers it at once or later.
+
+    The call is open until it is answered or abandoned.
+    """
 
     __slots__ = ("_bytes_counted", "_connection", "_method", "_sequence", "_state")
 

@@ -92,7 +92,7 @@ class FireLoop:
         return self._commits_in_flight == 0
 
     def open(self) -> None:
-        """Start to fire messages."""
+        """Start firing due messages."""
         self._opened = True
         self.fire_due()
 

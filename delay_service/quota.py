@@ -38,7 +38,12 @@ class Quota:
     def check_topics(
         self, own: Collection[int], shards: int, pending: Mapping[str, int], sizes: Mapping[str, int]
     ) -> None:
-        """Check the topics from the messages in the shards `own` out of `shards`, and report changes."""
+        """Check which topics have reached their bound of delayed messages, and report changes to the producer
+        proxies.
+
+        Only the shards `own`, out of `shards` in all, are considered. `pending` has the number of their
+        waiting messages by topic, `sizes` the bytes of these.
+        """
         share = len(own) / max(shards, 1)
         count_max = self._config.pending_count_max * share
         bytes_max = self._config.pending_bytes_max * share

@@ -52,8 +52,7 @@ def run_batch(
     spark: SparkSession | None = None,
     recompute: bool | None = None,
 ) -> list[date]:
-    """Compute the tables of all UTC days that [from_ms, to_ms) touches and that have samples; return these
-    days.
+    """Compute the tables of the UTC days in [from_ms, to_ms) that have samples, and return these days.
 
     None leaves an end of the range open. Days with unchanged samples are computed only with `recompute`
     (None: if a range is given), days that have lost samples never. `config`: a folder with slo.yaml. Raises

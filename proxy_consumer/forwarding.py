@@ -84,7 +84,10 @@ class Forwarding:
         when_all(lookups.values(), lambda: self._dispatch_results(foreign, lookups, apply, done))
 
     def pass_on(self, group: Group, context: Any, passed: PassedReply) -> None:
-        """Forward an acknowledgement with messages to the proxy that holds its queue."""
+        """Forward a reply, an acknowledgement that carries messages, to the proxy that holds its queue.
+
+        `context` names the queue. If no other proxy holds it, `passed.done` gets TryLaterError.
+        """
         key = _holders_key(group, context)
 
         def on_holders(lookup: Completion[_Holders]) -> None:

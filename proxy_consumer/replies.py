@@ -239,7 +239,7 @@ class AnswerOnce:
         self._give_answer(_OUTCOMES[outcome], response)
 
     def relay_answer(self, response: Any) -> None:
-        """Send the response of another proxy, which has counted it."""
+        """Send the client the response that another proxy gave to this call. That proxy has counted it."""
         if not self._answered:
             self._answered = True
             self.call.reply(response)

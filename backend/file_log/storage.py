@@ -95,8 +95,9 @@ class File:
             self.sync()
 
     def _pwrite_through(self, data: bytes, offset: int) -> bool:
-        """Return whether one call wrote all of `data` durably; never retry on a file system without that
-        call.
+        """Try to write all of `data` durably with one system call; return whether that succeeded.
+
+        On a file system that does not support such writes, only the first call tries it.
         """
         if not self._dsync:
             return False

@@ -299,7 +299,8 @@ def _in_batches(names: list[str]) -> Iterable[list[str]]:
 
 
 def start_cluster_check(options: KafkaOptions, created: Iterable[str]) -> threading.Thread:
-    """Check the cluster's settings in a new thread, which logs a warning for each broken promise and ends."""
+    """Check the Kafka cluster's settings in a new thread and log a warning for each promise that they
+    break."""
     topics = frozenset(created)
     thread = threading.Thread(target=_log_violations, args=(options, topics), name="kafka-check", daemon=True)
     thread.start()

@@ -75,7 +75,8 @@ class TokenProvider:
             self._renew_at = answer[1] - RENEW_BELOW * (answer[1] - now)
 
     def _find_error(self, answer: Any) -> str:
-        """Return what is wrong with the function's result, without stating any of its content."""
+        """Return why the token function's result is invalid, without quoting the result; "" if it is
+        valid."""
         if not isinstance(answer, tuple) or not 2 <= len(answer) <= 4:
             return f"it returned {type(answer).__name__}; allowed: (token, expiry in seconds since 1970)"
         token, expiry = answer[:2]

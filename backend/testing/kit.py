@@ -163,7 +163,8 @@ class Kit:
         return records
 
     def is_now(self, stored_ms: int) -> bool:
-        """Whether it was stored at this moment: exactly, where the engine has our clock."""
+        """Return whether `stored_ms` is the present time: exactly if the engine uses the test's clock, else
+        within a minute."""
         now_ms = self.clock.wall_ms()
         return stored_ms == now_ms if self.engine.stamps else abs(stored_ms - now_ms) < 60_000
 

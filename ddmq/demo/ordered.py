@@ -258,7 +258,9 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 @dataclass
 class ModuleOrder:
-    """The order of each module's files that handlers saw; they call `begin` and `end` from their threads.
+    """Checks that the handlers receive the files of each module in order.
+
+    Handlers call `begin` and `end` from their threads.
 
     Every file carries its number within its module, from 0. A *round* is one life of the messages: 0 as they
     were sent, 1 after they were sent again as dead letters. Within a module and round the first delivery of

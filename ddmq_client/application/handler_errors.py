@@ -32,7 +32,10 @@ _log = logging.getLogger("ddmq_client.consumer")
 
 @dataclass(slots=True)
 class _Count:
-    """Counts the errors of one kind. `traceback_number`: the number of the last one with a traceback."""
+    """The number of handler errors of one kind, and when one was last logged with its traceback.
+
+    `traceback_number`: the number of that error.
+    """
 
     errors: int = 0
     traceback_number: int = 0

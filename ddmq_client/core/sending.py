@@ -108,10 +108,10 @@ class SendJob:
         return self.results[self._pending[0]].error if self._pending else None
 
     def begin(self, node: Node, recognised: bool | None = None) -> None:
-        """Begin an attempt at this node.
+        """Start an attempt to send the messages to `node`.
 
-        `recognised`: whether proxies are known to recognise a resent message by its number or key, as far as
-        seen.
+        `recognised`: whether proxies recognise a resent message by its number or key; None if that is not
+        known.
         """
         self._attempts += 1
         self.tried.add(node)

@@ -47,7 +47,8 @@ class QueueAdmin:
             self.create_queue(name)
 
     def create_queue(self, name: str) -> None:
-        """Create the topic and the group that are absent; warn if an existing group keeps no order by key."""
+        """Create the topic and the group if they do not exist; warn if an existing group is not ordered by
+        key."""
         with self._connect() as admin:
             admin.create_topic(name, exist_ok=True)
             group = admin.create_group(

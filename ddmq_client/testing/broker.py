@@ -195,12 +195,15 @@ class TestBroker(BrokerClients):
         )
 
     def busy_reason(self) -> str:
-        """Say what some client is about to do; "" when all of them wait."""
+        """Return a text that names the work that a client has still to do; "" if all clients are waiting."""
         reason: str = self.server.busy_reason(self._pull_clients)
         return reason or ("a handler has not returned" if self.running.calls else "")
 
     def arrival_reason(self, consumer: Consumer | AsyncConsumer, group: str) -> str:
-        """Say why a consumer that was started does not pull yet; "" when it does. ClientError: refused."""
+        """Return a text that explains why a started consumer does not pull yet; "" if it pulls.
+
+        Raises ClientError if its pulls were rejected.
+        """
         if consumer.client_id in self.server.list_clients(group):
             return ""
         if consumer.last_error is not None:
@@ -394,7 +397,7 @@ class TestBroker(BrokerClients):
     # --- the end
 
     def close(self) -> None:
-        """Stop the clients that it has made, and the broker."""
+        """Stop all clients that this broker created, then the broker itself."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -215,8 +215,11 @@ def encode_full(topics: Sequence[str]) -> bytes:
 
 
 def decode_full(value: bytes | None) -> list[str]:
-    """Return the topics in a setting that `encode_full` wrote. A value that cannot be parsed counts as empty,
-    because the shard will replace it."""
+    """Decode the list of topics that have reached their bound of delayed messages.
+
+    `value`: a setting that `encode_full` wrote, or None for no topics. A value that cannot be parsed counts
+    as empty, because the shard will replace it.
+    """
     if value is None:
         return []
     try:

@@ -67,7 +67,7 @@ class StoreDamage:
 
 
 def mark_damaged(folder: Path, reason: str) -> None:
-    """Mark a copy as damaged, so that the next opening salvages it. Never raises."""
+    """Mark a copy of the store as damaged, so that it is salvaged when it is opened next. Never raises."""
     try:
         (folder / MARK_FILE).write_text(reason, encoding="utf-8")
         sync_path(folder / MARK_FILE)
@@ -232,7 +232,10 @@ def _has_message(old: Rocks, new: Rocks, state: IdState, writer: _Batches) -> bo
 
 
 def _is_deferred(database: Rocks, state: IdState) -> bool:
-    """Return whether the message of a state is deferred, by checking each deferred topic."""
+    """Return whether a message is deferred: due, but put aside until its topic is available.
+
+    Searches for the message of `state` in each topic that has deferred messages.
+    """
     at = layout.ASIDE
     while (key := database.first_key(at, layout.ASIDE_END)) is not None:
         topic = key[1 : key.index(b"\0")].decode()

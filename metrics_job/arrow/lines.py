@@ -54,7 +54,10 @@ _HEAD = attrgetter("instance", "process", "metric")
 
 
 class Series(NamedTuple):
-    """The kind and names of one series, as metrics_job.minutes has them, and its labels."""
+    """One time series in the samples: its kind, metric, reporting process and labels.
+
+    Fields have the names of the columns of metrics_job.minutes.
+    """
 
     kind: str
     metric: str

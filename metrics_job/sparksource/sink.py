@@ -72,7 +72,10 @@ class Written(WriterCommitMessage):
 
 
 class _Writer:
-    """The base of both writers. Raises SourceOptionError for columns or a mode that cannot be written."""
+    """Stores the rows of a DataFrame as messages: the common base of the batch writer and the stream writer.
+
+    Raises SourceOptionError for columns or a mode that cannot be written.
+    """
 
     def __init__(
         self, options: WriteOptions, schema: T.StructType, overwrite: bool, query: str | None

@@ -583,7 +583,8 @@ class SubscribedQueue:
         return self.stream is not None and self.stream.on_stored(delta.finished)
 
     def collect_progress(self, group: str) -> ProgressDelta | None:
-        """Return the uncommitted progress as one delta, in flight from now on; None if there is none."""
+        """Return the uncommitted progress as one delta and mark it as being committed; None if there is
+        none."""
         return self.uncommitted.collect_delta(group, self.ref, self.epoch, self.generation)
 
     def release_all(self) -> None:

@@ -56,7 +56,11 @@ class Target:
         message_filter: Filter | None = None,
         group: str = "",
     ) -> None:
-        """`group`: the group that fetches."""
+        """Create a target: the queue of `group` to read from `offset`, at most `count` messages.
+
+        `qid`: the queue's name on the wire. `stated`: the client itself stated the offset. `pressure`:
+        messages of pressure tests are included.
+        """
         self.queue = queue
         self.group = group
         self.qid = qid

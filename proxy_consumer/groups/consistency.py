@@ -268,7 +268,8 @@ class Consistency:
         return sorted(group_clients, key=lambda each: (-each.in_flight, each.client_id))
 
     def list_differences(self, group: str) -> list[Difference]:
-        """Return the differences between the clients of a group, the oldest first.
+        """List the clients whose subscription settings differ from those of their group, the oldest
+        difference first.
 
         `topic` is "" if a client reads other topics than the group.
         """

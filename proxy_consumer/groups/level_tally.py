@@ -56,8 +56,11 @@ class _Block:
 
 
 class LevelTally:
-    """The counts of one level. Call `take_progress`, then read the offsets of `missing_range` and pass them
-    to `add`."""
+    """Counts the messages that wait for their retry in one delay level: a queue whose messages all wait
+    equally long.
+
+    Call `take_progress`, then read the offsets of `missing_range` and pass them to `add`.
+    """
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}

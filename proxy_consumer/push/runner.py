@@ -59,8 +59,12 @@ class RunnerLease(NamedTuple):
 
 
 class PushRunner(Pusher):
-    """The runner of one subscription. Also a task of the timer queue, for leases and for messages that wait
-    for an attempt."""
+    """Takes the messages of one push subscription, delivers them to its sink, and settles them by the
+    outcome.
+
+    It is the only client of its subscription, inside the proxy. The timer queue calls it to extend leases and
+    to repeat attempts.
+    """
 
     def __init__(
         self,

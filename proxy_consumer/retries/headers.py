@@ -111,8 +111,11 @@ def is_of_another_life(system: Mapping[str, str], created_ms: int) -> bool:
 def retry_record(
     queue: QueueRef, record: StoredRecord, headers: RetryHeaders, created_ms: int = 0
 ) -> NewRecord:
-    """Build the record for a retry queue, which is to be scheduled; `created_ms`: when its subscription was
-    created."""
+    """Build a message's record for a retry queue. The caller schedules the record for the end of the retry
+    interval.
+
+    `created_ms`: when the subscription was created; 0: not recorded.
+    """
     life = {LIFE: str(created_ms)} if created_ms else {}
     key, tags = key_and_tags(record.delivery)
     return NewRecord(

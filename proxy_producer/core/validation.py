@@ -209,7 +209,8 @@ def delay_level(properties: Mapping[bytes, bytes]) -> int:
 
 
 def check_no_delay_property(properties: Mapping[bytes, bytes]) -> SendRejection | None:
-    """Return the rejection of property DELAY in a request that has its own due time, or None."""
+    """Reject property DELAY in a request that states its own due time; return None if the property is
+    absent."""
     if DELAY not in properties:
         return None
     return build_illegal_rejection(

@@ -156,8 +156,9 @@ class FullTopics:
 
 
 class TopicDialects:
-    """The delay dialects of each topic: the topic's own setting, else this proxy's configuration.
+    """The delay dialects that each topic accepts: the topic's own setting, else this proxy's configuration.
 
+    A dialect is the set of message properties with which the clients of one message system ask for a delay.
     `spoken`: the topics with a setting, by wire name; nearly always empty.
     """
 

@@ -69,9 +69,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class HalfMessage(NamedTuple):
-    """A decoded half record, with the fields that `dead_record` needs.
+    """One message of a transaction, decoded from its record in the half topic, where consumers cannot read
+    it.
 
-    `identity`: "" if the message has none.
+    It has the fields that `dead_record` needs. `identity`: its idempotency key or sequence number; "" if the
+    message has neither.
     """
 
     offset: int

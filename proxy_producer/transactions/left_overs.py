@@ -24,7 +24,10 @@ TEXT = "the transaction had more messages than one commit can hold; the others o
 
 
 class LeftOvers:
-    """Moves the left-over messages of one shard to the dead letters."""
+    """Moves messages of one shard to the dead letters that did not fit into their transaction's commit.
+
+    Such messages of a dead-lettered transaction are its left-over messages.
+    """
 
     def __init__(self, shard: ClaimedShard) -> None:
         self._shard = shard
@@ -32,7 +35,7 @@ class LeftOvers:
         self._moving = False
 
     def move_all(self) -> None:
-        """Move all left-over messages, one read and commit after another.
+        """Make dead letters of all left-over messages, one read and commit after another.
 
         A later call retries what failed.
         """

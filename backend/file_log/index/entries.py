@@ -108,7 +108,11 @@ def rows_with_hash(body: bytes, which: int, hash_value: int) -> Iterator[int]:
 
 
 def table_entries(body: bytes) -> list[int]:
-    """Return the sorted table's entries for all rows, `hash << 32 | position`: of ids, then of keys."""
+    """Build the lookup table's entries for the messages of a block, each `hash << 32 | position`: by id, then
+    by key.
+
+    `body`: the bytes of the block without its header. Messages without a key have no entry by key.
+    """
     positions = read_column(body, POSITION_COLUMN)
     entries = _interleave_halves(positions, read_column(body, ID_COLUMN))
     keys = read_column(body, KEY_COLUMN)

@@ -49,7 +49,11 @@ class QueueView(NamedTuple):
 
 
 class Queries:
-    """The queries of one log. `limit()`: the log position up to which readers may read."""
+    """Reads records of one log by offset, time, id or key, and the bounds of its queues, without changing the
+    log.
+
+    `limit()` returns the log position up to which readers may read.
+    """
 
     def __init__(
         self,

@@ -270,7 +270,8 @@ class LogReader:
         return record if record is not None and record.end <= end else None
 
     def stored_ms_at(self, position: int) -> int:
-        """Return the store time of a record that was served lately; 0 if its segment is deleted."""
+        """Return the store time of a recently read record by its log position; 0 if its segment was
+        deleted."""
         segment = self.segments.locate(position)
         if segment is None:
             return 0
@@ -279,7 +280,10 @@ class LogReader:
         return stored_ms
 
     def message_ids_at(self, positions: Sequence[int]) -> list[bytes]:
-        """Return the ids of lately served records at ascending positions; b"" where a segment is deleted."""
+        """Return the message ids of recently read records, by their log positions in ascending order.
+
+        The id is b"" if the record's segment was deleted or cannot be read.
+        """
         if not positions:
             return []
         first, last = positions[0], positions[-1]

@@ -62,7 +62,7 @@ class Reads:
         )
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
-        """Park a wait for new records at the writer; see Backend.wait."""
+        """Have the writer process complete `wait` once the queue has new records; see Backend.wait."""
         self._link.submit_request(WaitRequest(queue, offset, deadline, wait))
 
     def on_ready(self) -> None:

@@ -217,7 +217,8 @@ class Lanes(Generic[W]):
     # --- batches
 
     def next_batch(self, has_free_id: bool) -> Batch[W] | None:
-        """Return the next batch, which is in flight from now on until `end`; None if none may start."""
+        """Return the next batch and mark it as being committed until `end` is called; None if none may
+        start."""
         batch = self._next_exclusive() or self._next_plain()
         if batch is None and has_free_id:
             batch = self._next_transaction()

@@ -118,7 +118,10 @@ class PartitionWatch:
         return self._not_answering
 
     def health_reason(self) -> str:
-        """Return which queues are refused, in one line; "" if there are none."""
+        """Return a line that lists the queues for which Kafka does not answer; "" if there are none.
+
+        A queue whose partition has a leader is listed only while appends to it are in flight.
+        """
         queues = [
             queue
             for queue, partition in self._not_answering.items()

@@ -42,7 +42,11 @@ class PendingBounds:
         return max(0, self.bytes_max - self.bytes) >> SHARE_SHIFT
 
     def has_share(self, queue: QueueUsage) -> bool:
-        """Return whether a queue may begin another append. A queue without records may, within the bounds."""
+        """Return whether a queue may start another append: whether its pending records are within its present
+        share.
+
+        A queue without pending records may always start one while the bounds are not exceeded.
+        """
         return (
             queue.pending_records <= (self.records_max - self.records) >> SHARE_SHIFT
             and queue.pending_bytes <= (self.bytes_max - self.bytes) >> SHARE_SHIFT

@@ -179,7 +179,10 @@ def _describe_parked(group: str, keys: Sequence[str]) -> str:
 
 
 def _describe_finished(topic: str, group: str, queues: Sequence[Mapping[str, Any]]) -> str:
-    """Say why nothing came although nothing is in flight or waits for a retry, and what to do about it."""
+    """Return a text that explains why a pull returned no messages, and what the user can do about it.
+
+    No message is in flight or waits for a retry.
+    """
     if not any(queue["next"] for queue in queues):
         return f"topic {topic} is empty: `ddmq send {topic} hello` sends it a message"
     if lag := sum(queue["lag"] for queue in queues):

@@ -91,7 +91,11 @@ class OrderPicture:
         return min(columns - 1, int(self.share_of(at_ms) * columns))
 
     def marks_of(self, row: KeyRow, columns: int) -> list[KeyMark]:
-        """Return the mark for each column of a row."""
+        """Return the row's KeyMark (finished, failed, blocked, stored or nothing) for each of `columns`
+        slices of time.
+
+        The last finish or failure in a column wins over everything else.
+        """
         marks = [KeyMark.NOTHING] * columns
         for start_ms, end_ms in row.blocked:
             for column in range(self.column_of(start_ms, columns), self.column_of(end_ms, columns) + 1):

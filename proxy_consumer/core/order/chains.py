@@ -39,8 +39,11 @@ _NOWHERE: dict[Any, int] = {}
 
 
 class Chain:
-    """The jobs of one key. `heads`: the released messages that are not durably finished, as (stream, offset),
-    in order."""
+    """The messages with one order key that are not finished yet, of which only the first are released for
+    delivery.
+
+    `heads`: the released messages that are not durably finished, as (stream, offset), in order.
+    """
 
     __slots__ = ("heads", "indexed", "key", "mark", "open", "unindexed")
 

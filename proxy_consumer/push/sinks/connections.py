@@ -33,7 +33,7 @@ class Receiving:
     """One reply that is being received. Raises UnboundedError at a bound, EOFError if it ends too early."""
 
     def __init__(self, sock: Any, bytes_max: int, reads_max: int, until: float) -> None:
-        """`until`: the deadline for the whole reply, in monotonic seconds."""
+        """Create a reader of one reply. `until`: the deadline for the whole reply, in monotonic seconds."""
         self._sock = sock
         self._bytes_max = self._bytes_left = bytes_max
         self._reads_max = self._reads_left = reads_max
@@ -108,10 +108,14 @@ class Receiving:
 
 
 class Connection:
-    """One connection to a receiver. `reusable`: it can be reused after the present use."""
+    """A network connection from a push sink to its receiver.
+
+    `reusable`: the connection can be used again after the present request.
+    """
 
     def __init__(self, host: str, port: int, tls: Any = None) -> None:
-        """`tls`: the TLS context; None for an unencrypted connection."""
+        """Create a connection that is not open yet. `tls`: the TLS context; None for an unencrypted
+        connection."""
         self.host = host
         self.port = port
         self.sock: Any = None

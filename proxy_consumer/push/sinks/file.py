@@ -99,7 +99,7 @@ def _build_record(job: ActionJob) -> dict[str, object]:
 
 
 class FilesFolder:
-    """One folder, whose files together may have `bytes_max` bytes, whichever processes write them.
+    """A folder of output files with a total size of at most `bytes_max`, over all processes that write there.
 
     The total is stored in the file TALLY. A writer locks it, adds its bytes and writes them, so that the
     bound holds for all proxies. The files are counted at the first write of a process (a killed process may

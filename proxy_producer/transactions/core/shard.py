@@ -334,7 +334,12 @@ class TransactionShard:
             self._orphans += range(start, end)
 
     def finish_left_over(self, offsets: Sequence[int]) -> None:
-        """Record that these left-over messages are finished, because they are dead letters now."""
+        """Record that the half messages at these offsets are finished, because they are stored as dead
+        letters now.
+
+        They are left-over messages: they did not fit into the commit that made their transaction a dead
+        letter.
+        """
         self._acks.finish((offset, offset + 1) for offset in offsets)
         finished = set(offsets)
         self.left_over = [offset for offset in self.left_over if offset not in finished]
