@@ -17,34 +17,34 @@ Every process serves its metrics in Prometheus' text format at `http://ADMIN/met
 $ curl -s http://127.0.0.1:9813/metrics | grep ddmq_lag
 ```
 
-This page lists all metrics with their kind, unit and labels. For a ready-made Grafana dashboard and
-alert rules, see [alerts.md](alerts.md). The command `python tools/metrics_page.py` generates this page
-from `ddmq_common/metrics/catalogue.py`.
+This page lists all metrics with their kinds, units and labels. For a ready-made Grafana dashboard and
+alert rules, see [alerts.md](alerts.md). This page is generated from `ddmq_common/metrics/catalogue.py`
+by the command `python tools/metrics_page.py`.
 
 ## How to read them
 
 * **Counters** start at 0 when their process starts.
-* **Histograms** in the process have buckets that are at most 12.5 % wide. At `/metrics`, the bucket
-  limits are powers of two, regardless of the unit, and a histogram without observations is omitted.
-* **Gauges** whose values must be computed are computed when `/metrics` is requested, at most once a
+* **Histograms** are kept in buckets with a relative width of at most 12.5 %. At `/metrics`, however, the
+  bucket limits are powers of two, regardless of the unit, and histograms without observations are
+  omitted.
+* **Gauges** whose values have to be calculated are updated when `/metrics` is requested, at most once a
   second.
 * **Units** are `us` and `ms` for times, `bytes` for sizes, and `1` for flags and states. A metric
-  without a unit is a plain count. Unlike most Prometheus metrics, ddmq's metrics do not express times in
-  seconds. The names of the metrics will not change, because dashboards, rules and tables use these
-  names.
+  without a unit is a plain count. Unlike most Prometheus metrics, ddmq's metrics do not use seconds as
+  the unit of time. The metrics' names will not change, because dashboards, rules and tables depend on
+  them.
 * **Labels** are limited: once a metric has 10,000 label sets (a histogram: 1,000), all further label
-  sets share the label "other". A topic or group label is always the name of a topic or group that exists
-  or has existed, never arbitrary text from a client. Rejections without a topic are counted under the
-  topic `-`.
+  sets are combined under the label "other". A topic or group label is always the name of a topic or
+  group that exists or once existed, never arbitrary text from a client. Rejections without a topic are
+  counted under the topic `-`.
 * **Lag** and the related gauges are reported by the proxy that holds a subscription's queues. If there
-  are several proxies, add their values (for ages and ack spans, use the highest value). The lag of
-  queues without an owner is reported by a single proxy, which checks every 5 s which queues have no
-  owner. Between two checks, this proxy reports the values of the last check. The lag age is the age of
-  the message at the committed offset. If the lag of more than 64 queues is changing, some lag ages are
-  those of an earlier message for one or two checks, so these ages are too high rather than too low.
-* **Redeliveries** are counted by a proxy if the message failed, timed out, or entered a step of the
-  retry path at that proxy. If a message is redelivered because its proxy died, the redelivery is not
-  counted.
+  are several proxies, add up their values (for ages and ack spans, use the highest value). The lag of
+  queues without an owner is reported by a single proxy, which looks for such queues every 5 s and
+  reports the same values until the next check. The lag age is the age of the message at the committed
+  offset. If the lag of more than 64 queues is changing, some lag ages may refer to an earlier message
+  for one or two checks; such ages are too high, never too low.
+* **Redeliveries** are counted by a proxy if the message has failed, timed out, or entered a step of the
+  retry path at that proxy. Redeliveries that occur because a proxy died are not counted.
 
 | quantity | metric |
 |---|---|
@@ -53,12 +53,11 @@ from `ddmq_common/metrics/catalogue.py`.
 | late acknowledgements | `ddmq_results_ignored_total` with the reason `late` |
 | cancelled delayed messages | `ddmq_delay_orders_total` with the outcome `cancelled` |
 
-**Cost:** Updating the metrics takes 0.3 µs per send, 1.3 µs per pull reply, and 0.4 µs per result. Updating
-the metrics also takes 0.6 µs per group commit and 1 µs per iteration of the event loop. The stated costs are
-the lowest values from many runs on one core. Each check of the lag takes 20 µs for each
-subscription that the proxy holds. A request for `/metrics` takes about 60 µs for each subscription, in
-steps of 1 to 2 ms. The benchmark `ddmq bench t15` measures these costs with the loads of the benchmarks
-T1 and T3.
+**Cost:** Updating the metrics takes 0.3 µs per send, 1.3 µs per pull reply, and 0.4 µs per result. Each
+group commit adds another 0.6 µs, and each iteration of the event loop 1 µs. These costs are the lowest
+values from many runs on one core. Each lag check takes 20 µs per subscription that the proxy holds. A
+request for `/metrics` takes about 60 µs per subscription, in steps of 1 to 2 ms. The benchmark
+`ddmq bench t15` measures these costs under the loads of the benchmarks T1 and T3.
 
 ## All metrics
 

@@ -30,56 +30,56 @@ CONTRACT = "contract/test_contract_"
 # What a user is promised, by the file or the folder under tests/ that asks for it.
 PROMISES = {
     CONTRACT
-    + "append": "records are stored completely, in the order of the calls, with a result for each message",
+    + "append": "records are stored completely and in the order of the calls, with a result for each message",
+    CONTRACT + "read": "a reader receives all messages within its limits, and a report of deleted messages",
     CONTRACT
-    + "read": "a reader receives all messages within its limits, and a report of those that were deleted",
-    CONTRACT
-    + "read_tags": "reading by tag returns all matches, and continues after the messages that it skips",
-    CONTRACT + "carried": "the short form of a message matches its complete form",
-    CONTRACT + "wait": "a waiting reader is woken immediately and is never forgotten",
+    + "read_tags": "reading by tag returns all matching messages, and continues after skipped messages",
+    CONTRACT + "carried": "a message's short form matches its complete form",
+    CONTRACT + "wait": "a waiting reader is always woken, and immediately",
     CONTRACT
     + "commit": "a commit is all or nothing; a former owner of a queue is rejected; progress is exact",
-    CONTRACT + "once": "a message with an identity is stored once, however often it is sent",
+    CONTRACT + "once": "a message with an identity is stored once, no matter how often it is sent",
     CONTRACT + "due": "a delay starts exactly at the store time",
     CONTRACT + "find": "messages can be found by time, key and id; store times never decrease",
-    CONTRACT + "settings": "settings are durable, and their watchers are notified",
+    CONTRACT + "settings": "settings are durable, and watchers are notified of changes",
     CONTRACT + "topics": "topics can be created, enlarged, changed and deleted; a new topic inherits nothing",
-    CONTRACT
-    + "members": "a queue has one holder at a time; epochs rise with each holder; older epochs are rejected",
-    CONTRACT + "sharing": "queues are shared as the group requests, and move when they are released or lost",
-    CONTRACT + "lifecycle": "each call receives a result, even while the engine drains and closes",
+    CONTRACT + "members": "a queue has one holder at a time; each new holder has a higher epoch; "
+    "older epochs are rejected",
+    CONTRACT + "sharing": "queues are shared as the group requests, and move if they are released or lost",
+    CONTRACT + "lifecycle": "every call receives a result, even while the engine is draining and closing",
     CONTRACT + "lasting": "messages, topics, settings, progress and epochs survive a restart",
     CONTRACT + "killed": "acknowledged calls survive repeated kills (kill -9) of the writer",
-    CONTRACT + "model": "long random histories give the same results as a naive model",
-    "interop": "five kinds of old clients, which were recorded, receive the responses that they expect",
-    "scenarios": "servers: order keys, retries, dead letters, levels, push, results sent to another proxy",
+    CONTRACT + "model": "long random histories produce the same results as a naive model",
+    "interop": "five kinds of old clients, whose traffic was recorded, receive the responses that they "
+    "expect",
+    "scenarios": "servers: order keys, retries, dead letters, delay levels, push, results sent to another "
+    "proxy",
     "service/cli": "the commands and the admin API",
-    "service/kafka": "brokers and servers are killed, suspended or cut off; full disks and foreign topics",
+    "service/kafka": "brokers and servers that are killed, suspended or cut off; full disks; foreign topics",
 }
 ALONE = {
     CONTRACT + "killed": "file_log",
     "service/kafka": "kafka",
 }  # about one engine, which no parameter names
 HEAD = """
-The command `python tools/promises.py` generates this section from the tests. The table shows how many test
-cases run on each engine with the same test code. `make test` runs the tests for memory and the file log, and
-`make test-kafka` runs the tests for Kafka on a real broker. The first rows of the table, up to the naive
-model, are the contract suite of the backend port. The contract suite also runs the file log in three other
-ways (as a process that is not the writer, and with tiny limits). The table does not count these additional
-runs. The memory engine is a model for tests; no server uses this engine.
+This section is generated from the tests by the command `python tools/promises.py`. The table shows how many
+test cases run on each engine with the same test code. The command `make test` runs the tests for the memory
+engine and the file log, and `make test-kafka` runs the tests for Kafka on a real broker. The first rows of
+the table, up to the naive model, are the contract suite of the backend port. The contract suite is also run
+on three variants of the file log (as a process that is not the writer, and with tiny limits); these
+additional runs are not counted in the table. The memory engine is a model that only tests use.
 
 | promise | memory | file log | Kafka |
 |---|---|---|---|
 """
 UNBROKEN_WORDS: Mapping[str, bool] = {"break_on_hyphens": False, "break_long_words": False}
 INTRO_UNSUPPORTED = """
-For each engine, the following list shows the test cases that run only on other engines. Names in code font
-are test functions:
+The following list shows, for each engine, which test cases run only on other engines, and why. Names in code
+font are test functions:
 
 """
 ONE = """
-**Some test cases run on only one engine**, although the tests in their folders are the same for all
-engines. These cases are"""
+**Some test cases run on only one engine**, although the folders contain the same tests for all engines:"""
 
 
 class Case(NamedTuple):
@@ -221,9 +221,8 @@ def alone(cases: dict[Case, dict[str, str]]) -> str:
         f" The tests of the {ENGINES[engine]} are {named(which, cases)}."
         for engine, which in sorted(cases_by_engine.items())
     ]
-    text = (
-        f"{ONE.strip()} {', '.join(counts) or 'none'}, and all cases of the last row, which concerns Kafka."
-    )
+    last_row = "all cases in the last row of the table, which are about Kafka"
+    text = f"{ONE.strip()} {', '.join(counts) or 'none'}, and {last_row}."
     text += "".join(tests)
     return "\n" + textwrap.fill(text, 120, **UNBROKEN_WORDS) + "\n"
 

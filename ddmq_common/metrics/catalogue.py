@@ -14,23 +14,23 @@ from ddmq_common.metrics.metric import histogram as _histogram
 # --- the process
 HUB_BLOCKED = _histogram(
     "ddmq_hub_blocked_us",
-    "Time for which callbacks blocked the event loop, and thus all other work, between two polls.",
+    "Time for which callbacks blocked the event loop, and therefore all other work, between two polls.",
     unit="us",
 )
 COLLECT_FAILED = _counter(
     "ddmq_collect_failed_total",
-    "Number of failed collectors. The gauges of a failed collector keep their previous values.",
+    "Number of times that a collector failed. The gauges of a failed collector keep their previous values.",
 )
 SAMPLES_WRITTEN = _counter("ddmq_samples_written_total", "Number of sample files written.")
 SAMPLES_FAILED = _counter(
     "ddmq_samples_failed_total",
     "Number of sample files that could not be written, merged or deleted, by reason: full, read-only, "
-    "missing, denied, other. If a sample file cannot be written, the next file includes its data.",
+    "missing, denied, other. The data of a file that could not be written is included in the next file.",
     "reason",
 )
 SAMPLES_DELETED = _counter(
     "ddmq_samples_deleted_total",
-    "Number of sample files deleted, by reason: age, bytes, merged, left.",
+    "Number of deleted sample files, by reason: age, bytes, merged, left.",
     "reason",
 )
 SAMPLES_BYTES = _gauge(
@@ -63,8 +63,8 @@ SEND_BYTES = _counter(
 )
 SEND_LATENCY = _histogram(
     "ddmq_send_latency_us",
-    "Time from the receipt of the complete request frame to the reply, for stored messages. A batch counts "
-    "as one observation for each of its topics.",
+    "For stored messages, the time from the receipt of the complete request frame to the reply. A batch "
+    "counts as one observation for each of its topics.",
     "topic",
     unit="us",
 )
@@ -73,13 +73,11 @@ SEND_REFUSED = _counter(
     "Number of messages for which a code other than 0 was returned, by reason.",
     "reason",
 )
-SEND_DEFERRED = _counter(
-    "ddmq_send_deferred_total", "Number of requests that waited because of a rate limit."
-)
+SEND_DEFERRED = _counter("ddmq_send_deferred_total", "Number of requests that were delayed by a rate limit.")
 SEND_DUPLICATES = _counter(
     "ddmq_send_duplicates_total",
-    "Number of messages confirmed with code 0 because an earlier send had already stored them. Duplicates "
-    "are recognised by their idempotency key or sequence.",
+    "Number of messages confirmed with code 0 because an earlier send had already stored them. "
+    "Duplicates are recognised by their idempotency key or sequence.",
     "topic",
 )
 SEND_LATE = _counter(
@@ -93,9 +91,9 @@ SEND_INFLIGHT = _gauge(
 DELAY_OUTCOMES = _counter(
     "ddmq_delay_order_outcomes_total",
     "Number of delay command outcomes at a producer proxy: heard, pending, nobody, waiters_max or refused. "
-    '"pending" means that the caller\'s time limit expired, and "nobody" means that the caller no longer '
-    'waits. "waiters_max" means that too many callers were waiting, so "pending" was returned immediately. '
-    '"refused" means that a cancellation or change was rejected; such commands are not counted as sends.',
+    '"pending" means that the caller\'s timeout expired, and "nobody" means that the caller was no longer '
+    'waiting. "waiters_max" means that too many callers were waiting, so "pending" was returned immediately.'
+    ' "refused" means that a cancellation or change was rejected; such commands are not counted as sends.',
     "what",
 )
 TRANSACTIONS_OPEN = _gauge(
@@ -106,19 +104,19 @@ TRANSACTIONS_AGE = _gauge(
 )
 TRANSACTIONS_ENDED = _counter(
     "ddmq_transactions_ended_total",
-    "Number of transactions that have ended, by outcome: committed, rolled back, or the reason why the "
-    "transaction became a dead letter.",
+    "Number of ended transactions, by outcome: committed, rolled back, or the reason why the transaction "
+    "became a dead letter.",
     "outcome",
 )
 TRANSACTIONS_CHECKS = _counter(
     "ddmq_transactions_checks_total",
-    "Number of checks, in which a producer group is asked for the outcome of a transaction.",
+    "Number of transaction checks, which ask a producer group for the outcome of a transaction.",
 )
 TRANSACTIONS_REFUSED = _counter(
     "ddmq_transactions_refused_total",
-    "Number of requests to end a transaction, and of polls for checks, that were rejected, by reason. A half"
-    " message is also counted if its transaction has ended or belongs to another group, or if the half "
-    "message is a duplicate.",
+    "Number of rejected requests to end a transaction and rejected polls for checks, by reason. Half "
+    "messages are also counted if they are duplicates, or if their transaction has ended or belongs to "
+    "another group.",
     "reason",
 )
 TOPICS_CREATED = _counter("ddmq_topics_created_total", "Number of topics created on first use.", "outcome")
@@ -130,28 +128,28 @@ FAILED = _counter(
 )
 REDELIVERED = _counter(
     "ddmq_redelivered_total",
-    "Number of messages delivered again after their first delivery.",
+    "Number of message redeliveries.",
     "group",
     "topic",
 )
 RETURNED = _counter(
     "ddmq_returned_total",
-    "Number of messages that clients handed back unprocessed. Returned messages are delivered again, and "
-    "the delivery that was handed back does not count as an attempt.",
+    "Number of messages that clients handed back unprocessed. These messages are redelivered, and the "
+    "delivery that was handed back does not count as an attempt.",
     "group",
     "topic",
 )
 QUEUE_WAIT = _histogram(
     "ddmq_queue_wait_us",
-    "Time from the storage of a message to its first delivery. Each pull reply counts as one observation, "
-    "based on its oldest message.",
+    "Time from when a message is stored until its first delivery. Each pull reply counts as one observation,"
+    " based on its oldest message.",
     "group",
     "topic",
     unit="us",
 )
 PROCESS = _histogram(
     "ddmq_process_us",
-    "Time from delivery to acknowledgement. Each lease that a result identifies counts as one observation, "
+    "Time from delivery to acknowledgement. Each lease identified by a result counts as one observation, "
     "regardless of the number of messages that the result finishes.",
     "group",
     "topic",
@@ -182,22 +180,22 @@ REPLIES = _counter(
 )
 SKIPPED = _counter(
     "ddmq_skipped_total",
-    "Number of messages finished without delivery, by reason. Possible reasons: the message is rejected "
-    "pressure traffic, filtered out, missing from the log, or expired; or it is a retry for a deleted "
-    "subscription, or a dead letter that was resent to another group.",
+    "Number of messages finished without delivery, by reason: the message was rejected pressure traffic, was"
+    " filtered out, was missing from the log, had expired, was a retry for a deleted subscription, or was a "
+    "dead letter resent to another group.",
     "group",
     "topic",
     "reason",
 )
 UNKEYED = _counter(
     "ddmq_unkeyed_total",
-    "Number of messages that have no key although their subscription is ordered. Messages without a key are "
-    "delivered without order.",
+    "Number of messages without a key in ordered subscriptions. These messages are delivered in no "
+    "particular order.",
     "group",
     "topic",
 )
 PULLS = _counter("ddmq_pulls_total", "Number of completed pulls, by outcome.", "outcome")
-WAITING_PULLS = _gauge("ddmq_waiting_pulls", "Number of pulls that are waiting for a message.")
+WAITING_PULLS = _gauge("ddmq_waiting_pulls", "Number of pulls that are waiting for messages.")
 FETCHES = _counter("ddmq_fetches_total", "Number of completed low-level fetches, by outcome.", "outcome")
 FETCHED = _counter(
     "ddmq_fetched_total",
@@ -209,7 +207,7 @@ FETCHERS = _gauge("ddmq_fetchers", "Number of consumer ids that are fetching.")
 INSTANCES = _gauge("ddmq_broadcast_instances", "Number of instances of broadcasting groups that are pulling.")
 BROADCAST_DROPPED = _counter(
     "ddmq_broadcast_dropped_total",
-    "Number of deliveries to broadcasting instances that failed or were not acknowledged in time. Failed "
+    "Number of deliveries to broadcasting instances that failed or were not acknowledged in time. These "
     "deliveries are not repeated.",
     "group",
     "reason",
@@ -221,20 +219,20 @@ FORWARDED = _counter(
 )
 INCONSISTENT = _counter(
     "ddmq_inconsistent_subscriptions_total",
-    "Number of clients whose filter differs from the filter of the subscription or of the other clients in "
-    "their group.",
+    "Number of clients whose filter differs from that of the subscription or of other clients in their "
+    "group.",
     "group",
     "topic",
 )
 PROGRESS_FAILED = _counter(
     "ddmq_progress_failed_total",
-    "Number of failed commits of progress or of dead letters, by reason.",
+    "Number of failed commits of progress or dead letters, by reason.",
     "reason",
 )
 # --- where messages wait: per subscription, from the proxy that holds its queues; of those that nobody pulls
 # from, from one proxy. Over several proxies they add up; of ages and spans the highest holds
 LAG = _gauge(
-    "ddmq_lag", "Next offset minus committed offset, summed over the queues of the topic.", "group", "topic"
+    "ddmq_lag", "Next offset minus committed offset, summed over the topic's queues.", "group", "topic"
 )
 LAG_AGE = _gauge(
     "ddmq_lag_age_ms",
@@ -248,8 +246,8 @@ INFLIGHT = _gauge(
 )
 RETRYING = _gauge(
     "ddmq_retrying",
-    "Number of messages that are waiting for their next delivery, including first messages of parked keys "
-    "that have used up their deliveries.",
+    "Number of messages that are waiting for their next delivery, including the first messages of parked "
+    "keys if these messages have used up their deliveries.",
     "group",
     "topic",
 )
@@ -288,8 +286,8 @@ PARKED_KEYS = _gauge(
 )
 STALLED_QUEUES = _gauge(
     "ddmq_stalled_queues",
-    "Number of queues that have messages for waiting clients, but have made no progress for 30 s although no"
-    " message is in flight, retried, parked or held back by a limit.",
+    "Number of queues that have messages for waiting clients but have made no progress for 30 s, although no"
+    " message is in flight, being retried, parked or held back by a limit.",
     "group",
     "topic",
 )
@@ -313,28 +311,31 @@ LEVELS_DEAD = _counter(
 )
 LEVELS_LOST = _counter(
     "ddmq_levels_lost_total",
-    "Number of delayed messages that have been lost, by reason: missing or expired.",
+    "Number of lost delayed messages, by reason: missing or expired.",
     "level",
     "reason",
 )
 LEVELS_PENDING = _gauge(
-    "ddmq_levels_pending", "Number of messages that are waiting at a level owned by this process.", "level"
+    "ddmq_levels_pending", "Number of messages waiting at a level that this process owns.", "level"
 )
 LEVELS_PUT_OFF = _counter(
     "ddmq_levels_put_off_total",
-    "Number of messages that were deferred because their topic was closed to sends when they fell due.",
+    "Number of messages that were deferred because their topic was closed to sends when they became due.",
     "level",
 )
 LEVELS_OVERDUE = _gauge(
     "ddmq_levels_overdue_ms",
-    "Time by which the first unfired message at a level is overdue, for the levels that this process owns. "
-    "The value grows while no message fires or the level cannot be read, regardless of the reason.",
+    "How long the first unfired message at a level has been overdue, for the levels that this process owns. "
+    "The value increases for as long as no message fires or the level cannot be read, regardless of the "
+    "reason.",
     "level",
     unit="ms",
 )
 LEVELS_HELD = _gauge("ddmq_levels_held", "Number of delay levels that this process owns.")
 LEVELS_LATENESS = _histogram(
-    "ddmq_levels_lateness_us", "Time from the due time until the message is durable in its topic.", unit="us"
+    "ddmq_levels_lateness_us",
+    "Time from a message's due time until the message is durable in its topic.",
+    unit="us",
 )
 LEVELS_FAILED = _counter(
     "ddmq_levels_failed_total",
@@ -344,20 +345,18 @@ LEVELS_FAILED = _counter(
 )
 # --- delay: any due time
 DELAY_SHARDS = _gauge("ddmq_delay_shards", "Number of delay shards that this process owns and runs.")
-DELAY_PENDING = _gauge(
-    "ddmq_delay_pending", "Number of messages that are waiting in this process's shards.", "topic"
-)
+DELAY_PENDING = _gauge("ddmq_delay_pending", "Number of messages waiting in this process's shards.", "topic")
 DELAY_PENDING_BYTES = _gauge(
     "ddmq_delay_pending_bytes",
-    "Total size of the messages that are waiting in this process's shards. A repeating message counts once "
-    "for each of its deliveries in a day.",
+    "Total size of the messages waiting in this process's shards. A repeating message counts once for each "
+    "of its deliveries in a day.",
     "topic",
     unit="bytes",
 )
 DELAY_FULL = _gauge(
     "ddmq_delay_full",
-    "Number of topics that have reached their limit for waiting delayed messages. Further delayed messages "
-    "to these topics are rejected with code 15.",
+    "Number of topics that have reached their limit for waiting delayed messages. New delayed messages to "
+    "these topics are rejected with code 15.",
 )
 DELAY_ORDERS = _counter(
     "ddmq_delay_orders_total",
@@ -377,16 +376,16 @@ DELAY_LATENESS = _histogram(
 )
 DELAY_OVERDUE = _gauge(
     "ddmq_delay_overdue_ms",
-    "Time by which the oldest unfired message is overdue, for the shards that this process owns. The value "
-    "grows while no message fires, regardless of the reason. Messages of topics that currently accept no "
-    "messages do not count.",
+    "How long the oldest unfired message has been overdue, for the shards that this process owns. The value "
+    "increases for as long as no message fires, regardless of the reason. Messages to topics that currently "
+    "accept no messages do not count.",
     "shard",
     unit="ms",
 )
 DELAY_STALE = _counter(
     "ddmq_delay_stale_total",
-    "Number of messages that were still in the store although the log shows that they had fired. Stale "
-    "messages are removed from the store and do not fire again.",
+    "Number of messages that were still in the store although, according to the log, they had already fired."
+    " Such messages are removed from the store and do not fire again.",
 )
 DELAY_ASIDE = _counter(
     "ddmq_delay_aside_total",
@@ -403,7 +402,7 @@ DELAY_LAG = _gauge(
 )
 DELAY_LOST = _counter(
     "ddmq_delay_lost_total",
-    "Number of delay commands that have been lost, by reason: missing or expired.",
+    "Number of lost delay commands, by reason: missing or expired.",
     "reason",
 )
 DELAY_REPLIES_DROPPED = _counter(
@@ -411,15 +410,15 @@ DELAY_REPLIES_DROPPED = _counter(
 )
 DELAY_FAILED = _counter(
     "ddmq_delay_failed_total",
-    "Number of steps of the delay service that failed and will be retried.",
+    "Number of the delay service's steps that failed and will be retried.",
     "what",
     "reason",
 )
 # --- push and actions
 PUSHES = _counter(
     "ddmq_pushes_total",
-    "Number of messages that went through a push chain, by outcome: done, filtered, failed, given up, again "
-    "(retried after an error), late.",
+    "Number of messages that passed through a push chain, by outcome: done, filtered, failed, given up, "
+    "again (retried after an error), late.",
     "group",
     "topic",
     "outcome",
@@ -436,7 +435,7 @@ SCRIPT_ERRORS = _counter(
 )
 SCRIPTS_ENDED = _counter(
     "ddmq_scripts_ended_total",
-    "Number of scripts that were stopped because they used too much time or memory.",
+    "Number of scripts that were terminated because they used too much time or memory.",
 )
 PUSH_HEADERS_IGNORED = _counter(
     "ddmq_push_headers_ignored_total", "Number of headers in carrera_headers that were not sent.", "reason"
@@ -446,23 +445,23 @@ TRACE_STORED = _counter("ddmq_trace_events_total", "Number of trace events store
 TRACE_DROPPED = _counter(
     "ddmq_trace_events_dropped_total",
     "Number of trace events that were not stored, by reason: memory, day, messages, refused or failed. "
-    '"memory" means that too many events had not been appended yet, and "day" means that trace_bytes_per_day'
-    ' was reached. "messages" means that too many messages were traced at once, and "refused" means that the'
-    " store rejected the event.",
+    '"memory" means that too many events were waiting to be appended, and "day" means that '
+    'trace_bytes_per_day was reached. "messages" means that too many messages were being traced at once, and'
+    ' "refused" means that the store rejected the event.',
     "reason",
 )
 # --- file log
 LOG_COMMITS = _counter("ddmq_log_commits_total", "Number of group commits written.")
 LOG_RECORDS = _counter("ddmq_log_records_total", "Number of records written to the commit log.")
 LOG_SYNC = _histogram(
-    "ddmq_log_sync_us", "Duration of the write and fdatasync of one group commit.", unit="us"
+    "ddmq_log_sync_us", "Duration of the write and fdatasync for a group commit.", unit="us"
 )
 LOG_COMMIT_RECORDS = _histogram(
     "ddmq_log_commit_records",
-    "Number of records in one group commit. The bucket limits are the same as those of the time histograms.",
+    "Number of records in a group commit. The buckets have the same limits as those of the time histograms.",
 )
 LOG_COMMIT_BYTES = _histogram(
-    "ddmq_log_commit_bytes", "Size of one group commit, including frames.", unit="bytes"
+    "ddmq_log_commit_bytes", "Size of a group commit, including frames.", unit="bytes"
 )
 LOG_BYTES = _gauge(
     "ddmq_log_bytes",
@@ -471,12 +470,13 @@ LOG_BYTES = _gauge(
 )
 LOG_DAMAGED = _counter(
     "ddmq_log_damaged_total",
-    "Number of damaged sections that were found. Damaged data is never served.",
+    "Number of damaged sections found. Damaged data is never served.",
     "file",
 )
 LOG_TORN = _counter(
     "ddmq_log_torn_bytes_total",
-    "Number of unacknowledged bytes in partial tails that were truncated at startup.",
+    "Number of unacknowledged bytes removed at startup because they belonged to incomplete records at the "
+    "end of a file.",
     unit="bytes",
 )
 LOG_RESCUES = _counter(
@@ -492,11 +492,11 @@ LOG_LATE = _counter(
 LOG_SENDS_FORGOTTEN = _counter(
     "ddmq_log_sends_forgotten_total",
     "Number of sequences and idempotency keys that were discarded early because a limit was reached. If a "
-    "message whose sequence or key was discarded is sent again, the message may be stored again or rejected.",
+    "message with a discarded sequence or key is sent again, it may be stored again or rejected.",
 )
 LOG_CHECKPOINTS = _counter("ddmq_log_checkpoints_total", "Number of checkpoints, by outcome.", "outcome")
 LOG_SEGMENTS_DELETED = _counter(
-    "ddmq_log_segments_deleted_total", "Number of segments that retention deleted.", "reason"
+    "ddmq_log_segments_deleted_total", "Number of segments deleted by retention.", "reason"
 )
 LOG_SEGMENTS_HELD = _gauge(
     "ddmq_log_segments_held", "Whether a hold prevents the deletion of a segment (1: yes, 0: no).", unit="1"
@@ -518,25 +518,25 @@ LOG_DISK = _gauge(
 # --- Kafka, the clients of this process
 KAFKA_PENDING_RECORDS = _gauge(
     "ddmq_kafka_pending_records",
-    "Number of records from sends that are on their way to the brokers. Sends are rejected if this number "
-    "reaches 100,000.",
+    "Number of records from sends that are on their way to the brokers. Once this number reaches 100,000, "
+    "sends are rejected.",
 )
 KAFKA_PENDING_BYTES = _gauge(
     "ddmq_kafka_pending_bytes",
-    "Total size of the records from sends that are on their way to the brokers. Sends are rejected if this "
-    "size reaches pending_bytes_max in backend.yaml.",
+    "Total size of the records from sends that are on their way to the brokers. Once this size reaches "
+    "pending_bytes_max in backend.yaml, sends are rejected.",
     unit="bytes",
 )
 KAFKA_COMMIT = _histogram(
     "ddmq_kafka_commit_us",
-    "Time from the write of a commit of acknowledgements, retries or delays to Kafka's response, by kind: "
-    "plain, transaction.",
+    "Time from writing a commit of acknowledgements, retries or delays until Kafka responds, by kind: plain,"
+    " transaction.",
     "kind",
     unit="us",
 )
 KAFKA_COMMITS = _counter(
     "ddmq_kafka_commits_total",
-    "Number of commits by kind (plain, transaction) and outcome: stored, refused (nothing is stored; most "
+    "Number of commits, by kind (plain, transaction) and outcome: stored, refused (nothing was stored; most "
     "refused commits are retried), fenced (another process has taken over the transactions of this process),"
     " unknown.",
     "kind",
@@ -544,8 +544,8 @@ KAFKA_COMMITS = _counter(
 )
 KAFKA_PRODUCERS_REPLACED = _counter(
     "ddmq_kafka_producers_replaced_total",
-    "Number of Kafka producers that were replaced after a fatal error, or because Kafka did not respond in "
-    "time, by producer: messages, progress. If Kafka never responded to a record, the record's outcome is "
+    "Number of Kafka producers that were replaced after a fatal error or because Kafka did not respond in "
+    "time, by producer: messages, progress. The outcome of a record to which Kafka never responded is "
     "unknown.",
     "producer",
 )
@@ -561,39 +561,37 @@ KAFKA_QUARANTINES = _counter(
 KAFKA_RETIRED_IDS = _gauge("ddmq_kafka_retired_ids", "Number of transactional ids that cannot be used.")
 KAFKA_FOLLOWER_LAG = _gauge(
     "ddmq_kafka_follower_lag_ms",
-    "Age of the last heartbeat that this process has read back from Kafka, while a later heartbeat is on its"
-    " way. The age is normally below 1,000. If the age reaches session_ms in backend.yaml, the process "
+    "Age of the last heartbeat that this process has read back from Kafka while a later heartbeat is on its "
+    "way. Values are normally below 1,000. If the value reaches session_ms in backend.yaml, the process "
     "loses its queues.",
     unit="ms",
 )
 KAFKA_BROKER_RTT = _gauge(
     "ddmq_kafka_broker_rtt_ms",
-    "99th percentile, over 10 s, of the round-trip times between the progress producer and a broker, as "
+    "99th percentile of the round-trip times between the progress producer and a broker over 10 s, as "
     "measured by librdkafka.",
     "broker",
     unit="ms",
 )
 KAFKA_THROTTLE = _gauge(
     "ddmq_kafka_throttle_ms",
-    "Longest time, over 10 s, for which a broker delayed a response to the progress producer because of a "
+    "Longest time within 10 s for which a broker delayed a response to the progress producer because of a "
     "quota.",
     "broker",
     unit="ms",
 )
 # --- sessions of several processes over one directory
 SESSIONS = _gauge("ddmq_sessions", "Number of open sessions at this writer.")
-SESSIONS_ENDED = _counter(
-    "ddmq_sessions_ended_total", "Number of sessions that have ended, by reason.", "reason"
-)
+SESSIONS_ENDED = _counter("ddmq_sessions_ended_total", "Number of ended sessions, by reason.", "reason")
 SESSION_REFUSED = _counter(
-    "ddmq_session_refused_total", "Number of sessions and requests that were rejected, by reason.", "reason"
+    "ddmq_session_refused_total", "Number of rejected sessions and requests, by reason.", "reason"
 )
 SESSION_LOST = _counter(
     "ddmq_session_lost_total", "Number of times that this process lost its writer.", "reason"
 )
 SESSION_UNANSWERED = _counter(
     "ddmq_session_unanswered_total",
-    "Number of appends and commits whose outcome remained unknown because the writer had disappeared or "
+    "Number of appends and commits whose outcome remained unknown because the writer disappeared or "
     "responded too late.",
     "what",
 )
