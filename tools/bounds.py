@@ -26,19 +26,20 @@ class Scope(Enum):
     INSTALLATION = (
         "All processes combined",
         "These limits apply to all state that is shared by the processes that use the same directory or the "
-        "same Kafka namespace. A single process or a lock enforces the limits, so several proxies stay "
-        "within each limit even if they race. The third column lists the exceptions.",
+        "same Kafka namespace. Each limit is enforced by a single process or by a lock, so it also holds if "
+        "several proxies make changes at the same time. The third column lists the exceptions.",
         "exactly the limit",
     )
     OWNER = (
         "What one process owns at a time",
         "A queue, a shard or a message has one owner at a time, and only the owner counts towards the limit. "
-        "Additional proxies raise only those limits for which the third column contains an N.",
+        "Additional proxies raise only those limits for which the third column contains "
+        "an N (the number of proxies).",
         "1 ×",
     )
     PROCESS = (
         "Each process",
-        "These limits apply to the memory, the connections and the work in progress of one process. With "
+        "These limits apply to the memory, the connections and the work in progress of each process. With "
         "`ddmq serve --processes`, each service is a separate process. With N proxies, the total limit is N "
         "times as high. To limit the total, divide the desired limit by the number of proxies.",
         "N ×",
@@ -52,7 +53,7 @@ class Scope(Enum):
     REQUEST = (
         "Each message, request or reply",
         "Each process applies these limits to the messages, requests and replies that it handles. The limits "
-        "are the same with any number of proxies.",
+        "are the same for any number of proxies.",
         "1 ×",
     )
 
@@ -79,15 +80,17 @@ class Bound(NamedTuple):
 
 HEAD = """# Limits, and where they apply
 
-This page lists every limit, its effect, and its meaning if you run several proxies.
+This page lists all limits, what happens when a limit is reached, and how each limit applies to several
+proxies.
 
-**Before you run a second proxy**, note that the limits in the first table apply to all proxies combined. The
-limits in the third table apply to each process separately: with three proxies, three times as many requests
-may be in flight, and a topic accepts three times its configured rate.
+**Before you run a second proxy**, note that the limits in the first table apply to all proxies combined.
+The limits in the third table apply to each process separately: with three proxies, there may be three times
+as many requests in flight, and a topic accepts three times its configured rate.
 
 A limit is written as `FILE.KEY`, as in [conf/](../conf/). A limit without a key is described in words, with
 its value. On this page, a process is `ddmq serve` or one of its services, and a proxy is the producer or
-consumer proxy of a process. The command `python tools/bounds.py` creates this page from `tools/bounds.yaml`.
+consumer proxy of a process. The command `python tools/bounds.py` generates this page from
+`tools/bounds.yaml`.
 """
 
 

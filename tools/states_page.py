@@ -8,33 +8,33 @@ from proxy_consumer.core.jobs import TRANSITIONS, JobEvent, JobState
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "states.md"
 HEAD = """# States of a job
 
-Use this page to see what can happen to a message that is not acknowledged at its first delivery: the states,
-the events, and the state that follows each event. The page is generated from `proxy_consumer/core/jobs.py`
-by `python tools/states_page.py`.
+Use this page to see what can happen to a message that is not acknowledged at its first delivery: the
+states, the events, and the state that follows each event. The page is generated from
+`proxy_consumer/core/jobs.py` by `python tools/states_page.py`.
 
-A message that succeeds at its first delivery has no state. A successful message is read ahead, delivered as
-part of a range of offsets under a single lease, and acknowledged; then its offset is finished. A message
-becomes a job only in these cases:
+A message that succeeds at its first delivery never has a state: it is read ahead, delivered as part of a
+range of offsets under a single lease, and acknowledged, and its offset is then finished. A message becomes
+a job only in the following cases:
 
 * The message fails or times out.
 * The message waits in the chain of its order key and has to be read again.
 * An operator parks or skips the message.
-* The group's progress contains attempts to deliver the message before a restart.
+* The group's progress contains attempts to deliver the message that were made before a restart.
 
-Three rules hold in every state:
+The following rules apply in every state:
 
 * **A message stays unfinished until its outcome is certain.** The offset of a spent job is finished in the
-  same commit that stores the message in its next topic (the retry topic or the dead letters). The message is
-  therefore always in at least one of the two topics.
-* **Only the holder of the current lease may finish a message.** A result with an expired lease has no effect
+  same commit that stores the message in its next topic (the retry topic or the dead letters). The message
+  is therefore always in at least one of the two topics.
+* **Only the holder of the current lease may finish a message.** A result for an expired lease has no effect
   and is counted as late. An acknowledgement without a lease id finishes a message that is currently leased
   or was delivered earlier.
-* **Only the head of a chain can fail.** Messages that follow the head and were delivered together with the
-  head go back into the chain untried. The event for these messages is FORGOTTEN, or SENT_BACK if the
-  messages have been tried before. These messages are delivered when the chain reaches them again.
+* **Only the head of a chain can fail.** Messages that follow the head and were delivered together with it
+  return to the chain untried. The event for these messages is FORGOTTEN, or SENT_BACK if the messages have
+  been tried before. These messages are delivered when the chain reaches them again.
 
-An event that the last table does not list for a state cannot happen in that state. If an unlisted event
-occurs, ddmq has a bug: an error is raised, and the state does not change.
+An event that the last table does not list for a state cannot happen in that state. If such an event occurs
+nevertheless, this is a bug in ddmq: an error is raised, and the state does not change.
 
 ## States
 

@@ -48,17 +48,17 @@ class JobEvent(Enum):
     """An event that changes a job's state; each value describes it in words."""
 
     DELIVERED = "the message was delivered to a client"
-    FAILED = "the message failed or timed out, and has to wait"
+    FAILED = "the message failed or timed out and has to wait"
     TIMED_OUT = "the message timed out and is delivered again immediately"
     DUE = "the retry interval ended"
     RELEASED = "the chain reached the message, a client handed it back untried, or it must be checked again"
-    SENT_BACK = "the message went back into its chain and has been tried before"
-    FORGOTTEN = "the message went back into its chain and has never been tried"
+    SENT_BACK = "the message returned to its chain and has been tried before"
+    FORGOTTEN = "the message returned to its chain and has never been tried"
     PARKED = "the key of the message was parked"
     EXHAUSTED = "the attempts were used up, and the key must be parked"
     REPLAYED = "an operator requested immediate delivery"
-    SPENT = "the attempts were used up, or a client or an operator gave up the message"
-    FINISHED = "the message was acknowledged, was skipped, expired, or was stored in its next topic"
+    SPENT = "the attempts were used up, or a client or an operator gave up on the message"
+    FINISHED = "the message was acknowledged or skipped, it expired, or it was stored in its next topic"
 
     __hash__ = object.__hash__
 
