@@ -33,8 +33,7 @@ class Scope(Enum):
     OWNER = (
         "What one process owns at a time",
         "A queue, a shard or a message has one owner at a time, and only the owner counts towards the limit. "
-        "Additional proxies raise only those limits for which the third column contains "
-        "an N (the number of proxies).",
+        "Additional proxies raise only those limits for which the third column contains an N.",
         "1 ×",
     )
     PROCESS = (
@@ -88,9 +87,9 @@ The limits in the third table apply to each process separately: with three proxi
 as many requests in flight, and a topic accepts three times its configured rate.
 
 A limit is written as `FILE.KEY`, as in [conf/](../conf/). A limit without a key is described in words, with
-its value. On this page, a process is `ddmq serve` or one of its services, and a proxy is the producer or
-consumer proxy of a process. The command `python tools/bounds.py` generates this page from
-`tools/bounds.yaml`.
+its value. In the third column, 1 × and N × are multiples of the limit, where N is the number of proxies. On
+this page, a process is `ddmq serve` or one of its services, and a proxy is the producer or consumer proxy
+of a process. The command `python tools/bounds.py` generates this page from `tools/bounds.yaml`.
 """
 
 
