@@ -84,7 +84,11 @@ def registered_engines() -> dict[str, EntryPoint]:
 
 
 class EngineNames(Collection[str]):
-    """The names of all engines. Metadata of installed packages is read when a name is not a bundled one."""
+    """The collection of all engine names: those bundled with ddmq, and those that installed packages
+    register.
+
+    The metadata of installed packages is read only if a name is not a bundled one.
+    """
 
     def __contains__(self, name: object) -> bool:
         return name in BUNDLED or name in registered_engines()

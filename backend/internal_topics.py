@@ -70,7 +70,7 @@ REAL_QUEUE = "REAL_QID"
 def schedule_record(record: NewRecord, level: int, levels: Levels) -> NewRecord:
     """Return the record that delays `record` by `level`; a level above the last one means the last.
 
-    Raises ValueError for level 0 or less, which is no delay.
+    Raises ValueError for level 0 or less, because it does not delay a message.
     """
     clamped = levels.clamp_level(level)
     if clamped == 0:

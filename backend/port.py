@@ -37,9 +37,9 @@ from backend.records import (
 
 
 class Wait(Completion[bool]):
-    """A wait for data.
+    """A wait until a queue has data at or after an offset, or until a deadline.
 
-    It settles with True when there is data at or after the offset, or with False at the deadline.
+    It settles with True if there is data, or with False at the deadline.
     """
 
     __slots__ = ("cancelled",)

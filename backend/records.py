@@ -96,7 +96,7 @@ class AppendResult(NamedTuple):
 
 
 class ReadStatus(Enum):
-    """The outcome of a read."""
+    """The outcome of a read: data, no data yet, or the reason why the queue cannot be read at this offset."""
 
     DATA = "data"
     NONE = "none"  # nothing at or after the offset yet
@@ -106,7 +106,7 @@ class ReadStatus(Enum):
 
 
 class StoredRecord(NamedTuple):
-    """A complete stored record."""
+    """A record as an engine returns it, with all fields."""
 
     topic: str
     queue_id: int
@@ -122,9 +122,9 @@ class StoredRecord(NamedTuple):
 
 
 class ShortRecord(NamedTuple):
-    """The short form of a record.
+    """The main fields of a stored record, and one of its system properties.
 
-    `value`: one of its system properties (UTF-8), b"" if the record lacks it.
+    `value`: that property (UTF-8), b"" if the record lacks it.
     """
 
     offset: int

@@ -63,7 +63,8 @@ class OffsetsFile:
             lock.close()
 
     def load(self) -> Offsets:
-        """Return the stored offsets; none if there is no file. Raises OptionError for an unusable file."""
+        """Return the stored offsets; empty if the file does not exist. Raises OptionError for an unusable
+        file."""
         try:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:

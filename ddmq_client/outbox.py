@@ -52,7 +52,8 @@ class Outbox:
         self._sequences = Sequences(_new_producer_field, Lock()) if settings.idempotent else None
 
     def encode(self, message: OutgoingMessage) -> bytes:
-        """Encode a message. Raises InvalidMessageError; TypeError if it is no message."""
+        """Encode a message. Raises InvalidMessageError for an invalid one, TypeError for an object of another
+        type."""
         settings = self.settings
         try:
             idempotency_key = message.idempotency_key

@@ -75,7 +75,7 @@ def find_properties_error(properties: object) -> str:
 
 
 def add_properties(properties: Mapping[str, str] | None, added: Mapping[str, str]) -> Mapping[str, str]:
-    """Return both sets of properties. Raises InvalidMessageError if `properties` is no mapping."""
+    """Return both sets of properties merged. Raises InvalidMessageError if `properties` is not a mapping."""
     if error_text := find_properties_error(properties):
         raise InvalidMessageError(error_text, Code.ILLEGAL_MESSAGE)
     return {**(properties or {}), **added}

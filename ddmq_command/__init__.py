@@ -60,7 +60,8 @@ def holds_foreign_package(folder: Path) -> bool:
 
 
 def packages_fault() -> str:
-    """Say which of our packages is missing or is another's, and the remedy; empty when all are ours."""
+    """Return a text that names a missing package of ddmq, or one of another origin, and the remedy; "" if all
+    is well."""
     for name in PACKAGES:
         spec = find_spec(name)
         if spec is None or spec.origin is None:

@@ -37,7 +37,7 @@ class ErrorKind(IntEnum):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Call(ABC):
-    """One request.
+    """A received RPC request, with everything that its handler needs to answer it.
 
     `args` has the method's arguments as attributes; absent ones are None or the IDL's default.
     """

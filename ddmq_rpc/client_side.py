@@ -26,7 +26,7 @@ class ReplyError(Exception):
 
 
 class DecodedReply(NamedTuple):
-    """A decoded answer.
+    """The decoded answer of a server to an RPC call.
 
     `result` has `success` and the method's declared exceptions; absent ones are None.
     """

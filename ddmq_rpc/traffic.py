@@ -33,7 +33,8 @@ _MAY_BE_0 = ("idle_s", "connections_max_per_address")
 
 @dataclass(frozen=True, slots=True)
 class RpcLimits:
-    """The limits of a server. Raises ValueError with the name of a wrong limit and its allowed values.
+    """The limits of an RPC server on connections, frames and bytes. Raises ValueError that names a wrong
+    limit.
 
     A frame that is too long or too slow, or an answer that the client does not read, closes its connection.
     At the limit of connections, another connection is closed for a new one, or the new one is closed. At the

@@ -375,7 +375,7 @@ class FireLoop:
     def _set_aside(self, commit: CommitInFlight, error: TopicUnavailableError) -> bool:
         """Defer the messages of topics that are not available, and commit the others at once.
 
-        Return False if it is no topic of a due message: nothing is done then.
+        Returns False, and does nothing, if none of the topics belongs to a due message.
         """
         deferred: dict[str, list[FireCommand]] = {}
         for fire in commit.fires:

@@ -40,12 +40,12 @@ class Heartbeat:
         self._timer.every(self._tick_s, self._run_tick)
 
     def wake_up(self) -> None:
-        """Tick frequently from now on, because a call waits."""
+        """Start to tick often, because a call waits."""
         if self._resting:
             self._tick_often()
 
     def stop(self) -> None:
-        """Stop ticking for good."""
+        """Stop ticking permanently."""
         self._stopped, self._resting = True, False
         self._timer.stop()
 

@@ -65,10 +65,11 @@ class ConsumerService:
         traces: TraceWriter | None = None,
         replies: ReplySender | None = None,
     ) -> None:
-        """`address`: what this proxy advertises unless the configuration's `advertise` is set. `levels`: the
-        waits of the level scheduler, for retries.
+        """Create the service of a consumer proxy; `start` begins its work.
 
-        `replies`: sends the messages that acknowledgements carry; None if this proxy cannot send them.
+        `address`: what this proxy advertises unless the configuration's `advertise` is set. `levels`: the
+        waits of the level scheduler, for retries. `replies`: sends the messages that acknowledgements carry;
+        None if this proxy cannot send them.
         """
         self._runtime = Runtime(backend, config, metrics, clock, random)
         self._runtime.traces = traces

@@ -45,9 +45,9 @@ SEGMENT_BYTES_LEAST = 4 << 20  # … unless they would be smaller than this
 
 
 class OpenedDirectory:
-    """The components of one directory. Creating them blocks.
+    """The storage, state, index and other components of a log directory that this process has opened.
 
-    Raises StorageError; the lock then stays with the caller.
+    Creating them blocks. Raises StorageError; the lock then stays with the caller.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class OpenedDirectory:
         return self._queries
 
     def make_checkpointer(self, writer: Writer, metrics: Registry) -> Checkpointer:
-        """Create the checkpointer.
+        """Create the object that writes the checkpoints of this log.
 
         The log from the position of the checkpoint read at the start is retained until two more are written.
         """

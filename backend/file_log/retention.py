@@ -70,12 +70,12 @@ records it on the hub."""
 
 
 def local_hour(wall_ms: int) -> int:
-    """Return the local hour of the day, 0 to 23."""
+    """Return the hour of the day in local time, 0 to 23."""
     return time.localtime(wall_ms / 1000).tm_hour
 
 
 class Retention:
-    """The retention of one log.
+    """Deletes the oldest segments of one log by age, size and free disk space.
 
     `segments()`: the segments, ascending, the last one live. `holds()`: the positions from which the log must
     be retained. `dead_letter_holds()`: the holds of dead letters under 3 days, called once a round.

@@ -71,7 +71,8 @@ class TopicState:
 
 
 class LogState:
-    """The state of a log at one log position."""
+    """The state that results from a log's records up to one position: topics, settings, progress and
+    sends."""
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicState] = {}

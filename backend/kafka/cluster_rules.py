@@ -79,7 +79,7 @@ class ClusterFinding(NamedTuple):
 
     @property
     def resource_names(self) -> str:
-        """The names of the resources as text, limited to the first few."""
+        """A text that names the first resources and states how many more there are."""
         names, more = ", ".join(self.resources[:RESOURCES_NAMED]), len(self.resources) - RESOURCES_NAMED
         return names if more <= 0 else f"{names} and {more} more"
 

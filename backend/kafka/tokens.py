@@ -26,7 +26,7 @@ _MASKED = "***"
 
 
 class TokenProvider:
-    """Keeps the current token, and calls the user's function for a new one. `name`: MODULE:FUNCTION.
+    """Caches the current access token, and calls the user's function `name` (MODULE:FUNCTION) for a new one.
 
     `failure`: why there is no token; empty if the last call returned one.
     """

@@ -317,7 +317,10 @@ Fail = Callable[[Exception, AppendStatus], None]
 
 
 class Write(NamedTuple):
-    """A queued write. `fail` settles it with an error, in the form that its caller expects."""
+    """A write that waits in the memory engine's queue.
+
+    `fail` settles it with an error, in the form that its caller expects.
+    """
 
     completion: Completion[Any]
     deadline: float  # monotonic seconds
@@ -333,7 +336,10 @@ class _Failure(NamedTuple):
 
 
 class WriteQueue:
-    """The queued writes. `run_callback` is that of the event loop."""
+    """Runs the writes of the memory engine in order, in a later iteration of the event loop.
+
+    `run_callback` is that of the event loop.
+    """
 
     def __init__(self, run_callback: Callable[..., Any]) -> None:
         self._run_callback = run_callback

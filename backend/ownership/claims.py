@@ -37,12 +37,12 @@ class ClaimOwner:
         """Called when queues were granted; `granted`, `loaded` or `raised` follows for each of them."""
 
     def granted(self, queue: QueueRef, epoch: int) -> None:
-        """The process owns the queue from now on. Called only if progress is not loaded."""
+        """Start to use a queue that the process now owns. Called only if progress is not loaded."""
 
     def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
-        """The process owns the queue from now on.
+        """Start to use a queue that the process now owns, from its recorded progress.
 
-        `view` and `bounds` are its recorded progress and its bounds.
+        `view` and `bounds` are the recorded progress and the bounds of the queue.
         """
 
     def may_load(self, queue: QueueRef) -> bool:
@@ -56,7 +56,8 @@ class ClaimOwner:
         """
 
     def raised(self, queue: QueueRef, epoch: int) -> None:
-        """An owned queue has a newer epoch, which commits must name from now on."""
+        """Commit with the newer `epoch` of an owned queue, because commits under older epochs will be
+        rejected."""
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
         """Flush finished work of these queues, then call `release` with them, together or one by one.

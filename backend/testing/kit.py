@@ -28,7 +28,8 @@ from ddmq_common.delivery import encode
 
 
 class KitClock:
-    """Real monotonic time, so that engines' own timers agree; wall time only moves when told to."""
+    """A clock for tests: monotonic time is real, so that engines' own timers agree; wall time moves only on
+    request."""
 
     def __init__(self) -> None:
         self.now_ms = 1_700_000_000_000
@@ -145,7 +146,10 @@ class Kit:
         return done(self.backend.read(queue, offset, count_max, bytes_max))
 
     def batches(self, queue: QueueRef, offset: int = 0, count_max: int = 1000) -> list[ReadBatch]:
-        """What one read brings, and where batches may end early, what further reads do."""
+        """Read up to `count_max` records from `offset` on, and return the batches.
+
+        One read is enough on an engine that fills batches; on others, further reads follow.
+        """
         batches: list[ReadBatch] = []
         while count_max > 0 and (batch := self.read(queue, offset, count_max)).status is ReadStatus.DATA:
             batches.append(batch)

@@ -47,7 +47,7 @@ NEEDED = (  # beside what the command line itself is made of
 
 
 class CheckResult(NamedTuple):
-    """The outcome of one check. `summary`: what it found, in words."""
+    """The outcome of one check of `ddmq doctor`. `summary`: its result, in words."""
 
     check: str
     status: str

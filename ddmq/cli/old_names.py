@@ -20,7 +20,10 @@ class OldOption(click.Option):
     def __init__(
         self, declarations: list[str], *, now: str, parameter: str | None = None, **settings: Any
     ) -> None:
-        """`now`: the new name. `parameter`: the parameter of the command, if its name differs from that."""
+        """Declare an old name of an option.
+
+        `now`: the new name. `parameter`: the parameter of the command, if its name differs from that.
+        """
         super().__init__(declarations, hidden=True, expose_value=False, is_eager=True, **settings)
         self._now = now
         self._parameter = parameter or now.removeprefix("--")

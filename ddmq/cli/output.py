@@ -265,8 +265,8 @@ def _is_numeric(rows: Sequence[Sequence[Any]], index: int) -> bool:
 
 
 def line_width() -> int:
-    """Return how many characters a line may have: the width of the terminal, and very many where the output
-    is no terminal."""
+    """Return how many characters an output line may have: the terminal's width; very many if there is no
+    terminal."""
     return console(wide=True).width
 
 

@@ -58,7 +58,7 @@ class InProcessCall(Call):
 
     @property
     def method_name(self) -> str:
-        """The name of the called method."""
+        """The called method's name in the IDL."""
         return self._method.name
 
     def reply(self, value: Any) -> None:

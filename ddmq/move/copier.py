@@ -191,8 +191,11 @@ class QueueCopier:
             self.scan_pure()
 
     def scan_pure(self) -> int:
-        """Read the target's queue from `pure` on, move `pure` behind the last record before the first one
-        that is no copy, and return it."""
+        """Set `pure` to the offset after the last copy before the first other record in the target's queue;
+        return it.
+
+        Reads the queue from the present value of `pure` on.
+        """
         context, self._marker_next = self._context, False
         while not self._mixed:
             run = read_run(context, context.target, self.target, self.pure)

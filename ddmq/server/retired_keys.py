@@ -72,7 +72,7 @@ RETIRED: Mapping[str, Mapping[str, str]] = {
 
 
 class RetiredKey(NamedTuple):
-    """A key that is no longer used and that a file still sets. `location`: the file and the line."""
+    """A key in a configuration file that ddmq no longer uses. `location`: the file and the line."""
 
     location: str
     key: str

@@ -78,7 +78,7 @@ class AsyncChecks:
             return self._counts.copy()
 
     def register(self, check: Check) -> None:
-        """Use this function as the check.
+        """Use this function as the check of undecided transactions.
 
         Raises OptionError if it is no function, or another one is registered.
         """

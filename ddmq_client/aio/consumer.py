@@ -197,7 +197,7 @@ class AsyncConsumer:
 
     @property
     def client_id(self) -> str:
-        """The name of this consumer in the proxies' logs."""
+        """This consumer's name in the proxies' logs."""
         return self._settings.client_id
 
     @property

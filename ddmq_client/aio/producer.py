@@ -59,7 +59,7 @@ class AsyncProducerBase(AsyncSends):
 
     @property
     def client_id(self) -> str:
-        """The name of this producer in the proxies' logs."""
+        """This producer's name in the proxies' logs."""
         return self._settings.client_id
 
     @property

@@ -6,9 +6,9 @@ _NAMED = {"KEY": "message key", "QID": "queue"}
 
 
 def unambiguous_order_keys(order_key: object) -> str:
-    """Say what to write in place of KEY or QID in another case; "" for any other order key.
+    """Return a text that offers the two readings of KEY or QID in another case; "" for any other order key.
 
-    To a server such an order key is the path of a field, and its writer may have meant the key.
+    A server takes such an order key for the path of a field, but its writer may have meant the key.
     """
     word = order_key.upper() if isinstance(order_key, str) else ""
     if word == order_key or word not in _NAMED:

@@ -10,13 +10,10 @@ from ddmq_client.received import Message
 
 
 class HandlerMessages:
-    """The messages that handlers are processing.
-
-    Times are monotonic seconds; a worker is a thread or a task.
-    """
+    """The messages that handlers are processing at present."""
 
     def __init__(self, extend_for_s: float) -> None:
-        """Create it empty.
+        """Create an object without messages.
 
         Leases are extended for `extend_for_s` after a handler received the message; 0: never.
         """

@@ -54,7 +54,7 @@ class ReplyTo(NamedTuple):
 
 
 class ReplyAnswer:
-    """The answer of a proxy to a reply."""
+    """The answer of a proxy to a request that acknowledges messages and sends others."""
 
     code: int = 0
     text: str = ""

@@ -79,10 +79,12 @@ class SendJob:
         sequences: Sequences | None = None,
         keyed: Collection[int] = (),
     ) -> None:
-        """`deadline` in monotonic seconds; `batch` chooses sendBatch, else sendSync of one message, or
-        `method`, which takes one argument struct and a timeout as sendSync does. `encode_resend` encodes
-        the one message for the attempts after the first; it is called once, before the second.
-        `keyed`: which of the messages have a key; the others get a number each, where there are `sequences`.
+        """Create the job of sending these messages until `deadline`, in monotonic seconds.
+
+        `batch` chooses sendBatch, else sendSync of one message, or `method`: that takes one argument struct
+        and a timeout as sendSync does. `encode_resend` encodes the one message for the attempts after the
+        first; it is called once, before the second. `keyed`: the indices of messages with a key; the others
+        get a number each if there are `sequences`.
         """
         self.method = method or (SEND_MANY if batch else SEND_ONE)
         self._messages = messages

@@ -24,7 +24,7 @@ class QueueAdmin:
     """The admin port of one server. A queue has a topic and a group, both of the same name."""
 
     def __init__(self, address: str) -> None:
-        """`address` is HOST or HOST:PORT; OptionError if it is neither."""
+        """Store the address, HOST or HOST:PORT. Raises OptionError if it is neither."""
         parse_addresses(address, DEFAULT_ADMIN_PORT, "admin")
         self._address = address
         self._created: set[str] = set()

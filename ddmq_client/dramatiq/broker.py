@@ -95,7 +95,8 @@ class DdmqBroker(dramatiq.Broker):
     # --- declaring
 
     def declare_queue(self, queue_name: str) -> None:
-        """Declare the queue, once. There is no delay queue: the server keeps delayed messages.
+        """Declare a queue, unless that was done before. The server keeps delayed messages, so no delay queue
+        is needed.
 
         Raises OptionError if the server cannot have a topic and group for this name.
         """

@@ -33,7 +33,10 @@ class DdmqConsumer(dramatiq.Consumer):
         prefetch: int,
         timeout_ms: int,
     ) -> None:
-        """`client` is this consumer's alone. `timeout_ms` is how long `next` waits for a message."""
+        """Create a consumer of one queue on `client`, which no other consumer may use.
+
+        `timeout_ms`: how long `next` waits for a message.
+        """
         self._queue_name = queue_name
         self._client = client
         self._producer = producer

@@ -28,7 +28,7 @@ class LeaseKeeper:
         self._thread: threading.Thread | None = None
 
     def add(self, message: Message) -> None:
-        """Extend the message's lease from now on."""
+        """Start to extend the lease of a message."""
         if not self._extend_for_s:
             return
         with self._changed:

@@ -198,7 +198,7 @@ class Consumer:
 
     @property
     def client_id(self) -> str:
-        """The name of this consumer in the proxies' logs."""
+        """This consumer's name in the proxies' logs."""
         return self._settings.client_id
 
     @property

@@ -55,7 +55,7 @@ class ProducerBase(Sends):
 
     @property
     def client_id(self) -> str:
-        """The name of this producer in the proxies' logs."""
+        """This producer's name in the proxies' logs."""
         return self._settings.client_id
 
     @property

@@ -236,7 +236,7 @@ _DEFERRED_CODES = (Code.BUSY, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)
 def _for_good(result: SendResult) -> bool:
     """Return whether proxies will never accept this message.
 
-    A topic that was just closed or changed is no such case: the engine may reject with 11 or 14 before the
+    This is not so for a topic that was just closed or changed: the engine may reject with 11 or 14 before the
     proxy has seen the change.
     """
     if CLOSED in result.text or result.code == Code.NO_SUCH_QUEUE:

@@ -299,7 +299,7 @@ class TestBroker(BrokerClients):
             yield
 
     def join_steps(self, topic: str) -> Iterator[None]:
-        """The steps of `join`."""
+        """Yield before each step in which `join` lets time pass; the caller runs the clients meanwhile."""
         server = self.server
         until = server.clock.monotonic() + JOIN_MAX.total_seconds()
         yield

@@ -27,12 +27,12 @@ _proxies: dict[tuple[str, int], InProcessProxy] = {}
 
 
 def enter_proxy(address: tuple[str, int], proxy: InProcessProxy) -> None:
-    """Let connections to this address go to `proxy` from now on."""
+    """Let connections to this address go to `proxy` until `remove_proxy` is called."""
     _proxies[address] = proxy
 
 
 def remove_proxy(address: tuple[str, int]) -> None:
-    """Undo `enter_proxy`. May be called twice."""
+    """Let connections to this address go to the network again. May be called twice."""
     _proxies.pop(address, None)
 
 

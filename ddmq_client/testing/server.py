@@ -21,7 +21,7 @@ LOG_CHARS = 2_000
 
 
 def missing_server() -> str:
-    """Say why no server can be started here; "" where one can."""
+    """Return a text that explains why a server cannot be started here; "" if it can."""
     if find_spec("ddmq") is None:
         return "the server's distribution is not installed: there is no module `ddmq`"
     return ""

@@ -44,7 +44,7 @@ class BrokerSocket:
         self._is_shut = False
 
     def ignore_option(self, level: int, option: int, value: int) -> None:
-        """Do nothing: there is no network."""
+        """Do nothing, because these connections do not use a network."""
 
     def set_timeout(self, timeout: float | None) -> None:
         """Limit the wait of each later call, in seconds; None: no limit."""

@@ -186,7 +186,7 @@ class Cron:
 
 
 def find_cron_error(expression: str, zone: str, now_ms: int) -> str | None:
-    """Return why this expression cannot be used in this zone from now on, or None."""
+    """Return why this expression cannot be used in this zone at present or later; None if it can."""
     try:
         cron = Cron.from_expression(expression, zone)
     except CronError as error:

@@ -366,8 +366,10 @@ def _set_memory(raw: Any, options: RocksOptions) -> None:
 
 
 def _end(reading: Generator[list[Pair], None, None]) -> None:
-    """Close an iterator. If another thread is using it now, wait for the end of its step, about a
-    millisecond."""
+    """Close the generator of a database read.
+
+    If another thread is using it now, wait for the end of its step, about a millisecond.
+    """
     while True:
         try:
             reading.close()

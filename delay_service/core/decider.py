@@ -88,7 +88,7 @@ class CommandRun:
         return dict(zip(uuids, self._context.store.ids(uuids), strict=True))
 
     def end(self) -> CommandDecisions:
-        """Return the decisions. Call it once, after the last command."""
+        """Return the decisions on all commands so far. Call it once, after the last command."""
         self._changes.added = list(self._fresh.values())
         if self._added:
             self._count_outcome("added", self._added)

@@ -164,7 +164,7 @@ class DueScans:
     # --- plans
 
     def plan_fires(self, now_ms: int) -> FirePlan:
-        """Plan the fires of one slice. The planned messages are busy from now on."""
+        """Choose the messages to fire in this slice of time, and mark them as busy."""
         self._begin(now_ms)
         fires = self._scan_head()
         fires += self._scan_ahead()
@@ -174,7 +174,7 @@ class DueScans:
         return FirePlan(fires, self._changes, self._stale, self._passed_offsets)
 
     def _begin(self, now_ms: int) -> None:
-        """Reset the plan.
+        """Start an empty plan of messages to fire.
 
         A separate method, because compiled code would otherwise infer that it stays None.
         """

@@ -125,9 +125,9 @@ class Level:
         return self._buffer[0].due_ms if self._buffer else None
 
     def step(self, clock_ms: int, now_s: float) -> LevelStep:
-        """Return the next step. A read, a wait or a fire counts as started with this call.
+        """Return what to do next: read, wait, fire or pause. The step counts as started with this call.
 
-        None: a step is in flight.
+        Returns None if a step is in progress.
         """
         if self.state in (LevelState.READING, LevelState.WAITING, LevelState.FIRING):
             return None
@@ -168,10 +168,10 @@ class Level:
     # --- events
 
     def add_records(self, records: Sequence[StoredRecord], next_offset: int, clock_ms: int) -> None:
-        """Add the records of a finished read, which may be none, and continue at `next_offset`.
+        """Add the records of a finished read, perhaps none, and continue at `next_offset`.
 
-        No record waits longer from now on than its level says: if the store's clock is behind the one that
-        stored it, its due time is lowered.
+        No record waits longer than its level requires: if the store's clock is behind the one that stored the
+        record, its due time is lowered.
         """
         self._reset_pause()
         self._read_at = next_offset
@@ -194,7 +194,7 @@ class Level:
         return lost
 
     def on_wait_end(self, data: bool) -> None:
-        """Record the end of a wait. `data`: there are records to read."""
+        """Record that a wait for new records has ended. `data`: there are records to read."""
         self.state = LevelState.READ if data else LevelState.END
 
     def on_fired(self, fire: FireRun) -> None:

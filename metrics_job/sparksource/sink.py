@@ -213,9 +213,10 @@ class RowStore:
     """Stores groups of rows for one task, with idempotency keys as long as the proxies accept them."""
 
     def __init__(self, producer: Producer, timeout_ms: int, once: StoreOnce, named: bool) -> None:
-        """`named`: the rows' names are unique to this task.
+        """Create a store that uses `producer`, with idempotency keys if `named` and `once` permit them.
 
-        Raises WriteError if keys are required but impossible.
+        `named`: the rows' names are unique to this task. Raises WriteError if keys are required but
+        impossible.
         """
         if once == "true" and not named:
             raise WriteError("format ddmq: storeOnce=true, but Spark has told no id of the query and batch")

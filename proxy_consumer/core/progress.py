@@ -114,8 +114,8 @@ class UncommittedProgress:
         return ranges
 
     def collect_delta(self, group: str, queue: QueueRef, epoch: int, generation: int) -> ProgressDelta | None:
-        """Return all uncommitted progress as one delta, which counts as in flight from now on; None if there
-        is none."""
+        """Return all uncommitted progress as one delta and mark it as being committed; None if there is
+        none."""
         if not (self._finished or self._marks):
             return None
         delta = ProgressDelta(group, queue, epoch, generation, self._finished, self._marks)

@@ -51,10 +51,10 @@ class PullBuffer:
         message_filter: Filter | None = None,
         group: str = "",
     ) -> None:
-        """`read_ahead(n)` returns how many records and bytes to read for a pull of `n` messages.
+        """Create a buffer of messages for pulls, without any queues yet.
 
-        `group`: the group of the subscription. `read_bytes` counts the bytes of messages read and not
-        delivered.
+        `read_ahead(n)` returns how many records and bytes to read for a pull of `n` messages. `group`: the
+        group of the subscription. `read_bytes` counts the bytes of messages read and not delivered.
         """
         self._read_bytes: Counter = Count() if read_bytes is None else read_bytes
         self.group = group

@@ -168,7 +168,10 @@ class QueueFeed:
     __slots__ = ("_at", "_read", "_read_bytes", "cursor", "finished_until", "state")
 
     def __init__(self, cursor: int, finished_until: int, read_bytes: Counter) -> None:
-        """`read_bytes` counts the bytes of messages read and not delivered, over all subscriptions."""
+        """Create a feed that reads from `cursor` on.
+
+        `read_bytes` counts the bytes of messages read and not delivered, over all subscriptions.
+        """
         self._read_bytes = read_bytes
         self.cursor = cursor  # where the next read starts
         self.finished_until = finished_until  # below it offsets may be finished already

@@ -72,10 +72,11 @@ class SubscribedQueue:
         ready: deque[SubscribedQueue],
         observer: JobObserver | None = None,
     ) -> None:
-        """`first`: offset of the queue's first message; without recorded progress, lower ones are finished.
+        """Create the queue from its recorded progress.
 
-        `read_bytes`: counts the bytes of messages read and not delivered. `ready`: the queues of the
-        subscription that may have messages, served in turn.
+        `first`: offset of the queue's first message; without progress, lower ones are finished. `read_bytes`:
+        counts the bytes of messages read and not delivered. `ready`: the subscription's queues that may have
+        messages.
         """
         self.ref = ref
         self.name = UNNAMED
@@ -269,8 +270,8 @@ class SubscribedQueue:
             self.observer.on_change(JobNews.SENT_BACK, offset)
 
     def dead_letter(self, offset: int, reason: str) -> None:
-        """Turn the message into a dead letter at once; a client that holds it is late from now on. A reserved
-        message becomes one only if its acknowledgement is not stored. Its chain then continues."""
+        """Turn the message into a dead letter at once; a later result from a client that holds it is ignored.
+        A reserved message becomes one only if its acknowledgement is not stored. Its chain then continues."""
         self._withdraw_ready(offset)
         self.leases.take_leased(offset, offset + 1, None)
         self.drop_adopted(offset, offset + 1)

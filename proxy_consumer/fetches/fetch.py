@@ -187,7 +187,10 @@ class Fetch(Lingering):
         wheel: LingerWheel,
         done: Callable[[Fetch, Sequence[Target]], None],
     ) -> None:
-        """`done` is called once: with the targets of the reply, or with none if the client disconnected."""
+        """Create the fetch of a client's call.
+
+        `done` is called once: with the targets of the reply, or with none if the client disconnected.
+        """
         super().__init__()
         self._runtime = runtime
         self.call = call

@@ -57,7 +57,7 @@ class Position:
         return Start(self.newest if self.committed is None else self.committed, False)
 
     def on_answered(self, consumer: bytes) -> None:
-        """Record that a fetch of `consumer` was answered: its offsets are valid from now on."""
+        """Record that a fetch of `consumer` was answered, so that the offsets it states are valid again."""
         if self.resets:
             self._fetched[consumer] = self.resets
 

@@ -61,7 +61,7 @@ class Directory:
         self._stop_watching: Callable[[], None] | None = None
 
     def start(self, follow: Callable[[str, str], None] | None = None) -> None:
-        """Load the groups and subscriptions from the settings, and watch the settings from now on.
+        """Load the groups and subscriptions from the settings, and start to watch the settings.
 
         `follow(group, topic)` is called after each change of a subscription has been applied.
         """

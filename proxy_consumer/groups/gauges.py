@@ -83,8 +83,10 @@ class Gauges:
         retry_paths: RetryPaths,
         fetched: Fetched,
     ) -> None:
-        """`fetched(group, topic)` returns the queues that are fetched from here, with their committed
-        offsets."""
+        """Create the gauges of all groups.
+
+        `fetched(group, topic)` returns the queues that are fetched from here, with their committed offsets.
+        """
         self._fetched = fetched
         self._retry_paths = retry_paths
         self._retry_cells: dict[Name, tuple[MetricCell, MetricCell]] = {}

@@ -98,8 +98,11 @@ class MessageMove:
         job: UpstreamJob,
         on_attempt_done: Callable[[MessageMove, Exception | None], None],
     ) -> None:
-        """`on_attempt_done` is called after each attempt; with None if the message is stored and finished, or
-        has expired."""
+        """Create the move of a spent message to its retry queue or to the dead letters.
+
+        `on_attempt_done` is called after each attempt; with None if the message is stored and finished, or
+        has expired.
+        """
         self.queue = queue
         self.job = job
         self.size = job.size or UNKNOWN_BYTES

@@ -311,7 +311,7 @@ def build_sequence_used_rejection() -> SendRejection:
 
 
 class Lookup:
-    """Searches the op records of a shard for the end of a transaction that is no longer in memory.
+    """Searches the op records of a shard for the end of a transaction that is not in memory any more.
 
     `damaged_ms`: op records of transactions that ended by this time may be damaged; 0: none.
     """

@@ -65,10 +65,10 @@ class LogEnd:
         self._rolling = -1  # a file of this name may exist: no other file may be written past it
 
     def write(self, data: bytes, position: int, *, sync: bool) -> None:
-        """Write at the end of the log, durable on return with `sync`; start a new segment when this one is
-        full.
+        """Write `data` at the end of the log; start a new segment if this one is full.
 
-        Raises OSError, and NotStartedError if there is no space and nothing was written.
+        With `sync`, the data is durable on return. Raises OSError, and NotStartedError if there is no space
+        and nothing was written.
         """
         end = position + len(data)
         full = end > self.segment.start + self._segment_bytes and position > self.segment.start

@@ -135,7 +135,7 @@ class FramePacker:
     """Packs requests into frames, one frame at a time."""
 
     def __init__(self, state: LogState, options: FileLogOptions, salt: int) -> None:
-        """Create a packer. `salt`: the start value of the CRCs in this directory; not 0."""
+        """Create a packer of frames. `salt`: the start value of the CRCs in this directory; not 0."""
         self._state = state
         self._salt = salt
         self._delivery_bytes_max = options.delivery_bytes_max

@@ -152,7 +152,7 @@ MESSAGE_ID_AT = 64
 
 
 class RecordKind(IntEnum):
-    """The kinds of records."""
+    """The content of a log record: a message, or a change of progress, of a topic or of a setting."""
 
     MESSAGE = 1
     PROGRESS = 2
@@ -359,7 +359,7 @@ def system_finder(name: str) -> Callable[[bytes], bytes]:
 
 
 def decode_system(data: bytes) -> dict[str, str]:
-    """Decode system properties. Raises DamagedError."""
+    """Decode the system properties of a record. Raises DamagedError if their bytes are invalid."""
     if not data:
         return {}
     properties = decode(b"\x5b" + data).properties

@@ -151,7 +151,7 @@ class MemberBackend(Backend):
         return completion
 
     def _durability_of(self, records: Sequence[NewRecord]) -> int:
-        """Return the durability that a call waits for.
+        """Return the durability setting of the topic of the records; -1 if the topic is unknown.
 
         Calls that need an fsync share no frame with others.
         """

@@ -94,7 +94,7 @@ class Session:
     # --- calls of the pipe
 
     def on_frame(self, kind: int, ident: int, body: bytes) -> None:
-        """Handle one frame.
+        """Handle a frame from the member process.
 
         A malformed frame ends the session, a rejected request is answered with an error.
         """
@@ -213,7 +213,8 @@ class Session:
     # --- incoming frames
 
     def _serve_frame(self, kind: int, ident: int, body: bytes) -> None:
-        """Serve one frame. Raises msgspec.MsgspecError or ProtocolError when it is malformed."""
+        """Pass a frame to the handler of its kind. Raises msgspec.MsgspecError or ProtocolError if it is
+        malformed."""
         request = REQUEST_KINDS.get(kind)
         if request is not None:
             self._serve_request(kind, request, ident, body)
@@ -285,9 +286,9 @@ class Session:
 
 
 def _call_engine(answer: RequestAnswer | WaitAnswer, call: Callable[[], object]) -> None:
-    """Call the engine.
+    """Run `call`, a call into the engine, for a request of a member process.
 
-    If it raises, answer the request with the error, so that the in-flight counts stay correct.
+    If it raises, the request is answered with the error, so that the in-flight counts stay correct.
     """
     try:
         call()

@@ -215,7 +215,7 @@ class Recovery:
                 self._report_bad(item, "no valid header")
 
     def _apply_dead_letters(self, end: int) -> None:
-        """Apply the dead letters of dead-letter segments.
+        """Apply the dead letters in expired segments, which are kept only for them.
 
         Other records there may be outdated by deleted ones.
         """

@@ -36,7 +36,7 @@ Partition = tuple[str, int]  # topic, partition
 
 
 class FollowedRow(NamedTuple):
-    """One followed record.
+    """A record of a system topic that the follower thread has read.
 
     With `is_record` False it only states that the partition was read up to `offset` (exclusive).
     """

@@ -55,7 +55,7 @@ def next_job(jobs: queue.SimpleQueue[Job | None], timeout_s: float) -> Job | Non
 
 
 class OutcomeKind(Enum):
-    """The kinds of outcomes of a job."""
+    """How a write to Kafka ended: stored, rejected, fenced by a newer producer, or unknown."""
 
     STORED = "stored"
     REFUSED = "refused"
@@ -64,7 +64,7 @@ class OutcomeKind(Enum):
 
 
 class WriteOutcome(NamedTuple):
-    """The outcome of a write job.
+    """The result of one write job: whether its records were stored, at which offsets, and why not.
 
     `offsets`: of the records, in their order, if known. `error`: set unless stored. `blocked`: topics, by
     their names in Kafka, with partitions that did not take their records, and the reasons.

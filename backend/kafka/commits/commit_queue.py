@@ -246,7 +246,7 @@ class CommitQueue:
             self.resume()
 
     def drain(self) -> None:
-        """Reject new commits from now on."""
+        """Start to reject new commits."""
         self._draining = True
 
     def close(self) -> None:

@@ -206,7 +206,7 @@ class Lanes(Generic[W]):
     # --- actions
 
     def next_action(self) -> W | None:
-        """Return the next action, or work that was given up. It is over then, and no longer scheduled."""
+        """Return the next action, or work that was given up, and stop scheduling it."""
         if not self._actions:
             return None
         work = self._actions.popleft()
@@ -229,7 +229,10 @@ class Lanes(Generic[W]):
         return batch
 
     def end(self, batch: Batch[W], retried: Collection[W] = ()) -> None:
-        """End a batch. `retried`: its members that start again, before all that was called after them."""
+        """End a batch that was being committed.
+
+        `retried`: its members that start again, before all that was called after them.
+        """
         del self.in_flight[batch]
         for work in retried:
             self.waiting += 1

@@ -24,7 +24,7 @@ def queues_of(records: Iterable[NewRecord]) -> list[Queue]:
 
 
 def _add_nothing(_: CommitPlan) -> None:
-    """Add nothing to a plan."""
+    """Leave a commit plan unchanged."""
 
 
 class PendingCommit(LaneWork):

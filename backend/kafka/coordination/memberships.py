@@ -89,7 +89,7 @@ class KafkaMemberships:
 
     @property
     def name(self) -> str:
-        """The name of this process in the coordination topic; "" while it has none."""
+        """This process's name in the coordination topic; "" if it has none at present."""
         return self._name
 
     @property

@@ -244,7 +244,7 @@ def _snapshot_member(state: TableState, member: GroupMember) -> SnapshotMember:
 
 
 def from_snapshot(event: Snapshot) -> TableState:
-    """Return the table of a snapshot."""
+    """Restore the coordination table from a snapshot event."""
     state = TableState(event.epoch)
     state.processes = dict.fromkeys(event.processes, 0)
     state.dead = dict.fromkeys(event.dead)

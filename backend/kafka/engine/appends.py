@@ -83,7 +83,7 @@ class _Append:
 
 
 class Appends:
-    """The appends of one process. All methods must be called on the hub.
+    """Sends the appends of one process to Kafka, and answers them. All methods must be called on the hub.
 
     `on_stored` is called before an append is answered. `recheck_topics` is called when an error suggests that
     a topic has changed.

@@ -103,7 +103,7 @@ class Readers:
         return self._next_offsets.get(queue, 0)
 
     def read(self, kafka_queue: KafkaQueue, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        """Read records.
+        """Read records of a queue from its partition; see Backend.read.
 
         Settles later with DATA, NONE or OUT_OF_RANGE, or GONE if the topic is deleted meanwhile.
         """

@@ -59,7 +59,7 @@ def topic_key(name: str) -> bytes:
 
 
 def wrap_value(value: bytes) -> bytes:
-    """Add the version byte to a setting's value, as it is stored."""
+    """Return a setting's value in its stored form: a version byte, then the value."""
     return _VERSION_BYTE + value
 
 

@@ -252,7 +252,7 @@ def tail(
 
 
 def _describe_nothing(topic: str, stored: int, count: int, follow: bool) -> str:
-    """Say why a tail has shown nothing yet, and what comes next."""
+    """Return a text that explains why a tail has not shown any message yet, and what happens next."""
     if follow:
         return f"nothing yet: waiting for messages in {topic}; Ctrl-C ends"
     if not stored:

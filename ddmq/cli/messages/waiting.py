@@ -34,7 +34,8 @@ choice_options = combine_options(
 
 
 def find_delay_id_error(text: str) -> str | None:
-    """Return why the text is no id of a delayed message, and where ids are found; None if it is one."""
+    """Return why the text is not the id of a delayed message, and where ids can be found; None if it is
+    one."""
     raw = text.encode(errors="replace")
     if parse_delay_id(raw) is not None or is_uuid(raw):
         return None

@@ -66,7 +66,8 @@ def list_dead_letters(group: str | None, admin: AdminClient, as_json: bool) -> N
 
 
 def _describe_none(admin: AdminClient, group: str | None) -> str:
-    """Say that there are no dead letters, or no such group."""
+    """Return a text that states that there are no dead letters; the request raises if the group does not
+    exist."""
     if group is None:
         return "no dead letters: every message was finished, or is still delivered or retried"
     admin.get("dlq", group, count=1)  # raises if there is no such group

@@ -46,7 +46,7 @@ def client_text(head: Mapping[str, Any]) -> str:
 
 
 def lease_text(head: Mapping[str, Any]) -> str:
-    """Say how long the client has had the message, and when its lease ends."""
+    """Return a text that states how long the client has had the message, and when its lease ends."""
     now_ms = time.time() * 1000
     leased_s, remaining_s = (now_ms - head["leased_ms"]) / 1000, (head["until_ms"] - now_ms) / 1000
     extended = ", extended by it" if head["extended"] else ""

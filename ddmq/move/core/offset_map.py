@@ -103,8 +103,10 @@ def _finished_ranges(view: ProgressView) -> list[tuple[int, int]]:
 
 
 def _join_ranges(start: int, end: int, ranges: Iterable[tuple[int, int, bool]]) -> Iterator[tuple[int, int]]:
-    """Join neighbouring finished ranges of `ranges` within `[start, end)`; between two that follow each other
-    there is no record."""
+    """Join neighbouring finished ranges within `[start, end)`, and yield the joined ones.
+
+    `ranges` are (first, after, finished). Between two successive ranges there are no records.
+    """
     open_ = True
     for first, after, finished in ranges:
         if finished:

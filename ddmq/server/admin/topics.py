@@ -159,7 +159,7 @@ def check_trace_one_in(backend: Backend, name: str, one_in: Any) -> int | None:
 
 
 def trace(backend: Backend, clock: Clock, name: str, one_in: int) -> None:
-    """Trace one in `one_in` of the topic's messages from now on, in all processes; 0 means none."""
+    """Trace one of `one_in` messages of the topic in all processes; 0 means none."""
     value = b"%d" % one_in if one_in else None
     batch = CommitBatch(settings={names.TRACE_PREFIX + name: value})
     backend.commit(batch, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)

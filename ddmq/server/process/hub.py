@@ -30,8 +30,10 @@ class HubWatch:
         self._prepare: Any = loop.prepare(ref=False, priority=LAST)
 
     def start(self) -> None:
-        """Start measuring. The present turn is measured from now on, or not at all if it has passed the
-        loop's `prepare` step."""
+        """Start measuring the turns of the event loop.
+
+        The present turn is included only if it has not passed the loop's `prepare` step.
+        """
         self._woken = perf_counter()
         self._check.start(self._after_poll)
         self._prepare.start(self._before_poll)
@@ -43,7 +45,7 @@ class HubWatch:
         self._observe((perf_counter() - self._woken) * 1e6)
 
     def stop(self) -> None:
-        """Stop measuring. May be called twice."""
+        """Stop measuring the turns of the event loop. May be called twice."""
         for watcher in (self._check, self._prepare):
             watcher.stop()
             watcher.close()

@@ -323,7 +323,7 @@ class ServerProcess:
         self._answer_admin(api.router)
 
     def _answer_admin(self, router: AdminRouter) -> None:
-        """Answer requests to the admin port with `router` from now on."""
+        """Let `router` answer the requests to the admin port."""
         if self._admin is not None:
             self._admin.application = router
         elif self._bind_admin():

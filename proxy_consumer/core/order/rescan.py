@@ -44,7 +44,10 @@ class Rescan:
         merged: bool,
         number: int,
     ) -> None:
-        """`number` (from 1) distinguishes this pass from all others of the table."""
+        """Start a pass over the unindexed messages of all starving chains in `table`.
+
+        `number` (from 1) distinguishes this pass from all others of the table.
+        """
         self._table = table
         self._queues = queues
         self._number = number

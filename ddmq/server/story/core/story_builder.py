@@ -174,7 +174,10 @@ class _GroupStoryBuilder:
     """Adds copies and events, in order, to the timeline of one group."""
 
     def __init__(self, timeline: Timeline, reset_ms: int) -> None:
-        """`reset_ms`: when a reset of the group's offset made the message be redelivered; 0: never."""
+        """Begin a story on `timeline`, without any deliveries yet.
+
+        `reset_ms`: when a reset of the group's offset made the message be redelivered; 0: never.
+        """
         self._timeline = timeline
         self._reset_ms = reset_ms
         self._extended = 0
