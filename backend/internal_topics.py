@@ -223,7 +223,8 @@ def read_dead_letter(record: StoredRecord) -> DeadLetter:
 
 
 def resent_record(dead_letter: DeadLetter, queues: int, group: str = "") -> NewRecord:
-    """Return the message of a dead letter as a record for its original topic, which has `queues` queues.
+    """Return the message of a dead letter as a record for its original topic. `queues`: the topic's queue
+    count.
 
     It goes to its former queue, or to the one selected for it. `group`: the only consumer group that it
     reaches; "": every group of the topic. It keeps message id, born time, key, tag, value and the

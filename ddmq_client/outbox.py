@@ -166,7 +166,7 @@ class Outbox:
         return SendJob([encoded], False, deadline, policy, SEND_DELAYED, encode_resend)
 
     def plan_batch(self, messages: Iterable[OutgoingMessage]) -> BatchPlan:
-        """Encode messages and split them into requests.
+        """Encode messages and divide them into requests of permitted size.
 
         A message that asks for a delay level has a request of its own, after all others. One whose properties
         the topic may read as a delay has a request of its own, at its position.
@@ -209,7 +209,7 @@ def send_alone_at(now: float, timeout_s: float) -> float:
 
 
 def oneway_frame(encoded: bytes, sequence_id: int) -> bytes:
-    """Encode a oneway request, which has no answer."""
+    """Encode a oneway request. The server does not answer it."""
     head = frames.call_head(SEND_ONEWAY, sequence_id, frames.ONEWAY)
     return frames.build_frame((head, *frames.one_message_args(encoded, None)))
 

@@ -36,7 +36,7 @@ class Outcome(Enum):
 
 
 def queue_number(name: str) -> int:
-    """Return the number of a queue from its wire name, which ends with it.
+    """Return the number of a queue: the end of its name on the wire.
 
     A queue of the retry path belongs to no topic: its number is -1.
     """
@@ -45,7 +45,7 @@ def queue_number(name: str) -> int:
 
 
 def message_position(topic: str, queue: str, offset: int) -> str:
-    """Return TOPIC/QUEUE/OFFSET, as commands show it.
+    """Return the message's position as the text TOPIC/QUEUE/OFFSET. Commands show it in this form.
 
     For a queue of the retry path, with its complete name.
     """
@@ -54,7 +54,7 @@ def message_position(topic: str, queue: str, offset: int) -> str:
 
 
 class Origin(NamedTuple):
-    """The source of messages, which the proxy expects back with their results."""
+    """The source of received messages. The proxy expects it back with their results."""
 
     group: str
     topic: str

@@ -93,7 +93,7 @@ class Replies:
         times: int | None = None,
         catch_up: Literal["fire_once", "all", "skip"] | None = None,
     ) -> None:
-        """Add one message, which is sent when the block ends. Arguments: see `Producer.send`.
+        """Add one message. It is sent when the block ends. Arguments: see `Producer.send`.
 
         Raises OptionError and InvalidMessageError for a message that no proxy would accept, as far as this
         client can tell.

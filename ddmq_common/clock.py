@@ -14,7 +14,7 @@ class Clock(Protocol):
     """The monotonic clock and the wall clock of a process."""
 
     def monotonic(self) -> float:
-        """Return the monotonic time in seconds, which never steps.
+        """Return the monotonic time in seconds. It never goes back.
 
         Every `deadline` in this project is on this clock.
         """

@@ -122,7 +122,7 @@ def parse_text(text: str, location: ConfigLocation) -> Any:
 
 
 def _describe_yaml_error(error: yaml.MarkedYAMLError) -> str:
-    """Describe the error and its position without quoting the file, which may hold a secret."""
+    """Describe the error and its position without quoting the file, because it may contain a secret."""
     texts = []
     for text, mark in ((error.context, error.context_mark), (error.problem, error.problem_mark)):
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
@@ -334,7 +334,7 @@ def resolved(config: Any) -> dict[str, Any]:
 
 
 def _without_values(url: str) -> str:
-    """Return the URL with `***` for all values in its query, which may be secrets."""
+    """Return the URL with `***` in place of all values in its query, because they may be secrets."""
     return _QUERY_VALUE.sub(r"\1***", url)
 
 

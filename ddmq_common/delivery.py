@@ -90,7 +90,7 @@ def encode_keyless(value: bytes, tag: bytes, properties: bytes) -> bytes:
 
 
 def encode_tail(offset: int) -> bytes:
-    """Encode field 4 and the stop byte, which turn delivery bytes into a Message for an old client."""
+    """Encode field 4 and the stop byte that turn delivery bytes into a Message for an old client."""
     return b"\x06\x08%b\x00" % zigzag(offset)
 
 

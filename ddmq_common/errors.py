@@ -83,7 +83,7 @@ class DamagedError(StorageError):
 
 
 class NewerFormatError(StorageError):
-    """A newer release wrote the data, which is unchanged.
+    """A newer release wrote the data, so this release rejects it. The data is unchanged.
 
     The message names both versions, and what to do.
     """

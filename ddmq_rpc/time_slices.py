@@ -153,7 +153,7 @@ class TimeSlices:
             shared.latest, shared.changed_at = share, now
 
     def record_accept(self, address: str, started: float, now: float) -> None:
-        """Charge the time of an accept to its address, which is known only afterwards.
+        """Charge the time of an accept to the client's address. That address is known only after the accept.
 
         If the address has used up its slice, the time shortens its next one.
         """

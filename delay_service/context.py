@@ -117,7 +117,7 @@ class UnrecordedOffsets:
         return sorted(self._offsets)
 
     def add_offsets(self, offsets: Collection[int], changes: StoreChanges) -> None:
-        """Add to `changes` a record of `offsets`, which these changes finish.
+        """Add to `changes` a record of `offsets`, because these changes finish them.
 
         Call it for every write: it also clears an old record.
         """
@@ -157,7 +157,7 @@ class UncommittedRows:
         return self._committing
 
     def end_commit(self) -> None:
-        """Drop the rows of the commit, which is durable now."""
+        """Drop the rows of the commit, because it is durable now."""
         self._committing = {}
 
 
@@ -339,7 +339,7 @@ class ShardContext:
         self.unrecorded.on_recorded(offsets)
 
     def ingest_progress(self, start: int, end: int) -> ProgressDelta:
-        """Return the progress delta for commands in [start, end), which are durable in the store."""
+        """Return the progress delta for commands in [start, end), because they are durable in the store."""
         return ProgressDelta(
             DELAY_GROUP, self.queue, self.epoch, self.generations.ingest_progress, ((start, end),)
         )

@@ -45,7 +45,7 @@ REJECTIONS = (CallerError, BoundReachedError, ValueError, TypeError, OverflowErr
 
 
 def _target_of(fire: FireCommand) -> str:
-    """Return the topic of a message; "" for a dead letter, which goes elsewhere."""
+    """Return the topic of a message; "" for a dead letter, because it goes to another topic."""
     return "" if fire.reason else fire.message.topic
 
 
@@ -186,7 +186,7 @@ class FireLoop:
             self._alarm.once(min((due - now_ms) / 1e3, longest_s), self.fire_due)
 
     def topic_changed(self, topic: str) -> None:
-        """Retry the messages of a changed topic, which may be writable again or deleted."""
+        """Retry the deferred messages of a changed topic. It may be writable again or deleted."""
         self._context.reopen_topic(topic)
         if topic in self._due_scans.deferred_topics:
             self._pump_soon()
@@ -375,7 +375,7 @@ class FireLoop:
     def _set_aside(self, commit: CommitInFlight, error: TopicUnavailableError) -> bool:
         """Defer the messages of topics that are not available, and commit the others at once.
 
-        Returns False, and does nothing, if none of the topics belongs to a due message.
+        Returns False, and does nothing, if no message of the commit belongs to such a topic.
         """
         deferred: dict[str, list[FireCommand]] = {}
         for fire in commit.fires:

@@ -161,7 +161,7 @@ class Shard:
             self._run(self.store, ingest_view, fired_view, bounds)
 
     def _follow_rows(self, store: DelayStore, committed: int) -> None:
-        """Bring the store in line with the rows, which contain everything that was committed."""
+        """Bring the store in line with the rows. They contain everything that was committed."""
         service = self._service
         follower = Follower(service.backend, service.clock, self.queue.queue_id, store, lambda: self._stopped)
         bounds = follower.read_bounds()

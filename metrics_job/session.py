@@ -72,7 +72,7 @@ exec '{java}' "$@"
 
 
 def session(name: str = "ddmq-metrics", master: str | None = None, **settings: str) -> SparkSession:
-    """Return the Spark session of this process, which the first call creates.
+    """Return the Spark session of this process. The first call creates it.
 
     `master` None: that of spark-submit, or all local cores. `settings`: more Spark settings, dots written as
     "__". Raises ConfigError if there is no Java.

@@ -34,8 +34,8 @@ class Heartbeat:
         self._quiet = 0
 
     def start(self, tick: Callable[[], bool]) -> None:
-        """Start to call `tick()`, which does the work that is due and returns whether a call waits for the
-        next tick."""
+        """Start to call `tick()`: it does the work that is due and returns whether a call waits for the next
+        tick."""
         self._tick = tick
         self._timer.every(self._tick_s, self._run_tick)
 

@@ -217,7 +217,7 @@ _UNKNOWN = (Code.TIMED_OUT, Code.BACKEND_FAILED)
 
 
 class AnswerOnce:
-    """The response to one call, which is sent only once."""
+    """The response to one call. Only the first response is sent."""
 
     def __init__(self, replies: ReplyHandling, call: Call, group: str) -> None:
         self.call = call

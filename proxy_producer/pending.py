@@ -382,7 +382,7 @@ class PendingSend(Completion[list[AppendResult]]):
         self.reject_messages(rejection)
 
     def reject_messages(self, rejection: SendRejection) -> None:
-        """Reject all messages with `rejection`, which says whether they may be stored."""
+        """Reject all messages with `rejection`. It states whether they may be stored."""
         for member in self.members:
             self.rejections[member.index] = rejection
         self._answer_unstored()

@@ -216,7 +216,7 @@ class ProducerService:
         self._admit_request(call, request, deadline)
 
     def _admit_request(self, call: Call, request: SendRequest, deadline: float) -> None:
-        """Check a request and accept or reject it."""
+        """Check a send request, then accept or reject it."""
         rejection = self.admission.check_request(request)
         if rejection is None:
             self._accept_request(call, request, deadline)

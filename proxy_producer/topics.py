@@ -389,7 +389,7 @@ Ready = Callable[[SendRejection | None], None]
 
 
 class InternalTopic:
-    """An internal topic, which this proxy creates on first use or extends to the queues it needs.
+    """An internal topic. This proxy creates it on first use, or extends it to the queues that are needed.
 
     `queues`: the number of queues, at least as many as this proxy needs. `ready`: the topic exists with all
     of them. The hot path reads both. `timeout_s`: time limit of the creation.

@@ -270,7 +270,7 @@ class SelectedEntries(NamedTuple):
 
 
 def select_entries(call: ReadCall, entries: bytes) -> SelectedEntries:
-    """Select the entries that `call` wants from `entries`, which start at the offset of `call`."""
+    """Select the entries that `call` requests. The first of `entries` must be at the offset of `call`."""
     count = len(entries) // ENTRY_BYTES
     if call.tags is None:
         return SelectedEntries(entries, range(call.offset, call.offset + count), call.offset + count)

@@ -120,7 +120,7 @@ class OpenedDirectory:
         return Writer(self.state, log_end, self.recovered.end, options, clock, metrics, published, answered)
 
     def make_queries(self, options: FileLogOptions, limit: Callable[[], int]) -> Queries:
-        """Create the queries, which read the log up to the position that `limit` returns."""
+        """Create the object that reads records for callers, up to the log position that `limit` returns."""
         self._queries = Queries(
             self.state,
             self.segments,

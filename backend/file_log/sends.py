@@ -148,7 +148,7 @@ class SendFiles:
         return chunks, {names.slice_name(slice_.number) for slice_ in sends.slices}
 
     def write(self, chunks: Sequence[SliceRows]) -> Sequence[SliceRows]:
-        """Write rows to their files; return the durable ones, which are none if the disk is full.
+        """Write rows to their files and return the durable ones. There are none if the disk is full.
 
         Raises other OSErrors. A checkpoint must not wait for the rows, because segments can be deleted, and
         space freed, only after it is saved. Unwritten rows stay in memory for the next checkpoint; a restart

@@ -148,7 +148,8 @@ class QueueClaims:
             self._report_failure("join", error)
 
     def leave(self) -> None:
-        """Leave the group and all queues, which the owner has already stopped using. May be called twice."""
+        """Leave the group and release all queues; the owner must have stopped using them. May be called
+        twice."""
         for table in (self._owned, self._loading, self._pending_loads):
             table.clear()
         self._granted = False

@@ -183,7 +183,7 @@ class QueueAssignment:
         self.state, self.member, self.epoch = AssignmentState.GRANTING, member, epoch
 
     def recall(self, deadline: float) -> None:
-        """Begin to take the queue back from its member, which must release it by `deadline`."""
+        """Begin to take the queue back from its member. The member must release it by `deadline`."""
         self.state, self.deadline = AssignmentState.LEAVING, deadline
 
     def is_notified(self, member: GroupMember) -> bool:

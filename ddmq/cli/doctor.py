@@ -285,7 +285,7 @@ def _format_gib(size: int) -> str:
 
 
 def sync_speed(target: Path) -> CheckResult:
-    """Measure how long one fdatasync at `target` takes, which is the minimum for every durable send."""
+    """Measure how long one fdatasync at `target` takes. No durable send can be faster."""
     try:
         milliseconds = statistics.median(_sync_times(target))
     except OSError as error:

@@ -50,7 +50,7 @@ def count_option(
 
 
 def add_old_name(group: click.Group, old_name: str, command: click.Command) -> None:
-    """Make a command of the group also available under its old name, which no help shows."""
+    """Make a command of the group also available under its old name, hidden from help."""
     old = copy.copy(command)
     old.name, old.hidden = old_name, True
     callback, path = command.callback, f"ddmq {group.name}"

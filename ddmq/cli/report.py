@@ -156,7 +156,7 @@ def samples_folder(config_dir: Path | None, data_dir: Path | None) -> Path:
 
 
 def tables_folder(samples: Path) -> Path:
-    """Return the default folder for tables, which is next to the samples."""
+    """Return the default folder for tables: a folder next to the samples."""
     return samples.with_name(f"{samples.name}-tables")
 
 

@@ -132,7 +132,7 @@ def send_all(
 
 
 def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
-    """Send a message until it is acknowledged. After a lost answer it may be stored twice."""
+    """Send a message again and again until it is acknowledged. After a lost answer it may be stored twice."""
     file = message.file
     body = file.read()
     digest = checksum(body)

@@ -36,11 +36,11 @@ class ManualTimer:
         self._set(self._after)
 
     def stop(self) -> None:
-        """Unset the timer until it is started again."""
+        """Unset the timer until `start` is called again."""
         self._callback, self.rings_at = None, NEVER
 
     def close(self) -> None:
-        """Stop the timer for good."""
+        """Stop the timer permanently."""
         self.stop()
 
     def ring_now(self) -> None:

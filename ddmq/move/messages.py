@@ -163,8 +163,8 @@ class TopicCopies:
                     self._put(required)
 
     def copiers_of(self, pairs: Iterable[tuple[QueueRef, QueueRef]]) -> list[QueueCopier]:
-        """Return copiers that continue from the recorded progress, under the epoch of this run, which fences
-        all other runs."""
+        """Return copiers that continue from the recorded progress. The epoch of this run fences all other
+        runs."""
         context, copiers = self._context, list[QueueCopier]()
         pairs = list(pairs)
         for at in range(0, len(pairs), QUEUES_PER_REQUEST):

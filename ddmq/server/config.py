@@ -46,8 +46,8 @@ ENVIRONMENT = Path("environment")  # in place of a file that does not exist
 
 @dataclass(frozen=True)
 class SamplesConfig:
-    """The section `samples` of conf/ddmq.yaml: how sample files are written, which the report and the Spark
-    job read."""
+    """The section `samples` of conf/ddmq.yaml: how sample files for the report and the Spark job are
+    written."""
 
     enabled: bool = True
     dir: Path | None = None  # None: metrics/ in data_dir

@@ -207,7 +207,8 @@ class AsyncFetchConsumer:
                 raise PullError(describe_unresolved(self._proxies, in_time=resolved is not None))
 
     async def _start_call(self, name: str, max_messages: int, linger_ms: int) -> None:
-        """Start a fetch at this proxy in an activity of its own, which may outlast the current `fetch`."""
+        """Start a fetch at this proxy in an activity of its own, because it may outlast the current
+        `fetch`."""
         connection = self._connections.setdefault(name, AsyncFramedConnection(self._addresses[name]))
         offsets, started = self._assignments.next_offsets(name), now()
         call = partial(self._call, name, connection, offsets, max_messages, linger_ms, started)

@@ -59,7 +59,8 @@ async def await_result(answer: object) -> object:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether an exception from a handler is a failure, which it is unless this task is cancelled."""
+    """Return whether an exception from a handler is a failure of the handler, not a cancellation of this
+    task."""
     if not isinstance(error, asyncio.CancelledError):
         return isinstance(error, Exception)
     task = asyncio.current_task()

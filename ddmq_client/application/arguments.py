@@ -150,7 +150,8 @@ def _wrap_async(function: Callable[..., Any], explain: Callable[..., TypeError])
 
 
 def _is_raised_inside(error: TypeError) -> bool:
-    """Return whether the function's own code raised the error, which is then none of its arguments' names."""
+    """Return whether the function's own code raised the error. Then the error is not about its arguments'
+    names."""
     return error.__traceback__ is None or error.__traceback__.tb_next is not None
 
 

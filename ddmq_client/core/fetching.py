@@ -203,7 +203,7 @@ class Assignments:
         return acks
 
     def confirm_acks(self, offsets: Offsets) -> None:
-        """Forget offsets to acknowledge, because they are stored."""
+        """Forget offsets that were to be acknowledged, because the proxy has stored them."""
         for topic, queues in offsets.items():
             for queue, offset in queues.items():
                 if self._delivered.get((topic, queue)) == offset:

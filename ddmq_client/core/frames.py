@@ -133,7 +133,7 @@ def _list_head(count: int) -> bytes:
 
 
 def producer_field(producer_id: bytes) -> bytes:
-    """Encode field 103 (producer) of a Message, and the header of field 104, which follows."""
+    """Encode field 103 (producer) of a Message and the header of field 104, which must follow it."""
     return b"%b%b%b%b" % (_PRODUCER_ID_FIELD, encode_varint(len(producer_id)), producer_id, _I64_FIELD)
 
 

@@ -94,7 +94,7 @@ def from_info(info: Iterable[tuple[object, ...]]) -> list[ProxyAddress]:
 
 
 def is_literal(address: ProxyAddress) -> bool:
-    """Return whether the address is an IP address, which needs no resolution."""
+    """Return whether the address is an IP address, so that it needs no name resolution."""
     try:
         ipaddress.ip_address(address.host)
     except ValueError:

@@ -217,7 +217,7 @@ class DdmqBroker(dramatiq.Broker):
     # --- receiving
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30_000) -> dramatiq.Consumer:
-        """Return a consumer of a declared queue, which has `prefetch` messages at most.
+        """Return a consumer of a declared queue that holds at most `prefetch` messages.
 
         `timeout` is for how many milliseconds it waits for a message.
         """

@@ -62,7 +62,7 @@ class DeliveredMessage(dramatiq.MessageProxy):
             self.delivery.dead_letter(reason=self.actor_error)
 
     def hand_back(self) -> None:
-        """Return the message, which no actor has had: other workers get it at once."""
+        """Return a message that no actor has received, so that other workers get it at once."""
         self.delivery.hand_back()
 
     def _ack_with_followers(self) -> None:

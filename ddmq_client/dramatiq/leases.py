@@ -40,7 +40,7 @@ class LeaseKeeper:
                 self._changed.notify()
 
     def remove(self, message: Message) -> None:
-        """Stop extending the lease of a message, which is settled."""
+        """Stop extending the lease of a message, because it is settled."""
         with self._changed:
             self._messages.pop(id(message), None)
 

@@ -79,7 +79,7 @@ class QueuedMessage:
 def queue_message(
     message: dramatiq.Message[Any], topic: str, key_option: KeyOption, delay_ms: int | None, now: datetime
 ) -> QueuedMessage:
-    """Encode the message; take the idempotency key out of its options, which a retry must not have.
+    """Encode the message, and take the idempotency key out of its options, because a retry must not have it.
 
     `key_option` is that of the actor, for a message that has none. A message with an `eta` and no delay is
     delivered at that time.

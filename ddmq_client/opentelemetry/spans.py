@@ -64,7 +64,8 @@ class OpenTelemetryObserver:
 
     @property
     def not_carried(self) -> int:
-        """The number of messages sent without their context, which would have made them too large."""
+        """The number of messages sent without their trace context, because it would have made them too
+        large."""
         return self._carrier.not_carried
 
     def sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> ObservedSend:

@@ -74,7 +74,8 @@ class JsonSerializer:
 
 
 class MsgspecSerializer:
-    """JSON or MessagePack by the package msgspec, which is not installed with the client.
+    """Serializes JSON or MessagePack with the package msgspec. It must be installed separately from the
+    client.
 
     into      the type that bodies are decoded to and checked against: a Struct, a dataclass, a TypedDict …
     encoding  "json" or "msgpack"

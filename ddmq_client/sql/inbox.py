@@ -72,7 +72,7 @@ class InboxTable:
 
 
 def identity_of(message: Message) -> str:
-    """Return the id of a message, which survives retries and dead letters.
+    """Return the id of a message. It stays the same in retries and dead letters.
 
     For messages from proxies that state no id, return the position.
     """

@@ -95,7 +95,7 @@ def check_connect(connect: object) -> None:
 
 @contextmanager
 def open_transaction(connect: Callable[[], Any]) -> Iterator[Any]:
-    """Open a connection with a SQL transaction, which is committed at the end of the block.
+    """Open a connection with a SQL transaction, and commit it at the end of the block.
 
     An exception rolls it back. `connect` returns a DB-API connection, or SQLAlchemy's Connection or Session.
     """

@@ -129,7 +129,8 @@ class TestBroker(BrokerClients):
     # --- clients
 
     def producer(self, **options: Any) -> Producer:
-        """Return a producer of this broker, which closes it. `options`: as the class takes them."""
+        """Return a producer of this broker. The broker closes it. `options`: the options of the class
+        Producer."""
         producer = Producer(self.producers, **options)
         self._clients.append(producer)
         return producer
@@ -523,7 +524,8 @@ class RunningHandlers:
         return handle
 
     def check_outside(self, method: str) -> None:
-        """Raise ClientError if a handler of this broker calls `method`, which would wait for its return."""
+        """Raise ClientError if a handler of this broker calls `method`, because `method` would wait for the
+        handler."""
         if _current_call.get() in self.calls:
             raise ClientError(
                 f"{method} is called in a handler, and would wait until that handler returns; allowed: in the"

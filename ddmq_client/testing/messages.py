@@ -54,7 +54,7 @@ class RecordedOutcome:
 
 
 class RecordedSettling(Settling):
-    """The receiver of a message's outcome, which keeps it."""
+    """Receives the outcome of a message and records it for the test."""
 
     def __init__(self, *, inline: bool) -> None:
         self.inline = inline

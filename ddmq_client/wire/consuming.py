@@ -146,7 +146,8 @@ def read_stats(payload: bytes, sequence_id: int) -> None:
 
 
 def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
-    """Decode the answer to a pull, which may be empty. Raises PullError, ProxyCallError or FrameError."""
+    """Decode the answer to a pull, possibly without messages. Raises PullError, ProxyCallError or
+    FrameError."""
     value = _PULL.answer(payload, sequence_id)
     unapplied, notice = _unapplied_results(value.late), value.notice or ""
     return Pulled(_origin_of(value.context), value.messages or (), value.leaseMs, unapplied, notice)

@@ -177,7 +177,7 @@ def answer_at(payload: bytes, method: bytes, sequence_id: int) -> int:
 
 
 def encode_heartbeat(client_id: str) -> bytes:
-    """Encode the heartbeat message, which every proxy answers at once with code 0."""
+    """Encode the heartbeat message. Every proxy answers it at once with code 0."""
     return encode_message(OutgoingMessage(HEARTBEAT_TOPIC, b"1"), Placement(-2, 0), client_id, None)
 
 

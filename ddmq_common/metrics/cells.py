@@ -46,7 +46,7 @@ class MetricCell:
 
 
 class Histogram:
-    """A histogram with logarithmic buckets, which can be merged by addition.
+    """A histogram with logarithmic buckets. Histograms are merged by adding their buckets.
 
     Values are in the metric's unit, mostly µs.
     """

@@ -27,7 +27,7 @@ _ROWS = msgspec.msgpack.Decoder(list[tuple[bytes, int, int, int]])
 
 
 def encode_id_outcomes(ids: Iterable[IdOutcome]) -> bytes:
-    """Encode the body of an ID_OUTCOMES command, which tells a shard the outcomes of ids."""
+    """Encode the body of an ID_OUTCOMES command. It reports the outcomes of ids to a shard."""
     rows = [
         (outcome.uuid, int(outcome.state.kind), outcome.state.at_ms, outcome.state.forget_ms)
         for outcome in ids

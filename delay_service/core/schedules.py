@@ -35,7 +35,7 @@ def due_ms(command: DelayCommand, occurrence: int) -> int:
 
 
 def delivered_before(occurrence: int) -> int:
-    """Return the number of deliveries before this occurrence, modulo 2²⁰, which no limit reaches."""
+    """Return the number of deliveries before this occurrence, modulo 2²⁰. No limit is so high."""
     return occurrence & COUNT_MAX
 
 

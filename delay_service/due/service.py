@@ -33,7 +33,7 @@ class Alarm(Protocol):
 
 
 def hub_alarm() -> Alarm:
-    """Return a timer on the calling thread's hub, which does not keep the loop alive."""
+    """Return a timer on the calling thread's hub that does not keep the loop alive."""
     return HubTimer(ref=False)
 
 

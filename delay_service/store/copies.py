@@ -116,7 +116,7 @@ def sweep_copies(folder: Path, shard: int, newest: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Rename a folder, then delete it.
+    """Delete a folder after renaming it.
 
     Because of the name, a half-deleted folder is never taken for a copy.
     """
@@ -181,7 +181,8 @@ def clone_files(source: Path, target: Path) -> None:
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:
-    """Return the sizes of the files by name, to detect changes; 0 for the write-ahead log, which may grow."""
+    """Return the sizes of the files by name, to detect changes; 0 for the write-ahead log, because it may
+    grow."""
     return {
         name: 0 if name.endswith(".log") else (folder / name).stat().st_size
         for name in files_in(folder)

@@ -54,7 +54,7 @@ BUFFER_BYTES_MIN = 1 << 20
 
 
 def stores_in(folder: Path, shards: int) -> StoreOpener:
-    """Return an opener of shard stores in `folder`, which is created if missing.
+    """Return an opener of shard stores in `folder`. It creates the folder if it is missing.
 
     The opener blocks (native thread).
     """

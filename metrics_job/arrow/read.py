@@ -178,8 +178,9 @@ def names_to_split(units: Units, sizes: Mapping[str, int]) -> set[str]:
 
 
 def read_files(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """Read path, content and length of the files in these folders, except hidden files, which are being
-    written.
+    """Read path, content and length of the files in these folders, except files that are still being written.
+
+    Hidden files are the ones being written.
     """
     rows = spark.read.format("binaryFile").options(**_SAMPLES).load(paths)
     return rows.select(F.col("_metadata.file_path").alias(FILE), "content", "length")

@@ -150,7 +150,7 @@ class ChunkAdder:
             yield undecoded_rows(parsed.undecoded, chunk.files)
 
     def add_unit(self, unit: str, chunk: FileChunk) -> Iterator[Any]:
-        """Aggregate the files of one unit, which are one chunk."""
+        """Aggregate the files of one unit. They form one chunk."""
         parsed = self._parse_chunk(chunk)
         yield from self._add_rows(
             chunk, of_days(parsed.lines, self._days), unit if parsed.undecoded else None

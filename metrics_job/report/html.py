@@ -44,7 +44,7 @@ def first_rows_table(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]
 
 
 def fold_others(count: int, inside: str) -> str:
-    """Return the HTML `… and 9 more`, which opens `inside` (HTML) on a click."""
+    """Return the HTML of a line such as `… and 9 more` that opens `inside` (HTML) on a click."""
     summary = f"… and {count:,} more" + (f", {OTHERS_MAX} of them here" if count > OTHERS_MAX else "")
     return f"<details><summary>{summary}</summary>{inside}</details>"
 

@@ -437,7 +437,7 @@ def _measured_card(report: Report) -> str:
 
 
 def build_foot(created_ms: int) -> str:
-    """Build the page's footer, which says how the numbers were computed."""
+    """Build the page's footer. It states how the numbers were computed."""
     return (
         '<footer class="note">Counts are exact sums of what the proxies counted; percentiles are '
         "merged exactly from logarithmic buckets and shown by the bucket's upper edge, at most 12.5 % above. "

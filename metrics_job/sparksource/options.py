@@ -112,7 +112,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def build_unknown_error(name: str, allowed_names: Iterable[str], what: str, use: str) -> SourceOptionError:
-    """Build the error for an unknown name, which suggests the nearest of the allowed ones."""
+    """Build the error for an unknown name. It suggests the nearest of the allowed ones."""
     names = {each.lower(): each for each in allowed_names}
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"; did you mean {names[close[0]]}?" if close else ""

@@ -126,7 +126,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceWriter):
-    """The writer for `df.write`, which is a single write."""
+    """The writer for `df.write`: a single write."""
 
     def __init__(self, options: WriteOptions, schema: T.StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, uuid.uuid4().hex)
@@ -141,7 +141,7 @@ class BatchWriter(_Writer, DataSourceWriter):
 
 
 class StreamWriter(_Writer, DataSourceStreamWriter):
-    """The writer for `df.writeStream`, which does one write per micro-batch."""
+    """The writer for `df.writeStream`: one write for each micro-batch."""
 
     def __init__(self, options: WriteOptions, schema: T.StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, None)

@@ -59,14 +59,14 @@ class HeldPull(Lingering):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Pusher(HeldPull):
-    """The push runner of a topic, which its group treats like a waiting pull."""
+    """The push runner of a topic: its group treats it like a waiting pull."""
 
     def give_up(self) -> None:
         """Do nothing: a push runner has no client to answer."""
 
     @abstractmethod
     def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
-        """Stop pushing these queues, which move to another proxy.
+        """Stop pushing these queues, because they move to another proxy.
 
         `then` is called when no message of the queues is being pushed any more, at `until` (monotonic
         seconds) at the latest.
@@ -97,7 +97,7 @@ class HeldPulls:
                 notify()
 
     def hold_pull(self, pull: HeldPull) -> None:
-        """Add a pull behind those that already wait."""
+        """Add a pull to the end of the queue of waiting pulls."""
         pull.sequence = next(_SEQUENCE)
         pulls = self._by_topic.get(pull.topic)
         if pulls is None:

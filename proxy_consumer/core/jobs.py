@@ -376,7 +376,7 @@ class JobTable:
             self.make_ready(job, JobEvent.RELEASED)
 
     def park(self, offset: int) -> None:
-        """Park the job at `offset`, which must not be leased: it is not delivered until `replay`."""
+        """Park the job at `offset`: it is not delivered until `replay`. The job must not be leased."""
         job = self.jobs.get(offset) or self.add(offset, JobState.PLAIN)
         if job.state not in (JobState.LEASED, JobState.SPENT, JobState.PARKED, JobState.EXHAUSTED):
             self.change(job, JobEvent.PARKED)

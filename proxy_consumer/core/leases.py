@@ -80,8 +80,7 @@ class Lease:
 
     @property
     def is_extended(self) -> bool:
-        """Whether the deadline was moved beyond the one set at the delivery, which was one length after
-        `since`."""
+        """Whether the deadline is later than the one set at the delivery, one length after `since`."""
         return self.deadline > self.since + self.length_s + EXTENSION_MIN_S
 
 

@@ -18,7 +18,7 @@ Range = tuple[int, int]
 
 
 def ranges_of(offsets: Sequence[int]) -> list[Range]:
-    """Return ascending disjoint ranges that contain exactly `offsets`, which may repeat and come in any
+    """Return ascending disjoint ranges that contain exactly `offsets`. These may repeat and come in any
     order."""
     if not offsets:
         return []
@@ -47,8 +47,7 @@ def ascending_ranges(offsets: Sequence[int]) -> list[Range]:
 
 
 def gaps_between(start: int, end: int, covered: Sequence[Range]) -> list[Range]:
-    """Return the ranges of `[start, end)` outside `covered`, which must be ascending disjoint ranges
-    inside it."""
+    """Return the ranges of `[start, end)` outside `covered`: ascending disjoint ranges inside it."""
     gaps: list[Range] = []
     for first, after in covered:
         if first > start:

@@ -244,7 +244,7 @@ class PullBuffer:
         return any(scope.short for scope in self._short)
 
     def _remove_ready(self, queue: SubscribedQueue) -> None:
-        """Remove a queue from those that are ready."""
+        """Remove a queue from the queues that may have messages to deliver."""
         self._ready.remove(queue)
         queue.in_ready = False
 

@@ -138,7 +138,7 @@ class SubscribedQueue:
         return self.feed.next_offset() - self.ack_map.committed < self.plan.ack_span_max
 
     def expire_below(self, first: int, start: int) -> None:
-        """Finish the unfinished messages from `start` to below `first`, which retention deleted."""
+        """Finish the unfinished messages from `start` to below `first`, because retention deleted them."""
         unfinished = self.ack_map.unfinished_from(start, 1_000_000)
         expired = [(begin, min(end, first)) for begin, end in unfinished if begin < first]
         self.expire_ranges(expired)
@@ -155,7 +155,7 @@ class SubscribedQueue:
         self.reread.clear()
 
     def forget_bytes(self) -> None:
-        """Drop the bytes of ready messages, which are read again before their delivery."""
+        """Drop the bytes of ready messages. They are read again before their delivery."""
         if self.stream is not None:
             for offset in self.stream.drop_all_ready():
                 self.table.release(offset)
@@ -193,7 +193,7 @@ class SubscribedQueue:
             at += end - start
 
     def take_in_order(self, stream: QueueStream, count: int, bytes_max: int) -> list[ReadyMessage]:
-        """Remove and return up to `count` ready messages within `bytes_max`, which may be none."""
+        """Remove and return up to `count` ready messages within `bytes_max`, or none."""
         messages = stream.take_messages(count, bytes_max)
         if stream.ledger.table.batch == 1:
             return messages
@@ -406,7 +406,7 @@ class SubscribedQueue:
         return True
 
     def fail_undelivered(self, offset: int, now: float, error: str) -> None:
-        """Fail a due job before it is delivered."""
+        """Fail a due job without having delivered it."""
         self._apply_failure(self.table.jobs[offset], None, now, error)
 
     def _count_failure(self, job: UpstreamJob, error: str) -> None:

@@ -96,7 +96,7 @@ class Roster:
         return expired
 
     def share_of(self, consumer: bytes, queues: Sequence[T]) -> Sequence[T]:
-        """Return the share of this id in `queues`, which must be in the same order in all calls."""
+        """Return the share of this id in `queues`. Their order must be the same in all calls."""
         if consumer not in self._members:
             return ()
         at, ids = self._order.index(consumer), len(self._order)

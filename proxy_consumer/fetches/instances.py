@@ -115,7 +115,7 @@ class Instance:
 
 
 class InstancePull(Fetch):
-    """One pull of one instance, which returns messages of one queue or waits for some."""
+    """One pull of one instance. It returns messages of one queue, or waits for some."""
 
     __slots__ = ("instance", "requested_topic")
     one_queue = True

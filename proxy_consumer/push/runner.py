@@ -107,7 +107,7 @@ class PushRunner(Pusher):
     # --- taking messages
 
     def start(self) -> None:
-        """Begin to take messages, which puts the subscription in use."""
+        """Start to take messages. From then on the subscription counts as used."""
         self.group.pushers.setdefault(self.subscription.topic, []).append(self)
         self._update_waiting()
         if not self.subscription.creating:

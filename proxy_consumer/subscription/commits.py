@@ -121,7 +121,7 @@ class QueueProgress(NamedTuple):
 
 
 def collect_progress(owner: SubscriptionBase, queues: Iterable[SubscribedQueue]) -> list[QueueProgress]:
-    """Take all uncommitted progress of these queues, which the caller must commit."""
+    """Take all uncommitted progress of these queues. The caller must commit it."""
     shares = []
     for queue in queues:
         delta = queue.collect_progress(owner.group_name)
@@ -133,7 +133,8 @@ def collect_progress(owner: SubscriptionBase, queues: Iterable[SubscribedQueue])
 def store_settings(
     runtime: Runtime, settings: Mapping[str, bytes | None], done: Callable[[], None] | None = None
 ) -> None:
-    """Commit settings; `done` is called when they are durable or have failed, which is counted and logged."""
+    """Commit settings. `done` is called when they are durable or have failed; a failure is counted and
+    logged."""
 
     def on_committed(committed: Completion[list[AppendResult]]) -> None:
         runtime.open_commits -= 1

@@ -332,7 +332,7 @@ class SubscriptionMembership(ClaimOwner):
             self._owner.suspend(queue.ref)
 
     def _installed_queues(self, refs: Sequence[QueueRef]) -> list[SubscribedQueue]:
-        """Return those of these queues that are loaded."""
+        """Return the queues among `queues` that are loaded."""
         queues = self._owner.buffer.queues
         return [queues[ref] for ref in refs if ref in queues]
 

@@ -272,7 +272,7 @@ class DelayContext:
 
     @property
     def shards(self) -> int:
-        """Return the number of delay shards, which may be higher than configured."""
+        """Return the number of delay shards. It may be higher than configured."""
         return max(self._shards, self.commands.queues)
 
     def complete_command(self, request: SendRequest) -> DelayCommand:

@@ -262,7 +262,7 @@ class AwaitedDelay(Destination):
         self._reply(PENDING)
 
     def on_outcome(self, outcome: CommandOutcome) -> None:
-        """Answer with the outcome, which may come before the append's own result."""
+        """Answer with the outcome of the command. It may come before the append's own result."""
         self._reply_id = 0
         if not self._send.answered:
             self._send.flow.unanswered.discard(self._send)

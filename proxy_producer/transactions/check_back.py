@@ -86,7 +86,7 @@ class WaitingPolls:
         self.count += 1
 
     def remove_poll(self, poll: WaitingPoll) -> None:
-        """Remove a poll, if it is waiting."""
+        """Remove a waiting poll. Does nothing if the poll is not waiting."""
         waiting = self._by_group.get(poll.group)
         if waiting is not None and poll in waiting:
             waiting.remove(poll)

@@ -191,7 +191,7 @@ def is_in_other_transaction(record: NewRecord, stored: AppendResult) -> bool:
 
 
 class Op(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of an op record, which records a transaction's end.
+    """The body of an op record: the record of a transaction's end.
 
     `reason`: why it is a dead letter. `end`: half messages of the transaction at or above this offset came
     too late.

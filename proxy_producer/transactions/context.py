@@ -47,7 +47,7 @@ class TransactionCounts:
 
 
 class TransactionTopics:
-    """The half topic and the op topic, which are created on first use. Their queue counts never change."""
+    """The half topic and the op topic. They are created on first use, and their queue counts never change."""
 
     def __init__(self, backend: Backend, shards: int, clock: Clock, timeout_s: float) -> None:
         self._backend = backend

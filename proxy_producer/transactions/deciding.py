@@ -77,7 +77,7 @@ def plain_record(half: HalfMessage, backend: Backend) -> NewRecord | None:
 
 
 def _in_topic(half: HalfMessage, queues: int) -> NewRecord:
-    """Build the record for the message's own topic, which may have been recreated with fewer queues."""
+    """Build the record for the message's own topic. It may have been recreated with fewer queues."""
     return NewRecord(
         half.mark.topic, half.mark.queue % queues, half.message_id, half.born_ms, half.delivery, half.key,
         half.tags, half.flags,

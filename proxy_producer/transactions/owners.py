@@ -99,7 +99,7 @@ class Owners:
         return shared
 
     def forget(self) -> None:
-        """Drop the cached owners, because they have changed."""
+        """Drop the cached owners of shards, because the owners have changed."""
         self._cached_addresses = None
 
     def list_others(self, addresses: OwnerAddresses) -> list[str]:

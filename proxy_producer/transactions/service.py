@@ -155,7 +155,7 @@ class Transactions(QueueOwner[OwnedShard]):
         self.owners.forget()
 
     def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
-        """Start a granted shard by reading it. No transaction is decided before that is done."""
+        """Start a granted shard by reading its queue. No transaction is decided before that is complete."""
         shard = ClaimedShard(self._context, queue, epoch, view.generation, acks_of(view, bounds), bounds.next)
         self._begin_work(OwnedShard(shard, TransactionDecider(shard), LeftOvers(shard)))
         shard.start()

@@ -212,7 +212,7 @@ class FramePacker:
         return self._moved_bytes_max if is_internal(topic) else self._delivery_bytes_max
 
     def add_records(self, records: Sequence[NewRecord], once: bool) -> Results:
-        """Pack records; return their results, which count when the frame is written.
+        """Pack records into the frame and return their results. These count only once the frame is written.
 
         With `once`, a record whose identity was stored before is not stored again.
         """

@@ -160,7 +160,7 @@ class Seeds(dict[str, int]):
 
 
 def key_hash(topic: str, key: bytes) -> int:
-    """Return the index hash of a key in a topic; never 0, which means "no key"."""
+    """Return the index hash of a key in a topic. It is never 0, because 0 means "no key"."""
     return crc32(key, crc32(topic.encode() + b"\0")) or 1
 
 
@@ -280,7 +280,7 @@ def valid_prefix(file: File, segment_start: int, log_end: int) -> tuple[int, int
 
 
 def _ignore_damage(_: IndexDamage) -> None:
-    """Ignore damage in the tail of a file, which a crash may have left."""
+    """Do nothing about damage in the tail of a file, because a crash can cause it."""
 
 
 def find_gaps(

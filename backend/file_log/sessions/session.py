@@ -325,8 +325,7 @@ class RequestAnswer(Completion[Any]):
 
 
 class WaitAnswer(Wait):
-    """Sends a member process the result of its blocking wait for messages, which the writer process runs for
-    it."""
+    """Sends a member process the result of a blocking wait for messages that the writer runs for it."""
 
     __slots__ = ("_ident", "_session")
 

@@ -51,7 +51,7 @@ class FollowedRow(NamedTuple):
 
 
 class FollowerThread:
-    """Follows the system topics in a native thread, which starts at once.
+    """Follows the system topics in a native thread. The constructor starts it.
 
     The hub releases `capacity` once for each batch that it has applied. The callbacks run in this thread.
     `on_begun(first)`: the first offset of each partition is known. `on_rows`: the next rows.

@@ -139,7 +139,7 @@ class Producers:
             self.lanes[self._free.popleft()].write(writes, limit_s, then, on_slow)
 
     def take_namespace_id(self, then: Callable[[WriteOutcome], None]) -> None:
-        """Take over the transactional id of the namespace, which fences its previous user."""
+        """Take over the transactional id of the namespace and thereby fence its previous user."""
         self._namespace.run_job(self._ensure_namespace_producer, then)
 
     def take_new_id(self, name: str, then: Callable[[WriteOutcome], None]) -> None:

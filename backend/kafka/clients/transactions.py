@@ -65,7 +65,7 @@ def lane_id(options: KafkaOptions, name: str, lane: int) -> str:
 
 
 def namespace_transactional_id(options: KafkaOptions) -> str:
-    """Return the transactional id of exclusive commits, which all processes of a namespace share."""
+    """Return the transactional id for exclusive commits. All processes of a namespace share it."""
     return options.names.system_topic("once")
 
 

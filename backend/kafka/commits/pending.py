@@ -98,7 +98,7 @@ class PendingCommits:
         self._wake_at = FOREVER
 
     def add(self, commit: PendingCommit) -> None:
-        """Add a call, which is answered by its deadline at the latest."""
+        """Add a commit call. It is answered by its deadline at the latest."""
         if commit.deadline < FOREVER:
             self._commits[commit] = None
             if commit.deadline < self._wake_at:

@@ -286,7 +286,7 @@ class ProgressState:
         return max((stamp.epoch for entry in self._entries.values() for stamp in entry.values), default=0)
 
     def find_outdated(self, keys: Iterable[Key]) -> list[tuple[Key, bytes]]:
-        """Return the keys below the valid one, in stamp and epoch, which must be tombstoned."""
+        """Return the keys that a newer key, in stamp and epoch, has replaced. They must be tombstoned."""
         outdated = []
         for key in keys:
             if key in self._stale:

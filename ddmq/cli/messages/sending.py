@@ -320,7 +320,7 @@ def describe_outcome(outcome: CancelOutcome, expected: DelayStatus) -> str:
 
 
 def outcome_json(delay_id: str, outcome: CancelOutcome | str) -> dict[str, Any]:
-    """Return the outcome as programs read it."""
+    """Return the outcome of a send as a JSON object for programs."""
     if isinstance(outcome, str):
         return {"id": delay_id, "outcome": None, "error": outcome}
     moments = {"fired_ms": outcome.fired_at, "due_ms": outcome.due_at}

@@ -56,7 +56,7 @@ class DeadLetterFilter(NamedTuple):
 
 
 class OpenDeadLetters:
-    """A snapshot of the open dead letters of one queue, which were neither resent nor purged."""
+    """A snapshot of the open dead letters of one queue: those that were neither resent nor purged."""
 
     def __init__(self, view: ProgressView, bounds: Bounds, gaps: Iterable[tuple[int, int]] = ()) -> None:
         self._done = AckMap(view.committed or 0)

@@ -59,7 +59,7 @@ _STATES = {
 
 
 class Cursor(NamedTuple):
-    """A position in the listing of waiting messages of all shards, which is sorted by due time."""
+    """A position in the listing of waiting messages of all shards, sorted by due time."""
 
     due_ms: int
     shard: int

@@ -131,7 +131,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
 
     @property
     def is_probe(self) -> bool:
-        """Whether this is a request for /health or /ready, which is always answered."""
+        """Whether this is a request for /health or /ready. Such requests are always answered."""
         return (
             self.command in ("GET", "HEAD")
             and self.path.partition("?")[0] in PROBES

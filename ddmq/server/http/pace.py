@@ -48,7 +48,7 @@ class Account:
 
     @property
     def probes(self) -> Account:
-        """The separate account of this address for /health and /ready, which never wait for other
+        """The separate account of this address for /health and /ready, so that they never wait for other
         requests."""
         if self._probes is None:
             self._probes = Account(self._clock)

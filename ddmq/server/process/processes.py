@@ -278,7 +278,7 @@ def _describe_end(code: int) -> str:
 
 
 def _process_name(serve: ServeConfig, name: str) -> str:
-    """Return a component's name in the sample files, which is the same at every start although its admin port
+    """Return a component's name in the sample files: the same at every start, even if its admin port
     changes."""
     public = serve.process((name.removesuffix("-service"),), socket.gethostname())
     return (f"{name}@{public}" if serve.process_name else public)[:PROCESS_NAME_MAX]

@@ -110,8 +110,8 @@ def _merge_serve(config: Configuration, fresh: Configuration) -> Reloaded:
 def when_parent_ends(
     stop: Callable[[], None], on_line: Callable[[str], None], descriptor: int = STDIN
 ) -> None:
-    """Call `on_line` with each line that is read from `descriptor`, and call `stop` once at its end, which
-    means that the parent process has ended."""
+    """Call `on_line` with each line read from `descriptor`; at its end, the parent process has ended: call
+    `stop`."""
 
     def follow() -> None:
         text = b""

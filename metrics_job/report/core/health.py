@@ -208,7 +208,7 @@ REFUSED_FROM, REFUSED_MIN = 0.001, 10
 
 
 class Intended(NamedTuple):
-    """Deliberate actions, such as kills in a test, which are not reported as findings."""
+    """Deliberate actions, such as kills in a test. The report does not list them as findings."""
 
     kills_ms: Sequence[int] = ()  # kills of processes; each excuses one that sent samples shortly before
     dead_letters: Mapping[str, int] = {}  # how many, by topic
@@ -298,7 +298,7 @@ def _blocked_findings(rows: list[Waiting], end_ms: int) -> Iterator[Finding]:
 def intended_remarks(
     counters: Sequence[Counted], rows: Iterable[ProcessFacts], intended: Intended
 ) -> Iterator[str]:
-    """Yield sentences about deliberate actions, which are therefore not findings."""
+    """Yield sentences about deliberate actions; these are not findings."""
     killed = sum(row.intended for row in rows)
     dead = round(sum(row.total for row in counters if row.metric == DEAD_LETTERS.name))
     dead -= unintended_dead(counters, intended)

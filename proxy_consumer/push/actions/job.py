@@ -106,7 +106,7 @@ def finish_job(reason: str) -> ActionOutcome:
 
 
 def fail(reason: str) -> ActionOutcome:
-    """Return the outcome of a failed job, which is retried like any other."""
+    """Return the outcome of a failed push job. It is retried like any other."""
     return ActionOutcome(Ending.FAIL, reason)
 
 

@@ -124,7 +124,7 @@ class Connection:
         self._tls = tls
 
     def open(self) -> bool:
-        """Connect; return False if it was connected before. Name lookups go through gevent, too."""
+        """Connect; return False if the connection was open already. Name lookups go through gevent, too."""
         if self.sock is not None:
             return False
         self.sock = socket.create_connection((self.host, self.port))

@@ -91,8 +91,8 @@ def _timeline_to_topic(facts: StoryFacts) -> tuple[Timeline, bool]:
 
 
 def _explain_late_firing(timeline: Timeline, stored_ms: int, before: Sequence[MessageCopy]) -> None:
-    """Explain a late firing in the timeline: the message may have been rescheduled, which its records do not
-    show."""
+    """Explain a late firing in the timeline: the message may have been rescheduled without a trace in its
+    records."""
     timeline.pass_to(stored_ms)
     late_ms = stored_ms - timeline.last.at_ms
     if timeline.phase is Phase.OVERDUE and before[-1].kind is CopyKind.COMMAND and late_ms >= MOVED_MS:
