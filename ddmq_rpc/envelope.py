@@ -119,7 +119,7 @@ class HeaderError(Exception):
 
 
 class Header(NamedTuple):
-    """A message header. `sequence`: the id in wire format.
+    """The decoded header of an RPC message. `sequence`: the call's id in wire format.
 
     `body_at`: the index of the struct's first byte.
     """

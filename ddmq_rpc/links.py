@@ -28,7 +28,7 @@ _FAILURES = (OSError, EOFError, FrameLengthError, ReplyError, ValueError, TryLat
 
 
 class LinkBounds(NamedTuple):
-    """The bounds of one link.
+    """The limits on the RPC calls from this process to one other process.
 
     `calls`: the maximum of waiting calls. `together`: how many calls one request may contain. `answer_s`:
     the time limit for an answer.

@@ -148,7 +148,7 @@ def build_ranges(runs: Sequence[Run], steps_by_run: StepsByRun) -> list[ValueRan
 
 
 def _build_run_ranges(run: Run, points: list[Step], silent_before: bool) -> list[ValueRange]:
-    """Return the values of one run as ranges.
+    """Return the lag that one run of a process reported as ranges of time with a constant value.
 
     Every sample contains all values above 0, so a missing value of a live process is 0. The last sample of a
     stopping process has no values, so the sample before it is the end. `silent_before`: the process had a

@@ -78,7 +78,8 @@ class Pulls:
     # --- the request
 
     def pull(self, call: Call) -> None:
-        """Handle a call of `pull`."""
+        """Handle a client's RPC call `pull`: it takes messages for a group, and may report results of earlier
+        ones."""
         request = call.args.request
         rejection = _find_request_error(request)
         if rejection is not None:

@@ -66,7 +66,7 @@ class ReplyHandling:
         self._forwarding = forwarding
 
     def reply(self, call: Call) -> None:
-        """Handle a call of `reply`."""
+        """Handle a client's RPC call `reply`: it acknowledges a message and sends others in one step."""
         request = call.args.request
         group = None if request.context is None else self._groups.get(request.context.groupId)
         answer = AnswerOnce(self, call, "" if group is None else group.name)

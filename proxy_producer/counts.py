@@ -26,7 +26,7 @@ class TopicCounts:
         self.latency = metrics.histogram(catalogue.SEND_LATENCY, topic)
 
     def add_stored(self, messages: int, duplicates: int, body_bytes: int) -> None:
-        """Count stored messages. `messages` includes the duplicates, `body_bytes` does not."""
+        """Add to the counts of stored messages. `messages` includes the duplicates, `body_bytes` does not."""
         self.stored.value += messages
         self.stored_bytes.value += body_bytes
         if duplicates:

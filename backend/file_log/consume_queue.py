@@ -207,7 +207,8 @@ class QueueFiles:
             raise
 
     def _open_file(self, ref: QueueRef, index: int, *, write: bool) -> File:
-        """Return an open file from the cache, or open it. The caller holds the lock."""
+        """Return file `index` of a queue, from the cache of open files if it is there. The caller holds the
+        lock."""
         cached = self._open.get((ref, index))
         if cached is not None:
             self._open.move_to_end((ref, index))

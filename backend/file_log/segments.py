@@ -93,7 +93,7 @@ class Segment:
 
 
 class SegmentSet:
-    """The segments of one log, ascending.
+    """The segment files of one log, in ascending order of their positions.
 
     A *dead-letter segment* has expired and stays only for its dead letters; it is no longer part of the log.
     """
@@ -133,7 +133,7 @@ class SegmentSet:
         self.starts, self.segments, self._first_index = starts, segments, len(retained)
 
     def _list_files(self) -> tuple[dict[int, str], dict[int, int]]:
-        """Scan the directory.
+        """List the segment files in the directory.
 
         Return the path of each segment by its start, and the end of each dead-letter segment by its start.
         """

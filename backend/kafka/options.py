@@ -242,7 +242,8 @@ class KafkaOptions:
         return self.body_bytes_max + 4 * self.properties_bytes_max + 64 * 1024
 
     def client_settings(self, **settings: object) -> dict[str, object]:
-        """Return the settings of one librdkafka client.
+        """Return the settings with which a librdkafka client is created: defaults, configured ones and
+        `settings`.
 
         `settings` have _ for each dot and take precedence over the configured ones.
         """

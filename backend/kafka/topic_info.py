@@ -18,7 +18,7 @@ from ddmq_common.names import COMPACTED_TOPICS
 
 
 class ClusterTopic(NamedTuple):
-    """A topic as the cluster describes it."""
+    """A topic's properties in Kafka, as read from the cluster."""
 
     kafka_name: str
     topic_id: str

@@ -80,8 +80,10 @@ class AckMap:
                 self._drop_attempts(start, end)
 
     def record_attempts(self, offset: int, attempts: int) -> None:
-        """Record the attempts of an offset. A number not above the stored one is ignored; so is any number
-        for a finished offset."""
+        """Store the number of delivery attempts of the message at `offset`.
+
+        A number not above the stored one is ignored; so is any number for a finished offset.
+        """
         if attempts > self._attempts.get(offset, 0) and not self.is_finished(offset):
             self._attempts[offset] = attempts
 

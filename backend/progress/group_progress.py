@@ -92,7 +92,8 @@ class GroupProgress:
         self.started = False
 
     def apply(self, delta: ProgressDelta) -> None:
-        """Apply `delta`. Raises FencedError, and changes nothing, if it is fenced."""
+        """Add the changes of `delta` to this progress. Raises FencedError, and changes nothing, if it is
+        fenced."""
         self.fence = check_fence(self.fence, delta)
         if delta.reset_to is not None:
             self.acks.reset(delta.reset_to)
@@ -189,7 +190,8 @@ class ProgressTable:
             )
 
     def apply(self, delta: ProgressDelta) -> None:
-        """Apply one delta. Raises FencedError, and changes nothing, if it is fenced."""
+        """Add `delta` to the progress of its group and queue. Raises FencedError, without a change, if it is
+        fenced."""
         key = (delta.group, delta.queue)
         entry = self._entries.get(key)
         if entry is None:

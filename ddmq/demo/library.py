@@ -60,8 +60,10 @@ def checksum(body: bytes) -> str:
 
 
 class FileMessage(NamedTuple):
-    """A file as a message. `number`: its place within its module. Files with the same `shard_key` go to the
-    same queue."""
+    """A message of the demo that carries one source file.
+
+    `number`: its place within its module. Files with the same `shard_key` go to the same queue.
+    """
 
     topic: str
     file: LibraryFile

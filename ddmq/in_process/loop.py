@@ -19,7 +19,8 @@ STEPS_MAX = 1_000_000  # callbacks and timers of one `run`: more than that is a 
 
 
 class ManualTimer:
-    """A timer of one ManualLoop. `rings_at`: when it rings, in monotonic seconds; NEVER if it is not set."""
+    """A timer that rings when its ManualLoop advances to `rings_at`, in monotonic seconds; NEVER if it is not
+    set."""
 
     __slots__ = ("_after", "_callback", "_loop", "_repeat", "rings_at")
 
@@ -44,7 +45,7 @@ class ManualTimer:
         self.stop()
 
     def ring_now(self) -> None:
-        """Call the callback now. A repeating timer is set again first."""
+        """Call the timer's callback at once. A repeating timer is set again first."""
         callback, self.rings_at = self._callback, NEVER
         if self._repeat > 0:
             self._set(self._repeat)

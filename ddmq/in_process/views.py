@@ -125,5 +125,5 @@ def headers_topic(record: StoredRecord) -> str:
 
 
 def application_topics(backend: Backend) -> list[str]:
-    """The topics that applications have created."""
+    """Return the names of all topics except ddmq's internal ones, sorted."""
     return sorted(name for name in backend.topics() if not is_internal(name))

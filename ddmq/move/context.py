@@ -42,8 +42,11 @@ class MoveTally:
 
 @dataclass(slots=True)
 class MoveContext:
-    """The context of one move. `source_id`: the name of the source in copies. `epoch`: the number of this
-    run, which fences earlier runs. `print_line`: prints a line for people."""
+    """The engines, the clock and the identity of one run of `ddmq move`.
+
+    `source_id`: the name of the source in copies. `epoch`: the number of this run; it fences earlier runs.
+    `print_line`: prints a line for people.
+    """
 
     source: Backend
     target: Backend
@@ -109,8 +112,11 @@ def views_of(
 
 
 class RunRead(NamedTuple):
-    """The result of one read. `next_offset`: the offset after it. `at_end`: the queue has no further record
-    yet. `expired`: the number of offsets that retention deleted. `deleted`: the topic was deleted."""
+    """The records that one read of a queue returned, and the reasons for gaps between them.
+
+    `next_offset`: the offset after them. `at_end`: the queue has no further record yet. `expired`: the number
+    of offsets that retention deleted. `deleted`: the topic was deleted.
+    """
 
     records: list[StoredRecord]
     next_offset: int

@@ -38,7 +38,7 @@ class MoveSide(NamedTuple):
 
 
 class OpenedSide(NamedTuple):
-    """An opened engine of one side. `exclusive`: no other process can use it meanwhile."""
+    """The opened engine of the source or the target. `exclusive`: no other process can use it meanwhile."""
 
     backend: Backend
     exclusive: bool

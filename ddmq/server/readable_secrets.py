@@ -32,7 +32,7 @@ class ReadableSecret(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """The problem, as a sentence."""
+        """A sentence that names the file, its mode and the secrets that every user may read in it."""
         return f"{self.path} has mode {self.mode:04o}, so every user may read {', '.join(self.keys)} in it"
 
     @property

@@ -21,7 +21,11 @@ NO_DELAY = -1
 
 
 class OriginResults:
-    """The results of messages of one origin. Leases and delays are lists parallel to the offsets."""
+    """The results to report to a proxy for messages of one origin: successes, failures, returns and
+    extensions.
+
+    Leases and delays are lists parallel to the offsets.
+    """
 
     __slots__ = (
         "extend_offsets", "extended", "extends", "fail_delays", "fail_leases", "fail_reasons", "fails",

@@ -89,7 +89,7 @@ class PrepareJob(SendJob):
         self._request = request
 
     def begin(self, node: Node, recognised: bool | None = None) -> None:
-        """Begin an attempt.
+        """Start an attempt to prepare the messages at `node`.
 
         Proxies recognise resent messages of a transaction, whatever plain sends have shown.
         """
@@ -168,7 +168,11 @@ _NOT_COMMITTED: dict[int | None, str] = {
 
 
 class TransactionState:
-    """The state of one transaction. The callers hold one lock around every call."""
+    """The client's view of one transaction: which messages are durable, and whether it can still be
+    committed.
+
+    The callers hold one lock around every call.
+    """
 
     __slots__ = ("_closed_as", "_failure", "_prepared", "_uncertain", "_under_way", "id", "through_offset")
 
@@ -182,7 +186,7 @@ class TransactionState:
         self._closed_as: str | None = None
 
     def begin_send(self) -> None:
-        """Begin a send.
+        """Record that a send within the transaction has started.
 
         Raises ClosedError if the transaction has ended, NotCommittedError if it must be rolled back.
         """

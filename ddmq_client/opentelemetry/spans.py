@@ -248,10 +248,10 @@ class _Unobserved:
         self.messages = messages
 
     def ended(self, results: Sequence[SendResult]) -> None:
-        """Do nothing: there is no span."""
+        """Do nothing, because no span was started."""
 
     def failed(self, error: BaseException) -> None:
-        """Do nothing: there is no span."""
+        """Do nothing, because no span was started."""
 
 
 class _Sending:

@@ -28,7 +28,8 @@ def missing_server() -> str:
 
 
 class LocalServer:
-    """One server. `start` it, and `stop` it; or use it as a context manager.
+    """A ddmq server that a test starts on this machine. Call `start` and `stop`, or use it as a context
+    manager.
 
     folder     for its data and its log
     producers  where producers find it, once it is started: Producer(server.producers)

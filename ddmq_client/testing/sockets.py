@@ -170,7 +170,7 @@ class BrokerTransport(asyncio.Transport):
 
 
 class BrokerProxy(InProcessProxy):
-    """One proxy of the broker. `connect` opens a connection to it."""
+    """An in-process stand-in for a proxy of the test broker. `connect` opens a connection to the broker."""
 
     def __init__(self, connect: Callable[[], BrokerConnection]) -> None:
         self._connect = connect

@@ -25,7 +25,7 @@ _SERIES_LOOKED_AT_MAX = 8 * OVERLAP_MAX  # more than overlap on a day on which t
 
 
 class ScheduleLimits(NamedTuple):
-    """The configured limits of schedules.
+    """The configured limits on delays, periods and repetitions of delayed messages.
 
     `delay_ms_max`: the maximum of a first delivery's delay, a delay or a period; the times of a cron are not
     limited. `occurrences_max`: the maximum of `repeat` and the occurrence cap.

@@ -80,7 +80,7 @@ class Registry:
         self._collectors.append(fill)
 
     def run_collectors(self) -> None:
-        """Call all collectors.
+        """Let all collectors update their metrics.
 
         Call this before `numbers`, `histograms` or `exposition_chunks`, then wait for ANSWERS_S if possible,
         because some collectors request their values.

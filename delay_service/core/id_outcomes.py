@@ -17,7 +17,7 @@ from delay_service.store.port import DelayStore, IdKind, IdState
 
 
 class IdOutcome(NamedTuple):
-    """A delay id and its outcome."""
+    """A delay id, and the state that its commands led to."""
 
     uuid: bytes
     state: IdState

@@ -62,7 +62,7 @@ def last_due_ms(command: DelayCommand) -> int:
 
 
 def occurrence_id(command: DelayCommand, occurrence: int) -> str:
-    """Return the id of this occurrence.
+    """Return the delay id of one delivery of a command.
 
     The id of occurrence 0 answers an add; each is the key of its delivery.
     """

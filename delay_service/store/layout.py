@@ -126,7 +126,7 @@ def encode_state(state: IdState) -> bytes:
 
 
 def decode_state(value: bytes) -> IdState:
-    """Decode the state of an id. Raises DamagedError."""
+    """Decode the stored state of a delay id. Raises DamagedError."""
     if value[:1] != _PREFIX:
         raise _unreadable_value("state of an id", value)
     try:

@@ -55,7 +55,7 @@ class DueKey(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """One waiting message. `occurrence`: how many times it has fired.
+    """A delayed message that waits in the store. `occurrence`: how many times it has fired.
 
     `command`: the DelayCommand as text. `topic`: the target. The other fields make up the record to append.
     """
@@ -116,7 +116,9 @@ class IdState(NamedTuple):
 
 @dataclass(slots=True)
 class StoreChanges:
-    """One batch of changes. A key in `removed` may be in `added` again with another due time.
+    """The changes of one atomic write to a shard's store.
+
+    A key in `removed` may be in `added` again with another due time.
 
     `ids`: uuid (16 bytes) → new state, or None to forget the id. `deferred`: messages moved out of the due
     order because their topic accepts none now; `undeferred`: moved back; `removed_deferred`: deleted. `meta`:

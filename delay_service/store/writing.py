@@ -40,7 +40,7 @@ class Removal(NamedTuple):
 
     @property
     def is_range(self) -> bool:
-        """Return whether there is a range."""
+        """Return whether the range from `start` to `end` is not empty."""
         return self.start < self.end
 
 

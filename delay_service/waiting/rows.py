@@ -28,7 +28,10 @@ WAITS, STATE, FORGOTTEN = b"p", b"s", b""
 
 
 class WaitingRow(NamedTuple):
-    """One row. `content`: the waiting message, the id's state, or None if the id is forgotten."""
+    """The row of one delay id in the waiting topic.
+
+    `content`: the waiting message, the id's state, or None if the id is forgotten.
+    """
 
     uuid: bytes
     content: Pending | IdState | None

@@ -43,7 +43,10 @@ class Lingering(ABC):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HeldPull(Lingering):
-    """One waiting pull. `topic` None: any topic of the group; `count`: how many messages it requests."""
+    """A client's pull that waits for messages.
+
+    `topic` None: any topic of the group; `count`: how many messages it requests.
+    """
 
     __slots__ = ("count", "topic")
 

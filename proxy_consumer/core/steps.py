@@ -12,7 +12,7 @@ from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 
 class Purpose(Enum):
-    """The purpose of a read."""
+    """The reason for a read of messages from a queue."""
 
     NEW = "new"  # messages not read before
     REDELIVERY = "redelivery"  # retries, and jobs released from their chains

@@ -37,7 +37,7 @@ class Acks:
         self._unknown_group = runtime.ignored_cell("", "unknown group")
 
     def ack(self, call: Call) -> None:
-        """Handle a call of `ack`."""
+        """Handle a client's RPC call `ack`: it acknowledges fetched messages."""
         result = call.args.result
         group = self._directory.groups.get(result.groupId)
         if group is None:

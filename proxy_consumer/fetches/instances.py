@@ -62,7 +62,7 @@ class Instance:
         self.placed = True
 
     def next_offset(self, queue: QueueRef) -> int:
-        """Return the next offset to deliver."""
+        """Return the offset at which this instance's next delivery from `queue` starts."""
         return self.cursors.setdefault(queue, 0)
 
     def claim_range(self, queue: QueueRef, first: int, after: int) -> bool:

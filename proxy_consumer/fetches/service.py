@@ -153,7 +153,7 @@ class Fetches:
     # --- fetch
 
     def fetch(self, call: Call) -> None:
-        """Handle a call of `fetch`."""
+        """Handle a client's RPC call `fetch`: it reads messages from several queues by offset."""
         request = call.args.request
         if self._draining:
             self._reject_fetch(call, Code.SHUTTING_DOWN, "this proxy is shutting down; fetch elsewhere")

@@ -64,8 +64,10 @@ class Sort(Enum):
 
 
 class Token(NamedTuple):
-    """One token. `value`: the name, text, number, keyword in capitals, or sign. `at`: its position, from
-    1."""
+    """A word, literal or sign of a filter expression.
+
+    `value`: the name, text, number, keyword in capitals, or sign. `at`: its position, from 1.
+    """
 
     sort: Sort
     value: str | int | float

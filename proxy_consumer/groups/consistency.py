@@ -66,7 +66,7 @@ class GroupClient:
 
 
 class Client(Recipient):
-    """The state of one client.
+    """A client of a group, its last pulls, and where its subscriptions differ from the group's.
 
     `extended_client`: it sends an id of its own; then `connections` has the peer addresses of its
     connections, and it has left when the last of them has closed. DDMQ clients, which may connect for each

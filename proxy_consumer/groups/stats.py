@@ -36,8 +36,8 @@ _JOB_STATES = {
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """One queue of one subscription. `committed` and `next` are as stored; the other numbers are this
-    proxy's.
+    """The progress of a subscription in one queue. `committed` and `next` are as stored; the other numbers
+    are this proxy's.
 
     `held`: whether this proxy delivers from it now; otherwise the live numbers are 0. If the model is
     broadcasting, every instance has its own position: `lag` is 0.
@@ -56,8 +56,10 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStats:
-    """One subscription. `dead_lettered`: since the proxy's start; `retry_lag`: messages due on the retry
-    path."""
+    """The settings and the progress of one subscription: a group's use of one topic.
+
+    `dead_lettered`: since the proxy's start; `retry_lag`: messages due on the retry path.
+    """
 
     group: str
     topic: str
@@ -74,7 +76,7 @@ class SubscriptionStats:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One group in a list of groups."""
+    """A group's row in the list of all groups."""
 
     name: str
     source: str
@@ -155,8 +157,10 @@ def _sum_rows(subscription: Subscription, rows: Sequence[tuple[bool, QueueStats]
 
 
 class LiveState(NamedTuple):
-    """The state of one message. `deliveries`: how many this proxy knows of; `error`: the client's last
-    error."""
+    """A message's present state in a group, such as in flight or parked, as far as this proxy knows.
+
+    `deliveries`: how many this proxy knows of; `error`: the client's last error.
+    """
 
     state: str
     deliveries: int

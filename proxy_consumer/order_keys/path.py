@@ -36,7 +36,10 @@ class PathKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """One step of a path. `deep`: it also applies to everything below. `at`: its position, from 1."""
+    """One selection in a JSON path, such as `.name` or `[0]`.
+
+    `deep`: it also applies to everything below. `at`: its position, from 1.
+    """
 
     kind: PathKind
     at: int

@@ -28,7 +28,10 @@ SCRIPTS_MAX = 64  # compiled scripts in the cache
 
 
 class ScriptTask(msgspec.Struct):
-    """One message with its script. `json`: the parsed body as JSON text; None before the action Json."""
+    """A message and the scripts to run on it, for the worker process.
+
+    `json`: the parsed body as JSON text; None before the action Json.
+    """
 
     filter: str
     transform: str
@@ -41,8 +44,10 @@ class ScriptTask(msgspec.Struct):
 
 
 class ScriptAnswer(msgspec.Struct):
-    """The result of a script. `passed`: the message passed the filter; `error`: a script error; `json`: the
-    result of transform."""
+    """The worker process's answer to a ScriptTask.
+
+    `passed`: the message passed the filter; `error`: a script error; `json`: the result of transform.
+    """
 
     passed: bool = False
     error: str = ""

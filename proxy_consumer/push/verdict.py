@@ -9,7 +9,10 @@ from proxy_consumer.push.actions.job import ActionJob
 
 
 class VerdictKind(Enum):
-    """The kinds of verdict. After RETRY the runner repeats the attempt, after FAIL the retry rules apply."""
+    """The next step for a message after an attempt to push it to a sink.
+
+    After RETRY the runner repeats the attempt, after FAIL the retry rules apply.
+    """
 
     DONE = "done"
     RETRY = "again"

@@ -77,16 +77,20 @@ UNKNOWN_BYTES = 1 << 20  # assumed size of a message that this proxy has not del
 
 
 class MoveSettings(NamedTuple):
-    """The settings for one attempt. `created_ms`: when the subscription was created, 0: not known yet."""
+    """The subscription's settings for one attempt to move a message to a retry queue or the dead letters.
+
+    `created_ms`: when the subscription was created; 0: not known yet.
+    """
 
     config: SubscriptionDefaults
     created_ms: int
 
 
 class MessageMove:
-    """The move of one spent message. `step`: of the retry path, or DEAD_LETTER. `size`: approximate bytes.
+    """Moves a message that has no attempts left in its queue to a retry queue or to the dead letters.
 
-    `expired`: the message no longer exists, and nothing was stored.
+    `step`: of the retry path, or DEAD_LETTER. `size`: approximate bytes. `expired`: the message no longer
+    exists, and nothing was stored.
     """
 
     def __init__(

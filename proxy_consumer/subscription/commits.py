@@ -113,7 +113,7 @@ class SubscriptionBase(ABC):
 
 
 class QueueProgress(NamedTuple):
-    """The progress of one queue in a commit."""
+    """A queue and the part of its progress that a commit contains."""
 
     owner: SubscriptionBase
     queue: SubscribedQueue
@@ -152,7 +152,8 @@ def store_settings(
 
 
 class ProgressCommit(Completion[list[AppendResult]]):
-    """One commit of progress. `done(error)` is called once it is durable (None) or has failed.
+    """A commit of the progress of several queues. `done(error)` is called once it is durable (None) or has
+    failed.
 
     Order keys whose messages it finishes go on when it is durable, before `done`; if it fails, they wait for
     the commit that repeats it.

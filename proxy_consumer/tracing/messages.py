@@ -25,8 +25,10 @@ KEY_CHARS = 100
 
 
 class MessageWaits(NamedTuple):
-    """The waits of an undelivered message. `here`: this proxy owns its queue; otherwise `waits` only says
-    that no client pulls."""
+    """The reasons why a message is not delivered yet.
+
+    `here`: this proxy owns its queue; otherwise `waits` only says that no client pulls.
+    """
 
     waits: list[Wait]
     here: bool
@@ -169,7 +171,10 @@ def trace_limit(runtime: Runtime, topic: str, config: SubscriptionDefaults) -> i
 
 
 class SubscriptionTrace:
-    """The trace of one subscription. `limit`: which ids are traced (ddmq_common/trace/sampling.py)."""
+    """Writes trace events for the sampled messages of one subscription.
+
+    `limit`: which ids are sampled (ddmq_common/trace/sampling.py).
+    """
 
     def __init__(
         self, runtime: Runtime, topic: str, buffer: PullBuffer, writer: TraceWriter, limit: int

@@ -70,7 +70,10 @@ def _key_of(message: Any, properties: Mapping[bytes, bytes] | None) -> bytes | N
 
 
 def _key_identity(message: Any, key: bytes, *, leveled: bool) -> str | SendRejection:
-    """Return the identity by key. A message with a delay level and one without never count as duplicates."""
+    """Return the identity of a message by its idempotency key, or the rejection of an invalid key.
+
+    A message with a delay level and one without never count as duplicates.
+    """
     try:
         text = key.decode()
     except UnicodeDecodeError:

@@ -32,7 +32,9 @@ IDL = structs(producer)
 
 
 class WaitingPoll:
-    """One waiting call of pollTransactionChecks. `forwarded`: it comes from another proxy and must not wait.
+    """A client's call of pollTransactionChecks that waits for a transaction to check.
+
+    `forwarded`: it comes from another proxy and must not wait.
 
     `deadline`: monotonic seconds.
     """

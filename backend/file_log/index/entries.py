@@ -36,7 +36,7 @@ ID_COLUMN, KEY_COLUMN, POSITION_COLUMN, TIME_COLUMN = range(4)
 
 
 class Block(NamedTuple):
-    """The header of a block. `body_crc` still has to be compared with the body."""
+    """The header of a block of index entries. `body_crc` still has to be compared with the body."""
 
     segment_start: int
     covers_from: int

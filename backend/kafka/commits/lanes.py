@@ -44,7 +44,10 @@ class WorkKind(IntEnum):
 
 
 class LaneWork:
-    """One call to schedule. `size`: how many records it has. `is_alone`: it shares no batch with others."""
+    """A commit or an action that waits until the lanes allow it to start.
+
+    `size`: how many records it has. `is_alone`: it shares no batch with others.
+    """
 
     __slots__ = (
         "blockers",
@@ -284,7 +287,8 @@ class Lanes(Generic[W]):
         return self._form_batch(self._plain, WorkKind.PLAIN, self._last_number + 1)
 
     def _next_transaction(self) -> Batch[W] | None:
-        """Return the next transaction. A waiting exclusive commit holds up those that were called later."""
+        """Return the next batch of transactional commits. A waiting exclusive commit delays those called
+        later."""
         if any(batch.kind is WorkKind.EXCLUSIVE for batch in self.in_flight):
             return None
         end = self._exclusive_numbers[0] if self._exclusive_numbers else self._last_number + 1

@@ -63,7 +63,10 @@ _DROPPED = NewRecord("", 0, bytes(16), 0, b"")  # in place of a record that was 
 
 
 class _Append:
-    """One unanswered append. `results` has None for each record that was sent and is not reported yet."""
+    """A call of `append` that has not been answered.
+
+    `results` has None for each record that was sent and is not reported yet.
+    """
 
     __slots__ = ("completion", "deadline", "records", "results", "unanswered")
 

@@ -39,7 +39,7 @@ RECORD_BYTES = 400  # what a record takes beside its delivery bytes
 
 
 class KafkaQueue(NamedTuple):
-    """A queue and its location in Kafka."""
+    """A queue, with the name and id of its topic in Kafka."""
 
     queue: QueueRef
     kafka_name: str

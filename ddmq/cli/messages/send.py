@@ -184,7 +184,7 @@ class SendReport:
         }
 
     def print_result(self, patience: Patience) -> None:
-        """Print the result for people."""
+        """Print for people how many messages were stored, and which failed."""
         total = self.stored + self.failed
         for number, result in self.failures:
             what = "outcome unknown" if isinstance(result.error, UnknownOutcomeError) else "not stored"

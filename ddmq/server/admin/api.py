@@ -181,12 +181,12 @@ def health_fields(health: Health) -> dict[str, Any]:
 
 
 def alive_answer(health: Health) -> dict[str, Any]:
-    """Return the answer of /health."""
+    """Return the body of the response to GET /health."""
     return {"alive": True} | health_fields(health)
 
 
 def ready_answer(health: Health) -> Text:
-    """Return the answer of /ready."""
+    """Return the response to GET /ready: status 200 if the process is ready, else 503."""
     return Text("application/json", msgspec.json.encode(health_fields(health)), 200 if health.ready else 503)
 
 

@@ -42,7 +42,7 @@ PER_MS = {"us": 1000.0, "ms": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A named line of a chart."""
+    """A line of a chart: its name in the legend, and its points."""
 
     name: str
     points: Points

@@ -73,7 +73,10 @@ class Chain:
 
 
 class ChainTable:
-    """All chains of one scope. The fast path accesses `chains`, by key, directly."""
+    """The chains of all order keys in one scope: the queues within which order by key holds.
+
+    The fast path accesses `chains`, by key, directly.
+    """
 
     def __init__(
         self, batch: int = 1, indexed_per_chain: int = INDEXED_PER_CHAIN, indexed_total: int = INDEXED_TOTAL
@@ -227,7 +230,7 @@ READY_MAX = 4_096
 
 
 class ReadyMessage(NamedTuple):
-    """One message to deliver. `chain` None: it has no key. `at`: its index in `batch`."""
+    """A message to deliver, with its chain. `chain` None: it has no key. `at`: its index in `batch`."""
 
     offset: int
     delivery: bytes

@@ -33,7 +33,7 @@ class Work:
         self._bytes_left = self._bytes_max = RESULT_BYTES_MAX + 2 * body_bytes
 
     def count_values(self, values: int) -> None:
-        """Count visited values. Raises TooMuchWork."""
+        """Count values that paths of this message have visited. Raises TooMuchWork above the limit."""
         self._values_left -= values
         if self._values_left < 0:
             raise TooMuchWork(f"all paths together look through more than {VALUES_MAX} values")
@@ -43,7 +43,7 @@ class Work:
         self.count_bytes(_size_of(value))
 
     def count_bytes(self, size: int) -> None:
-        """Count bytes of the result. Raises TooMuchWork."""
+        """Count bytes that paths of this message have selected. Raises TooMuchWork above the limit."""
         self._bytes_left -= size
         if self._bytes_left < 0:
             raise TooMuchWork(f"all paths together find more than {self._bytes_max} bytes")

@@ -32,7 +32,10 @@ class UnknownPatternError(Exception):
 
 @dataclass(frozen=True)
 class Characters:
-    """One character of a set. `exact`: `symbols` is the set; otherwise only `weight` is valid."""
+    """A pattern node that matches one character of a set.
+
+    `exact`: `symbols` is the set; otherwise only `weight` is valid.
+    """
 
     symbols: int
     weight: int
@@ -71,7 +74,7 @@ class Sequence(_Inner):
 
 @dataclass(frozen=True)
 class Alternatives(_Inner):
-    """One of the children."""
+    """A pattern node that matches one of its children."""
 
     children: tuple[Node, ...]
 
@@ -82,7 +85,8 @@ class Alternatives(_Inner):
 
 @dataclass(frozen=True)
 class Repeat(_Inner):
-    """Its only child, repeated at least `low` and at most `high` times (None: no upper bound)."""
+    """A pattern node that matches its only child at least `low` and at most `high` times (None: no upper
+    bound)."""
 
     children: tuple[Node, ...]
     low: int

@@ -224,7 +224,7 @@ class _File:
 
 
 class FileSink:
-    """The File sink of one subscription."""
+    """Writes the messages of one push subscription to files in the proxy's folder."""
 
     def __init__(self, config: FileConfig, folder: FilesFolder, clock: Clock) -> None:
         self._config = config

@@ -150,7 +150,7 @@ class Meaning(Enum):
 
 
 class HttpReading(NamedTuple):
-    """An interpreted reply. `text`: the reason, unless the message is done."""
+    """The meaning of an HTTP reply for the pushed message. `text`: the reason, unless the message is done."""
 
     meaning: Meaning
     text: str = ""

@@ -244,7 +244,7 @@ class RedisPool:
 
 
 class RedisSink:
-    """The Redis sink of one subscription."""
+    """Sends Redis commands for each message of one push subscription."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ CLOCKS_APART_MS = 3_600_000  # by which the clock of an id's maker may be wrong
 
 
 class TransactionDecision(NamedTuple):
-    """The end of one transaction. `at_ms`: its time on the store's clock.
+    """The outcome of a decided transaction, commit or rollback, and its time `at_ms` on the store's clock.
 
     `end`: half messages at or above this offset of the shard came too late for it; -1: unknown.
     """

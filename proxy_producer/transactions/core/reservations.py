@@ -58,7 +58,10 @@ class Reservations:
     def release_prepare(
         self, transaction: bytes, messages: int, size: int, open_ids: Container[bytes]
     ) -> None:
-        """Release the capacity of one prepare. `open_ids`: the open transactions of the shard."""
+        """Release the capacity that was reserved for one prepare of a transaction.
+
+        `open_ids`: the open transactions of the shard.
+        """
         prepares, messages_before, bytes_before = self._by_transaction.pop(transaction)
         if prepares > 1:
             self._by_transaction[transaction] = prepares - 1, messages_before - messages, bytes_before - size

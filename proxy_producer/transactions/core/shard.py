@@ -54,7 +54,7 @@ UNANSWERED, TOO_OLD = "unanswered", "too old"  # why a transaction becomes a dea
 
 
 class TransactionShard:
-    """The state of all transactions of one shard.
+    """The undecided transactions of one shard, their deadlines, and the progress in its half messages.
 
     `acks`: the shard's progress when this proxy took it over.
     """

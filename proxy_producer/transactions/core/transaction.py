@@ -41,7 +41,7 @@ class HalfVerdict(Enum):
 
 
 class OpenTransaction:
-    """An undecided transaction.
+    """A transaction that is neither committed nor rolled back yet.
 
     `began_ms`: on the shard's clock; `prepared_ms`: on the store's. `offsets`: of its messages, ascending.
     `checks`: how often its group was asked. `offered_ms`: since when it is offered to its group; 0: it is

@@ -57,8 +57,10 @@ class Timeline:
     def mark(
         self, at_ms: int, phase: Phase, who: str = "", why: str = "", until: tuple[int, Phase] | None = None
     ) -> None:
-        """Begin a phase. `until`: the time at which it ends and the phase that follows then, unless another
-        mark comes first."""
+        """End the present phase of the message's story at `at_ms`, and begin `phase`.
+
+        `until`: the time at which it ends and the phase that follows then, unless another mark comes first.
+        """
         self.pass_to(at_ms)
         self.marks.append(StoryMark(max(at_ms, self.last.at_ms), phase, who, why))
         self._until = until
