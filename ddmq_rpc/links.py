@@ -155,7 +155,7 @@ L = TypeVar("L", bound=CallLink[Any])
 
 
 class Links(Generic[K, L]):
-    """All links of one process, by key."""
+    """The RPC links of this process to other processes, by key."""
 
     def __init__(self) -> None:
         self._links: dict[K, L] = {}

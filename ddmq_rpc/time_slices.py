@@ -54,7 +54,7 @@ class Member(Protocol):
 
 
 class AddressShare:
-    """The time-slice state of one client address.
+    """A client address's use of the server's processor time.
 
     `silent`: connections without a frame so far, oldest first.
     """
@@ -78,7 +78,7 @@ class AddressShare:
 
 
 class Shared:
-    """The time-slice state that the servers of one event loop share."""
+    """The clients' use of processor time over all servers of one event loop."""
 
     __slots__ = ("awaiting", "changed_at", "latest", "latest_call_at", "slices")
 

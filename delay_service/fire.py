@@ -222,7 +222,7 @@ class FireLoop:
         return bool(plan.fires) or plan.changes is not None
 
     def _select_available(self, fires: list[FireCommand]) -> list[FireCommand]:
-        """Return the fires without those to topics that were set aside: those are tried by themselves."""
+        """Return the fires whose topics are available. Fires to other topics are tried separately."""
         set_aside = self._context.set_aside
         if not set_aside.reasons or not any(_target_of(fire) in set_aside for fire in fires):
             return fires

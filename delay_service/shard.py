@@ -42,7 +42,9 @@ CALM_S = 60.0  # … as long as the last time was less than this ago
 
 
 class Shard:
-    """One shard that this process owns, as the QueueWork of backend/ownership.
+    """A delay shard that this process owns: its store, its queue and the firing of its messages.
+
+    It is a QueueWork of backend/ownership.
 
     `on_claim_uncertain(shard, error)` is called when the claim must be renewed, `opened()` when the shard
     fires. `closed` settles when the store is closed; `before` is the `closed` of the previous owner in this

@@ -80,8 +80,8 @@ def drop_covered(ranges: Iterable[Range]) -> list[Range]:
 
 
 def to_merge(ranges: list[Range]) -> list[Range]:
-    """Return the FANOUT first neighbouring ranges of the highest merge level that has so many; [] if none
-    has."""
+    """Return the first FANOUT neighbouring ranges of the highest merge level that has FANOUT of them; else
+    []."""
     for _, same in groupby(ranges, key=lambda one: one.merge_level):
         run = list(same)
         if len(run) >= FANOUT:

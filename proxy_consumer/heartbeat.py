@@ -45,7 +45,7 @@ class Heartbeat:
             self._tick_often()
 
     def stop(self) -> None:
-        """Stop ticking permanently."""
+        """Stop the timer that calls `tick`, permanently."""
         self._stopped, self._resting = True, False
         self._timer.stop()
 

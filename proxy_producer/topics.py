@@ -103,7 +103,7 @@ class RateLimiter:
         return self.messages is None and self.body_bytes is None
 
     def wait_s(self, messages: int, body_bytes: int, now: float) -> float:
-        """Return the seconds until the limit admits so many messages and bytes."""
+        """Return the seconds until the limit admits `messages` more messages with `body_bytes`."""
         wait = self.messages.wait_s(messages, now) if self.messages else 0.0
         return max(wait, self.body_bytes.wait_s(body_bytes, now)) if self.body_bytes else wait
 

@@ -44,7 +44,10 @@ def why_blocked(partitions: Mapping[int, Any], numbers: Iterable[int], min_insyn
 
 
 class _Suspect:
-    """The observations about one topic. `until`: it is set aside until then. `pause_s`: for the next time."""
+    """The observations about a topic that may be unavailable.
+
+    `until`: it is treated as unavailable until then. `pause_s`: for how long the next time.
+    """
 
     __slots__ = ("is_slow", "pause_s", "reason", "surveys", "until")
 
@@ -57,7 +60,7 @@ class _Suspect:
 
 
 class UnavailableTopics:
-    """Tells which topics are set aside, and which are suspects.
+    """Records which topics are unavailable or may be, because a partition has no leader or does not answer.
 
     `now()`: monotonic seconds. `count`: how often a topic was set aside.
     """
@@ -73,7 +76,7 @@ class UnavailableTopics:
         self._listeners.append(listener)
 
     def reason_of(self, topic: str) -> str:
-        """Return why a topic is set aside; "" if it is not."""
+        """Return why a topic is treated as unavailable; "" if it is not."""
         suspect = self._topics.get(topic) if self._topics else None
         return "" if suspect is None or suspect.until <= self._now() else suspect.reason
 

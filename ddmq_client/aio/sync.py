@@ -161,7 +161,7 @@ class AsyncActivity:
     """A task that runs a component of a client in the background."""
 
     def __init__(self, work: Callable[[], Coroutine[None, None, object]], name: str) -> None:
-        """Store `work`, which runs once the activity is started."""
+        """Create an activity that runs `work` once it is started."""
         self._work = work
         self._name = name
         self._task: asyncio.Task[object] | None = None

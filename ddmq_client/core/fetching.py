@@ -87,7 +87,7 @@ class Round:
             self._open.discard(proxy)
 
     def wait_until(self, now: float, under_way: Mapping[str, float]) -> float | None:
-        """Return the time (monotonic seconds) until which to wait for answers; None if the round is over.
+        """Return the time (monotonic seconds) until which to wait for answers; None if all have come.
 
         `under_way`: when the call to each proxy began.
         """

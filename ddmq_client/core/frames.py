@@ -31,7 +31,7 @@ _PRODUCER_ID_FIELD = b"\x08\xce\x01"  # of a Message: binary, its id 103 said in
 
 
 class FrameError(Exception):
-    """Received bytes are no valid answer: a bad length, another protocol, a malformed head."""
+    """Received bytes are not a valid answer: a bad length, another protocol or a malformed head."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))

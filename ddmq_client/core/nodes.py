@@ -137,10 +137,10 @@ class Node:
 
 
 class Rotation:
-    """Selects proxies round robin among the nodes in rotation."""
+    """Selects the proxy for each call: each in turn, but a proxy that has failed only after a back-off."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
-        """Create it empty.
+        """Create a rotation without proxies.
 
         `jitter` returns a number in [0, 1), which varies back-offs between 75 % and 125 %.
         """
@@ -235,10 +235,10 @@ LINGER_MIN_S = 0.02  # proxies wait no shorter
 
 
 class Pace:
-    """Computes the pauses of one puller between its calls."""
+    """Computes the pauses between the pulls of one puller, from empty and failed pulls before."""
 
     def __init__(self, linger_s: float, jitter: Callable[[], float]) -> None:
-        """Create it. `jitter` returns a number in [0, 1)."""
+        """Start without empty or failed pulls. `jitter` returns a number in [0, 1)."""
         self._linger_s = linger_s
         self._jitter = jitter
         self._empties = 0

@@ -17,7 +17,10 @@ LEASE_FRACTION = 1 / 3
 
 
 class LeaseKeeper:
-    """The leases of one broker. Its thread starts with the first message, and ends with `stop`."""
+    """Extends the leases of all messages that the workers of one Dramatiq broker are processing.
+
+    Its thread starts with the first message, and ends with `stop`.
+    """
 
     def __init__(self, extend_for_s: float) -> None:
         """Extend the lease of each message for `extend_for_s` after it was received; 0: never."""

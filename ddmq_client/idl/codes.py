@@ -83,7 +83,7 @@ class ReplyOutcome(IntEnum):
 
 
 class TransactionAction(IntEnum):
-    """The values of `action` in EndTransactionRequest; they are RocketMQ's."""
+    """The values of `action` in EndTransactionRequest. RocketMQ uses the same."""
 
     NOT_KNOWN_YET = 0
     COMMIT = 8

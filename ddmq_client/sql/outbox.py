@@ -134,7 +134,7 @@ class OutboxTable:
         execute(database, statement, reason=reason[:REJECTION_CHARS_MAX] or "refused", id=row)
 
     def refused(self, database: Any) -> Sequence[tuple[str, str, str]]:
-        """Return (name, topic, reason) of the messages that proxies rejected for good."""
+        """Return (name, topic, reason) of the messages that proxies rejected permanently."""
         statement = f"SELECT name, topic, refused FROM {self._table} WHERE refused IS NOT NULL ORDER BY id"
         return [(name, topic, reason) for name, topic, reason in execute(database, statement).rows]
 

@@ -54,7 +54,7 @@ class BusyBrokerError(ClientError, TimeoutError):
 
 
 class BrokerClock:
-    """The broker's time. It stands still until a test advances it."""
+    """The clock of a test broker. Its time does not pass until a test advances it."""
 
     def __init__(self, broker: TestBroker) -> None:
         self._broker = broker
@@ -179,7 +179,8 @@ class TestBroker(BrokerClients):
             self._check_names(group, topics)
 
     def _check_names(self, group: str, topics: Collection[str]) -> None:
-        """Raise OptionError if a consumer's group is a topic, and its topics are none; or the other way."""
+        """Raise OptionError if a consumer's group and topics are probably in the wrong order, by existing
+        names."""
         existing, groups = self.server.list_topics(), self.server.list_groups()
         missing = [topic for topic in topics if topic not in existing]
         if not missing or len(missing) < len(topics):
@@ -214,7 +215,7 @@ class TestBroker(BrokerClients):
     # --- topics and groups
 
     def create_topic(self, topic: str, queues: int = 4) -> None:
-        """Create a topic, which a first send would do too; one that exists stays as it is."""
+        """Create a topic, as the first send to it would do. An existing topic is not changed."""
         with self._translate_rejections():
             self.server.create_topic(topic, queues)
 
@@ -246,7 +247,7 @@ class TestBroker(BrokerClients):
         self._act_on_key(group, "skip", key)
 
     def replay(self, group: str, key: str) -> None:
-        """Deliver the head of a blocked or parked order key now, its attempts counted anew."""
+        """Deliver the head of a blocked or parked order key now, and count its attempts from zero."""
         self._act_on_key(group, "replay", key)
 
     def _act_on_key(self, group: str, action: str, key: str) -> None:
@@ -264,7 +265,8 @@ class TestBroker(BrokerClients):
     # --- running
 
     def run_until_idle(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Wait until no handler runs and every consumer has pulled what it can have now. Time stands still.
+        """Wait until no handler runs and every consumer has pulled all messages available now. Time does not
+        pass.
 
         What waits for its time, a delay or a retry, is not waited for: see `clock.advance` and `join`. A
         consumer without a handler is not either. BusyBrokerError when the time is up first; ClientError in a

@@ -81,7 +81,7 @@ class BrokerSocket:
             return data
 
     def _end_wait(self) -> None:
-        """The broker must not be entered with the lock: it answers under its own."""
+        """Let the broker end this wait, without the lock: the broker answers under its own lock."""
         self._arrived.release()
         try:
             self._connection.end_wait()

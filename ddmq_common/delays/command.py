@@ -207,7 +207,7 @@ def uuid_bytes(uuid: str) -> bytes:
 
 
 def encode_full(topics: Sequence[str]) -> bytes:
-    """Encode the setting in which a shard reports the topics that have as many delayed messages as they may.
+    """Encode the list of topics that have reached their bound of delayed messages, as a shard reports it.
 
     The key is names.DELAY_FULL_PREFIX and the shard's number; an absent setting means none.
     """

@@ -51,7 +51,7 @@ _key_of = itemgetter(0)
 
 
 class WalRecovery(Enum):
-    """How opening a database handles damage in the files of its write-ahead log.
+    """The ways in which opening a database can handle damage in the files of its write-ahead log.
 
     COMPLETE: bytes that cannot be parsed, also at an end, raise DamagedError. PREFIX: everything before such
     bytes is used, the rest is ignored. MISSING_ENDS: as COMPLETE, but each file may lack an end that was

@@ -60,7 +60,7 @@ def fire_command(
     catch_up_max: int = CATCH_UP_MAX,
     by_key: bool = False,
 ) -> FireCommand | SkippedMessage:
-    """Return the fire of `message` into a topic with so many queues, or a SkippedMessage.
+    """Return the fire of `message` into a topic with `queues` queues, or a SkippedMessage.
 
     `round_robin` counts up per topic. `by_key`: the key chooses the queue of a message that names
     none. Raises DamagedError if the command cannot be parsed or its schedule cannot be computed here.

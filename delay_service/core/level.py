@@ -67,7 +67,7 @@ class LevelLimits(NamedTuple):
 
 
 class LevelState(Enum):
-    """The states of a level, as shown in the diagram above."""
+    """The states of a delay level, as the diagram above shows them."""
 
     READ = "read"
     READING = "reading"
@@ -85,7 +85,11 @@ class _BufferedRecord(NamedTuple):
 
 
 class Level:
-    """The state machine of one queue of the schedule topic. All records below `position` have been fired."""
+    """The state machine of one delay level: a queue of the schedule topic whose messages all wait equally
+    long.
+
+    All records below `position` have been fired.
+    """
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ DEAD_TOPIC = dlq_topic(LEVELS_GROUP)
 
 
 class LevelFire(NamedTuple):
-    """One due record and its destination.
+    """A due record of a delay level and its destination.
 
     With a `reason` it goes to the dead letters, with `put_off_ms` back into a level for at least that long,
     else to `topic` and `queue_id`.
@@ -47,7 +47,7 @@ class _View(NamedTuple):
 
 class Targets:
     """Chooses the destinations of due records, from the topics and records that the engine has rejected
-    lately.
+    recently.
 
     `find_target_topic` returns a topic, or None for an unknown one.
     """

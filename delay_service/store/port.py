@@ -93,7 +93,7 @@ class Scan(NamedTuple):
 
 
 class IdKind(IntEnum):
-    """The kinds of states that an id can have."""
+    """The kinds of states of a delay id, from the stored message to its end."""
 
     PENDING = 1
     FIRED = 2

@@ -169,9 +169,8 @@ class Tables:
         return lines, waiting
 
     def _with_consumers(self, waiting: Sequence[Waiting]) -> list[Waiting]:
-        """Set `consumed` of each subscription: False if nothing was delivered lately and nothing is in
-        flight.
-        """
+        """Set `consumed` of each subscription: False if no message was delivered recently and none is in
+        flight."""
         late = [row.seen_ms for row in waiting if row.lag]
         if not late:
             return list(waiting)

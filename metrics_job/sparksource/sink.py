@@ -135,7 +135,7 @@ class BatchWriter(_Writer, DataSourceWriter):
         log.info("batch written", extra={"messages": _count_messages(messages)})
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log that a task has failed for good. Messages of the other tasks stay stored."""
+        """Log that a task has failed permanently. Messages of the other tasks stay stored."""
         stored = _count_messages(messages)
         log.warning("write failed; %s messages of it are stored", stored, extra={"messages": stored})
 
@@ -150,7 +150,7 @@ class StreamWriter(_Writer, DataSourceStreamWriter):
         log.info("micro-batch written", extra={"batch": batchId, "messages": _count_messages(messages)})
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Log that a task has failed for good. Stored messages stay, and Spark repeats the batch."""
+        """Log that a task has failed permanently. Stored messages stay, and Spark repeats the batch."""
         details = {"batch": batchId, "messages": _count_messages(messages)}
         log.warning(
             "micro-batch %(batch)d failed; %(messages)d messages of it are stored and will be again",

@@ -28,7 +28,8 @@ from proxy_consumer.core.timer_queue import NEVER
 
 
 class JobState(Enum):
-    """The state of a job; each value describes it in words."""
+    """The states of a job: a message of a queue, as its subscription processes it. Each value describes its
+    state."""
 
     PLAIN = "the message has been read, and nothing else is known about it"
     RECORDED = "the message is recorded in group progress, or is back in its chain after an attempt"
@@ -248,8 +249,11 @@ _STEPS = {
 
 
 class JobTable:
-    """The jobs of one queue, each until it is REMOVED. `retrying`, `recorded`, `released`: how many are in
-    those states."""
+    """The jobs of one queue: the messages that a subscription has to finish. Each is kept until it is
+    REMOVED.
+
+    `retrying`, `recorded`, `released`: how many are in those states.
+    """
 
     __slots__ = (
         "_budget", "_observer", "_waiting", "exhausted", "jobs", "ready", "recorded", "released", "retrying",
@@ -274,7 +278,7 @@ class JobTable:
         return 1 if job is None else job.attempt_number
 
     def is_due(self, offset: int) -> bool:
-        """Whether the message at `offset` is to be read and delivered now."""
+        """Whether the message at `offset` must be read and delivered now."""
         job = self.jobs.get(offset)
         return job is not None and job.state in _DUE
 

@@ -43,7 +43,8 @@ class Recipient:
 
 
 class Lease:
-    """The right of one delivery to finish its messages. `left`: how many are unfinished.
+    """A client's right to finish the messages of one delivery until a deadline. `left`: how many are
+    unfinished.
 
     `since`: monotonic seconds of the delivery; an extension does not change it. `length_s`: the duration of
     the lease and of each extension.
@@ -85,7 +86,7 @@ class Lease:
 
 
 class LeaseRun:
-    """Consecutive offsets `[start, end)` under one lease."""
+    """A range of consecutive offsets `[start, end)` under one lease."""
 
     __slots__ = ("end", "lease", "size", "start")
 
@@ -111,7 +112,7 @@ class ReservedMessage:
 
 
 class LeaseTable:
-    """The leased runs of one queue, counted in the subscription's budget.
+    """The messages of one queue that clients have leased, counted in the subscription's budget.
 
     `jobs`: how many messages of the queue are leased. `reserved`: the reserved messages by offset.
     """

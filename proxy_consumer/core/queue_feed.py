@@ -55,7 +55,7 @@ class Filter(Protocol):
 
 
 class FeedState(Enum):
-    """The states of a feed, described at the top of this module."""
+    """The states of a queue's read-ahead, as the top of this module describes them."""
 
     READABLE = "readable"
     READING = "reading"
@@ -65,7 +65,8 @@ class FeedState(Enum):
 
 
 class Slice:
-    """Messages to deliver, stored as columns; `indexes` are their indexes in `batch`."""
+    """A part of a read batch that is to be delivered, stored as columns; `indexes` are the positions in
+    `batch`."""
 
     __slots__ = ("batch", "deliveries", "indexes", "offsets", "size")
 

@@ -88,7 +88,8 @@ class RecordedReply(NamedTuple):
 
 
 class Replied:
-    """Remembers the newest acknowledgements that carried replies, at most so many and so many replies."""
+    """Remembers the newest acknowledgements that carried replies, up to `count_max` of them and `results_max`
+    replies."""
 
     def __init__(self, count_max: int = REMEMBERED_MAX, results_max: int = RESULTS_MAX) -> None:
         self._count_max = count_max

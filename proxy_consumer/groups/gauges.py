@@ -65,8 +65,10 @@ class GaugeValues(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The lag of one subscription. `late`: those of its queues that have a lag; `ack_span`: the longest ack
-    span at this proxy."""
+    """A subscription's part in the gauges of lag.
+
+    `late`: those of its queues that have a lag; `ack_span`: the longest ack span at this proxy.
+    """
 
     subscription: Subscription
     late: list[UnownedQueue]

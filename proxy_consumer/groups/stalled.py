@@ -158,7 +158,7 @@ class Stalled:
         self._log_changes(subscription, watch, now)
 
     def _is_explained(self, subscription: Subscription, row: QueueStats, holder: str | None) -> bool:
-        """Whether a queue stands still for an intended reason."""
+        """Whether a queue makes no progress for an intended reason."""
         runtime, group = self._runtime, subscription.group
         info = runtime.backend.topic(subscription.topic)
         if info is None:

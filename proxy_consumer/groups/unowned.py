@@ -57,7 +57,7 @@ class Unowned(ClaimOwner):
         self._lags: dict[Name, RecordedLag] = {}
 
     def leave(self) -> None:
-        """Leave the report to another proxy, for good."""
+        """Leave the report to another proxy permanently."""
         self._left = True
         self._claims.leave()
 

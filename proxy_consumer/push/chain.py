@@ -45,7 +45,7 @@ Step = Callable[[ActionJob], ActionOutcome]
 
 
 class ActionChain:
-    """The steps before the sink, and the sink's name."""
+    """The actions that a pushed message runs through, in order, and the name of the sink after them."""
 
     __slots__ = ("_steps", "sink")
 

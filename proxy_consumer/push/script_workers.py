@@ -85,7 +85,7 @@ class _Worker:
 
 
 class ScriptWorkers:
-    """The script processes of one proxy."""
+    """The pool of processes in which one proxy runs the scripts of push subscriptions."""
 
     def __init__(self, metrics: Registry) -> None:
         self._permits = BoundedSemaphore(WORKERS_MAX)

@@ -21,8 +21,10 @@ class VerdictKind(Enum):
 
 
 class Verdict(NamedTuple):
-    """The outcome of one attempt of a sink. `retry_at`: the time of the next attempt in monotonic seconds,
-    with RETRY."""
+    """The outcome of one attempt to push a message to a sink.
+
+    `retry_at`: the time of the next attempt in monotonic seconds, with RETRY.
+    """
 
     kind: VerdictKind
     error: str = ""

@@ -168,11 +168,8 @@ class SubscriptionMembership(ClaimOwner):
             self._join_claims()
 
     def rejoin(self) -> None:
-        """Join again after a rejection, once the pause is over; each pause is twice as long as the one
-        before.
-
-        This is for a retry queue, which no pull makes join again.
-        """
+        """Join again after a rejection, when the pause has passed; each pause is twice as long as the one
+        before."""
         if self.claims.joined or self.claims.retry_at is None:
             return
         if self._runtime.now() >= self._retry_at:

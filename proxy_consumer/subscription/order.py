@@ -21,8 +21,10 @@ from proxy_consumer.runtime import Runtime
 
 
 class SharedOrder:
-    """State that the subscriptions of one group share. `scope`: the scope of the chains that cover the
-    group."""
+    """The order by key that holds over all subscriptions of one group.
+
+    `scope`: the scope of the chains that cover the group.
+    """
 
     __slots__ = ("parked", "scope", "used_at")
 
@@ -48,7 +50,7 @@ def same_order(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
 
 
 class SubscriptionOrder:
-    """The scopes of one subscription."""
+    """The order by key of one subscription: the scopes of queues within which it holds."""
 
     def __init__(self, runtime: Runtime, shared: SharedOrder, config: SubscriptionDefaults) -> None:
         self._runtime = runtime

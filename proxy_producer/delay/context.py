@@ -81,7 +81,8 @@ class Presence:
         return since is not None and (not self._has_run or now - since > self._grace_s)
 
     def will_retry(self, rejection: SendRejection, call: Callable[[], object]) -> bool:
-        """For code 21, ask the backend again, call `call` afterwards and return True; else return False.
+        """If `rejection` has code 21, ask the backend again, then call `call` and return True; else return
+        False.
 
         So a delay service that has just started is noticed before the request is rejected. A retried call is
         not retried again.

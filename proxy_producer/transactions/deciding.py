@@ -388,7 +388,10 @@ class TransactionDecider:
 
 
 class OwnedShard(NamedTuple):
-    """A shard that this proxy owns, as the QueueWork of backend/ownership."""
+    """A transaction shard that this proxy owns, with the objects that decide its transactions.
+
+    It is a QueueWork of backend/ownership.
+    """
 
     shard: ClaimedShard
     deciding: TransactionDecider

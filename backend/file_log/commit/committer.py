@@ -35,7 +35,10 @@ class NotStartedError(Exception):
 
 
 class Job:
-    """Work for the thread. `run` blocks; the exception that it raises becomes `error`."""
+    """A unit of work for the thread that writes the log.
+
+    `run` blocks; the exception that it raises becomes `error`.
+    """
 
     __slots__ = ("error", "took_us")
 

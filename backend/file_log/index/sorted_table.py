@@ -188,7 +188,7 @@ _WRITE_BYTES = 64 * 1024
 
 
 class IndexRow(NamedTuple):
-    """The fields of one record that the index stores."""
+    """The fields of a message that the index finds it by."""
 
     position: int
     topic: str

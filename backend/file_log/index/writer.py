@@ -39,7 +39,7 @@ WRITE_BLOCKS = 8  # so many waiting blocks are worth a call in another thread be
 
 
 class Rows:
-    """Rows that are not packed yet, stored in columns. Owned by one thread."""
+    """Index rows that are not packed into a block yet, stored in columns. Owned by one thread."""
 
     __slots__ = ("keys", "message_ids", "positions", "runs", "topics")
 

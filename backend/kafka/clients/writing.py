@@ -55,7 +55,7 @@ def next_job(jobs: queue.SimpleQueue[Job | None], timeout_s: float) -> Job | Non
 
 
 class OutcomeKind(Enum):
-    """How a write to Kafka ended: stored, rejected, fenced by a newer producer, or unknown."""
+    """The kinds of results of a write to Kafka: stored, rejected, fenced by a newer producer, or unknown."""
 
     STORED = "stored"
     REFUSED = "refused"
@@ -77,7 +77,7 @@ class WriteOutcome(NamedTuple):
 
 
 class JobFailed(Exception):
-    """Raised to end a job with an outcome that is not success."""
+    """Ends a write job whose records were not stored, or not certainly."""
 
     def __init__(
         self,

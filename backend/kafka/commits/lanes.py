@@ -35,7 +35,7 @@ BUCKETS = 4  # groups of commits that share transactions while no transactional 
 
 
 class WorkKind(IntEnum):
-    """The kinds of work; see the table above."""
+    """The kinds of work that lanes schedule: an action on the state, or a commit of one of three kinds."""
 
     ACTION = 0
     PLAIN = 1
@@ -110,7 +110,7 @@ class ReadyHeap(Generic[W]):
 
 
 class Lanes(Generic[W]):
-    """Schedules the work of one process.
+    """Decides which commits and actions of one process may be in flight together, and in which order.
 
     `is_open(work, on_open)` says whether a transaction that is first in all its queues may start; if not,
     `on_open` must be called once it may. `is_suspect(work)`: see above. `members_max`, `size_max`: a batch

@@ -131,7 +131,7 @@ class SnapshotCell(_Event):
 
 
 class SnapshotRow(_Event):
-    """The state of one group on one topic in a snapshot."""
+    """A group's members and queue owners on one topic, as stored in a snapshot."""
 
     topic: str
     epoch: int

@@ -131,7 +131,7 @@ class Appends:
         self.refused_by_share = self.refused_silent = 0  # records
 
     def health_reason(self) -> str:
-        """Return which queues are refused, in one line; "" if there are none."""
+        """Return a line that lists the queues for which Kafka does not answer; "" if there are none."""
         return self._watch.health_reason()
 
     def why_refused(self, topic: str, queue_id: int) -> str:

@@ -21,7 +21,7 @@ class QueueUsage:
 
 
 class PendingBounds:
-    """Counts the records on their way to the brokers, and says when there are too many of a queue."""
+    """Counts the records on their way to the brokers, and limits how many of one queue there may be."""
 
     __slots__ = ("bytes", "bytes_max", "records", "records_max")
 

@@ -240,7 +240,7 @@ class ReadyMessage(NamedTuple):
 
 
 class ScopeLedger:
-    """State that the streams of one scope share.
+    """The counts and released messages that all queues of one order scope share.
 
     `parked_keys`: the keys that an operator parked. `ready`: how many messages of all streams are ready for
     delivery, at most `ready_max`. `released`: messages on which the scope has yet to act.
@@ -270,7 +270,7 @@ class ScopeLedger:
 
 
 class QueueStream:
-    """One queue within its scope.
+    """A queue in an order scope: its messages, the chains that they wait in, and the scope's reads.
 
     `requested_at`, `read_at`, `tail_at`: numbers of the scope's reads: the last one requested, answered, and
     at which the queue had no more messages. `faulty`: offsets on which the filter failed. `unstored`: those

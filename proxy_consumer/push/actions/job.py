@@ -111,8 +111,9 @@ def fail(reason: str) -> ActionOutcome:
 
 
 class ActionJob:
-    """One message in its chain. `key` and `tag` are empty if absent; `json` is ABSENT until Json has parsed
-    the body.
+    """A message on its way through the actions of a push subscription.
+
+    `key` and `tag` are empty if absent; `json` is ABSENT until Json has parsed the body.
 
     `params`, `query`: the parts of the form and of the URL, in order; a value None has no `=`.
     `script_failed`: a script error occurred, whatever the outcome. `work`: the work that its paths may still

@@ -134,7 +134,8 @@ class TransactionShard:
         return PrepareVerdict.FULL if owner is None and self.is_full_for(group) else None
 
     def _check_size_bounds(self, transaction: bytes, messages: int, size: int) -> PrepareVerdict | None:
-        """Return the verdict that rejects so many more messages or bytes for the transaction, or None."""
+        """Return the verdict that rejects `messages` more messages of `size` bytes for the transaction, or
+        None."""
         opened, rules = self.open.get(transaction), self._rules
         if opened is not None:
             messages, size = messages + len(opened.offsets), size + opened.size
