@@ -152,7 +152,8 @@ def relay(source: Completion[T], target: Completion[T]) -> None:
 
 
 def guarded(settle: Callable[..., object], *args: Any) -> None:
-    """Call `settle` and log what a caller's callback raises, so that the next completion is settled too."""
+    """Call `settle` and log any exception of a caller's callback, so that the next completion is settled
+    too."""
     try:
         settle(*args)
     except Exception:

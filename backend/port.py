@@ -108,7 +108,7 @@ class Assignment(NamedTuple):
 
 
 class MembershipListener(Protocol):
-    """The notifications of one member of a group, all on the hub."""
+    """Receives the notifications of one member of a group, all on the hub."""
 
     def assigned(self, assignment: Assignment) -> None:
         """Called when queues are assigned to this member, under the epoch of `assignment`."""

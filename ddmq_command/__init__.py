@@ -25,7 +25,7 @@ INSTALL_AGAIN = "in the source tree: pip install --force-reinstall --no-deps ."
 
 
 def main() -> None:
-    """Parse the command line and run what it says."""
+    """Parse the command line and run the command."""
     leave_foreign_folders()
     if fault := packages_fault():
         sys.exit(f"Error: {fault}")
@@ -47,7 +47,8 @@ def leave_foreign_folders() -> None:
 
 
 def _resolve_entry(entry: str) -> Path:
-    """Resolve an entry of the import path; a relative one stays as it is in a deleted working folder."""
+    """Resolve an entry of the import path; a relative one is returned unchanged in a deleted working
+    folder."""
     try:
         return Path(entry).resolve()
     except FileNotFoundError:

@@ -220,7 +220,7 @@ class RpcConnection(AnswerSender):
             self._reader.start(self._on_readable)
 
     def _clear(self, reason: int) -> None:
-        """Remove one reason for being busy; resume if it was the last one."""
+        """Remove one reason why the connection is busy; resume serving it if that was the last reason."""
         self.busy &= ~reason
         self._resume_serving()
 

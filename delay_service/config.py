@@ -13,7 +13,8 @@ from delay_service.core.occurrences import CATCH_UP_MAX
 
 @dataclass(frozen=True, slots=True)
 class DelayConfig:
-    """One delay service, and what producers and consumers of the same cluster must know of it.
+    """The settings of one delay service, including those that producers and consumers of the cluster must
+    know.
 
     `levels`: the waits that property DELAY=n and retries mean, level 1 first, ascending. A change touches
     new messages only: each carries its own due time, and levels taken from the end are emptied.

@@ -196,7 +196,7 @@ class SetAsideTopics:
 
 
 class ShardContext:
-    """The state of one open shard that its ingest and its fire loop share.
+    """The state of an open delay shard, shared by its ingest and its fire loop.
 
     `give_up(error)` is called at most once, when the shard must be closed. `claim_error`: a later error that
     means that the claim has ended. `on_commit_end()` is called after each commit. `reread_to`: see

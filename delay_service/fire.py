@@ -109,7 +109,8 @@ class FireLoop:
             self._service.counts.replies_dropped["bound"].value += 1
 
     def answer_overtaken(self, offsets: list[int]) -> list[OutcomeReply]:
-        """Return the outcomes of fire-now commands whose messages a cancel has ended meanwhile."""
+        """Return the outcomes of fire-now commands whose messages were cancelled before the command was
+        carried out."""
         if not self._awaited:
             return []
         overtaken = [self._awaited.pop(offset) for offset in offsets if offset in self._awaited]

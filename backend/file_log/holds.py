@@ -162,7 +162,7 @@ class DeadLetterHolds:
         return _NONE
 
     def _last_before(self, ref: QueueRef, oldest: _Oldest, position: int) -> _DeadLetter:
-        """Return the newest dead letter before `position`, which lies after the oldest one."""
+        """Return the newest dead letter before `position`. The oldest one must be before it."""
         newest, high = oldest.dead_letter, oldest.next
         while newest.offset + 1 < high:
             middle = (newest.offset + 1 + high) // 2

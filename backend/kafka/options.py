@@ -269,7 +269,7 @@ class KafkaOptions:
         return [f"librdkafka.{name}" for name, value in self.librdkafka.items() if value and _is_secret(name)]
 
     def shown(self) -> dict[str, object]:
-        """Return all options as they are logged, with secrets masked."""
+        """Return all options for the log, with secrets masked."""
         values = {option.name: getattr(self, option.name) for option in fields(self)}
         values["librdkafka"] = {
             name: MASKED if _is_secret(name) else value for name, value in self.librdkafka.items()

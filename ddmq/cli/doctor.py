@@ -343,7 +343,7 @@ def _server_state(address: HostPort) -> str:
 
 
 def _server_health(address: HostPort) -> dict[str, Any]:
-    """Return what the ddmq server at the address says of its health; empty if there is none."""
+    """Return the health that the ddmq server at the address reports; empty if there is no server."""
     from ddmq.cli.admin_client import AdminClient
 
     try:

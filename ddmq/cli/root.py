@@ -174,7 +174,7 @@ def _print_error(text: str) -> None:
 
 
 def _one_line(error: click.UsageError) -> str:
-    """Return what is wrong with the command line, and where its help is, in one line."""
+    """Return one line that states the error in the command line, and the command that shows its help."""
     text = " ".join(error.format_message().split()).removesuffix(".")
     return text if error.ctx is None else f"{text}; see `{error.ctx.command_path} --help`"
 

@@ -144,7 +144,7 @@ class Narrator:
 
     @contextmanager
     def quiet_unless_verbose(self) -> Iterator[io.StringIO]:
-        """Collect what is printed in the block in the yielded buffer; when verbose, print it as usual."""
+        """Collect the output of the block in the yielded buffer; if verbose, print it at once."""
         output = io.StringIO()
         if self.verbose:
             yield output

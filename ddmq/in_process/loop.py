@@ -98,7 +98,7 @@ class ManualLoop(LoopByHand):
         return False
 
     def move_to(self, moment: float) -> None:
-        """Set the time to `moment` (monotonic seconds), and run what is due then."""
+        """Set the time to `moment` (monotonic seconds), and run all timers that are due then."""
         self.clock.advance(max(0.0, moment - self.clock.monotonic()))
         self.run()
 

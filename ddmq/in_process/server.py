@@ -266,7 +266,7 @@ class InProcessServer:
             return [client for name, client in self._list_pulling() if name == group]
 
     def busy_reason(self, ignored: Collection[str] = ()) -> str:
-        """Return what a client is doing, or could do now, as text; "" if all clients are idle.
+        """Return a text that names the present or possible work of a client; "" if all clients are idle.
 
         `ignored`: ids of clients without a handler, which keep their messages until the test settles them.
         """

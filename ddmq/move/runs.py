@@ -58,8 +58,8 @@ class MoveRun:
         self._finish = Finish(context, self._progress, self.messages, delays, exclusive)
 
     def plan_move(self) -> MoveReport:
-        """Return what would be copied, without writing anything. Raises MoveError for a move that is
-        impossible."""
+        """Return the topics and messages that a move would copy, without writing anything. Raises MoveError
+        for a move that is impossible."""
         pairs = self.messages.match_topics()
         move_state = self._progress.saved_state
         remaining = {}

@@ -99,7 +99,7 @@ _ELSEWHERE: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def explain_foreign_name(name: str, names: Sequence[str], page: str) -> str:
-    """Return what to write in place of another system's `name` for one of `names`; "" for any other name."""
+    """Return a text that names our option for another messaging system's `name`; "" for any other name."""
     counterparts = _list_counterparts(name, names)
     if counterparts:
         return _format_question(counterparts, page)

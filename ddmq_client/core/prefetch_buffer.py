@@ -52,7 +52,7 @@ class ConsumerCounts:
 
 
 class ProxyConnection:
-    """The state of one proxy: the results that are pending for it."""
+    """A proxy as the buffer sees it: the results that wait to be sent to it."""
 
     __slots__ = ("failover", "idle", "leave_at", "name", "pending", "prompt", "settles")
 
@@ -74,7 +74,7 @@ class ProxyConnection:
 
 
 class Source:
-    """The share of one puller in the buffer."""
+    """A puller's messages and capacity in the prefetch buffer."""
 
     __slots__ = ("changed_at", "closing", "open", "parked", "proxy", "topic", "waiting", "window")
 

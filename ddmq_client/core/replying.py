@@ -63,7 +63,8 @@ class ReplyAnswer:
 
 
 class ReplyJob:
-    """The state of one reply from its first attempt on; when it is completed, `error` or `results` is set."""
+    """A job that acknowledges a message and sends others; when it is completed, `error` or `results` is
+    set."""
 
     def __init__(self, request: bytes, messages: Sequence[bytes], deadline: float) -> None:
         """Create the job.

@@ -46,7 +46,8 @@ class ResendPolicy(NamedTuple):
 
 
 class SendJob:
-    """The state of one send call of the application: encoded messages in, one SendResult for each out."""
+    """A job that sends messages for one call of the application, with retries, until each has a
+    SendResult."""
 
     __slots__ = (
         "_attempts",

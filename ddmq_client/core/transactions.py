@@ -67,7 +67,7 @@ class EndResult(SendResult):
 
 
 class PrepareJob(SendJob):
-    """The job that stores messages of a transaction, from one call.
+    """A job that stores the messages of one call in a transaction.
 
     Messages with a number or key are always recognised when they are resent: by the transaction, even if the
     engine recognises no resends.
@@ -109,7 +109,7 @@ class PrepareJob(SendJob):
 
 
 class EndJob(SendJob):
-    """The job that ends one transaction, or answers one check."""
+    """A job that commits or rolls back one transaction, or answers one check."""
 
     __slots__ = ()
 

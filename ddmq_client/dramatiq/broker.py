@@ -187,7 +187,8 @@ class DdmqBroker(dramatiq.Broker):
         return self._get_producer().cancel(delay_id)
 
     def emit_after(self, signal: str, *args: Any, **kwargs: Any) -> None:
-        """Run the middleware; what it enqueues after an actor is collected for the acknowledgement."""
+        """Run the middleware. Messages that it enqueues after an actor are stored with the
+        acknowledgement."""
         if signal not in AFTER_ACTOR or not args or not isinstance(args[0], DeliveredMessage):
             super().emit_after(signal, *args, **kwargs)
             return
@@ -277,7 +278,8 @@ class DdmqBroker(dramatiq.Broker):
             self._get_admin("flush_all").purge_dead_letters(self._get_topic(queue_name))
 
     def close(self) -> None:
-        """Stop what the broker has started. A message that an actor has comes again after its lease."""
+        """Stop all clients and threads of the broker. A message that an actor has is redelivered after its
+        lease."""
         with self._lock:
             consumers, self._consumers = self._consumers, []
             producer, self._producer = self._producer, None

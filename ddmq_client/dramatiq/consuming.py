@@ -58,7 +58,8 @@ class DdmqConsumer(dramatiq.Consumer):
         return self._decode(self._ready.popleft()) if self._ready else None
 
     def ack(self, message: dramatiq.MessageProxy) -> None:
-        """Acknowledge the message, in one commit with what middleware enqueued after its actor."""
+        """Acknowledge the message, in one commit with the messages that middleware enqueued after its
+        actor."""
         if isinstance(message, DeliveredMessage):
             message.ack(self._producer())
             self._release(message.delivery)

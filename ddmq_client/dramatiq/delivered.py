@@ -85,7 +85,8 @@ class DeliveredMessage(dramatiq.MessageProxy):
         return True
 
     def _fail(self, error: Exception) -> None:
-        """Redeliver the message, or make it a dead letter: what middleware enqueued is not stored."""
+        """Redeliver the message, or make it a dead letter. Messages that middleware enqueued are not
+        stored."""
         _log.error(
             "message %r is not acknowledged: what follows it is not stored: %s", self.message_id, error
         )

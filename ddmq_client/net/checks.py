@@ -79,7 +79,7 @@ class Checks:
     def register(self, check: Check) -> None:
         """Use this function as the check of undecided transactions.
 
-        Raises OptionError if it is no function, or another one is registered.
+        Raises OptionError if it is not a function, or if another function is registered.
         """
         check_function(
             "check", check, awaits=AWAITS, instead=ASYNC_PRODUCER, argument="an UndecidedTransaction"

@@ -219,7 +219,7 @@ class OutboxRelay:
 
 
 class _Pass(NamedTuple):
-    """The outcome of one pass over some rows of the outbox.
+    """The counts of one pass over some rows of the outbox.
 
     `stored`: the number of stored messages. `deferred`: the chains that wait. `all_deferred`: whether proxies
     deferred all of these.

@@ -256,7 +256,7 @@ class TestBroker(BrokerClients):
 
     @contextmanager
     def _translate_rejections(self) -> Iterator[None]:
-        """Raise OptionError for what the server rejects."""
+        """Raise OptionError in place of the server's rejections."""
         try:
             yield
         except self.server.rejection as error:

@@ -39,7 +39,7 @@ _HOUR_FOLDER = re.compile(r"hour=(\d\d)")
 
 
 class SampleName(NamedTuple):
-    """The name of a sample file: the process start, and the first and last sequence number of its
+    """A parsed file name of samples: the process start, and the first and last sequence number of its
     intervals."""
 
     instance: str

@@ -60,7 +60,7 @@ class SliceLimits(NamedTuple):
 
 
 class FirePlan(NamedTuple):
-    """The fires of one commit, and store changes that do not depend on the commit's outcome."""
+    """The messages to fire in one commit, and store changes that do not depend on the commit's outcome."""
 
     fires: list[FireCommand]
     changes: StoreChanges | None

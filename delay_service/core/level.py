@@ -129,7 +129,7 @@ class Level:
         return self._buffer[0].due_ms if self._buffer else None
 
     def step(self, clock_ms: int, now_s: float) -> LevelStep:
-        """Return what to do next: read, wait, fire or pause. The step counts as started with this call.
+        """Return the next step: a read, a wait, a fire or a pause. It counts as started with this call.
 
         Returns None if a step is in progress.
         """

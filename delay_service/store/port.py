@@ -136,7 +136,7 @@ class StoreChanges:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DelayStore(ABC):
-    """The store of one shard, opened by its owner."""
+    """The store of a delay shard's messages and delay ids, opened by the shard's owner."""
 
     @abstractmethod
     def write(self, changes: StoreChanges) -> None:

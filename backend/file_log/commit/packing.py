@@ -220,7 +220,7 @@ class FramePacker:
 
     # Longer than sixty lines because it is the hot loop: every call out of it costs 5 % of the write path.
     def add_lists(self, lists: Iterable[Sequence[NewRecord]], once: bool = True) -> list[Results]:
-        """Pack the records of many requests, as `add_records` does for one."""
+        """Pack the records of many requests into the frame; see `add_records`."""
         frame, chunks, tags = self.frame, self._chunks, self._tags
         topics, position, stored_ms, sends_ms = self._state.topics, frame.end, frame.stored_ms, frame.sends_ms
         positions, names, keys, ids = frame.columns

@@ -146,7 +146,7 @@ class RescueJob(Job):
 
 
 class Writer:
-    """The writer of one log; see the module's text.
+    """Writes the frames of one log: collects requests, commits them together and answers them.
 
     For each frame that counts, `published` runs before the next frame is packed and before its callers are
     answered; `answered` runs after both.
@@ -289,7 +289,7 @@ class Writer:
             self.run_guarded(request.stored)
 
     def run_guarded(self, call: Callable[..., None], *args: object) -> None:
-        """Run a caller's callback and print what it raises, so that the other callers are still answered."""
+        """Run a caller's callback and print any exception, so that the other callers are still answered."""
         try:
             call(*args)
         except Exception as error:

@@ -173,7 +173,7 @@ _DONE = object()
 
 
 def run_steps(steps: Iterator[None], pause_s: float = PAUSE_S) -> None:
-    """Run all steps in native threads, with a pause after each. Raises what a step raises."""
+    """Run all steps in native threads, with a pause after each. Raises the exception of a step."""
     while in_thread(next, steps, _DONE) is not _DONE:
         gevent.sleep(pause_s)
 

@@ -191,7 +191,7 @@ def _refuse_record(*_: object, **__: object) -> None:
 
 
 class AppendProducers:
-    """The producers of one process's appends. All methods must be called on the hub.
+    """The Kafka producers through which one process appends. All methods must be called on the hub.
 
     `settle` is called after reports were added to `reports`; `on_created` when a producer that was missing is
     there. `replaced`: how often a producer was retired or failed.

@@ -305,7 +305,7 @@ class Lanes(Generic[W]):
         return None
 
     def _form_batch(self, ready: ReadyHeap[W], kind: WorkKind, end: int) -> Batch[W] | None:
-        """Return a batch of ready work numbered below `end`, and of what waits for that alone.
+        """Return a batch of ready work numbered below `end`, and of work that waits only for that work.
 
         None if all of it is suspect; it is put aside then.
         """

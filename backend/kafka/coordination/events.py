@@ -119,7 +119,7 @@ class SnapshotMember(_Event):
 
 
 class SnapshotCell(_Event):
-    """The assignment of one queue in a snapshot; members are indexes into the row's members, -1 for none."""
+    """The assignment of a queue in a snapshot; members are indexes into the row's members, -1 for none."""
 
     incarnation: int
     queue_id: int
@@ -140,7 +140,7 @@ class SnapshotRow(_Event):
 
 
 class SnapshotGroup(_Event):
-    """The state of one group in a snapshot; `holder` is "" if no process holds the group."""
+    """A group's state in a snapshot; `holder` is "" if no process holds the group."""
 
     group: str
     holder: str

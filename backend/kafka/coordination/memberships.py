@@ -382,7 +382,7 @@ class KafkaMemberships:
             self._write_release(membership, epochs)
 
     def give_up(self, reason: str) -> None:
-        """Switch to a new name, because this process cannot do what the table requires of it."""
+        """Switch to a new name, because this process cannot fulfil the requirements of the table."""
         self._commits.renew(reason)
 
     def write_snapshot(self) -> None:

@@ -253,7 +253,7 @@ class Appends:
                 self._set_result(append, index, result)
 
     def _on_producer_created(self) -> None:
-        """Send what waited for a producer."""
+        """Send the appends that waited for a producer."""
         for queue, partition in self._partitions.items():
             if partition.waiting and not partition.in_flight:
                 self._mark_ready(queue, partition)

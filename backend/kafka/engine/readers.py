@@ -319,7 +319,7 @@ class Readers:
         self._start_queued_reads(stream.kafka_queue.queue)
 
     def _call_guarded(self, settle: Callable[..., object], *args: object) -> None:
-        """Call a caller's callback and report what it raises, so that other callers are still answered."""
+        """Call a caller's callback and report any exception, so that other callers are still answered."""
         try:
             settle(*args)
         except Exception as error:

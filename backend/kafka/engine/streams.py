@@ -47,7 +47,7 @@ class KafkaQueue(NamedTuple):
 
 
 class KafkaBatch(ReadBatch):
-    """The records of one read, in columns."""
+    """The records that a read of a queue returned from Kafka, in columns."""
 
     __slots__ = ("_queue", "_records")
 

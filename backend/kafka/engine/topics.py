@@ -109,7 +109,7 @@ class KafkaTopics:
         self.survey()
 
     def survey_all(self) -> None:
-        """Start a survey that describes every topic, because a topic differs from what is known."""
+        """Start a survey that describes every topic, because a topic differs from its cached description."""
         self._needs_full_survey = True
         self._request_survey()
 

@@ -82,12 +82,12 @@ class KafkaState:
 
     @property
     def settings(self) -> Mapping[str, bytes]:
-        """The settings read so far, by key."""
+        """The settings by key, as far as they have been read."""
         return self._settings.settings
 
     @property
     def topic_infos(self) -> Mapping[str, bytes]:
-        """The stored settings of topics read so far, by topic name."""
+        """The stored settings of topics by name, as far as they have been read."""
         return self._settings.topic_infos
 
     def stop(self, wait_s: float) -> None:

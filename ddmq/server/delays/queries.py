@@ -223,7 +223,7 @@ class DelayQueries:
         return answer | missing_shards
 
     def message(self, request: AdminRequest) -> dict[str, Any]:
-        """Return what is known of one message, given its delay id or its uuid."""
+        """Return the state and content of one delayed message, given its delay id or its uuid."""
         uuid, shard = self._shard_of(request.path["id"])
         _, behind = self._caught_up()
         store = self._store_of(shard)
