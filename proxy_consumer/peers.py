@@ -56,7 +56,7 @@ class PassedReply:
 
 
 class Peers:
-    """The links of one proxy to the others."""
+    """Forwards calls from this proxy to the other consumer proxies."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -84,7 +84,7 @@ class Peers:
 
 
 class PeerLink(CallLink[_Waiting | PassedReply]):
-    """The connections to one proxy, with the calls that wait for one."""
+    """The connections from this proxy to another one, with the calls that wait for a connection."""
 
     together, connections = ELEMENTS_MAX, CONNECTIONS_MAX
 

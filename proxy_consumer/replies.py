@@ -350,7 +350,7 @@ class PendingAck:
         self._release_message()
 
     def _release_message(self) -> None:
-        """End the handling of the message, and continue what waited for its reservation."""
+        """Stop handling the message, and continue the work that waited for its reservation."""
         self._runtime.open_commits -= 1
         if self._owns_queue:
             self._subscription.buffer.on_news(self._queue)

@@ -360,8 +360,8 @@ class ConsumerService:
         return None if subscription is None else live_state(subscription, queue, offset)
 
     def waits(self, group: str, topic: str, queue: QueueRef, since_ms: int) -> MessageWaits | None:
-        """Return what has held up a group's deliveries from a queue since `since_ms`; None if it is not
-        traced here."""
+        """Return the reasons that have held up a group's deliveries from a queue since `since_ms`; None if
+        not traced."""
         subscription = self._directory.find_subscription(group, topic)
         trace = None if subscription is None else subscription.trace
         return None if trace is None else trace.waits_since(queue, since_ms)

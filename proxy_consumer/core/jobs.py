@@ -83,7 +83,7 @@ class JobNews(Enum):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class JobObserver:
-    """Receives what happens to the messages of one queue, each event after it has taken effect."""
+    """Receives the events of the messages of one queue, each after it has taken effect."""
 
     def on_change(self, news: JobNews, offset: int, detail: str = "") -> None:
         """Called when an event happened to the message at `offset`; `detail` is an error or a reason."""
@@ -228,7 +228,7 @@ _Counts = tuple[int, int, int]  # of retrying, released and recorded jobs
 
 
 def _counts_of(state: JobState, count: int) -> _Counts:
-    """Return what a job in this state adds to the counts of its table."""
+    """Return the amounts that a job in this state adds to the counts of its table."""
     return (
         count if state in _RETRYING else 0,
         count if state is JobState.RELEASED else 0,

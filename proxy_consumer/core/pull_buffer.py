@@ -38,7 +38,10 @@ Step = Delivery | ReadRequest | EndsRequest
 
 
 class PullBuffer:
-    """The queues of one subscription. Its methods never yield; times are arguments, in monotonic seconds."""
+    """Chooses the messages for pulls from the queues of one subscription.
+
+    Its methods never yield; times are arguments, in monotonic seconds.
+    """
 
     def __init__(
         self,

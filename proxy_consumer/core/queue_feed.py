@@ -164,7 +164,7 @@ class CachedBatches:
 
 
 class QueueFeed:
-    """The cursor of one queue and the messages read ahead of delivery."""
+    """The read position in one queue, and the messages that were read ahead and not delivered."""
 
     __slots__ = ("_at", "_read", "_read_bytes", "cursor", "finished_until", "state")
 

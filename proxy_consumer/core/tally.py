@@ -38,7 +38,7 @@ class Count:
 
 @dataclass(slots=True)
 class Tally:
-    """The counters of one subscription.
+    """The counts of a subscription's deliveries and results.
 
     `late`: results with a stale lease; `unknown`: results for offsets neither leased nor waiting. `pressure`,
     `others` (resent to another group), `missing`, `expired`, `filtered`: messages finished undelivered.

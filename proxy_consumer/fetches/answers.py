@@ -24,7 +24,7 @@ FALSE = constant_result(consumer, SERVICE, "ack", success=False)
 
 
 class Target:
-    """One queue of one fetch, and the messages found there."""
+    """A queue that a fetch reads from, and the messages read there."""
 
     __slots__ = (
         "bounds",

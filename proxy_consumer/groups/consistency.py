@@ -98,7 +98,7 @@ class Client(Recipient):
 
 
 class StatedDifference(NamedTuple):
-    """An option of a pull that is not what the subscription has. `option`: filter or orderKey."""
+    """An option of a pull that differs from the subscription's setting. `option`: filter or orderKey."""
 
     option: str
     text: str

@@ -15,7 +15,7 @@ Name = tuple[str, str]  # group, topic
 
 
 class RetryWaiting(NamedTuple):
-    """The messages of one subscription on the retry path.
+    """The number and times of a subscription's messages on the retry path.
 
     `since_ms`: when the first of them entered the retry path; `due_ms`: when the next is due; epoch
     milliseconds.
@@ -106,7 +106,7 @@ class LevelTally:
         block.left = self._count_unfinished(block)
 
     def count_waiting(self) -> Mapping[Name, RetryWaiting]:
-        """Return the counts so far."""
+        """Return the messages counted up to now, by group and topic."""
         rows: dict[Name, RetryWaiting] = {}
         for block in self._blocks.values():
             for name, waiting in block.rows.items():

@@ -202,7 +202,8 @@ class ProgressCommit(Completion[list[AppendResult]]):
         self._report_end(error)
 
     def _release_chains(self) -> None:
-        """Deliver what waited for this commit: the next messages of the order keys that it finishes."""
+        """Deliver the messages that waited for this commit: the next ones of the order keys that it
+        finishes."""
         owners: dict[SubscriptionBase, None] = {}
         for share in self._shares:
             if share.queue.on_stored(share.delta) and share.owner.buffer.holds_queue(share.queue):

@@ -142,7 +142,7 @@ class OutcomeWaiter(Protocol):
 
 
 class OutcomeWaiters(ClaimOwner):
-    """The callers of one proxy that wait for the outcomes of delay commands.
+    """The calls at this proxy that wait for the outcomes of delay commands.
 
     Reading starts with the first of them.
     """

@@ -357,7 +357,8 @@ class QueueStream:
         return bool(self.unstored or self.unplaced)
 
     def on_stored(self, ranges: Iterable[tuple[int, int]]) -> bool:
-        """Release what waited for the commit of these finished offsets; return whether anything did."""
+        """Release the messages that waited for the commit of these finished offsets; return whether there
+        were any."""
         if not (self.unstored or self.unplaced):
             return False
         before = len(self.unstored) + len(self.unplaced)
@@ -377,7 +378,7 @@ class QueueStream:
             self.ledger.lifted = True
 
     def forget_unstored(self) -> None:
-        """Forget what waits for commits, because the queue is lost."""
+        """Forget the finished messages that wait for commits, because the queue is lost."""
         self.unstored.clear()
         self._lower_unplaced(len(self.unplaced))
         self.unplaced.clear()

@@ -151,7 +151,7 @@ class TransactionShard:
         self.reserved.release_prepare(transaction, messages, size, self.open)
 
     def is_full_for(self, group: str) -> bool:
-        """Return whether the group may begin no more transactions here.
+        """Return whether the bound of the shard or of the group forbids a new transaction of the group.
 
         Transactions that another group has beyond its own bound do not count.
         """
