@@ -86,10 +86,11 @@ proxies.
 The limits in the third table apply to each process separately: with three proxies, there may be three times
 as many requests in flight, and a topic accepts three times its configured rate.
 
-A limit is written as `FILE.KEY`, as in [conf/](../conf/). A limit without a key is described in words, with
-its value. In the third column, 1 × and N × are multiples of the limit, where N is the number of proxies. On
-this page, a process is `ddmq serve` or one of its services, and a proxy is the producer or consumer proxy
-of a process. The command `python tools/bounds.py` generates this page from `tools/bounds.yaml`.
+A limit is written as `FILE.KEY`, as in [conf/](../conf/). A limit without a key is described in words,
+followed by its value. In the third column, 1 × and N × are multiples of the limit, where N is the number of
+proxies. On this page, a process is `ddmq serve` or one of its services, and a proxy is the producer or
+consumer proxy of a process. The command `python tools/bounds.py` generates this page from
+`tools/bounds.yaml`.
 """
 
 

@@ -17,7 +17,7 @@ Every process serves its metrics in Prometheus' text format at `http://ADMIN/met
 $ curl -s http://127.0.0.1:9813/metrics | grep ddmq_lag
 ```
 
-This page lists all metrics with their kinds, units and labels. For a ready-made Grafana dashboard and
+This page lists all metrics, including their kinds, units and labels. For a ready-made Grafana dashboard and
 alert rules, see [alerts.md](alerts.md). This page is generated from `ddmq_common/metrics/catalogue.py`
 by the command `python tools/metrics_page.py`.
 
