@@ -54,8 +54,8 @@ ROUTES = (
     Route("acknowledgement, until it is durable", "ack", 30, 16),
     Route("retry, until it is delivered again", "retry", 18, 16, ("pull_ack", "ack")),
     Route("delayed message, until it is in its topic", "delay", 58, 24),
-    Route("an operator parks a key", "park", 23, 6, ("health",)),
-    Route("any answer of the admin API", "health", 9, 8),
+    Route("an operator parks a key", "park", 30, 6, ("health",)),
+    Route("any answer of the admin API", "health", 10, 8),
 )
 
 

@@ -39,6 +39,7 @@ class KeyLoading:
         self._group = group
         self._until = runtime.now() + LOAD_S
         self._acquired: list[Subscription] = []
+        self._foreign: list[Subscription] = []  # other proxies own all queues of the topic
         self._checking = False
 
     def start(self, *, acquire: bool, hold: bool) -> None:
@@ -46,21 +47,22 @@ class KeyLoading:
         for HOLD_S, because the request changes a key."""
         subscriptions = self._list_ordered()
         idle = [each for each in subscriptions if not each.joined and acquire and not each.pushed]
-        owners = [self._find_owners(each.topic) for each in idle]
+        owners = {each: self._find_owners(each.topic) for each in subscriptions}
 
         def on_owners() -> None:
-            error = next((lookup.error for lookup in owners if lookup.error is not None), None)
+            error = next((error for each in idle if (error := owners[each].error) is not None), None)
             if error is not None:
                 self._fail(f"it is not known which proxy owns its queues ({error})")
                 return
             now = self._runtime.now()
-            self._acquired = self._drop_owned(idle, [lookup.value for lookup in owners])
+            self._foreign = [each for each in subscriptions if self._is_foreign(owners[each])]
+            self._acquired = self._drop_owned(idle, owners)
             for each in self._acquired + [each for each in subscriptions if hold and each.joined]:
                 _join(each, now)
             self._group.waiting.observers.append(self._check)
             self._check()
 
-        when_all(owners, on_owners)
+        when_all(list(owners.values()), on_owners)
 
     def due(self, now: float) -> None:
         """Check whether the keys are loaded; called by the timer queue."""
@@ -81,13 +83,20 @@ class KeyLoading:
         except DdmqError as error:
             return failed(error)
 
-    def _drop_owned(self, idle: Sequence[Subscription], owners: Sequence[Owners]) -> list[Subscription]:
+    def _is_foreign(self, owners: Completion[Owners]) -> bool:
+        """Return whether other proxies are known to own all queues."""
+        addresses = [] if owners.error is not None else owners.value.values()
+        return bool(addresses) and all(address and address != self._runtime.address for address in addresses)
+
+    def _drop_owned(
+        self, idle: Sequence[Subscription], owners: Mapping[Subscription, Completion[Owners]]
+    ) -> list[Subscription]:
         """Return the idle subscriptions that may be acquired: no other proxy owns a queue of their topic, or
         of a topic that shares its chains."""
         owned = [
             each
-            for each, addresses in zip(idle, owners, strict=True)
-            if any(not address or address != self._runtime.address for address in addresses.values())
+            for each in idle
+            if any(not address or address != self._runtime.address for address in owners[each].value.values())
         ]
         shared_is_owned = any(each.group_wide for each in owned)
         return [each for each in idle if each not in owned and not (each.group_wide and shared_is_owned)]
@@ -111,6 +120,8 @@ class KeyLoading:
 
     def _read(self, subscription: Subscription, now: float) -> bool:
         """Read a subscription ahead if it is joined; return whether that is complete."""
+        if subscription in self._foreign:
+            return True
         if not subscription.joined and subscription in self._acquired:
             _join(subscription, now)  # the first attempt failed
             return False
