@@ -211,10 +211,14 @@ class PullBuffer:
     def next_read(self, ready_max: int, bytes_max: int) -> ReadRequest | EndsRequest | None:
         """Return the next read of the ordered queues, which are read without a delivery until `ready_max`
         messages, or `bytes_max` bytes, are ready in each scope; None if no read is needed or possible now."""
-        limits = {scope: ready_max - scope.ledger.ready for scope in self.ordered_scopes() if scope.open}
+        limits = {
+            scope: ready_max - scope.ledger.ready
+            for scope in self.ordered_scopes()
+            if scope.open and scope.ready_bytes() < bytes_max
+        }
         for queue, scope in list(self._scopes.items()):
             count = limits.get(scope, 0)
-            if queue.stream is None or count < 1 or scope.ready_bytes() >= bytes_max:
+            if queue.stream is None or count < 1:
                 continue
             request = scope.read_on(queue.stream, count)
             if scope.short:

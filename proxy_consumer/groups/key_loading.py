@@ -55,9 +55,10 @@ class KeyLoading:
                 self._fail(f"it is not known which proxy owns its queues ({error})")
                 return
             now = self._runtime.now()
-            self._foreign = [each for each in subscriptions if self._is_foreign(owners[each])]
+            self._foreign = [each for each in subscriptions if self._is_foreign(each, owners[each])]
             self._acquired = self._drop_owned(idle, owners)
-            for each in self._acquired + [each for each in subscriptions if hold and each.joined]:
+            owned = [each for each in subscriptions if each.joined and each not in self._foreign]
+            for each in self._acquired + (owned if hold else []):
                 _join(each, now)
             self._group.waiting.observers.append(self._check)
             self._check()
@@ -83,10 +84,12 @@ class KeyLoading:
         except DdmqError as error:
             return failed(error)
 
-    def _is_foreign(self, owners: Completion[Owners]) -> bool:
-        """Return whether other proxies are known to own all queues."""
-        addresses = [] if owners.error is not None else owners.value.values()
-        return bool(addresses) and all(address and address != self._runtime.address for address in addresses)
+    def _is_foreign(self, subscription: Subscription, owners: Completion[Owners]) -> bool:
+        """Return whether other proxies are known to own all queues of the topic that have an owner."""
+        if owners.error is not None or not owners.value:
+            return False
+        own, address = subscription.buffer.queues, self._runtime.address
+        return all(ref not in own and (not at or at != address) for ref, at in owners.value.items())
 
     def _drop_owned(
         self, idle: Sequence[Subscription], owners: Mapping[Subscription, Completion[Owners]]

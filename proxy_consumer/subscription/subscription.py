@@ -62,6 +62,7 @@ class Subscription(SubscriptionBase):
         self.creating = False
         self.halted = 0  # number of pending reloads; while there are any, nothing is delivered
         self.last_used = runtime.now()
+        self.was_used = False  # a client has pulled here
         self.order = SubscriptionOrder(runtime, group.shared, config)
         self.handed = runtime.build_delivery_metrics(group.name, topic, buffer.tally)
         self.retries = RetryPublisher(runtime, self)
@@ -109,13 +110,13 @@ class Subscription(SubscriptionBase):
 
     def on_use(self, now: float) -> None:
         """Join the group if needed, because a client pulls."""
-        self.last_used = now
+        self.last_used, self.was_used = now, True
         if not self.joined and not self.creating:
             self.join()
         if self.group_wide and self.group.shared.used_at != now:
             self.group.shared.used_at = now
             for other in self.group.sharing_members():
-                other.last_used = now
+                other.last_used, other.was_used = now, True
                 if not other.joined and not other.creating:
                     other.join_alone()
 
@@ -415,8 +416,11 @@ class Subscription(SubscriptionBase):
             if waited_for and not self.creating:
                 self.join()
             return False
-        until = max(each.last_used for each in together) + self.runtime.config.idle_ms / 1000
-        until = max(until, *(each.order.held_until for each in together))
+        until = max(each.order.held_until for each in together)
+        used = [each for each in together if each.was_used or each.pushed or not each.order.held_until]
+        if used:  # otherwise they were only acquired for an operator
+            idle_s = self.runtime.config.idle_ms / 1000
+            until = max(until, max(each.last_used for each in used) + idle_s)
         if any(each.buffer.budget.leased for each in together):
             until = max(until, now + 1.0)  # never while messages are leased
         if waited_for or now < until:

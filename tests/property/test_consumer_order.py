@@ -907,3 +907,18 @@ def test_a_topic_that_waits_for_a_commit_of_another_resumes_with_it() -> None:
     machine.commit()
     assert machine.pull_once(1) is not None
     machine.teardown()
+
+
+def test_an_acknowledgement_from_before_a_failure_does_not_end_it() -> None:
+    machine = with_messages(OrderInBatchesMachine(), [(0, "a", "plain")] * 3)
+    delivered = machine.pull_once(3)
+    lease_id, queue = delivered.lease.id, machine.queue_state(0)
+    machine.finish(0, [0], [lease_id])
+    machine.commits_start([0])
+    queue.fail(1, lease_id, None, machine.now)
+    stream = queue.stream
+    assert stream is not None
+    chain = stream.busy[1]
+    assert stream.failing_since(chain) == machine.now
+    machine.end_commit(0, "stored")
+    assert stream.failing_since(chain) == machine.now, "offset 0 was acknowledged before"

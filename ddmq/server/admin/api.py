@@ -133,7 +133,10 @@ class AdminApi:
     def post_topic(self, request: AdminRequest) -> Any:
         settings = dict(request.body)
         one_in = topics.check_trace_one_in(self.backend, request.topic, settings.pop("trace_one_in", None))
-        change = topics.create if settings.pop("create", True) else topics.update
+        create = settings.pop("create", True)
+        if not isinstance(create, bool):
+            raise CallerError(f"create is {create!r}; allowed: true, false")
+        change = topics.create if create else topics.update
         if settings or one_in is None or change is topics.create:
             info = change(self.backend, self.clock, request.topic, settings)
         else:
@@ -152,8 +155,9 @@ def check_parameters(route: Route, request: AdminRequest) -> AdminRequest:
 
     Probes and scrapes may have any query, because load balancers add their own.
     """
-    if route.path not in NO_LISTINGS:
-        check_names("query name", request.query.keys() - {FORWARDED}, route.query)
+    if route.path in NO_LISTINGS:
+        return request
+    check_names("query name", request.query.keys() - {FORWARDED}, route.query)
     if route.body is None:
         check_names("body key", request.body, ())
     elif issubclass(route.body, Body):

@@ -9,6 +9,9 @@ from msgspec import Meta
 from ddmq.server.http.parameters import Body
 
 Flag = Annotated[bool, Meta(description="true, false")]
+EpochMs = Annotated[
+    Annotated[int, Meta(ge=0, le=10**15)] | None, Meta(description="a time in epoch milliseconds")
+]
 Offset = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -36,7 +39,7 @@ class DeadLetterResendBody(Body):
     offsets: Annotated[list[Offset], Meta(description="a list of whole numbers of 0 or more")] = []
     reason: Annotated[str | None, Meta(description="a text")] = None
     topic: Annotated[str | None, Meta(description="a text")] = None
-    since_ms: Annotated[int | None, Meta(description="a time in epoch milliseconds")] = None
+    since_ms: EpochMs = None
     to_topic: Flag = False
     dry_run: Flag = False
     cursor: Annotated[
@@ -49,7 +52,7 @@ class DeadLetterPurgeBody(Body):
     """Which dead letters are discarded: all, or those stored before a time."""
 
     all: Flag = False
-    before_ms: Annotated[int | None, Meta(description="a time in epoch milliseconds")] = None
+    before_ms: EpochMs = None
     dry_run: Flag = False
 
 

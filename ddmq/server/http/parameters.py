@@ -37,7 +37,7 @@ def check_names(kind: str, names: Iterable[str], allowed: Iterable[str]) -> None
     allowed = sorted(allowed)
     for name in sorted(names):
         if name not in allowed:
-            close = difflib.get_close_matches(name, allowed, n=1, cutoff=SIMILARITY_MIN)
+            close = difflib.get_close_matches(name[:VALUE_CHARS], allowed, n=1, cutoff=SIMILARITY_MIN)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             known = ", ".join(allowed) if allowed else "none"
             raise CallerError(f"{name[:VALUE_CHARS]!r} is no {kind} of this request{hint} (allowed: {known})")

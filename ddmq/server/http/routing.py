@@ -250,7 +250,7 @@ def _read_body(environ: Mapping[str, Any]) -> Mapping[str, Any]:
         with environ.get("ddmq.silence", nullcontext)():
             text = _read(environ["wsgi.input"], length)
         body = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _HttpError(400, f"the body is not JSON: {error}") from error
     except RecursionError as error:
         raise _HttpError(400, "the body is not JSON of any use: it is nested too deeply") from error

@@ -36,6 +36,7 @@ INDEXED_PER_CHAIN = 16
 INDEXED_TOTAL = 100_000
 _NO_SPOTS: list[Any] = []
 _NOWHERE: dict[Any, int] = {}
+_NOT_FAILING = (0.0, None, 0)
 
 
 class Chain:
@@ -85,8 +86,8 @@ class ChainTable:
         self.batches: dict[QueueStream, int] = {}  # streams with their own batch size
         self.indexed = 0  # spots, over all chains
         self.starving: dict[str, Chain] = {}
-        # busy keys, with the monotonic seconds of their first failure after their last acknowledgement
-        self.failing: dict[str, float] = {}
+        # busy keys, with their first failure after their last acknowledgement: monotonic seconds, message
+        self.failing: dict[str, tuple[float, QueueStream, int]] = {}
         self.chains: dict[str, Chain] = {}
         self._indexed_per_chain = indexed_per_chain
         self._indexed_total = indexed_total
@@ -104,7 +105,7 @@ class ChainTable:
     def failing_heads(self) -> Iterator[tuple[QueueStream, float]]:
         """Yield the stream of each failing key's first unfinished message, and the monotonic seconds since
         when the key has been failing."""
-        for key, since in self.failing.items():
+        for key, (since, _, _) in self.failing.items():
             chain = self.chains.get(key)
             if chain is not None and chain.head is not None:
                 yield chain.head[0], since
@@ -325,7 +326,9 @@ class QueueStream:
             if chain is None:
                 continue
             if failing and acked:
-                failing.pop(chain.key, None)
+                _, stream, first = failing.get(chain.key, _NOT_FAILING)
+                if stream is not self or offset >= first:  # not an acknowledgement from before the failure
+                    failing.pop(chain.key, None)
             if chain.indexed or chain.unindexed or len(chain.heads) > 1:
                 ledger.released.append((chain, list(ledger.table.finish_job(chain, self, offset))))
             else:
@@ -388,11 +391,11 @@ class QueueStream:
         acknowledged."""
         chain = self.busy.get(offset)
         if chain is not None:
-            self.ledger.table.failing.setdefault(chain.key, now)
+            self.ledger.table.failing.setdefault(chain.key, (now, self, offset))
 
     def failing_since(self, chain: Chain) -> float:
         """Return the monotonic seconds since when the chain's key has been failing; 0 if it is not."""
-        return self.ledger.table.failing.get(chain.key, 0.0)
+        return self.ledger.table.failing.get(chain.key, _NOT_FAILING)[0]
 
     def key_of_job(self, offset: int) -> str | None:
         """Return the order key of a released job, or None."""

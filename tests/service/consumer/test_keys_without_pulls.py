@@ -168,6 +168,31 @@ def test_queues_of_another_proxy_are_left_alone(idle: ConsumerRig) -> None:
     assert [row["state"] for row in list_keys(idle, first)] == ["parked"]
 
 
+def test_a_member_without_queues_parks_keys_at_once(rig: ConsumerRig) -> None:
+    rig.ready(config=ORDERED, queues=2)
+    rig.keyed("a1", "a2")
+    first = rig.service
+    assert rig.pull(count=1, clientId=b"worker").offsets == [0]
+    second = rig.start()
+    rig.service = second
+    assert rig.pull(count=1).values == []
+    rig.service = first
+    rig.advance(5)
+    for service in (second, first):
+        before = rig.clock.monotonic()
+        assert keys.act_on_key(service, "G", "park", "b")["parked"] is (service is first)
+        assert rig.clock.monotonic() - before < LOAD_S
+
+
+def test_queues_of_a_group_that_was_never_pulled_are_released_after_the_request(rig: ConsumerRig) -> None:
+    rig.ready(config=ORDERED, queues=2)
+    rig.keyed("a1", "a2")
+    list_keys(rig)
+    assert joined(rig)
+    rig.advance(HOLD_S + 1.0)
+    assert not joined(rig), "the time since its creation does not count as use"
+
+
 @pytest.mark.parametrize(
     "config",
     [
