@@ -61,8 +61,7 @@ class Subscription(SubscriptionBase):
         self._set_config(config)
         self.creating = False
         self.halted = 0  # number of pending reloads; while there are any, nothing is delivered
-        self.last_used = runtime.now()
-        self.was_used = False  # a client has pulled here
+        self.last_used, self.was_used = runtime.now(), False  # by a pull here
         self.order = SubscriptionOrder(runtime, group.shared, config)
         self.handed = runtime.build_delivery_metrics(group.name, topic, buffer.tally)
         self.retries = RetryPublisher(runtime, self)
@@ -416,14 +415,11 @@ class Subscription(SubscriptionBase):
             if waited_for and not self.creating:
                 self.join()
             return False
-        until = max(each.order.held_until for each in together)
-        used = [each for each in together if each.was_used or each.pushed or not each.order.held_until]
-        if used:  # otherwise they were only acquired for an operator
-            idle_s = self.runtime.config.idle_ms / 1000
-            until = max(until, max(each.last_used for each in used) + idle_s)
-        if any(each.buffer.budget.leased for each in together):
-            until = max(until, now + 1.0)  # never while messages are leased
-        if waited_for or now < until:
+        idle_s, held = self.runtime.config.idle_ms / 1000, [each.order.held_until for each in together]
+        used = (each for each in together if each.was_used or each.pushed or not each.order.held_until)
+        until = max([*held, *(each.last_used + idle_s for each in used)])
+        is_leased = any(each.buffer.budget.leased for each in together)
+        if waited_for or is_leased or now < until:
             self.wake(max(until, now + 1.0))
             return False
         for each in together:
