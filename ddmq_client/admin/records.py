@@ -15,10 +15,9 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from ddmq_client.admin.setting_names import check_setting_names
-from ddmq_client.application.order_keys import unambiguous_order_keys
+from ddmq_client.admin.setting_checks import check_group_settings, check_topic_settings
 from ddmq_client.delays import epoch_ms, to_datetime
-from ddmq_client.errors import AdminError, OptionError
+from ddmq_client.errors import AdminError
 
 R = TypeVar("R")
 
@@ -431,7 +430,7 @@ def _truncate_text(value: Any) -> str:
 
 def topic_settings_body(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the settings of a topic into a request body. Raises OptionError for another system's names."""
-    check_setting_names(settings, of_topic=True)
+    check_topic_settings(settings)
     return {name: _as_json(value) for name, value in settings.items()}
 
 
@@ -441,10 +440,7 @@ def group_settings_body(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises OptionError for another system's names, a datetime without a time zone, and KEY or QID in another
     case.
     """
-    check_setting_names(settings, of_topic=False)
-    order_key = settings.get("order_key")
-    if allowed := unambiguous_order_keys(order_key):
-        raise OptionError(f"order_key={order_key!r}; {allowed}")
+    check_group_settings(settings)
     return {
         name: str(epoch_ms(name, value)) if isinstance(value, datetime) else _as_json(value)
         for name, value in settings.items()

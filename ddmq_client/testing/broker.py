@@ -22,10 +22,9 @@ from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from ddmq_client.admin.setting_names import check_setting_names
+from ddmq_client.admin.setting_checks import check_group_settings
 from ddmq_client.aio.consumer import AsyncConsumer
 from ddmq_client.aio.producer import AsyncProducer
-from ddmq_client.application.order_keys import unambiguous_order_keys
 from ddmq_client.callables import find_signature_error, function_kind
 from ddmq_client.core.settings import topic_names
 from ddmq_client.delays import duration_ms, epoch_ms, to_datetime
@@ -231,9 +230,7 @@ class TestBroker(BrokerClients):
         names = topic_names(topic)
         if not names:
             raise OptionError(f"topic={topic!r}; allowed: a name, or a list of at least one")
-        check_setting_names(settings, of_topic=False)
-        if allowed := unambiguous_order_keys(settings.get("order_key")):
-            raise OptionError(f"order_key={settings['order_key']!r}; {allowed}")
+        check_group_settings(settings)
         with self._translate_rejections():
             for name in names:
                 self.server.set_group(group, name, {"start": "first", **settings})
