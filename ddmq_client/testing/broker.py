@@ -170,8 +170,6 @@ class TestBroker(BrokerClients):
         self._check_names(group, names)
         self._subscriptions.add((group, names))
 
-    note_handling, note_names = record_handling, record_names  # their names in earlier releases
-
     def check_subscriptions(self) -> None:
         """Raise OptionError if the names of a consumer seem to be exchanged, now that topics were sent to."""
         for group, topics in self._subscriptions:
