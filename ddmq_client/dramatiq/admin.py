@@ -10,10 +10,10 @@ import dramatiq
 
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.errors import AdminError
+from ddmq_client.idl.codes import ADMIN_PORT
 from ddmq_client.net.admin.client import Admin
 
 _log = logging.getLogger("ddmq_client.dramatiq")
-DEFAULT_ADMIN_PORT = 9813
 TIMEOUT_MS = 10_000
 DELAYS_MAX = 1_000_000  # dropped by one flush
 # Dramatiq counts retries itself; this bounds the deliveries of a keyed message that ends each of its workers.
@@ -25,7 +25,7 @@ class QueueAdmin:
 
     def __init__(self, address: str) -> None:
         """Store the address, HOST or HOST:PORT. Raises OptionError if it is neither."""
-        parse_addresses(address, DEFAULT_ADMIN_PORT, "admin")
+        parse_addresses(address, ADMIN_PORT, "admin")
         self._address = address
         self._created: set[str] = set()
 
