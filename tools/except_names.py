@@ -14,9 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from parsed import walked
-
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+from parsed import FUNCTIONS, walked
 
 
 def count_reused_names(root: Path, files: Mapping[str, Path]) -> dict[str, int]:

@@ -20,6 +20,7 @@ PACKAGES = (
     "ddmq",
     "ddmq_command",
 )
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from parsed import walked
+from parsed import FUNCTIONS, walked
 
 # The verbs that queue engineers use without an object; the class that has such a method names the object.
 FIELD_VERBS = frozenset(
@@ -50,7 +50,6 @@ FRAGMENT = re.compile(
     r"Nothing|Nobody|Somebody|Everything|Everybody|Others|The same|As|And|Or|So|Whoever|Whatever)\b"
 )
 GENERATED = re.compile(r"generated|do not edit", re.IGNORECASE)
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 KINDS = ("bare_names", "participles", "fragments", "late_hooks")
 
