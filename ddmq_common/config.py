@@ -38,7 +38,7 @@ class ConfigLocation(NamedTuple):
     key: str
     line: int | None = None
 
-    def child(self, key: str, line: int | None) -> ConfigLocation:
+    def child_location(self, key: str, line: int | None) -> ConfigLocation:
         return ConfigLocation(self.source, f"{self.key}.{key}" if self.key else key, line or self.line)
 
     def error(self, text: str) -> ConfigError:
@@ -145,8 +145,8 @@ def _parse_mapping(node: Any, location: ConfigLocation) -> LocatedMapping:
         key, line = str(key_node.value), key_node.start_mark.line + 1
         if key in located.values:
             first = located.lines[key]
-            raise location.child(key, line).error(f"stands twice, first at line {first}; keep one")
-        located.values[key] = _parse_node(value_node, location.child(key, line))
+            raise location.child_location(key, line).error(f"stands twice, first at line {first}; keep one")
+        located.values[key] = _parse_node(value_node, location.child_location(key, line))
         located.lines[key] = line
     return located
 
@@ -186,7 +186,7 @@ def _sourced_values(tree: Any) -> Iterator[tuple[str, SourcedValue]]:
                 yield from _sourced_values(value)
 
 
-def overlay(cls: type[T], tree: Any, location: ConfigLocation) -> Overlay[T]:
+def build_overlay(cls: type[T], tree: Any, location: ConfigLocation) -> Overlay[T]:
     """Check values for some fields of `cls`, and return them as an Overlay. Raises ConfigError."""
     return Overlay(_convert_fields(cls, tree, location), location)
 
@@ -202,7 +202,7 @@ def _convert_fields(cls: type[Any], tree: Any, location: ConfigLocation) -> dict
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
     for key, raw in tree.values.items():
-        here = location.child(key, tree.lines.get(key))
+        here = location.child_location(key, tree.lines.get(key))
         if isinstance(raw, SourcedValue):
             raw, here = raw
         if key not in fields:
@@ -237,7 +237,7 @@ def _convert_value(raw: Any, hint: Any, location: ConfigLocation) -> Any:
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type[Any], hint), raw, location)
     if origin is Overlay:
-        overlaid = overlay(args[0], raw, location)
+        overlaid = build_overlay(args[0], raw, location)
         overlaid.apply_to(args[0]())
         return overlaid
     if origin is tuple:
@@ -251,7 +251,8 @@ def _convert_sequence(raw: Any, hint: Any, location: ConfigLocation) -> tuple[An
     if not isinstance(raw, list | tuple):
         raise location.error(f"is {_value_text(raw)}; a list is wanted")
     return tuple(
-        _convert_value(item, hint, location.child(str(index), None)) for index, item in enumerate(raw)
+        _convert_value(item, hint, location.child_location(str(index), None))
+        for index, item in enumerate(raw)
     )
 
 
@@ -261,7 +262,7 @@ def _convert_table(raw: Any, hint: Any, location: ConfigLocation) -> dict[str, A
     if not isinstance(raw, LocatedMapping):
         raise location.error(f"is {_value_text(raw)}; a mapping is wanted")
     return {
-        key: _convert_value(item, hint, location.child(key, raw.lines.get(key)))
+        key: _convert_value(item, hint, location.child_location(key, raw.lines.get(key)))
         for key, item in raw.values.items()
     }
 

@@ -240,7 +240,7 @@ class ConsumerService:
             return
         topic = request.topic.decode("utf-8", "replace") if request.topic else None
 
-        def answer(counted: Completion[list[SubscriptionStats]]) -> None:
+        def send_stats(counted: Completion[list[SubscriptionStats]]) -> None:
             if counted.error is not None:
                 answers.throw_pull_error(
                     call, code_of(counted.error), f"stats are not available: {counted.error}"
@@ -248,7 +248,7 @@ class ConsumerService:
             else:
                 call.reply([_wire_stats(each) for each in counted.value if each.queues])
 
-        stats.group_stats(self._runtime, group, topic).then(answer)
+        stats.group_stats(self._runtime, group, topic).then(send_stats)
 
     # --- for the command line and the admin API
 
@@ -359,7 +359,7 @@ class ConsumerService:
         subscription = self._directory.find_subscription(group, topic)
         return None if subscription is None else live_state(subscription, queue, offset)
 
-    def waits(self, group: str, topic: str, queue: QueueRef, since_ms: int) -> MessageWaits | None:
+    def explain_waits(self, group: str, topic: str, queue: QueueRef, since_ms: int) -> MessageWaits | None:
         """Return the reasons that have held up a group's deliveries from a queue since `since_ms`; None if
         not traced."""
         subscription = self._directory.find_subscription(group, topic)

@@ -21,7 +21,7 @@ class PlayedMemory(MemoryBackend):
 
     def resume_writes(self) -> None:
         """Let paused writes take effect, in order."""
-        self._writes.resume()
+        self._writes.resume_writing()
 
     def fail_next(
         self,

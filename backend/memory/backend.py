@@ -356,7 +356,7 @@ class WriteQueue:
         self._writes.append(write)
         self._schedule()
 
-    def resume(self) -> None:
+    def resume_writing(self) -> None:
         """Resume writing, and perform the queued writes."""
         self.paused = False
         self._schedule()

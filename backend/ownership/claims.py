@@ -78,7 +78,7 @@ class ClaimOwner:
         A queue that was deleted, or that others own, is no longer in `owned`.
         """
 
-    def failed(self, doing: str, error: Exception) -> None:
+    def on_failed(self, doing: str, error: Exception) -> None:
         """Called when joining ("join") or loading ("load") failed; call `join` again at `retry_at`."""
 
 
@@ -108,7 +108,7 @@ class QueueClaims:
         self.retry_at: float | None = None  # monotonic seconds
 
     @property
-    def owned(self) -> Mapping[QueueRef, int]:
+    def owned_queues(self) -> Mapping[QueueRef, int]:
         """The owned queues that were handed to the owner, with the epoch of each."""
         return self._owned
 
@@ -310,4 +310,4 @@ class QueueClaims:
 
     def _report_failure(self, doing: str, error: Exception) -> None:
         self.retry_at = self._now() + RETRY_S
-        self._owner.failed(doing, error)
+        self._owner.on_failed(doing, error)

@@ -126,17 +126,17 @@ def run_checks(data_dir: Path | None, config_dir: Path | None) -> Iterator[Check
     yield from check_secrets(config)
     if config.backend.engine == "kafka":
         yield from check_kafka(config, data_dir or config.serve.data_dir)
-    admin = check_port("admin", config.serve.address("admin"))
+    admin = check_port("admin", config.serve.listen_address("admin"))
     for component in ("producer", "consumer"):
-        result = check_port(component, config.serve.address(component))
+        result = check_port(component, config.serve.listen_address(component))
         if result.status == WARNING and admin.summary.partition(": ")[2].startswith(SERVER_RUNS):
             result = CheckResult(
-                result.check, OK, f"{config.serve.address(component)}: taken, while that server runs"
+                result.check, OK, f"{config.serve.listen_address(component)}: taken, while that server runs"
             )
         yield result
     yield admin
     if admin.summary.partition(": ")[2].startswith(SERVER_RUNS):
-        yield from check_running_server(config.serve.address("admin"))
+        yield from check_running_server(config.serve.listen_address("admin"))
 
 
 def _describe_origin(config: Configuration, folder: Path | None) -> str:
@@ -153,7 +153,7 @@ def check_secrets(config: Configuration) -> Iterator[CheckResult]:
     from ddmq.server.readable_secrets import readable_secrets
 
     for secret in readable_secrets(config):
-        yield CheckResult("secrets", FAILED, secret.problem, secret.remedy)
+        yield CheckResult("secrets", FAILED, secret.warning_text, secret.remedy)
 
 
 def check_disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:

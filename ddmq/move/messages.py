@@ -65,7 +65,7 @@ class TopicCopies:
         """Return the topics of the move as pairs, by name. Raises MoveError for topics that cannot be
         moved."""
         context = self._context
-        incarnations, conflicts = self._progress.topics(), []
+        incarnations, conflicts = self._progress.list_topics(), []
         pairs: dict[str, TopicPair] = {}
         for name, info in sorted(context.source.topics().items()):
             if context.scope.takes_topic(name):
@@ -135,7 +135,7 @@ class TopicCopies:
             target = self._put(replace(self._fit_to_target(source), incarnation=0, writable=True))
         elif target.queues < source.queues:
             target = self._put(replace(target, queues=source.queues))
-        if source.name not in self._progress.topics():
+        if source.name not in self._progress.list_topics():
             self._progress.save_topic(source, target)
         return target
 

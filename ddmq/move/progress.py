@@ -93,7 +93,7 @@ class MoveProgress:
         fresh = msgspec.structs.replace(move_state, state=state, done=steps_done)
         self.put({self._key: msgspec.json.encode(fresh)})
 
-    def topics(self) -> Mapping[str, TopicIncarnations]:
+    def list_topics(self) -> Mapping[str, TopicIncarnations]:
         """Return the topics whose copy has begun, by name."""
         prefix = f"{self._key}/topic/"
         settings = self._context.target.settings(prefix)

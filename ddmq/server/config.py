@@ -91,7 +91,7 @@ class ServeConfig:
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
 
-    def address(self, component: str) -> HostPort:
+    def listen_address(self, component: str) -> HostPort:
         """The listen address of `producer`, `consumer` or `admin`."""
         return parse(getattr(self, component))
 
@@ -99,17 +99,18 @@ class ServeConfig:
         """Raise ConfigError if other machines could reach one of these components and the configuration does
         not allow that explicitly."""
         for component in components:
-            if not self.beyond_loopback and not is_loopback(self.address(component).host):
+            address = self.listen_address(component)
+            if not self.beyond_loopback and not is_loopback(address.host):
                 raise ConfigError(
-                    f"--{component} {self.address(component)} is not loopback: whoever reaches it can read, "
+                    f"--{component} {address} is not loopback: whoever reaches it can read, "
                     "send and delete everything, for there is no authentication; give --beyond-loopback "
                     "(beyond_loopback: true in ddmq.yaml) if only those reach it who may, else listen on "
                     f"{LOOPBACK}"
                 )
 
-    def process(self, components: Iterable[str], machine: str) -> str:
+    def build_process_name(self, components: Iterable[str], machine: str) -> str:
         """Return this process's name in the sample files: the same at every start of the same command."""
-        admin = self.address("admin").port
+        admin = self.listen_address("admin").port
         component_names = "+".join(component for component in components if component != "admin")
         return self.process_name or f"{component_names}@{machine}" + (f":{admin}" if admin else "")
 

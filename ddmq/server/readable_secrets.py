@@ -31,7 +31,7 @@ class ReadableSecret(NamedTuple):
     keys: tuple[str, ...]
 
     @property
-    def problem(self) -> str:
+    def warning_text(self) -> str:
         """A sentence that names the file, its mode and the secrets that every user may read in it."""
         return f"{self.path} has mode {self.mode:04o}, so every user may read {', '.join(self.keys)} in it"
 

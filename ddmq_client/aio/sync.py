@@ -185,7 +185,7 @@ class AsyncActivity:
         if self._task is not None and not self.is_current:
             self._task.cancel()
 
-    def completion(self) -> asyncio.Future[object] | None:
+    def done_future(self) -> asyncio.Future[object] | None:
         """Return a future that is done when the task is; None if it is not running, or is the caller."""
         return self._task if self.is_alive and not self.is_current else None
 
@@ -195,7 +195,7 @@ async def join_activities(activities: Iterable[AsyncActivity], deadline: float) 
 
     Returns whether all were completed without being cancelled.
     """
-    waiting = [task for activity in activities if (task := activity.completion()) is not None]
+    waiting = [task for activity in activities if (task := activity.done_future()) is not None]
     if not waiting:
         return True
     _, late = await asyncio.wait(waiting, timeout=max(0.0, deadline - get_clock()()))

@@ -110,7 +110,7 @@ class DueService(QueueOwner[W]):
     def _join_request(self) -> Join:
         return self._join_as
 
-    def failed(self, doing: str, error: Exception) -> None:
+    def on_failed(self, doing: str, error: Exception) -> None:
         """Retry the start after a pause, because joining failed."""
         self._on_start_failed(error)
 

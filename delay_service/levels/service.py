@@ -88,7 +88,7 @@ class LevelService(DueService[LevelRunner]):
         if self._claims.joined and not self.started.done:
             self.started.succeed(None)
 
-    def failed(self, doing: str, error: Exception) -> None:
+    def on_failed(self, doing: str, error: Exception) -> None:
         if doing == "join":
             self._on_start_failed(error)
             return

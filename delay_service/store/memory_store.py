@@ -64,8 +64,8 @@ class MemoryDelayStore(DelayStore):
         self._count(changes.added, 1)
         self._count(changes.removed, -1)
         self._count(changes.removed_deferred, -1)
-        _overwrite(self._ids, changes.ids)
-        _overwrite(self._meta, changes.meta)
+        _overwrite_values(self._ids, changes.ids)
+        _overwrite_values(self._meta, changes.meta)
 
     def _leave(self, messages: Iterable[Pending]) -> None:
         for message in messages:
@@ -180,7 +180,7 @@ class MemoryDelayStore(DelayStore):
             raise StorageError("the delay store is closed")
 
 
-def _overwrite(values: dict[_Key, _Value], changes: Mapping[_Key, _Value | None]) -> None:
+def _overwrite_values(values: dict[_Key, _Value], changes: Mapping[_Key, _Value | None]) -> None:
     for key, value in changes.items():
         if value is None:
             values.pop(key, None)

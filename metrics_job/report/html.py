@@ -60,7 +60,7 @@ def paragraph(text: str, kind: str = "") -> str:
     return f"<p{class_attribute}>{escape(text)}</p>"
 
 
-def section(name: str, title: str, *blocks: str, wide: bool = False) -> str:
+def render_section(name: str, title: str, *blocks: str, wide: bool = False) -> str:
     """Return a card with an anchor. `blocks` are HTML."""
     kind = ' class="wide"' if wide else ""
     return f'<section id="{name}"{kind}><h2>{escape(title)}</h2>{"".join(blocks)}</section>'

@@ -119,7 +119,7 @@ def _order_card(picture: OrderPicture) -> str:
     axis = f'<div class="keyrow note"><span></span><div class="axis">{axis}</div></div>'
     names = ("stored", "finished", "failed", "blocked", *(["killed"] if outages else []))
     legend = "".join(f'<span><i class="{name}"></i>{LEGEND.get(name, name)}</span>' for name in names)
-    return html.section(
+    return html.render_section(
         "order", "Order: keys over time", html.paragraph(text, "note"),
         f'<div class="order">{rows}{axis}<div class="legend note">{legend}</div></div>', wide=True,
     )  # fmt: skip
@@ -155,7 +155,7 @@ def _position_style(start: float, width: float) -> str:
 
 def _throughput_card(report: Report, drawn: dict[str, Any]) -> str:
     if "throughput" not in drawn:
-        return html.section(
+        return html.render_section(
             "throughput",
             "Throughput",
             html.build_placeholder("No message was sent or delivered in this range."),
@@ -165,7 +165,7 @@ def _throughput_card(report: Report, drawn: dict[str, Any]) -> str:
     }
     peaks_text = ", ".join(f"{name} {words.format_count(round(peak, 2))}/s" for name, peak in peaks.items())
     step = words.describe_step(report.time_range.step_ms / 1000)
-    return html.section(
+    return html.render_section(
         "flow",
         "Throughput",
         html.paragraph(
@@ -180,10 +180,10 @@ def _lag_card(report: Report, drawn: dict[str, Any]) -> str:
     title = "Lag by group"
     if not report.waiting:
         reason = "No subscription had messages waiting, or no consumer proxy was sampled."
-        return html.section("lag-card", title, html.build_placeholder(reason))
+        return html.render_section("lag-card", title, html.build_placeholder(reason))
     caption = html.paragraph("Messages stored and not yet finished, the largest of each step.", "note")
     plot = html.chart("lag") if "lag" in drawn else html.build_placeholder("No group was ever behind.")
-    return html.section("lag-card", title, caption, plot)
+    return html.render_section("lag-card", title, caption, plot)
 
 
 def _behind_card(report: Report) -> str:
@@ -226,8 +226,8 @@ def _table_card(
 ) -> str:
     """Return a wide card with a table, or with the text `none` if there are no rows."""
     if not rows:
-        return html.section(name, title, html.build_placeholder(none), wide=True)
-    return html.section(
+        return html.render_section(name, title, html.build_placeholder(none), wide=True)
+    return html.render_section(
         name, title, html.paragraph(caption, "note"), html.first_rows_table(columns, rows, shown), wide=True
     )
 
@@ -243,7 +243,7 @@ def _times_card(times: Times, name: str, drawn: dict[str, Any]) -> str:
     caption = html.paragraph(times.meaning, "note")
     if name not in drawn or times.overall is None:
         text = html.build_placeholder("Nothing of this kind happened in this range.")
-        return html.section(f"card-{name}", times.title, caption, text)
+        return html.render_section(f"card-{name}", times.title, caption, text)
     overall = times.overall
     text = (
         f"Half within {words.format_ms(overall.p50)}, 99 % within {words.format_ms(overall.p99)}, "
@@ -253,7 +253,9 @@ def _times_card(times: Times, name: str, drawn: dict[str, Any]) -> str:
     if times.worst is not None and len(times.lines[0].points) > 1:
         text += f" Worst p99: {words.format_ms(times.worst[1])} at {words.format_time(times.worst[0])}."
     scale = html.paragraph("The scale is logarithmic: equal steps up are equal factors.", "note")
-    return html.section(f"card-{name}", times.title, caption, html.paragraph(text), html.chart(name), scale)
+    return html.render_section(
+        f"card-{name}", times.title, caption, html.paragraph(text), html.chart(name), scale
+    )
 
 
 def _promises_card(report: Report) -> str:
@@ -310,7 +312,7 @@ def _offenders_card(lists: list[Offenders]) -> str:
     )
     if none:
         blocks.append(html.paragraph(none, "note"))
-    return html.section("top", "Who stands out", *blocks, wide=True)
+    return html.render_section("top", "Who stands out", *blocks, wide=True)
 
 
 def _offender_list(ranking: Offenders) -> str:
@@ -347,7 +349,7 @@ def _changes_card(report: Report) -> str:
         else html.build_placeholder(NO_WEEK)
     )
     more = _anomalies_table(report) if report.anomalies else ""
-    return html.section("changes", "What changed since last week", table, more)
+    return html.render_section("changes", "What changed since last week", table, more)
 
 
 def _anomalies_table(report: Report) -> str:
@@ -369,7 +371,9 @@ def _anomalies_table(report: Report) -> str:
 
 def _heat_card(drawn: dict[str, Any]) -> str:
     none = html.build_placeholder("Less than three hours of samples: too few for a pattern by hour.")
-    return html.section("hours", "Messages sent by hour", html.chart("heat") if "heat" in drawn else none)
+    return html.render_section(
+        "hours", "Messages sent by hour", html.chart("heat") if "heat" in drawn else none
+    )
 
 
 def _processes_card(report: Report) -> str:
@@ -417,7 +421,7 @@ def _rejects_card(report: Report) -> str:
 def _measured_card(report: Report) -> str:
     title = "Everything measured"
     if not report.measured:
-        return html.section(
+        return html.render_section(
             "measured", title, html.build_placeholder("No histogram in this range."), wide=True
         )
     cells: list[tuple[str | Cell, ...]] = [
@@ -433,7 +437,7 @@ def _measured_card(report: Report) -> str:
     details = (
         f"<details><summary>{len(cells)} histograms</summary>{html.build_table(columns, cells)}</details>"
     )
-    return html.section("measured", title, details, wide=True)
+    return html.render_section("measured", title, details, wide=True)
 
 
 def build_foot(created_ms: int) -> str:

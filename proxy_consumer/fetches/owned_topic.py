@@ -133,7 +133,7 @@ class OwnedTopic(ClaimOwner):
 
     def reread_progress(self) -> None:
         """Read the stored progress again, after a reset of offsets or a fenced commit."""
-        self._claims.reread(self._claims.owned)
+        self._claims.reread(self._claims.owned_queues)
 
     # --- ClaimOwner
 
@@ -164,12 +164,12 @@ class OwnedTopic(ClaimOwner):
         self._changed()
 
     def recorded(self, queue: QueueRef, view: ProgressView, bounds: Bounds | None) -> None:
-        if bounds is None or queue not in self._claims.owned:
+        if bounds is None or queue not in self._claims.owned_queues:
             self.positions.pop(self._runtime.qid(queue), None)
         else:
             position = self.positions[self._runtime.qid(queue)]
             position.on_reread(view.committed, view.generation, bounds.next)
 
-    def failed(self, doing: str, error: Exception) -> None:
+    def on_failed(self, doing: str, error: Exception) -> None:
         text = "cannot join" if doing == "join" else "progress not read"
         log.warning(text, extra={"group": self.group, "error": str(error)})

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from backend.completion import Completion, all_of, followed, succeeded
 from backend.records import CommitBatch
-from ddmq_common.config import ConfigLocation, Overlay, overlay
+from ddmq_common.config import ConfigLocation, Overlay, build_overlay
 from ddmq_common.errors import CallerError, ConfigError, TryLaterError
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
 from proxy_consumer.groups.directory import Directory, check_stated
@@ -66,7 +66,7 @@ class Changes:
         _check_unset(settings, unset)
         stored = self.stored_settings(group, topic)
         if stored is None:
-            changed = overlay(SubscriptionDefaults, settings, subscription_location(group, topic))
+            changed = build_overlay(SubscriptionDefaults, settings, subscription_location(group, topic))
             _check_size(group, topic, changed.values)
             return self._make(
                 group, topic, changed, lambda: self.change_settings(group, topic, settings, unset)
@@ -75,7 +75,7 @@ class Changes:
             raise CallerError(ownership_text(group, topic, stored.source))
         retained = {name: value for name, value in stored.overrides.items() if name not in unset}
         before = self._settings_before(stored)
-        changed = overlay(
+        changed = build_overlay(
             SubscriptionDefaults, retained | dict(settings), subscription_location(group, topic)
         )
         _check_size(group, topic, changed.values)
@@ -109,9 +109,9 @@ class Changes:
         """Return the settings in force; the defaults if the stored ones contradict the present defaults."""
         defaults = self._runtime.config.defaults
         try:
-            return overlay(SubscriptionDefaults, stored.overrides, ConfigLocation("stored", "")).apply_to(
-                defaults
-            )
+            return build_overlay(
+                SubscriptionDefaults, stored.overrides, ConfigLocation("stored", "")
+            ).apply_to(defaults)
         except ConfigError:
             return defaults
 
@@ -164,7 +164,7 @@ class Changes:
         if stored is None:
             creation = self._directory.subscribe(group, topic, config, source, declared.values)[1]
             return followed(creation, lambda: self._declare_after_race(group, topic, declared, source))
-        was = overlay(SubscriptionDefaults, stored.overrides, subscription_location(group, topic))
+        was = build_overlay(SubscriptionDefaults, stored.overrides, subscription_location(group, topic))
         if was == declared and stored.source == source:
             return succeeded(None)
         check_stated(config, was.apply_to(self._runtime.config.defaults))

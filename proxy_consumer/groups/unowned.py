@@ -64,9 +64,9 @@ class Unowned(ClaimOwner):
     @property
     def is_reporter(self) -> bool:
         """Whether this proxy is the one that reports subscriptions that no proxy owns."""
-        return bool(self._claims.owned)
+        return bool(self._claims.owned_queues)
 
-    def failed(self, doing: str, error: Exception) -> None:
+    def on_failed(self, doing: str, error: Exception) -> None:
         log.warning(
             "lags of subscriptions without an owner are not reported yet", extra={"error": str(error)}
         )

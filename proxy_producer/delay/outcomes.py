@@ -279,13 +279,13 @@ class OutcomeWaiters(ClaimOwner):
     def lost(self, queues: Sequence[QueueRef]) -> None:
         self._choose_reader()
 
-    def failed(self, doing: str, error: Exception) -> None:
+    def on_failed(self, doing: str, error: Exception) -> None:
         """Handle a failed join: retry it later, and read any queue until then."""
         self._later(RETRY_S, self._join)
 
     def _choose_reader(self) -> None:
         """Switch to a queue that this proxy owns; without one keep the current queue."""
         reader = self._next or self._reader
-        queues = self._claims.owned
+        queues = self._claims.owned_queues
         if queues and (reader is None or reader.queue not in queues) and not self._closed:
             self._move_to(min(queues))

@@ -54,7 +54,7 @@ class WaitingPoll:
         self.done = False
         call.on_abandoned = self._on_abandoned
 
-    def answer(self, checks: Sequence[Any], rejection: SendRejection | None = None) -> None:
+    def answer_poll(self, checks: Sequence[Any], rejection: SendRejection | None = None) -> None:
         """Answer the poll with these checks or with a rejection. Later calls do nothing."""
         if self.done:
             return
@@ -105,18 +105,18 @@ class WaitingPolls:
         late = [poll for waiting in self._by_group.values() for poll in waiting if poll.deadline <= now]
         for poll in late:
             if not poll.is_served:
-                poll.answer(())
+                poll.answer_poll(())
 
     def end_wait(self, call: Call) -> None:
         """Answer the poll of this call, as if its time were up; nothing happens where it does not wait."""
         for poll in [poll for waiting in self._by_group.values() for poll in waiting if poll.call is call]:
             if not poll.is_served:
-                poll.answer(())
+                poll.answer_poll(())
 
     def end(self, rejection: SendRejection) -> None:
         """Answer all polls with this rejection."""
         for poll in [poll for waiting in self._by_group.values() for poll in waiting]:
-            poll.answer((), rejection)
+            poll.answer_poll((), rejection)
 
 
 Checks = Callable[[list[Any]], None]

@@ -174,7 +174,9 @@ class PendingEnd:
         decision = core.decisions.get(self.transaction)
         if decision is not None:
             self._answer_decision(decision)
-        elif core.decisions.covers(began_ms(self.transaction), self._service.flow.backend.clock_ms()):
+        elif core.decisions.covers_transaction(
+            began_ms(self.transaction), self._service.flow.backend.clock_ms()
+        ):
             self._answer_outcome(TransactionOutcome.NEVER_THERE)
         else:
             Lookup(self, self._service, owned.shard.number, core.decisions.damaged_ms).start()

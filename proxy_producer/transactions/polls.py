@@ -54,11 +54,11 @@ class Polls:
         self.waiting.add_poll(poll)
         waiting = self._stored_checks.pop(group, None)
         if waiting is not None:
-            poll.answer(waiting[1])
+            poll.answer_poll(waiting[1])
             return
         self.serve_group(group)
         if timeout_s <= 0 and not poll.is_served:
-            poll.answer(())
+            poll.answer_poll(())
 
     def serve_group(self, group: str) -> None:
         """Hand out the due checks of this proxy's shards to the waiting polls of a group."""
@@ -92,17 +92,17 @@ class Polls:
     def _deliver_checks(self, poll: WaitingPoll, checks: list[Any]) -> None:
         if not checks:
             if poll.deadline <= self._clock.monotonic():
-                poll.answer(())
+                poll.answer_poll(())
         elif poll.done:
             self._store_checks(poll.group, checks)
         else:
-            poll.answer(checks)
+            poll.answer_poll(checks)
 
     def _store_checks(self, group: str, checks: list[Any]) -> None:
         """Answer another poll of the group with these checks, or store them for the group's next poll."""
         poll = self.waiting.find_unserved(group)
         if poll is not None:
-            poll.answer(checks)
+            poll.answer_poll(checks)
         elif len(self._stored_checks) < STORED_GROUPS_MAX and group not in self._stored_checks:
             self._stored_checks[group] = self._clock.monotonic() + STORED_CHECKS_S, checks
         else:

@@ -241,4 +241,4 @@ class OpReader:
                 self._decisions.covered_from_ms = max(self._decisions.covered_from_ms, op.at_ms)
             self._first = False
             decision = TransactionDecision(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
-            self._decisions.remember(record.message_id, decision)
+            self._decisions.record_decision(record.message_id, decision)

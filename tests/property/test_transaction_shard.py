@@ -48,7 +48,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
     def _restore_shard(self) -> TransactionShard:
         history = DecisionHistory(RULES.decisions_max)
         for transaction, one in self.ops:
-            history.remember(transaction, one)
+            history.record_decision(transaction, one)
         return TransactionShard(RULES, self.durable.copy(), self.durable.committed, history, self.now_ms)
 
     # --- the model

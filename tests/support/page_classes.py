@@ -59,7 +59,7 @@ def check_settings(command: Command) -> None:
     for name in ("with_parent", "processes"):
         flags.pop(name)
     config = with_flags(load_folder(flags.pop("config_dir"), command.variables), **flags)
-    addresses = {component: config.serve.address(component) for component in COMPONENTS}
+    addresses = {component: config.serve.listen_address(component) for component in COMPONENTS}
     assert command.output in ([], [ready_line(addresses, config.serve.data_dir)])
 
 

@@ -23,7 +23,7 @@ class TopicUpkeep:
         self._cluster = cluster
         self._trimmed: dict[QueueRef, int] = {}
 
-    def keep(self, name: str, described: ClusterTopic) -> None:
+    def set_unlimited_retention(self, name: str, described: ClusterTopic) -> None:
         """Set unlimited retention for a topic of delayed messages that another program made or changed."""
 
         def on_done(_: ClusterTopic | None, error: Exception | None) -> None:
@@ -38,7 +38,7 @@ class TopicUpkeep:
 
         self._cluster.run_job(partial(topic_admin.set_required_settings, name=name, topic=described), on_done)
 
-    def trim(self, topic: KafkaTopic, queue: QueueRef, before: int) -> None:
+    def trim_queue(self, topic: KafkaTopic, queue: QueueRef, before: int) -> None:
         """Delete the records of one of the topic's queues below an offset; see Backend.trim."""
         if before <= self._trimmed.get(queue, 0):
             return
@@ -54,6 +54,6 @@ class TopicUpkeep:
             partial(topic_admin.delete_records, kafka_name=name, partition=number, before=before), on_done
         )
 
-    def forget(self, name: str) -> None:
+    def forget_topic(self, name: str) -> None:
         """Remove the notes about a topic that was deleted or replaced."""
         self._trimmed = {queue: before for queue, before in self._trimmed.items() if queue.topic != name}

@@ -185,7 +185,7 @@ class KafkaTopics:
             if name not in in_change and described.topic_id not in self._deleted_ids:
                 self._set_topic(name, described)
                 if not topic_admin.has_required_settings(name, described):
-                    self._upkeep.keep(name, described)
+                    self._upkeep.set_unlimited_retention(name, described)
         for name, described in list(self._described.items()):
             if described.kafka_name not in survey.names and name not in in_change:
                 self._remove_topic(name)
@@ -226,7 +226,7 @@ class KafkaTopics:
         """Delete the records of a queue below an offset; see Backend.trim."""
         topic = self._table.find_queue_topic(queue)
         if topic is not None:
-            self._upkeep.trim(topic, queue, before)
+            self._upkeep.trim_queue(topic, queue, before)
 
     def on_info_changed(self, name: str) -> None:
         """Apply changed stored settings of a topic, and describe it again if Kafka's settings changed too.
@@ -259,7 +259,7 @@ class KafkaTopics:
 
         It is delayed, because the description may have come from a broker that is not up to date.
         """
-        self._upkeep.forget(name)
+        self._upkeep.forget_topic(name)
         HubTimer(ref=False).once(REPLACED_S, lambda: self._drop_former_progress(name, former))
 
     def _drop_former_progress(self, name: str, former: ClusterTopic) -> None:
@@ -269,7 +269,7 @@ class KafkaTopics:
             self._commits.drop_progress(name, incarnation_of(former.topic_id), deadline)
 
     def _remove_topic(self, name: str) -> None:
-        self._upkeep.forget(name)
+        self._upkeep.forget_topic(name)
         del self._described[name]
         before = self._table.topics.pop(name, None)
         if before is not None:

@@ -77,7 +77,7 @@ class AdminApi:
         self.stories = StoryQueries(
             backend,
             None if consumer is None else consumer.message_state,
-            None if consumer is None else consumer.waits,
+            None if consumer is None else consumer.explain_waits,
             self.delays.fetch_message,
         )
         self.page = MetricsPage(metrics, clock)
@@ -124,7 +124,7 @@ class AdminApi:
         answer: dict[str, Any] = {"health": health_fields(self.health()), "at_ms": self.clock.wall_ms()}
         answer["topics"] = topics.list_topics(self.backend, internal=True)
         if self._groups is not None:
-            answer["groups"] = self._groups.rows()
+            answer["groups"] = self._groups.list_subscriptions()
         answer["counters"], answer["silent_parts"] = self._others.merge_counters(
             self._metrics.snapshot(paced)
         )
@@ -240,11 +240,11 @@ ROUTES = (
     Route("GET", "/topics/{topic}/story", "the same",
           lambda api, r: api.stories.in_topic(r), ("id", "key", "queue", "offset", "group")),
     Route("GET", "/groups", "a row per subscription",
-          lambda api, r: api.groups.rows(r.page()), ("count", "after")),
+          lambda api, r: api.groups.list_subscriptions(r.page()), ("count", "after")),
     Route("GET", "/lag", "the same with lag age and rates, the furthest behind first",
           lambda api, r: api.groups.lag(r.query.get("group"), r.page().most), ("group", "count")),
     Route("GET", "/groups/{group}", "one in full, with so many blocked keys",
-          lambda api, r: api.groups.show(r.group, _read_limit(r, "keys")), ("keys",)),
+          lambda api, r: api.groups.show_group(r.group, _read_limit(r, "keys")), ("keys",)),
     Route("POST", "/groups/{group}", "the group, subscribed to topics",
           lambda api, r: api.groups.create(r.group, r.body), body=dict),
     Route("POST", "/groups/{group}/topics/{topic}", "what differs and what is in force",

@@ -152,7 +152,7 @@ class AdminGroups:
         """Sample the counters of all groups. Must be called every PERIOD_S seconds."""
         self._rates.sample(self._clock.monotonic(), self._consumer.counts())
 
-    def rows(self, page: Page = ALL_ITEMS) -> list[dict[str, Any]]:
+    def list_subscriptions(self, page: Page = ALL_ITEMS) -> list[dict[str, Any]]:
         """Return one row per subscription, sorted by group. A page contains whole groups."""
         retries = RetryPathView(self._consumer, self._clock)
         dead_letters = count_open_dead_letters(self._backend)
@@ -163,7 +163,7 @@ class AdminGroups:
                 subscriptions.append(row | {"clients": self._count_clients(each)})
         return subscriptions
 
-    def show(self, group: str, keys_limit: int) -> dict[str, Any]:
+    def show_group(self, group: str, keys_limit: int) -> dict[str, Any]:
         """Load the keys of a group, and return it. If loading fails, `blocked_keys_error` says so."""
         error = ""
         try:

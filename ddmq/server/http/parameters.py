@@ -39,8 +39,10 @@ def check_names(kind: str, names: Iterable[str], allowed: Iterable[str]) -> None
         if name not in allowed:
             close = difflib.get_close_matches(name[:VALUE_CHARS], allowed, n=1, cutoff=SIMILARITY_MIN)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            known = ", ".join(allowed) if allowed else "none"
-            raise CallerError(f"{name[:VALUE_CHARS]!r} is no {kind} of this request{hint} (allowed: {known})")
+            allowed_names = ", ".join(allowed) if allowed else "none"
+            raise CallerError(
+                f"{name[:VALUE_CHARS]!r} is no {kind} of this request{hint} (allowed: {allowed_names})"
+            )
 
 
 def read_body(kind: type[B], body: Mapping[str, Any]) -> B:
@@ -52,10 +54,10 @@ def read_body(kind: type[B], body: Mapping[str, Any]) -> B:
     try:
         return msgspec.convert(dict(body), kind)
     except msgspec.ValidationError as error:
-        raise CallerError(_explain(kind, body, str(error))) from error
+        raise CallerError(_explain_error(kind, body, str(error))) from error
 
 
-def _explain(kind: type[Body], body: Mapping[str, Any], error: str) -> str:
+def _explain_error(kind: type[Body], body: Mapping[str, Any], error: str) -> str:
     allowed = describe_fields(kind)
     field = _FIELD.search(error)
     if field is not None:

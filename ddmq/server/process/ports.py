@@ -35,7 +35,9 @@ def check_ports(config: Configuration, components: Iterable[str]) -> None:
     same text.
     """
     addresses = {
-        component: config.serve.address(component) for component in COMPONENTS if component in set(components)
+        component: config.serve.listen_address(component)
+        for component in COMPONENTS
+        if component in set(components)
     }
     unusable = []
     for component, address in addresses.items():

@@ -280,7 +280,7 @@ def _describe_end(code: int) -> str:
 def _process_name(serve: ServeConfig, name: str) -> str:
     """Return a component's name in the sample files: the same at every start, even if its admin port
     changes."""
-    public = serve.process((name.removesuffix("-service"),), socket.gethostname())
+    public = serve.build_process_name((name.removesuffix("-service"),), socket.gethostname())
     return (f"{name}@{public}" if serve.process_name else public)[:PROCESS_NAME_MAX]
 
 
@@ -304,13 +304,13 @@ def _is_free(address: HostPort) -> bool:
 
 def _build_component(config: Configuration, config_dir: Path | None, name: str) -> ComponentProcess:
     serve = config.serve
-    admin = choose_admin_address(serve.address("admin"), name)
+    admin = choose_admin_address(serve.listen_address("admin"), name)
     arguments = ["--with-parent", "--data-dir", str(serve.data_dir), "--admin", str(admin)]
     arguments += ["--process-name", _process_name(serve, name)]
     if serve.beyond_loopback:
         arguments.append("--beyond-loopback")
     if name != "delay-service":
-        arguments += [f"--{name}", str(serve.address(name))]
+        arguments += [f"--{name}", str(serve.listen_address(name))]
     options = {"engine": "--backend", "bootstrap": "--bootstrap"}
     for name_of_flag, value in config.backend_flags.items():
         arguments += [options[name_of_flag], value]

@@ -187,7 +187,10 @@ class ServerProcess:
 
     def _start_samples(self) -> None:
         serve = self.config.serve
-        process, instance = serve.process(self.components, socket.gethostname()), secrets.token_hex(8)
+        process, instance = (
+            serve.build_process_name(self.components, socket.gethostname()),
+            secrets.token_hex(8),
+        )
         deltas = Deltas(self.metrics, process, instance, self._started_ms)
         self._samples = sample_writer(serve.samples, serve.data_dir, deltas, self.clock)
         if self._samples is not None:
@@ -280,7 +283,7 @@ class ServerProcess:
         if component in self._rpc:
             self._rpc[component].serve(service)
             return
-        address = self.config.serve.address(component)
+        address = self.config.serve.listen_address(component)
         server = RpcServer(service, address.host, address.port, self._limits, self.metrics, self.clock)
         try:
             server.start()
@@ -294,7 +297,7 @@ class ServerProcess:
         `_answer_admin` is called."""
         if "admin" not in self.components:
             return ""
-        address = self.config.serve.address("admin")
+        address = self.config.serve.listen_address("admin")
         if self._admin_socket is not None:
             return str(reachable_address(self.addresses["admin"]))
         try:
@@ -311,7 +314,7 @@ class ServerProcess:
 
     def _server_names(self) -> tuple[str, ...]:
         serve = self.config.serve
-        return (serve.address("admin").host, socket.gethostname(), *serve.admin_names)
+        return (serve.listen_address("admin").host, socket.gethostname(), *serve.admin_names)
 
     def _listen_admin(self, backend: Backend) -> None:
         api = AdminApi(

@@ -65,7 +65,7 @@ class StoryQueries:
         if only is not None:
             check_group(self._backend, only)
         gatherer = StoryGatherer(self._backend, self._live, self._waits, self._delayed)
-        gathered = gatherer.gather(records[0], only)
+        gathered = gatherer.gather_story(records[0], only)
         return story_row(self._backend, records[0], gathered)
 
 

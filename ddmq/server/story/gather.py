@@ -72,7 +72,7 @@ class StoryGatherer:
         self._waits = waits
         self._caveats: list[str] = []
 
-    def gather(self, message: StoredRecord, only: str | None) -> GatheredStory:
+    def gather_story(self, message: StoredRecord, only: str | None) -> GatheredStory:
         """Gather the facts about the message of the record `message`. `only`: the only group to include; None
         means all groups."""
         message_id = message.message_id

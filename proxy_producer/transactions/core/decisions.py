@@ -45,7 +45,7 @@ class DecisionHistory:
     def get(self, transaction: bytes) -> TransactionDecision | None:
         return self._by_id.get(transaction)
 
-    def remember(self, transaction: bytes, decision: TransactionDecision) -> None:
+    def record_decision(self, transaction: bytes, decision: TransactionDecision) -> None:
         """Add the decision of a transaction. If it has one already, the first one stays."""
         if transaction in self._by_id:
             return
@@ -59,7 +59,7 @@ class DecisionHistory:
         self.damaged_ms = max(self.damaged_ms, until_ms)
         self.covered_from_ms = max(self.covered_from_ms, until_ms + 1)
 
-    def covers(self, began_ms: int, now_ms: int) -> bool:
+    def covers_transaction(self, began_ms: int, now_ms: int) -> bool:
         """Return whether the decision of a transaction that began at `began_ms` would be here."""
         return not self.covered_from_ms or began_after(self.covered_from_ms, began_ms, now_ms)
 

@@ -301,7 +301,7 @@ class TransactionShard:
         self.by_group[transaction.group] -= 1
         if not self.by_group[transaction.group]:
             del self.by_group[transaction.group]
-        self.decisions.remember(transaction.id, decision)
+        self.decisions.record_decision(transaction.id, decision)
         self._acks.finish((offset, offset + 1) for offset in transaction.offsets)
         self._orphans += [half.offset for half in transaction.late]
         is_dead = decision.outcome is TransactionOutcome.DEAD_LETTER

@@ -12,7 +12,7 @@ import pytest
 
 from backend.completion import Completion
 from ddmq_client.idl.codes import Code
-from ddmq_common.config import ConfigLocation, overlay
+from ddmq_common.config import ConfigLocation, build_overlay
 from proxy_consumer.config import ConsumerConfig, GroupEntry, GroupsFile, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
 from tests.service.consumer.consumer_rig import ConsumerRig, directory
@@ -24,7 +24,7 @@ def set_by_command(service: ConsumerService) -> Completion[Any]:
 
 
 def set_by_file(service: ConsumerService) -> Completion[Any]:
-    subscription = overlay(
+    subscription = build_overlay(
         SubscriptionDefaults, {"order_key": "KEY", "start": "first"}, ConfigLocation("", "")
     )
     file = GroupsFile({"G": GroupEntry(topics={"T": subscription})})

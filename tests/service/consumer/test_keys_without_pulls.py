@@ -251,9 +251,9 @@ def test_owners_that_are_unknown_are_reported(idle: ConsumerRig, monkeypatch: py
         list_keys(idle)
     assert not joined(idle)
     groups = AdminGroups(idle.backend, idle.service, idle.metrics, idle.clock)
-    shown = groups.show("G", 20)
+    shown = groups.show_group("G", 20)
     assert shown["blocked_keys"] == []
     assert "it is not known which proxy owns its queues" in shown["blocked_keys_error"]
     monkeypatch.undo()
-    shown = groups.show("G", 20)
+    shown = groups.show_group("G", 20)
     assert ([row["state"] for row in shown["blocked_keys"]], shown["blocked_keys_error"]) == (["parked"], "")

@@ -145,7 +145,7 @@ def test_a_topic_that_was_closed_is_no_lack_of_pulls() -> None:
     rig.advance(0.01)
     assert rig.pull().outcome.error.code == 13
     rig.advance(3.0)
-    waits_here = rig.service.waits("G", "T", rig.ref(), 0)
+    waits_here = rig.service.explain_waits("G", "T", rig.ref(), 0)
     assert waits_here is not None
     assert waits_here.waits[-1][0] == "closed"
     rig.wait(rig.backend.put_topic(info, rig.deadline()))
@@ -230,13 +230,13 @@ def test_a_deleted_subscription_is_looked_at_no_more() -> None:
 
 def test_the_causes_of_a_wait_are_shown_before_the_first_delivery() -> None:
     rig = TracedConsumer().ready(1, TRACED)
-    assert rig.service.waits("G", "T", rig.ref(), 0) is not None
+    assert rig.service.explain_waits("G", "T", rig.ref(), 0) is not None
     since_ms = rig.clock.wall_ms()
     rig.advance(0.01)
     rig.advance(2.0)
-    waits_here = rig.service.waits("G", "T", rig.ref(), since_ms)
+    waits_here = rig.service.explain_waits("G", "T", rig.ref(), since_ms)
     assert waits_here is not None
     assert not waits_here.here, "nobody has pulled yet, so it has no queue"
     assert waits_here.waits == [("no_pull", since_ms + 10, since_ms + 2_010)]
-    assert rig.service.waits("nobody", "T", rig.ref(), 0) is None
-    assert rig.service.waits("G", "other", rig.ref(), 0) is None
+    assert rig.service.explain_waits("nobody", "T", rig.ref(), 0) is None
+    assert rig.service.explain_waits("G", "other", rig.ref(), 0) is None

@@ -62,7 +62,7 @@ def test_a_file_that_all_may_read_is_named_with_mode_and_remedy(
 ) -> None:
     path = put(conf, key, mode)
     (secret,) = readable_secrets(load_folder(conf))
-    assert secret.problem == f"{path} has mode {mode:04o}, so every user may read {key} in it"
+    assert secret.warning_text == f"{path} has mode {mode:04o}, so every user may read {key} in it"
     assert f"chmod 640 {path}" in secret.remedy
     with caplog.at_level(logging.WARNING, logger="ddmq.server"):
         warn_of_secrets(load_folder(conf))

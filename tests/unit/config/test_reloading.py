@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ddmq_common.config import ConfigLocation, Overlay, merge_live_values, overlay
+from ddmq_common.config import ConfigLocation, Overlay, build_overlay, merge_live_values
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, SubscriptionDefaults
 from proxy_producer.config import LIVE_KEYS as PRODUCER_LIVE_KEYS
@@ -28,13 +28,13 @@ def test_a_key_that_needs_a_restart_keeps_its_value() -> None:
 
 
 def test_an_overlay_keeps_only_what_is_named() -> None:
-    defaults = overlay(
+    defaults = build_overlay(
         SubscriptionDefaults, {"concurrency": 5, "in_flight_bytes_max": "2MiB"}, ConfigLocation("x", "")
     )
     assert defaults.values == {"concurrency": 5, "in_flight_bytes_max": 2 << 20}
     assert defaults.apply_to(SubscriptionDefaults(batch_max=7)).batch_max == 7
     with pytest.raises(ConfigError, match=r"^x: order_key is 'KEY' and model is broadcasting"):
-        overlay(SubscriptionDefaults, {"order_key": "KEY"}, ConfigLocation("x", "")).apply_to(
+        build_overlay(SubscriptionDefaults, {"order_key": "KEY"}, ConfigLocation("x", "")).apply_to(
             SubscriptionDefaults(model="broadcasting")
         )
     assert defaults == Overlay({"concurrency": 5, "in_flight_bytes_max": 2 << 20})

@@ -38,8 +38,8 @@ def test_flags_override_files() -> None:
     config = with_flags(
         load_folder(CONF), producer="127.0.0.1:1", consumer=None, admin=None, data_dir=Path("x")
     )
-    assert str(config.serve.address("producer")) == "127.0.0.1:1"
-    assert str(config.serve.address("consumer")) == "127.0.0.1:9713"
+    assert str(config.serve.listen_address("producer")) == "127.0.0.1:1"
+    assert str(config.serve.listen_address("consumer")) == "127.0.0.1:9713"
     assert config.serve.data_dir == Path("x")
 
 

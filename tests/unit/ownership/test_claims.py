@@ -137,12 +137,12 @@ class Owner(ClaimOwner):
 
     def recorded(self, queue: QueueRef, view: ProgressView, bounds: Bounds | None) -> None:
         self.reread.append(queue)
-        if queue in self.claims.owned:
+        if queue in self.claims.owned_queues:
             self.offsets[queue] = view.committed
         else:
             del self.has[queue]
 
-    def failed(self, doing: str, error: Exception) -> None:
+    def on_failed(self, doing: str, error: Exception) -> None:
         assert self.claims.retry_at == self.now + RETRY_S
         self.troubles.append(doing)
 
@@ -175,7 +175,7 @@ def test_a_queue_is_handed_over_when_its_progress_and_bounds_are_read() -> None:
         grant(owner, 3, A)
         assert (owner.has, dict(owner.claims.loading), owner.claims.complete) == ({}, {A: 3}, False)
         owner.backend.answer(bounds_first=bounds_first)
-        assert (owner.has, owner.offsets, dict(owner.claims.owned)) == ({A: 3}, {A: 7}, {A: 3})
+        assert (owner.has, owner.offsets, dict(owner.claims.owned_queues)) == ({A: 3}, {A: 7}, {A: 3})
         assert owner.claims.complete
         assert owner.settlings == 1
 
@@ -184,7 +184,7 @@ def test_without_loading_a_queue_is_handed_over_at_once() -> None:
     owner = member(load=False)
     grant(owner, 3, A, B)
     grant(owner, 4, B)
-    assert owner.has == {A: 3, B: 4} == dict(owner.claims.owned)
+    assert owner.has == {A: 3, B: 4} == dict(owner.claims.owned_queues)
     assert owner.claims.complete
     assert not owner.backend.pending_reads
 
@@ -261,7 +261,7 @@ def test_lost_queues_are_remembered_for_a_while_or_until_they_return(owner: Owne
 def test_release_reaches_the_membership_that_revoked_and_no_later_one(owner: Owner) -> None:
     hold(owner, 3, A, B)
     owner.claims.revoked((A, B), 110.0)
-    assert (owner.has, dict(owner.claims.owned)) == ({}, {})
+    assert (owner.has, dict(owner.claims.owned_queues)) == ({}, {})
     _, release, first = owner.to_release[0]
     release((B,))
     assert first.released == [B]
@@ -277,7 +277,7 @@ def test_a_reset_queue_is_reloaded_under_its_epoch(owner: Owner) -> None:
     owner.backend.recorded[A] = 2
     owner.claims.reload(A)
     owner.claims.reload(A)
-    assert (dict(owner.claims.owned), len(owner.backend.pending_reads)) == ({}, 1)
+    assert (dict(owner.claims.owned_queues), len(owner.backend.pending_reads)) == ({}, 1)
     owner.backend.answer()
     assert (owner.has, owner.offsets) == ({A: 3}, {A: 2})
 
@@ -291,10 +291,10 @@ def test_rereading_skips_queues_that_are_no_longer_owned(owner: Owner, why: str)
         owner.backend.deleted.add(A)
     else:
         owner.backend.epochs[A] = 4
-    owner.claims.reread(owner.claims.owned, lambda: calls.append(len(owner.has)))
+    owner.claims.reread(owner.claims.owned_queues, lambda: calls.append(len(owner.has)))
     owner.backend.answer()
     assert (owner.has, calls) == ({B: 3}, [1])
-    assert (dict(owner.claims.owned), owner.offsets[B]) == ({B: 3}, 6)
+    assert (dict(owner.claims.owned_queues), owner.offsets[B]) == ({B: 3}, 6)
 
 
 def test_rereading_repeats_reads_of_queues_whose_epoch_rose(owner: Owner) -> None:
@@ -422,9 +422,9 @@ class ClaimStory:
 
     def check(self) -> None:
         owner, claims = self.owner, self.owner.claims
-        assert owner.has == dict(claims.owned)
-        assert not claims.owned.keys() & claims.loading.keys()
-        assert {**claims.owned, **claims.loading} == self.granted
+        assert owner.has == dict(claims.owned_queues)
+        assert not claims.owned_queues.keys() & claims.loading.keys()
+        assert {**claims.owned_queues, **claims.loading} == self.granted
         assert all(
             not membership_joined.left
             for membership_joined in owner.backend.memberships[-1:]
@@ -434,7 +434,7 @@ class ClaimStory:
             sum(not membership_joined.left for membership_joined in owner.backend.memberships)
             == claims.joined
         )
-        for queue in claims.owned:
+        for queue in claims.owned_queues:
             assert owner.offsets[queue] == owner.backend.recorded[queue], "progress from before the grant"
 
     def end(self) -> None:

@@ -203,23 +203,23 @@ def test_one_that_is_too_large_takes_no_more(shard: TransactionShard) -> None:
 def test_ended_ones_are_remembered_within_their_bound() -> None:
     history = DecisionHistory(2)
     for number, transaction in enumerate((A, B, C)):
-        history.remember(transaction, TransactionDecision(COMMITTED, "g", 10 * number))
-    history.remember(C, TransactionDecision(TransactionOutcome.ROLLED_BACK, "g", 99))
+        history.record_decision(transaction, TransactionDecision(COMMITTED, "g", 10 * number))
+    history.record_decision(C, TransactionDecision(TransactionOutcome.ROLLED_BACK, "g", 99))
     assert history.get(A) is None
     assert history.get(C) == TransactionDecision(COMMITTED, "g", 20)
     assert len(history) == 2
-    assert not history.covers(CLOCKS_APART_MS, CLOCKS_APART_MS)
-    assert history.covers(CLOCKS_APART_MS + 1, CLOCKS_APART_MS)
+    assert not history.covers_transaction(CLOCKS_APART_MS, CLOCKS_APART_MS)
+    assert history.covers_transaction(CLOCKS_APART_MS + 1, CLOCKS_APART_MS)
 
 
 def test_an_id_of_a_wrong_clock_is_not_taken_at_its_word() -> None:
     history = DecisionHistory(2)
-    assert history.covers(0, 0)  # nothing was ever forgotten
+    assert history.covers_transaction(0, 0)  # nothing was ever forgotten
     for number, transaction in enumerate((A, B, C)):
-        history.remember(transaction, TransactionDecision(COMMITTED, "g", 1_000 + number))
+        history.record_decision(transaction, TransactionDecision(COMMITTED, "g", 1_000 + number))
     ahead_ms = 300_000  # its maker's clock, when A was committed
-    assert not history.covers(1_000 + ahead_ms, 1_000 + ahead_ms)
-    assert not history.covers(1 << 47, 1_000)
+    assert not history.covers_transaction(1_000 + ahead_ms, 1_000 + ahead_ms)
+    assert not history.covers_transaction(1 << 47, 1_000)
 
 
 def test_ranges() -> None:

@@ -96,7 +96,7 @@ def _explain_late_firing(timeline: Timeline, stored_ms: int, before: Sequence[Me
     timeline.pass_to(stored_ms)
     late_ms = stored_ms - timeline.last.at_ms
     if timeline.phase is Phase.OVERDUE and before[-1].kind is CopyKind.COMMAND and late_ms >= MOVED_MS:
-        timeline.explain("unless it was moved to a later time: that is not recorded")
+        timeline.explain_phase("unless it was moved to a later time: that is not recorded")
 
 
 def _sending_timeline(
@@ -141,9 +141,9 @@ def _group_story(
     builder = _GroupStoryBuilder(timeline, redelivered_ms(standing, streams))
     for item in merge_by_time(copies, streams):
         if isinstance(item, MessageCopy):
-            builder.copy(item)
+            builder.add_copy(item)
         else:
-            builder.event(item)
+            builder.add_event(item)
     builder.reset_by(facts.now_ms)
     return _finish_story(timeline, group, standing, facts.now_ms)
 
@@ -193,7 +193,7 @@ class _GroupStoryBuilder:
             if self._timeline.phase in ENDS:
                 self._timeline.mark(reset_ms, Phase.QUEUED, "", "the group's offset was reset")
 
-    def copy(self, copy: MessageCopy) -> None:
+    def add_copy(self, copy: MessageCopy) -> None:
         """Add a stored record to the timeline."""
         timeline, at_ms = self._timeline, copy.stored_ms
         self.reset_by(at_ms)
@@ -211,7 +211,7 @@ class _GroupStoryBuilder:
             why = f"sent again from the dead letters{alone}, to {words.describe_position(copy)}"
             timeline.mark(at_ms, Phase.QUEUED, "", why)
 
-    def event(self, timed_event: TimedEvent) -> None:
+    def add_event(self, timed_event: TimedEvent) -> None:
         """Add an event that a process recorded. An event that cannot follow the present phase (it came late,
         or an event before it is missing) changes nothing."""
         kind, timeline = TraceKind(timed_event.event.kind), self._timeline
@@ -225,13 +225,13 @@ class _GroupStoryBuilder:
         if is_redelivery or timeline.phase not in ENDS:
             _HANDLERS[kind](self, timed_event)
 
-    def read(self, timed_event: TimedEvent) -> None:
+    def on_read(self, timed_event: TimedEvent) -> None:
         last = self._timeline.last
         has_new_owner = last.phase in (Phase.TURN, Phase.AGAIN) and last.who not in ("", timed_event.process)
         if has_new_owner or last.phase in (Phase.QUEUED, Phase.BETWEEN, Phase.OVERDUE, Phase.DELAYED):
             self._timeline.mark(timed_event.at_ms, Phase.TURN, timed_event.process)
 
-    def released(self, timed_event: TimedEvent) -> None:
+    def on_released(self, timed_event: TimedEvent) -> None:
         timeline = self._timeline
         if timeline.phase is Phase.TURN:
             timeline.last.phase = Phase.KEY
@@ -240,27 +240,27 @@ class _GroupStoryBuilder:
         elif timeline.phase in (Phase.PARKED, Phase.KEY, Phase.BACKOFF):
             timeline.mark(timed_event.at_ms, Phase.AGAIN, timed_event.process)
 
-    def handed_out(self, timed_event: TimedEvent) -> None:
+    def on_handed_out(self, timed_event: TimedEvent) -> None:
         timeline, event = self._timeline, timed_event.event
-        timeline.waited(event.waits(), timed_event.at_ms, timed_event.process)
+        timeline.split_waits(event.waits(), timed_event.at_ms, timed_event.process)
         why = f"delivery {event.number_of('attempt', 1)} at {timed_event.process}"
         timeline.mark(timed_event.at_ms, Phase.LEASED, words.describe_client(event), why)
         self._lease, self._extended = timeline.last, 0
 
-    def extended(self, timed_event: TimedEvent) -> None:
+    def on_extended(self, timed_event: TimedEvent) -> None:
         lease = self._lease
         if self._timeline.phase is Phase.LEASED and lease is not None:
             before = f", lease extended {self._extended} ×" if self._extended else ""
             self._extended += 1
             lease.why = lease.why.removesuffix(before) + f", lease extended {self._extended} ×"
 
-    def acked(self, timed_event: TimedEvent) -> None:
+    def on_acked(self, timed_event: TimedEvent) -> None:
         self._timeline.mark(timed_event.at_ms, Phase.DONE)
 
-    def failed(self, timed_event: TimedEvent) -> None:
+    def on_failed(self, timed_event: TimedEvent) -> None:
         timeline, event = self._timeline, timed_event.event
         if timeline.phase is Phase.LEASED:
-            timeline.explain(words.describe_ending(event))
+            timeline.explain_phase(words.describe_ending(event))
         following = event.text_of("next")
         retry_ms = event.number_of("again_ms", timed_event.at_ms)
         if following == "wait":
@@ -270,54 +270,54 @@ class _GroupStoryBuilder:
         else:
             timeline.mark(timed_event.at_ms, Phase.AGAIN, timed_event.process)
 
-    def returned(self, timed_event: TimedEvent) -> None:
+    def on_returned(self, timed_event: TimedEvent) -> None:
         following = _NEXT.get(timed_event.event.text_of("next"), Phase.AGAIN)
         if self._timeline.phase is Phase.LEASED:
-            self._timeline.explain("given back untried")
+            self._timeline.explain_phase("given back untried")
         self._timeline.mark(timed_event.at_ms, following, timed_event.process)
 
-    def parked(self, timed_event: TimedEvent) -> None:
+    def on_parked(self, timed_event: TimedEvent) -> None:
         self._timeline.mark(
             timed_event.at_ms, Phase.PARKED, timed_event.process, words.describe_key(timed_event.event)
         )
 
-    def spent(self, timed_event: TimedEvent) -> None:
+    def on_spent(self, timed_event: TimedEvent) -> None:
         if self._timeline.phase is Phase.LEASED:
-            self._timeline.explain(words.describe_ending(timed_event.event))
+            self._timeline.explain_phase(words.describe_ending(timed_event.event))
         if self._timeline.phase is not Phase.MOVING:
             self._timeline.mark(timed_event.at_ms, Phase.MOVING, timed_event.process)
 
-    def left(self, timed_event: TimedEvent) -> None:
+    def on_queue_left(self, timed_event: TimedEvent) -> None:
         """Add that the process no longer owns the queue. The lease of a client stays in force."""
         if self._timeline.phase is Phase.LEASED:
-            self._timeline.explain(f"{timed_event.process} gave up the queue meanwhile")
+            self._timeline.explain_phase(f"{timed_event.process} gave up the queue meanwhile")
         else:
             self._timeline.mark(timed_event.at_ms, Phase.BETWEEN, timed_event.process)
 
-    def passed(self, timed_event: TimedEvent) -> None:
+    def on_passed(self, timed_event: TimedEvent) -> None:
         self._timeline.mark(timed_event.at_ms, Phase.PASSED)
 
-    def nothing(self, timed_event: TimedEvent) -> None:
+    def ignore_event(self, timed_event: TimedEvent) -> None:
         """Ignore an event that concerns no group."""
 
 
 _NEXT = {"parked": Phase.PARKED, "spent": Phase.MOVING, "key": Phase.KEY}
 _HANDLERS = {
-    TraceKind.SENT: _GroupStoryBuilder.nothing,
-    TraceKind.STORED: _GroupStoryBuilder.nothing,
-    TraceKind.INGESTED: _GroupStoryBuilder.nothing,
-    TraceKind.READ: _GroupStoryBuilder.read,
-    TraceKind.RELEASED: _GroupStoryBuilder.released,
-    TraceKind.HANDED_OUT: _GroupStoryBuilder.handed_out,
-    TraceKind.EXTENDED: _GroupStoryBuilder.extended,
-    TraceKind.ACKED: _GroupStoryBuilder.acked,
-    TraceKind.FAILED: _GroupStoryBuilder.failed,
-    TraceKind.TIMED_OUT: _GroupStoryBuilder.failed,
-    TraceKind.RETURNED: _GroupStoryBuilder.returned,
-    TraceKind.PARKED: _GroupStoryBuilder.parked,
-    TraceKind.SPENT: _GroupStoryBuilder.spent,
-    TraceKind.LEFT: _GroupStoryBuilder.left,
-    TraceKind.PASSED: _GroupStoryBuilder.passed,
+    TraceKind.SENT: _GroupStoryBuilder.ignore_event,
+    TraceKind.STORED: _GroupStoryBuilder.ignore_event,
+    TraceKind.INGESTED: _GroupStoryBuilder.ignore_event,
+    TraceKind.READ: _GroupStoryBuilder.on_read,
+    TraceKind.RELEASED: _GroupStoryBuilder.on_released,
+    TraceKind.HANDED_OUT: _GroupStoryBuilder.on_handed_out,
+    TraceKind.EXTENDED: _GroupStoryBuilder.on_extended,
+    TraceKind.ACKED: _GroupStoryBuilder.on_acked,
+    TraceKind.FAILED: _GroupStoryBuilder.on_failed,
+    TraceKind.TIMED_OUT: _GroupStoryBuilder.on_failed,
+    TraceKind.RETURNED: _GroupStoryBuilder.on_returned,
+    TraceKind.PARKED: _GroupStoryBuilder.on_parked,
+    TraceKind.SPENT: _GroupStoryBuilder.on_spent,
+    TraceKind.LEFT: _GroupStoryBuilder.on_queue_left,
+    TraceKind.PASSED: _GroupStoryBuilder.on_passed,
 }
 
 # --- the end
@@ -369,7 +369,7 @@ def _waits_now(timeline: Timeline, standing: GroupStanding, now_ms: int) -> None
     elif phase is not None or standing.state not in ("", "not yet"):
         add_why(last, f"now: {standing.state}")
     else:
-        timeline.waited(standing.waits, now_ms)
+        timeline.split_waits(standing.waits, now_ms)
 
 
 def _overdue_from(copy: MessageCopy) -> tuple[int, Phase] | None:

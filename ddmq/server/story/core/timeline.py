@@ -73,11 +73,11 @@ class Timeline:
             self._until = None
             self.marks.append(StoryMark(max(until[0], last.at_ms), until[1]))
 
-    def explain(self, text: str) -> None:
+    def explain_phase(self, text: str) -> None:
         """Add a text to the present phase."""
         add_why(self.last, text)
 
-    def waited(self, waits: Iterable[Wait], until_ms: int, process: str = "") -> None:
+    def split_waits(self, waits: Iterable[Wait], until_ms: int, process: str = "") -> None:
         """Split the waiting phases since the last delivery, up to `until_ms`, by the recorded reasons of
         waiting.
 
