@@ -136,7 +136,7 @@ def _holds_more(queue: SubscribedQueue, *, leases: bool) -> bool:
 
 HAND_OVER_S = 0.5  # share of the time for a handover that is reserved for storing progress
 SETTINGS_WAIT_S = 1.0  # how long after the writer's loss new queues wait for the setting with their leases
-REFUSED_S_MAX = 16.0  # the longest pause of `rejoin`
+REFUSED_S_MAX = 16.0  # the longest pause of `rejoin_group`
 
 
 class SubscriptionMembership(ClaimOwner):
@@ -167,7 +167,7 @@ class SubscriptionMembership(ClaimOwner):
         if self.claims.joined:
             self._join_claims()
 
-    def rejoin(self) -> None:
+    def rejoin_group(self) -> None:
         """Join again after a rejection, when the pause has passed; each pause is twice as long as the one
         before."""
         if self.claims.joined or self.claims.retry_at is None:
@@ -270,7 +270,7 @@ class SubscriptionMembership(ClaimOwner):
             self._owner.suspend(queue)
             self.claims.reload(queue)
 
-    def failed(self, doing: str, error: Exception) -> None:
+    def on_failed(self, doing: str, error: Exception) -> None:
         text = "cannot join" if doing == "join" else "progress not read"
         facts = {"group": self._owner.group_name, "topic": self.topic, "error": str(error)}
         log.warning(text, extra=facts)

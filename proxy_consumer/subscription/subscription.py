@@ -46,6 +46,7 @@ from proxy_consumer.tracing.messages import SubscriptionTrace, trace_limit
 READS_MAX = 32  # reads completed at once within one `take_batch`; then other work gets a turn
 PUSHES_S = 1.5  # longest time for which pushes in progress delay a reload of queues
 BROADCASTING = "broadcasting"
+NEVER_USED = float("-inf")  # no client has pulled here
 
 
 class Subscription(SubscriptionBase):
@@ -61,7 +62,7 @@ class Subscription(SubscriptionBase):
         self._set_config(config)
         self.creating = False
         self.halted = 0  # number of pending reloads; while there are any, nothing is delivered
-        self.last_used, self.was_used = runtime.now(), False  # by a pull here
+        self.last_used = NEVER_USED  # by a pull here, in monotonic seconds
         self.order = SubscriptionOrder(runtime, group.shared, config)
         self.handed = runtime.build_delivery_metrics(group.name, topic, buffer.tally)
         self.retries = RetryPublisher(runtime, self)
@@ -109,13 +110,13 @@ class Subscription(SubscriptionBase):
 
     def on_use(self, now: float) -> None:
         """Join the group if needed, because a client pulls."""
-        self.last_used, self.was_used = now, True
+        self.last_used = now
         if not self.joined and not self.creating:
             self.join()
         if self.group_wide and self.group.shared.used_at != now:
             self.group.shared.used_at = now
             for other in self.group.sharing_members():
-                other.last_used, other.was_used = now, True
+                other.last_used = now
                 if not other.joined and not other.creating:
                     other.join_alone()
 
@@ -397,7 +398,7 @@ class Subscription(SubscriptionBase):
         self.reading.retry_stalled()
         self.membership.load()
         self.retry_membership.load()
-        self.retry_membership.rejoin()
+        self.retry_membership.rejoin_group()
         self.update_order()
         self.retries.start_moves(now)
         self.wake(self.retries.next_event())
@@ -415,9 +416,8 @@ class Subscription(SubscriptionBase):
             if waited_for and not self.creating:
                 self.join()
             return False
-        idle_s, held = self.runtime.config.idle_ms / 1000, [each.order.held_until for each in together]
-        used = (each for each in together if each.was_used or each.pushed or not each.order.held_until)
-        until = max([*held, *(each.last_used + idle_s for each in used)])
+        until = max(each.last_used for each in together) + self.runtime.config.idle_ms / 1000
+        until = max(until, *(each.order.held_until for each in together))  # by an operator
         is_leased = any(each.buffer.budget.leased for each in together)
         if waited_for or is_leased or now < until:
             self.wake(max(until, now + 1.0))
