@@ -143,7 +143,8 @@ class NoProcesses:
 
 
 def _skip_on_kafka(item: pytest.Item) -> None:
-    """What this engine cannot be asked."""
+    """Skip a test on Kafka if not_on_kafka.py gives a reason: this engine cannot do what the test checks. The
+    reason is the text of the skip, and docs/kafka.md lists them all (tools/promises.py)."""
     if (
         isinstance(item, pytest.Function)
         and hasattr(item, "callspec")

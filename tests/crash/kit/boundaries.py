@@ -6,14 +6,17 @@ every moment in turn, so a run says which of them it has seen.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain, product
 from pathlib import Path
 from random import Random
+from selectors import EVENT_READ, DefaultSelector
 from typing import NamedTuple
 
 from tests.crash.kit.boundary_process import MOMENTS
@@ -23,7 +26,6 @@ from tests.support.installations import Installation
 UNMET_S = 20.0  # after which a server that has not met its boundary is killed from outside
 FEW_MAX, MANY_MAX = 8, 80  # commits before the one where it dies
 DELAY_US_MAX = 4_000
-POLL_INTERVAL_S = 0.01
 BY_HAND_SHARE = 0.2
 
 
@@ -103,16 +105,14 @@ class BoundaryKills:
             self._next = fewest
             fewest.kill()
             return [fewest]
-        deadline = time.monotonic() + UNMET_S
-        while not (dead := [server for server in armed if _code(server) is not None]):
-            if time.monotonic() >= deadline:
-                self.counts["unmet"] += 1
-                for server in armed:
-                    server.kill()
-                    assert server.plan is not None
-                    self._plan_sooner(server.command, server.plan)
-                return armed
-            time.sleep(POLL_INTERVAL_S)  # between two looks, until the deadline
+        dead = _wait_for_deaths(armed, UNMET_S)
+        if not dead:
+            self.counts["unmet"] += 1
+            for server in armed:
+                server.kill()
+                assert server.plan is not None
+                self._plan_sooner(server.command, server.plan)
+            return armed
         for server in dead:
             self._met(server)
         return dead
@@ -162,6 +162,20 @@ class BoundaryKills:
             for name, moment in every:
                 count = self._random.randint(1, self._random.choice((1, FEW_MAX, MANY_MAX)))
                 yield Doomed(name, moment, count, self._random.randrange(DELAY_US_MAX))
+
+
+def _wait_for_deaths(servers: Sequence[BoundaryServer], timeout_s: float) -> list[BoundaryServer]:
+    """Wait until one of the servers has died; return all that have: none if the time is over."""
+    if dead := [server for server in servers if _code(server) is not None]:
+        return dead
+    with ExitStack() as descriptors, DefaultSelector() as selector:
+        for server in servers:
+            assert server.process is not None
+            descriptor = os.pidfd_open(server.process.pid)  # readable once the process has ended
+            descriptors.callback(os.close, descriptor)
+            selector.register(descriptor, EVENT_READ)
+        selector.select(timeout_s)
+    return [server for server in servers if _code(server) is not None]
 
 
 def _code(server: RealServer) -> int | None:
