@@ -18,14 +18,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from ddmq_client.admin.setting_checks import check_group_settings
 from ddmq_client.aio.consumer import AsyncConsumer
 from ddmq_client.aio.producer import AsyncProducer
-from ddmq_client.callables import find_signature_error, function_kind
 from ddmq_client.core.settings import topic_names
 from ddmq_client.delays import duration_ms, epoch_ms, to_datetime
 from ddmq_client.errors import ClientError, OptionError
@@ -33,19 +31,18 @@ from ddmq_client.net.consumer import Consumer
 from ddmq_client.producer import Producer
 from ddmq_client.testing.engine import load_server_class
 from ddmq_client.testing.proxies import enter_proxy, remove_proxy
+from ddmq_client.testing.running_handlers import RunningHandlers
 from ddmq_client.testing.sockets import BrokerProxy
 from ddmq_client.testing.views import DeadLetterView, DelayedMessageView, KeyView, MessageView, view_of
 
 HOST = "192.0.2.1"  # of a network that is kept for documentation, so it is nobody's
 TIMEOUT_S = 10.0
 CHANGE_S = 0.05  # the longest wait for a change between two checks
-ACK_FLUSH_MS = 1
 LAST_MS = 0.001  # a delay counts from the end of the millisecond in which it was accepted
 JOIN_MAX = timedelta(days=30)
 GROUP_TOPICS = ("%DLQ%", "%RETRY%")  # prefixes: these topics exist once their group needs them
 PARKED_SHOWN_MAX = 3  # keys in an error text
 _ports = itertools.count(1)
-_current_call: ContextVar[object] = ContextVar("current_call", default=None)  # of a handler, where one runs
 
 
 class BusyBrokerError(ClientError, TimeoutError):
@@ -117,7 +114,7 @@ class TestBroker(BrokerClients):
         self._clients: list[Producer | Consumer] = []
         self._pull_clients: set[str] = set()
         self._subscriptions: set[tuple[str, tuple[str, ...]]] = set()  # of its consumers
-        self.running = RunningHandlers(self)
+        self.running = RunningHandlers(lambda: self.server.report_change())
         self._is_closed = False
 
     def _enter_proxy(self, service: str) -> str:
@@ -479,64 +476,3 @@ class AsyncBroker(BrokerClients):
                         await changed.wait()
         finally:
             stop()
-
-
-class RunningHandlers:
-    """The handlers of a broker's consumers: which calls of them have not returned.
-
-    A handler may go on after it has acknowledged its messages, for example behind a block of replies.
-    """
-
-    def __init__(self, broker: TestBroker) -> None:
-        self.calls: set[object] = set()
-        self._broker = broker
-
-    def count_calls(
-        self, handler: Callable[..., object] | None, options: dict[str, Any]
-    ) -> tuple[Callable[..., object] | None, dict[str, Any]]:
-        """Return the handler and the options of a consumer with every call of a handler counted."""
-        counted = {"start": "first", "ack_flush_ms": ACK_FLUSH_MS, **options}
-        if callable(options.get("batch_handler")):
-            counted["batch_handler"] = self._wrap_handler(options["batch_handler"])
-        return self._wrap_handler(handler) if callable(handler) else handler, counted
-
-    def _wrap_handler(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        kind = function_kind(handler)
-        if find_signature_error(handler):
-            return handler  # which the consumer rejects
-        if kind == "an async function":
-
-            async def handle_async(*arguments: Any) -> Any:
-                with self._count_call():
-                    return await handler(*arguments)
-
-            return handle_async
-        if kind:
-            return handler
-
-        def handle(*arguments: Any) -> Any:
-            with self._count_call():
-                return handler(*arguments)
-
-        return handle
-
-    def check_outside(self, method: str) -> None:
-        """Raise ClientError if a handler of this broker calls `method`, because `method` would wait for the
-        handler."""
-        if _current_call.get() in self.calls:
-            raise ClientError(
-                f"{method} is called in a handler, and would wait until that handler returns; allowed: in the"
-                " test itself, outside of handlers"
-            )
-
-    @contextmanager
-    def _count_call(self) -> Iterator[None]:
-        call = object()
-        outer = _current_call.set(call)
-        self.calls.add(call)
-        try:
-            yield
-        finally:
-            _current_call.reset(outer)
-            self.calls.remove(call)
-            self._broker.server.report_change()
