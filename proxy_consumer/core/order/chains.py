@@ -86,8 +86,8 @@ class ChainTable:
         self.batches: dict[QueueStream, int] = {}  # streams with their own batch size
         self.indexed = 0  # spots, over all chains
         self.starving: dict[str, Chain] = {}
-        # busy keys, with their first failure after their last acknowledgement: monotonic seconds, message
-        self.failing: dict[str, tuple[float, QueueStream, int]] = {}
+        # with the key's first failure after its last acknowledgement: monotonic seconds, message
+        self.failing: dict[Chain, tuple[float, QueueStream, int]] = {}
         self.chains: dict[str, Chain] = {}
         self._indexed_per_chain = indexed_per_chain
         self._indexed_total = indexed_total
@@ -105,10 +105,10 @@ class ChainTable:
     def failing_heads(self) -> Iterator[tuple[QueueStream, float]]:
         """Yield the stream of each failing key's first unfinished message, and the monotonic seconds since
         when the key has been failing."""
-        for key, (since, _, _) in self.failing.items():
-            chain = self.chains.get(key)
-            if chain is not None and chain.head is not None:
-                yield chain.head[0], since
+        for chain, (since, _, _) in self.failing.items():
+            head = chain.head
+            if head is not None:
+                yield head[0], since
 
     def add_arrival(self, key: str, stream: QueueStream, offset: int) -> Chain | None:
         """Add the next job of `key`; return its chain if the job is released now, None if it has to wait."""
@@ -171,7 +171,7 @@ class ChainTable:
         elif self.chains.get(chain.key) is chain:
             del self.chains[chain.key]
             self.starving.pop(chain.key, None)
-            self.failing.pop(chain.key, None)
+            self.failing.pop(chain, None)
         return ()
 
     def put_back(self, chain: Chain, stream: QueueStream, offset: int) -> None:
@@ -319,21 +319,23 @@ class QueueStream:
 
         `acked`: clients acknowledged them, so their keys are no longer failing.
         """
-        busy, ledger = self.busy, self.ledger
+        busy, unstored, ledger = self.busy, self.unstored, self.ledger
         chains, failing = ledger.table.chains, ledger.table.failing
         for offset in _offsets_within(busy, start, end):
             chain = busy.pop(offset, None)
             if chain is None:
                 continue
+            unstored.discard(offset)
             if failing and acked:
-                _, stream, first = failing.get(chain.key, _NOT_FAILING)
+                _, stream, first = failing.get(chain, _NOT_FAILING)
                 if stream is not self or offset >= first:  # not an acknowledgement from before the failure
-                    failing.pop(chain.key, None)
+                    failing.pop(chain, None)
             if chain.indexed or chain.unindexed or len(chain.heads) > 1:
                 ledger.released.append((chain, list(ledger.table.finish_job(chain, self, offset))))
             else:
                 del chains[chain.key]  # no job waits: the chain ends here
-                failing.pop(chain.key, None)
+                if failing:
+                    failing.pop(chain, None)
         if self.unplaced:
             self._place_stored(start, end)
 
@@ -366,7 +368,6 @@ class QueueStream:
             return False
         before = len(self.unstored) + len(self.unplaced)
         for start, end in ranges:
-            self.unstored.difference_update(_offsets_within(self.unstored, start, end))
             self.on_finished(start, end, acked=True)
         return len(self.unstored) + len(self.unplaced) < before
 
@@ -391,11 +392,11 @@ class QueueStream:
         acknowledged."""
         chain = self.busy.get(offset)
         if chain is not None:
-            self.ledger.table.failing.setdefault(chain.key, (now, self, offset))
+            self.ledger.table.failing.setdefault(chain, (now, self, offset))
 
     def failing_since(self, chain: Chain) -> float:
         """Return the monotonic seconds since when the chain's key has been failing; 0 if it is not."""
-        return self.ledger.table.failing.get(chain.key, _NOT_FAILING)[0]
+        return self.ledger.table.failing.get(chain, _NOT_FAILING)[0]
 
     def key_of_job(self, offset: int) -> str | None:
         """Return the order key of a released job, or None."""
