@@ -220,12 +220,20 @@ class PullBuffer:
             count = limits.get(scope, 0)
             if queue.stream is None or count < 1:
                 continue
-            request = scope.read_on(queue.stream, count)
-            if scope.short:
-                self._short[scope] = None  # `expire_due` resumes it
+            request = self._read_on(scope, queue.stream, count)
             if request is not None:
                 return request
         return None
+
+    def _read_on(
+        self, scope: OrderScope, stream: QueueStream, count: int
+    ) -> ReadRequest | EndsRequest | None:
+        """Let the scope place messages until `count` more of the stream are ready; return the read needed
+        before that, or None."""
+        request = scope.read_on(stream, count)
+        if scope.short:
+            self._short[scope] = None  # `expire_due` resumes it
+        return request
 
     @property
     def can_deliver(self) -> bool:
@@ -297,9 +305,7 @@ class PullBuffer:
         self, queue: SubscribedQueue, stream: QueueStream, scope: OrderScope, now: float, capacity: int
     ) -> Step | None:
         if len(stream.deliverable) < capacity:
-            request = scope.read_on(stream, capacity - len(stream.deliverable))
-            if scope.short:
-                self._short[scope] = None  # `expire_due` resumes it
+            request = self._read_on(scope, stream, capacity - len(stream.deliverable))
             if request is not None:
                 return request
         if not stream.deliverable:
