@@ -8,7 +8,7 @@ released HOLD_S later, unless clients pull.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from backend.completion import Completion, failed, when_all
 from backend.records import QueueRef
@@ -55,8 +55,14 @@ class KeyLoading:
                 self._fail(f"it is not known which proxy owns its queues ({error})")
                 return
             now = self._runtime.now()
-            self._foreign = [each for each in subscriptions if self._is_foreign(each, owners[each])]
-            self._acquired = self._drop_owned(idle, owners)
+            foreign = {each: self._list_foreign(each, owners[each]) for each in subscriptions}
+            self._foreign = [
+                each for each, queues in foreign.items() if queues and len(queues) == len(owners[each].value)
+            ]
+            shared_is_owned = any(each.group_wide and foreign[each] for each in idle)
+            self._acquired = [
+                each for each in idle if not foreign[each] and not (each.group_wide and shared_is_owned)
+            ]  # other proxies own no queue of their topics, nor of a topic that shares their chains
             owned = [each for each in subscriptions if each.joined and each not in self._foreign]
             for each in self._acquired + (owned if hold else []):
                 _join(each, now)
@@ -84,25 +90,12 @@ class KeyLoading:
         except DdmqError as error:
             return failed(error)
 
-    def _is_foreign(self, subscription: Subscription, owners: Completion[Owners]) -> bool:
-        """Return whether other proxies are known to own all queues of the topic that have an owner."""
-        if owners.error is not None or not owners.value:
-            return False
+    def _list_foreign(self, subscription: Subscription, owners: Completion[Owners]) -> list[QueueRef]:
+        """Return the queues of the topic that other proxies are known to own."""
+        if owners.error is not None:
+            return []
         own, address = subscription.buffer.queues, self._runtime.address
-        return all(ref not in own and (not at or at != address) for ref, at in owners.value.items())
-
-    def _drop_owned(
-        self, idle: Sequence[Subscription], owners: Mapping[Subscription, Completion[Owners]]
-    ) -> list[Subscription]:
-        """Return the idle subscriptions that may be acquired: no other proxy owns a queue of their topic, or
-        of a topic that shares its chains."""
-        owned = [
-            each
-            for each in idle
-            if any(not address or address != self._runtime.address for address in owners[each].value.values())
-        ]
-        shared_is_owned = any(each.group_wide for each in owned)
-        return [each for each in idle if each not in owned and not (each.group_wide and shared_is_owned)]
+        return [ref for ref, at in owners.value.items() if ref not in own and (not at or at != address)]
 
     def _check(self) -> None:
         """Read on; end the request if everything is read, or if its time is over."""
