@@ -103,15 +103,21 @@ class KeyHead:
     def blocked_since(self, now: float) -> float:
         """Return the monotonic seconds since when the key has been failing, or else of the head's first known
         delivery; `now` if there was none."""
-        stream = self.queue.stream
-        since = 0.0 if stream is None else stream.failing_since(self.chain)
-        since = since or (self.job.since if self.job is not None else 0.0) or now
-        return since if self.lease is None else min(since, self.lease.since)
+        return self._known_since() or now
+
+    def _known_since(self) -> float:
+        """Return the same; 0 if it is not known."""
+        stream, job, lease = self.queue.stream, self.job, self.lease
+        failing = 0.0 if stream is None else stream.failing_since(self.chain)
+        since = failing or (0.0 if job is None else job.since)
+        if lease is None:
+            return since
+        return min(since, lease.since) if since else lease.since
 
     def _since_ms(self, now: Now) -> int:
         """Return since when the key has been blocked, in epoch milliseconds; 0 if that is not known."""
-        is_known = self.lease is not None or self.blocked_since(0.0) > 0.0
-        return now.wall_ms(self.blocked_since(now.at)) if is_known else 0
+        since = self._known_since()
+        return now.wall_ms(since) if since else 0
 
     @property
     def shown_state(self) -> str:

@@ -247,9 +247,9 @@ class GroupOrdering:
         """Return the first message of a key in each scope that has one which is not durably finished."""
         chains = [(scope, scope.table.get(key)) for scope in self._ordered_scopes()]
         return [
-            KeyHead(scope.queues[chain.head[0]], chain.head[1], chain)
+            KeyHead(scope.queues[head[0]], head[1], chain)
             for scope, chain in chains
-            if chain is not None and chain.head is not None
+            if chain is not None and (head := chain.head) is not None
         ]
 
     def _describe_heads(self, heads: Iterable[KeyHead]) -> list[BlockedKey]:
