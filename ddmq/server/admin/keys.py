@@ -31,7 +31,6 @@ from proxy_consumer.service import ConsumerService
 LIMIT_DEFAULT = 20
 LIMIT_MAX = 1_000
 KEY_CHARS_MAX = 100_000
-ACTIONS = ("park", "skip", "replay")
 
 
 def possible_keys(text: str) -> list[str]:
