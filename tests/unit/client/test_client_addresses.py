@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -66,11 +67,19 @@ def test_other_forms_are_rejected(text: str) -> None:
         parse_addresses([text], 9613)
 
 
-def test_a_time_out_before_the_addresses_are_known_is_named() -> None:
-    router = ProxyRouter([ProxyAddress("127.0.0.1", 9)], 4, b"\x00")
-    text = r"the time is up \(timeout_ms\) before the addresses of 127\.0\.0\.1:9 were known"
+def test_a_time_out_before_the_addresses_are_known_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over = threading.Event()
+
+    def getaddrinfo(*args: Any, **named: Any) -> Any:
+        assert is_over.wait(60)
+        raise socket.gaierror("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    router = ProxyRouter([ProxyAddress("mq-1.example", 9)], 4, b"\x00")
+    text = r"the time is up \(timeout_ms\) before the addresses of mq-1\.example:9 were known"
     with pytest.raises(NotStoredError, match=text):
         JobSender(router).oneway(lambda at, number: b"", time.monotonic() - 1)
+    is_over.set()
     router.close(time.monotonic())
 
 
