@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from backend.completion import Completion, failed, when_all
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError, TryLaterError
-from proxy_consumer.core.order.scope import EndsRequest
+from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.reading import SOON_S
@@ -40,6 +40,7 @@ class KeyLoading:
         self._until = runtime.now() + LOAD_S
         self._acquired: list[Subscription] = []
         self._foreign: list[Subscription] = []  # other proxies own all queues of the topic
+        self._looked_up: set[OrderScope] = set()  # the ends of their queues were requested
         self._checking = False
 
     def start(self, *, acquire: bool, hold: bool) -> None:
@@ -121,7 +122,21 @@ class KeyLoading:
         if not subscription.joined and subscription in self._acquired:
             _join(subscription, now)  # the first attempt failed
             return False
-        return not subscription.joined or _read_ahead(subscription, now)
+        if not subscription.joined:
+            return True
+        self._look_up_ends(subscription)
+        return _read_ahead(subscription, now)
+
+    def _look_up_ends(self, subscription: Subscription) -> None:
+        """Look up once where the queues end; messages stored before this request may not be announced yet."""
+        if subscription.halted or not subscription.membership.claims.complete:
+            return
+        for scope in subscription.buffer.ordered_scopes():
+            if scope.open and scope not in self._looked_up:
+                self._looked_up.add(scope)
+                request = scope.request_ends()
+                if request is not None:
+                    subscription.reading.request_ends(request)
 
     def _end(self) -> None:
         self._group.waiting.observers.remove(self._check)

@@ -314,7 +314,7 @@ class OrderScope:
         if len(self._some) == len(self.queues):
             self._quiet_at = _NO_READ
         elif self._quiet_at <= max(stream.read_at for stream in self._some):
-            return self._request_ends()
+            return self.request_ends()
         return list(self._some)
 
     def _examine_stream(self, stream: QueueStream, want: int) -> ReadRequest | None:
@@ -331,7 +331,13 @@ class OrderScope:
             return self._request_read(stream, want)
         return None
 
-    def _request_ends(self) -> EndsRequest:
+    def request_ends(self) -> EndsRequest | None:
+        """Return a request for the ends of the queues without messages; None while one is pending.
+
+        The answer shows messages whose notification has not arrived yet.
+        """
+        if self._ends_requested:
+            return None
         self._reads += 1
         self._ends_requested = True
         quiet = [queue for stream, queue in self.queues.items() if stream not in self._some]

@@ -145,6 +145,18 @@ def test_messages_that_came_after_the_last_pull_are_counted(rig: ConsumerRig) ->
     assert (row["offset"], row["waiting"]) == (0, 1)
 
 
+def test_a_message_whose_news_has_not_arrived_is_listed(
+    rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.ready(config=ORDERED)
+    assert rig.pull().values == []
+    act(rig, "park")
+    monkeypatch.setattr(rig.backend, "_wake_waits", lambda records: None)  # nobody is notified
+    rig.keyed("a1", "a2")
+    (row,) = list_keys(rig)
+    assert (row["offset"], row["waiting"]) == (0, 1)
+
+
 def test_a_backlog_is_not_read_without_a_bound(rig: ConsumerRig) -> None:
     rig.ready(config=ORDERED)
     for number in range(2_500):
