@@ -66,7 +66,7 @@ This section is generated from the tests by the command `python tools/promises.p
 test cases run on each engine with the same test code. The command `make test` runs the tests for the memory
 engine and the file log, and `make test-kafka` runs the tests for Kafka on a real broker. The first rows of
 the table, up to the naive model, are the contract suite of the backend port. The contract suite is also run
-on three variants of the file log (as a process that is not the writer, and with tiny limits); these
+on three variants of the file log (such as one with tiny limits, or in a process that is not the writer); these
 additional runs are not counted in the table. The memory engine is a model that only tests use.
 
 | promise | memory | file log | Kafka |
