@@ -25,20 +25,20 @@ class Scope(Enum):
 
     INSTALLATION = (
         "All processes combined",
-        "These limits apply to all state that is shared by the processes that use the same directory or the "
-        "same Kafka namespace. Each limit is enforced by a single process or by a lock, so it also holds if "
-        "several proxies make changes at the same time. The third column lists the exceptions.",
+        "These limits apply to the state that processes share when they use the same directory or the same "
+        "Kafka namespace. A single process or a lock enforces each limit, so it also holds if several "
+        "proxies make changes at the same time. The third column lists the exceptions.",
         "exactly the limit",
     )
     OWNER = (
         "What one process owns at a time",
         "A queue, a shard or a message has one owner at a time, and only the owner counts towards the limit. "
-        "Additional proxies raise only those limits for which the third column contains an N.",
+        "Additional proxies raise only the limits with an N in the third column.",
         "1 ×",
     )
     PROCESS = (
         "Each process",
-        "These limits apply to the memory, the connections and the work in progress of each process. With "
+        "These limits apply to the memory, connections and work in progress of each process. With "
         "`ddmq serve --processes`, each service is a separate process. With N proxies, the total limit is N "
         "times as high. To limit the total, divide the desired limit by the number of proxies.",
         "N ×",
@@ -83,13 +83,13 @@ This page lists all limits, what happens when a limit is reached, and how each l
 proxies.
 
 **Before you run a second proxy**, note that the limits in the first table apply to all proxies combined.
-The limits in the third table apply to each process separately: with three proxies, there may be three times
-as many requests in flight, and a topic accepts three times its configured rate.
+The limits in the third table apply to each process separately: with three proxies, three times as many
+requests may be in flight, and a topic accepts three times its configured rate.
 
-A limit is written as `FILE.KEY`, as in [conf/](../conf/). A limit without a key is described in words,
-followed by its value. In the third column, 1 × and N × are multiples of the limit, where N is the number of
-proxies. On this page, a process is `ddmq serve` or one of its services, and a proxy is the producer or
-consumer proxy of a process. The command `python tools/bounds.py` generates this page from
+A limit is written as `FILE.KEY`, where the file is one of those in [conf/](../conf/). A limit without a key
+is described in words, followed by its value. In the third column, 1 × and N × are multiples of the limit, and
+N is the number of proxies. On this page, a process is `ddmq serve` or one of its services, and a proxy is the
+producer or consumer proxy of a process. The command `python tools/bounds.py` generates this page from
 `tools/bounds.yaml`.
 """
 
