@@ -25,15 +25,14 @@ by the command `python tools/metrics_page.py`.
 
 * **Counters** start at 0 when their process starts.
 * **Histograms** are kept in buckets with a relative width of at most 12.5 %. At `/metrics`, however, the
-  bucket limits are powers of two, regardless of the unit, and histograms without observations are
-  omitted.
-* **Gauges** whose values have to be calculated are updated when `/metrics` is requested, at most once a
-  second.
+  bucket limits are powers of two, whatever the unit, and histograms without observations are omitted.
+* **Gauges** whose values have to be calculated are updated when `/metrics` is requested, but at most once
+  a second.
 * **Units** are `us` and `ms` for times, `bytes` for sizes, and `1` for flags and states. A metric
   without a unit is a plain count. Unlike most Prometheus metrics, ddmq's metrics do not use seconds as
-  the unit of time. The metrics' names will not change, because dashboards, rules and tables depend on
-  them.
-* **Labels** are limited: once a metric has 10,000 label sets (a histogram: 1,000), all further label
+  the unit of time. The names of the metrics will not change, because dashboards, rules and tables depend
+  on them.
+* **Labels** are limited: once a metric has 10,000 label sets (1,000 for a histogram), all further label
   sets are combined under the label "other". A topic or group label is always the name of a topic or
   group that exists or once existed, never arbitrary text from a client. Rejections without a topic are
   counted under the topic `-`.
@@ -54,10 +53,10 @@ by the command `python tools/metrics_page.py`.
 | cancelled delayed messages | `ddmq_delay_orders_total` with the outcome `cancelled` |
 
 **Cost:** Updating the metrics takes 0.3 µs per send, 1.3 µs per pull reply, and 0.4 µs per result. Each
-group commit adds another 0.6 µs, and each iteration of the event loop 1 µs. These costs are the lowest
-values from many runs on one core. Each lag check takes 20 µs per subscription that the proxy holds. A
-request for `/metrics` takes about 60 µs per subscription, in steps of 1 to 2 ms. The benchmark
-`ddmq bench t15` measures these costs under the loads of the benchmarks T1 and T3.
+group commit adds another 0.6 µs, and each iteration of the event loop adds 1 µs. These costs are the
+lowest values from many runs on one core. Each lag check takes 20 µs per subscription that the proxy
+holds. A request for `/metrics` takes about 60 µs per subscription, in steps of 1 to 2 ms. The benchmark
+`ddmq bench t15` measures these costs under the loads of T1 and T3.
 
 ## All metrics
 

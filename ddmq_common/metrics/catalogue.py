@@ -90,10 +90,11 @@ SEND_INFLIGHT = _gauge(
 )
 DELAY_OUTCOMES = _counter(
     "ddmq_delay_order_outcomes_total",
-    "Number of delay command outcomes at a producer proxy: heard, pending, nobody, waiters_max or refused. "
-    '"pending" means that the caller\'s timeout expired, and "nobody" means that the caller was no longer '
-    'waiting. "waiters_max" means that too many callers were waiting, so "pending" was returned immediately.'
-    ' "refused" means that a cancellation or change was rejected; such commands are not counted as sends.',
+    "Number of outcomes of delay commands at a producer proxy: heard, pending, nobody, waiters_max or "
+    'refused. "pending" means that the caller\'s timeout expired, and "nobody" means that the caller was no '
+    'longer waiting. "waiters_max" means that too many callers were waiting, so "pending" was returned '
+    'immediately. "refused" means that a cancellation or change was rejected; such commands are not counted '
+    "as sends.",
     "what",
 )
 TRANSACTIONS_OPEN = _gauge(
@@ -114,9 +115,9 @@ TRANSACTIONS_CHECKS = _counter(
 )
 TRANSACTIONS_REFUSED = _counter(
     "ddmq_transactions_refused_total",
-    "Number of rejected requests to end a transaction and rejected polls for checks, by reason. Half "
-    "messages are also counted if they are duplicates, or if their transaction has ended or belongs to "
-    "another group.",
+    "Number of rejected requests to end a transaction and of rejected polls for checks, by reason. A half "
+    "message is also counted if it is a duplicate, or if its transaction has ended or belongs to another "
+    "group.",
     "reason",
 )
 TOPICS_CREATED = _counter("ddmq_topics_created_total", "Number of topics created on first use.", "outcome")
@@ -135,22 +136,22 @@ REDELIVERED = _counter(
 RETURNED = _counter(
     "ddmq_returned_total",
     "Number of messages that clients handed back unprocessed. These messages are redelivered, and the "
-    "delivery that was handed back does not count as an attempt.",
+    "delivery from which they were handed back does not count as an attempt.",
     "group",
     "topic",
 )
 QUEUE_WAIT = _histogram(
     "ddmq_queue_wait_us",
-    "Time from when a message is stored until its first delivery. Each pull reply counts as one observation,"
-    " based on its oldest message.",
+    "Time between the moment a message is stored and its first delivery. Each pull reply counts as one "
+    "observation, based on its oldest message.",
     "group",
     "topic",
     unit="us",
 )
 PROCESS = _histogram(
     "ddmq_process_us",
-    "Time from delivery to acknowledgement. Each lease identified by a result counts as one observation, "
-    "regardless of the number of messages that the result finishes.",
+    "Time from delivery to acknowledgement. Each lease that a result names counts as one observation, "
+    "however many messages the result finishes.",
     "group",
     "topic",
     unit="us",
@@ -180,9 +181,9 @@ REPLIES = _counter(
 )
 SKIPPED = _counter(
     "ddmq_skipped_total",
-    "Number of messages finished without delivery, by reason: the message was rejected pressure traffic, was"
-    " filtered out, was missing from the log, had expired, was a retry for a deleted subscription, or was a "
-    "dead letter resent to another group.",
+    "Number of messages finished without delivery, by reason. A message is finished in this way if it is "
+    "pressure traffic that the subscription does not accept, if it is filtered out, missing from the log or "
+    "expired, or if it is a retry for a deleted subscription or a dead letter resent to another group.",
     "group",
     "topic",
     "reason",
@@ -259,7 +260,7 @@ RETRY_WAITING = _gauge(
 )
 RETRY_WAITING_AGE = _gauge(
     "ddmq_retry_waiting_age_ms",
-    "Time for which the oldest message has been on the retry path.",
+    "Longest time for which a message has been on the retry path.",
     "group",
     "topic",
     unit="ms",
@@ -272,7 +273,7 @@ BLOCKED_KEYS = _gauge(
 )
 BLOCKED_KEY_AGE = _gauge(
     "ddmq_blocked_key_age_ms",
-    "Time for which the longest blocked key has been blocked.",
+    "Longest time for which any of the blocked keys has been blocked.",
     "group",
     "topic",
     unit="ms",
@@ -326,8 +327,7 @@ LEVELS_PUT_OFF = _counter(
 LEVELS_OVERDUE = _gauge(
     "ddmq_levels_overdue_ms",
     "How long the first unfired message at a level has been overdue, for the levels that this process owns. "
-    "The value increases for as long as no message fires or the level cannot be read, regardless of the "
-    "reason.",
+    "The value increases as long as no message fires or the level cannot be read, whatever the reason.",
     "level",
     unit="ms",
 )
@@ -360,8 +360,8 @@ DELAY_FULL = _gauge(
 )
 DELAY_ORDERS = _counter(
     "ddmq_delay_orders_total",
-    "Number of delay commands ingested: added, known, cancelled, already fired, unknown, too old, "
-    "rescheduled, ….",
+    "Number of ingested delay commands, by outcome: added, known, cancelled, already fired, unknown, too "
+    "old, rescheduled and others.",
     "outcome",
 )
 DELAY_FIRED = _counter(
@@ -377,8 +377,8 @@ DELAY_LATENESS = _histogram(
 DELAY_OVERDUE = _gauge(
     "ddmq_delay_overdue_ms",
     "How long the oldest unfired message has been overdue, for the shards that this process owns. The value "
-    "increases for as long as no message fires, regardless of the reason. Messages to topics that currently "
-    "accept no messages do not count.",
+    "increases as long as no message fires, whatever the reason. Messages to topics that currently accept "
+    "no messages do not count.",
     "shard",
     unit="ms",
 )
@@ -410,7 +410,7 @@ DELAY_REPLIES_DROPPED = _counter(
 )
 DELAY_FAILED = _counter(
     "ddmq_delay_failed_total",
-    "Number of the delay service's steps that failed and will be retried.",
+    "Number of steps of the delay service that failed and will be retried.",
     "what",
     "reason",
 )
@@ -470,7 +470,7 @@ LOG_BYTES = _gauge(
 )
 LOG_DAMAGED = _counter(
     "ddmq_log_damaged_total",
-    "Number of damaged sections found. Damaged data is never served.",
+    "Number of damaged sections that were found in files. Damaged data is never served.",
     "file",
 )
 LOG_TORN = _counter(
@@ -561,9 +561,9 @@ KAFKA_QUARANTINES = _counter(
 KAFKA_RETIRED_IDS = _gauge("ddmq_kafka_retired_ids", "Number of transactional ids that cannot be used.")
 KAFKA_FOLLOWER_LAG = _gauge(
     "ddmq_kafka_follower_lag_ms",
-    "Age of the last heartbeat that this process has read back from Kafka while a later heartbeat is on its "
-    "way. Values are normally below 1,000. If the value reaches session_ms in backend.yaml, the process "
-    "loses its queues.",
+    "Age of the last heartbeat that this process has read back from Kafka, measured while a later heartbeat "
+    "is on its way. Values are normally below 1,000. If the value reaches session_ms in backend.yaml, the "
+    "process loses its queues.",
     unit="ms",
 )
 KAFKA_BROKER_RTT = _gauge(
