@@ -8,20 +8,20 @@ from proxy_consumer.core.jobs import TRANSITIONS, JobEvent, JobState
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "states.md"
 HEAD = """# States of a job
 
-Use this page to see what can happen to a message that is not acknowledged at its first delivery: the
-states, the events, and the state that follows each event. The page is generated from
-`proxy_consumer/core/jobs.py` by `python tools/states_page.py`.
+This page shows what can happen to a message that is not acknowledged at its first delivery: the states, the
+events, and the state that follows each event. `python tools/states_page.py` generates it from
+`proxy_consumer/core/jobs.py`.
 
-A message that succeeds at its first delivery never has a state: it is read ahead, delivered as part of a
-range of offsets under a single lease, and acknowledged, and its offset is then finished. A message becomes
-a job only in the following cases:
+A message that succeeds at its first delivery never has a state. It is read ahead, delivered as part of a
+range of offsets under a single lease, and acknowledged; its offset is then finished. A message becomes a
+job only in these cases:
 
 * The message fails or times out.
 * The message waits in the chain of its order key and has to be read again.
 * An operator parks or skips the message.
 * The group's progress contains attempts to deliver the message that were made before a restart.
 
-The following rules apply in every state:
+These rules apply in every state:
 
 * **A message stays unfinished until its outcome is certain.** The offset of a spent job is finished in the
   same commit that stores the message in its next topic (the retry topic or the dead letters). The message
@@ -30,10 +30,10 @@ The following rules apply in every state:
   and is counted as late. An acknowledgement without a lease id finishes a message that is currently leased
   or was delivered earlier.
 * **Only the head of a chain can fail.** Messages that follow the head and were delivered together with it
-  return to the chain untried. The event for these messages is FORGOTTEN, or SENT_BACK if the messages have
-  been tried before. These messages are delivered when the chain reaches them again.
+  return to the chain untried. The event for them is FORGOTTEN, or SENT_BACK if they have been tried before.
+  They are delivered when the chain reaches them again.
 
-An event that the last table does not list for a state cannot happen in that state. If such an event occurs
+An event that the last table does not list for a state cannot happen in that state. If it occurs
 nevertheless, this is a bug in ddmq: an error is raised, and the state does not change.
 
 ## States
