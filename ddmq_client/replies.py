@@ -162,9 +162,10 @@ class Replies:
         return self
 
     def _ends(self, error: BaseException | None) -> bool:
-        """End the block; return whether it has messages.
+        """Close the `with` block; return whether its messages must now be sent with the acknowledgement.
 
-        Without messages the acknowledgement is a plain one.
+        `error`: the exception that left the block; in this case nothing is sent. A block without messages is
+        acknowledged here like any other message, and nothing remains to be sent.
         """
         self._state = "over"
         if error is None and not self._encoded:

@@ -192,12 +192,17 @@ class ConsumerService:
     # --- handlers
 
     def submit(self, call: Call) -> None:
-        """Apply results alone; reply true once they are durable, also for ignored ones."""
+        """Store the results that a client sends without a pull; reply true once they are durable.
+
+        The reply is also true if results were ignored.
+        """
         self._store(call, call.args.result, lambda _: call.reply_encoded(answers.SUBMITTED[call.wire]))
 
     def settle(self, call: Call) -> None:
-        """Apply results alone from ddmq_client; the reply contains the late ones. The client may announce its
-        stop."""
+        """Store the results that a client of ddmq_client sends without a pull; reply with those that are late.
+
+        With `leave`, the client announces that it stops, so its waiting pulls are answered immediately.
+        """
         request = call.args.request
         group = self._directory.groups.get(request.groupId or b"")
         if request.leave and group is not None and request.clientId:

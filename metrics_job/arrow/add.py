@@ -32,8 +32,12 @@ def worker_schema() -> Any:
 
 
 def add_up_lines(lines: Any, series_codes: SeriesCodes, file: str | None = None) -> list[Any]:
-    """Aggregate the lines of lines.Parsed into tables of worker_schema(), of which the first has the
-    intervals. `file`: the value of the column FILE in each row."""
+    """Aggregate parsed sample lines by minute; return one table for each kind of row.
+
+    `lines`: the table of the same name in lines.Parsed. The first table that is returned has the intervals of
+    the processes; those for counters, gauges and histograms follow if there are such lines. Every table has
+    the columns of worker_schema(). `file`: the value of the column FILE in each row.
+    """
     if not lines.num_rows:
         return []
     lines, copies = _count_copies(lines)

@@ -300,7 +300,11 @@ class LogReader:
         return ids_in(view, segment.start, positions)
 
     def carried(self, batch: FileBatch, name: str) -> list[ShortRecord]:
-        """Return the records of a batch in the short form, with the system property `name`."""
+        """Return the records of a batch as ShortRecords; their `value` is the system property `name`.
+
+        Only the necessary fields are decoded. Records that were deleted since the read, or cannot be read,
+        are left out.
+        """
         records: list[ShortRecord] = []
         find, unpack, locate = system_finder(name), REST.unpack_from, self.segments.locate
         for position, offset, flags, delivery in zip(

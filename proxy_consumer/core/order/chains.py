@@ -351,7 +351,10 @@ class QueueStream:
         self.unstored.add(offset)
 
     def hold_unplaced(self, offsets: Iterable[int]) -> None:
-        """Let the scope wait until those of the offsets that it has not placed are durably finished."""
+        """Stop the scope from placing messages until these finished `offsets` are durable.
+
+        Offsets that the scope has already placed into chains do not count: their chains wait for them.
+        """
         before = len(self.unplaced)
         self.unplaced.update(offset for offset in offsets if offset not in self.busy)
         self.ledger.unplaced += len(self.unplaced) - before
