@@ -36,7 +36,7 @@ SERVERS = 2  # producer and consumer proxy in one process
 SLOW_SYNC_MS = 10.0
 SYNC_ROUNDS = 20
 REINSTALL_REMEDY = (
-    "servers work, and take more processor time; correct the cause and install again: pip install -v . "
+    "servers work, and take more CPU time; correct the cause and install again: pip install -v . "
     "in the source tree shows the build"
 )
 SERVER_RUNS = "a ddmq server runs there"

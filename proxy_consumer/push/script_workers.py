@@ -159,5 +159,5 @@ class ScriptWorkers:
 
 def _describe_exit(code: int) -> str:
     if code == -signal.SIGPROF:
-        return f"it takes more than {CPU_S_MAX:g} s of processor time and was ended"
+        return f"it takes more than {CPU_S_MAX:g} s of CPU time and was ended"
     return f"its process ended ({code}), most likely for want of more than {MEMORY_BYTES_MAX >> 20} MiB"
