@@ -24,6 +24,8 @@ from ddmq_common.errors import (
     UnknownTopicError,
 )
 
+NOT_STORED = "the message is not stored"  # in the text of a code 12 whose outcome is certain
+
 
 class SendRejection(NamedTuple):
     """The reason why a message was not stored or, with code 12, may not be stored."""
@@ -84,9 +86,7 @@ def failure_of(result: AppendResult) -> SendRejection:
         )
     if result.error is not None:
         return to_rejection(result.error)
-    return build_rejection(
-        Code.TIMED_OUT, "not_stored", "not acknowledged within the timeout", "the message is not stored"
-    )
+    return build_rejection(Code.TIMED_OUT, "not_stored", "not acknowledged within the timeout", NOT_STORED)
 
 
 def timed_out(waited_ms: int, doing: str, sent: bool) -> SendRejection:
@@ -94,6 +94,6 @@ def timed_out(waited_ms: int, doing: str, sent: bool) -> SendRejection:
 
     `sent`: it may be stored.
     """
-    state = "the message may or may not be stored" if sent else "the message is not stored; send it again"
+    state = "the message may or may not be stored" if sent else f"{NOT_STORED}; send it again"
     what = f"no answer within {waited_ms} ms, waiting for {doing}"
     return build_rejection(Code.TIMED_OUT, "swept" if sent else "swept_unsent", what, state)

@@ -16,20 +16,32 @@ from ddmq.server.admin.bodies import (
     DeadLetterPurgeBody,
     DeadLetterResendBody,
     DelayBackupBody,
+    DelayChangeBody,
     KeyActionBody,
+    MessageSendBody,
     OffsetResetBody,
     TransactionEndBody,
 )
 from ddmq.server.admin.figures import MetricsPage, OtherProcesses
 from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.admin.messages import MessageSearch
+from ddmq.server.admin.producer_calls import ProducerCalls
+from ddmq.server.admin.sends import send_message
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.config import BACKUPS
+from ddmq.server.delays.changes import change_message
 from ddmq.server.delays.levels import count_levels
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.pace import paced
 from ddmq.server.http.parameters import Body, check_names, read_body
-from ddmq.server.http.routing import FORWARDED, NO_LISTINGS, AdminRequest, AdminRouter, Text
+from ddmq.server.http.routing import (
+    FORWARDED,
+    NO_LISTINGS,
+    AdminRequest,
+    AdminRouter,
+    Text,
+    UncertainOutcomeError,
+)
 from ddmq.server.story.answer import StoryQueries
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
@@ -37,14 +49,15 @@ from ddmq_common.errors import CallerError, RemoteError, TryLaterError, Unsuppor
 from ddmq_common.metrics.registry import Registry
 from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
+from proxy_producer.service import ProducerService
 
 T = TypeVar("T")
 CATCH_UP_PAUSES_S = (0.1, 0.3, 1.0, 0.0)  # between tries
 
 
 class AdminApi:
-    """The routes of the admin API over the parts of one process; `consumer` is None if the consumer proxy
-    runs elsewhere.
+    """The routes of the admin API over the parts of one process; `consumer` and `producer` are None if such a
+    proxy runs elsewhere.
 
     `names`: the host names by which clients reach the server, besides loopback. `backups`: the folder for
     backups. `others`: the processes whose counters are added to the answer. `levels`: the delay levels.
@@ -62,6 +75,7 @@ class AdminApi:
         backups: Path = Path(BACKUPS),
         others: OtherProcesses | None = None,
         levels: Levels = DEFAULT_LEVELS,
+        producer: ProducerService | None = None,
     ) -> None:
         self.backend = backend
         self.levels = levels
@@ -72,6 +86,7 @@ class AdminApi:
         self._others = others or OtherProcesses()
         self._groups = None if consumer is None else AdminGroups(backend, consumer, metrics, clock)
         self.delays = DelayQueries(backend, timers, clock, backups)
+        self.calls = ProducerCalls(backend, producer, clock, self._others, self.delays.list_other_addresses)
         self.messages = MessageSearch(backend, None if consumer is None else consumer.message_state)
         self.transactions = AdminTransactions(backend, clock)
         self.stories = StoryQueries(
@@ -91,6 +106,8 @@ class AdminApi:
             if route.method != "GET":
                 self._catch_up()
             return route.handler(self, request)
+        except UncertainOutcomeError:
+            raise
         except (TimeoutError, RemoteError) as error:
             health = self.backend.health()
             if health.ready:
@@ -233,6 +250,9 @@ ROUTES = (
     Route("GET", "/topics/{topic}/messages", "messages",
           lambda api, r: api.messages.in_topic(r),
           ("id", "key", "queue", "offset", "time_ms", "count", "group")),
+    Route("POST", "/messages", "where it is stored, or when it is due",
+          lambda api, r: api.calls.answer_anywhere(r, partial(send_message, api.calls, api.levels)),
+          body=MessageSendBody),
     Route("GET", "/messages/{id}", "the message with that id", lambda api, r: api.messages.by_id(r),
           ("group",)),
     Route("GET", "/messages/{id}/story", "all that happened to it, and why it was late",
@@ -284,6 +304,9 @@ ROUTES = (
           ("topic", "key", "from_ms", "to_ms", "count", "after")),
     Route("GET", "/delay/messages/{id}", "one, by delay id or uuid",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.message)),
+    Route("POST", "/delay/messages/{id}", "what a cancel, fire or reschedule came to",
+          lambda api, r: api.calls.answer_anywhere(r, partial(change_message, api.calls)),
+          body=DelayChangeBody),
     Route("GET", "/delay/count", "how many",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.count),
           ("topic", "key", "from_ms", "to_ms", "count", "after")),

@@ -3,7 +3,8 @@
 MetricsPage makes the page of metrics. An expensive page is reused for a while, so that scrapers cost little.
 
 OtherProcesses requests the counters of the other processes of `ddmq serve --processes` from their admin
-ports. The process that started them sends their addresses line by line: `part producer 127.0.0.1:9913`.
+ports. The process that started them sends their addresses line by line: `part producer 127.0.0.1:9913` to the
+process that adds up the counters, `proxy producer 127.0.0.1:9913` to the one without a proxy.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ PAGE_CHEAP_S = 0.05  # processor time; a page that takes less is made anew each 
 PAGE_RESTS = 10  # others after so many times what they took
 PAGE_CACHED_MAX_S = 10.0  # at most
 COUNTERS_WAIT_S = 1.0  # for all of them together
+PART, PROXY = "part", "proxy"  # the kinds of lines that name an admin address
 FIGURES = ("value", "count", "mean", "p50", "p99", "max")
 Counters = dict[str, list[dict[str, Any]]]  # as Registry.snapshot gives them
 log = logging.getLogger("ddmq.server")
@@ -79,11 +81,17 @@ class OtherProcesses:
 
     def __init__(self) -> None:
         self._addresses: dict[str, HostPort] = {}
+        self._proxies: dict[str, HostPort] = {}
 
     def record_address(self, line: str) -> None:
-        """Record the admin address that a line `part NAME ADDRESS` names."""
-        _, name, address = line.split()
-        self._addresses[name] = parse(address)
+        """Record the admin address that a line `part NAME ADDRESS` or `proxy NAME ADDRESS` names."""
+        kind, name, address = line.split()
+        addresses = self._proxies if kind == PROXY else self._addresses
+        addresses[name] = parse(address)
+
+    def list_proxies(self) -> list[str]:
+        """Return the admin addresses of the processes with a producer proxy, as far as lines name them."""
+        return [str(address) for address in self._proxies.values()]
 
     def merge_counters(self, own: Counters) -> tuple[Counters, dict[str, str]]:
         """Return the counters of all processes added up, beginning with `own`, and the addresses of the
@@ -96,10 +104,10 @@ class OtherProcesses:
         return merge_counters(own, *answers.values()), silent
 
 
-def component_line(name: str, address: HostPort) -> str:
+def component_line(name: str, address: HostPort, kind: str = PART) -> str:
     """Return the line that reports the admin address of one component of the server, `part NAME HOST:PORT`.
     `OtherProcesses.record_address` parses it."""
-    return f"part {name} {address}\n"
+    return f"{kind} {name} {address}\n"
 
 
 def merge_counters(*snapshots: Counters) -> Counters:

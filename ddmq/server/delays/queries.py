@@ -34,7 +34,7 @@ from ddmq_common.delays.command import (
     shard_of,
     uuid_bytes,
 )
-from ddmq_common.errors import CallerError, DamagedError, TryLaterError, UnsupportedError
+from ddmq_common.errors import CallerError, DamagedError, DdmqError, TryLaterError, UnsupportedError
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from ddmq_common.native_threads import in_thread
 from ddmq_common.plain_text import body_fields
@@ -132,6 +132,15 @@ class DelayQueries:
         """Return the addresses at which the owners of the shards are reached."""
         owners = self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._clock.monotonic() + WAIT_S)
         return {queue.queue_id: address for queue, address in owners.wait(WAIT_S).items() if address}
+
+    def list_other_addresses(self) -> list[str]:
+        """Return the admin addresses of the other processes that own shards; none if they are unknown."""
+        owned = {} if self._timers is None else self._timers.shards
+        try:
+            addresses = self._owner_addresses()
+        except (DdmqError, TimeoutError):
+            return []
+        return [address for shard, address in addresses.items() if shard not in owned]
 
     # --- what there is
 

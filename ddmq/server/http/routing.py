@@ -53,6 +53,10 @@ class NoSuchGroupError(CallerError):
     """The consumer group (or its subscription, or its dead letters) does not exist."""
 
 
+class UncertainOutcomeError(RemoteError):
+    """A change may or may not have been made (504), whether or not this process is ready."""
+
+
 class Page(NamedTuple):
     """One page of a long listing that is sorted by name: at most `most` items whose names come after `after`.
 
@@ -316,16 +320,23 @@ def _log_rejection(environ: Mapping[str, Any], rejection: RequestRejection) -> N
 
 def forward_request(address: str, request: AdminRequest) -> Text:
     """Send the request to the process at an admin address and return its answer unchanged. Blocks, so call it
-    in a native thread. Raises TryLaterError if there is no answer."""
+    in a native thread. Raises TryLaterError if it changed nothing there, UncertainOutcomeError if a change
+    got no answer."""
     filled = re.sub(r"\{(\w+)\}", lambda match: quote(request.path[match[1]], safe=""), request.pattern)
     target = f"{filled}?{urlencode({**request.query, FORWARDED: '1'})}"
     connection = http.client.HTTPConnection(*parse(address), timeout=OTHER_S)
+    is_connected = False
     try:
+        connection.connect()
+        is_connected = True
         body: Any = msgspec.json.encode(request.body) if request.body else None
         connection.request(request.method, target, body, {"Content-Type": JSON})
         response = connection.getresponse()
         return Text(JSON, response.read(), response.status)
     except (OSError, http.client.HTTPException) as error:
-        raise TryLaterError(f"the delay service at {address} does not answer ({error}); try again") from error
+        silence = f"the process at {address} does not answer ({error})"
+        if is_connected and request.method != "GET":
+            raise UncertainOutcomeError(f"{silence}; the change may or may not have been made") from error
+        raise TryLaterError(f"{silence}; try again") from error
     finally:
         connection.close()

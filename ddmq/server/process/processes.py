@@ -27,7 +27,7 @@ import click
 
 from backend.engines import FILE_LOG
 from ddmq.address import COMPONENTS, HostPort, read_ready, ready_line
-from ddmq.server.admin.figures import component_line
+from ddmq.server.admin.figures import PART, PROXY, component_line
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.process import logs
 from ddmq.server.process.ports import check_ports
@@ -39,6 +39,7 @@ READY_WITHIN_S = 30.0
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 5.0
 ADMIN_ABOVE = {"producer": 100, "delay-service": 200}  # so that what scrapes them can know them beforehand
+WITHOUT_PROXY = "delay-service"  # the component that has no producer proxy
 EPHEMERAL_FROM = 32_768  # from here on a port may become any connection's at any time
 log = logging.getLogger("ddmq.processes")
 
@@ -151,15 +152,15 @@ class Supervisor:
             component.when_ready = self._publish_admin_addresses
 
     def _publish_admin_addresses(self) -> None:
-        """Send the first component the admin addresses of the others that are ready."""
+        """Send the first component the admin addresses of the others that are ready, and a component without
+        a producer proxy those of the others that have one."""
         public, *others = self.components
         with self._publish_lock:
-            lines = [
-                component_line(component.name, component.addresses["admin"])
-                for component in others
-                if component.addresses
-            ]
-            public.send_lines("".join(lines))
+            public.send_lines(_address_lines(others, PART))
+            proxies = [component for component in self.components if component.name != WITHOUT_PROXY]
+            for component in others:
+                if component not in proxies and component.child is not None:
+                    component.send_lines(_address_lines(proxies, PROXY))
 
     def start(self) -> None:
         """Start all components, and wait until they are ready or a stop is requested. Raises ClickException
@@ -270,6 +271,14 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
         click.echo(ready_line(addresses, config.serve.data_dir))
     supervisor.watch()
     supervisor.join()
+
+
+def _address_lines(components: list[ComponentProcess], kind: str) -> str:
+    return "".join(
+        component_line(component.name, component.addresses["admin"], kind)
+        for component in components
+        if component.addresses
+    )
 
 
 def _describe_end(code: int) -> str:

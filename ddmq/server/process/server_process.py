@@ -116,7 +116,7 @@ class ServerProcess:
         self.backend: Backend | None = None
         self.producer: ProducerService | None = None
         self.sends: ProducerService | None = (
-            None  # what acknowledgements carry: `producer`, or without a port
+            None  # for what acknowledgements and the admin API send: `producer`, or one without a port
         )
         self.consumer: ConsumerService | None = None
         self.delay: LevelService | None = None
@@ -320,6 +320,7 @@ class ServerProcess:
         api = AdminApi(
             backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
             self.config.serve.backups, self.others, self.config.delay.table,
+            self.producer or self.sends,
         )  # fmt: skip
         if self.consumer is not None:
             HubTimer(ref=False).every(groups.PERIOD_S, api.groups.sample)

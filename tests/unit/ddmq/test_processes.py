@@ -105,3 +105,35 @@ def test_a_signal_that_comes_while_a_component_is_started_reaches_it(
     component.supervisor.check_component(component, 1.0)
     assert component.child is not None
     assert component.child.wait(60) == -number
+
+
+class RecordingComponent(ComponentProcess):
+    """A component that is ready at an admin port, and records the lines that it is sent."""
+
+    def __init__(self, name: str, port: int) -> None:
+        super().__init__(name, [])
+        self.addresses = {"admin": HostPort(HOST, port)}
+        self.child = subprocess.Popen([sys.executable, "-c", ""], text=True)
+        self.lines = ""
+
+    def send_lines(self, lines: str) -> None:
+        self.lines = lines
+
+
+def test_the_public_process_learns_the_others_and_the_delay_service_those_with_a_proxy() -> None:
+    components = [
+        RecordingComponent(name, port)
+        for port, name in enumerate(("consumer", "producer", "delay-service"), 1)
+    ]
+    consumer, producer, delay = components
+    Supervisor([*components])
+    delay.when_ready()
+    assert consumer.lines == f"part producer {HOST}:2\npart delay-service {HOST}:3\n"
+    assert producer.lines == ""
+    assert delay.lines == f"proxy consumer {HOST}:1\nproxy producer {HOST}:2\n"
+    producer.addresses = {}
+    consumer.when_ready()
+    assert delay.lines == f"proxy consumer {HOST}:1\n"
+    for component in components:
+        assert component.child is not None
+        component.child.wait()
