@@ -20,7 +20,12 @@ PROBE_TIMEOUT_S = 1.0
 
 
 class UnknownResourceError(click.ClickException):
-    """The error for an answer 404: the server has no topic, group or message of that name."""
+    """The error for an answer 404: the server has no topic, group or message of that name. `answer`: the
+    complete answer."""
+
+    def __init__(self, message: str, answer: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.answer = answer
 
 
 def admin_address() -> HostPort:
@@ -59,8 +64,8 @@ class AdminClient:
         if status >= 400:
             if not isinstance(answer, dict):
                 raise self._foreign_port_error(f"status {status}, {payload[:40]!r}")
-            kind = UnknownResourceError if status == 404 else click.ClickException
-            raise kind(str(answer.get("error", f"HTTP status {status}")))
+            text = str(answer.get("error", f"HTTP status {status}"))
+            raise UnknownResourceError(text, answer) if status == 404 else click.ClickException(text)
         return answer
 
     def _send_request(self, method: str, target: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:

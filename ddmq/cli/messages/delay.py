@@ -55,7 +55,8 @@ def delay() -> None:
       ddmq delay cancel ID
       ddmq delay add reminders stand-up --cron "0 9 * * 1-5" --zone Asia/Tokyo
 
-    add, cancel, reschedule and fire ask a producer proxy; the others ask the admin port of the delay service.
+    add asks a producer proxy, the others ask the admin port; so do cancel, reschedule and fire, unless
+    --producer names a producer proxy.
     """
 
 

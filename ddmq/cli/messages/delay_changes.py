@@ -1,9 +1,9 @@
-"""`ddmq delay cancel`, `reschedule` and `fire`: changes of delayed messages, asked of a producer proxy."""
+"""`ddmq delay cancel`, `reschedule` and `fire`: changes of delayed messages."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,12 +11,17 @@ import click
 
 from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.messages.delay_requests import (
+    CANCEL,
+    FIRE,
+    RESCHEDULE,
+    ChangeRequests,
+    DelayChange,
+    choose_requests,
+)
 from ddmq.cli.messages.sending import (
-    Patience,
-    client_of,
     describe_outcome,
     first_options,
-    in_options,
     outcome_json,
     producer_option,
     read_timing,
@@ -33,14 +38,14 @@ from ddmq.cli.messages.waiting import (
     print_messages,
     walk_pages,
 )
-from ddmq.cli.output import confirm, hint, json_option, print_json, print_line
+from ddmq.cli.output import confirm, hint, print_json, print_line
 from ddmq.cli.values import NAME, TOPIC
-from ddmq_client import CancelOutcome, ClientError, DelayStatus, Producer
+from ddmq_client import CancelOutcome, DelayStatus
 
 AT_ONCE = 16  # requests under way, when many messages are cancelled
 SHOWN = 20  # messages that a dry run lists
 MISSING_FIELDS = ("orders_waiting", "elsewhere", "not_open")
-Change = Callable[[Producer, str], CancelOutcome]
+_CANCELLING = DelayChange(CANCEL)
 
 
 @click.command(short_help="Cancel messages: by id, or those of a topic.")
@@ -83,19 +88,16 @@ def cancel(
     choice = choice_of(topic, options)
     if topic is None and (choice or dry_run):
         raise click.UsageError("--from, --to, --key and --dry-run go with --topic")
-    if topic is None:
-        outcomes = _request_changes(producer, timeout_ms, ids, _cancel_one, as_json)
-        _print_outcomes(ids, outcomes, as_json, DelayStatus.CANCELLED)
-    elif dry_run:
-        _show_choice(admin, choice, as_json)
-    else:
-        if not yes:
-            _confirm_choice(admin, choice)
-        _cancel_choice(_Cancelling(producer, timeout_ms, as_json), admin, choice, as_json)
-
-
-def _cancel_one(client: Producer, delay_id: str) -> CancelOutcome:
-    return client.cancel(delay_id)
+    if dry_run:
+        return _show_choice(admin, choice, as_json)
+    if topic is not None and not yes:
+        _confirm_choice(admin, choice)
+    with choose_requests(producer, admin, timeout_ms, many=topic is not None, quiet=as_json) as requests:
+        if topic is None:
+            _print_outcomes(ids, _request_changes(requests, ids, _CANCELLING), as_json, DelayStatus.CANCELLED)
+        else:
+            _cancel_choice(_Cancelling(requests), admin, choice, as_json)
+    return None
 
 
 def _show_choice(admin: AdminClient, choice: Selection, as_json: bool) -> None:
@@ -137,11 +139,9 @@ def _missing_fields(page: dict[str, Any]) -> dict[str, Any]:
 class _Cancelling:
     """Cancels messages, several at a time. `outcomes` counts the messages by their outcome."""
 
-    def __init__(self, producer: HostPort, timeout_ms: int, as_json: bool) -> None:
+    def __init__(self, requests: ChangeRequests) -> None:
         self.outcomes: Counter[str] = Counter()
-        self._producer = producer
-        self._timeout_ms = timeout_ms
-        self._patience = Patience(producer, timeout_ms, quiet=as_json)
+        self._requests = requests
 
     @property
     def cancelled_count(self) -> int:
@@ -155,13 +155,10 @@ class _Cancelling:
             self.outcomes["damaged in the store, `ddmq delay list --json` says how"] += len(named) - len(ids)
         if not ids:
             return
-        with client_of(self._producer, self._timeout_ms) as client:
-            self._count_outcome(
-                _request_change(client, ids[0], _cancel_one, self._patience)
-            )  # it tells if nobody answers
-            quiet = Patience(self._producer, self._timeout_ms, quiet=True)
-            for outcome in _cancel_concurrently(client, ids[1:], quiet):
-                self._count_outcome(outcome)
+        first, *others = ids
+        self._count_outcome(self._requests.request(first, _CANCELLING))  # it tells if nobody answers
+        for outcome in _cancel_concurrently(self._requests, others):
+            self._count_outcome(outcome)
 
     def _count_outcome(self, outcome: CancelOutcome | str) -> None:
         text = outcome if isinstance(outcome, str) else outcome.status.value
@@ -170,12 +167,10 @@ class _Cancelling:
         self.outcomes[text] += 1
 
 
-def _cancel_concurrently(
-    client: Producer, ids: Sequence[str], patience: Patience
-) -> Iterator[CancelOutcome | str]:
+def _cancel_concurrently(requests: ChangeRequests, ids: Sequence[str]) -> Iterator[CancelOutcome | str]:
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
-        yield from pool.map(lambda one: _request_change(client, one, _cancel_one, patience), ids)
+        yield from pool.map(lambda one: requests.request(one, _CANCELLING, quiet=True), ids)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -213,8 +208,10 @@ def _cancel_choice(cancelling: _Cancelling, admin: AdminClient, choice: Selectio
 @click.option("--zone", help="Time zone of --at (default: local).")
 @timeout_option
 @producer_option
-@json_option
-def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool, **options: Any) -> None:
+@admin_options
+def reschedule(
+    delay_id: str, timeout_ms: int, producer: HostPort, admin: AdminClient, as_json: bool, **options: Any
+) -> None:
     """Deliver the message with this ID at another time (of a message that repeats: its next delivery).
 
     Exit code 1 if it no longer waits.
@@ -222,9 +219,8 @@ def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool
     timing = read_timing(options)
     if not timing:
         raise click.UsageError("say when: --delay DURATION or --at TIME")
-    outcomes = _request_changes(
-        producer, timeout_ms, (delay_id,), lambda client, one: client.reschedule(one, **timing), as_json
-    )
+    with choose_requests(producer, admin, timeout_ms, many=False, quiet=as_json) as requests:
+        outcomes = _request_changes(requests, (delay_id,), DelayChange(RESCHEDULE, timing))
     _print_outcomes((delay_id,), outcomes, as_json, DelayStatus.RESCHEDULED)
 
 
@@ -232,32 +228,25 @@ def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool
 @click.argument("ids", type=NAME, nargs=-1, required=True)
 @timeout_option
 @producer_option
-@json_option
-def fire(ids: tuple[str, ...], timeout_ms: int, producer: HostPort, as_json: bool) -> None:
+@admin_options
+def fire(
+    ids: tuple[str, ...], timeout_ms: int, producer: HostPort, admin: AdminClient, as_json: bool
+) -> None:
     """Deliver the messages with these IDS now (of one that repeats: its next delivery).
 
     Exit code 1 if one was delivered neither by this command nor earlier.
     """
-    outcomes = _request_changes(producer, timeout_ms, ids, lambda client, one: client.fire_now(one), as_json)
+    with choose_requests(producer, admin, timeout_ms, many=False, quiet=as_json) as requests:
+        outcomes = _request_changes(requests, ids, DelayChange(FIRE))
     _print_outcomes(ids, outcomes, as_json, DelayStatus.FIRED)
 
 
 def _request_changes(
-    producer: HostPort, timeout_ms: int, ids: tuple[str, ...], change: Change, as_json: bool
+    requests: ChangeRequests, ids: tuple[str, ...], change: DelayChange
 ) -> list[CancelOutcome | str]:
     """Request the change of each id; return for each its outcome, or the text of the error if there is no
     outcome."""
-    patience = Patience(producer, timeout_ms, quiet=as_json)
-    with client_of(producer, timeout_ms) as client:
-        return [find_delay_id_error(one) or _request_change(client, one, change, patience) for one in ids]
-
-
-def _request_change(client: Producer, one: str, change: Change, patience: Patience) -> CancelOutcome | str:
-    try:
-        with patience.watch_request(client):
-            return change(client, one)
-    except ClientError as error:
-        return in_options(error)
+    return [find_delay_id_error(one) or requests.request(one, change) for one in ids]
 
 
 def _print_outcomes(

@@ -12,6 +12,7 @@ import pytest
 
 from ddmq_client import Producer
 from tests.scenarios.real_server import RealServer, running, write_config
+from tests.service.cli.conftest import Shell
 from tests.support.waits import until
 
 HOUR_MS = 3_600_000
@@ -255,6 +256,61 @@ def test_a_wrong_change_is_rejected_in_words(
     status, answer = server.request("POST", f"/delay/messages/{delay_id}", body)
     assert (status, set(answer)) == (400, {"error"}), answer
     assert words in answer["error"]
+
+
+# --- which port a change goes to
+
+
+@pytest.fixture
+def admin_alone(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """A shell that knows the admin port alone; at the producer port of its environment nobody answers."""
+    monkeypatch.setenv("DDMQ_PRODUCER", "127.0.0.1:1")
+    return shell
+
+
+def test_single_messages_are_changed_over_the_admin_port(
+    admin_alone: Shell, server: RealServer, topic: str
+) -> None:
+    ids = [send(server, topic, body=name, delay_ms=HOUR_MS)["delay_id"] for name in ("a", "b", "c")]
+    (outcome,) = admin_alone.json("delay", "reschedule", ids[0], "--delay", "5h")
+    assert (outcome["id"], outcome["outcome"], outcome["fired_ms"]) == (ids[0], "rescheduled", None)
+    assert outcome["due_ms"] > now_ms() + 4 * HOUR_MS
+    assert admin_alone("delay", "reschedule", ids[0], "--at", "+6h").startswith("rescheduled, due ")
+    assert admin_alone("delay", "fire", ids[1]).startswith("fired ")
+    assert admin_alone("delay", "cancel", ids[0], ids[2]) == f"{ids[0]}: cancelled\n{ids[2]}: cancelled\n"
+    assert admin_alone("delay", "cancel", ids[1], code=1).startswith("already fired ")
+    assert admin_alone("delay", "fire", ids[0], code=1) == "not done: it was cancelled before\n"
+    assert server.bodies(topic) == ["b"]
+    never = f"{int(time.time()) + 3_600}-2-1900000000-0-0-0-1-{uuid4()}"
+    assert admin_alone("delay", "cancel", never, code=1) == "unknown: there is no such message\n"
+    old = f"1500000000-2-1500172800-0-0-0-1-{uuid4()}"
+    (outcome,) = admin_alone.json("delay", "cancel", old, code=1)
+    assert outcome == {"id": old, "outcome": "too_old", "fired_ms": None, "due_ms": None}
+    (outcome,) = admin_alone.json("delay", "reschedule", ids[0], "--at", "2099-01-01T00:00Z", code=1)
+    assert (outcome["outcome"], "(code 33)" in outcome["error"]) == (None, True)
+
+
+def test_many_messages_are_cancelled_over_the_admin_port_that_is_named(
+    admin_alone: Shell, server: RealServer, topic: str
+) -> None:
+    for number in range(40):
+        send(server, topic, body=f"{number}", delay_ms=HOUR_MS)
+    admin = ("--admin", server.address("admin"))
+    until(lambda: admin_alone.json("delay", "count", topic)["count"] == 40)
+    assert admin_alone("delay", "cancel", "--topic", topic, "--yes", *admin) == "40 cancelled\n"
+    assert admin_alone("delay", "count", topic).strip() == "0"
+
+
+def test_a_producer_port_that_is_named_gets_the_change(
+    shell: Shell, server: RealServer, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delay_id = send(server, topic, body="x", delay_ms=HOUR_MS)["delay_id"]
+    monkeypatch.setenv("DDMQ_ADMIN", "127.0.0.1:1")
+    assert "no server answers at 127.0.0.1:1" in shell.error_of("delay", "cancel", delay_id, code=1)
+    producer = ("--producer", server.address("producer"))
+    assert shell("delay", "reschedule", delay_id, "--delay", "2h", *producer).startswith("rescheduled")
+    monkeypatch.delenv("DDMQ_ADMIN")  # the variable of the producer port is named, that of the admin port not
+    assert shell("delay", "cancel", delay_id) == "cancelled\n"
 
 
 # --- other servers
