@@ -336,6 +336,25 @@ class DelayCount:
     topic: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentMessage:
+    """A message that the server has stored. `due_at`: the (first) due time of a delayed message.
+
+    A delayed message has a `delay_id` instead of a queue, an offset and a message id; a message at a delay
+    level has only a message id. `duplicate`: a message with this idempotency key was stored before, perhaps
+    with another body (`body_differs`).
+    """
+
+    topic: str
+    queue_id: int | None = None
+    offset: int | None = None
+    message_id: str | None = None
+    delay_id: str | None = None
+    due_at: datetime | None = None
+    duplicate: bool = False
+    body_differs: bool = False
+
+
 _KEYS: Mapping[str, Mapping[str, str]] = {  # record → field → key of the row, where they differ
     "QueueRange": {"queue_id": "queue", "min_offset": "min", "next_offset": "next"},
     "TopicDescription": {"name": "topic"},
@@ -357,6 +376,7 @@ _KEYS: Mapping[str, Mapping[str, str]] = {  # record → field → key of the ro
     },
     "DeadLettersResent": {"not_sent": "kept"},
     "DelayedMessage": {"delay_id": "id"},
+    "SentMessage": {"queue_id": "queue", "message_id": "id"},
 }
 
 

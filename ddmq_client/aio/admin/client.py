@@ -1,4 +1,4 @@
-"""AsyncAdmin: topics, groups, offsets, order keys, dead letters and delayed messages, over the admin API.
+"""AsyncAdmin: topics, groups, offsets, keys, dead letters, sends and delayed messages, over the admin API.
 
     async with AsyncAdmin("mq-1:9813") as admin:
         await admin.create_topic("orders", queues=8, exist_ok=True)
@@ -29,6 +29,7 @@ from ddmq_client.admin.records import (
     read_rows,
     topic_settings_body,
 )
+from ddmq_client.admin.sends import change_body, message_body, read_outcome
 from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSettings, check_reason
 from ddmq_client.aio.admin.pool import AsyncAdminConnections
 from ddmq_client.aio.producer import AsyncProducerBase
@@ -36,7 +37,7 @@ from ddmq_client.aio.sync import Home, run_blocking
 from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, topic_names
-from ddmq_client.delays import CancelOutcome, epoch_ms
+from ddmq_client.delays import CancelOutcome, When, epoch_ms, when_of
 from ddmq_client.errors import (
     AccessError,
     AdminError,
@@ -47,6 +48,7 @@ from ddmq_client.errors import (
     UnknownChangeError,
 )
 from ddmq_client.idl.codes import ADMIN_PORT, PRODUCER_PORT
+from ddmq_client.outgoing import OutgoingMessage, ShardKey
 from ddmq_client.process import new_client_id
 
 R = TypeVar("R")
@@ -66,7 +68,7 @@ class AsyncAdmin:
     servers          "host:port", several with commas, or a list; the port may be left out (9813). The first
                      that accepts a connection is used. Only the proxy that delivers to a group knows its
                      blocked keys and its messages in flight
-    producers        producer proxies, which change delayed messages; by default the servers' hosts, port 9613
+    producers        producer proxies, if they are to change delayed messages instead of the servers
     timeout_ms       for one request, including connecting
     connections_max  the maximum of open connections; a call beyond it waits
     """
@@ -84,13 +86,12 @@ class AsyncAdmin:
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         check("connections_max", connections_max, 1, 48)  # the server takes no more from one address
         addresses = parse_addresses(servers, ADMIN_PORT, "servers")
-        if producers is None:
-            producers = [str(each._replace(port=PRODUCER_PORT)) for each in addresses]
-        parse_addresses(producers, PRODUCER_PORT, "producers")
+        if producers is not None:
+            parse_addresses(producers, PRODUCER_PORT, "producers")
         self._producers = producers
         self._timeout_ms = timeout_ms
         self._pool = AsyncAdminConnections(addresses, connections_max)
-        self._producer: AsyncProducerBase | None = None  # made by the first change of a delayed message
+        self._producer: AsyncProducerBase | None = None  # made by the first change that `producers` make
         self._home = Home("admin client")
 
     async def __aenter__(self) -> Self:
@@ -414,24 +415,77 @@ class AsyncAdmin:
 
     async def cancel_delay(self, delay_id: str) -> CancelOutcome:
         """Cancel a delayed message and return the outcome; see `Producer.cancel`."""
-        return await self._get_producer().cancel(delay_id)
+        if self._producers is not None:
+            return await self._get_producer(self._producers).cancel(delay_id)
+        return await self._change_delay(delay_id, "cancel", None)
 
     async def reschedule_delay(
         self, delay_id: str, *, delay: timedelta | None = None, deliver_at: datetime | None = None
     ) -> CancelOutcome:
         """Change the due time of a delayed message; see `Producer.reschedule`."""
-        return await self._get_producer().reschedule(delay_id, delay=delay, deliver_at=deliver_at)
+        if self._producers is not None:
+            producer = self._get_producer(self._producers)
+            return await producer.reschedule(delay_id, delay=delay, deliver_at=deliver_at)
+        when = when_of(delay, deliver_at)
+        if when is None:
+            raise OptionError("neither delay nor deliver_at is set; allowed: one of them")
+        return await self._change_delay(delay_id, "reschedule", when)
 
     async def fire_delay(self, delay_id: str) -> CancelOutcome:
         """Deliver a delayed message now; see `Producer.fire_now`."""
-        return await self._get_producer().fire_now(delay_id)
+        if self._producers is not None:
+            return await self._get_producer(self._producers).fire_now(delay_id)
+        return await self._change_delay(delay_id, "fire", None)
 
-    def _get_producer(self) -> AsyncProducerBase:
+    async def _change_delay(self, delay_id: str, action: str, when: When | None) -> CancelOutcome:
+        body = {**change_body(action, when), "timeout_ms": self._proxy_timeout_ms()}
+        return read_outcome(await self._post_body("delay", "messages", delay_id, body=body))
+
+    def _get_producer(self, producers: str | Sequence[str]) -> AsyncProducerBase:
         self._home.check_process()
         if self._producer is None:
             settings = ProducerSettings(timeout_ms=self._timeout_ms, client_id=new_client_id())
-            self._producer = AsyncProducerBase(self._producers, settings)
+            self._producer = AsyncProducerBase(producers, settings)
         return self._producer
+
+    # --- sends
+
+    @explain_arguments("docs/client.md#administration")
+    async def send(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        key: str | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        shard_key: ShardKey | None = None,
+        queue: int | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        level: int | None = None,
+        cron: str | None = None,
+        zone: str | None = None,
+        every: timedelta | None = None,
+        times: int | None = None,
+        catch_up: Literal["fire_once", "all", "skip"] | None = None,
+        idempotency_key: str | None = None,
+    ) -> records.SentMessage:
+        """Send one message over the admin port. Arguments: see `Producer.send`, which is much quicker.
+
+        The request is made once. Raises UnknownChangeError if the message may or may not be stored.
+        """
+        when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
+        message = OutgoingMessage(topic, body, key, tags, properties, shard_key, queue, idempotency_key)
+        fields = message_body(message, when, times)
+        if level is not None:
+            fields["level"] = level
+        answer = await self._post_body("messages", body={**fields, "timeout_ms": self._proxy_timeout_ms()})
+        return read_row(records.SentMessage, answer)
+
+    def _proxy_timeout_ms(self) -> int:
+        """Return the time that a producer proxy gets, which leaves some for its answer."""
+        return max(1, self._timeout_ms * 9 // 10)
 
     # --- requests
 
@@ -453,7 +507,7 @@ class AsyncAdmin:
 
 
 def _read_answer(request: HttpRequest, response: HttpResponse, server: str) -> Any:
-    """Return the decoded JSON of an answer.
+    """Return the decoded JSON of an answer, also of one that a delayed message is unknown.
 
     Raises the AdminError of its status, with the server's sentence; a plain AdminError if the answer is no
     JSON, or JSON that is nested too deeply to be decoded.
@@ -463,7 +517,9 @@ def _read_answer(request: HttpRequest, response: HttpResponse, server: str) -> A
     except (ValueError, RecursionError):
         answer = None
     status = response.status
-    if status == 200 and answer is not None:
+    if (status == 200 and answer is not None) or (
+        status == 404 and isinstance(answer, dict) and "outcome" in answer
+    ):
         return answer
     sentence = answer.get("error") if isinstance(answer, dict) else None
     if not isinstance(sentence, str):

@@ -7,9 +7,11 @@ import base64
 import inspect
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -19,8 +21,10 @@ from ddmq_client import (
     DelayStatus,
     Message,
     NotFoundError,
+    OptionError,
     Producer,
     RejectedError,
+    SendError,
 )
 from ddmq_client.admin import KeyDescription
 from ddmq_client.aio import AsyncAdmin
@@ -45,22 +49,23 @@ class AnyAdmin:
         return call
 
 
-@pytest.fixture(params=["blocking", "asyncio"])
-def admin(server: RealServer, request: pytest.FixtureRequest) -> Iterator[Any]:
-    addresses = {
-        "servers": server.address("admin"),
-        "producers": server.address("producer"),
-        "timeout_ms": 60_000,
-    }
-    if request.param == "blocking":
-        with Admin(**addresses) as client:
+@contextmanager
+def opened_admin(kind: str, timeout_ms: int = 60_000, **arguments: Any) -> Iterator[Any]:
+    if kind == "blocking":
+        with Admin(**arguments, timeout_ms=timeout_ms) as client:
             yield AnyAdmin(client, None)
         return
     loop = asyncio.new_event_loop()
-    async_admin = AsyncAdmin(**addresses)
+    async_admin = AsyncAdmin(**arguments, timeout_ms=timeout_ms)
     yield AnyAdmin(async_admin, loop)
     loop.run_until_complete(async_admin.aclose())
     loop.close()
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def admin(server: RealServer, request: pytest.FixtureRequest) -> Iterator[Any]:
+    with opened_admin(request.param, servers=server.address("admin")) as client:
+        yield client
 
 
 def test_both_kinds_have_the_same_methods() -> None:
@@ -234,3 +239,80 @@ def test_delayed_messages_are_listed_counted_and_changed(server: RealServer, adm
     assert server.bodies(topic) == ["n3"]
     with pytest.raises(RejectedError, match="neither a delay id nor a uuid"):
         admin.get_delay("rubbish")
+
+
+def test_a_change_of_a_delayed_message_states_what_came_of_it(
+    server: RealServer, admin: Any, topic: str
+) -> None:
+    fired, moved = (admin.send(topic, name, delay=timedelta(hours=1)).delay_id for name in ("a", "b"))
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    outcome = admin.fire_delay(fired)
+    assert (outcome.status, outcome.text) == (DelayStatus.FIRED, "")
+    assert before < outcome.fired_at < datetime.now(UTC) + timedelta(seconds=1)
+    assert admin.cancel_delay(fired).status is DelayStatus.FIRED
+    later = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=9)
+    outcome = admin.reschedule_delay(moved, deliver_at=later)
+    assert (outcome.status, outcome.due_at) == (DelayStatus.RESCHEDULED, later)
+    assert admin.cancel_delay(moved).cancelled
+    assert admin.cancel_delay(str(uuid4())).status is DelayStatus.UNKNOWN
+    old = f"1500000000-2-1500172800-0-0-0-1-{uuid4()}"
+    assert admin.cancel_delay(old).status is DelayStatus.TOO_OLD
+    with pytest.raises(RejectedError, match=r"code 33"):
+        admin.reschedule_delay(moved, delay=timedelta(days=900))
+    with pytest.raises(OptionError, match="neither delay nor deliver_at is set"):
+        admin.reschedule_delay(moved)
+
+
+def test_delayed_messages_are_changed_by_the_producer_proxies_that_are_named(
+    server: RealServer, topic: str
+) -> None:
+    for kind in ("blocking", "asyncio"):
+        addresses = {"servers": server.address("admin"), "producers": server.address("producer")}
+        with opened_admin(kind, **addresses) as admin:
+            ids = [admin.send(topic, name, delay=timedelta(hours=1)).delay_id for name in ("a", "b")]
+            moved = admin.reschedule_delay(ids[0], delay=timedelta(hours=2))
+            assert moved.status is DelayStatus.RESCHEDULED
+            assert admin.cancel_delay(ids[0]).status is DelayStatus.CANCELLED
+            assert admin.fire_delay(ids[1]).status is DelayStatus.FIRED
+        with (
+            opened_admin(kind, 300, **addresses | {"producers": "127.0.0.1:1"}) as admin,
+            pytest.raises(SendError),
+        ):
+            admin.cancel_delay(ids[0])
+
+
+def test_messages_are_sent(server: RealServer, admin: Any, topic: str) -> None:
+    admin.create_topic(topic, queues=3)
+    sent = admin.send(topic, "tea", key="k", tags="t", properties={"a": "b"}, queue=2)
+    assert (sent.topic, sent.queue_id, sent.offset, sent.delay_id) == (topic, 2, 0, None)
+    binary = admin.send(topic, bytes(range(256)), shard_key=b"customer-17")
+    with Producer(server.address("producer"), timeout_ms=60_000) as producer:
+        assert producer.send(topic, "x", shard_key="customer-17").queue_id == binary.queue_id
+    rows = {row["id"]: row for row in server.messages(topic)}
+    first = rows[sent.message_id]
+    assert (first["body"], first["key"], first["tags"], first["properties"]) == ("tea", "k", "t", {"a": "b"})
+    assert base64.b64decode(rows[binary.message_id]["body_base64"]) == bytes(range(256))
+
+
+def test_delayed_messages_are_sent(server: RealServer, admin: Any, topic: str) -> None:
+    later = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=9)
+    sent = admin.send(topic, "at", deliver_at=later)
+    assert (sent.due_at, sent.queue_id, sent.offset, sent.message_id) == (later, None, None, None)
+    repeated = admin.send(topic, "loop", every=timedelta(hours=1), times=3)
+    weekly = admin.send(topic, "cron", cron="0 9 * * MON", zone="Asia/Tokyo", catch_up="skip", times=4)
+    states = [admin.get_delay(each.delay_id).message for each in (sent, repeated, weekly)]
+    assert [state.repeats for state in states] == [
+        "",
+        "every 3600 s 3 times",
+        "cron 0 9 * * MON in Asia/Tokyo, 4 in all",
+    ]
+    at_level = admin.send(topic, "soon", level=1)
+    assert (at_level.delay_id, at_level.offset, bool(at_level.message_id)) == (None, None, True)
+    for error, options in (
+        (RejectedError, {"level": 19}),
+        (RejectedError, {"key": "k" * 256}),
+        (OptionError, {"level": 1, "delay": timedelta(1)}),
+        (OptionError, {"properties": {"a": 1}}),
+    ):
+        with pytest.raises(error):
+            admin.send(topic, "x", **options)

@@ -20,8 +20,11 @@ from ddmq_client.admin import (
     TopicSettings,
 )
 from ddmq_client.admin.records import group_settings_body, read_row, read_rows, topic_settings_body
+from ddmq_client.admin.sends import change_body, message_body, read_outcome
 from ddmq_client.admin.settings import DEAD_LETTER_REASONS, DeadLetterChoice
+from ddmq_client.delays import CancelOutcome, DelayStatus, When
 from ddmq_client.errors import AdminError, OptionError
+from ddmq_client.outgoing import OutgoingMessage
 from delay_service.due import backend as delays
 from proxy_consumer.core import retry_policy
 from proxy_consumer.groups import ordering
@@ -174,3 +177,41 @@ def test_a_reason_that_no_dead_letter_has_is_rejected(method: str, tmp_path: Pat
         ),
     ):
         getattr(admin, method)("billing", *arguments, **choice)
+
+
+def test_the_body_of_a_send_has_only_what_is_stated() -> None:
+    assert message_body(OutgoingMessage("t", "é"), None, None) == {"topic": "t", "body": "é"}
+    when = When(delay_ms=5, period_ms=7, repeat=-1)
+    assert message_body(OutgoingMessage("t", b"\xff", shard_key="a"), when, 3) == {
+        "topic": "t", "body_base64": "/w==", "shard_key": 3904355907, "times": 3, "delay_ms": 5,
+        "every_ms": 7,
+    }  # fmt: skip
+    assert change_body("reschedule", When(due_ms=9)) == {"action": "reschedule", "due_ms": 9}
+    assert change_body("fire", None) == {"action": "fire"}
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (OutgoingMessage("t", 7), "body is int; allowed: bytes or str"),
+        (OutgoingMessage("t", "x", properties=["a"]), "properties is list"),  # type: ignore[arg-type]
+        (OutgoingMessage("t", "x", properties={"a": 1}), "the value of property 'a' is int 1"),  # type: ignore[dict-item]
+        (OutgoingMessage("t", "x", properties={"\ud800": "a"}), "the name of a property is '\\ud800'"),
+        (OutgoingMessage("t", "x", shard_key=1 << 63), "is not a signed 64-bit number"),
+    ],
+)
+def test_a_message_of_wrong_types_is_not_sent(message: OutgoingMessage, error: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        message_body(message, None, None)
+    assert error in str(raised.value)
+
+
+def test_an_outcome_of_any_release_is_read() -> None:
+    due = datetime(2027, 1, 15, 8, tzinfo=UTC)
+    row = {"id": "i", "outcome": "rescheduled", "fired_ms": None, "due_ms": 1_800_000_000_000, "more": 1}
+    assert read_outcome(row) == CancelOutcome(DelayStatus.RESCHEDULED, None, due)
+    assert read_outcome({"outcome": "too_old"}) == CancelOutcome(DelayStatus.TOO_OLD)
+    assert read_outcome({"outcome": "held"}) == CancelOutcome(DelayStatus.PENDING), "one of a newer release"
+    for answer in ({}, [], {"outcome": 7}):
+        with pytest.raises(AdminError, match="lacks 'outcome'"):
+            read_outcome(answer)
