@@ -28,11 +28,10 @@ def message_body(message: OutgoingMessage, when: When | None, times: int | None)
             raise OptionError(f"the name of a property {error}")
         if error := find_text_error(value):
             raise OptionError(f"the value of property {name!r} {error}")
-    is_text = isinstance(content, str)
-    body = {
+    body: dict[str, Any] = {
         "topic": message.topic,
-        "body": content if is_text else None,
-        "body_base64": None if is_text else base64.b64encode(content).decode(),
+        "body": content if isinstance(content, str) else None,
+        "body_base64": None if isinstance(content, str) else base64.b64encode(content).decode(),
         "key": message.key,
         "tags": message.tags,
         "properties": dict(message.properties) if message.properties else None,
