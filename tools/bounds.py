@@ -26,8 +26,8 @@ class Scope(Enum):
     INSTALLATION = (
         "All processes combined",
         "These limits apply to the state that processes share when they use the same directory or the same "
-        "Kafka namespace. A single process or a lock enforces each limit, so it also holds if several "
-        "proxies make changes at the same time. The third column lists the exceptions.",
+        "Kafka namespace. Each limit is enforced by a single process or by a lock, so it also holds if "
+        "several proxies make changes at the same time. The third column lists the exceptions.",
         "exactly the limit",
     )
     OWNER = (

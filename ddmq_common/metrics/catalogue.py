@@ -181,9 +181,9 @@ REPLIES = _counter(
 )
 SKIPPED = _counter(
     "ddmq_skipped_total",
-    "Number of messages finished without delivery, by reason. A message is finished in this way if it is "
-    "pressure traffic that the subscription does not accept, if it is filtered out, missing from the log or "
-    "expired, or if it is a retry for a deleted subscription or a dead letter resent to another group.",
+    "Number of messages finished without delivery, by reason. Such a message has been filtered out, is "
+    "missing from the log, has expired, or is pressure traffic that the subscription does not accept. It may "
+    "also be a retry for a deleted subscription, or a dead letter that was resent to another group.",
     "group",
     "topic",
     "reason",
@@ -458,7 +458,7 @@ LOG_SYNC = _histogram(
 )
 LOG_COMMIT_RECORDS = _histogram(
     "ddmq_log_commit_records",
-    "Number of records in a group commit. The buckets have the same limits as those of the time histograms.",
+    "Number of records in a group commit. The bucket limits are the same as those of the time histograms.",
 )
 LOG_COMMIT_BYTES = _histogram(
     "ddmq_log_commit_bytes", "Size of a group commit, including frames.", unit="bytes"
