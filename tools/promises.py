@@ -64,9 +64,9 @@ ALONE = {
 HEAD = """
 This section is generated from the tests by the command `python tools/promises.py`. The table shows how many
 test cases run on each engine with the same test code. The command `make test` runs the tests for the memory
-engine and the file log, and `make test-kafka` runs the tests for Kafka on a real broker. The first rows of
-the table, up to the naive model, are the contract suite of the backend port. The contract suite is also run
-on three variants of the file log (such as one with tiny limits, or in a process that is not the writer); these
+engine and the file log, and `make test-kafka` runs the tests for Kafka on a real broker. The rows of the
+table down to the naive model show the contract suite of the backend port. The contract suite is also run on
+three variants of the file log, for example with tiny limits or in a process that is not the writer; these
 additional runs are not counted in the table. The memory engine is a model that only tests use.
 
 | promise | memory | file log | Kafka |
@@ -215,14 +215,15 @@ def alone(cases: dict[Case, dict[str, str]]) -> str:
         if len(able) == 1 and case.promise != "service/kafka":
             cases_by_engine[able[0]].append(case)
     counts = [
-        f"{len(which)} cases of the {ENGINES[engine]}" for engine, which in sorted(cases_by_engine.items())
-    ]
-    tests = [
-        f" The tests of the {ENGINES[engine]} are {named(which, cases)}."
+        f"{len(which)} cases run only on the {ENGINES[engine]}"
         for engine, which in sorted(cases_by_engine.items())
     ]
-    last_row = "all cases in the last row of the table, which are about Kafka"
-    text = f"{ONE.strip()} {', '.join(counts) or 'none'}, and {last_row}."
+    tests = [
+        f" The tests that run only on the {ENGINES[engine]} are {named(which, cases)}."
+        for engine, which in sorted(cases_by_engine.items())
+    ]
+    last_row = "all cases in the last row of the table run only on Kafka"
+    text = f"{ONE.strip()} {', '.join([*counts, 'and ' + last_row])}."
     text += "".join(tests)
     return "\n" + textwrap.fill(text, 120, **UNBROKEN_WORDS) + "\n"
 

@@ -25,7 +25,7 @@ QUEUE_BY_KEY = Reason(
 )
 NO_ONCE = Reason("Kafka does not record whether a message has already been stored", "idempotent")
 NO_LOG = Reason("the metrics of the file log do not exist on Kafka")
-NO_CLOCK = Reason("the broker stamps records with its own clock, which no test can move")
+NO_CLOCK = Reason("the broker stamps records with its own clock, which a test cannot set")
 NO_MODEL = Reason("a naive model cannot predict the gaps in offsets or the broker's clock")
 OTHER_KILLS = Reason("on Kafka, other tests kill brokers and whole processes instead")
 
