@@ -25,7 +25,7 @@ by the command `python tools/metrics_page.py`.
 
 * **Counters** start at 0 when their process starts.
 * **Histograms** are kept in buckets with a relative width of at most 12.5 %. At `/metrics`, however, the
-  bucket limits are powers of two, whatever the unit, and histograms without observations are omitted.
+  bucket limits are powers of two regardless of the unit, and histograms without observations are omitted.
 * **Gauges** whose values have to be calculated are updated when `/metrics` is requested, but at most once
   a second.
 * **Units** are `us` and `ms` for times, `bytes` for sizes, and `1` for flags and states. A metric
