@@ -35,7 +35,7 @@ SAMPLES_DELETED = _counter(
 )
 SAMPLES_BYTES = _gauge(
     "ddmq_samples_bytes",
-    "Total size of all processes' sample files in this folder, measured at the last sweep.",
+    "Total size of all processes' sample files in this folder, as of the last clean-up.",
     unit="bytes",
 )
 # --- rpc
