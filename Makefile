@@ -88,6 +88,7 @@ lint-pages: $(STAMP)
 	$(PY) tools/bounds.py --check
 	$(PY) tools/server_lock.py --check
 	$(PY) tools/states_page.py --check
+	$(PY) tools/admin_page.py --check
 	$(PY) tools/dashboard.py --check
 	$(PY) tools/unasync.py --check
 	$(PY) tools/check_pages.py

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from proxy_consumer.config import SubscriptionDefaults
@@ -150,23 +150,26 @@ def _kind_of(hint: Any) -> str:
         return "numbers" if typing.get_args(hint)[0] is int else "words"
     if dataclasses.is_dataclass(hint):
         return "object"
+    hint = next((arg for arg in typing.get_args(hint) if arg is not type(None)), hint)
     return {bool: "flag", int: "number"}.get(hint, "text")
 
 
-def _build_table() -> tuple[Setting, ...]:
-    hints = typing.get_type_hints(SubscriptionDefaults)
+def list_settings(config: type[Any], words: Mapping[str, tuple[str, str]]) -> tuple[Setting, ...]:
+    """Return the settings of a configuration class with their bounds. `words`: name → what stands behind the
+    option, and what the setting is."""
+    hints = typing.get_type_hints(config)
     rows = []
-    for field in dataclasses.fields(SubscriptionDefaults):
-        metavar, what = WORDS.get(field.name, (field.name.upper(), field.name.replace("_", " ")))
+    for field in dataclasses.fields(config):
+        metavar, what = words[field.name]
         rules = field.metadata
         choices = tuple(rules.get("choices") or ())
         bounds = (rules.get("min"), rules.get("max"), choices)
-        default = getattr(SubscriptionDefaults(), field.name)
+        default = getattr(config(), field.name)
         rows.append(Setting(field.name, _kind_of(hints[field.name]), metavar, what, default, *bounds))
     return tuple(rows)
 
 
-TABLE: tuple[Setting, ...] = _build_table()
+TABLE: tuple[Setting, ...] = list_settings(SubscriptionDefaults, WORDS)
 BY_NAME = {setting.name: setting for setting in TABLE}
 
 

@@ -27,7 +27,7 @@ ERROR_SHOWN = 120
 
 
 def print_group(answer: Mapping[str, Any], *, all_settings: bool) -> None:
-    """Print the answer of GET /groups/NAME for people."""
+    """Print the answer of GET /groups/GROUP for people."""
     for each in answer["subscriptions"]:
         print_line(f"{answer['group']} on {each['topic']}")
         print_facts(_subscription_facts(each, all_settings=all_settings))

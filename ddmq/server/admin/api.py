@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import gevent
 import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
-from ddmq.server.admin.bodies import (
-    DeadLetterPurgeBody,
-    DeadLetterResendBody,
-    DelayBackupBody,
-    DelayChangeBody,
-    KeyActionBody,
-    MessageSendBody,
-    OffsetResetBody,
-    TransactionEndBody,
-)
+from ddmq.server.admin.contract import answers, bodies, group_answers, queries
+from ddmq.server.admin.contract.openapi import encode_document
+from ddmq.server.admin.contract.route import Route
+from ddmq.server.admin.contract.versions import NameLocks, check_version, group_version, topic_version
 from ddmq.server.admin.figures import MetricsPage, OtherProcesses
 from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.admin.messages import MessageSearch
@@ -32,8 +26,9 @@ from ddmq.server.config import BACKUPS
 from ddmq.server.delays.changes import change_message
 from ddmq.server.delays.levels import count_levels
 from ddmq.server.delays.queries import DelayQueries
+from ddmq.server.http.connection import JSON
 from ddmq.server.http.pace import paced
-from ddmq.server.http.parameters import Body, check_names, read_body
+from ddmq.server.http.parameters import Query, check_names, read_body, read_query
 from ddmq.server.http.routing import (
     FORWARDED,
     NO_LISTINGS,
@@ -41,6 +36,7 @@ from ddmq.server.http.routing import (
     AdminRouter,
     Text,
     UncertainOutcomeError,
+    Versioned,
 )
 from ddmq.server.story.answer import StoryQueries
 from ddmq_common.clock import Clock
@@ -96,6 +92,7 @@ class AdminApi:
             self.delays.fetch_message,
         )
         self.page = MetricsPage(metrics, clock)
+        self._changes = NameLocks()
         self.router = AdminRouter(names)
         for route in ROUTES:
             self.router.add(route.method, route.path, partial(self._answer_route, route))
@@ -105,6 +102,8 @@ class AdminApi:
         try:
             if route.method != "GET":
                 self._catch_up()
+            if route.version is not None:
+                return self._answer_versioned(route, request, route.version)
             return route.handler(self, request)
         except UncertainOutcomeError:
             raise
@@ -113,6 +112,23 @@ class AdminApi:
             if health.ready:
                 raise
             raise TryLaterError(f"{error}: {health.reason}") from error
+
+    def _answer_versioned(
+        self, route: Route, request: AdminRequest, version_of: Callable[[Any, AdminRequest], str]
+    ) -> Any:
+        """Answer a request with the version of its topic or group. Raises VersionConflictError.
+
+        The version that is read before an answer may be older than the answer, but not newer.
+        """
+        if route.method == "GET":
+            version = version_of(self, request)
+            return Versioned(route.handler(self, request), version)
+        kind, name = next(iter(request.path.items()))
+        with self._changes.held(kind, name):
+            check_version(f"{kind} {name!r}", version_of(self, request), request.if_match)
+            answer = route.handler(self, request)
+            version = version_of(self, request)
+        return Versioned(answer, version) if version else answer
 
     def _catch_up(self) -> None:
         """Wait until changes made by other processes are visible here. Retries, because the leadership of the
@@ -136,7 +152,7 @@ class AdminApi:
         return _require_consumer(self._consumer)
 
     def stats(self, request: AdminRequest) -> Any:
-        if FORWARDED in request.query:
+        if request.is_forwarded:
             return {"counters": self._metrics.snapshot(paced)}
         answer: dict[str, Any] = {"health": health_fields(self.health()), "at_ms": self.clock.wall_ms()}
         answer["topics"] = topics.list_topics(self.backend, internal=True)
@@ -162,37 +178,30 @@ class AdminApi:
             topics.trace(self.backend, self.clock, request.topic, one_in)
         return topics.topic_row(info) | topics.trace_setting(self.backend, request.topic)
 
-    def delete_group(self, request: AdminRequest) -> None:
-        self.groups.delete(request.group, request.query.get("topic"))
-
 
 def check_parameters(route: Route, request: AdminRequest) -> AdminRequest:
-    """Return the request with its body as the route declares it. Raises CallerError for a name that the route
-    does not declare, or a value that its body does not allow.
+    """Return the request with its query and body as the route declares them. Raises CallerError for a name
+    that the route does not declare, or a value that it does not allow.
 
     Probes and scrapes may have any query, because load balancers add their own.
     """
     if route.path in NO_LISTINGS:
         return request
-    check_names("query name", request.query.keys() - {FORWARDED}, route.query)
+    if request.if_match and route.method != "GET" and route.version is None:
+        raise CallerError("If-Match is not for this request: what it changes has no ETag")
+    texts = {name: text for name, text in request.query.items() if name != FORWARDED}
+    query, body = read_query(route.query or Query, texts), request.body
     if route.body is None:
-        check_names("body key", request.body, ())
-    elif issubclass(route.body, Body):
-        return request._replace(body=read_body(route.body, request.body))
-    return request
+        check_names("body key", body, ())
+    elif isinstance(route.body, type):
+        body = read_body(route.body, body)
+    return request._replace(query=query, body=body, is_forwarded=FORWARDED in request.query)
 
 
 def _require_consumer(service: T | None) -> T:
     if service is None:
         raise UnsupportedError("no consumer proxy in this process; ask the admin port of the one that has it")
     return service
-
-
-def _read_limit(request: AdminRequest, name: str) -> int:
-    text = request.query.get(name, str(keys.LIMIT_DEFAULT))
-    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= keys.LIMIT_MAX:
-        raise CallerError(f"{name} is {text!r}; allowed: 1 to {keys.LIMIT_MAX}")
-    return int(text)
 
 
 def health_fields(health: Health) -> dict[str, Any]:
@@ -219,99 +228,144 @@ def build_starting_router(health: Callable[[], Health], names: Iterable[str]) ->
     return router
 
 
-class Route(NamedTuple):
-    """One route of the admin API. `answers`: what its answer contains, for people. `query`: the names that
-    its query may have. `body`: the Struct of its body; dict: settings, which the handler checks; None: it has
-    no body."""
-
-    method: str
-    path: str
-    answers: str
-    handler: Callable[[AdminApi, AdminRequest], Any]
-    query: tuple[str, ...] = ()
-    body: type[Body] | type[dict[str, Any]] | None = None
+def _topic_version(api: AdminApi, request: AdminRequest) -> str:
+    return topic_version(api.backend, request.topic)
 
 
-ROUTES = (
-    Route("GET", "/health", "200 while the process lives",
-          lambda api, _: alive_answer(api.health())),
-    Route("GET", "/ready", "200 when it takes sends, else 503 and why",
-          lambda api, _: ready_answer(api.health())),
-    Route("GET", "/metrics", "Prometheus text", lambda api, _: api.page.text()),
-    Route("GET", "/stats", "everything `ddmq stats` shows", AdminApi.stats),
-    Route("GET", "/topics", "rows by name",
-          lambda api, r: topics.list_topics(api.backend, internal=r.flag("internal"), page=r.page()),
-          ("internal", "count", "after")),
-    Route("GET", "/topics/{topic}", "one with its queues",
-          lambda api, r: topics.show_topic(api.backend, r.topic)),
-    Route("POST", "/topics/{topic}", "the topic, created or changed", AdminApi.post_topic, body=dict),
-    Route("DELETE", "/topics/{topic}", "{}",
-          lambda api, r: topics.delete(api.backend, api.clock, r.topic)),
-    Route("GET", "/topics/{topic}/messages", "messages",
-          lambda api, r: api.messages.in_topic(r),
-          ("id", "key", "queue", "offset", "time_ms", "count", "group")),
-    Route("POST", "/messages", "where it is stored, or when it is due",
+def _group_version(api: AdminApi, request: AdminRequest) -> str:
+    return group_version(api.backend, request.group)
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/health",
+          '200 while the process is alive: `{"alive", "ready", "reason"}`, and `warning` if there is a '
+          "problem with the setup",
+          lambda api, _: alive_answer(api.health()), right="none", answer=answers.AliveAnswer),
+    Route("GET", "/ready", "200 when sends are accepted; otherwise 503 with the reason",
+          lambda api, _: ready_answer(api.health()),
+          right="none", answer=answers.HealthAnswer, errors={503: answers.HealthAnswer}),
+    Route("GET", "/metrics", "the metrics in Prometheus' text format, listed in [metrics.md](metrics.md)",
+          lambda api, _: api.page.text(), right="metrics", answer=answers.MetricsText),
+    Route("GET", "/openapi.json", "the description of all requests as an OpenAPI 3.1 document",
+          lambda api, _: Text(JSON, encode_document(ROUTES)), right="none", answer=answers.Document),
+    Route("GET", "/stats", "health, topics, groups and all counters, as printed by `ddmq stats --json`",
+          AdminApi.stats, right="metrics", answer=answers.StatsAnswer),
+    Route("GET", "/topics", "one row per topic; `internal=1` adds the system topics",
+          lambda api, r: topics.list_topics(api.backend, internal=r.query.internal, page=r.query.page),
+          queries.TopicsQuery, right="describe", answer=list[answers.TopicRow]),
+    Route("GET", "/topics/{topic}",
+          "the topic's settings and, in `by_queue`, the minimum and next offset of each queue",
+          lambda api, r: topics.show_topic(api.backend, r.topic),
+          right="describe", answer=answers.TopicAnswer, version=_topic_version),
+    Route("POST", "/topics/{topic}", 'creates the topic or, with `"create": false`, changes it',
+          AdminApi.post_topic, body=bodies.TOPIC_SETTINGS,
+          right="create or manage", answer=answers.TopicChangedAnswer, version=_topic_version),
+    Route("DELETE", "/topics/{topic}", "deletes the topic and its messages",
+          lambda api, r: topics.delete(api.backend, api.clock, r.topic),
+          right="manage", answer=answers.EmptyAnswer, version=_topic_version),
+    Route("GET", "/topics/{topic}/messages",
+          "the newest messages, or the messages selected by `id=`, `key=`, `queue=&offset=`, or `time_ms=`",
+          lambda api, r: api.messages.in_topic(r), queries.MessagesQuery,
+          right="browse", answer=list[answers.MessageRow]),
+    Route("POST", "/messages", "sends one message to `topic`, now or with a delay",
           lambda api, r: api.calls.answer_anywhere(r, partial(send_message, api.calls, api.levels)),
-          body=MessageSendBody),
-    Route("GET", "/messages/{id}", "the message with that id", lambda api, r: api.messages.by_id(r),
-          ("group",)),
-    Route("GET", "/messages/{id}/story", "all that happened to it, and why it was late",
-          lambda api, r: api.stories.by_id(r), ("group",)),
-    Route("GET", "/topics/{topic}/story", "the same",
-          lambda api, r: api.stories.in_topic(r), ("id", "key", "queue", "offset", "group")),
-    Route("GET", "/groups", "a row per subscription",
-          lambda api, r: api.groups.list_subscriptions(r.page()), ("count", "after")),
-    Route("GET", "/lag", "the same with lag age and rates, the furthest behind first",
-          lambda api, r: api.groups.lag(r.query.get("group"), r.page().most), ("group", "count")),
-    Route("GET", "/groups/{group}", "one in full, with so many blocked keys",
-          lambda api, r: api.groups.show_group(r.group, _read_limit(r, "keys")), ("keys",)),
-    Route("POST", "/groups/{group}", "the group, subscribed to topics",
-          lambda api, r: api.groups.create(r.group, r.body), body=dict),
-    Route("POST", "/groups/{group}/topics/{topic}", "what differs and what is in force",
-          lambda api, r: api.groups.change(r.group, r.topic, r.body), body=dict),
-    Route("DELETE", "/groups/{group}", "{}", AdminApi.delete_group, ("topic",)),
-    Route("GET", "/groups/{group}/offsets", "where it stands, queue by queue",
-          lambda api, r: offsets.list_positions(api.backend, r.group, r.query.get("topic")), ("topic",)),
-    Route("POST", "/groups/{group}/offsets", "what a reset did, or would do",
+          body=bodies.MessageSendBody, right="send", answer=answers.MessageSentAnswer, errors={404: None}),
+    Route("GET", "/messages/{id}",
+          "the message with the specified id in any topic, as a list that contains one message or is empty",
+          lambda api, r: api.messages.by_id(r), queries.MessageQuery,
+          right="browse", answer=list[answers.MessageRow]),
+    Route("GET", "/messages/{id}/story", "everything that happened to the message ([story.md](story.md))",
+          lambda api, r: api.stories.by_id(r), queries.StoryQuery,
+          right="browse", answer=answers.StoryAnswer),
+    Route("GET", "/topics/{topic}/story",
+          "everything that happened to the message selected by `id=`, `key=` (the newest message with this "
+          "key) or `queue=&offset=`",
+          lambda api, r: api.stories.in_topic(r), queries.TopicStoryQuery,
+          right="browse", answer=answers.StoryAnswer),
+    Route("GET", "/groups",
+          "one row per subscription, including the messages in flight at the consumer proxy of this process",
+          lambda api, r: api.groups.list_subscriptions(r.query.page), queries.PageQuery,
+          right="describe", answer=list[group_answers.SubscriptionRow]),
+    Route("GET", "/lag",
+          "one row per subscription as in `/groups`, including lag age and rates; the subscription that is "
+          "furthest behind comes first",
+          lambda api, r: api.groups.lag(r.query.group, r.query.count), queries.LagQuery,
+          right="describe", answer=list[group_answers.SubscriptionLag]),
+    Route("GET", "/groups/{group}", "all details of one group, including up to `keys` blocked keys",
+          lambda api, r: api.groups.show_group(r.group, r.query.keys), queries.GroupDetailQuery,
+          right="describe", answer=group_answers.GroupShownAnswer, version=_group_version),
+    Route("POST", "/groups/{group}", "subscribes the group to `topics` (a list), optionally with settings",
+          lambda api, r: api.groups.create(r.group, r.body), body=bodies.GROUP_SETTINGS,
+          right="create or manage", answer=group_answers.GroupCreatedAnswer, version=_group_version),
+    Route("POST", "/groups/{group}/topics/{topic}",
+          "creates the subscription or changes the specified settings",
+          lambda api, r: api.groups.change(r.group, r.topic, r.body), body=bodies.SUBSCRIPTION_SETTINGS,
+          right="create or manage", answer=group_answers.SubscriptionChangedAnswer, version=_group_version),
+    Route("DELETE", "/groups/{group}",
+          "deletes the group or one of its subscriptions, including its progress",
+          lambda api, r: api.groups.delete(r.group, r.query.topic), queries.GroupTopicQuery,
+          right="manage", answer=answers.EmptyAnswer, version=_group_version),
+    Route("GET", "/groups/{group}/offsets", "the group's progress in each queue",
+          lambda api, r: offsets.list_positions(api.backend, r.group, r.query.topic), queries.GroupTopicQuery,
+          right="describe", answer=list[answers.OffsetRow]),
+    Route("POST", "/groups/{group}/offsets", "resets the offsets: `topic`, `to`, `queue`, `dry_run`",
           lambda api, r: offsets.reset(api.backend, api.clock, r.group, r.body.topic, r.body.to, r.body.queue,
-                                        r.body.dry_run), body=OffsetResetBody),
+                                        r.body.dry_run),
+          body=bodies.OffsetResetBody, right="operate", answer=answers.OffsetResetAnswer),
     Route("GET", "/groups/{group}/keys", "blocked and parked keys",
-          lambda api, r: keys.list_blocked_keys(api.consumer, r.group, _read_limit(r, "limit")), ("limit",)),
-    Route("POST", "/groups/{group}/keys", "the key, and what parking, skipping or replaying it came to",
+          lambda api, r: keys.list_blocked_keys(api.consumer, r.group, r.query.limit), queries.GroupKeysQuery,
+          right="describe", answer=list[group_answers.BlockedKeyRow]),
+    Route("POST", "/groups/{group}/keys",
+          "parks, skips or replays a key: `action` (`park`, `skip`, `replay`) and `key`; with `replay` also "
+          "`take_away`",
           lambda api, r: keys.act_on_key(api.consumer, r.group, r.body.action, r.body.key, r.body.take_away),
-          body=KeyActionBody),
-    Route("GET", "/dlq", "groups with dead letters",
-          lambda api, r: dlq.list_dead_letters(api.backend, r.page()), ("count", "after")),
-    Route("GET", "/dlq/{group}", "the open ones",
-          lambda api, r: dlq.show_dead_letters(
-              api.backend, r.group, dlq.read_filter(r), r.number("from", 0),
-              min(r.number("count", 20), dlq.SHOWN_MAX)), ("reason", "topic", "since_ms", "from", "count")),
-    Route("POST", "/dlq/{group}/resend", "what was sent again",
+          body=bodies.KeyActionBody, right="operate", answer=group_answers.KeyActionAnswer),
+    Route("GET", "/dlq", "one row per group that has a dead-letter topic",
+          lambda api, r: dlq.list_dead_letters(api.backend, r.query.page), queries.PageQuery,
+          right="describe", answer=list[answers.DeadLetterCounts]),
+    Route("GET", "/dlq/{group}", "open dead letters, oldest first",
+          lambda api, r: dlq.show_dead_letters(api.backend, r.group, dlq.filter_of(r.query), r.query.start,
+                                                min(r.query.count, dlq.SHOWN_MAX)),
+          queries.DeadLettersQuery, right="describe", answer=answers.DeadLettersAnswer),
+    Route("POST", "/dlq/{group}/resend", "sends dead letters to GROUP again",
           lambda api, r: dlq_changes.resend(api.backend, api.clock, r.group, r.body),
-          body=DeadLetterResendBody),
-    Route("POST", "/dlq/{group}/purge", "how many are done with",
+          body=bodies.DeadLetterResendBody, right="operate and send", answer=answers.DeadLettersResentAnswer),
+    Route("POST", "/dlq/{group}/purge",
+          "discards dead letters without sending them: `all` dead letters, or the dead letters before "
+          "`before_ms`; `dry_run`",
           lambda api, r: dlq_changes.purge(api.backend, api.clock, r.group, r.body),
-          body=DeadLetterPurgeBody),
-    Route("GET", "/transactions", "those that are open",
-          lambda api, r: api.transactions.rows(r), ("group", "count")),
-    Route("GET", "/transactions/{id}", "one, or how it ended", lambda api, r: api.transactions.show(r)),
-    Route("POST", "/transactions/{id}", "how it ended", lambda api, r: api.transactions.end(r),
-          body=TransactionEndBody),
-    Route("GET", "/delay", "what waits, counted",
-          lambda api, r: api.delays.answer_anywhere(r, api.delays.overview)),
-    Route("GET", "/delay/messages", "by due time",
-          lambda api, r: api.delays.answer_anywhere(r, api.delays.messages),
-          ("topic", "key", "from_ms", "to_ms", "count", "after")),
-    Route("GET", "/delay/messages/{id}", "one, by delay id or uuid",
-          lambda api, r: api.delays.answer_anywhere(r, api.delays.message)),
-    Route("POST", "/delay/messages/{id}", "what a cancel, fire or reschedule came to",
+          body=bodies.DeadLetterPurgeBody, right="operate", answer=answers.DeadLettersPurgedAnswer),
+    Route("GET", "/transactions", "the open transactions, oldest first",
+          lambda api, r: api.transactions.rows(r), queries.TransactionsQuery,
+          right="describe", answer=answers.TransactionsAnswer),
+    Route("GET", "/transactions/{id}", "one transaction, or its outcome",
+          lambda api, r: api.transactions.show(r),
+          right="transact or browse", answer=answers.TransactionAnswer),
+    Route("POST", "/transactions/{id}",
+          "ends the transaction on behalf of its producer group; `action` is `commit` or `rollback`",
+          lambda api, r: api.transactions.end(r),
+          body=bodies.TransactionEndBody,
+          right="transact and operate", answer=answers.TransactionEndedAnswer),
+    Route("GET", "/delay", "the number of waiting messages of each topic, and the shards",
+          lambda api, r: api.delays.answer_anywhere(r, api.delays.overview),
+          right="describe", answer=answers.DelayAnswer),
+    Route("GET", "/delay/messages", "waiting messages in the order of their due times",
+          lambda api, r: api.delays.answer_anywhere(r, api.delays.messages), queries.DelaysQuery,
+          right="describe", answer=answers.DelaysAnswer),
+    Route("GET", "/delay/messages/{id}", "one message by its delay id or uuid",
+          lambda api, r: api.delays.answer_anywhere(r, api.delays.message),
+          right="browse", answer=answers.DelayStateAnswer),
+    Route("POST", "/delay/messages/{id}", "changes one message: `action` (`cancel`, `fire`, `reschedule`)",
           lambda api, r: api.calls.answer_anywhere(r, partial(change_message, api.calls)),
-          body=DelayChangeBody),
-    Route("GET", "/delay/count", "how many",
-          lambda api, r: api.delays.answer_anywhere(r, api.delays.count),
-          ("topic", "key", "from_ms", "to_ms", "count", "after")),
-    Route("GET", "/delay/levels", "how many wait at each delay level, retries included",
-          lambda api, _: count_levels(api.backend, api.levels)),
-    Route("POST", "/delay/backup", "a copy of what waits",
-          lambda api, r: api.delays.answer_anywhere(r, api.delays.backup), body=DelayBackupBody),
+          body=bodies.DelayChangeBody, right="send",
+          answer=answers.DelayChangeAnswer, errors={404: answers.DelayNotFoundAnswer}),
+    Route("GET", "/delay/count", "the number of waiting messages",
+          lambda api, r: api.delays.answer_anywhere(r, api.delays.count), queries.DelayCountQuery,
+          right="describe", answer=answers.DelayCountAnswer),
+    Route("GET", "/delay/levels", "the number of messages that wait at each delay level",
+          lambda api, _: count_levels(api.backend, api.levels),
+          right="describe", answer=list[answers.DelayLevelRow]),
+    Route("POST", "/delay/backup", "copies all shards into a new `folder` below `backup_dir`",
+          lambda api, r: api.delays.answer_anywhere(r, api.delays.backup),
+          body=bodies.DelayBackupBody, right="backup", answer=answers.DelayBackupAnswer),
 )  # fmt: skip

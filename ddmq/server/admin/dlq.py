@@ -15,10 +15,11 @@ from backend.internal_topics import PREFIX, DeadLetter, read_dead_letter
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
+from ddmq.server.admin.contract.queries import DeadLettersQuery
 from ddmq.server.admin.messages import ANSWER_BYTES_MAX, READ_BYTES_MAX
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import ALL_ITEMS, AdminRequest, NoSuchGroupError, Page
+from ddmq.server.http.routing import ALL_ITEMS, NoSuchGroupError, Page
 from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, TRANSACTION_DEAD_TOPIC, dead_letter_topic
 from proxy_consumer.groups.group import group_key
 
@@ -280,8 +281,6 @@ def preview_body(value: bytes) -> str:
         return f"binary: {value[:24].hex(' ')}"
 
 
-def read_filter(request: AdminRequest) -> DeadLetterFilter:
-    """Read `reason`, `topic` and `since_ms` of a query. Raises CallerError."""
-    query = request.query
-    since_ms = request.number("since_ms", 0) if "since_ms" in query else None
-    return DeadLetterFilter(frozenset(), query.get("reason"), query.get("topic"), since_ms)
+def filter_of(query: DeadLettersQuery) -> DeadLetterFilter:
+    """Return the filter that a query states."""
+    return DeadLetterFilter(frozenset(), query.reason, query.topic, query.since_ms)

@@ -28,7 +28,7 @@ from backend.records import (
     QueueRef,
     TopicInfo,
 )
-from ddmq.server.admin.bodies import DeadLetterPurgeBody, DeadLetterResendBody
+from ddmq.server.admin.contract.bodies import DeadLetterPurgeBody, DeadLetterResendBody
 from ddmq.server.admin.dlq import (
     DeadLetterFilter,
     DeadLetterRange,

@@ -19,7 +19,7 @@ from ddmq.server.admin.dlq import list_dead_letters as dead_letter_rows
 from ddmq.server.admin.keys import require_group
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import ALL_ITEMS, COUNT_MAX, NoSuchGroupError, Page
+from ddmq.server.http.routing import ALL_ITEMS, NoSuchGroupError, Page
 from ddmq.settings import BY_NAME
 from ddmq_client.application.tags import find_tag_note
 from ddmq_common import names
@@ -204,9 +204,9 @@ class AdminGroups:
             "blocked_keys_more": len(blocked) > keys_limit,
         }
 
-    def lag(self, group: str | None, count: int = COUNT_MAX) -> list[dict[str, Any]]:
-        """Return the lag of the `count` subscriptions that are furthest behind, the largest first. Only the
-        first AGED_MAX rows contain the age of the lag."""
+    def lag(self, group: str | None, count: int | None = None) -> list[dict[str, Any]]:
+        """Return the lag of the `count` subscriptions (None: all) that are furthest behind, the largest
+        first. Only the first AGED_MAX rows contain the age of the lag."""
         if group is not None:
             require_group(self._consumer, group)
         group_names = [each.name for each in self._consumer.groups() if group in (None, each.name)]

@@ -7,7 +7,7 @@ one the proxy that holds its queue knows more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gevent.lock import BoundedSemaphore
@@ -49,7 +49,7 @@ class MessageSearch:
 
     def by_id(self, request: AdminRequest) -> Any:
         """Return the message with the id in the path, from any topic: a list of one or none."""
-        return self._message_rows(find_by_id(self._backend, None, request.path["id"]), request.query)
+        return self._message_rows(find_by_id(self._backend, None, request.path["id"]), request.query.group)
 
     def in_topic(self, request: AdminRequest) -> Any:
         """Return messages of a topic. One search runs at a time, because each may hold many messages."""
@@ -57,33 +57,32 @@ class MessageSearch:
             return self._in_topic(request)
 
     def _in_topic(self, request: AdminRequest) -> list[dict[str, Any]]:
-        topic, query = request.path["topic"], request.query
-        count = min(request.number("count", 10), FIND_MAX)
-        if "id" in query:
-            records = find_by_id(self._backend, topic, query["id"])
-        elif "key" in query:
-            records = find_by_key(self._backend, topic, query["key"], count)
-        elif "offset" in query:
-            records = find_by_offset(
-                self._backend, topic, request.number("queue", 0), request.number("offset", 0), count
-            )
-        elif "time_ms" in query:
-            records = find_by_time(self._backend, topic, request.number("time_ms", 0), count)
+        topic, query = request.topic, request.query
+        count = min(query.count, FIND_MAX)
+        by_offset = query.id is None and query.key is None and query.offset is not None
+        if query.id is not None:
+            records = find_by_id(self._backend, topic, query.id)
+        elif query.key is not None:
+            records = find_by_key(self._backend, topic, query.key, count)
+        elif query.offset is not None:
+            records = find_by_offset(self._backend, topic, query.queue, query.offset, count)
+        elif query.time_ms is not None:
+            records = find_by_time(self._backend, topic, query.time_ms, count)
         else:
             records = find_newest(self._backend, topic, count)
-        return self._message_rows(records, query)
+        return self._message_rows(records, query.group, in_full=by_offset)
 
     def _message_rows(
-        self, records: Sequence[StoredRecord], query: Mapping[str, str]
+        self, records: Sequence[StoredRecord], group: str | None, *, in_full: bool = False
     ) -> list[dict[str, Any]]:
-        """Return a row per message, at most ANSWER_BYTES_MAX in total. With `group=` in the query, each row
-        contains the message's state for that group."""
+        """Return a row per message, at most ANSWER_BYTES_MAX in total unless they are wanted in full. With a
+        group, each row contains the message's state for that group."""
         share = ANSWER_BYTES_MAX // max(len(records), 1)
-        is_complete = len(records) == 1 or "offset" in query
+        is_complete = len(records) == 1 or in_full
         rows = [message_row(record, None if is_complete else share) for record in paced(records)]
-        if "group" not in query:
+        if group is None:
             return rows
-        return MessageStates(self._backend, query["group"], self._live).add(rows, records)
+        return MessageStates(self._backend, group, self._live).add(rows, records)
 
 
 def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from gevent.event import AsyncResult
 from backend.port import Backend
 from ddmq.in_process.calls import InProcessService
 from ddmq.server.admin.figures import OtherProcesses
-from ddmq.server.http.routing import FORWARDED, AdminRequest, Text, UncertainOutcomeError, forward_request
+from ddmq.server.http.routing import AdminRequest, Text, UncertainOutcomeError, forward_request
 from ddmq_client.idl import producer
 from ddmq_client.idl.codes import Code
 from ddmq_client.wire.wording import in_arguments
@@ -72,7 +72,7 @@ class ProducerCalls:
         if self._service is not None:
             return act(request)
         answer: Text | None = None
-        if FORWARDED not in request.query:
+        if not request.is_forwarded:
             for address in dict.fromkeys([*self._others.list_proxies(), *self._find_addresses()]):
                 try:
                     answer = in_thread(forward_request, address, request)

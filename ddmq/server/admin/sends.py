@@ -6,7 +6,7 @@ import re
 from datetime import timedelta
 from typing import Any
 
-from ddmq.server.admin.bodies import MessageSendBody
+from ddmq.server.admin.contract.bodies import MessageSendBody
 from ddmq.server.admin.producer_calls import CLIENT, IDL, ProducerCalls
 from ddmq.server.http.routing import AdminRequest
 from ddmq_client.core.selectors import make_placer

@@ -29,7 +29,7 @@ from proxy_producer.transactions.codec import HalfMessage, parse_id, read_half, 
 from proxy_producer.transactions.owners import Owners
 
 BATCH, BATCH_BYTES = 1_000, 4 << 20
-SHOWN_MAX, COUNT_DEFAULT = 1_000, 20
+SHOWN_MAX = 1_000
 SCANNED_MAX = 200_000  # half messages of one question
 PREVIEW_CHARS = 80
 TRIES, PAUSE_S = 25, 0.2  # of a change, while shards move
@@ -98,8 +98,8 @@ class AdminTransactions:
 
     def rows(self, request: AdminRequest) -> dict[str, Any]:
         """Return the open transactions, oldest first. `whole` is False if the scan stopped at SCANNED_MAX."""
-        group = request.query.get("group")
-        count = min(max(request.number("count", COUNT_DEFAULT), 1), SHOWN_MAX)
+        group = request.query.group
+        count = min(max(request.query.count, 1), SHOWN_MAX)
         by_id: dict[str, dict[str, Any]] = {}
         scanned = 0
         for each in paced(open_halves(self._backend)):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ddmq.server.http.parameters import Query
 from ddmq.server.http.routing import AdminRequest, forward_request
 from ddmq_common.errors import CallerError, TryLaterError
 from ddmq_common.plain_text import plain
@@ -118,7 +119,7 @@ def _secret_file(folder: Path) -> Iterator[str]:
 
 def _request_copies(address: str, folder: Path, numbers: Sequence[int], secret: str) -> None:
     body = {"folder": str(folder), "shards": list(numbers), "secret": secret}
-    answer = forward_request(address, AdminRequest({}, {}, body, "POST", "/delay/backup"))
+    answer = forward_request(address, AdminRequest({}, Query(), body, "POST", "/delay/backup"))
     if answer.status != 200:
         why = plain(answer.payload.decode("utf-8", "replace")[:500])
         raise TryLaterError(f"shards {list(numbers)} are not copied by their owner at {address}: {why}")

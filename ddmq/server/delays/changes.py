@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ddmq.server.admin.bodies import DelayChangeBody
+from ddmq.server.admin.contract.bodies import DelayChangeBody
 from ddmq.server.admin.producer_calls import CLIENT, IDL, ProducerCalls
 from ddmq.server.http.connection import JSON
 from ddmq.server.http.routing import AdminRequest, Text

@@ -19,10 +19,12 @@ import msgspec
 
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
+from ddmq.server.admin.contract.queries import DelayCountQuery
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.backup import OpenShard, backup_folder, check_secret, copy_shards, make_backup
 from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import FORWARDED, AdminRequest, Text, forward_request
+from ddmq.server.http.parameters import Query
+from ddmq.server.http.routing import AdminRequest, Text, forward_request
 from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common import delivery
 from ddmq_common.clock import Clock
@@ -113,7 +115,7 @@ class DelayQueries:
     def answer_anywhere(self, request: AdminRequest, act: Callable[[AdminRequest], Any]) -> Any:
         """Return the answer of `act` or, if another process owns the requested shard, that process's
         answer."""
-        address = None if FORWARDED in request.query else self._other_owner(request)
+        address = None if request.is_forwarded else self._other_owner(request)
         return act(request) if address is None else in_thread(forward_request, address, request)
 
     def _other_owner(self, request: AdminRequest) -> str | None:
@@ -186,8 +188,8 @@ class DelayQueries:
         if not health.ready:
             raise TryLaterError(f"what waits is not known: {health.reason}")
         service, behind = self._caught_up()
-        count = min(max(request.number("count", 20), 1), SHOWN_MAX)
-        rows, last = self._find_messages(_read_choice(request), count, _message_row)
+        count = min(max(request.query.count, 1), SHOWN_MAX)
+        rows, last = self._find_messages(_read_choice(request.query), count, _message_row)
         answer = {"messages": rows, "next": _cursor_text(last), "orders_waiting": sum(behind.values())}
         return answer | self._missing_shards(service)
 
@@ -218,12 +220,13 @@ class DelayQueries:
 
     def count(self, request: AdminRequest) -> dict[str, Any]:
         service, behind = self._caught_up()
-        choice, last = _read_choice(request), None
+        query: DelayCountQuery = request.query
+        choice, last = _read_choice(query), None
         if choice.includes_all:
             counts = service.pending_counts()
             number = counts.total() if choice.topic is None else counts[choice.topic]
         else:
-            most = min(max(request.number("count", COUNTED_MAX), 1), COUNTED_MAX)
+            most = COUNTED_MAX if query.count is None else min(max(query.count, 1), COUNTED_MAX)
             rows, last = self._find_messages(choice, most, _ignore_message)
             number = len(rows)
         missing_shards = self._missing_shards(service)
@@ -252,7 +255,7 @@ class DelayQueries:
     def fetch_message(self, uuid: str) -> Mapping[str, Any]:
         """Return the answer of `message` for a uuid, from this process or from the one that owns the shard.
         Raises TryLaterError."""
-        request = AdminRequest({"id": uuid}, {}, {}, "GET", "/delay/messages/{id}")
+        request = AdminRequest({"id": uuid}, Query(), {}, "GET", "/delay/messages/{id}")
         answer = self.answer_anywhere(request, self.message)
         if not isinstance(answer, Text):
             return dict(answer)
@@ -409,11 +412,10 @@ def _repeat_fields(command: DelayCommand) -> dict[str, Any]:
     return facts | {"repeats": words}
 
 
-def _read_choice(request: AdminRequest) -> DelayChoice:
-    query = request.query
-    after = _parse_cursor(query["after"]) if "after" in query else None
-    due_range = request.number("from_ms", 0), request.number("to_ms", FOREVER_MS)
-    return DelayChoice(query.get("topic"), query.get("key"), *due_range, after)
+def _read_choice(query: DelayCountQuery) -> DelayChoice:
+    after = None if query.after is None else _parse_cursor(query.after)
+    end = FOREVER_MS if query.to_ms is None else query.to_ms
+    return DelayChoice(query.topic, query.key, query.from_ms or 0, end, after)
 
 
 def _ignore_message(_: Pending) -> None:

@@ -44,8 +44,10 @@ HEADER_S = 10.0  # from there to the end of the headers
 STALLED_S = 30.0  # for a body, and for each chunk of an answer to be taken
 BUSY = b'{"error": "too many requests are being answered; try again"}'
 BUSY_STATUS = "503 Service Unavailable"
-BUSY_HEAD = f"HTTP/1.1 {BUSY_STATUS}\r\nContent-Type: {JSON}\r\nConnection: close\r\n".encode()
-BAD_HEAD = f"HTTP/1.1 400 Bad Request\r\nContent-Type: {JSON}\r\nConnection: close\r\n".encode()
+NO_STORE = ("Cache-Control", "no-store")
+_ERROR_HEADERS = f"Content-Type: {JSON}\r\nCache-Control: no-store\r\nConnection: close\r\n"
+BUSY_HEAD = f"HTTP/1.1 {BUSY_STATUS}\r\n{_ERROR_HEADERS}".encode()
+BAD_HEAD = f"HTTP/1.1 400 Bad Request\r\n{_ERROR_HEADERS}".encode()
 log = logging.getLogger("ddmq.admin")
 _AUTHORITY = re.compile(
     r"(?:\[([0-9A-Fa-f:.]+)(?:%[\w.%-]+)?\]|([^\[\]:@/?#\\\s]+))(?::[0-9]{0,5})?", re.ASCII
@@ -224,7 +226,9 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         size = sum(len(chunk) for chunk in self.result)
         if not self.is_probe and self.server.unsent and self.server.unsent + size > UNSENT_BYTES_MAX:
             self.result, size = [BUSY], len(BUSY)
-            self.start_response(BUSY_STATUS, [("Content-Type", JSON), ("Content-Length", str(size))])
+            self.start_response(
+                BUSY_STATUS, [("Content-Type", JSON), ("Content-Length", str(size)), NO_STORE]
+            )
         self.server.unsent += size
         try:
             super().process_result()
@@ -240,7 +244,8 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
 
 def _answer_busy(_: Mapping[str, Any], start: Any) -> Sequence[bytes]:
     """Answer that there are too many connections."""
-    start(BUSY_STATUS, [("Content-Type", JSON), ("Content-Length", str(len(BUSY))), ("Connection", "close")])
+    length = ("Content-Length", str(len(BUSY)))
+    start(BUSY_STATUS, [("Content-Type", JSON), length, NO_STORE, ("Connection", "close")])
     return [BUSY]
 
 

@@ -1,12 +1,12 @@
 """A small JSON-over-HTTP shell for the admin API: routes, pages of listings, errors to status codes.
 
 A route is `METHOD /literal/{name}/…` and a function `(AdminRequest) -> value`; the value is sent as JSON,
-None as {}. CallerError → 400 (unknown topics, groups and messages → 404), TryLaterError → 503,
-RemoteError (a change may or may not be made) → 504, StorageError → 500, each as {"error": text}. Bodies are
-bounded. Runs in a greenlet per request, so handlers may wait on completions; a long answer is encoded in
-chunks, between which other greenlets run, and pace.py limits how many listings are made at a time. A request
-that `connection.check_request` rejects reaches no handler. `forward_request` passes a request on to another
-process.
+None as {}. CallerError → 400 (unknown topics, groups and messages → 404, a version that is not required →
+412), TryLaterError → 503, RemoteError (a change may or may not be made) → 504, StorageError → 500, each as
+{"error": text}. Bodies are bounded. Runs in a greenlet per request, so handlers may wait on completions;
+encoding.py encodes a long answer in chunks, and pace.py limits how many listings are made at a time. A
+request that `connection.check_request` rejects reaches no handler. `forward_request` passes a request on to
+another process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import http.client
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlencode
@@ -23,21 +23,22 @@ import gevent
 import msgspec
 
 from ddmq.address import parse
-from ddmq.server.http.connection import JSON, RequestRejection, check_request
-from ddmq.server.http.pace import Account, yield_if_long
+from ddmq.server.http.connection import JSON, NO_STORE, RequestRejection, check_request
+from ddmq.server.http.encoding import GZIP_BYTES_MIN, accepts_gzip, compress_chunks, encode_json
+from ddmq.server.http.pace import Account
+from ddmq.server.http.parameters import Query, query_texts
 from ddmq_common.errors import CallerError, DdmqError, RemoteError, TryLaterError, UnknownTopicError
 
 COUNT_MAX = 1 << 30  # of names in a listing, where nobody says
 BODY_BYTES_MAX = 1 << 20
 BODY_S = 30.0  # for a whole body to come
-CHUNK_BYTES = 256 << 10  # of an answer
 CHANGE_S = 0.002  # processor time that the backend takes for a change
 NO_LISTINGS = ("/health", "/ready", "/metrics")  # wait for none to be made
 _STATUS = {
     200: "200 OK", 400: "400 Bad Request", 403: "403 Forbidden", 404: "404 Not Found",
     405: "405 Method Not Allowed", 408: "408 Request Timeout", 411: "411 Length Required",
-    413: "413 Content Too Large", 415: "415 Unsupported Media Type", 500: "500 Internal Server Error",
-    503: "503 Service Unavailable", 504: "504 Gateway Timeout",
+    412: "412 Precondition Failed", 413: "413 Content Too Large", 415: "415 Unsupported Media Type",
+    500: "500 Internal Server Error", 503: "503 Service Unavailable", 504: "504 Gateway Timeout",
 }  # fmt: skip
 FORWARDED = "forwarded"  # in the query: it is never passed on again
 OTHER_S = 600.0  # for the answer of another process: a backup may take long
@@ -55,6 +56,10 @@ class NoSuchGroupError(CallerError):
 
 class UncertainOutcomeError(RemoteError):
     """A change may or may not have been made (504), whether or not this process is ready."""
+
+
+class VersionConflictError(CallerError):
+    """The version of what is to be changed is none of those that the request requires (412)."""
 
 
 class Page(NamedTuple):
@@ -78,13 +83,20 @@ ALL_ITEMS = Page()
 
 class AdminRequest(NamedTuple):
     """A request as its handler gets it: path variables, query (the last value of a repeated name), JSON body,
-    and its route. `body`: a JSON object, or the Struct that its route declares for it."""
+    and its route.
+
+    `query`: the Struct that its route declares; a mapping of texts before it is checked, and for probes.
+    `body`: a JSON object, or the Struct that its route declares. `is_forwarded`: another process passed it
+    on, so it must be answered here. `if_match`: the versions of which a change requires one.
+    """
 
     path: Mapping[str, str]
-    query: Mapping[str, str]
+    query: Any
     body: Any
     method: str = ""
     pattern: str = ""
+    is_forwarded: bool = False
+    if_match: str = ""
 
     @property
     def topic(self) -> str:
@@ -94,30 +106,29 @@ class AdminRequest(NamedTuple):
     def group(self) -> str:
         return self.path["group"]
 
-    def number(self, name: str, default: int) -> int:
-        """Return a query parameter as a whole number, or `default` if it is absent. Raises CallerError."""
-        text = self.query.get(name)
-        if text is None:
-            return default
-        if not text.isdecimal() or len(text) > 18:
-            raise CallerError(f"{name} is {text!r}; a whole number of 0 or more is wanted")
-        return int(text)
-
-    def flag(self, name: str) -> bool:
-        """Return whether a query parameter is set to anything but 0, false or nothing."""
-        return self.query.get(name, "0") not in ("0", "false", "")
-
-    def page(self) -> Page:
-        """Return the page that `after` and `count` of the query describe."""
-        return Page(self.query.get("after", ""), self.number("count", COUNT_MAX))
-
 
 class Text(NamedTuple):
-    """The answer to a request that is not JSON: content type, body and status."""
+    """An answer that is encoded already: content type, body and status."""
 
     content_type: str
     payload: bytes
     status: int = 200
+
+
+class Versioned(NamedTuple):
+    """The answer to a request about something with a version, which becomes its ETag."""
+
+    answer: Any
+    version: str
+
+
+class _Answer(NamedTuple):
+    """An answer as it is sent. `headers`: those that not every answer has."""
+
+    status: int
+    content_type: str
+    chunks: Sequence[bytes]
+    headers: Sequence[tuple[str, str]] = ()
 
 
 Handler = Callable[[AdminRequest], Any]
@@ -139,28 +150,33 @@ class AdminRouter:
         self, environ: Mapping[str, Any], start: Callable[[str, list[tuple[str, str]]], Any]
     ) -> Iterable[bytes]:
         rejection = check_request(environ, self._names)
-        status, kind, chunks = self._answer_request(environ, rejection)
-        length = sum(map(len, chunks))
+        answer = self._answer_request(environ, rejection)
+        length = sum(map(len, answer.chunks))
         headers = [
-            ("Content-Type", kind),
+            ("Content-Type", answer.content_type),
             ("Content-Length", str(length)),
             ("X-Content-Type-Options", "nosniff"),
+            *answer.headers,
         ]
-        if rejection or status in (408, 413):
+        if answer.content_type == JSON:
+            headers.append(NO_STORE)
+        if rejection or answer.status in (408, 413):
             headers.append(("Connection", "close"))  # its body was not read
-        start(_STATUS[status], headers)
-        return [] if environ["REQUEST_METHOD"] == "HEAD" else chunks
+        start(_STATUS[answer.status], headers)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else answer.chunks
 
-    def _answer_request(
-        self, environ: Mapping[str, Any], rejection: RequestRejection | None
-    ) -> tuple[int, str, Sequence[bytes]]:
+    def _answer_request(self, environ: Mapping[str, Any], rejection: RequestRejection | None) -> _Answer:
         try:
             if rejection is not None:
+                if rejection.status == 415:  # of what nobody may send, the method is the first thing to say
+                    self._check_method(environ)
                 _log_rejection(environ, rejection)
                 raise _HttpError(rejection.status, rejection.text)
             return self._dispatch_request(environ)
         except _HttpError as error:
-            return _error_answer(error.status, str(error))
+            return _error_answer(error.status, str(error), error.headers)
+        except VersionConflictError as error:
+            return _error_answer(412, str(error))
         except (UnknownTopicError, NoSuchGroupError, NoSuchMessageError) as error:
             return _error_answer(404, str(error))
         except (TryLaterError, TimeoutError) as error:
@@ -173,26 +189,34 @@ class AdminRouter:
             log.exception("admin request failed")
             return _error_answer(500, f"internal error: {type(error).__name__}: {error}")
 
-    def _dispatch_request(self, environ: Mapping[str, Any]) -> tuple[int, str, Sequence[bytes]]:
-        method = environ["REQUEST_METHOD"].replace("HEAD", "GET")
-        segments = [unquote(segment) for segment in _raw_path(environ).strip("/").split("/")]
-        path_exists = False
+    def _dispatch_request(self, environ: Mapping[str, Any]) -> _Answer:
+        method, segments = _read_target(environ)
         for route_method, pattern, handler in self._routes:
             variables = _match(pattern, segments)
             if variables is None:
                 continue
-            path_exists = True
             if route_method == method:
                 path = "/" + "/".join(pattern)
-                request = AdminRequest(variables, _read_query(environ), _read_body(environ), method, path)
+                request = AdminRequest(
+                    variables, _read_query(environ), _read_body(environ), method, path,
+                    if_match=environ.get("HTTP_IF_MATCH", ""),
+                )  # fmt: skip
                 with _await_slot(environ, path):
-                    return _encode_answer(handler(request))
+                    return _encode_answer(handler(request), environ)
         if self._closed is not None:
             raise TryLaterError(self._closed())
-        if path_exists:
-            raise _HttpError(405, f"{method} is not for /{'/'.join(segments)}")
+        self._check_method(environ)
         paths = ", ".join(sorted({"/" + "/".join(pattern) for _, pattern, _ in self._routes}))
         raise _HttpError(404, f"no such path: /{'/'.join(segments)}; there are {paths}")
+
+    def _check_method(self, environ: Mapping[str, Any]) -> None:
+        """Raise _HttpError if the path exists, but not for this method."""
+        method, segments = _read_target(environ)
+        methods = [name for name, pattern, _ in self._routes if _match(pattern, segments) is not None]
+        if methods and method not in methods:
+            allowed = ", ".join(methods).replace("GET", "GET, HEAD")
+            text = f"{method} is not for /{'/'.join(segments)}; allowed: {allowed}"
+            raise _HttpError(405, text, [("Allow", allowed)])
 
 
 def _await_slot(environ: Mapping[str, Any], pattern: str) -> AbstractContextManager[None]:
@@ -210,9 +234,16 @@ def _await_slot(environ: Mapping[str, Any], pattern: str) -> AbstractContextMana
 
 
 class _HttpError(Exception):
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, headers: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(text)
         self.status = status
+        self.headers = headers
+
+
+def _read_target(environ: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Return the method of a request (GET for HEAD) and the segments of its path."""
+    segments = [unquote(segment) for segment in _raw_path(environ).strip("/").split("/")]
+    return environ["REQUEST_METHOD"].replace("HEAD", "GET"), segments
 
 
 def _raw_path(environ: Mapping[str, Any]) -> str:
@@ -272,44 +303,26 @@ def _read(source: Any, length: int) -> bytes:
         raise late from error
 
 
-def _encode_answer(value: Any) -> tuple[int, str, Sequence[bytes]]:
+def _encode_answer(value: Any, environ: Mapping[str, Any]) -> _Answer:
+    """Encode an answer for the client that made the request. Metrics are never compressed: a cached page
+    would cost processor time at each scrape."""
+    headers: list[tuple[str, str]] = []
+    if isinstance(value, Versioned):
+        headers.append(("ETag", f'"{value.version}"'))
+        value = value.answer
     if isinstance(value, Text):
-        return value.status, value.content_type, [value.payload]
-    return 200, JSON, _encode_chunks({} if value is None else value)
-
-
-def _encode_chunks(value: Any) -> list[bytes]:
-    """Encode the value as JSON, in chunks; other greenlets run in between."""
-    chunks, chunk = [], bytearray()
-    for fragment in _json_fragments(value):
-        if len(chunk) + len(fragment) > CHUNK_BYTES:
-            chunks += [bytes(chunk), fragment]
-            chunk.clear()
-        else:
-            chunk += fragment
-        yield_if_long()
-    return [*chunks, bytes(chunk)]
-
-
-def _json_fragments(value: Any) -> Iterator[bytes]:
-    """Yield the JSON of a value in fragments. A value without nested containers, such as the row of a
-    listing, is one fragment."""
-    if isinstance(value, dict) and any(each and isinstance(each, dict | list) for each in value.values()):
-        for index, (key, each) in enumerate(value.items()):
-            yield (b"," if index else b"{") + msgspec.json.encode(str(key)) + b":"
-            yield from _json_fragments(each)
-        yield b"}"
-    elif isinstance(value, list):
-        for index, each in enumerate(value):
-            yield b"," if index else b"["
-            yield from _json_fragments(each)
-        yield b"]" if value else b"[]"
+        status, content_type, chunks = value.status, value.content_type, [value.payload]
     else:
-        yield msgspec.json.encode(value)
+        status, content_type, chunks = 200, JSON, encode_json({} if value is None else value)
+    accepted = accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", ""))
+    if accepted and content_type == JSON and sum(map(len, chunks)) >= GZIP_BYTES_MIN:
+        chunks = compress_chunks(chunks)
+        headers.append(("Content-Encoding", "gzip"))
+    return _Answer(status, content_type, chunks, headers)
 
 
-def _error_answer(status: int, text: str) -> tuple[int, str, Sequence[bytes]]:
-    return status, JSON, [msgspec.json.encode({"error": text})]
+def _error_answer(status: int, text: str, headers: Sequence[tuple[str, str]] = ()) -> _Answer:
+    return _Answer(status, JSON, [msgspec.json.encode({"error": text})], headers)
 
 
 def _log_rejection(environ: Mapping[str, Any], rejection: RequestRejection) -> None:
@@ -323,7 +336,8 @@ def forward_request(address: str, request: AdminRequest) -> Text:
     in a native thread. Raises TryLaterError if it changed nothing there, UncertainOutcomeError if a change
     got no answer."""
     filled = re.sub(r"\{(\w+)\}", lambda match: quote(request.path[match[1]], safe=""), request.pattern)
-    target = f"{filled}?{urlencode({**request.query, FORWARDED: '1'})}"
+    texts = query_texts(request.query) if isinstance(request.query, Query) else request.query
+    target = f"{filled}?{urlencode({**texts, FORWARDED: '1'})}"
     connection = http.client.HTTPConnection(*parse(address), timeout=OTHER_S)
     is_connected = False
     try:

@@ -41,17 +41,16 @@ class StoryQueries:
     def in_topic(self, request: AdminRequest) -> Any:
         """Return the story of one message of a topic, chosen by id, by queue and offset, or as the newest
         with a key."""
-        topic, query = request.path["topic"], request.query
-        if sum(name in query for name in ("id", "key", "offset")) != 1:
+        topic, query = request.topic, request.query
+        if sum(choice is not None for choice in (query.id, query.key, query.offset)) != 1:
             raise CallerError("a story is told of one message; allowed: one of id, key, or queue and offset")
-        if "id" in query:
-            records = find_by_id(self._backend, topic, query["id"])
-        elif "key" in query:
-            records = find_by_key(self._backend, topic, query["key"], 1)
+        if query.id is not None:
+            records = find_by_id(self._backend, topic, query.id)
+        elif query.key is not None:
+            records = find_by_key(self._backend, topic, query.key, 1)
         else:
-            queue, offset = request.number("queue", 0), request.number("offset", 0)
-            records = find_by_offset(self._backend, topic, queue, offset, 1)
-            records = [record for record in records if record.offset == offset]
+            records = find_by_offset(self._backend, topic, query.queue, query.offset, 1)
+            records = [record for record in records if record.offset == query.offset]
         return self._story_answer(
             records, request, f"no such message in topic {topic!r}; it may be older than what is kept"
         )
@@ -61,7 +60,7 @@ class StoryQueries:
     ) -> dict[str, Any]:
         if not records:
             raise NoSuchMessageError(missing)
-        only = request.query.get("group")
+        only = request.query.group
         if only is not None:
             check_group(self._backend, only)
         gatherer = StoryGatherer(self._backend, self._live, self._waits, self._delayed)

@@ -1,4 +1,7 @@
-"""One real server on each engine for the command line's tests, whose configuration they may reload."""
+"""One real server on each engine for the command line's tests, whose configuration they may reload.
+
+Every answer of its admin API, to commands and to tests, must be as /openapi.json describes it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ import json
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
+from ddmq.cli.admin_client import AdminClient
 from ddmq.cli.root import run
 from tests.scenarios.real_server import RealServer, running, write_config
+from tests.support.admin_contract import check_answer
 from tests.support.installations import installed
 
 
@@ -68,9 +74,42 @@ class Shell:
         return lines[0].removeprefix("Error: ")
 
 
+@pytest.fixture(autouse=True)
+def described_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check every answer that a test gets from a real server."""
+    request = RealServer.request
+
+    def checked(self: RealServer, method: str, target: str, *arguments: Any, **named: Any) -> tuple[int, Any]:
+        status, answer = request(self, method, target, *arguments, **named)
+        check_answer(method, target, status, answer)
+        return status, answer
+
+    monkeypatch.setattr(RealServer, "request", checked)
+
+
+def check_commands(server: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check every answer that a command gets from `server`."""
+
+    def check_method(name: str) -> None:
+        call = getattr(AdminClient, name)
+
+        def checked(self: AdminClient, *path: str, **named: Any) -> Any:
+            answer = call(self, *path, **named)
+            if self.address.port == server.ports["admin"]:
+                target = "/" + "/".join(quote(segment, safe="") for segment in path)
+                check_answer(name.upper(), target, 200, answer)
+            return answer
+
+        monkeypatch.setattr(AdminClient, name, checked)
+
+    for name in ("get", "post", "delete"):
+        check_method(name)
+
+
 @pytest.fixture
 def shell(server: RealServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
     for service, port in server.ports.items():
         monkeypatch.setenv(f"DDMQ_{service.upper()}", f"127.0.0.1:{port}")
     monkeypatch.setenv("COLUMNS", "80")
+    check_commands(server, monkeypatch)
     return Shell(server, capsys)

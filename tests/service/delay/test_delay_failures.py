@@ -17,6 +17,7 @@ import pytest
 
 from backend.completion import Completion
 from backend.records import CommitBatch, QueueRef
+from ddmq.server.admin.contract.queries import DelaysQuery
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common.clock import ManualClock
@@ -237,7 +238,7 @@ def test_a_shard_that_fails_is_reopened_alone(tmp_path: Path) -> None:
     assert rig.value("ddmq_delay_ingest_lag", shard="0") == 1
     assert rig.value("ddmq_delay_ingest_lag", shard="1") == 0
     queries = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
-    request = AdminRequest({}, {"topic": "orders"}, {})
+    request = AdminRequest({}, DelaysQuery(topic="orders"), {})
     assert queries.count(request) == {
         "topic": "orders", "count": 0, "exact": False, "next": None, "elsewhere": [], "not_open": [0],
     }  # fmt: skip

@@ -15,6 +15,7 @@ from backend.completion import Completion
 from backend.ownership.table import REVOKE_S
 from backend.port import Assignment, Health, Join
 from backend.records import QueueRef, ReadBatch
+from ddmq.server.admin.contract.queries import DelaysQuery
 from ddmq.server.delays.queries import CATCH_UP_S, PAGE_BYTES, DelayChoice, DelayQueries
 from ddmq.server.http.routing import AdminRequest
 from ddmq.server.process.server_process import ServerProcess
@@ -86,7 +87,7 @@ def test_nothing_is_listed_while_the_engine_is_away(
     monkeypatch.setattr(rig.backend, "health", lambda: away)
     queries = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
     with pytest.raises(TryLaterError, match="the cluster does not answer"):
-        queries.messages(AdminRequest({}, {}, {}))
+        queries.messages(AdminRequest({}, DelaysQuery(), {}))
 
 
 @pytest.mark.parametrize("count", [1, 20])
@@ -108,8 +109,7 @@ def test_a_listing_reads_a_bounded_number_of_bytes(
 
     monkeypatch.setattr(RetainedStore, "scan", counted)
     delays = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
-    query = {"topic": "orders", "count": str(count), "forwarded": "1"}
-    answer = delays.messages(AdminRequest({}, query, {}))
+    answer = delays.messages(AdminRequest({}, DelaysQuery(topic="orders", count=count), {}))
     assert len(answer["messages"]) == count
     assert max(pages) <= PAGE_BYTES + MIB + 1_000, "a page ends with the message that fills it"
     assert sum(pages) <= 2 * (PAGE_BYTES + MIB) + (count + 1) * 2 * MIB, "and no more pages than asked for"
@@ -137,7 +137,7 @@ def test_an_answer_looks_for_a_key_at_a_bounded_number_of_messages(
     due, number, after = [], 0, None
     while after is not None or not decoded:
         decoded.append(0)
-        query = {"topic": "orders", "key": "rare", "forwarded": "1"} | ({"after": after} if after else {})
+        query = DelaysQuery(topic="orders", key="rare", after=after)
         answer = delays.messages(AdminRequest({}, query, {}))
         due += [row["due_ms"] for row in answer["messages"]]
         number += delays.count(AdminRequest({}, query, {}))["count"]
@@ -164,7 +164,7 @@ def test_an_accepted_message_is_listed_at_once(tmp_path: Path) -> None:
     rig = DelayRig(backend=LateReads(clock), clock=clock)
     try:
         delays = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
-        request = AdminRequest({"id": uuid_of(2)}, {"topic": "orders"}, {})
+        request = AdminRequest({"id": uuid_of(2)}, DelaysQuery(topic="orders"), {})
         rig.add(0, clock.wall_ms() + HOUR_MS)
         assert delays.count(request)["count"] == 1
         rig.add(1, clock.wall_ms() + HOUR_MS)
@@ -197,17 +197,17 @@ def test_a_query_waits_a_bounded_time_for_ingestion_on_a_slow_loop(
     monkeypatch.setattr(RetainedStore, "has_capacity", lambda *_, **__: False)
     rig.add(1, rig.clock.wall_ms() + HOUR_MS)
     passing = gevent.spawn(pass_on)
-    overview = delays.overview(AdminRequest({}, {}, {}))
+    overview = delays.overview(AdminRequest({}, DelaysQuery(), {}))
     assert CATCH_UP_S <= clock.monotonic() - began < 2 * CATCH_UP_S
     assert overview["pending"] == 0
     assert [shard["orders_waiting"] for shard in overview["shards"]] == orders_of(rig, 1)
-    request = AdminRequest({"id": uuid_of(1)}, {"topic": "orders"}, {})
+    request = AdminRequest({"id": uuid_of(1)}, DelaysQuery(topic="orders"), {})
     assert delays.messages(request)["orders_waiting"] == 1
     assert delays.count(request)["exact"] is False
     with pytest.raises(TryLaterError, match="1 orders to take in"):
         delays.message(request)
     other = next(number for number in range(2, 99) if orders_of(rig, number) != orders_of(rig, 1))
-    request = AdminRequest({"id": uuid_of(other)}, {}, {})
+    request = AdminRequest({"id": uuid_of(other)}, DelaysQuery(), {})
     assert delays.message(request)["state"] == "unknown", "of the other shard all is known"
     passing.kill()
 

@@ -6,11 +6,25 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ddmq.server.admin.api import ROUTES, Route, check_parameters
-from ddmq.server.admin.bodies import DeadLetterResendBody, OffsetResetBody
-from ddmq.server.http.parameters import Body, describe_fields, read_body
+from ddmq.server.admin.api import ROUTES, check_parameters
+from ddmq.server.admin.contract.bodies import DeadLetterResendBody, OffsetResetBody
+from ddmq.server.admin.contract.queries import DeadLettersQuery, MessagesQuery, TopicsQuery
+from ddmq.server.admin.contract.rights import RIGHTS, split_rights
+from ddmq.server.admin.contract.route import Route
+from ddmq.server.http.parameters import (
+    NUMBER_MAX,
+    Body,
+    Query,
+    describe_fields,
+    query_texts,
+    read_body,
+    read_query,
+)
 from ddmq.server.http.routing import FORWARDED, NO_LISTINGS, AdminRequest
 from ddmq_common.errors import CallerError
 
@@ -25,6 +39,10 @@ def misspellings(name: str) -> Iterator[str]:
         yield name[:at] + letter.swapcase() + name[at + 1 :]
 
 
+def query_names(route: Route) -> tuple[str, ...]:
+    return route.query.__struct_encode_fields__ if route.query else ()
+
+
 def rejection_of(route: Route, query: dict[str, str], body: dict[str, Any]) -> str:
     with pytest.raises(CallerError) as raised:
         check_parameters(route, AdminRequest({}, query, body))
@@ -33,7 +51,7 @@ def rejection_of(route: Route, query: dict[str, str], body: dict[str, Any]) -> s
 
 @pytest.mark.parametrize("route", DECLARED, ids=lambda route: f"{route.method} {route.path}")
 def test_a_misspelt_body_key_is_rejected_with_the_nearest_key(route: Route) -> None:
-    assert route.body is not None
+    assert isinstance(route.body, type)
     keys = describe_fields(route.body)
     assert keys
     for key in keys:
@@ -48,8 +66,9 @@ def test_a_misspelt_query_name_is_rejected(route: Route) -> None:
     if route.path in NO_LISTINGS:
         assert check_parameters(route, AdminRequest({}, {"cache": "1"}, {})).query == {"cache": "1"}
         return
-    for name in (*route.query, FORWARDED):
-        for misspelt in set(misspellings(name)) - {*route.query, ""}:
+    names = query_names(route)
+    for name in (*names, FORWARDED):
+        for misspelt in set(misspellings(name)) - {*names, ""}:
             assert f"'{misspelt}' is no query name" in rejection_of(route, {misspelt: "1"}, {})
 
 
@@ -78,3 +97,77 @@ def test_a_missing_key_is_named() -> None:
 def test_a_declared_body_arrives_typed() -> None:
     body = read_body(DeadLetterResendBody, {"all": True, "dry_run": True, "cursor": [[0, 3, 9]]})
     assert (body.all, body.dry_run, body.cursor, body.offsets) == (True, True, [(0, 3, 9)], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "internal"),
+    [("1", True), ("true", True), ("0", False), ("false", False), ("", False)],
+)
+def test_a_flag_is_a_number_a_word_or_empty(text: str, internal: bool) -> None:
+    assert read_query(TopicsQuery, {"internal": text}).internal is internal
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "allowed"),
+    [
+        ("count", "x", "a whole number of 0 or more"),
+        ("count", "", "a whole number of 0 or more"),
+        ("count", "-1", "a whole number of 0 or more"),
+        ("count", "1.0", "a whole number of 0 or more"),
+        ("count", "٣", "a whole number of 0 or more"),
+        ("count", "9" * 19, "a whole number of 0 or more"),
+        ("internal", "maybe", "0, 1, false, true"),
+        ("internal", "2", "0, 1, false, true"),
+    ],
+)
+def test_a_value_of_a_query_is_rejected_with_what_is_allowed(name: str, text: str, allowed: str) -> None:
+    with pytest.raises(CallerError) as raised:
+        read_query(TopicsQuery, {name: text})
+    assert str(raised.value) == f"{name} is {text!r}; allowed: {allowed}"
+
+
+def test_a_count_may_be_larger_than_what_is_returned() -> None:
+    assert read_query(MessagesQuery, {"count": "9" * 18}).count == NUMBER_MAX
+
+
+def test_an_empty_filter_is_not_an_absent_one() -> None:
+    assert read_query(MessagesQuery, {"key": ""}).key == ""
+    assert read_query(MessagesQuery, {}).key is None
+
+
+QUERIES = {route.query for route in ROUTES if route.query is not None}
+
+
+def texts_of(kind: type[Query]) -> st.SearchStrategy[dict[str, str]]:
+    """Queries with some of the names of a route."""
+    described = msgspec.json.schema_components([kind])[1][kind.__name__]["properties"]
+    return st.fixed_dictionaries({}, optional={name: value_texts(each) for name, each in described.items()})
+
+
+def value_texts(schema: dict[str, Any]) -> st.SearchStrategy[str]:
+    """Texts of the values that the schema of a field allows."""
+    schema = schema.get("anyOf", [schema])[0]
+    if schema["type"] == "integer":
+        return st.integers(schema["minimum"], schema["maximum"]).map(str)
+    return st.sampled_from("01") if schema["type"] == "boolean" else st.text()
+
+
+@given(st.data())
+def test_a_query_is_forwarded_unchanged(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(sorted(QUERIES, key=lambda kind: kind.__name__)))
+    query = read_query(kind, data.draw(texts_of(kind)))
+    assert read_query(kind, query_texts(query)) == query
+
+
+def test_a_forwarded_query_has_the_names_of_the_api() -> None:
+    query = read_query(DeadLettersQuery, {"from": "7", "reason": ""})
+    assert (query.start, query_texts(query)) == (7, {"from": "7", "reason": ""})
+
+
+def test_probes_have_no_declared_query() -> None:
+    assert all(route.query is None for route in ROUTES if route.path in NO_LISTINGS)
+    assert read_query(Query, {}) == Query()
+
+
+def test_every_route_names_rights_that_exist() -> None:
+    assert {name for route in ROUTES for name in split_rights(route.right)} <= RIGHTS.keys()

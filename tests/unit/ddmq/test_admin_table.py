@@ -27,5 +27,6 @@ def test_the_page_names_the_parameters_of_each() -> None:
     missing = []
     for route in ROUTES:
         row = rows[route.method, re.sub(r"\{\w+\}", "{}", route.path)]
-        missing += [(route.path, name) for name in route.query if f"{name}=" not in row]
+        names = route.query.__struct_encode_fields__ if route.query else ()
+        missing += [(route.path, name) for name in names if f"{name}=" not in row]
     assert missing == []

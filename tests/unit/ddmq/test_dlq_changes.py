@@ -24,10 +24,11 @@ from backend.records import (
     TopicInfo,
 )
 from ddmq.server.admin import dlq, dlq_changes
-from ddmq.server.admin.bodies import DeadLetterPurgeBody, DeadLetterResendBody
-from ddmq.server.admin.dlq import DeadLetterFilter, OpenDeadLetters, read_filter
-from ddmq.server.http.parameters import read_body
-from ddmq.server.http.routing import AdminRequest, NoSuchGroupError
+from ddmq.server.admin.contract.bodies import DeadLetterPurgeBody, DeadLetterResendBody
+from ddmq.server.admin.contract.queries import DeadLettersQuery
+from ddmq.server.admin.dlq import DeadLetterFilter, OpenDeadLetters, filter_of
+from ddmq.server.http.parameters import read_body, read_query
+from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError, RemoteError
@@ -342,6 +343,6 @@ def test_purge_wants_one_of_both(house: DeadLettersRig) -> None:
     for body in ({}, {"all": True, "before_ms": 1}, {"before_ms": "1"}):
         with pytest.raises(CallerError, match="before_ms"):
             house.purge(**body)
-    assert read_filter(AdminRequest({}, {"since_ms": "12"}, {})).since_ms == 12
+    assert filter_of(read_query(DeadLettersQuery, {"since_ms": "12"})).since_ms == 12
     with pytest.raises(NoSuchGroupError, match="has no dead letters"):
         dlq.list_dead_letter_queues(house.backend, "nobody")

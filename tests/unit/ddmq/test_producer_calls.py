@@ -17,7 +17,8 @@ from backend.records import TopicInfo
 from ddmq.server.admin.api import AdminApi
 from ddmq.server.admin.figures import OtherProcesses
 from ddmq.server.admin.producer_calls import IDL, NO_PRODUCER, ProducerCalls
-from ddmq.server.http.routing import FORWARDED, AdminRequest, Text, UncertainOutcomeError, forward_request
+from ddmq.server.http.parameters import Query
+from ddmq.server.http.routing import AdminRequest, Text, UncertainOutcomeError, forward_request
 from ddmq_client.idl import producer
 from ddmq_common.clock import NEVER, ManualClock
 from ddmq_common.errors import CallerError, DdmqError, TryLaterError, UnknownTopicError
@@ -26,7 +27,7 @@ from ddmq_rpc.api import Call, ErrorKind, Service
 from proxy_producer.core.rejections import timed_out
 from proxy_producer.wire import SERVICE
 
-POST = AdminRequest({}, {}, {"topic": "t", "body": "x"}, "POST", "/messages")
+POST = AdminRequest({}, Query(), {"topic": "t", "body": "x"}, "POST", "/messages")
 UNSENT, SENT = (
     timed_out(10_000, "the backend", sent=sent).text.removeprefix("FAILED: ") for sent in (False, True)
 )
@@ -167,5 +168,5 @@ def test_a_process_without_a_proxy_tries_those_that_it_knows_until_one_has_it() 
         calls = ProducerCalls(MemoryBackend(clock), None, clock, others, list)
         assert calls.answer_anywhere(POST, pytest.fail).status == 503
         with pytest.raises(TryLaterError) as raised:
-            calls.answer_anywhere(POST._replace(query={FORWARDED: "1"}), pytest.fail)
+            calls.answer_anywhere(POST._replace(is_forwarded=True), pytest.fail)
         assert str(raised.value) == NO_PRODUCER

@@ -1,12 +1,17 @@
-"""The bodies of changes, except settings of topics and groups, which have their own tables."""
+"""The bodies of changes. Those of settings of topics and groups are described by their own tables."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from ddmq.server.config import TopicEntry
 from ddmq.server.http.parameters import Body
+from ddmq.settings import TABLE, Setting, list_settings
+from ddmq_common.trace.sampling import ONE_IN_MAX
 
 Flag = Annotated[bool, Meta(description="true, false")]
 EpochMs = Annotated[
@@ -28,10 +33,10 @@ QUEUE_MAX = (1 << 31) - 1
 
 
 class OffsetResetBody(Body):
-    """A reset of a group's offsets. `to`: "first", "last", an offset or a time; `queue`: None for all."""
+    """A reset of a group's offsets. `to`: "first", "last", an offset or a time; `queue`: null for all."""
 
     topic: Annotated[str, Meta(min_length=1, description="the name of a topic that the group consumes")]
-    to: Annotated[Any, Meta(description="first, last, an offset, or a time")] = None
+    to: Annotated[str | int, Meta(description="first, last, an offset, or a time")]
     queue: Annotated[int | None, Meta(description="a queue number, or null for all")] = None
     dry_run: Flag = False
 
@@ -121,3 +126,82 @@ class DelayChangeBody(Body):
     due_ms: DueMs = None
     delay_ms: DurationMs = None
     timeout_ms: TimeoutMs = None
+
+
+@dataclass(frozen=True, eq=False)
+class SettingsBody:
+    """A body of settings, which its handler checks. `schema`: the JSON schema of its keys."""
+
+    name: str
+    schema: dict[str, Any]
+
+
+_TYPES: dict[str, dict[str, Any]] = {
+    "number": {"type": "integer"},
+    "numbers": {"type": "array", "items": {"type": "integer"}},
+    "words": {"type": "array", "items": {"type": "string"}},
+    "flag": {"type": "boolean"},
+    "object": {"type": "object"},
+    "text": {"type": "string"},
+}
+
+
+def _settings_body(
+    name: str, what: str, table: Iterable[Setting], others: dict[str, Any], required: tuple[str, ...] = ()
+) -> SettingsBody:
+    properties = {setting.name: _setting_schema(setting) for setting in table} | others
+    schema = {"title": name, "description": what, "type": "object", "properties": properties}
+    return SettingsBody(name, schema | {"required": list(required), "additionalProperties": False})
+
+
+def _setting_schema(setting: Setting) -> dict[str, Any]:
+    """Return the JSON schema of a setting. Bounds of a list apply to its items."""
+    schema = dict(_TYPES[setting.kind])
+    bounds = {"minimum": setting.low, "maximum": setting.high, "enum": list(setting.choices) or None}
+    stated = {name: value for name, value in bounds.items() if value is not None}
+    if schema["type"] == "array":
+        schema["items"] = schema["items"] | stated
+    else:
+        schema |= stated
+    if setting.default is None:
+        schema["type"] = [schema["type"], "null"]
+    return schema | {"description": setting.what}
+
+
+_TOPIC_WORDS = {
+    "queues": "The number of queues; it can only grow.",
+    "durability": "When a send is answered: after an fsync, after the write, or when replicated (Kafka).",
+    "readable": "Whether groups may consume the topic.",
+    "writable": "Whether clients may send to the topic.",
+    "delay": "Which sends are accepted: all, only those without a delay, or only delayed ones.",
+    "delay_dialects": "Dialects of delay properties that are accepted on plain sends.",
+    "body_bytes_max": "The largest body, in bytes; null: as large as the log takes.",
+    "replication_factor": "Kafka: how many brokers have a copy; only at creation.",
+    "min_insync": "Kafka: how many brokers have a message before it is acknowledged.",
+    "retention_ms": "Kafka: how long messages are kept; -1: without limit.",
+}
+_NAMES = {"type": "array", "items": {"type": "string"}}
+_TRACE_ONE_IN = {
+    "type": ["integer", "null"], "minimum": 0, "maximum": ONE_IN_MAX,
+    "description": "trace one message in so many; 0: none; null: as it is",
+}  # fmt: skip
+_CREATE = {"type": "boolean", "default": True, "description": "false: change the topic, which exists"}
+TOPIC_SETTINGS = _settings_body(
+    "TopicSettingsBody",
+    "Settings of a topic that is created or changed.",
+    list_settings(TopicEntry, {name: ("", what) for name, what in _TOPIC_WORDS.items()}),
+    {"trace_one_in": _TRACE_ONE_IN, "create": _CREATE},
+)
+GROUP_SETTINGS = _settings_body(
+    "GroupSettingsBody",
+    "Topics to which a group is subscribed, with settings of the new subscriptions.",
+    TABLE,
+    {"topics": _NAMES | {"minItems": 1, "description": "names of topics"}},
+    ("topics",),
+)
+SUBSCRIPTION_SETTINGS = _settings_body(
+    "SubscriptionSettingsBody",
+    "Settings of a subscription that is created or changed.",
+    TABLE,
+    {"unset": _NAMES | {"description": "settings that return to their defaults"}},
+)

@@ -1,0 +1,508 @@
+"""The answers of requests, for their description in /openapi.json.
+
+Handlers return plain dicts, which are never converted to these Structs: that would cost time on the loop that
+carries messages. Tests hold the answers of a real server to them. A field without a default is in every
+answer, a field that may be UNSET only in some, and null means that the value is not known or does not apply.
+Times are epoch milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, UnsetType, field
+
+from ddmq.server.admin.contract.group_answers import SubscriptionRow
+from ddmq.server.http.parameters import Answer
+
+Counters = Annotated[
+    dict[str, list[dict[str, Any]]],
+    Meta(
+        description="metrics by name: rows of labels with `value`, or with `count`, `mean`, `p50`, `p99` "
+        "and `max`"
+    ),
+]
+ByTopic = Annotated[dict[str, int], Meta(description="a number for each topic")]
+MetricsText = Annotated[str, Meta(description="the metrics in Prometheus' text format")]
+Document = Annotated[dict[str, Any], Meta(description="an OpenAPI document")]
+
+
+class ErrorAnswer(Answer):
+    """The reason why a request was rejected or failed."""
+
+    error: str
+
+
+class EmptyAnswer(Answer):
+    """An empty object: the change was made."""
+
+
+class HealthAnswer(Answer, kw_only=True):
+    """The health of the process. `reason`: why it is not ready."""
+
+    ready: bool
+    reason: str
+    warning: str | UnsetType = UNSET
+
+
+class AliveAnswer(HealthAnswer, kw_only=True):
+    """The health of the process, which is alive."""
+
+    alive: bool
+
+
+class StatsAnswer(Answer):
+    """Health, topics, groups and counters. `groups` is absent if the consumer proxy runs elsewhere."""
+
+    health: HealthAnswer
+    at_ms: int
+    topics: list[TopicRow]
+    counters: Counters
+    silent_parts: Annotated[
+        dict[str, str], Meta(description="processes that did not respond: name to admin address")
+    ]
+    groups: list[SubscriptionRow] | UnsetType = UNSET
+
+
+# --- topics and messages
+
+
+class TopicSettingsAnswer(Answer, kw_only=True):
+    """A topic's settings. The last three keys exist on Kafka."""
+
+    topic: str
+    queues: int
+    durability: str
+    readable: bool
+    writable: bool
+    delay: str
+    delay_dialects: list[str]
+    body_bytes_max: int | None
+    incarnation: int
+    source: str
+    internal: bool
+    replication_factor: int | UnsetType = UNSET
+    min_insync: int | UnsetType = UNSET
+    retention_ms: int | UnsetType = UNSET
+
+
+class TopicRow(TopicSettingsAnswer, kw_only=True):
+    """A topic with the numbers of its messages: retained now, and stored so far."""
+
+    messages: int
+    stored: int
+
+
+class TopicChangedAnswer(TopicSettingsAnswer, kw_only=True):
+    """A topic after its creation or change."""
+
+    trace_one_in: int
+
+
+class QueueRow(Answer):
+    """The offsets [min, next) of one queue."""
+
+    queue: int
+    min: int
+    next: int
+    messages: int
+
+
+class TopicAnswer(TopicChangedAnswer, kw_only=True):
+    """A topic with its queues."""
+
+    messages: int
+    by_queue: list[QueueRow]
+
+
+class MessageRow(Answer):
+    """A message as it is stored. Its body is in `body` or, if it is not UTF-8, in `body_base64`.
+
+    `cut`: the message is truncated. `one_group`: the only group that gets it. `state` and the fields after it
+    are about the requested group.
+    """
+
+    id: str
+    topic: str
+    queue: int
+    offset: int
+    position: int
+    key: str
+    tags: str
+    properties: dict[str, str]
+    born_ms: int
+    stored_ms: int
+    body_bytes: int
+    body: str | UnsetType = UNSET
+    body_base64: str | UnsetType = UNSET
+    one_group: str | UnsetType = UNSET
+    cut: bool | UnsetType = UNSET
+    state: str | UnsetType = UNSET
+    note: str | UnsetType = UNSET
+    deliveries: int | UnsetType = UNSET
+    last_error: str | UnsetType = UNSET
+    on_retry_path: bool | UnsetType = UNSET
+    due_ms: int | UnsetType = UNSET
+    dead_letter_offset: int | UnsetType = UNSET
+
+
+class MessageSentAnswer(Answer, kw_only=True):
+    """The place of a sent message or, if it is delayed, its delay id and due time.
+
+    `duplicate`, `body_differs`: of a send with an idempotency key: the message was stored before, and with
+    another body.
+    """
+
+    topic: str
+    queue: int | None
+    offset: int | None
+    id: str | None
+    delay_id: str | None
+    due_ms: int | None
+    duplicate: bool | UnsetType = UNSET
+    body_differs: bool | UnsetType = UNSET
+
+
+class StorySpanRow(Answer):
+    """A span of a message's time. `known`: a record says what the message waited for."""
+
+    start_ms: int
+    end_ms: int
+    ms: int
+    phase: str
+    what: str
+    known: bool
+    who: str
+    why: str
+
+
+class GroupStoryRow(Answer):
+    """The story of a message in one group. `end`: null while it has no known end."""
+
+    group: str
+    state: str
+    whole_ms: int
+    end: str | None
+    ended_ms: int | None
+    end_why: str
+    spans: list[StorySpanRow]
+
+
+class StoryAnswer(Answer):
+    """The story of a message in all groups. `queue`, `offset`: of its record in its topic, if any."""
+
+    id: str
+    topic: str
+    key: str
+    sent_ms: int
+    now_ms: int
+    trace_events: int
+    notes: list[str]
+    stories: list[GroupStoryRow]
+    queue: int | UnsetType = UNSET
+    offset: int | UnsetType = UNSET
+
+
+# --- offsets and dead letters
+
+
+class OffsetRow(Answer):
+    """The progress of a group on one queue."""
+
+    topic: str
+    queue: int
+    min: int
+    committed: int
+    next: int
+    lag: int
+    finished_above: int
+    attempted: int
+    generation: int
+
+
+class QueueResetRow(Answer):
+    """The effect of a reset on one queue."""
+
+    queue: int
+    start: int = field(name="from")
+    to: int
+    again: int
+    passed_over: int
+
+
+class OffsetResetAnswer(Answer):
+    """The effect of a reset; with `dry_run`, the effect that it would have."""
+
+    group: str
+    topic: str
+    to: str
+    dry_run: bool
+    filter: str | None
+    queues: list[QueueResetRow]
+    again: int
+    passed_over: int
+
+
+class DeadLetterCounts(Answer):
+    """The numbers of dead letters of a group: the open ones, and all that are stored."""
+
+    group: str
+    topic: str
+    letters: int
+    stored: int
+    oldest_ms: int | None
+
+
+class DeadLetterRow(Answer):
+    """An open dead letter. `topic`, `topic_queue`, `topic_offset`: its origin."""
+
+    queue: int
+    offset: int
+    id: str
+    key: str
+    tags: str
+    reason: str
+    error: str
+    topic: str
+    topic_queue: int | None
+    topic_offset: int | None
+    attempts: int
+    resent: int
+    transaction: str
+    delay: str
+    time_ms: int
+    born_ms: int
+    properties: dict[str, str]
+    body_bytes: int
+    preview: str
+
+
+class DeadLettersAnswer(Answer):
+    """Open dead letters of a group. `letters`: the number of all; `next`: the `from` of the next page."""
+
+    group: str
+    letters: int
+    shown: list[DeadLetterRow]
+    next: int | None
+
+
+class GroupsReached(Answer):
+    """The number of groups that receive messages, and some of their names."""
+
+    count: int
+    groups: list[str]
+
+
+class DeadLettersResentAnswer(Answer):
+    """The effect of a resend. `resent`: by topic; `kept`: dead letters that were not sent, by reason."""
+
+    group: str
+    dry_run: bool
+    to_topic: bool
+    resent: ByTopic
+    reached: dict[str, GroupsReached]
+    kept: Annotated[dict[str, int], Meta(description="a number for each reason")]
+    cursor: list[list[int]] | None
+
+
+class DeadLettersPurgedAnswer(Answer):
+    """The number of dead letters that were discarded or, with `dry_run`, would be."""
+
+    group: str
+    dry_run: bool
+    purged: int
+
+
+# --- transactions
+
+
+class TransactionRow(Answer):
+    """A transaction that is not decided yet."""
+
+    transaction: str
+    group: str
+    shard: int
+    began_ms: int
+    messages: int
+    bytes: int
+    checks: int
+    topics: list[str]
+
+
+class TransactionsAnswer(Answer):
+    """Open transactions, oldest first. `open`: the number of all; `whole`: all were examined."""
+
+    open: int
+    whole: bool
+    transactions: list[TransactionRow]
+
+
+class PreparedMessage(Answer):
+    """A message of an open transaction."""
+
+    topic: str
+    queue: int
+    message_id: str
+    key: str
+    tags: str
+    level: int
+    delayed: bool
+    body_bytes: int
+    preview: str
+
+
+class TransactionAnswer(Answer):
+    """A transaction: with its messages while it is open, else with its outcome as far as it is known."""
+
+    transaction: str
+    state: str
+    group: str | UnsetType = UNSET
+    messages: int | UnsetType = UNSET
+    shard: int | UnsetType = UNSET
+    began_ms: int | UnsetType = UNSET
+    bytes: int | UnsetType = UNSET
+    checks: int | UnsetType = UNSET
+    topics: list[str] | UnsetType = UNSET
+    owner: str | UnsetType = UNSET
+    contents: list[PreparedMessage] | UnsetType = UNSET
+    ended_ms: int | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+
+
+class TransactionEndedAnswer(Answer):
+    """The state in which a transaction ended."""
+
+    transaction: str
+    state: str
+    group: str
+
+
+# --- delays
+
+
+class DelayShardRow(Answer):
+    """A delay shard of this process. `why`: why it does not fire."""
+
+    shard: int
+    epoch: int
+    fires: bool
+    why: str
+    pending: int
+    orders_waiting: int
+
+
+class DelayStandbyRow(Answer):
+    """A standby store of a delay shard."""
+
+    shard: int
+    warm: bool
+    why: str
+
+
+class DelayScopeAnswer(Answer):
+    """The shards whose messages an answer lacks: held elsewhere, or not open."""
+
+    elsewhere: list[int]
+    not_open: list[int]
+
+
+class DelayAnswer(DelayScopeAnswer):
+    """The delayed messages that wait, by topic, and the shards."""
+
+    health: HealthAnswer
+    topics: ByTopic
+    shards: list[DelayShardRow]
+    standbys: list[DelayStandbyRow]
+    set_aside: Annotated[dict[str, str], Meta(description="unavailable topics, with the reason of each")]
+    pending: int
+
+
+class DelayRow(Answer):
+    """A delayed message that waits. `error`: its record is damaged, so further fields are missing."""
+
+    id: str
+    due_ms: int
+    topic: str
+    occurrence: int
+    message_id: str
+    born_ms: int
+    error: str | UnsetType = UNSET
+    kind: int | UnsetType = UNSET
+    repeats: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    tags: str | UnsetType = UNSET
+    body_bytes: int | UnsetType = UNSET
+    preview: str | UnsetType = UNSET
+
+
+class DelaysAnswer(DelayScopeAnswer):
+    """Delayed messages by due time. `orders_waiting`: commands that have not been ingested yet."""
+
+    messages: list[DelayRow]
+    next: str | None
+    orders_waiting: int
+
+
+class DelayStateAnswer(Answer):
+    """The state of a delayed message; while it waits, also the message."""
+
+    uuid: str
+    shard: int
+    state: str
+    at_ms: int | UnsetType = UNSET
+    kept_until_ms: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    due_ms: int | UnsetType = UNSET
+    topic: str | UnsetType = UNSET
+    occurrence: int | UnsetType = UNSET
+    message_id: str | UnsetType = UNSET
+    born_ms: int | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+    kind: int | UnsetType = UNSET
+    repeats: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    tags: str | UnsetType = UNSET
+    body_bytes: int | UnsetType = UNSET
+    properties: dict[str, str] | UnsetType = UNSET
+    body: str | UnsetType = UNSET
+    body_base64: str | UnsetType = UNSET
+
+
+class DelayChangeAnswer(Answer, kw_only=True):
+    """The outcome of a change of a delayed message. `fired_ms`: when it fired; `due_ms`: when it is due."""
+
+    id: str
+    outcome: str
+    fired_ms: int | None
+    due_ms: int | None
+    text: str | UnsetType = UNSET
+
+
+class DelayNotFoundAnswer(DelayChangeAnswer, kw_only=True):
+    """The outcome of a change of a delayed message that is not known, or not any more."""
+
+    error: str
+
+
+class DelayCountAnswer(DelayScopeAnswer):
+    """The number of delayed messages. `exact`: there are not more."""
+
+    topic: str | None
+    count: int
+    exact: bool
+    next: str | None
+
+
+class DelayLevelRow(Answer):
+    """A delay level of RocketMQ, with the number of messages that wait there."""
+
+    level: int
+    delay_ms: int
+    waiting: int
+
+
+class DelayBackupAnswer(Answer):
+    """A backup of the delay service: its folder, and the number of its shards."""
+
+    folder: str
+    shards: int

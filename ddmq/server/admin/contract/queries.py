@@ -1,0 +1,163 @@
+"""The queries of requests: their names, and the allowed values of each.
+
+A title says what a name means, a description which values are allowed. A count above the most that a request
+returns is no error, so that clients may ask for more than this release returns.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ddmq.server.admin.keys import LIMIT_DEFAULT, LIMIT_MAX
+from ddmq.server.http.parameters import NUMBER_MAX, Query
+from ddmq.server.http.routing import COUNT_MAX, Page
+
+_Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+_WHOLE = "a whole number of 0 or more"
+Flag = Annotated[bool, Meta(description="0, 1, false, true")]
+Count = Annotated[_Number, Meta(title="the most entries that are returned", description=_WHOLE)]
+PageCount = Annotated[
+    _Number | None, Meta(title="the most entries that are returned; absent: all", description=_WHOLE)
+]
+AfterName = Annotated[
+    str, Meta(title="the last name of the previous page", description="a name, which need not exist any more")
+]
+Cursor = Annotated[
+    str | None, Meta(title="the position to continue from", description="the `next` of an earlier answer")
+]
+TopicName = Annotated[str | None, Meta(title="only of this topic", description="the name of a topic")]
+GroupName = Annotated[str | None, Meta(title="only of this group", description="the name of a group")]
+KeyText = Annotated[str | None, Meta(title="only messages with this key", description="a text")]
+MessageId = Annotated[str | None, Meta(title="the message with this id", description="32 hex digits")]
+QueueNumber = Annotated[
+    _Number, Meta(title="the queue that `offset` refers to", description="the number of a queue")
+]
+FromOffset = Annotated[_Number | None, Meta(title="the first offset in `queue`", description=_WHOLE)]
+Time = Annotated[_Number | None, Meta(description="a time in epoch milliseconds")]
+KeysMax = Annotated[
+    Annotated[int, Meta(ge=1, le=LIMIT_MAX)],
+    Meta(title="the most keys that are returned", description=f"1 to {LIMIT_MAX}"),
+]
+
+
+class PageQuery(Query):
+    """One page of a listing that is sorted by name."""
+
+    count: PageCount = None
+    after: AfterName = ""
+
+    @property
+    def page(self) -> Page:
+        """The page of the listing; without a count, all entries after `after`."""
+        return Page(self.after, COUNT_MAX if self.count is None else self.count)
+
+
+class TopicsQuery(PageQuery):
+    """One page of the topics. `internal`: include the system's own topics."""
+
+    internal: Annotated[Flag, Meta(title="include the system's own topics")] = False
+
+
+class MessagesQuery(Query):
+    """A choice of messages of one topic: by id, key, offset or time, else the newest."""
+
+    id: MessageId = None
+    key: KeyText = None
+    queue: QueueNumber = 0
+    offset: FromOffset = None
+    time_ms: Annotated[Time, Meta(title="the first messages stored at or after this time")] = None
+    count: Count = 10
+    group: Annotated[GroupName, Meta(title="add the state of each message in this group")] = None
+
+
+class MessageQuery(Query):
+    """A message with its state in a group."""
+
+    group: Annotated[GroupName, Meta(title="add the state of the message in this group")] = None
+
+
+class StoryQuery(Query):
+    """The story of a message that the path names."""
+
+    group: GroupName = None
+
+
+class TopicStoryQuery(Query):
+    """A choice of one message of a topic: by id, by key, or by queue and offset."""
+
+    id: MessageId = None
+    key: Annotated[KeyText, Meta(title="the newest message with this key")] = None
+    queue: QueueNumber = 0
+    offset: Annotated[FromOffset, Meta(title="the message's offset in `queue`")] = None
+    group: GroupName = None
+
+
+class LagQuery(Query):
+    """A choice of the subscriptions that are furthest behind."""
+
+    group: GroupName = None
+    count: PageCount = None
+
+
+class GroupDetailQuery(Query):
+    """The extent of the answer about a group."""
+
+    keys: Annotated[KeysMax, Meta(title="the most blocked keys that are returned")] = LIMIT_DEFAULT
+
+
+class GroupTopicQuery(Query):
+    """A choice of one subscription of a group, or of all."""
+
+    topic: TopicName = None
+
+
+class GroupKeysQuery(Query):
+    """The extent of a listing of blocked keys."""
+
+    limit: KeysMax = LIMIT_DEFAULT
+
+
+class DeadLettersQuery(Query):
+    """A choice of open dead letters."""
+
+    reason: Annotated[str | None, Meta(title="only dead letters with this reason", description="a text")] = (
+        None
+    )
+    topic: TopicName = None
+    since_ms: Annotated[Time, Meta(title="only dead letters since this time")] = None
+    start: Annotated[
+        _Number,
+        Meta(title="the first offset, for instance the `next` of an earlier answer", description=_WHOLE),
+    ] = msgspec.field(name="from", default=0)
+    count: Count = 20
+
+
+class TransactionsQuery(Query):
+    """A choice of open transactions."""
+
+    group: Annotated[
+        str | None, Meta(title="only of this producer group", description="the name of a producer group")
+    ] = None
+    count: Count = 20
+
+
+class DelayCountQuery(Query):
+    """A choice of delayed messages that are counted."""
+
+    topic: TopicName = None
+    key: KeyText = None
+    from_ms: Annotated[Time, Meta(title="the first due time")] = None
+    to_ms: Annotated[Time, Meta(title="the end of the due times, exclusive")] = None
+    count: Annotated[
+        _Number | None, Meta(title="the most messages that are counted; absent: 1000000", description=_WHOLE)
+    ] = None
+    after: Cursor = None
+
+
+class DelaysQuery(DelayCountQuery):
+    """A choice of delayed messages that are listed."""
+
+    count: Count = 20

@@ -1,0 +1,189 @@
+"""The admin API of a real server is what its own description says: every route, and requests made from it."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddmq.server.admin.api import ROUTES
+from ddmq_client import Consumer
+from tests.scenarios.real_server import PATIENCE_S, RealServer, running, write_config
+from tests.service.cli.conftest import Shell
+from tests.support.admin_contract import check_answer, described
+from tests.support.transaction_calls import TransactionCalls, message, new_id
+from tests.support.waits import until
+
+FUZZED_S = 30  # values at each bound first, then others until the time is over
+EXAMPLES = 4  # of each route at a time
+HOOKS = """
+import schemathesis
+
+@schemathesis.check
+def no_failure(context, response, case):
+    assert response.status_code < 500 or response.status_code in (503, 504), response.text
+"""
+CONFIGURATION = """
+[checks.negative_data_rejection]
+expected-statuses = ["400", "403", "404", "405", "408", "411", "412", "413", "415", "503", "504"]
+"""
+
+
+class Visitor:
+    """Makes requests to a server, checks the answers, and collects the operations that were answered."""
+
+    def __init__(self, server: RealServer) -> None:
+        self._server = server
+        self.operations: set[str] = set()
+
+    def visit(self, method: str, target: str, body: Any = None) -> Any:
+        """The answer to a request, which is no error."""
+        status, answer = self._server.request(method, target, body)
+        assert status == 200, (method, target, answer)
+        operation = check_answer(method, target, status, answer)
+        assert operation is not None
+        self.operations.add(operation)
+        return answer
+
+
+@pytest.fixture
+def dead_group(shell: Shell, topic: str) -> str:
+    """A group, ordered by key, with a dead letter, and a key that is blocked by the next message."""
+    shell("topic", "create", topic, "--queues", "1")
+    shell(
+        "group", "set", topic, "--topic", topic, "--start", "first", "--order-key", "KEY",
+        "--ordered-deliveries-max", "1", "--ordered-interval-ms", "1", "--retry-intervals-ms", "",
+    )  # fmt: skip
+    for body in ("dead", "blocked", "behind"):
+        shell("send", topic, body, "--key", "k")
+    with Consumer(shell.server.address("consumer"), topic, topic, linger_ms=50) as consumer:
+
+        def pull_and_fail() -> bool:
+            for received in consumer.pull(1, timeout_ms=200):
+                received.fail()
+            return bool(shell.server.admin("GET", "dlq", topic)["letters"])
+
+        until(pull_and_fail, "it is a dead letter")
+    shell.server.admin("POST", "groups", topic, "keys", body={"action": "park", "key": "k"})
+    return topic
+
+
+def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: str) -> None:
+    calls = TransactionCalls(shell.server.ports["producer"])
+    transactions = [new_id(), new_id()]
+    for transaction in transactions:
+        assert calls.prepare_when_owned(transaction, message(topic, b"one"), group=topic).code == 0
+    visitor = Visitor(shell.server)
+    visit = visitor.visit
+
+    for path in ("/health", "/ready", "/metrics", "/openapi.json", "/stats", "/topics?internal=1", "/groups",
+                 "/lag", "/dlq", "/transactions", "/delay", "/delay/levels"):  # fmt: skip
+        visit("GET", path)
+    assert visit("GET", "/openapi.json") == json.loads(json.dumps(described()))
+    visit("GET", f"/topics/{topic}")
+    visit("POST", f"/topics/{topic}", {"create": False, "trace_one_in": 1})
+    for choice in ("", "?queue=0&offset=0", "?time_ms=0", f"?count=2&group={dead_group}"):
+        (first, *_) = visit("GET", f"/topics/{topic}/messages{choice}")
+    visit("POST", "/messages", {"topic": topic, "body": "now", "key": "k"})
+    delayed = visit("POST", "/messages", {"topic": topic, "body": "later", "delay_ms": 3_600_000})
+    visit("GET", f"/messages/{first['id']}?group={dead_group}")
+    visit("GET", f"/messages/{first['id']}/story")
+    visit("GET", f"/topics/{topic}/story?queue=0&offset=0")
+    visit("GET", f"/groups/{dead_group}")
+    visit("POST", f"/groups/{dead_group}", {"topics": [topic]})
+    visit("POST", f"/groups/{dead_group}/topics/{topic}", {"batch_max": 7})
+    visit("GET", f"/groups/{dead_group}/offsets")
+    visit("POST", f"/groups/{dead_group}/offsets", {"topic": topic, "to": "first", "dry_run": True})
+    assert visit("GET", f"/groups/{dead_group}/keys")
+    visit("POST", f"/groups/{dead_group}/keys", {"action": "skip", "key": "k"})
+    assert visit("GET", f"/dlq/{dead_group}")["shown"]
+    visit("POST", f"/dlq/{dead_group}/resend", {"all": True})
+    visit("POST", f"/dlq/{dead_group}/purge", {"all": True})
+    visit("GET", f"/transactions/{transactions[0]}")
+    visit("POST", f"/transactions/{transactions[0]}", {"action": "commit"})
+    visit("POST", f"/transactions/{transactions[1]}", {"action": "rollback"})
+    visit("GET", f"/transactions/{transactions[1]}")
+    (waiting,) = visit("GET", f"/delay/messages?topic={topic}")["messages"]
+    assert waiting["id"] == delayed["delay_id"]
+    visit("GET", f"/delay/messages/{waiting['id']}")
+    visit("POST", f"/delay/messages/{waiting['id']}", {"action": "cancel"})
+    visit("GET", f"/delay/messages/{waiting['id']}")
+    visit("GET", f"/delay/count?topic={topic}")
+    visit("POST", "/delay/backup", {"folder": topic[:40]})
+    visit("DELETE", f"/groups/{dead_group}")
+    visit("DELETE", f"/topics/{topic}")
+    assert visitor.operations == {f"{route.method} {route.path}" for route in ROUTES}
+    calls.close()
+
+
+@pytest.fixture
+def connection(server: RealServer) -> Iterator[http.client.HTTPConnection]:
+    opened = http.client.HTTPConnection("127.0.0.1", server.ports["admin"], timeout=PATIENCE_S)
+    yield opened
+    opened.close()
+
+
+def test_a_client_that_accepts_gzip_gets_it(connection: http.client.HTTPConnection) -> None:
+    connection.request("GET", "/openapi.json", headers={"Accept-Encoding": "gzip"})
+    response = connection.getresponse()
+    packed = response.read()
+    assert (response.headers["Content-Encoding"], response.headers["Cache-Control"]) == ("gzip", "no-store")
+    assert json.loads(gzip.decompress(packed))["openapi"] == "3.1.0"
+
+
+def test_a_group_that_another_has_changed_is_not_changed(
+    server: RealServer, topic: str, connection: http.client.HTTPConnection
+) -> None:
+    server.admin("POST", "groups", topic, body={"topics": ["owned"]})
+
+    def change(batch_max: int, if_match: str) -> tuple[int, str, Any]:
+        headers = {"Content-Type": "application/json", "If-Match": if_match}
+        body = json.dumps({"batch_max": batch_max})
+        connection.request("POST", f"/groups/{topic}/topics/owned", body, headers)
+        response = connection.getresponse()
+        return response.status, response.headers.get("ETag", ""), json.loads(response.read())
+
+    connection.request("GET", f"/groups/{topic}")
+    response = connection.getresponse()
+    seen, _ = response.headers["ETag"], response.read()
+    status, after, _ = change(3, seen)
+    assert (status, after != seen) == (200, True)
+    status, _, answer = change(4, seen)
+    assert (status, f"group {topic!r} was changed meanwhile" in answer["error"]) == (412, True)
+    (subscription,) = server.admin("GET", "groups", topic)["subscriptions"]
+    assert subscription["settings"]["batch_max"] == 3
+    assert change(4, after)[0] == 200
+
+
+def test_requests_made_from_the_description_find_no_fault(tmp_path: Path) -> None:
+    """No 5xx but 503 and 504, no status that is not declared, no answer of another form; and what violates
+    the description is rejected."""
+    (tmp_path / "admin_checks.py").write_text(HOOKS)
+    (tmp_path / "schemathesis.toml").write_text(CONFIGURATION)
+    config = write_config(tmp_path / "conf", topics={"topics": {"owned": {"queues": 2}}})
+    with running(tmp_path / "server", config) as server:
+        server.admin("POST", "topics", "orders", body={"queues": 3})
+        server.admin("POST", "groups", "billing", body={"topics": ["orders"]})
+        command = [
+            sys.executable, "-m", "schemathesis.cli", "--config-file", str(tmp_path / "schemathesis.toml"),
+            "run", f"http://127.0.0.1:{server.ports['admin']}/openapi.json", "--no-color", "--seed", "1",
+            "--phases", "coverage,fuzzing", "--max-time", str(FUZZED_S), "--max-examples", str(EXAMPLES),
+            "--exclude-checks", "not_a_server_error,positive_data_acceptance",
+            "--generation-database", "none", "--output-truncate", "false",
+        ]  # fmt: skip
+        environ = os.environ | {"PYTHONPATH": str(tmp_path), "SCHEMATHESIS_HOOKS": "admin_checks"}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False,
+            timeout=PATIENCE_S + FUZZED_S,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-8_000:] + done.stderr[-2_000:]
+        assert f"{len(ROUTES) - 1} selected" in done.stdout, "all but the description itself"
+        assert server.request("GET", "/ready")[0] == 200

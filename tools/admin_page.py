@@ -1,0 +1,59 @@
+"""Write the table of requests in docs/admin-api.md from the routes of the admin API; `--check` only says
+whether it is up to date."""
+
+import re
+import sys
+from pathlib import Path
+
+import msgspec.structs
+
+from ddmq.server.admin.api import ROUTES
+from ddmq.server.admin.contract.route import Route
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "admin-api.md"
+HEAD = "| request | response or effect |\n|---|---|\n"
+_TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*")
+
+
+def build_page(page: str) -> str:
+    """Return the page with the table of all routes in place of its own."""
+    if not _TABLE.search(page):
+        raise ValueError(f"{PAGE.name} has no table with the head {HEAD.splitlines()[0]!r}")
+    return _TABLE.sub(lambda _: build_table(), page, count=1)
+
+
+def build_table() -> str:
+    """Return the table: the request with the names of its query and their defaults, and its effect."""
+    return HEAD + "".join(
+        f"| `{route.method} {describe_target(route)}` | {route.text} |\n" for route in ROUTES
+    )
+
+
+def describe_target(route: Route) -> str:
+    """Return the path of a route, with variables in upper case, and its query."""
+    path = re.sub(r"\{(\w+)\}", lambda variable: variable[1].upper(), route.path)
+    if route.query is None:
+        return path
+    fields = msgspec.structs.fields(route.query)
+    return f"{path}?{'&'.join(f'{field.encode_name}={_default_text(field.default)}' for field in fields)}"
+
+
+def _default_text(default: object) -> str:
+    """Return a default as text; "" where an absent name means no choice."""
+    if isinstance(default, bool):
+        return str(int(default))
+    return str(default) if default else ""
+
+
+def main() -> int:
+    page = PAGE.read_text(encoding="utf-8")
+    if "--check" in sys.argv:
+        fresh = page == build_page(page)
+        print("admin API: the page is up to date" if fresh else "admin API: run `python tools/admin_page.py`")
+        return 0 if fresh else 1
+    PAGE.write_text(build_page(page), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
