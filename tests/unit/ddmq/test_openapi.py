@@ -8,14 +8,17 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema_rs import Draft202012Validator
 from schemathesis.specs.openapi import definitions
 
 from ddmq.server.admin.api import ROUTES
 from ddmq.server.admin.contract.bodies import SettingsBody
 from ddmq.server.admin.contract.openapi import encode_document
 from ddmq.server.admin.contract.route import Route
+from ddmq.server.config import TopicEntry
 from ddmq.server.http.parameters import read_body
-from ddmq_common.errors import CallerError
+from ddmq_common.config import ConfigLocation, build
+from ddmq_common.errors import CallerError, ConfigError
 from tests.support.admin_contract import check_answer, described, list_references, resolves
 
 
@@ -94,3 +97,30 @@ def test_settings_have_words_and_bounds() -> None:
             assert all(each["description"] for each in properties.values())
     queues = described()["components"]["schemas"]["TopicSettingsBody"]["properties"]["queues"]
     assert (queues["type"], queues["minimum"], queues["maximum"]) == ("integer", 1, 1024)
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed"),
+    [
+        (1_000, True),
+        ("64KiB", True),
+        ("1 MiB", True),
+        (None, True),
+        (0, False),
+        ("64KB", False),
+        (1.5, False),
+    ],
+)
+def test_a_size_is_described_as_it_is_accepted(value: object, allowed: bool) -> None:
+    (schema,) = [
+        route.body.schema["properties"]["body_bytes_max"]
+        for route in ROUTES
+        if isinstance(route.body, SettingsBody) and "body_bytes_max" in route.body.schema["properties"]
+    ]
+    assert Draft202012Validator(schema).is_valid(value) is allowed
+    try:
+        build(TopicEntry, {"body_bytes_max": value}, ConfigLocation("request", "orders"))
+    except ConfigError:
+        assert not allowed
+    else:
+        assert allowed

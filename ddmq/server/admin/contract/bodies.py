@@ -136,6 +136,7 @@ class SettingsBody:
     schema: dict[str, Any]
 
 
+SIZE_PATTERN = r"^[0-9]+\s*(KiB|MiB|GiB|TiB)$"  # of a size as text
 _TYPES: dict[str, dict[str, Any]] = {
     "number": {"type": "integer"},
     "numbers": {"type": "array", "items": {"type": "integer"}},
@@ -155,7 +156,8 @@ def _settings_body(
 
 
 def _setting_schema(setting: Setting) -> dict[str, Any]:
-    """Return the JSON schema of a setting. Bounds of a list apply to its items."""
+    """Return the JSON schema of a setting. Bounds of a list apply to its items. Bounds of a size apply to a
+    number, its pattern to a text."""
     schema = dict(_TYPES[setting.kind])
     bounds = {"minimum": setting.low, "maximum": setting.high, "enum": list(setting.choices) or None}
     stated = {name: value for name, value in bounds.items() if value is not None}
@@ -163,8 +165,13 @@ def _setting_schema(setting: Setting) -> dict[str, Any]:
         schema["items"] = schema["items"] | stated
     else:
         schema |= stated
+    kinds = [schema["type"]]
+    if setting.name.endswith("bytes_max"):
+        kinds.append("string")
+        schema["pattern"] = SIZE_PATTERN
     if setting.default is None:
-        schema["type"] = [schema["type"], "null"]
+        kinds.append("null")
+    schema["type"] = kinds[0] if len(kinds) == 1 else kinds
     return schema | {"description": setting.what}
 
 

@@ -112,6 +112,7 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
         parameters.append(_IF_MATCH)
     operation = {
         "operationId": _operation_id(route),
+        "tags": [route.path.split("/")[1]],
         "summary": _plain_text(route.text),
         "x-ddmq-right": route.right,
         "parameters": parameters,
