@@ -90,6 +90,7 @@ lint-pages: $(STAMP)
 	$(PY) tools/states_page.py --check
 	$(PY) tools/admin_page.py --check
 	$(PY) tools/dashboard.py --check
+	$(PY) tools/alerts.py --check
 	$(PY) tools/unasync.py --check
 	$(PY) tools/check_pages.py
 	$(PY) tools/promises.py --check
