@@ -98,6 +98,16 @@ class Registry:
         """Return the live cells of counters and gauges by metric and label values."""
         return [(family.metric, family.cells) for family in self._numbers.values()]
 
+    def cells_of(self, metric: Metric) -> Mapping[tuple[str, ...], MetricCell]:
+        """Return the live cells of one counter or gauge by label values; empty if it has none yet."""
+        family = self._numbers.get(metric.name)
+        return {} if family is None else family.cells
+
+    def histograms_of(self, metric: Metric) -> Mapping[tuple[str, ...], Histogram]:
+        """Return the live histograms of one metric by label values; empty if it has none yet."""
+        family = self._histograms.get(metric.name)
+        return {} if family is None else family.cells
+
     def histograms(self) -> list[tuple[Metric, Mapping[tuple[str, ...], Histogram]]]:
         """Return the live histograms by metric and label values."""
         return [(family.metric, family.cells) for family in self._histograms.values()]
