@@ -34,14 +34,15 @@ ENDLESS = 1_000_000
 GAP = 2  # between two columns of a table
 PROSE = ("last error", "error", "body", "what", "why", "who", "found", "remedy", "repeats", "topics", "from")
 PROSE_MIN = 24  # a column of prose is made no narrower than this
-STATE_COLUMNS = ("state", "status")
+STATE_COLUMNS = ("state", "status", "severity")
+LOUD_STYLE = "bold red"  # of a line or a name in capital letters, which says that something is wrong
 STATE_STYLES = {  # by the beginning of a state, the first that fits
     "ok": "green", "ready": "green", "done": "green", "committed": "green", "fired": "green",
     "in flight": "cyan", "open": "cyan", "pending": "cyan",
-    "retrying": "yellow", "parked": "yellow", "behind": "yellow", "warning": "yellow", "to the dead": "red",
+    "retrying": "yellow", "parked": "yellow", "behind": "yellow", "warning": "yellow",
+    "critical": LOUD_STYLE, "to the dead": "red",
     "dead": "red", "failed": "red", "NOT READY": "bold red", "damaged": "red", "does not run": "red",
 }  # fmt: skip
-LOUD_STYLE = "bold red"  # of a line or a name in capital letters, which says that something is wrong
 UNBROKEN_MAX = 300  # of a name; the longest that a topic or a group may have is shorter
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")

@@ -38,6 +38,11 @@ COMMANDS = {
         "lag",
         "How far behind each group is, and how many clients it has.",
     ),
+    "findings": (
+        "ddmq.cli.operate.findings",
+        "findings",
+        "What is wrong now, and what to do first.",
+    ),
     "report": (
         "ddmq.cli.report",
         "report",
@@ -65,7 +70,7 @@ SECTIONS = {  # of the help; a command that is in none of them stands at the end
     "Use messages": ("send", "pull", "tail", "message", "delay"),
     "Run servers": ("serve", "producer", "consumer", "delay-service", "config", "doctor", "completion"),
     "Operate": (
-        "lag", "stats", "topic", "group", "offset", "dlq", "tx", "report", "move",
+        "findings", "lag", "stats", "topic", "group", "offset", "dlq", "tx", "report", "move",
     ),
     "Try": ("demo", "kafka", "bench"),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""`ddmq stats` and `ddmq lag`: rates, lag, what is in flight; with --watch a view that fits the terminal.
+"""`ddmq stats` and `ddmq lag`: findings, rates, lag; with --watch a view that fits the terminal.
 
 Rates of `stats` need two moments, so they are shown by --watch only. `--json` gives the counters themselves.
 """
@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.operate.findings import format_since
 from ddmq.cli.output import (
     console,
     hint,
@@ -44,6 +45,7 @@ LATENCIES = {  # these first, then others
     "ddmq_hub_blocked_us": "event loop busy",
 }
 LATENCIES_MAX = 6  # rows
+FINDINGS_MAX = 5  # lines of a live view
 LATENCY_NAME_MAX = 40
 LAG_COLUMNS = (
     "group", "topic", "lag", "oldest", "clients", "in flight", "retrying", "later", "delivered/s", "acked/s"
@@ -91,7 +93,7 @@ def _show_live(fetch: Callable[[], T], interval: float, view: Callable[[T | None
 @watch_options(", with rates,", 1.0)
 @admin_options
 def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> None:
-    """Show topics, groups with their lag, and latencies since the server started.
+    """Show what is wrong, topics, groups with their lag, and latencies since the server started.
 
     Of a group's failed messages some wait for a quick retry ("retrying"), others for a later one, 10 s to 2 h
     apart ("later"); "dead": its dead letters that were neither resent nor purged. Rates need --watch.
@@ -159,9 +161,11 @@ def build_view(before: Stats | None, now: Stats, height: int | None = None) -> G
     """Build the tables for the answer `now`, cut to `height` lines. Rates are computed against the answer
     `before`."""
     topics, groups = [row for row in now["topics"] if not row["internal"]], now.get("groups", [])
-    latencies = _latency_table(now, height)
-    for_topics, for_groups = _share_rows(len(topics), len(groups), height and height - latencies.lines)
-    renderables: list[Any] = [_health_line(now)]
+    finding_lines = _finding_lines(now, height)
+    rest = None if height is None else height - len(finding_lines)
+    latencies = _latency_table(now, rest)
+    for_topics, for_groups = _share_rows(len(topics), len(groups), rest and rest - latencies.lines)
+    renderables: list[Any] = [_health_line(now), *finding_lines]
     if topics:
         renderables += _truncated_table(
             "topics", _topic_columns(before), _topic_rows(before, now, topics), for_topics
@@ -198,6 +202,37 @@ def _health_line(now: Stats) -> Text:
     silent = ", ".join(sorted(now.get("silent_parts", ())))
     more = plain(f"; without figures of {silent}: no answer") if silent else ""
     return Text.assemble("server: ", (state, state_style(state)), (more, "yellow"))
+
+
+def _finding_lines(now: Stats, height: int | None) -> list[Text]:
+    """Return a line for each finding; in a live view as many as fit, at most FINDINGS_MAX."""
+    answer = now.get("findings")
+    if answer is None:
+        return []  # a server of the release before
+    items, live = answer["items"], height is not None
+    if height is not None:
+        lines_max = max(1, min(FINDINGS_MAX, (height - FRAME_LINES - ROWS_MIN - 1) // 3))
+        items = items if len(items) <= lines_max else items[: lines_max - 1]
+    lines = [
+        Text.assemble(
+            (item["severity"], state_style(item["severity"])),
+            plain(f" for {format_since(item, now['at_ms'])}: {item['text']}"),
+            no_wrap=live,
+            overflow="ellipsis" if live else "fold",
+        )
+        for item in items
+    ]
+    more = len(answer["items"]) - len(items) + sum(answer["left_out"].values())
+    if not more:
+        return lines
+    return [
+        *lines,
+        Text(
+            f"… and {more:,} more findings: `ddmq findings`"
+            if lines
+            else f"{more:,} findings: `ddmq findings`"
+        ),
+    ]
 
 
 def _topic_columns(before: Stats | None) -> list[str]:

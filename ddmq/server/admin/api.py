@@ -12,11 +12,11 @@ import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
-from ddmq.server.admin.contract import answers, bodies, group_answers, queries
+from ddmq.server.admin.contract import answers, bodies, finding_answers, group_answers, queries
 from ddmq.server.admin.contract.openapi import encode_document
 from ddmq.server.admin.contract.route import Route
 from ddmq.server.admin.contract.versions import NameLocks, check_version, group_version, topic_version
-from ddmq.server.admin.figures import MetricsPage, OtherProcesses
+from ddmq.server.admin.figures import MetricsPage, OtherProcesses, merge_counters
 from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.admin.messages import MessageSearch
 from ddmq.server.admin.producer_calls import ProducerCalls
@@ -26,6 +26,7 @@ from ddmq.server.config import BACKUPS
 from ddmq.server.delays.changes import change_message
 from ddmq.server.delays.levels import count_levels
 from ddmq.server.delays.queries import DelayQueries
+from ddmq.server.findings.watch import FindingsWatch, merge_findings
 from ddmq.server.http.connection import JSON
 from ddmq.server.http.pace import paced
 from ddmq.server.http.parameters import Query, check_names, read_body, read_query
@@ -56,7 +57,8 @@ class AdminApi:
     proxy runs elsewhere.
 
     `names`: the host names by which clients reach the server, besides loopback. `backups`: the folder for
-    backups. `others`: the processes whose counters are added to the answer. `levels`: the delay levels.
+    backups. `others`: the processes whose counters and findings are added to the answer. `levels`: the delay
+    levels. `findings`: what is wrong at this process.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class AdminApi:
         others: OtherProcesses | None = None,
         levels: Levels = DEFAULT_LEVELS,
         producer: ProducerService | None = None,
+        findings: FindingsWatch | None = None,
     ) -> None:
         self.backend = backend
         self.levels = levels
@@ -80,6 +83,7 @@ class AdminApi:
         self.clock = clock
         self.health = health
         self._others = others or OtherProcesses()
+        self._findings = findings or FindingsWatch(metrics, clock)
         self._groups = None if consumer is None else AdminGroups(backend, consumer, metrics, clock)
         self.delays = DelayQueries(backend, timers, clock, backups)
         self.calls = ProducerCalls(backend, producer, clock, self._others, self.delays.list_other_addresses)
@@ -152,16 +156,29 @@ class AdminApi:
         return _require_consumer(self._consumer)
 
     def stats(self, request: AdminRequest) -> Any:
+        findings = self._findings.answer()
         if request.is_forwarded:
-            return {"counters": self._metrics.snapshot(paced)}
+            return {"counters": self._metrics.snapshot(paced), "findings": findings}
         answer: dict[str, Any] = {"health": health_fields(self.health()), "at_ms": self.clock.wall_ms()}
         answer["topics"] = topics.list_topics(self.backend, internal=True)
         if self._groups is not None:
             answer["groups"] = self._groups.list_subscriptions()
-        answer["counters"], answer["silent_parts"] = self._others.merge_counters(
-            self._metrics.snapshot(paced)
+        others = self._others.fetch_answers("/stats", "counters", "findings")
+        answer["counters"] = merge_counters(
+            self._metrics.snapshot(paced), *[each["counters"] for each in others.answers]
+        )
+        answer["silent_parts"] = others.silent
+        answer["findings"] = merge_findings(
+            findings, [each["findings"] for each in others.answers], others.silent
         )
         return answer
+
+    def list_findings(self, request: AdminRequest) -> Any:
+        findings = self._findings.answer()
+        if request.is_forwarded:
+            return findings
+        others = self._others.fetch_answers("/findings", "items", "left_out", "unevaluated")
+        return merge_findings(findings, others.answers, others.silent)
 
     def post_topic(self, request: AdminRequest) -> Any:
         settings = dict(request.body)
@@ -248,8 +265,12 @@ ROUTES: tuple[Route, ...] = (
           lambda api, _: api.page.text(), right="metrics", answer=answers.MetricsText),
     Route("GET", "/openapi.json", "the description of all requests as an OpenAPI 3.1 document",
           lambda api, _: Text(JSON, encode_document(ROUTES)), right="none", answer=answers.Document),
-    Route("GET", "/stats", "health, topics, groups and all counters, as printed by `ddmq stats --json`",
+    Route("GET", "/stats",
+          "health, findings, topics, groups and all counters, as printed by `ddmq stats --json`",
           AdminApi.stats, right="metrics", answer=answers.StatsAnswer),
+    Route("GET", "/findings",
+          "what is wrong now, the most urgent first, as printed by `ddmq findings --json`",
+          AdminApi.list_findings, right="metrics", answer=finding_answers.FindingsAnswer),
     Route("GET", "/topics", "one row per topic; `internal=1` adds the system topics",
           lambda api, r: topics.list_topics(api.backend, internal=r.query.internal, page=r.query.page),
           queries.TopicsQuery, right="describe", answer=list[answers.TopicRow]),

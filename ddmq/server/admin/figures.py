@@ -1,10 +1,10 @@
-"""The metrics of this process, and of the other processes of the server.
+"""The metrics of this process, and the answers of the other processes of the server.
 
 MetricsPage makes the page of metrics. An expensive page is reused for a while, so that scrapers cost little.
 
-OtherProcesses requests the counters of the other processes of `ddmq serve --processes` from their admin
-ports. The process that started them sends their addresses line by line: `part producer 127.0.0.1:9913` to the
-process that adds up the counters, `proxy producer 127.0.0.1:9913` to the one without a proxy.
+OtherProcesses sends a request to the admin ports of the other processes of `ddmq serve --processes`. The
+process that started them sends their addresses line by line: `part producer 127.0.0.1:9913` to the process
+that adds up the answers, `proxy producer 127.0.0.1:9913` to the one without a proxy.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import http.client
 import logging
 import math
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import gevent
 import msgspec
@@ -31,7 +31,7 @@ from ddmq_common.metrics.registry import ANSWERS_S, Registry
 PAGE_CHEAP_S = 0.05  # processor time; a page that takes less is made anew each time
 PAGE_RESTS = 10  # others after so many times what they took
 PAGE_CACHED_MAX_S = 10.0  # at most
-COUNTERS_WAIT_S = 1.0  # for all of them together
+ANSWERS_WAIT_S = 1.0  # for all of them together
 PART, PROXY = "part", "proxy"  # the kinds of lines that name an admin address
 FIGURES = ("value", "count", "mean", "p50", "p99", "max")
 Counters = dict[str, list[dict[str, Any]]]  # as Registry.snapshot gives them
@@ -76,6 +76,14 @@ def _caching_s(spent_s: float) -> float:
     return 0.0 if spent_s < PAGE_CHEAP_S else min(spent_s * PAGE_RESTS, PAGE_CACHED_MAX_S)
 
 
+class OtherAnswers(NamedTuple):
+    """The answers of the other processes, and the admin addresses of those that did not answer within
+    ANSWERS_WAIT_S."""
+
+    answers: list[dict[str, Any]]
+    silent: dict[str, str]
+
+
 class OtherProcesses:
     """The admin addresses of the other processes of the server; empty until a line names one."""
 
@@ -93,15 +101,18 @@ class OtherProcesses:
         """Return the admin addresses of the processes with a producer proxy, as far as lines name them."""
         return [str(address) for address in self._proxies.values()]
 
-    def merge_counters(self, own: Counters) -> tuple[Counters, dict[str, str]]:
-        """Return the counters of all processes added up, beginning with `own`, and the addresses of the
-        processes that did not answer within COUNTERS_WAIT_S."""
-        requests = {name: gevent.spawn(_fetch_counters, address) for name, address in self._addresses.items()}
-        gevent.joinall(list(requests.values()), timeout=COUNTERS_WAIT_S)
+    def fetch_answers(self, path: str, *keys: str) -> OtherAnswers:
+        """Request `path` from all other processes, each about itself alone. An answer without one of the
+        `keys` counts as none."""
+        requests = {
+            name: gevent.spawn(_fetch_answer, address, path, keys)
+            for name, address in self._addresses.items()
+        }
+        gevent.joinall(list(requests.values()), timeout=ANSWERS_WAIT_S)
         answers = {name: each.value for name, each in requests.items() if each.value is not None}
         gevent.killall(list(requests.values()), block=False)
         silent = {name: str(self._addresses[name]) for name in requests.keys() - answers.keys()}
-        return merge_counters(own, *answers.values()), silent
+        return OtherAnswers(list(answers.values()), silent)
 
 
 def component_line(name: str, address: HostPort, kind: str = PART) -> str:
@@ -137,16 +148,16 @@ def _merge_rows(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> 
     return {"count": count, "mean": total / count if count else 0.0} | highest
 
 
-def _fetch_counters(address: HostPort) -> Counters | None:
-    """Fetch the counters of the process at `address`; None without a valid answer."""
+def _fetch_answer(address: HostPort, path: str, keys: Sequence[str]) -> dict[str, Any] | None:
+    """Fetch `path` from the process at `address`; None without a valid answer."""
     connection = http.client.HTTPConnection(*address)
     try:
-        connection.sock = socket.create_connection(tuple(address), COUNTERS_WAIT_S)
-        connection.request("GET", f"/stats?{FORWARDED}=1")
-        response = connection.getresponse()
-        return msgspec.json.decode(response.read(), type=dict[str, Counters])["counters"]
-    except (OSError, http.client.HTTPException, msgspec.MsgspecError, KeyError) as error:
-        log.debug("no counters of another part", extra={"admin": str(address), "why": str(error)})
+        connection.sock = socket.create_connection(tuple(address), ANSWERS_WAIT_S)
+        connection.request("GET", f"{path}?{FORWARDED}=1")
+        answer = msgspec.json.decode(connection.getresponse().read(), type=dict[str, Any])
+        return answer if answer.keys() >= set(keys) else None
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
+        log.debug("no answer of another process", extra={"admin": str(address), "why": str(error)})
         return None
     finally:
         connection.close()

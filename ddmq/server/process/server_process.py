@@ -30,6 +30,7 @@ from ddmq.server.admin import groups, topics
 from ddmq.server.admin.api import AdminApi, build_starting_router
 from ddmq.server.admin.figures import OtherProcesses
 from ddmq.server.config import Configuration, changed_values, find_declaring_source, resolved_values
+from ddmq.server.findings.watch import FindingsWatch
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.http.routing import AdminRouter
 from ddmq.server.process.hub import HubWatch
@@ -124,6 +125,7 @@ class ServerProcess:
         self.traces: TraceWriter | None = None
         self._scheduler: SchedulerWatch | None = None
         self._started_ms = self.clock.wall_ms()
+        self._findings: FindingsWatch | None = None
         self._samples: SampleWriter | None = None
         self._rpc: dict[str, RpcServer] = {}
         self._limits = config.rpc
@@ -317,10 +319,15 @@ class ServerProcess:
         return (serve.listen_address("admin").host, socket.gethostname(), *serve.admin_names)
 
     def _listen_admin(self, backend: Backend) -> None:
+        instance = self._bind_admin()
+        self._findings = FindingsWatch(
+            self.metrics, self.clock, instance, SchedulerWatch(backend, self.clock).health
+        )
+        self._findings.start()
         api = AdminApi(
             backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
             self.config.serve.backups, self.others, self.config.delay.table,
-            self.producer or self.sends,
+            self.producer or self.sends, self._findings,
         )  # fmt: skip
         if self.consumer is not None:
             HubTimer(ref=False).every(groups.PERIOD_S, api.groups.sample)
@@ -396,6 +403,8 @@ class ServerProcess:
         """Release the ports and the log at once, without draining."""
         if self._samples is not None:
             self._samples.close()
+        if self._findings is not None:
+            self._findings.stop()
         if self._admin is not None:
             self._admin.stop(timeout=0)
         rpc = self._rpc.values()

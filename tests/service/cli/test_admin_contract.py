@@ -84,8 +84,9 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     visitor = Visitor(shell.server)
     visit = visitor.visit
 
-    for path in ("/health", "/ready", "/metrics", "/openapi.json", "/stats", "/topics?internal=1", "/groups",
-                 "/lag", "/dlq", "/transactions", "/delay", "/delay/levels"):  # fmt: skip
+    for path in ("/health", "/ready", "/metrics", "/openapi.json", "/stats", "/findings",
+                 "/topics?internal=1", "/groups", "/lag", "/dlq", "/transactions", "/delay",
+                 "/delay/levels"):  # fmt: skip
         visit("GET", path)
     assert visit("GET", "/openapi.json") == json.loads(json.dumps(described()))
     visit("GET", f"/topics/{topic}")

@@ -114,11 +114,13 @@ def test_other_parts_are_asked_and_the_silent_are_named() -> None:
         ):
             others.record_address(component_line(name, HostPort(HOST, port)).strip())
         closed.close()
-        counters, named = others.merge_counters({})
+        answers, named = others.fetch_answers("/stats", "counters", "findings")
     server.stop(timeout=0)
     assert set(named) == {"mute", "gone"}
     assert named["mute"] == f"{HOST}:{mute}"
-    assert counters[SEND_INFLIGHT.name] == [{"value": 1}]
+    (answer,) = answers
+    assert set(answer) == {"counters", "findings"}
+    assert [set(cell) for cell in answer["counters"][SEND_INFLIGHT.name]] == [{"value"}]
     stats = {"health": {"ready": True, "reason": ""}, "topics": [], "counters": {}, "silent_parts": named}
     screen = console()
     with screen.capture() as shown:
@@ -130,7 +132,7 @@ def test_what_one_part_is_asked_for_by_another() -> None:
     api = Costly(0.0).api
     environ = {"REQUEST_METHOD": "GET", "RAW_URI": "/stats", "QUERY_STRING": "forwarded=1"}
     answer = b"".join(api.router(environ, lambda status, headers: None))
-    assert set(msgspec.json.decode(answer)) == {"counters"}
+    assert set(msgspec.json.decode(answer)) == {"counters", "findings"}
 
 
 @pytest.mark.parametrize("chunks", [[b"part a x:1\npart b x:2\n"], [b"part a", b" x:1\npart", b" b x:2\n"]])

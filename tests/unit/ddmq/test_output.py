@@ -233,6 +233,31 @@ def test_the_view_fits_the_terminal(height: int) -> None:
     assert max(map(len, lines)) <= 80
 
 
+def findings(count: int) -> dict[str, Any]:
+    item = {
+        "id": "DdmqLagOld", "severity": "warning", "since_ms": -840_000, "labels": {}, "command": "ddmq lag",
+        "text": "[red]billing[/] is \x1b[31m 14 min behind in " + "t" * 100,
+    }  # fmt: skip
+    return {"items": [item] * count, "missing": [], "left_out": {}, "unevaluated": []}
+
+
+@pytest.mark.parametrize("count", [1, 3, 90])
+@pytest.mark.parametrize("height", [24, 40, 60])
+def test_the_view_fits_with_findings(height: int, count: int) -> None:
+    lines = drawn(moment(0, 30, 30, 0), moment(2_000, 30, 30, 10) | {"findings": findings(count)}, height)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= 80
+    assert any("`ddmq findings`" in line or "[red]billing[/] is" in line for line in lines)
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_findings_come_first_and_in_full_where_nothing_is_cut() -> None:
+    now = moment(2_000, 1, 1, 10) | {"findings": findings(2) | {"left_out": {"DdmqLagOld": 5}}}
+    lines = drawn(None, now)
+    assert lines[1].startswith("warning for 14 m 2 s: [red]billing[/] is")
+    assert "… and 5 more findings: `ddmq findings`" in lines
+
+
 @pytest.mark.parametrize("height", [24, 40, 60])
 def test_the_view_fits_with_every_latency_there_is(height: int) -> None:
     now = moment(2_000, 30, 30, 10)

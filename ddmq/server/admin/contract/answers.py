@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType, field
 
+from ddmq.server.admin.contract.finding_answers import FindingsAnswer
 from ddmq.server.admin.contract.group_answers import SubscriptionRow
 from ddmq.server.http.parameters import Answer
 
@@ -52,7 +53,7 @@ class AliveAnswer(HealthAnswer, kw_only=True):
 
 
 class StatsAnswer(Answer):
-    """Health, topics, groups and counters. `groups` is absent if the consumer proxy runs elsewhere."""
+    """Health, findings, topics, groups and counters; without `groups` if the consumer proxy is elsewhere."""
 
     health: HealthAnswer
     at_ms: int
@@ -61,6 +62,7 @@ class StatsAnswer(Answer):
     silent_parts: Annotated[
         dict[str, str], Meta(description="processes that did not respond: name to admin address")
     ]
+    findings: FindingsAnswer
     groups: list[SubscriptionRow] | UnsetType = UNSET
 
 

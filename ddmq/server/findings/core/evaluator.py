@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ddmq.server.findings.core.measures import Samples, measure_value
-from ddmq.server.findings.core.readings import Columns, Labels, Readings
+from ddmq.server.findings.core.readings import Columns, Labels, Paced, Readings
 from ddmq_common.findings.conditions import INSTANCE, FallsBelow, GaugeAbove, NoneOwned, OnlyPrometheus
 from ddmq_common.findings.rule import SEVERITIES, FindingRule
 from ddmq_common.findings.table import RULES
@@ -70,16 +70,20 @@ class RuleState:
         self._mark_interval_s = self._window_s / slots
         self.marks: deque[tuple[float, Readings]] = deque()
 
-    def update(self, moment: ClockReading, readings: Readings) -> None:
-        """Judge the rule's condition by what was read at `moment`, which is not before the last one."""
+    def update(self, moment: ClockReading, readings: Readings, paced: Paced = iter) -> None:
+        """Judge the rule's condition by what was read at `moment`, which is not before the last one.
+
+        `paced`: an iterator wrapper that may let other work run between sets of labels.
+        """
         self.unwatched = 0
         if self._window_s and len(readings) > SERIES_MAX:
             self.unwatched = len(readings) - SERIES_MAX
             readings = dict(islice(readings.items(), SERIES_MAX))
         self._drop_old_marks(moment.monotonic_s)
         holdings: dict[Labels, Holding] = {}
-        for labels, columns in readings.items():
-            value = measure_value(self.rule.condition, columns, self._samples(moment, labels, columns))
+        for labels, columns in paced(readings.items()):
+            samples = self._samples(moment, labels, columns) if self._window_s else ()
+            value = measure_value(self.rule.condition, columns, samples)
             if value is None:
                 continue
             if len(holdings) >= SERIES_MAX:
@@ -129,9 +133,9 @@ class Evaluator:
             rule.name: RuleState(rule) for rule in rules if not isinstance(rule.condition, OnlyPrometheus)
         }
 
-    def update(self, name: str, moment: ClockReading, readings: Readings) -> None:
+    def update(self, name: str, moment: ClockReading, readings: Readings, paced: Paced = iter) -> None:
         """Judge the rule `name` by what was read at `moment`."""
-        self.states[name].update(moment, readings)
+        self.states[name].update(moment, readings, paced)
 
     def list_findings(self, moment: ClockReading) -> tuple[list[ActiveFinding], dict[str, int]]:
         """Return the findings, the most urgent first, and by rule how many more there are than ITEMS_MAX."""

@@ -102,6 +102,8 @@ def _combine_cells(
 ) -> Totals:
     """Combine the selected cells that have the same values of the labels `by`."""
     metric, totals = selector.metric, dict[Labels, float]()
+    if by == metric.labels and not selector.only and not selector.without:
+        return {labels: cell.value for labels, cell in paced(list(cells.cells_of(metric).items()))}
     indexes = find_indexes(metric, by)
     only = [(metric.labels.index(label), values) for label, values in selector.only.items()]
     without = [(metric.labels.index(label), values) for label, values in selector.without.items()]
@@ -124,7 +126,8 @@ def _count_above(condition: QuantileAbove, cells: Cells, paced: Paced) -> Readin
     for labels, histogram in paced(list(cells.histograms_of(condition.metric).items())):
         key = tuple([labels[at] for at in indexes])
         above, total = counts.get(key, (0.0, 0.0))
-        counts[key] = (above + sum(histogram.counts[first_above:]), total + sum(histogram.counts))
+        above_here = sum(histogram.counts[first_above:])
+        counts[key] = (above + above_here, total + above_here + sum(histogram.counts[:first_above]))
     return counts
 
 

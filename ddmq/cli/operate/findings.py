@@ -1,0 +1,73 @@
+"""`ddmq findings`: what is wrong now, and what to do first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.output import hint, print_json, print_line, print_table, print_verdict
+from ddmq.moments import format_age
+
+COLUMNS = ("severity", "since", "what", "command")
+FAILING = ("critical", "warning")  # severities with which the exit code is 1
+
+
+@click.command()
+@admin_options
+def findings(admin: AdminClient, as_json: bool) -> None:
+    """List what is wrong now, the most urgent first, each with a command to start with.
+
+    The findings are those of the alert rules, with the same names, thresholds and durations (docs/alerts.md);
+    --json has the names. "since": for how long the condition has held. The commands change nothing. With
+    `ddmq serve --processes` the list covers all processes of the server.
+
+    \b
+    Exit code:
+      0  nothing is wrong, or only findings of severity info
+      1  a finding is critical or a warning, or a process does not answer
+
+    \b
+    Examples:
+      ddmq findings
+      ddmq findings --json
+    """
+    answer = admin.get("findings")
+    if as_json:
+        print_json(answer)
+    else:
+        print_findings(answer, time.time_ns() // 1_000_000)
+    if answer["missing"] or any(item["severity"] in FAILING for item in answer["items"]):
+        raise click.exceptions.Exit(1)
+
+
+def print_findings(answer: Mapping[str, Any], now_ms: int) -> None:
+    """Print the answer of /findings as a table."""
+    items = answer["items"]
+    if items:
+        rows = [
+            [item["severity"], format_since(item, now_ms), item["text"], item["command"]] for item in items
+        ]
+        print_table("", COLUMNS, rows)
+    elif not answer["missing"]:
+        print_verdict(True, "nothing is wrong")
+    for line in remark_lines(answer):
+        print_line(line)
+    if items:
+        hint(f"docs/alerts.md explains each: {', '.join(dict.fromkeys(item['id'] for item in items))}")
+
+
+def remark_lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the items of /findings do not include."""
+    for name, count in answer["left_out"].items():
+        yield f"… and {count:,} more of {name}"
+    for process in answer["missing"]:
+        yield f"without findings of {process['name']}: no answer at {process['admin']}"
+
+
+def format_since(item: Mapping[str, Any], now_ms: int) -> str:
+    """Format for how long the condition of a finding has held."""
+    return format_age(max(0, now_ms - item["since_ms"]) / 1000)
