@@ -140,6 +140,7 @@ COMMANDS = {
     "ddmq": RUN,
     "ddmq serve": NotRun(f"{LASTS}; each server of the tests is one", check_settings),
     "ddmq tail": NotRun(f"{LASTS}; tests/service/cli/test_streams.py runs it", check_command_line),
+    "ddmq findings": NotRun("a finding takes time; tests/service/cli/test_findings.py", check_command_line),
     "ddmq demo": NotRun("takes a quarter of a minute; tests/scenarios/test_demo.py", check_command_line),
     "ddmq bench": NotRun("takes minutes; tests/scenarios/test_bench_smoke.py runs each", check_command_line),
     "ddmq kafka": NotRun("starts a Kafka cluster; tests/service/kafka/ does", check_command_line),

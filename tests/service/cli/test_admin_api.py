@@ -186,11 +186,15 @@ def test_stats_cover_every_process(tmp_path: Path) -> None:
         assert until(lambda: send_latencies(server), "the producer proxy's send") == 1
         shown = ddmq("stats", "--admin", f"127.0.0.1:{server.ports['admin']}").stdout
         assert "send, request to answer" in shown
+        findings = server.admin("GET", "findings")
+        assert findings["items"] == findings["missing"] == [], "every process says so"
         producer = server.component_pids()["producer"]
         os.kill(producer, signal.SIGSTOP)
         silent = server.admin("GET", "stats")["silent_parts"]
+        missing = server.admin("GET", "findings")["missing"]
         os.kill(producer, signal.SIGCONT)
         assert "producer" in silent
+        assert {"name": "producer", "admin": silent["producer"]} in missing
         os.kill(server.component_pids()["consumer"], signal.SIGKILL)
         until(lambda: "part died" in server.log and server.log.count("part ready") == 4, "it is back")
         assert until(lambda: send_latencies(server), "it knows the others again") == 1

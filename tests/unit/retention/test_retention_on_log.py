@@ -21,6 +21,7 @@ from ddmq_common.delivery import encode
 from ddmq_common.errors import DiskFullError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import TRACE_TOPIC
+from tests.support.findings import INSTANCE, FindingsView
 from tests.support.waits import done, until
 
 DAY_S = 86_400
@@ -53,8 +54,9 @@ class RetainedLog:
             self.log.put_topic(TopicInfo(name, 0, 1), self.deadline()).wait(60)
 
     def open(self) -> FileLog:
+        self.metrics = Registry()
         self.log = open_log(
-            self.directory, self.options, clock=self.clock, metrics=Registry(), storage=self.storage
+            self.directory, self.options, clock=self.clock, metrics=self.metrics, storage=self.storage
         )
         self.retention.stop()  # its own rounds; `clean` is one
         return self.log
@@ -530,3 +532,44 @@ def test_what_a_slow_round_measured_does_not_outlive_a_newer_one(house: Retained
     measured.set()
     gevent.joinall([slow, newer], timeout=60, raise_error=True)
     assert house.send() is AppendStatus.STORED
+
+
+# --- findings
+
+
+@pytest.fixture
+def view(house: RetainedLog) -> FindingsView:
+    return FindingsView(house.log, house.metrics, house.clock)
+
+
+def pass_time(house: RetainedLog, view: FindingsView, seconds: float) -> None:
+    def advance(step_s: float) -> None:
+        house.clock.advance(step_s)
+        house.clean()
+
+    view.pass_time(seconds, advance)
+
+
+def test_a_full_disk_is_a_critical_finding_that_says_what_is_rejected(
+    house: RetainedLog, view: FindingsView
+) -> None:
+    house.storage.free = 1 * GIB
+    pass_time(house, view, 30)
+    assert view.ids() == [], "not for a minute"
+    pass_time(house, view, 60)
+    (item,) = view.items()
+    assert (item["id"], item["severity"], item["command"]) == ("DdmqWritesRefused", "critical", "ddmq doctor")
+    assert item["text"] == f"The log at {INSTANCE} rejects client sends: the disk is nearly full"
+    house.storage.free = 100 * GIB
+    pass_time(house, view, 15)
+    assert view.ids() == []
+
+
+def test_a_disk_that_will_be_full_is_a_warning_before(house: RetainedLog, view: FindingsView) -> None:
+    pass_time(house, view, 900)
+    assert view.ids() == []
+    for _ in range(120):
+        house.storage.free -= 2 * GIB
+        pass_time(house, view, 15)
+    (item,) = view.items()
+    assert (item["id"], item["severity"]) == ("DdmqDiskFillsUp", "warning")
