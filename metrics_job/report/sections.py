@@ -43,7 +43,8 @@ def _verdict_box(report: Report) -> str:
             f"nothing dead, no process lost, no sample missing.{remarks}</div>"
         )
     items = "".join(
-        f'<li><a href="#{finding.section}">{escape(finding.text)}</a></li>' for finding in report.findings
+        f'<li><a href="#{finding.section}">{escape(finding.shown_text)}</a></li>'
+        for finding in report.findings
     )
     return f'<div class="verdict bad"><strong>✗ Look here.</strong><ul>{items}</ul>{remarks}</div>'
 

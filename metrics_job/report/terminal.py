@@ -50,7 +50,7 @@ def _report_blocks(report: Report) -> Iterator[RenderableType]:
     else:
         yield Text("✗ look here", style="bold red")
         for finding in report.findings:
-            yield Text(plain(f"  · {finding.text}"))
+            yield Text(plain(f"  · {finding.shown_text}"))
     for remark in report.remarks:
         yield Text(plain(remark))
     yield Text(_totals_line(report))

@@ -115,10 +115,11 @@ def test_a_group_without_consumers_differs_from_a_slow_one(
 
 def test_the_finding_reports_that_no_consumer_is_connected(writer: Writer) -> None:
     for each in range(60, 65):
-        writer.lag(at(each), "g", "t", 9.0, lag_age_ms=99_000.0, finished_per_s=0.0, time_to_drain_s=None)
+        writer.lag(at(each), "g", "t", 9.0, lag_age_ms=699_000.0, finished_per_s=0.0, time_to_drain_s=None)
     writer.counter(at(64), "ddmq_sends_total", 3, "t", detail="code=0")
     (finding,) = report(writer).findings
-    assert finding.text == "9 messages waiting for g on t, the oldest for 1 m 39 s, nobody consumes."
+    assert finding.text == "9 messages waiting for g on t, the oldest for 11 m 39 s, nobody consumes."
+    assert finding.rule == "DdmqNobodyConsumes"
 
 
 def test_the_tile_counts_waiting_subscriptions_like_the_table(writer: Writer) -> None:
@@ -135,16 +136,17 @@ def test_the_tile_counts_waiting_subscriptions_like_the_table(writer: Writer) ->
 def test_a_state_sampled_long_before_the_end_shows_its_time(writer: Writer, stopped: int, dated: str) -> None:
     end = 65 + stopped if dated else 66
     for minute in range(60, 65):
-        more = {"lag_age_ms": 99_000.0, "time_to_drain_s": None, "blocked_keys": 2.0}
-        writer.lag(at(minute), "g", "t", 5.0, **more, blocked_key_age_ms=9_000.0)
+        more = {"lag_age_ms": 999_000.0, "time_to_drain_s": None, "blocked_keys": 2.0}
+        writer.lag(at(minute), "g", "t", 5.0, **more, blocked_key_age_ms=609_000.0)
     writer.process(at(60), at(65), process="gone@h:1")
     writer.process(at(60), at(end), process="alive@h:2", instance="b" * 16)
     writer.counter(at(end - 1), "ddmq_sends_total", 3, "t", detail="code=0")
     result = report(writer, end)
     findings = [finding.text for finding in result.findings]
+    waiting = "5 messages waiting for g on t, the oldest for 16 m 39 s, not getting fewer at present rates"
     assert findings == [
-        f"5 messages waiting for g on t, the oldest for 1 m 39 s, not getting fewer at present rates{dated}.",
-        f"2 order keys blocked at the end (g on t{dated}), the longest for 9 s.",
+        f"{waiting}{dated}.",
+        f"2 order keys blocked at the end (g on t{dated}), the longest for 10 m 9 s.",
     ]
     text = build_page(result, 0)
     assert f"2 at the end{dated}" in text
@@ -162,9 +164,10 @@ def test_a_planned_restart_is_no_finding_and_is_counted_apart_from_rejections(wr
         0.0,
     )
     assert "10,000 sent (900 refused, 900 of them by a proxy that stops)" in printed(result)
-    writer.counter(at(61), "ddmq_sends_total", 11, "t", detail="code=15")
+    writer.counter(at(61), "ddmq_sends_total", 111, "t", detail="code=15")
     (finding,) = report(writer).findings
-    assert finding.text == "11 sends not stored, 0.11 % of all answered."
+    assert finding.text == "111 sends to t not stored, 1.1 % of all answered."
+    assert to_summary(report(writer))["finding_rules"] == ["DdmqSendsFail"]
 
 
 def test_a_promise_missed_on_one_day_is_shown_although_the_range_kept_it(

@@ -58,7 +58,7 @@ def evil(tmp_path: Path) -> str:
         writer.counter(at(minute), "ddmq_sends_total", 1, EVIL, detail=f"code={EVIL}")
         writer.counter(at(minute), "ddmq_dead_letters_total", 1, EVIL, EVIL, f"reason={EVIL}")
         writer.times(at(minute), "ddmq_send_latency_us", [100.0], EVIL)
-        writer.lag(at(minute), EVIL, EVIL, 5.0, blocked_keys=1.0, time_to_drain_s=None, lag_age_ms=7e4)
+        writer.lag(at(minute), EVIL, EVIL, 5.0, blocked_keys=1.0, time_to_drain_s=None, lag_age_ms=7e6)
     writer.process(at(60), at(70), process=EVIL, ended="vanished")
     writer.slo(at(60).date(), EVIL, 1, 10, 0.9, EVIL, EVIL)
     writer.add("rejects", {"file": EVIL, "reason": "corrupt", "lines": 1, "example": EVIL})

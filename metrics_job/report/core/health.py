@@ -1,9 +1,12 @@
 """Judge promises and processes, and list the findings of the report's verdict.
 
 The findings name what an operator should look at, the most urgent first: a missed promise, a subscription
-that has not kept up with its messages for minutes, keys still blocked at the end, dead letters, processes
-that vanished or fell silent, missing or unreadable samples, and refused sends above a thousandth (and more
-than a few). Everything else (a retry, a restart) is normal and is shown in the tables only.
+whose oldest message is old at the end, keys still blocked at the end, dead letters, refused sends, processes
+that vanished or fell silent, and missing or unreadable samples. Everything else (a retry, a restart) is
+normal and is shown in the tables only.
+
+A finding that an alert has, too, has the name and the threshold of its rule (ddmq_common/findings). Samples
+do not tell for how long a condition has held, so the durations of the rules are not applied.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from ddmq_common.findings.conditions import NotConsumed
+from ddmq_common.findings.rule import FindingRule
+from ddmq_common.findings.table import RULES_BY_NAME
 from ddmq_common.metrics.catalogue import DEAD_LETTERS
 from metrics_job.report.core import behind, words
-from metrics_job.report.core.material import Counted, Material, Row, Totals, Waiting, add_totals
+from metrics_job.report.core.material import Counted, Material, Row, Totals, Waiting, add_totals, by_topic
 
 VANISHED = "vanished"
 STOPPED = "last"
@@ -204,7 +210,14 @@ def _is_outlived(row: Row, until_ms: int) -> bool:
     return bool(until_ms - row["last_seen"] > patience_ms)
 
 
-REFUSED_FROM, REFUSED_MIN = 0.001, 10
+REFUSED_MIN = 10  # sends of a topic; fewer are no finding, whatever their share is
+LAG_OLD, NOBODY_CONSUMES, KEY_BLOCKED, DEAD_LETTERS_GROW, SENDS_FAIL, PROCESS_DOWN = (
+    RULES_BY_NAME[name]
+    for name in (
+        "DdmqLagOld", "DdmqNobodyConsumes", "DdmqKeyBlocked", "DdmqDeadLetters", "DdmqSendsFail",
+        "DdmqProcessDown",
+    )
+)  # fmt: skip
 
 
 class Intended(NamedTuple):
@@ -218,16 +231,21 @@ NOTHING_INTENDED = Intended()
 
 
 class Finding(NamedTuple):
-    """One finding as a sentence, and the page section with details."""
+    """One finding as a sentence, and the page section with details. `rule`: the name of its alert; empty if
+    it has none."""
 
     text: str
     section: str
+    rule: str = ""
+
+    @property
+    def shown_text(self) -> str:
+        return f"{self.text} ({self.rule})" if self.rule else self.text
 
 
 def list_findings(
     material: Material,
     covered: tuple[int, int] | None,
-    totals: Totals,
     slo: list[SloFacts],
     processes: list[ProcessFacts],
     intended: Intended,
@@ -238,9 +256,9 @@ def list_findings(
     return [
         *_promise_findings([row for row in slo if not row.is_met], material.tallies.promises_missed),
         *_waiting_findings(material.waiting, covered[1]),
-        *_blocked_findings([row for row in material.waiting if row.blocked_keys], covered[1]),
+        *_blocked_findings(material.waiting, covered[1]),
         *_dead_letter_findings(unintended_dead(material.now.counters, intended)),
-        *_rejection_findings(totals),
+        *_rejection_findings(by_topic(material.now.counters)),
         *_process_findings(processes),
         *_left_out_findings(material.tallies.starts_left_out),
         *_anomaly_findings(material.anomalies, material.tallies.anomalies),
@@ -260,18 +278,32 @@ def _promise_findings(listed: list[SloFacts], missed: int) -> Iterator[Finding]:
 
 
 def _waiting_findings(rows: Sequence[Waiting], end_ms: int) -> Iterator[Finding]:
-    stuck, slow = [row for row in rows if row.is_stuck], [row for row in rows if row.is_slow]
+    old = [row for row in rows if row.lag and row.consumed and is_above(LAG_OLD, row.lag_age_ms)]
+    stuck, others = [row for row in old if row.is_stuck], [row for row in old if not row.is_stuck]
+    unconsumed = [row for row in rows if row.lag and not row.consumed and row.lag_age_ms > _unconsumed_ms()]
+    if unconsumed:
+        yield _lag_finding(unconsumed, behind.UNCONSUMED, end_ms, NOBODY_CONSUMES)
     if stuck:
-        yield _lag_finding(stuck, "not getting fewer at present rates", end_ms)
-    if slow:
-        yield _lag_finding(
-            slow, f"{words.format_duration(max(row.time_to_drain_s or 0 for row in slow))} to drain", end_ms
-        )
+        yield _lag_finding(stuck, "not getting fewer at present rates", end_ms, LAG_OLD)
+    if others:
+        drain_s = max(row.time_to_drain_s or 0 for row in others)
+        outlook = f"{words.format_duration(drain_s)} to drain" if drain_s else "getting fewer"
+        yield _lag_finding(others, outlook, end_ms, LAG_OLD)
 
 
-def _lag_finding(rows: list[Waiting], how: str, end_ms: int) -> Finding:
+def is_above(rule: FindingRule, value: float) -> bool:
+    """Return whether a value is above the threshold of a rule."""
+    return rule.threshold is not None and value > rule.threshold
+
+
+def _unconsumed_ms() -> float:
+    """Return the age of the oldest message from which a subscription without consumers is a finding."""
+    assert isinstance(NOBODY_CONSUMES.condition, NotConsumed)
+    return NOBODY_CONSUMES.condition.window_s * 1000
+
+
+def _lag_finding(rows: list[Waiting], how: str, end_ms: int, rule: FindingRule) -> Finding:
     worst = max(rows, key=lambda row: row.lag)
-    how = how if worst.consumed else behind.UNCONSUMED
     how = behind.add_time(how, worst, end_ms)
     more = f"; {words.format_plural(len(rows) - 1, 'other subscription')} too" if len(rows) > 1 else ""
     messages, subscription = (
@@ -282,17 +314,20 @@ def _lag_finding(rows: list[Waiting], how: str, end_ms: int) -> Finding:
         f"{messages} waiting for {subscription}, "
         f"the oldest for {words.format_ms(worst.lag_age_ms)}, {how}{more}.",
         "waiting",
+        rule.name,
     )
 
 
-def _blocked_findings(rows: list[Waiting], end_ms: int) -> Iterator[Finding]:
+def _blocked_findings(waiting: Sequence[Waiting], end_ms: int) -> Iterator[Finding]:
+    rows = [row for row in waiting if row.blocked_keys and is_above(KEY_BLOCKED, row.blocked_key_age_ms)]
     if rows:
         names = words.list_names(
             [behind.add_time(words.name_subscription(row.group, row.topic), row, end_ms) for row in rows]
         )
         keys = words.format_plural(sum(row.blocked_keys for row in rows), "order key")
         longest = words.format_ms(max(row.blocked_key_age_ms for row in rows))
-        yield Finding(f"{keys} blocked at the end ({names}), the longest for {longest}.", "top")
+        text = f"{keys} blocked at the end ({names}), the longest for {longest}."
+        yield Finding(text, "top", KEY_BLOCKED.name)
 
 
 def intended_remarks(
@@ -318,16 +353,24 @@ def unintended_dead(counters: Iterable[Counted], intended: Intended) -> int:
 def _dead_letter_findings(count: int) -> Iterator[Finding]:
     if count:
         became = "became a dead letter" if count == 1 else "became dead letters"
-        yield Finding(f"{words.format_plural(count, 'message')} {became}.", "top")
+        yield Finding(f"{words.format_plural(count, 'message')} {became}.", "top", DEAD_LETTERS_GROW.name)
 
 
-def _rejection_findings(totals: Totals) -> Iterator[Finding]:
+def _rejection_findings(topics: Mapping[str, Totals]) -> Iterator[Finding]:
     """Yield findings about refused sends, except those of stopping proxies, as clients then use another
     one."""
-    ratio = totals.refused_ratio or 0.0
-    if ratio >= REFUSED_FROM and totals.failed_sends >= REFUSED_MIN:
-        sends = words.format_plural(totals.failed_sends, "send")
-        yield Finding(f"{sends} not stored, {words.format_percent(ratio)} of all answered.", "top")
+    failing = [
+        (topic, totals)
+        for topic, totals in topics.items()
+        if totals.failed_sends >= REFUSED_MIN and is_above(SENDS_FAIL, totals.refused_ratio or 0.0)
+    ]
+    if failing:
+        topic, worst = max(failing, key=lambda row: row[1].failed_sends)
+        sends = words.format_plural(worst.failed_sends, "send")
+        more = f"; {words.format_plural(len(failing) - 1, 'other topic')} too" if len(failing) > 1 else ""
+        share = words.format_percent(worst.refused_ratio)
+        text = f"{sends} to {topic} not stored, {share} of all answered{more}."
+        yield Finding(text, "top", SENDS_FAIL.name)
 
 
 def _process_findings(rows: list[ProcessFacts]) -> Iterator[Finding]:
@@ -340,6 +383,7 @@ def _process_findings(rows: list[ProcessFacts]) -> Iterator[Finding]:
             f"{times} ended without a word ({_list_names(vanished)}): killed or crashed. What was counted "
             "after the last sample is in no number here.",
             "processes",
+            PROCESS_DOWN.name,
         )
     if silent:
         count = words.format_plural(len(silent), "process", "processes")
@@ -348,6 +392,7 @@ def _process_findings(rows: list[ProcessFacts]) -> Iterator[Finding]:
             f"Nothing heard of {count} ({_list_names(silent)}) since {last_time} UTC, and no last sample: "
             "killed, or its samples do not come here any more.",
             "processes",
+            PROCESS_DOWN.name,
         )
     if missing:
         files = words.format_plural(sum(row.missing for row in missing), "sample file")
