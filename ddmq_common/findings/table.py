@@ -259,7 +259,7 @@ RULES = (
         NotConsumed(
             metrics.LAG, (metrics.DELIVERED, metrics.FETCHED, metrics.PUSHES), 10 * MINUTE_S, SUBSCRIPTION
         ),
-        "{group} has {value message} waiting in {topic}, and no client consumes",
+        "{group} has {value message} waiting in {topic}, and none is delivered",
         "Check whether consumers run; delete a group that is no longer used.",
         SHOW_GROUP, GROUP_PAGE, for_s=10 * MINUTE_S,
     ),

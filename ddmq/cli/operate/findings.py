@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.output import hint, print_json, print_line, print_table, print_verdict
+from ddmq.cli.output import hint, print_alert, print_json, print_line, print_table, print_verdict
 from ddmq.moments import format_age
 
 COLUMNS = ("severity", "since", "what", "command")
@@ -28,7 +28,8 @@ def findings(admin: AdminClient, as_json: bool) -> None:
     \b
     Exit code:
       0  nothing is wrong, or only findings of severity info
-      1  a finding is critical or a warning, or a process does not answer
+      1  a finding is critical or a warning, the server is not ready, or one of
+         its processes does not answer
 
     \b
     Examples:
@@ -40,19 +41,24 @@ def findings(admin: AdminClient, as_json: bool) -> None:
         print_json(answer)
     else:
         print_findings(answer, time.time_ns() // 1_000_000)
-    if answer["missing"] or any(item["severity"] in FAILING for item in answer["items"]):
+    severities = {item["severity"] for item in answer["items"]}
+    if answer["missing"] or not answer["health"]["ready"] or severities.intersection(FAILING):
         raise click.exceptions.Exit(1)
 
 
 def print_findings(answer: Mapping[str, Any], now_ms: int) -> None:
     """Print the answer of /findings as a table."""
-    items = answer["items"]
+    items, health = answer["items"], answer["health"]
+    if not health["ready"]:
+        print_alert(f"server: NOT READY: {health['reason']}")
+    if "warning" in health:
+        print_alert(f"server: {health['warning']}")
     if items:
         rows = [
             [item["severity"], format_since(item, now_ms), item["text"], item["command"]] for item in items
         ]
         print_table("", COLUMNS, rows)
-    elif not answer["missing"]:
+    elif health["ready"] and not answer["missing"]:
         print_verdict(True, "nothing is wrong")
     for line in remark_lines(answer):
         print_line(line)

@@ -12,7 +12,7 @@ import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
-from ddmq.server.admin.contract import answers, bodies, finding_answers, group_answers, queries
+from ddmq.server.admin.contract import answers, bodies, group_answers, queries
 from ddmq.server.admin.contract.openapi import encode_document
 from ddmq.server.admin.contract.route import Route
 from ddmq.server.admin.contract.versions import NameLocks, check_version, group_version, topic_version
@@ -178,7 +178,8 @@ class AdminApi:
         if request.is_forwarded:
             return findings
         others = self._others.fetch_answers("/findings", "items", "left_out", "unevaluated")
-        return merge_findings(findings, others.answers, others.silent)
+        health = {"health": health_fields(self.health())}
+        return health | merge_findings(findings, others.answers, others.silent)
 
     def post_topic(self, request: AdminRequest) -> Any:
         settings = dict(request.body)
@@ -270,7 +271,7 @@ ROUTES: tuple[Route, ...] = (
           AdminApi.stats, right="metrics", answer=answers.StatsAnswer),
     Route("GET", "/findings",
           "what is wrong now, the most urgent first, as printed by `ddmq findings --json`",
-          AdminApi.list_findings, right="metrics", answer=finding_answers.FindingsAnswer),
+          AdminApi.list_findings, right="metrics", answer=answers.ServerFindingsAnswer),
     Route("GET", "/topics", "one row per topic; `internal=1` adds the system topics",
           lambda api, r: topics.list_topics(api.backend, internal=r.query.internal, page=r.query.page),
           queries.TopicsQuery, right="describe", answer=list[answers.TopicRow]),

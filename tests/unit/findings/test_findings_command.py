@@ -12,7 +12,9 @@ from click.testing import CliRunner, Result
 from ddmq.cli.admin_client import AdminClient
 from ddmq.cli.root import root
 
-EMPTY: dict[str, Any] = {"items": [], "missing": [], "left_out": {}, "unevaluated": []}
+READY = {"ready": True, "reason": ""}
+EMPTY: dict[str, Any] = {"health": READY, "items": [], "missing": [], "left_out": {}, "unevaluated": []}
+NOT_READY = {"health": {"ready": False, "reason": "no process writes the log"}}
 MISSING = [{"name": "delay", "admin": "127.0.0.1:10013"}]
 
 
@@ -41,6 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         (EMPTY | {"items": [build_item("warning")]}, 1),
         (EMPTY | {"items": [build_item("critical"), build_item("info")]}, 1),
         (EMPTY | {"missing": MISSING}, 1),
+        (EMPTY | NOT_READY, 1),
     ],
 )
 @pytest.mark.parametrize("options", [(), ("--json",)])
@@ -71,6 +74,12 @@ def test_a_finding_is_a_row_with_its_age_and_command(run: Any) -> None:
 def test_a_process_that_does_not_answer_is_named(run: Any) -> None:
     result = run(EMPTY | {"missing": MISSING})
     assert result.stdout == "without findings of delay: no answer at 127.0.0.1:10013\n"
+
+
+def test_a_server_that_is_not_ready_is_not_well(run: Any) -> None:
+    assert run(EMPTY | NOT_READY).stdout == "server: NOT READY: no process writes the log\n"
+    warned = run(EMPTY | {"health": READY | {"warning": "two servers share an address"}})
+    assert warned.stdout == "server: two servers share an address\n✓ nothing is wrong\n"
 
 
 def test_names_are_text_and_nothing_else(run: Any) -> None:

@@ -66,6 +66,12 @@ class StatsAnswer(Answer):
     groups: list[SubscriptionRow] | UnsetType = UNSET
 
 
+class ServerFindingsAnswer(FindingsAnswer, kw_only=True):
+    """The findings of the server, and the health of the process that answers."""
+
+    health: HealthAnswer
+
+
 # --- topics and messages
 
 
