@@ -24,6 +24,7 @@ from ddmq_common.clock import ManualClock
 from ddmq_common.findings.table import RULES_BY_NAME
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
+from tests.support.waits import until
 
 HOST = "127.0.0.1"
 HOSTILE = "-x'; rm -rf ~ # \x1b[31m\u202e%2F../"
@@ -207,3 +208,13 @@ def test_others_run_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     other.join(5)
     assert "other" in turns[:-1]
     assert [turn for turn in turns if turn != "other"] == list(range(200))
+
+
+def test_rules_are_evaluated_without_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "TICK_S", 0.01)
+    served, moments = ServedProcess(), list[float]()
+    served.metrics.add_collector(lambda: moments.append(served.clock.monotonic()))
+    served.watch.start()
+    until(lambda: served.clock.advance(FRESH_S) or len(moments) >= 3, "each tick evaluates them")
+    served.watch.stop()
+    served.backend.close()
