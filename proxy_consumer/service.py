@@ -199,7 +199,7 @@ class ConsumerService:
         self._store(call, call.args.result, lambda _: call.reply_encoded(answers.SUBMITTED[call.wire]))
 
     def settle(self, call: Call) -> None:
-        """Store the results that a client of ddmq_client sends without a pull; reply with those that are late.
+        """Store results that a client of ddmq_client sends without a pull; reply with those that are late.
 
         With `leave`, the client announces that it stops, so its waiting pulls are answered immediately.
         """
