@@ -1,4 +1,4 @@
-"""`ddmq dlq …`: look at dead letters, send them again, be done with them."""
+"""`ddmq dlq …`: look at dead letters, count them, send them again, be done with them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.old_names import count_option
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import cell, confirm, hint, print_json, print_line, print_table, show_body
 from ddmq.cli.values import GROUP, TOPIC, Integer, parse_moment
 from ddmq.moments import format_moment
@@ -18,16 +19,67 @@ from ddmq_client.admin.settings import DEAD_LETTER_REASONS
 COLUMNS = ("group", "letters", "oldest", "stored")
 DEAD_LETTER_COLUMNS = ("offset", "died", "reason", "error", "from", "key", "attempts", "resent", "body")
 GROUPS_NAMED = 5  # of those that resent letters reach
+FACETS = {"by_reason": "reason", "by_error": "error", "by_topic": "topic", "by_hour": "hour"}
+FACET_ROWS = 20  # of each facet that are printed
+
+
+choice_options = combine_options(
+    click.option("--from", "start", type=Integer(0), help="From this offset of the dead-letter topic on."),
+    click.option(
+        "--newest", is_flag=True, help="The newest dead letters first; with --from, from there backwards."
+    ),
+    click.option(
+        "--reason",
+        metavar="REASON",
+        type=click.Choice(DEAD_LETTER_REASONS),
+        help="Only dead letters with this reason: failed, timed-out, …",
+    ),
+    click.option("--error", metavar="CLASS", help="Only this error class, as `ddmq dlq facets` shows it."),
+    click.option("--topic", type=TOPIC, help="Only dead letters from this topic."),
+    click.option(
+        "--text", metavar="TEXT", help="Only with this text in the key, the error or the body; case matters."
+    ),
+    click.option(
+        "--since",
+        metavar="TIME",
+        help="Only dead letters since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.",
+    ),
+    click.option("--until", metavar="TIME", help="Only dead letters before this time."),
+)  # of the commands that search dead letters
+
+
+def build_query(
+    start: int | None,
+    newest: bool,
+    reason: str | None,
+    error: str | None,
+    topic: str | None,
+    text: str | None,
+    since: str | None,
+    until: str | None,
+) -> dict[str, Any]:
+    """Return the query of the admin API for the options of a search; an option that was not given is None."""
+    return {
+        "from": start,
+        "order": "newest" if newest else None,
+        "reason": reason,
+        "error": error,
+        "topic": topic,
+        "text": text,
+        "since_ms": None if since is None else parse_moment(since, "--since"),
+        "until_ms": None if until is None else parse_moment(until, "--until"),
+    }
 
 
 @click.group()
 def dlq() -> None:
-    """List, show, resend and purge dead letters: messages that a group could not finish.
+    """List, show, count, resend and purge dead letters: messages that a group could not finish.
 
     \b
     Examples:
       ddmq dlq list
       ddmq dlq show billing
+      ddmq dlq facets billing
       ddmq dlq resend billing --all --dry-run
       ddmq dlq purge billing --before -7d
 
@@ -77,54 +129,83 @@ def _describe_none(admin: AdminClient, group: str | None) -> str:
 @dlq.command("show", short_help="A group's dead letters: reason and origin.")
 @click.argument("group", type=GROUP)
 @count_option()
-@click.option("--from", "start", type=Integer(0), help="From this offset of the dead-letter topic on.")
-@click.option(
-    "--reason",
-    metavar="REASON",
-    type=click.Choice(DEAD_LETTER_REASONS),
-    help="Only dead letters with this reason: failed, timed-out, …",
-)
-@click.option("--topic", type=TOPIC, help="Only dead letters from this topic.")
-@click.option(
-    "--since",
-    metavar="TIME",
-    help="Only dead letters since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.",
-)
+@choice_options
 @admin_options
-def show_dead_letters(
-    group: str,
-    count: int,
-    start: int | None,
-    reason: str | None,
-    topic: str | None,
-    since: str | None,
-    admin: AdminClient,
-    as_json: bool,
-) -> None:
+def show_dead_letters(group: str, count: int, admin: AdminClient, as_json: bool, **options: Any) -> None:
     """Show GROUP's dead letters, the oldest first: reason, origin, deliveries, start of the body.
 
     \b
     Examples:
       ddmq dlq show billing --since -1d
+      ddmq dlq show billing --newest --text 4711
       ddmq dlq show billing --reason failed --topic orders
 
-    `ddmq message %DLQ%billing --queue 0 --offset 17` shows one of them with its whole body.
+    `ddmq message %DLQ%billing --queue 0 --offset 17` shows one of them with its whole body. The server
+    examines up to 10,000 dead letters for a few seconds at most; if there are more, the command says how to
+    go on.
     """
-    query = {"count": count, "from": start, "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
-    answer = admin.get("dlq", group, **query)
+    query = build_query(**options)
+    answer = admin.get("dlq", group, count=count, **query)
     if as_json:
         return print_json(answer)
     if not answer["shown"] and answer["next"] is None:
-        which = "such dead letter" if any((start, reason, topic, since)) else "dead letter"
+        which = "such dead letter" if any(value is not None for value in query.values()) else "dead letter"
         print_line(f"no {which} of {group} waits to be resent or purged")
         hint("`ddmq dlq list` shows which groups have dead letters")
         return None
-    print_table("", DEAD_LETTER_COLUMNS, [_dead_letter_cells(row) for row in answer["shown"]])
+    if answer["shown"]:
+        print_table("", DEAD_LETTER_COLUMNS, [_dead_letter_cells(row) for row in answer["shown"]])
+    elif answer["next"] is not None:
+        print_line(f"none among the {answer.get('scanned', 0):,} dead letters that were examined")
     if answer["next"] is not None:
-        hint(f"{answer['letters']:,} letters in all; go on with --from {answer['next']}")
+        backwards = " --newest" if options["newest"] else ""
+        hint(f"{answer['letters']:,} letters in all; go on with{backwards} --from {answer['next']}")
     else:
         hint(f"`ddmq dlq resend {group} --all`, or --offset N, sends them to the group again")
     return None
+
+
+@dlq.command("facets", short_help="A group's dead letters counted by reason, error, topic, hour.")
+@click.argument("group", type=GROUP)
+@choice_options
+@admin_options
+def count_facets(group: str, admin: AdminClient, as_json: bool, **options: Any) -> None:
+    """Count GROUP's dead letters by reason, error class, topic, and the hour of their death.
+
+    An error class is the name of the exception with which the error begins, or else its first words. One
+    request counts up to 10,000 dead letters; if there are more, the command says how to go on.
+
+    \b
+    Examples:
+      ddmq dlq facets billing
+      ddmq dlq facets billing --error ValueError --since -1d
+    """
+    answer = admin.get("dlq", group, "facets", **build_query(**options))
+    if as_json:
+        return print_json(answer)
+    if not answer["counted"] and answer["next"] is None:
+        print_line(f"no such dead letter of {group} waits to be resent or purged")
+        hint("`ddmq dlq list` shows which groups have dead letters")
+        return None
+    for name, title in FACETS.items():
+        _print_facet(title, answer[name], answer["others"][name])
+    if answer["next"] is not None:
+        backwards = " --newest" if options["newest"] else ""
+        hint(
+            f"counted {answer['scanned']:,} of {answer['letters']:,} dead letters; "
+            f"go on with{backwards} --from {answer['next']}"
+        )
+    return None
+
+
+def _print_facet(title: str, rows: list[dict[str, Any]], others: int) -> None:
+    shown = rows[-FACET_ROWS:] if title == "hour" else rows[:FACET_ROWS]
+    remaining = others + sum(row["letters"] for row in rows) - sum(row["letters"] for row in shown)
+    cells = [
+        [_format_moment(row["value"]) if title == "hour" else row["value"] or None, row["letters"]]
+        for row in shown
+    ]
+    print_table("", (title, "letters"), [*cells, *([["others", remaining]] if remaining else [])])
 
 
 def _dead_letter_cells(row: dict[str, Any]) -> list[Any]:

@@ -11,7 +11,7 @@ import gevent
 import msgspec
 
 from backend.port import Backend, Health
-from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
+from ddmq.server.admin import dlq, dlq_changes, dlq_search, keys, offsets, topics
 from ddmq.server.admin.contract import answers, bodies, group_answers, queries
 from ddmq.server.admin.contract.openapi import encode_document
 from ddmq.server.admin.contract.route import Route
@@ -346,9 +346,15 @@ ROUTES: tuple[Route, ...] = (
           lambda api, r: dlq.list_dead_letters(api.backend, r.query.page), queries.PageQuery,
           right="describe", answer=list[answers.DeadLetterCounts]),
     Route("GET", "/dlq/{group}", "open dead letters, oldest first",
-          lambda api, r: dlq.show_dead_letters(api.backend, r.group, dlq.filter_of(r.query), r.query.start,
-                                                min(r.query.count, dlq.SHOWN_MAX)),
+          lambda api, r: dlq_search.show_dead_letters(
+              api.backend, api.clock, r.group, dlq_search.filter_of(r.query), dlq_search.order_of(r.query),
+              min(r.query.count, dlq_search.SHOWN_MAX)),
           queries.DeadLettersQuery, right="describe", answer=answers.DeadLettersAnswer),
+    Route("GET", "/dlq/{group}/facets",
+          "the number of open dead letters by reason, error class, topic and hour",
+          lambda api, r: dlq_search.count_facets(
+              api.backend, api.clock, r.group, dlq_search.filter_of(r.query), dlq_search.order_of(r.query)),
+          queries.DeadLetterFacetsQuery, right="describe", answer=answers.DeadLetterFacetsAnswer),
     Route("POST", "/dlq/{group}/resend", "sends dead letters to GROUP again",
           lambda api, r: dlq_changes.resend(api.backend, api.clock, r.group, r.body),
           body=bodies.DeadLetterResendBody, right="operate and send", answer=answers.DeadLettersResentAnswer),

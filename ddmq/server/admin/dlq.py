@@ -2,7 +2,7 @@
 
 A dead letter is open until it was sent again or purged; that is kept as the progress of an internal group
 on the dead-letter topic, so that it lives exactly as long as the letters do. Nothing here changes anything
-(dlq_changes.py does), and nobody who consumes `%DLQ%group` like a topic is disturbed.
+(dlq_changes.py does; dlq_search.py searches), and nobody who consumes `%DLQ%group` like a topic is disturbed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from backend.internal_topics import PREFIX, DeadLetter, read_dead_letter
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
-from ddmq.server.admin.contract.queries import DeadLettersQuery
-from ddmq.server.admin.messages import ANSWER_BYTES_MAX, READ_BYTES_MAX
+from ddmq.server.admin.error_classes import classify_error
+from ddmq.server.admin.messages import READ_BYTES_MAX
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import ALL_ITEMS, NoSuchGroupError, Page
@@ -24,8 +24,7 @@ from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, TRANSACTION_DEAD_TOPIC, de
 from proxy_consumer.groups.group import group_key
 
 BATCH = 100
-SHOWN_MAX = 1_000
-SCANNED_MAX = 10_000
+SCANNED_MAX = 10_000  # offsets
 PREVIEW_CHARS = 200
 
 
@@ -38,13 +37,19 @@ class DeadLetterRange(NamedTuple):
 
 
 class DeadLetterFilter(NamedTuple):
-    """The filter by which a request chooses dead letters. None (or no offsets) matches all. Times are epoch
-    ms."""
+    """The filter by which a request chooses dead letters. None (or no offsets) matches all.
+
+    `since_ms`, `until_ms`: the range of the times of death, epoch ms, its end exclusive. `error`: an error
+    class. `text`: a substring of the key, the error or the body; case matters.
+    """
 
     offsets: frozenset[int] = frozenset()
     reason: str | None = None
     topic: str | None = None
     since_ms: int | None = None
+    until_ms: int | None = None
+    error: str | None = None
+    text: str | None = None
 
     def matches(self, dead_letter: DeadLetter) -> bool:
         """Return whether `dead_letter` matches the filter."""
@@ -53,7 +58,21 @@ class DeadLetterFilter(NamedTuple):
             and self.reason in (None, dead_letter.reason)
             and self.topic in (None, dead_letter.topic)
             and (self.since_ms is None or dead_letter.time_ms >= self.since_ms)
+            and (self.until_ms is None or dead_letter.time_ms < self.until_ms)
+            and self.error in (None, classify_error(dead_letter.error))
+            and (self.text is None or _contains_text(dead_letter, self.text))
         )
+
+
+def _contains_text(dead_letter: DeadLetter, text: str) -> bool:
+    """Whether the key, the error or the body contains `text`; of a message that cannot be parsed, whether its
+    bytes do."""
+    if text in dead_letter.error:
+        return True
+    pattern, content = text.encode("utf-8", "surrogatepass"), dead_letter.content
+    if content is None:
+        return pattern in bytes(dead_letter.record.delivery)
+    return pattern in content.key or pattern in content.value
 
 
 class OpenDeadLetters:
@@ -181,43 +200,6 @@ def gaps_of(backend: Backend, queue: QueueRef, limits: Bounds) -> list[tuple[int
     return gaps.ranges
 
 
-def show_dead_letters(
-    backend: Backend, group: str, choice: DeadLetterFilter, start: int, count: int
-) -> dict[str, Any]:
-    """Return up to `count` open dead letters from offset `start` on, oldest first.
-
-    `next` is the offset of the next page, None at the end; at most SCANNED_MAX dead letters are read.
-    """
-    queues = list_dead_letter_queues(backend, group)
-    bounds, opened = read_open_dead_letters(backend, queues)
-    offset_ranges = [
-        DeadLetterRange(queue, max(start, b.min), b.next) for queue, b in zip(queues, bounds, strict=True)
-    ]
-    rows: list[dict[str, Any]] = []
-    size = 0
-    next_offsets: list[int] = []
-    for offset_range, each in zip(offset_ranges, opened, strict=True):
-        at = offset_range.at
-        while at < offset_range.end and len(rows) < count and at - offset_range.at < SCANNED_MAX:
-            dead_letters, at = read_dead_letters(backend, offset_range._replace(at=at), each)
-            for dead_letter in paced(dead_letters):
-                if choice.matches(dead_letter):
-                    rows.append(dead_letter_row(dead_letter))
-                    size += sum(map(len, rows[-1]["properties"].values())) + len(rows[-1]["error"])
-                    if len(rows) == count or size > ANSWER_BYTES_MAX:
-                        at, count = dead_letter.record.offset + 1, len(rows)
-                        break
-        if at < offset_range.end:
-            next_offsets.append(at)
-    total = sum(each.count(*limits) for each, limits in zip(opened, bounds, strict=True))
-    return {
-        "group": group,
-        "letters": total,
-        "shown": rows,
-        "next": min(next_offsets, default=None),
-    }
-
-
 def read_dead_letters(
     backend: Backend, offset_range: DeadLetterRange, opened: OpenDeadLetters
 ) -> tuple[list[DeadLetter], int]:
@@ -279,8 +261,3 @@ def preview_body(value: bytes) -> str:
         return head.decode("utf-8", "strict" if len(head) == len(value) else "ignore")[:PREVIEW_CHARS]
     except UnicodeDecodeError:
         return f"binary: {value[:24].hex(' ')}"
-
-
-def filter_of(query: DeadLettersQuery) -> DeadLetterFilter:
-    """Return the filter that a query states."""
-    return DeadLetterFilter(frozenset(), query.reason, query.topic, query.since_ms)

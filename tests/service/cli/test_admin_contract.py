@@ -106,6 +106,7 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     assert visit("GET", f"/groups/{dead_group}/keys")
     visit("POST", f"/groups/{dead_group}/keys", {"action": "skip", "key": "k"})
     assert visit("GET", f"/dlq/{dead_group}")["shown"]
+    assert visit("GET", f"/dlq/{dead_group}/facets")["by_error"]
     visit("POST", f"/dlq/{dead_group}/resend", {"all": True})
     visit("POST", f"/dlq/{dead_group}/purge", {"all": True})
     visit("GET", f"/transactions/{transactions[0]}")

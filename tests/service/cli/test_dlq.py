@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
 
 import pytest
 
@@ -91,6 +93,33 @@ def test_another_group_gets_letters_only_on_request(shell: Shell, topic: str, bu
     assert answer["reached"] == {topic: {"count": 2, "groups": [group, other]}}
     assert finish(shell, other, topic, 1) == ["three"]
     assert finish(shell, group, topic, 1) == ["three"]
+
+
+def test_letters_are_searched_by_hostile_text_and_counted(shell: Shell, topic: str, bury: Bury) -> None:
+    hostile = "\x1b[31m'; DROP &text=x#%00 \u202e é"
+    group = bury("plain", hostile, key="k&count=1#")
+    server = shell.server
+
+    def search(path: str, **query: str) -> Any:
+        status, answer = server.request("GET", f"/dlq/{quote(group, safe='')}{path}?{urlencode(query)}")
+        assert status == 200, answer
+        return answer
+
+    for text, offsets in ((hostile, [1]), ("k&count=1#", [0, 1]), ("%", [1]), ("none of it", [])):
+        answer = search("", text=text, order="newest")
+        assert [row["offset"] for row in answer["shown"]] == offsets[::-1], text
+        counts = search("/facets", text=text)
+        assert (counts["counted"], counts["exact"]) == (len(offsets), True)
+    for query, error in (
+        ("order=up", "order is 'up'; allowed: oldest, newest"),
+        ("text=", "text is ''; allowed: a text of 1 to 200 characters"),
+        ("until=1", "'until' is no query name of this request; did you mean 'until_ms'?"),
+        ("from=x", "from is 'x'"),
+    ):
+        status, answer = server.request("GET", f"/dlq/{group}/facets?{query}")
+        assert (status, error in str(answer)) == (400, True), answer
+    status, answer = server.request("GET", "/dlq/nobody%2F..%2F/facets")
+    assert status == 404
 
 
 def test_with_an_order_key_a_letter_comes_after_those_of_its_key(shell: Shell, topic: str) -> None:

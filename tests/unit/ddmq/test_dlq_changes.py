@@ -24,18 +24,15 @@ from backend.records import (
     TopicInfo,
 )
 from ddmq.server.admin import dlq, dlq_changes
-from ddmq.server.admin.contract.bodies import DeadLetterPurgeBody, DeadLetterResendBody
-from ddmq.server.admin.contract.queries import DeadLettersQuery
-from ddmq.server.admin.dlq import DeadLetterFilter, OpenDeadLetters, filter_of
-from ddmq.server.http.parameters import read_body, read_query
+from ddmq.server.admin.contract.bodies import DeadLetterResendBody
+from ddmq.server.admin.dlq import OpenDeadLetters
 from ddmq.server.http.routing import NoSuchGroupError
-from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError, RemoteError
 from ddmq_common.names import dead_letter_topic
-from proxy_consumer.groups.group import encode_subscription, subscription_key
+from proxy_consumer.groups.group import subscription_key
 from proxy_consumer.retries.headers import RetryHeaders, dead_letter, retry_record
-from tests.played_memory import PlayedMemory
+from tests.support.dead_letters import DeadLettersRig
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda r: (r[0], r[0] + r[1])))
 
@@ -62,57 +59,6 @@ def test_open_letters_as_a_set_has_them(
     assert opened.count(start, end) == len([n for n in model if start <= n < end])
     assert opened.first == min(model, default=low + more)
     assert all((n in opened) == (n in model) for n in range(low, low + more))
-
-
-class DeadLettersRig:
-    """A memory engine with dead letters of group G."""
-
-    def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.backend = PlayedMemory(self.clock)
-        for topic in ("T", "U", "%DLQ%G"):
-            self.make(topic)
-        for topic in ("T", "U", "gone"):
-            self.subscribe("G", topic)
-
-    def subscribe(self, group: str, *topics: str) -> None:
-        value = encode_subscription({}, 1, "log")
-        settings = {subscription_key(group, topic): value for topic in topics}
-        self.backend.commit(CommitBatch(settings=settings), self.deadline()).wait(20)
-
-    def deadline(self) -> float:
-        return self.clock.monotonic() + 60
-
-    def make(self, topic: str) -> None:
-        self.backend.put_topic(TopicInfo(topic, 0, 1), self.deadline()).wait(20)
-
-    def die(self, count: int, topic: str = "T", reason: str = "failed") -> None:
-        letters = []
-        for number in range(count):
-            delivery = encode(b"k%d" % number, b"v", b"", None)
-            record = StoredRecord(topic, 0, number, 0, number.to_bytes(16, "big"), 1, 1, 0, 0, delivery, {})
-            headers = RetryHeaders(0, topic, 0, number, 4, 0, "")
-            letters.append(dead_letter("G", record, headers, reason, self.clock.wall_ms()))
-        self.backend.append(letters, self.deadline()).wait(20)
-
-    def resend(self, **body: Any) -> dict[str, Any]:
-        return dlq_changes.resend(self.backend, self.clock, "G", read_body(DeadLetterResendBody, body))
-
-    def purge(self, **body: Any) -> int:
-        checked = read_body(DeadLetterPurgeBody, body)
-        purged: int = dlq_changes.purge(self.backend, self.clock, "G", checked)["purged"]
-        return purged
-
-    def stored(self, topic: str) -> list[StoredRecord]:
-        info = self.backend.topic(topic)
-        assert info is not None
-        batch = self.backend.read(QueueRef(topic, info.incarnation, 0), 0, 10_000, 1 << 24).wait(20)
-        return [batch.record(index) for index in range(len(batch.offsets))]
-
-    def letters(self) -> int:
-        (row,) = dlq.list_dead_letters(self.backend)
-        count: int = row["letters"]
-        return count
 
 
 @pytest.fixture
@@ -290,27 +236,9 @@ def test_purge_before_a_moment(house: DeadLettersRig) -> None:
     house.die(2)
     assert house.purge(before_ms=house.clock.wall_ms()) == 3
     assert house.letters() == 2
-    assert [
-        row["offset"] for row in dlq.show_dead_letters(house.backend, "G", DeadLetterFilter(), 0, 10)["shown"]
-    ] == [
-        3,
-        4,
-    ]
+    assert [row["offset"] for row in house.show()["shown"]] == [3, 4]
     assert house.purge(all=True) == 2
     assert house.purge(all=True) == 0
-
-
-def test_show_goes_on_and_looks_at_so_many_only(
-    house: DeadLettersRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    house.die(300)
-    first = dlq.show_dead_letters(house.backend, "G", DeadLetterFilter(), 0, 150)
-    assert (len(first["shown"]), first["next"], first["letters"]) == (150, 150, 300)
-    rest = dlq.show_dead_letters(house.backend, "G", DeadLetterFilter(), first["next"], 1_000)
-    assert (len(rest["shown"]), rest["next"]) == (150, None)
-    monkeypatch.setattr(dlq, "SCANNED_MAX", 200)
-    none = dlq.show_dead_letters(house.backend, "G", DeadLetterFilter(reason="timed-out"), 0, 10)
-    assert (none["shown"], none["next"]) == ([], 200)
 
 
 def test_bodies_are_begun_only() -> None:
@@ -343,6 +271,5 @@ def test_purge_wants_one_of_both(house: DeadLettersRig) -> None:
     for body in ({}, {"all": True, "before_ms": 1}, {"before_ms": "1"}):
         with pytest.raises(CallerError, match="before_ms"):
             house.purge(**body)
-    assert filter_of(read_query(DeadLettersQuery, {"since_ms": "12"})).since_ms == 12
     with pytest.raises(NoSuchGroupError, match="has no dead letters"):
         dlq.list_dead_letter_queues(house.backend, "nobody")

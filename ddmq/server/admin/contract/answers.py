@@ -286,12 +286,60 @@ class DeadLetterRow(Answer):
 
 
 class DeadLettersAnswer(Answer):
-    """Open dead letters of a group. `letters`: the number of all; `next`: the `from` of the next page."""
+    """Open dead letters of a group.
+
+    `letters`: the number of all; `scanned`: of those that this request has examined; `next`: the `from` of
+    the next page.
+    """
 
     group: str
     letters: int
     shown: list[DeadLetterRow]
     next: int | None
+    scanned: int
+
+
+class FacetRow(Answer):
+    """The number of dead letters with one value of a facet."""
+
+    value: str
+    letters: int
+
+
+class HourRow(Answer):
+    """The number of dead letters of one hour, which begins at `value`."""
+
+    value: int
+    letters: int
+
+
+class FacetOthers(Answer):
+    """The number of dead letters whose values are not listed, for each facet."""
+
+    by_reason: int
+    by_error: int
+    by_topic: int
+    by_hour: int
+
+
+class DeadLetterFacetsAnswer(Answer):
+    """The number of open dead letters that match (`counted`), by the values of each facet.
+
+    `letters`: the number of all; `scanned`: of those that this request has examined; `exact`: it has examined
+    all; `next`: the `from` with which another request continues.
+    """
+
+    group: str
+    letters: int
+    counted: int
+    scanned: int
+    exact: bool
+    next: int | None
+    by_reason: list[FacetRow]
+    by_error: list[FacetRow]
+    by_topic: list[FacetRow]
+    by_hour: list[HourRow]
+    others: FacetOthers
 
 
 class GroupsReached(Answer):

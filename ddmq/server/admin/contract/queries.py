@@ -6,7 +6,7 @@ returns is no error, so that clients may ask for more than this release returns.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,7 @@ from ddmq.server.http.parameters import NUMBER_MAX, Query
 from ddmq.server.http.routing import COUNT_MAX, Page
 
 _Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+TEXT_CHARS_MAX = 200  # of a text to search for
 _WHOLE = "a whole number of 0 or more"
 Flag = Annotated[bool, Meta(description="0, 1, false, true")]
 Count = Annotated[_Number, Meta(title="the most entries that are returned", description=_WHOLE)]
@@ -37,6 +38,10 @@ QueueNumber = Annotated[
 ]
 FromOffset = Annotated[_Number | None, Meta(title="the first offset in `queue`", description=_WHOLE)]
 Time = Annotated[_Number | None, Meta(description="a time in epoch milliseconds")]
+SearchText = Annotated[
+    Annotated[str, Meta(min_length=1, max_length=TEXT_CHARS_MAX)] | None,
+    Meta(description=f"a text of 1 to {TEXT_CHARS_MAX} characters"),
+]
 KeysMax = Annotated[
     Annotated[int, Meta(ge=1, le=LIMIT_MAX)],
     Meta(title="the most keys that are returned", description=f"1 to {LIMIT_MAX}"),
@@ -120,18 +125,35 @@ class GroupKeysQuery(Query):
     limit: KeysMax = LIMIT_DEFAULT
 
 
-class DeadLettersQuery(Query):
-    """A choice of open dead letters."""
+class DeadLetterFacetsQuery(Query):
+    """A choice of open dead letters that are counted, and the order in which they are examined."""
 
     reason: Annotated[str | None, Meta(title="only dead letters with this reason", description="a text")] = (
         None
     )
+    error: Annotated[
+        str | None,
+        Meta(title="only dead letters with this error class", description="a `value` in `by_error`"),
+    ] = None
     topic: TopicName = None
     since_ms: Annotated[Time, Meta(title="only dead letters since this time")] = None
+    until_ms: Annotated[Time, Meta(title="only dead letters before this time")] = None
+    text: Annotated[
+        SearchText, Meta(title="only dead letters with this text in the key, the error or the body")
+    ] = None
+    order: Annotated[
+        Literal["oldest", "newest"],
+        Meta(title="the dead letters with which to begin", description="oldest, newest"),
+    ] = "oldest"
     start: Annotated[
-        _Number,
-        Meta(title="the first offset, for instance the `next` of an earlier answer", description=_WHOLE),
-    ] = msgspec.field(name="from", default=0)
+        _Number | None,
+        Meta(title="the offset with which to begin: the `next` of an earlier answer", description=_WHOLE),
+    ] = msgspec.field(name="from", default=None)
+
+
+class DeadLettersQuery(DeadLetterFacetsQuery):
+    """A choice of open dead letters that are listed."""
+
     count: Count = 20
 
 
