@@ -378,6 +378,31 @@ class ConsumerService:
         """
         return self._directory.ordering_of(self._directory.group_named(group))
 
+    def ordered_groups(self) -> list[str]:
+        """Return the names of the groups that have an order key or parked keys, sorted."""
+        return sorted(
+            group.name
+            for group in self._directory.groups.values()
+            if group.shared.parked or any(each.config.order_key for each in group.subscriptions.values())
+        )
+
+    def find_absent_queues(self, group: str) -> dict[str, list[QueueRef]]:
+        """Return the queues of a group's ordered topics that this proxy does not own, by topic; their keys
+        are not known here. Raises CallerError if there is no such group."""
+        absent: dict[str, list[QueueRef]] = {}
+        for each in self._directory.group_named(group).subscriptions.values():
+            info = self._runtime.backend.topic(each.topic) if each.config.order_key else None
+            if info is not None:
+                queues = [queue for queue in info.refs() if queue not in each.buffer.queues]
+                if queues:
+                    absent[each.topic] = queues
+        return absent
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT where other proxies reach this one, as `holders` of a backend states it; "": nowhere."""
+        return self._runtime.address
+
     def load_order_keys(self, group: str, *, hold: bool = False) -> Completion[GroupOrdering]:
         """Return a group's order keys, after its ordered queues were acquired if no proxy owned them.
 

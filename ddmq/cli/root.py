@@ -24,6 +24,7 @@ COMMANDS = {
     "delay-service": ("ddmq.cli.serve", "delay_service", "Run the delay service alone."),
     "topic": ("ddmq.cli.operate.topic", "topic", "List, create, change, delete topics."),
     "group": ("ddmq.cli.operate.group", "group", "Consumer groups: list, create, change; blocked keys."),
+    "keys": ("ddmq.cli.operate.keys", "keys", "Blocked and parked keys of all groups, by error."),
     "offset": ("ddmq.cli.operate.offset", "offset", "Show and reset the offsets of consumer groups."),
     "send": ("ddmq.cli.messages.send", "send", "Send messages: arguments, files, standard input."),
     "pull": ("ddmq.cli.messages.pull", "pull", "Take messages as a consumer group and acknowledge them."),
@@ -70,7 +71,7 @@ SECTIONS = {  # of the help; a command that is in none of them stands at the end
     "Use messages": ("send", "pull", "tail", "message", "delay"),
     "Run servers": ("serve", "producer", "consumer", "delay-service", "config", "doctor", "completion"),
     "Operate": (
-        "findings", "lag", "stats", "topic", "group", "offset", "dlq", "tx", "report", "move",
+        "findings", "lag", "stats", "topic", "group", "keys", "offset", "dlq", "tx", "report", "move",
     ),
     "Try": ("demo", "kafka", "bench"),
 }  # fmt: skip

@@ -26,6 +26,7 @@ _STATES = {
     JobState.EXHAUSTED: PARKED,
     JobState.SPENT: DYING,
 }
+STATES = (READY, IN_FLIGHT, _STATES[JobState.WAITING], PARKED, STORING, DYING)  # all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,28 @@ class KeyHead:
             return since
         return min(since, lease.since) if since else lease.since
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether a message of the key has failed after the key's last acknowledgement."""
+        stream = self.queue.stream
+        return stream is not None and stream.failing_since(self.chain) > 0
+
+    def failing_since_ms(self, now: Now) -> int | None:
+        """Return since when the key has been failing, across its heads, in epoch milliseconds; None if it is
+        not failing, or if the failure was before this proxy acquired the queue."""
+        stream, job = self.queue.stream, self.job
+        since = 0.0 if stream is None else stream.failing_since(self.chain)
+        since = since or (0.0 if job is None else job.since)
+        return now.wall_ms(since) if since else None
+
+    @property
+    def error(self) -> str:
+        """The last error that a client reported, or why the job is retried or given up; "" if it is not."""
+        job = self.job
+        if job is None:
+            return ""
+        return job.error or ("" if _name_limit(job) else job.reason) or _explain_silence(job)
+
     def _since_ms(self, now: Now) -> int:
         """Return since when the key has been blocked, in epoch milliseconds; 0 if that is not known."""
         since = self._known_since()
@@ -140,7 +163,7 @@ class KeyHead:
             since_ms=0 if state is READY else self._since_ms(now),
             attempts=self.queue.table.attempt_of(self.offset) - (0 if lease is not None else 1),
             state=state,
-            error="" if job is None else job.error or ("" if reason else job.reason) or _explain_silence(job),
+            error=self.error,
             waiting=len(chain.indexed),
             more=bool(chain.unindexed),
             reason=reason,

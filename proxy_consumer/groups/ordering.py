@@ -29,6 +29,7 @@ from proxy_consumer.groups.blocked_keys import (
     KeyHead,
     Now,
 )
+from proxy_consumer.groups.head_walk import START, HeadPosition, walk_heads
 from proxy_consumer.order_keys.reader import QID
 from proxy_consumer.retries.publisher import MoveEnd
 from proxy_consumer.runtime import Runtime
@@ -252,9 +253,25 @@ class GroupOrdering:
             if chain is not None and (head := chain.head) is not None
         ]
 
+    def walk_heads(self, after: HeadPosition = START) -> Iterator[KeyHead | None]:
+        """Yield the heads of all keys behind a position, in short steps (head_walk.py)."""
+        return walk_heads(self._ordered_streams(), after)
+
+    def has_head(self, key: str) -> bool:
+        """Whether a message of the key at this proxy is not durably finished."""
+        return bool(self._find_heads(key))
+
+    def now(self) -> Now:
+        """Return the present moment, for descriptions of heads."""
+        return Now(self._runtime.now(), self._runtime.clock.wall_ms())
+
+    def describe_head(self, head: KeyHead, now: Now) -> BlockedKey:
+        """Describe a head that `walk_heads` has just yielded."""
+        return head.as_blocked_key(now, self._group.subscription_of(head.queue).config)
+
     def _describe_heads(self, heads: Iterable[KeyHead]) -> list[BlockedKey]:
-        now = Now(self._runtime.now(), self._runtime.clock.wall_ms())
-        return [head.as_blocked_key(now, self._group.subscription_of(head.queue).config) for head in heads]
+        now = self.now()
+        return [self.describe_head(head, now) for head in heads]
 
     def blocked_keys(self, limit: int) -> list[BlockedKey]:
         """Return up to `limit` keys whose head failed, is parked or has waiting messages behind it, or whose

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from backend.records import CommitBatch, ProgressDelta, QueueRef, StoredRecord, TopicInfo
-from ddmq.server.admin import dlq, dlq_changes, dlq_search
+from ddmq.server.admin import dlq, dlq_changes
 from ddmq.server.admin.contract.bodies import DeadLetterPurgeBody, DeadLetterResendBody
 from ddmq.server.admin.dlq import DeadLetterFilter
+from ddmq.server.admin.search import dead_letters as dlq_search
 from ddmq.server.http.parameters import read_body
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode

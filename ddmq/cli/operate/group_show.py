@@ -217,7 +217,7 @@ def _key_row(each: Mapping[str, Any], now_ms: float) -> dict[str, Any]:
         "key": each["key"],
         "since": format_age((now_ms - each["since_ms"]) / 1000) + " ago" if each["since_ms"] else None,
         "attempts": each["attempts"],
-        "state": _show_state(each),
+        "state": format_state(each),
         "head": f"{each['topic']}/{each['queue_id']}/{each['offset']}" if each["topic"] else None,
         "waiting": f"{each['waiting']:,}{more}",
         "last error": each["error"][:ERROR_SHOWN] or None,
@@ -233,7 +233,7 @@ def _lease_cells(each: Mapping[str, Any], now_ms: float) -> dict[str, Any]:
     return {"client": client_text(each), "lease ends": ends}
 
 
-def _show_state(each: Mapping[str, Any]) -> str:
+def format_state(each: Mapping[str, Any]) -> str:
     """Return the state of a key for people; for a parked key also the reason: an operator parked it, or its
     attempts are used up."""
     reason = each.get("reason", "")

@@ -11,7 +11,7 @@ import gevent
 import msgspec
 
 from backend.port import Backend, Health
-from ddmq.server.admin import dlq, dlq_changes, dlq_search, keys, offsets, topics
+from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
 from ddmq.server.admin.contract import answers, bodies, group_answers, queries
 from ddmq.server.admin.contract.openapi import encode_document
 from ddmq.server.admin.contract.route import Route
@@ -20,6 +20,8 @@ from ddmq.server.admin.figures import MetricsPage, OtherProcesses, merge_counter
 from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.admin.messages import MessageSearch
 from ddmq.server.admin.producer_calls import ProducerCalls
+from ddmq.server.admin.search import dead_letters as dlq_search
+from ddmq.server.admin.search import keys as all_keys
 from ddmq.server.admin.sends import send_message
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.config import BACKUPS
@@ -342,6 +344,13 @@ ROUTES: tuple[Route, ...] = (
           "`take_away`",
           lambda api, r: keys.act_on_key(api.consumer, r.group, r.body.action, r.body.key, r.body.take_away),
           body=bodies.KeyActionBody, right="operate", answer=group_answers.KeyActionAnswer),
+    Route("GET", "/keys",
+          "blocked and parked keys of all groups at the consumer proxy of this process, and their number by "
+          "error",
+          lambda api, r: all_keys.list_keys(
+              api.backend, api.consumer, api.clock, all_keys.selection_of(r.query),
+              all_keys.position_of(r.query), min(r.query.count, all_keys.COUNT_MAX)),
+          queries.KeysQuery, right="describe", answer=group_answers.KeysAnswer),
     Route("GET", "/dlq", "one row per group that has a dead-letter topic",
           lambda api, r: dlq.list_dead_letters(api.backend, r.query.page), queries.PageQuery,
           right="describe", answer=list[answers.DeadLetterCounts]),

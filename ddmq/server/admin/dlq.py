@@ -2,7 +2,7 @@
 
 A dead letter is open until it was sent again or purged; that is kept as the progress of an internal group
 on the dead-letter topic, so that it lives exactly as long as the letters do. Nothing here changes anything
-(dlq_changes.py does; dlq_search.py searches), and nobody who consumes `%DLQ%group` like a topic is disturbed.
+(dlq_changes.py does; search/ searches), and nobody who consumes `%DLQ%group` like a topic is disturbed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from backend.internal_topics import PREFIX, DeadLetter, read_dead_letter
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
-from ddmq.server.admin.error_classes import classify_error
 from ddmq.server.admin.messages import READ_BYTES_MAX
+from ddmq.server.admin.search.error_classes import classify_error
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import ALL_ITEMS, NoSuchGroupError, Page

@@ -142,19 +142,19 @@ def describe_blocked_keys(
         for key in sorted(ordering.parked_keys - there)
     ]
     queues = chain_queues(ordering)
-    ends = _next_offsets(consumer, group) if queues and blocked else {}
-    return [dataclasses.asdict(_with_waiting(each, queues.get(each.key), ends)) for each in blocked[:limit]]
+    ends = read_next_offsets(consumer, group) if queues and blocked else {}
+    return [dataclasses.asdict(add_waiting(each, queues.get(each.key), ends)) for each in blocked[:limit]]
 
 
-def _next_offsets(consumer: ConsumerService, group: str) -> dict[tuple[str, int], int]:
+def read_next_offsets(consumer: ConsumerService, group: str) -> dict[tuple[str, int], int]:
     """Return the offset that the next message of each queue will get, by topic and queue number."""
     stats = consumer.group_stats(group).wait(WAIT_S)
     return {(each.topic, queue.queue_id): queue.next for each in stats for queue in each.queues}
 
 
-def _with_waiting(row: BlockedKey, queue: QueueRef | None, ends: Mapping[tuple[str, int], int]) -> BlockedKey:
-    """Return the row of a queue that is one chain, with every message behind the first one counted as
-    waiting."""
+def add_waiting(row: BlockedKey, queue: QueueRef | None, ends: Mapping[tuple[str, int], int]) -> BlockedKey:
+    """Return the row of a key; if the key is a whole `queue`, every message behind the first one counts as
+    waiting. `ends`: the next offset of each queue."""
     end = None if queue is None else ends.get((queue.topic, queue.queue_id))
     if queue is None or end is None:
         return row

@@ -104,6 +104,7 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     visit("GET", f"/groups/{dead_group}/offsets")
     visit("POST", f"/groups/{dead_group}/offsets", {"topic": topic, "to": "first", "dry_run": True})
     assert visit("GET", f"/groups/{dead_group}/keys")
+    assert visit("GET", "/keys?group=" + dead_group)["by_error"]
     visit("POST", f"/groups/{dead_group}/keys", {"action": "skip", "key": "k"})
     assert visit("GET", f"/dlq/{dead_group}")["shown"]
     assert visit("GET", f"/dlq/{dead_group}/facets")["by_error"]

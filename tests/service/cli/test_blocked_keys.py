@@ -223,6 +223,56 @@ def hung(shell: Shell, topic: str) -> Iterator[Hung]:
         consumer.released.set()
 
 
+def test_keys_of_all_groups_are_shown_by_error(stuck: Stuck) -> None:
+    shell, name = stuck.shell, stuck.name
+    output = shell("keys", "--group", name)
+    assert re.search(r"RuntimeError +1 +1 +\d+ (ms|s|m)", output), output
+    assert re.search(rf'{name} +"bad" +\d+ (ms|s|m) +1 +retrying +{name}/0/0 +1 ', output), output
+    answer = shell.json("keys", "--group", name, "--error", "RuntimeError", "--text", "no such")
+    (row,) = answer["keys"]
+    assert (row["group"], row["key"], row["attempts"], row["error_class"]) == (
+        name,
+        '"bad"',
+        1,
+        "RuntimeError",
+    )
+    assert row["failing_since_ms"] == row["since_ms"] > 0
+    assert (answer["total"], answer["exact"], answer["next"], answer["missing"]) == (1, True, None, [])
+    assert name in {each["group"] for each in shell.json("keys", "--count", "1000")["keys"]}
+    assert (
+        shell("keys", "--group", name, "--state", "parked")
+        == "no such key is blocked or parked at this proxy\n"
+    )
+    assert "does not exist" in shell.refused("keys", "--group", f"no-{name}")
+
+
+def test_requests_for_keys_that_are_wrong(shell: Shell) -> None:
+    for query, error in (
+        ("state=stuck", "state is 'stuck'; allowed: ready, in flight"),
+        ("after=%00%ff", "allowed: `next` of an earlier answer"),
+        ("count=-1", "count is '-1'"),
+        ("text=", "text is ''; allowed: a text of 1 to 200 characters"),
+        ("grup=x", "did you mean 'group'?"),
+    ):
+        status, answer = shell.server.request("GET", f"/keys?{query}")
+        assert (status, error in answer["error"]) == (400, True), answer
+    status, _ = shell.server.request("GET", "/keys?group=%1B%5B2J%27")
+    assert status == 404
+    assert shell.server.request("GET", "/keys?count=0&text=%27%3B--")[1]["keys"] == []
+
+
+def test_a_group_that_nobody_pulls_is_named(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1")
+    shell("group", "set", topic, "--topic", topic, "--start", "first", "--order-key", "KEY")
+    shell("send", topic, "a", "--key", "a")
+    output = shell("keys", "--group", topic)
+    assert output == "no such key is blocked or parked at this proxy\n"
+    assert shell.error == (
+        f"without the keys of {topic} on {topic} (queues 0): no client pulls: `ddmq group keys {topic}` "
+        "loads the keys of one group\n"
+    )
+
+
 def test_the_client_with_a_message_in_flight_is_shown_with_its_lease_end(hung: Hung) -> None:
     for command in ("keys", "show"):
         output = hung.shell("group", command, hung.name)

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.records import StoredRecord
-from ddmq.server.admin import dlq, dlq_search, facets
+from ddmq.server.admin import dlq
 from ddmq.server.admin.contract.queries import DeadLetterFacetsQuery
 from ddmq.server.admin.dlq import DeadLetterFilter
-from ddmq.server.admin.error_classes import CLASS_CHARS_MAX, classify_error
-from ddmq.server.admin.facets import HOUR_MS, FacetCounts
+from ddmq.server.admin.search import dead_letters as dlq_search
+from ddmq.server.admin.search import facets
+from ddmq.server.admin.search.error_classes import CLASS_CHARS_MAX, classify_error
+from ddmq.server.admin.search.facets import HOUR_MS, FacetCounts
 from ddmq.server.http.parameters import read_query
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import CallerError

@@ -150,6 +150,72 @@ class KeyActionAnswer(Answer):
     heads: list[KeyHeadRow]
 
 
+class GroupKeyRow(Answer):
+    """A blocked or parked key of one of the groups. A parked key need not have a message.
+
+    `failing_since_ms`: null if it is not failing. The last four fields before `error_class` are about the
+    lease of its first message.
+    """
+
+    group: str
+    key: str
+    topic: str | None
+    queue_id: int | None
+    offset: int | None
+    since_ms: int | None
+    attempts: int
+    state: str
+    error: str
+    waiting: int
+    more: bool
+    reason: str
+    client: str
+    address: str
+    leased_ms: int | None
+    until_ms: int | None
+    extended: bool
+    error_class: str
+    failing_since_ms: int | None
+
+
+class KeyErrorRow(Answer):
+    """The keys with one error class. `waiting`: the messages behind their first ones; `more`: there are more;
+    `failing_since_ms`: of the key that has been failing longest."""
+
+    error: str
+    keys: int
+    waiting: int
+    more: bool
+    failing_since_ms: int | None
+
+
+class MissingQueuesRow(Answer):
+    """Queues with unfinished messages whose keys are not known here. `holder`: the proxy that knows them."""
+
+    group: str
+    topic: str
+    queues: list[int]
+    why: str
+    holder: str | None
+
+
+class KeysAnswer(Answer):
+    """Blocked and parked keys of all groups, and the number of those that match (`total`) by error class.
+
+    `exact`: all keys are known here and were counted. `by_error_others`: keys with other errors;
+    `missing_more`: further rows of `missing`, and groups that were not looked up.
+    """
+
+    keys: list[GroupKeyRow]
+    next: str | None
+    total: int
+    exact: bool
+    by_error: list[KeyErrorRow]
+    by_error_others: int
+    missing: list[MissingQueuesRow]
+    missing_more: int
+
+
 class GroupAnswer(Answer):
     """A consumer group with its subscriptions, its clients at this proxy and its blocked keys."""
 

@@ -6,7 +6,7 @@ returns is no error, so that clients may ask for more than this release returns.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -42,6 +42,8 @@ SearchText = Annotated[
     Annotated[str, Meta(min_length=1, max_length=TEXT_CHARS_MAX)] | None,
     Meta(description=f"a text of 1 to {TEXT_CHARS_MAX} characters"),
 ]
+KeyState = Literal["ready", "in flight", "retrying", "parked", "being acknowledged", "to the dead letters"]
+_STATES = ", ".join(get_args(KeyState))
 KeysMax = Annotated[
     Annotated[int, Meta(ge=1, le=LIMIT_MAX)],
     Meta(title="the most keys that are returned", description=f"1 to {LIMIT_MAX}"),
@@ -123,6 +125,19 @@ class GroupKeysQuery(Query):
     """The extent of a listing of blocked keys."""
 
     limit: KeysMax = LIMIT_DEFAULT
+
+
+class KeysQuery(Query):
+    """A choice of the blocked and parked keys of all groups."""
+
+    group: GroupName = None
+    state: Annotated[KeyState | None, Meta(title="only keys in this state", description=_STATES)] = None
+    error: Annotated[
+        str | None, Meta(title="only keys with this error class", description="an `error` in `by_error`")
+    ] = None
+    text: Annotated[SearchText, Meta(title="only keys with this text in the key or in the error")] = None
+    count: Count = 20
+    after: Cursor = None
 
 
 class DeadLetterFacetsQuery(Query):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ddmq.server.admin.error_classes import classify_error
+from ddmq.server.admin.search.error_classes import classify_error
 
 VALUES_MAX = 100
 HOURS_MAX = 720  # 30 days

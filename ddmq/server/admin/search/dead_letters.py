@@ -22,8 +22,8 @@ from ddmq.server.admin.dlq import (
     read_dead_letters,
     read_open_dead_letters,
 )
-from ddmq.server.admin.facets import FacetCounts
 from ddmq.server.admin.messages import ANSWER_BYTES_MAX
+from ddmq.server.admin.search.facets import FacetCounts
 from ddmq.server.http.pace import paced
 from ddmq_common.clock import Clock
 
