@@ -33,7 +33,7 @@ from proxy_consumer.groups import stats
 from proxy_consumer.groups.changes import Changes, SubscriptionChange
 from proxy_consumer.groups.consistency import Difference, GroupClient
 from proxy_consumer.groups.directory import Directory
-from proxy_consumer.groups.gauges import Gauges
+from proxy_consumer.groups.gauges import Gauges, own_states
 from proxy_consumer.groups.group import SOURCE_LOG, StoredSubscription
 from proxy_consumer.groups.key_loading import KeyLoading
 from proxy_consumer.groups.ordering import GroupOrdering
@@ -45,6 +45,7 @@ from proxy_consumer.push.pushers import Pushers
 from proxy_consumer.replies import ReplyHandling, ReplySender
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.subscription import BROADCASTING
 from proxy_consumer.tracing.messages import MessageWaits
 
 USED_S = 10.0  # a subscription counts as used for this long after a pull
@@ -302,6 +303,23 @@ class ConsumerService:
                 tally = each.buffer.tally
                 counts[each.group.name, each.topic] = (tally.delivered.value, tally.acked.value)
         return counts
+
+    def list_subscriptions(self) -> list[tuple[str, str]]:
+        """Return (group, topic) of every subscription whose progress is stored here, sorted."""
+        return sorted(
+            (each.group.name, each.topic)
+            for each in self._directory.all_subscriptions()
+            if each.config.model != BROADCASTING
+        )
+
+    def finished_positions(self, group: str, topic: str) -> dict[QueueRef, int]:
+        """Return how many offsets a subscription has finished in each queue that this proxy holds, counted
+        from offset 0; this includes what is not committed yet."""
+        subscription = self._directory.find_subscription(group, topic)
+        if subscription is None:
+            return {}
+        maps = {queue: state.ack_map for queue, state in own_states(subscription).items()}
+        return {queue: acks.committed + acks.count_above() for queue, acks in maps.items()}
 
     def group_stats(self, group: str) -> Completion[list[SubscriptionStats]]:
         """Return the progress of every subscription of a group. Raises CallerError if there is no such

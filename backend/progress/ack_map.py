@@ -129,6 +129,13 @@ class AckMap:
         if pending is not None:
             yield pending
 
+    def count_above(self) -> int:
+        """Return how many offsets above the committed offset are finished."""
+        count = 0
+        for first, after, bits in self.list_pages():
+            count += (after - first) * PAGE_OFFSETS if bits == PAGE_FULL else bits.bit_count()
+        return count
+
     def list_pages(self, page: int = 0) -> list[tuple[int, int, int]]:
         """Return the stored pages from `page` on, ascending, as (first page, page after, bits).
 

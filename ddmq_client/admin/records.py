@@ -83,6 +83,11 @@ class SubscriptionDescription:
     consumed: bool | None = None  # False: messages wait, and no client takes them
     delivered_per_s: float | None = None
     acked_per_s: float | None = None
+    unfinished: int | None = None  # the lag without finished and deleted messages
+    arriving_per_s: float | None = None
+    finished_per_s: float | None = None
+    drain_s: float | None = None  # until none is unfinished, at these rates
+    why: str | None = None  # the cause of unfinished messages, as in docs/operating-groups.md
     order_scope: str | None = None
     filter: str | None = None
     source: str | None = None  # "log", or the file that declares it

@@ -13,7 +13,7 @@ from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.subscription import Group, Subscription
+from proxy_consumer.subscription.subscription import BROADCASTING, Group, Subscription
 
 IN_FLIGHT = "in flight"
 RETRYING = "retrying"
@@ -39,8 +39,9 @@ class QueueStats:
     """The progress of a subscription in one queue. `committed` and `next` are as stored; the other numbers
     are this proxy's.
 
-    `held`: whether this proxy delivers from it now; otherwise the live numbers are 0. If the model is
-    broadcasting, every instance has its own position: `lag` is 0.
+    `held`: whether this proxy delivers from it now; otherwise the live numbers are 0. `unfinished`: the lag
+    without the finished and the deleted messages above the committed offset. If the model is broadcasting,
+    every instance has its own position: `lag` and `unfinished` are 0.
     """
 
     queue_id: int
@@ -52,6 +53,7 @@ class QueueStats:
     retrying: int
     ack_span: int
     held: bool
+    unfinished: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,13 @@ class SubscriptionStats:
     waiters: int
     queues: tuple[QueueStats, ...]
     retry_lag: int = 0
+
+    @property
+    def unfinished(self) -> int | None:
+        """The messages that the group has not finished; None if every instance has its own position."""
+        if self.config.model == BROADCASTING:
+            return None
+        return sum(queue.unfinished for queue in self.queues)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +129,7 @@ def _queue_stats(
     committed = bounds.min if view.committed is None else view.committed
     state = subscription.buffer.queues.get(queue)
     top = max([committed, *(end for _, end in view.finished)])
-    shared = subscription.config.model != "broadcasting"
+    shared = subscription.config.model != BROADCASTING
     return QueueStats(
         queue_id=queue.queue_id,
         qid=runtime.qid(queue),
@@ -131,7 +140,15 @@ def _queue_stats(
         retrying=_live_number(state, lambda live: live.table.retrying),
         ack_span=_live_number(state, lambda live: live.ack_map.span) if state else top - committed,
         held=state is not None,
+        unfinished=_count_unfinished(view, bounds) if shared else 0,
     )
+
+
+def _count_unfinished(view: ProgressView, bounds: Bounds) -> int:
+    """Count the readable messages of a queue that the group has not finished."""
+    low = bounds.min if view.committed is None else max(bounds.min, view.committed)
+    finished = sum(max(0, min(end, bounds.next) - max(start, low)) for start, end in view.finished)
+    return max(0, bounds.next - low - finished)
 
 
 def _live_number(state: SubscribedQueue | None, number: Callable[[SubscribedQueue], int]) -> int:

@@ -94,6 +94,7 @@ class AckMapMachine(RuleBasedStateMachine):
     def same(self) -> None:
         assert self.acks.committed == self.floor
         assert list(self.acks.finished()) == self._ranges()
+        assert self.acks.count_above() == len(self.done)
         assert dict(self.acks.attempts) == self.attempts
         assert self.acks.span == (max(self.done) + 1 - self.floor if self.done else 0)
 

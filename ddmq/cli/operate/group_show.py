@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ddmq.cli.operate.key_actions import client_text
-from ddmq.cli.operate.stats import nobody_text, retry_path
+from ddmq.cli.operate.stats import drain_text, nobody_text, retry_path
 from ddmq.cli.output import cell, hint, print_alert, print_facts, print_line, print_table
 from ddmq.moments import format_age
 from ddmq.settings import BY_NAME, format_value, list_differences
@@ -24,6 +24,20 @@ READY = "ready"  # the state of a key whose head nobody has got yet
 IN_FLIGHT = "in flight"
 DIFFERENCE_COLUMNS = ("client", "topic", "since", "what")
 ERROR_SHOWN = 120
+CAUSES = {
+    "nobody-consumes": "no client pulls at this proxy, and no other proxy holds a queue",
+    "topic-closed": "the topic is not readable (`ddmq topic set TOPIC --readable` opens it)",
+    "push-held-back": "the push is held back",
+    "other-proxy": "another proxy holds the queues: ask the --admin address of that one",
+    "stalled": "clients wait, and nothing was finished for a while",
+    "concurrency": "clients hold as many messages as `concurrency` allows",
+    "retrying-max": "as many messages wait for their retry as `retrying_max` allows",
+    "ack-span-max": "an old message is unfinished, and the later ones have reached `ack_span_max`",
+    "rate-max": "the group has reached its `rate_max`",
+    "clients-differ": "clients of the group state other filters or topics",
+    "slower-than-arrivals": "fewer messages are finished than stored: add consumers, or make them faster",
+    "keys-blocked": "the first message of an order key has failed: `ddmq group keys GROUP`",
+}  # what each `why` means
 
 
 def print_group(answer: Mapping[str, Any], *, all_settings: bool) -> None:
@@ -104,7 +118,12 @@ def hint_elsewhere(answer: Mapping[str, Any]) -> None:
 
 def _subscription_facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
     key = each["order_key"]
-    rates = [each["delivered_per_s"], each["acked_per_s"]]
+    rates = {
+        "stored": each.get("arriving_per_s"),
+        "delivered": each["delivered_per_s"],
+        "acknowledged": each["acked_per_s"],
+        "finished": each.get("finished_per_s"),
+    }
     oldest = each["lag_age_s"]
     lag = cell(each["lag"]) + ("" if oldest is None else f", the oldest waits {format_age(oldest)}")
     apart = each["order_scope"] in ("group", "topic") and not each.get("order_merged", True)
@@ -113,15 +132,15 @@ def _subscription_facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[
         "order key": f"{key} over the {scope}" if key else "none, messages are independent",
         "filter": "none" if each["filter"] == "*" else each["filter"],
         "lag": "every instance has a place of its own" if _is_broadcast(each) else lag,
+        **_unfinished_facts(each),
         "in flight": each["in_flight"],
         "retrying": each["retrying"],
         "retry path": _retry_path(each),
         "became dead letters": cell(_count_died(each)) + " since this proxy started",
         "ack span": each["ack_span"],
         "waiting pulls": each["waiters"],
-        "rates": "not known yet"
-        if rates[0] is None
-        else f"{rates[0]:,.1f}/s delivered, {rates[1]:,.1f}/s acknowledged",
+        "rates": ", ".join(f"{rate:,.1f}/s {name}" for name, rate in rates.items() if rate is not None)
+        or "not known yet",
         "settings from": "ddmq group set" if each["source"] == "log" else each["source"],
     }
     names = each["settings"] if all_settings else each["set_here"]
@@ -136,6 +155,19 @@ def _subscription_facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[
             f"{each['inconsistent']:,} times since this proxy started a client stated another filter than "
             "this subscription has"
         )
+    return facts
+
+
+def _unfinished_facts(each: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how many messages are unfinished, when none is left, and what holds them up."""
+    if not each.get("unfinished"):  # none, or a server of the release before
+        return {}
+    drains = drain_text(each)
+    facts = {"unfinished": each["unfinished"]}
+    if drains is not None:
+        facts["drains"] = "never at these rates" if drains == "never" else f"in {drains} at these rates"
+    if each["why"] is not None:
+        facts["why"] = CAUSES.get(each["why"], each["why"])
     return facts
 
 

@@ -48,9 +48,12 @@ LATENCIES_MAX = 6  # rows
 FINDINGS_MAX = 5  # lines of a live view
 LATENCY_NAME_MAX = 40
 LAG_COLUMNS = (
-    "group", "topic", "lag", "oldest", "clients", "in flight", "retrying", "later", "delivered/s", "acked/s"
+    "group", "topic", "lag", "unfinished", "oldest", "drains", "why", "clients", "in flight", "retrying",
+    "later", "stored/s", "delivered/s", "acked/s",
 )  # fmt: skip
-LAG_SPARE = ("acked/s", "delivered/s", "later", "retrying")  # left out in this order where it is narrow
+LAG_SPARE = (
+    "acked/s", "stored/s", "delivered/s", "later", "retrying", "unfinished", "drains", "why",
+)  # fmt: skip  # left out in this order where it is narrow
 LAG_FRAME_LINES = 7
 NOBODY_MAX = 10  # subscriptions that nobody consumes, told one by one
 Stats = dict[str, Any]
@@ -119,10 +122,12 @@ def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> No
 def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_json: bool) -> None:
     """Show how far behind each group (or GROUP alone) is, the furthest first.
 
-    "lag": messages that the group has not finished; "oldest": how long the oldest of them has waited;
-    "clients": consumers that are connected to this proxy and pull the topic; "retrying": messages that wait
-    for a quick retry; "later": messages that wait for a later retry, 10 s to 2 h apart, or whose later retry
-    is due. Rates are over the last 5 to 10 seconds. `ddmq group show GROUP` shows each queue.
+    "lag": messages from the first unfinished one of each queue on; "unfinished": those of them that are not
+    finished; "oldest": how long the oldest of them has waited; "drains": when none is left at the present
+    rates; "why": what holds them up (`ddmq group show GROUP` explains it); "clients": consumers that are
+    connected to this proxy and pull the topic; "retrying": messages that wait for a quick retry; "later":
+    messages that wait for a later retry, 10 s to 2 h apart, or whose later retry is due. Rates are over the
+    last 5 to 10 seconds. `ddmq group show GROUP` shows each queue.
 
     \b
     Examples:
@@ -341,6 +346,17 @@ def retry_path(row: Mapping[str, Any]) -> str | None:
     return ("" if row["retry_waiting_whole"] else "≥ ") + f"{row['retry_waiting']:,}"
 
 
+def drain_text(row: Mapping[str, Any]) -> str | None:
+    """Return in which time no message is unfinished at the present rates, or "never"; None if it is not
+    known."""
+    if not row.get("unfinished"):
+        return None
+    if row["drain_s"] is not None:
+        return format_age(row["drain_s"])
+    is_known = None not in (row["arriving_per_s"], row["finished_per_s"])
+    return "never" if is_known else None
+
+
 def lag_cells(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
     """Return the rows of /lag as cells of a table."""
     return [
@@ -348,11 +364,15 @@ def lag_cells(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
             row["group"],
             row["topic"],
             row["lag"],
+            row.get("unfinished"),  # a server of the release before does not state this and other columns
             None if row["lag_age_s"] is None else format_age(row["lag_age_s"]),
-            row.get("clients"),  # a server of the release before does not tell
+            drain_text(row),
+            row.get("why"),
+            row.get("clients"),
             row["in_flight"],
             row["retrying"],
             retry_path(row),
+            row.get("arriving_per_s"),
             row["delivered_per_s"],
             row["acked_per_s"],
         ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from backend.port import Backend
 from ddmq.server.admin.topics import WAIT_S
 from ddmq_common.clock import Clock
@@ -9,9 +11,20 @@ from ddmq_common.errors import DdmqError
 from proxy_consumer.groups.stats import SubscriptionStats
 from proxy_consumer.service import ConsumerService
 
+Owners = Mapping[int, str]
+
+
+def find_owners(backend: Backend, clock: Clock, group: str, topic: str) -> Owners | None:
+    """Return the proxy that owns each queue of a topic for the group; None while the engine cannot say."""
+    try:
+        owners = backend.holders(group, topic, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+    except (DdmqError, TimeoutError):
+        return None
+    return {queue.queue_id: address for queue, address in owners.items()}
+
 
 def is_consumed(
-    backend: Backend, consumer: ConsumerService, clock: Clock, stats: SubscriptionStats
+    consumer: ConsumerService, stats: SubscriptionStats, find_owners: Callable[[], Owners | None]
 ) -> bool | None:
     """Return whether some client consumes a subscription; None if that is not known.
 
@@ -22,10 +35,22 @@ def is_consumed(
         return True
     if not stats.lag:
         return None
-    try:
-        owners = backend.holders(stats.group, stats.topic, clock.monotonic() + WAIT_S)
-        owned = {queue.queue_id for queue in owners.wait(WAIT_S + 1)}
-    except (DdmqError, TimeoutError):
+    owners = find_owners()
+    if owners is None:
         return None
     own = {queue.queue_id for queue in stats.queues if queue.held}
-    return None if owned - own else False
+    return None if owners.keys() - own else False
+
+
+def is_held_elsewhere(
+    stats: SubscriptionStats, own_address: str, find_owners: Callable[[], Owners | None]
+) -> bool | None:
+    """Return whether other proxies own all queues that have unfinished messages; None if that is not
+    known."""
+    behind = [queue for queue in stats.queues if queue.unfinished]
+    if not behind or any(queue.held for queue in behind):
+        return False
+    owners = find_owners()
+    if owners is None:
+        return None
+    return all(owners.get(queue.queue_id) not in (None, own_address) for queue in behind)

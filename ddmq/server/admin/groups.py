@@ -8,15 +8,18 @@ pulls, blocked keys and clients that subscribe differently are those of this pro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 from backend.port import Backend
 from backend.records import QueueRef, ReadStatus, TopicInfo
 from ddmq.server.admin import keys
-from ddmq.server.admin.consumed import is_consumed
+from ddmq.server.admin.consumed import Owners, find_owners, is_consumed, is_held_elsewhere
 from ddmq.server.admin.dlq import list_dead_letters as dead_letter_rows
 from ddmq.server.admin.keys import require_group
+from ddmq.server.admin.lag.causes import LagFacts, drain_seconds, find_lag_cause
+from ddmq.server.admin.lag.rates import ProgressSample, ProgressSampler
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import ALL_ITEMS, NoSuchGroupError, Page
@@ -147,10 +150,12 @@ class AdminGroups:
         self._metrics = metrics
         self._clock = clock
         self._rates = Rates()
+        self._sampler = ProgressSampler(backend, consumer, clock.monotonic)
 
     def sample(self) -> None:
-        """Sample the counters of all groups. Must be called every PERIOD_S seconds."""
+        """Sample the counters and the progress of all groups. Must be called every PERIOD_S seconds."""
         self._rates.sample(self._clock.monotonic(), self._consumer.counts())
+        self._sampler.start_round()
 
     def list_subscriptions(self, page: Page = ALL_ITEMS) -> list[dict[str, Any]]:
         """Return one row per subscription, sorted by group. A page contains whole groups."""
@@ -219,9 +224,8 @@ class AdminGroups:
         return [
             subscription_row(each, dead_letters)
             | retries.row(each.group, each.topic)
-            | self._per_second(each)
             | {"clients": self._count_clients(each)}
-            | self._backend_columns(each, with_age=at < AGED_MAX)
+            | self._lag_columns(each, with_lookups=at < AGED_MAX)
             for at, each in enumerate(paced(subscriptions[:count]))
         ]
 
@@ -277,7 +281,7 @@ class AdminGroups:
     def _catch_up(self, group: str, topic: str) -> None:
         """Wait until changes that other proxies have answered are visible here, so that this change does not
         undo them. If that fails, the change itself reports it."""
-        self._read_owners(group, topic)
+        find_owners(self._backend, self._clock, group, topic)
 
     def _push_hints(self, group: str, topic: str) -> list[str]:
         why = self._consumer.find_push_error(group, topic)
@@ -302,15 +306,65 @@ class AdminGroups:
         ages = (self._age_s(each.topic, queue) for queue in each.queues[:AGES_MAX] if queue.lag)
         return max((age for age in ages if age is not None), default=None)
 
-    def _backend_columns(self, each: SubscriptionStats, *, with_age: bool) -> dict[str, Any]:
-        """Return the columns of a row that need further requests to the backend; without `with_age`, return
-        None (unknown) for each."""
-        if not with_age:
-            return {"lag_age_s": None, "consumed": None}
-        return {"lag_age_s": self._oldest_s(each), "consumed": self._is_consumed(each)}
+    def _lag_columns(self, each: SubscriptionStats, *, with_lookups: bool) -> dict[str, Any]:
+        """Return the age, the rates and the cause of a subscription's lag. Without lookups in the backend,
+        the age is None (unknown), and some causes are not known."""
+        owners = cache(partial(find_owners, self._backend, self._clock, each.group, each.topic))
+        return {"lag_age_s": self._oldest_s(each) if with_lookups else None} | self._rate_columns(
+            each, owners if with_lookups else lambda: None
+        )
 
-    def _is_consumed(self, each: SubscriptionStats) -> bool | None:
-        return is_consumed(self._backend, self._consumer, self._clock, each)
+    def _rate_columns(self, each: SubscriptionStats, owners: Callable[[], Owners | None]) -> dict[str, Any]:
+        """Return how many messages are unfinished, how fast that changes, why, and whether they are consumed.
+
+        What is not known is None; `owners` returns None if the owners of the queues are not known.
+        """
+        per_second = self._per_second(each)
+        now = ProgressSample(
+            self._clock.monotonic(),
+            sum(queue.next for queue in each.queues),
+            self._consumer.finished_positions(each.group, each.topic),
+        )
+        arriving, finished = self._sampler.samples.rates((each.group, each.topic), now)
+        if not all(queue.held for queue in each.queues):
+            finished = None  # other proxies finish messages, too
+        consumed = self._is_consumed(each, owners)
+        info, config = self._backend.topic(each.topic), each.config
+        facts = LagFacts(
+            unfinished=each.unfinished,
+            concurrency=config.concurrency,
+            retrying_max=config.retrying_max,
+            ack_span_max=config.ack_span_max,
+            rate_max=config.rate_max,
+            ordered=bool(config.order_key),
+            readable=info is None or info.readable,
+            consumed=consumed,
+            held_elsewhere=is_held_elsewhere(each, self._consumer.address, owners),
+            push_held_back=bool(self._consumer.find_push_error(each.group, each.topic)),
+            stalled=any(stall.topic == each.topic for stall in self._consumer.stalled(each.group)),
+            clients_differ=self._has_differing_clients(each),
+            in_flight=each.in_flight,
+            retrying=each.retrying,
+            ack_span=each.ack_span,
+            delivered_per_s=per_second["delivered_per_s"],
+            arriving_per_s=arriving,
+            finished_per_s=finished,
+        )
+        return per_second | {
+            "consumed": consumed,
+            "unfinished": each.unfinished,
+            "arriving_per_s": arriving,
+            "finished_per_s": finished,
+            "drain_s": drain_seconds(each.unfinished, arriving, finished),
+            "why": find_lag_cause(facts),
+        }
+
+    def _has_differing_clients(self, each: SubscriptionStats) -> bool:
+        """Return whether clients of the group subscribe to the topic in different ways."""
+        return any(row.topic in ("", each.topic) for row in self._consumer.differences(each.group))
+
+    def _is_consumed(self, each: SubscriptionStats, owners: Callable[[], Owners | None]) -> bool | None:
+        return is_consumed(self._consumer, each, owners)
 
     def _per_second(self, each: SubscriptionStats) -> dict[str, float | None]:
         counts = read_counts(self._metrics, each.group, each.topic)
@@ -336,19 +390,18 @@ class AdminGroups:
         self, each: SubscriptionStats, dead_letters: Mapping[str, int]
     ) -> dict[str, Any]:
         group, topic = each.group, each.topic
-        owners = self._read_owners(group, topic)
+        owners = find_owners(self._backend, self._clock, group, topic)
         queues = [
-            self._queue_row(each, queue, owners, with_age=index < AGES_MAX)
+            self._queue_row(each, queue, owners or {}, with_age=index < AGES_MAX)
             for index, queue in enumerate(paced(each.queues))
         ]
         ages = [queue["lag_age_s"] for queue in queues if queue["lag_age_s"] is not None]
         source = self._consumer.subscription_source(group, topic)
         return (
             subscription_row(each, dead_letters)
-            | self._per_second(each)
+            | self._rate_columns(each, lambda: owners)
             | {
                 "lag_age_s": max(ages, default=None),
-                "consumed": self._is_consumed(each),
                 "order_scope": each.config.scope,
                 "order_merged": self._backend.capabilities.topic_order,
                 "filter": each.config.sql or each.config.tags,
@@ -378,14 +431,6 @@ class AdminGroups:
         if batch.status is not ReadStatus.DATA:
             return None
         return max(0, self._backend.clock_ms() - batch.record(0).stored_ms) / 1000
-
-    def _read_owners(self, group: str, topic: str) -> dict[int, str]:
-        """Return the proxy that owns each queue; empty while the engine cannot say."""
-        try:
-            owners = self._backend.holders(group, topic, self._clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
-        except (DdmqError, TimeoutError):
-            return {}
-        return {queue.queue_id: address for queue, address in owners.items()}
 
 
 def _queue_ref(info: TopicInfo, queue_id: int) -> QueueRef:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from ddmq.server.admin.lag.causes import LagCause
 from ddmq.server.http.parameters import Answer
 
 Settings = Annotated[
@@ -41,12 +42,21 @@ class SubscriptionRow(SubscriptionFigures):
 
 
 class SubscriptionLag(SubscriptionRow):
-    """A subscription with its lag age and rates."""
+    """A subscription with its lag age and rates; null: not known, or there is none.
+
+    `unfinished`: the lag without finished and deleted messages. `drain_s`: until none is unfinished, at these
+    rates. `why`: the cause of unfinished messages.
+    """
 
     delivered_per_s: float | None
     acked_per_s: float | None
     lag_age_s: float | None
     consumed: bool | None
+    unfinished: int | None
+    arriving_per_s: float | None
+    finished_per_s: float | None
+    drain_s: float | None
+    why: LagCause | None
 
 
 class GroupQueueRow(Answer):
@@ -72,6 +82,11 @@ class SubscriptionDetail(SubscriptionFigures):
     acked_per_s: float | None
     lag_age_s: float | None
     consumed: bool | None
+    unfinished: int | None
+    arriving_per_s: float | None
+    finished_per_s: float | None
+    drain_s: float | None
+    why: LagCause | None
     order_scope: str
     order_merged: bool
     filter: str
