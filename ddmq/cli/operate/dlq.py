@@ -149,10 +149,7 @@ def show_dead_letters(group: str, count: int, admin: AdminClient, as_json: bool,
     if as_json:
         return print_json(answer)
     if not answer["shown"] and answer["next"] is None:
-        which = "such dead letter" if any(value is not None for value in query.values()) else "dead letter"
-        print_line(f"no {which} of {group} waits to be resent or purged")
-        hint("`ddmq dlq list` shows which groups have dead letters")
-        return None
+        return _print_none(group, query)
     if answer["shown"]:
         print_table("", DEAD_LETTER_COLUMNS, [_dead_letter_cells(row) for row in answer["shown"]])
     elif answer["next"] is not None:
@@ -163,6 +160,12 @@ def show_dead_letters(group: str, count: int, admin: AdminClient, as_json: bool,
     else:
         hint(f"`ddmq dlq resend {group} --all`, or --offset N, sends them to the group again")
     return None
+
+
+def _print_none(group: str, query: Mapping[str, Any]) -> None:
+    which = "such dead letter" if any(value is not None for value in query.values()) else "dead letter"
+    print_line(f"no {which} of {group} waits to be resent or purged")
+    hint("`ddmq dlq list` shows which groups have dead letters")
 
 
 @dlq.command("facets", short_help="A group's dead letters counted by reason, error, topic, hour.")
@@ -180,13 +183,12 @@ def count_facets(group: str, admin: AdminClient, as_json: bool, **options: Any) 
       ddmq dlq facets billing
       ddmq dlq facets billing --error ValueError --since -1d
     """
-    answer = admin.get("dlq", group, "facets", **build_query(**options))
+    query = build_query(**options)
+    answer = admin.get("dlq", group, "facets", **query)
     if as_json:
         return print_json(answer)
     if not answer["counted"] and answer["next"] is None:
-        print_line(f"no such dead letter of {group} waits to be resent or purged")
-        hint("`ddmq dlq list` shows which groups have dead letters")
-        return None
+        return _print_none(group, query)
     for name, title in FACETS.items():
         _print_facet(title, answer[name], answer["others"][name])
     if answer["next"] is not None:

@@ -35,6 +35,12 @@ Answers = Mapping[tuple[str, ...], Any]
             "`ddmq dlq list` shows which groups",
         ),
         (
+            "dlq facets g",
+            {("dlq", "g", "facets"): {"counted": 0, "next": None}},
+            "no dead letter of g waits to be resent or purged\n",
+            "`ddmq dlq list` shows which groups",
+        ),
+        (
             "tx list",
             {("transactions",): {"transactions": [], "open": 0, "whole": True}},
             "",

@@ -318,7 +318,8 @@ def _complete_rows(consumer: ConsumerService, page: KeysPage) -> list[dict[str, 
     for position, row, failing_since_ms in page.rows:
         group = position.group
         complete = keys.add_waiting(row, queues[group].get(row.key), ends.get(group, {}))
-        named = dataclasses.asdict(complete) | {"since_ms": row.since_ms or None}
+        named = dataclasses.asdict(complete)
+        named |= {name: named[name] or None for name in ("since_ms", "leased_ms", "until_ms")}
         if not row.topic:
             named |= {"topic": None, "queue_id": None, "offset": None}
         facts = {"error_class": classify_error(row.error), "failing_since_ms": failing_since_ms}
