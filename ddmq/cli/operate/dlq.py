@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -21,6 +21,7 @@ DEAD_LETTER_COLUMNS = ("offset", "died", "reason", "error", "from", "key", "atte
 GROUPS_NAMED = 5  # of those that resent letters reach
 FACETS = {"by_reason": "reason", "by_error": "error", "by_topic": "topic", "by_hour": "hour"}
 FACET_ROWS = 20  # of each facet that are printed
+REQUESTS_MAX = 20  # to count all dead letters
 
 
 choice_options = combine_options(
@@ -175,8 +176,9 @@ def _print_none(group: str, query: Mapping[str, Any]) -> None:
 def count_facets(group: str, admin: AdminClient, as_json: bool, **options: Any) -> None:
     """Count GROUP's dead letters by reason, error class, topic, and the hour of their death.
 
-    An error class is the name of the exception with which the error begins, or else its first words. One
-    request counts up to 10,000 dead letters; if there are more, the command says how to go on.
+    An error class is the name of the exception with which the error begins, or else its first words. The
+    command counts up to 200,000 dead letters, 10,000 by each request; if there are more, it says how to go
+    on. With --json it sends one request.
 
     \b
     Examples:
@@ -189,6 +191,11 @@ def count_facets(group: str, admin: AdminClient, as_json: bool, **options: Any) 
         return print_json(answer)
     if not answer["counted"] and answer["next"] is None:
         return _print_none(group, query)
+    answers = [answer]
+    while answers[-1]["next"] is not None and len(answers) < REQUESTS_MAX:
+        answers.append(admin.get("dlq", group, "facets", **query | {"from": answers[-1]["next"]}))
+        hint(f"{sum(each['scanned'] for each in answers):,} so far")
+    answer = merge_facets(answers)
     for name, title in FACETS.items():
         _print_facet(title, answer[name], answer["others"][name])
     if answer["next"] is not None:
@@ -198,6 +205,20 @@ def count_facets(group: str, admin: AdminClient, as_json: bool, **options: Any) 
             f"go on with{backwards} --from {answer['next']}"
         )
     return None
+
+
+def merge_facets(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Add up the counts of requests that continue one another."""
+    merged: dict[str, Any] = {"others": {}, "scanned": sum(answer["scanned"] for answer in answers)}
+    for name in FACETS:
+        counts: Counter[Any] = Counter()
+        for row in (row for answer in answers for row in answer[name]):
+            counts[row["value"]] += row["letters"]
+        by_time = name == "by_hour"
+        items = sorted(counts.items(), key=lambda item: item[0] if by_time else (-item[1], item[0]))
+        merged[name] = [{"value": value, "letters": letters} for value, letters in items]
+        merged["others"][name] = sum(answer["others"][name] for answer in answers)
+    return {**answers[-1], **merged}
 
 
 def _print_facet(title: str, rows: list[dict[str, Any]], others: int) -> None:

@@ -19,6 +19,7 @@ KEY_COLUMNS = ("group", "key", "failing", "attempts", "state", "head", "waiting"
 KEY_SPARE = ("head", "attempts", "waiting")  # left out in this order where it is narrow
 ERROR_COLUMNS = ("error class", "keys", "waiting", "failing")
 ERROR_ROWS = 10
+REQUESTS_MAX = 40  # to count all keys
 MISSING_ROWS = 10
 REASONS = {
     "other proxy": "held by the proxy {holder}: ask the --admin address of that one",
@@ -56,8 +57,9 @@ def keys(admin: AdminClient, as_json: bool, **query: Any) -> None:
         return print_json(answer)
     now_ms = time.time() * 1000
     if answer["keys"]:
-        print_table("", ERROR_COLUMNS, [_error_cells(row, now_ms) for row in answer["by_error"][:ERROR_ROWS]])
-        print_line(_count_text(answer))
+        counts = answer if answer["complete"] else _count_all(admin, query)
+        print_table("", ERROR_COLUMNS, [_error_cells(row, now_ms) for row in counts["by_error"][:ERROR_ROWS]])
+        print_line(_count_text(counts))
         print_table("", KEY_COLUMNS, [_key_cells(row, now_ms) for row in answer["keys"]], KEY_SPARE)
     elif answer["next"] is None:
         print_line("no such key is blocked or parked at this proxy")
@@ -69,9 +71,39 @@ def keys(admin: AdminClient, as_json: bool, **query: Any) -> None:
     return None
 
 
+def _count_all(admin: AdminClient, query: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the counts of all matching keys, by up to REQUESTS_MAX requests without rows."""
+    answers: list[Mapping[str, Any]] = []
+    after = query["after"]
+    while len(answers) < REQUESTS_MAX and (not answers or after is not None):
+        answers.append(admin.get("keys", **{**query, "count": 0, "after": after}))
+        after = answers[-1]["next"]
+    return merge_counts(answers)
+
+
+def merge_counts(answers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Add up the counts of requests that continue one another."""
+    rows: dict[str, dict[str, Any]] = {}
+    for row in (row for answer in answers for row in answer["by_error"]):
+        before = rows.get(row["error"], row | {"keys": 0, "waiting": 0})
+        times = [each["failing_since_ms"] for each in (before, row) if each["failing_since_ms"] is not None]
+        rows[row["error"]] = {
+            "error": row["error"],
+            "keys": before["keys"] + row["keys"],
+            "waiting": before["waiting"] + row["waiting"],
+            "more": before["more"] or row["more"],
+            "failing_since_ms": min(times, default=None),
+        }
+    return {
+        "total": sum(answer["total"] for answer in answers),
+        "complete": answers[-1]["complete"],
+        "by_error": sorted(rows.values(), key=lambda row: (-row["keys"], row["error"])),
+    }
+
+
 def _count_text(answer: Mapping[str, Any]) -> str:
     total, classes = answer["total"], len(answer["by_error"])
-    at_least = "" if answer["exact"] else "at least "
+    at_least = "" if answer["complete"] else "at least "
     more = f"; the {ERROR_ROWS} most frequent of {classes} error classes" if classes > ERROR_ROWS else ""
     return f"{at_least}{total:,} key{'' if total == 1 else 's'}{more}"
 

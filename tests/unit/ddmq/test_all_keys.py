@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq.cli.operate import keys as keys_command
+from ddmq.cli.operate.keys import merge_counts
 from ddmq.server.admin.contract.queries import KeysQuery, KeyState
 from ddmq.server.admin.search import keys as all_keys
 from ddmq.server.admin.search.error_classes import classify_error
@@ -159,6 +160,25 @@ def test_a_cursor_is_the_position(position: KeyPosition) -> None:
 def test_what_is_no_cursor(text: str) -> None:
     with pytest.raises(CallerError, match="allowed: `next` of an earlier answer"):
         decode_position(text)
+
+
+@given(KEYS, st.integers(1, 8))
+def test_the_command_adds_up_the_counts_of_all_requests(keys: list[FakeKey], examined_max: int) -> None:
+    blocked = [key for key in keys if key.is_blocked]
+    answers: list[dict[str, Any]] = []
+    after: KeyPosition | None = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(all_keys, "EXAMINED_MAX", examined_max)
+        while not answers or after is not None:
+            page = collect_page(walk(keys, after), KeySelection(), 0)
+            rows = page.counts.as_rows()
+            answers.append({"total": page.counts.total, "complete": page.complete, "by_error": rows})
+            after = page.next
+    counts = ErrorCounts()
+    for key in blocked:
+        counts.add(key)
+    merged = merge_counts(answers)
+    assert merged == {"total": len(blocked), "complete": True, "by_error": counts.as_rows()}
 
 
 def test_what_a_listing_may_have_in_its_query() -> None:

@@ -11,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.records import StoredRecord
+from ddmq.cli.admin_client import AdminClient
+from ddmq.cli.operate import dlq as dlq_command
+from ddmq.cli.root import run
 from ddmq.server.admin import dlq
 from ddmq.server.admin.contract.queries import DeadLetterFacetsQuery
 from ddmq.server.admin.dlq import DeadLetterFilter
@@ -253,6 +256,32 @@ def test_facets_of_all_and_of_a_choice(rig: DeadLettersRig, monkeypatch: pytest.
     assert (first["exact"], first["counted"], first["next"]) == (False, 2, 3)
     rest = rig.facets(start=3)
     assert (rest["exact"], rest["counted"], rest["next"]) == (False, 2, None)
+
+
+def test_the_command_adds_up_the_facets_of_all_requests(
+    rig: DeadLettersRig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig.die(150, error="ValueError: 1")
+    rig.clock.advance(3_600)
+    rig.die(100, "U", "timed-out", error="KeyError: x")
+    monkeypatch.setattr(dlq_search, "SCANNED_MAX", 100)
+    requests: list[int | None] = []
+
+    def get(_: AdminClient, *path: str, **query: Any) -> Any:
+        requests.append(query["from"])
+        return rig.facets(start=query["from"])
+
+    monkeypatch.setattr(AdminClient, "get", get)
+    run(["dlq", "facets", "G"])
+    captured = capsys.readouterr()
+    assert requests == [None, 100, 200]
+    words = captured.out.split()
+    for value, count in (("ValueError", "150"), ("KeyError", "100"), ("T", "150"), ("timed-out", "100")):
+        assert words[words.index(value) + 1] == count
+    assert "go on with" not in captured.err
+    monkeypatch.setattr(dlq_command, "REQUESTS_MAX", 2)
+    run(["dlq", "facets", "G"])
+    assert "counted 200 of 250 dead letters; go on with --from 200" in capsys.readouterr().err
 
 
 def test_what_a_search_may_have_in_its_query() -> None:

@@ -217,13 +217,15 @@ class MissingQueuesRow(Answer):
 class KeysAnswer(Answer):
     """Blocked and parked keys of all groups, and the number of those that match (`total`) by error class.
 
-    `exact`: all keys are known here and were counted. `by_error_others`: keys with other errors;
-    `missing_more`: further rows of `missing`, and groups that were not looked up.
+    `complete`: this request has examined all keys that are known here; `exact`: and there are no others.
+    `by_error_others`: keys with other errors; `missing_more`: further rows of `missing`, and groups that were
+    not looked up.
     """
 
     keys: list[GroupKeyRow]
     next: str | None
     total: int
+    complete: bool
     exact: bool
     by_error: list[KeyErrorRow]
     by_error_others: int

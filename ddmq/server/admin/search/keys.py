@@ -302,6 +302,7 @@ def list_keys(
         "keys": _complete_rows(consumer, page),
         "next": None if page.next is None else page.next.encode(),
         "total": page.counts.total,
+        "complete": page.complete,
         "exact": page.complete and not missing and not unchecked,
         "by_error": by_error,
         "by_error_others": page.counts.total - sum(row["keys"] for row in by_error),
