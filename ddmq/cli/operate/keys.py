@@ -109,27 +109,32 @@ def _count_text(answer: Mapping[str, Any]) -> str:
 
 
 def _error_cells(row: Mapping[str, Any], now_ms: float) -> list[Any]:
-    return [row["error"] or None, row["keys"], _waiting(row), _age(row["failing_since_ms"], now_ms)]
+    return [
+        row["error"] or None,
+        row["keys"],
+        _format_waiting(row),
+        _format_age(row["failing_since_ms"], now_ms),
+    ]
 
 
 def _key_cells(row: Mapping[str, Any], now_ms: float) -> list[Any]:
     return [
         row["group"],
         row["key"],
-        _age(row["failing_since_ms"], now_ms),
+        _format_age(row["failing_since_ms"], now_ms),
         row["attempts"],
         format_state(row),
         f"{row['topic']}/{row['queue_id']}/{row['offset']}" if row["topic"] else None,
-        _waiting(row),
+        _format_waiting(row),
         row["error"][:ERROR_SHOWN] or None,
     ]
 
 
-def _waiting(row: Mapping[str, Any]) -> str:
+def _format_waiting(row: Mapping[str, Any]) -> str:
     return f"{row['waiting']:,}{'+' if row['more'] else ''}"
 
 
-def _age(since_ms: int | None, now_ms: float) -> str | None:
+def _format_age(since_ms: int | None, now_ms: float) -> str | None:
     return None if since_ms is None else format_age(max(0.0, now_ms - since_ms) / 1000)
 
 

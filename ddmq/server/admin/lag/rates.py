@@ -104,13 +104,13 @@ class ProgressSampler:
         """Sample the next subscriptions; a new turn over all of them begins after the last one."""
         if self._is_reading:
             return
-        chosen = self._choose_queues()
-        if not chosen:
+        selection = self._choose_queues()
+        if not selection:
             names = self._consumer.list_subscriptions()
             self.samples.keep_only(names)
             self._round = iter(names)
-            chosen = self._choose_queues()
-        queues = list({queue for refs in chosen.values() for queue in refs})
+            selection = self._choose_queues()
+        queues = list({queue for refs in selection.values() for queue in refs})
         if not queues:
             return
         try:
@@ -118,24 +118,24 @@ class ProgressSampler:
         except DdmqError:
             return  # the samples before stay
         self._is_reading = True
-        lookup.then(lambda read: self._record_round(chosen, queues, read))
+        lookup.then(lambda read: self._record_round(selection, queues, read))
 
     def _choose_queues(self) -> dict[Name, list[QueueRef]]:
         """Take subscriptions from the turn, until they have QUEUES_MAX queues; return these queues."""
-        chosen: dict[Name, list[QueueRef]] = {}
+        selection: dict[Name, list[QueueRef]] = {}
         count = 0
         for name in islice(self._round, QUEUES_MAX):
             info = self._backend.topic(name[1])
             if info is not None:
-                chosen[name] = info.refs()
+                selection[name] = info.refs()
                 count += info.queues
             if count >= QUEUES_MAX:
                 break
-        return chosen
+        return selection
 
     def _record_round(
         self,
-        chosen: Mapping[Name, list[QueueRef]],
+        selection: Mapping[Name, list[QueueRef]],
         queues: Sequence[QueueRef],
         read: Completion[list[Bounds | None]],
     ) -> None:
@@ -144,7 +144,7 @@ class ProgressSampler:
             return  # the samples before stay
         limits = dict(zip(queues, read.value, strict=True))
         now = self._now()
-        for name, refs in chosen.items():
+        for name, refs in selection.items():
             bounds = [each for each in map(limits.get, refs) if each is not None]
             finished = self._consumer.finished_positions(*name)
             self.samples.record(name, ProgressSample(now, sum(each.next for each in bounds), finished))

@@ -43,9 +43,9 @@ class SearchOrder(NamedTuple):
 class DeadLetterScan:
     """One bounded walk over the open dead letters of a group.
 
-    Iterate over `letters`, and call `stop` where the answer is full. `scanned`: the number of dead letters
-    that were examined; `next`: the offset from which another scan continues, None if this one reached the
-    end.
+    Iterate over `walk_letters`, and call `stop` where the answer is full. `scanned`: the number of dead
+    letters that were examined; `next`: the offset from which another scan continues, None if this one reached
+    the end.
     """
 
     def __init__(self, backend: Backend, clock: Clock, group: str, order: SearchOrder) -> None:
@@ -67,10 +67,10 @@ class DeadLetterScan:
             self._ranges.append(DeadLetterRange(queue, low, end))
 
     def stop(self) -> None:
-        """End the scan after the dead letter that `letters` has yielded last."""
+        """End the scan after the dead letter that `walk_letters` has yielded last."""
         self._full = True
 
-    def letters(self) -> Iterator[DeadLetter]:
+    def walk_letters(self) -> Iterator[DeadLetter]:
         """Yield the open dead letters in the order of the scan, until its bounds or `stop` end it."""
         continued: list[int] = []
         for offset_range, opened in zip(self._ranges, self._opened, strict=True):
@@ -80,7 +80,7 @@ class DeadLetterScan:
                     self.scanned += 1
                     yield letter
                     if self._full:
-                        after = self._without(remaining, letter.record.offset)
+                        after = self._drop_part(remaining, letter.record.offset)
                         break
                 remaining = after
                 if self._full or self.scanned >= SCANNED_MAX or self._clock.monotonic() >= self._stop_at:
@@ -98,7 +98,7 @@ class DeadLetterScan:
         read = read_backward if self._newest else read_forward
         return read(self._backend, offset_range, opened)
 
-    def _without(self, remaining: DeadLetterRange, offset: int) -> DeadLetterRange:
+    def _drop_part(self, remaining: DeadLetterRange, offset: int) -> DeadLetterRange:
         """Return the range without the part that ends with `offset`."""
         return remaining._replace(end=offset) if self._newest else remaining._replace(at=offset + 1)
 
@@ -146,7 +146,7 @@ def show_dead_letters(
     size = 0
     if not count:
         scan.stop()
-    for letter in scan.letters():
+    for letter in scan.walk_letters():
         if not choice.matches(letter):
             continue
         rows.append(dead_letter_row(letter))
@@ -172,7 +172,7 @@ def count_facets(
     """
     scan = DeadLetterScan(backend, clock, group, order)
     counts = FacetCounts()
-    for letter in scan.letters():
+    for letter in scan.walk_letters():
         if choice.matches(letter):
             counts.add(letter.reason, letter.error, letter.topic, letter.time_ms)
     return {

@@ -314,17 +314,17 @@ def list_keys(
 def _complete_rows(consumer: ConsumerService, page: KeysPage) -> list[dict[str, Any]]:
     """Return the rows of the answer; behind a key that is a whole queue all messages of the queue wait."""
     queues = {name: _find_chain_queues(consumer, name) for name in {each[0].group for each in page.rows}}
-    ends = {name: keys.read_next_offsets(consumer, name) for name, found in queues.items() if found}
+    ends = {name: keys.read_next_offsets(consumer, name) for name, chains in queues.items() if chains}
     rows = []
     for position, row, failing_since_ms in page.rows:
         group = position.group
         complete = keys.add_waiting(row, queues[group].get(row.key), ends.get(group, {}))
-        named = dataclasses.asdict(complete)
-        named |= {name: named[name] or None for name in ("since_ms", "leased_ms", "until_ms")}
+        fields = dataclasses.asdict(complete)
+        fields |= {name: fields[name] or None for name in ("since_ms", "leased_ms", "until_ms")}
         if not row.topic:
-            named |= {"topic": None, "queue_id": None, "offset": None}
+            fields |= {"topic": None, "queue_id": None, "offset": None}
         facts = {"error_class": classify_error(row.error), "failing_since_ms": failing_since_ms}
-        rows.append({"group": group} | named | facts)
+        rows.append({"group": group} | fields | facts)
     return rows
 
 
