@@ -61,14 +61,15 @@ ALONE = {
     CONTRACT + "killed": "file_log",
     "service/kafka": "kafka",
 }  # about one engine, which no parameter names
-HEAD = """
+INTRO = """
 This section is generated from the tests by the command `python tools/promises.py`. The table shows how many
 test cases run on each engine with the same test code. The command `make test` runs the tests for the memory
 engine and the file log, and `make test-kafka` runs the tests for Kafka on a real broker. The rows of the
 table down to the naive model show the contract suite of the backend port. The contract suite is also run on
 three variants of the file log, for example with tiny limits or in a process that is not the writer; these
 additional runs are not counted in the table. The memory engine is a model that only tests use.
-
+"""
+HEAD = """
 | promise | memory | file log | Kafka |
 |---|---|---|---|
 """
@@ -76,7 +77,6 @@ UNBROKEN_WORDS: Mapping[str, bool] = {"break_on_hyphens": False, "break_long_wor
 INTRO_UNSUPPORTED = """
 The following list shows, for each engine, which test cases run only on other engines, and why. Names in code
 font are test functions:
-
 """
 ONE = """
 **Some test cases run on only one engine**, although the folders contain the same tests for all engines:"""
@@ -225,13 +225,20 @@ def alone(cases: dict[Case, dict[str, str]]) -> str:
     last_row = "all cases in the last row of the table run only on Kafka"
     text = f"{ONE.strip()} {', '.join([*counts, 'and ' + last_row])}."
     text += "".join(tests)
-    return "\n" + textwrap.fill(text, 120, **UNBROKEN_WORDS) + "\n"
+    return fill_lines(text)
 
 
 def section() -> str:
     """Return the complete section."""
     cases = group_cases(filter(None, map(find_case, collect())))
-    return TITLE + HEAD + "".join(rows(cases)) + INTRO_UNSUPPORTED + "".join(reasons(cases)) + alone(cases)
+    table = HEAD + "".join(rows(cases))
+    unsupported = fill_lines(INTRO_UNSUPPORTED) + "\n" + "".join(reasons(cases))
+    return TITLE + fill_lines(INTRO) + table + unsupported + alone(cases)
+
+
+def fill_lines(text: str) -> str:
+    """Return a paragraph of the page, after an empty line, with lines as long as they may be."""
+    return "\n" + textwrap.fill(text.strip(), 120, **UNBROKEN_WORDS) + "\n"
 
 
 def main() -> int:
