@@ -325,7 +325,7 @@ class AdminGroups:
             sum(queue.next for queue in each.queues),
             self._consumer.finished_positions(each.group, each.topic),
         )
-        arriving, finished = self._sampler.samples.rates((each.group, each.topic), now)
+        arriving, finished = self._sampler.samples.read_rates((each.group, each.topic), now)
         if not all(queue.held for queue in each.queues):
             finished = None  # other proxies finish messages, too
         consumed = self._is_consumed(each, owners)

@@ -154,7 +154,7 @@ def test_samples_are_taken_in_rounds(rig: ConsumerRig, monkeypatch: pytest.Monke
         rig.subscribe("G", name)
     lag = LagRig(rig)
     sampled = []
-    monkeypatch.setattr(rates.ProgressSamples, "record", lambda _, name, __: sampled.append(name[1]))
+    monkeypatch.setattr(rates.ProgressSamples, "record_sample", lambda _, name, __: sampled.append(name[1]))
     for _ in range(6):
         lag.sample()
     assert sampled[:5] == names

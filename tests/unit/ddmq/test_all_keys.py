@@ -41,13 +41,13 @@ class FakeKey:
     error: str
     waiting: int
     failing_since_ms: int | None
-    more: bool = False
+    has_more: bool = False
 
     @property
     def key(self) -> str:
         return f'"k{self.position.offset}"'
 
-    def describe(self) -> BlockedKey:
+    def describe_key(self) -> BlockedKey:
         return BlockedKey(
             self.key, "T", 0, self.position.offset, 0, 1, self.state, self.error, self.waiting, False
         )

@@ -157,15 +157,15 @@ def test_rates_go_back_to_the_last_reset(rows: list[tuple[int, list[int]]]) -> N
 def test_rates_are_not_known_without_a_sample_of_the_right_age() -> None:
     samples, name = ProgressSamples(), ("G", "T")
     nothing = ProgressRates(None, None)
-    assert samples.rates(name, sample(10, 0, 0)) == nothing
-    samples.record(name, sample(10, 0, 0))
-    assert samples.rates(name, sample(10.5, 10, 5)) == nothing
-    assert samples.rates(name, sample(15, 10, 5)) == ProgressRates(2.0, 1.0)
-    samples.record(name, sample(15, 20, 5))
-    assert samples.rates(name, sample(20, 40, 25)) == ProgressRates(4.0, 2.5), "over ten seconds"
-    samples.record(name, sample(20, 40, 25))
-    assert samples.rates(name, sample(25, 40, 25)) == ProgressRates(2.0, 2.0), "the first is forgotten"
-    assert samples.rates(name, sample(25, 40, 20)) == ProgressRates(2.0, None), "offsets were reset"
-    assert samples.rates(name, sample(20 + AGE_MAX_S + 1, 40, 25)) == nothing
+    assert samples.read_rates(name, sample(10, 0, 0)) == nothing
+    samples.record_sample(name, sample(10, 0, 0))
+    assert samples.read_rates(name, sample(10.5, 10, 5)) == nothing
+    assert samples.read_rates(name, sample(15, 10, 5)) == ProgressRates(2.0, 1.0)
+    samples.record_sample(name, sample(15, 20, 5))
+    assert samples.read_rates(name, sample(20, 40, 25)) == ProgressRates(4.0, 2.5), "over ten seconds"
+    samples.record_sample(name, sample(20, 40, 25))
+    assert samples.read_rates(name, sample(25, 40, 25)) == ProgressRates(2.0, 2.0), "the first is forgotten"
+    assert samples.read_rates(name, sample(25, 40, 20)) == ProgressRates(2.0, None), "offsets were reset"
+    assert samples.read_rates(name, sample(20 + AGE_MAX_S + 1, 40, 25)) == nothing
     samples.keep_only([("G", "U")])
-    assert samples.rates(name, sample(25, 40, 25)) == nothing
+    assert samples.read_rates(name, sample(25, 40, 25)) == nothing

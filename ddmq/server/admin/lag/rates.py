@@ -75,7 +75,7 @@ class ProgressSamples:
     def __init__(self) -> None:
         self._samples: dict[Name, tuple[ProgressSample, ...]] = {}
 
-    def record(self, name: Name, sample: ProgressSample) -> None:
+    def record_sample(self, name: Name, sample: ProgressSample) -> None:
         """Record the sample of a subscription after its earlier ones."""
         self._samples[name] = (*self._samples.get(name, ())[-1:], sample)
 
@@ -84,7 +84,7 @@ class ProgressSamples:
         existing = set(names)
         self._samples = {name: each for name, each in self._samples.items() if name in existing}
 
-    def rates(self, name: Name, now: ProgressSample) -> ProgressRates:
+    def read_rates(self, name: Name, now: ProgressSample) -> ProgressRates:
         """Return the rates of a subscription until its present progress."""
         return find_rates(self._samples.get(name, ()), now)
 
@@ -147,4 +147,4 @@ class ProgressSampler:
         for name, refs in selection.items():
             bounds = [each for each in map(limits.get, refs) if each is not None]
             finished = self._consumer.finished_positions(*name)
-            self.samples.record(name, ProgressSample(now, sum(each.next for each in bounds), finished))
+            self.samples.record_sample(name, ProgressSample(now, sum(each.next for each in bounds), finished))

@@ -85,11 +85,11 @@ class Candidate(Protocol):
     @property
     def waiting(self) -> int: ...
     @property
-    def more(self) -> bool: ...
+    def has_more(self) -> bool: ...
     @property
     def failing_since_ms(self) -> int | None: ...
 
-    def describe(self) -> BlockedKey:
+    def describe_key(self) -> BlockedKey:
         """Describe the key at this moment."""
         ...
 
@@ -102,7 +102,7 @@ class KeySelection(NamedTuple):
     error: str | None = None
     text: str | None = None
 
-    def matches(self, key: Candidate) -> bool:
+    def matches_key(self, key: Candidate) -> bool:
         """Return whether a key of the selected group is blocked or parked, and matches the filter."""
         return (
             key.is_blocked
@@ -129,7 +129,7 @@ class ErrorCounts:
             self._rows[name] = row
         row["keys"] += 1
         row["waiting"] += key.waiting
-        row["more"] = row["more"] or key.more
+        row["more"] = row["more"] or key.has_more
         since, first = key.failing_since_ms, row["failing_since_ms"]
         if since is not None and (first is None or since < first):
             row["failing_since_ms"] = since
@@ -161,11 +161,11 @@ def collect_page(candidates: Iterable[Candidate | None], selection: KeySelection
             complete = False
             break
         examined, last = examined + 1, each
-        if not selection.matches(each):
+        if not selection.matches_key(each):
             continue
         counts.add(each)
         if len(rows) < count:
-            rows.append((each.position, each.describe(), each.failing_since_ms))
+            rows.append((each.position, each.describe_key(), each.failing_since_ms))
     if count and len(rows) == count and (counts.total > count or not complete):
         return KeysPage(rows, counts, rows[-1][0], complete)
     return KeysPage(rows, counts, None if complete or last is None else last.position, complete)
@@ -219,14 +219,14 @@ class HeadCandidate:
         return len(self._head.chain.indexed)
 
     @property
-    def more(self) -> bool:
+    def has_more(self) -> bool:
         return bool(self._head.chain.unindexed)
 
     @property
     def failing_since_ms(self) -> int | None:
         return self._head.failing_since_ms(self._now)
 
-    def describe(self) -> BlockedKey:
+    def describe_key(self) -> BlockedKey:
         """Describe the key at this moment."""
         return self._ordering.describe_head(self._head, self._now)
 
@@ -240,10 +240,10 @@ class ParkedCandidate(NamedTuple):
     state: str = "parked"
     error: str = ""
     waiting: int = 0
-    more: bool = False
+    has_more: bool = False
     failing_since_ms: int | None = None
 
-    def describe(self) -> BlockedKey:
+    def describe_key(self) -> BlockedKey:
         """Describe the key; it has no message."""
         return BlockedKey(self.key, "", -1, -1, 0, 0, self.state, "", 0, False, REASON_OPERATOR)
 
