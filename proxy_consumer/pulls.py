@@ -7,6 +7,7 @@ Waiting pulls are served in order of arrival; the pull of a client that disconne
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -287,14 +288,13 @@ class Pulls:
         if notice := self._take_notice(pull):
             return notice
         topic = pull.topic
-        if (
-            not pull.extended_client
-            or topic is None
-            or self.draining
-            or self._runtime.backend.topic(topic) is not None
-        ):
+        if not pull.extended_client or self.draining:
             return ""
-        return f"topic {topic} does not exist (yet)"
+        if topic is not None and self._runtime.backend.topic(topic) is None:
+            return f"topic {topic} does not exist (yet)"
+        subscriptions = () if pull.group is None else pull.group.subscriptions.values()
+        paused = [each for each in subscriptions if each.paused_ms and topic in (None, each.topic)]
+        return paused_text(paused[0]) if paused else ""
 
     def _throw_error(self, call: Call, code: int, text: str, option: str | None = None) -> None:
         self._rejected.value += 1
@@ -319,6 +319,16 @@ def remedy_text(group: str, topic: str) -> str:
     return (
         f"they are delivered with start='first' in the Consumer that makes the group, or now after"
         f" `ddmq offset reset {group} --topic {topic} --to first`"
+    )
+
+
+def paused_text(subscription: Subscription) -> str:
+    """Return the text for people who pull from a paused subscription."""
+    group, topic = subscription.group_name, subscription.topic
+    since = datetime.fromtimestamp(subscription.paused_ms / 1000, UTC).isoformat(timespec="seconds")
+    return (
+        f"group {group} is paused on topic {topic} since {since}: nothing is delivered until "
+        f"`ddmq group resume {group} --topic {topic}`"
     )
 
 

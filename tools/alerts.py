@@ -113,7 +113,8 @@ def build_expression(condition: Condition) -> list[str]:
             return [condition.expression]
         case GaugeAbove():
             function = "sum" if condition.total else "max"
-            return [f"{_aggregate(function, by, condition.metric.name)} > {_number(condition.above)}"]
+            level = f"{_aggregate(function, by, condition.metric.name)} > {_number(condition.above)}"
+            return [level, *(f"unless {line}" for line in _exempt(condition))]
         case NoneOwned():
             name = condition.metric.name
             return [f"sum({name}) < 1", f"or absent({name})"]
@@ -136,12 +137,19 @@ def build_expression(condition: Condition) -> list[str]:
                 f"{_aggregate('sum', by, f'increase({flow.name}[{window}])')} > 0" for flow in condition.flows
             ]
             lag = f"{_aggregate('sum', by, condition.lag.name)} > 0"
-            return [lag, "unless (", *(f"  {line}" for line in _join_with_or(flows)), ")"]
+            excluded = _join_with_or([*flows, *_exempt(condition)])
+            return [lag, "unless (", *(f"  {line}" for line in excluded), ")"]
         case FallsBelow():
             name = condition.metric.name
             slope = _aggregate("min", by, f"deriv({name}[{format_duration(condition.window_s)}])")
             level = _aggregate("min", by, name)
             return [level, f"+ {condition.ahead_s} * {slope} < {_number(condition.below)}"]
+
+
+def _exempt(condition: GaugeAbove | NotConsumed) -> list[str]:
+    if condition.unless is None:
+        return []
+    return [f"{_aggregate('max', condition.by, condition.unless.name)} > 0"]
 
 
 def _grown(series: Selector, condition: Grown) -> list[str]:
@@ -197,7 +205,7 @@ def _describe_condition(rule: FindingRule) -> str:
         case OnlyPrometheus():
             return f"`{condition.expression}`. Only Prometheus can tell: {condition.reason}"
         case GaugeAbove():
-            return f"`{condition.metric.name}` is above {threshold}"
+            return f"`{condition.metric.name}` is above {threshold}{_describe_exemption(condition)}"
         case NoneOwned():
             return f"`{condition.metric.name}` is 0 in all processes"
         case Grown():
@@ -215,11 +223,16 @@ def _describe_condition(rule: FindingRule) -> str:
         case NotConsumed():
             names = ", ".join(f"`{flow.name}`" for flow in condition.flows)
             window = format_time(condition.window_s)
-            return f"`{condition.lag.name}` is above 0, and none of {names} has grown within {window}"
+            idle = f"`{condition.lag.name}` is above 0, and none of {names} has grown within {window}"
+            return idle + _describe_exemption(condition)
         case FallsBelow():
             ahead, window = format_time(condition.ahead_s), format_time(condition.window_s)
             name = condition.metric.name
             return f"`{name}` falls below {threshold} within {ahead}, if the trend of {window} continues"
+
+
+def _describe_exemption(condition: GaugeAbove | NotConsumed) -> str:
+    return "" if condition.unless is None else f", unless `{condition.unless.name}` is above 0"
 
 
 def main() -> int:

@@ -88,6 +88,7 @@ LAYOUT: dict[str, list[Panel]] = {
         Panel("Blocked keys", "ddmq_blocked_keys", ("group", "topic")),
         Panel("Longest blocked key", "ddmq_blocked_key_age_ms", ("group", "topic")),
         Panel("Stalled queues", "ddmq_stalled_queues", ("group", "topic")),
+        Panel("Paused", "ddmq_subscription_paused", ("group", "topic")),
         Panel("Ack span", "ddmq_ack_span", ("group", "topic")),
         Panel("Finished undelivered", "ddmq_skipped_total", ("group", "reason")),
         Panel("Results that changed nothing", "ddmq_results_ignored_total", ("group", "reason")),

@@ -17,7 +17,7 @@ from backend.kafka.clients.producers import Producers
 from backend.kafka.clients.writing import WriteOutcome
 from backend.kafka.coordination.memberships import KafkaMemberships
 from backend.kafka.engine.appends import Appends
-from ddmq_common.metrics import catalogue
+from ddmq_common.metrics import kafka_catalogue as catalogue
 from ddmq_common.metrics.registry import Registry
 
 

@@ -88,6 +88,8 @@ class SubscriptionDescription:
     finished_per_s: float | None = None
     drain_s: float | None = None  # until none is unfinished, at these rates
     why: str | None = None  # the cause of unfinished messages, as in docs/operating-groups.md
+    paused: bool = False
+    paused_since: datetime | None = None
     order_scope: str | None = None
     filter: str | None = None
     source: str | None = None  # "log", or the file that declares it

@@ -60,6 +60,7 @@ class GroupSettings(TypedDict, total=False):
     trace_one_in: int
     actions: Sequence[str]
     push: Mapping[str, Any]
+    paused: bool  # nothing is delivered; also of a subscription that a file declares
 
 
 # The first four are those of groups, the others those of delayed messages and transactions.

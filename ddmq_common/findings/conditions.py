@@ -5,6 +5,7 @@ tools/alerts.py writes each as PromQL, so both judge by the same threshold.
 
 `by`: the labels that tell two findings of a rule apart. INSTANCE stands for the process, which no metric has
 as a label: Prometheus adds it. `window_s`: the time over which counters and histograms are compared.
+`unless`: a gauge with the labels `by`; a set of labels for which it is above 0 does not fulfil the condition.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class GaugeAbove(NamedTuple):
     above: float
     by: tuple[str, ...] = ()
     total: bool = False
+    unless: Metric | None = None
 
 
 class NoneOwned(NamedTuple):
@@ -83,6 +85,7 @@ class NotConsumed(NamedTuple):
     flows: tuple[Metric, ...]
     window_s: int
     by: tuple[str, ...] = ()
+    unless: Metric | None = None
 
 
 class FallsBelow(NamedTuple):

@@ -21,9 +21,11 @@ from ddmq_common.findings.conditions import (
 )
 from ddmq_common.findings.rule import CRITICAL, INFO, WARNING, FindingRule
 from ddmq_common.metrics import catalogue as metrics
+from ddmq_common.metrics import kafka_catalogue as kafka_metrics
 
 MINUTE_S = 60
 HOUR_S = 3_600
+DAY_S = 86_400
 MINUTE_MS = 60_000
 SECOND_US = 1_000_000
 SUBSCRIPTION = ("group", "topic")
@@ -130,7 +132,7 @@ RULES = (
     ),
     FindingRule(
         "DdmqRetriesWait", AT_LEAST_ONCE, WARNING,
-        GaugeAbove(metrics.RETRY_WAITING_AGE, 30 * MINUTE_MS, SUBSCRIPTION),
+        GaugeAbove(metrics.RETRY_WAITING_AGE, 30 * MINUTE_MS, SUBSCRIPTION, unless=metrics.PAUSED),
         "A message of {topic} has been failing at {group} for {value}",
         "Fix the cause before the message becomes a dead letter.",
         SHOW_GROUP, "/console/retries?group={group}", for_s=5 * MINUTE_S, unit="ms",
@@ -165,7 +167,7 @@ RULES = (
     ),
     FindingRule(
         "DdmqKeyBlocked", ORDER, WARNING,
-        GaugeAbove(metrics.BLOCKED_KEY_AGE, 10 * MINUTE_MS, SUBSCRIPTION),
+        GaugeAbove(metrics.BLOCKED_KEY_AGE, 10 * MINUTE_MS, SUBSCRIPTION, unless=metrics.PAUSED),
         "A key of {group} ({topic}) has been blocked for {value}",
         "ddmq group keys shows the key and the reason; park, skip or replay the key.",
         "ddmq group keys {group}", "/console/keys?group={group}", for_s=MINUTE_S, unit="ms",
@@ -249,7 +251,7 @@ RULES = (
     ),
     FindingRule(
         "DdmqLagOld", BOUNDED, WARNING,
-        GaugeAbove(metrics.LAG_AGE, 15 * MINUTE_MS, SUBSCRIPTION),
+        GaugeAbove(metrics.LAG_AGE, 15 * MINUTE_MS, SUBSCRIPTION, unless=metrics.PAUSED),
         "{group} is {value} behind in {topic}",
         "Check whether consumers run, fail, or are too few.",
         "ddmq lag {group}", GROUP_PAGE, for_s=5 * MINUTE_S, unit="ms", note="yours: 15 minutes",
@@ -257,11 +259,19 @@ RULES = (
     FindingRule(
         "DdmqNobodyConsumes", BOUNDED, WARNING,
         NotConsumed(
-            metrics.LAG, (metrics.DELIVERED, metrics.FETCHED, metrics.PUSHES), 10 * MINUTE_S, SUBSCRIPTION
+            metrics.LAG, (metrics.DELIVERED, metrics.FETCHED, metrics.PUSHES), 10 * MINUTE_S, SUBSCRIPTION,
+            unless=metrics.PAUSED,
         ),
         "{group} has {value message} waiting in {topic}, and none is delivered",
         "Check whether consumers run; delete a group that is no longer used.",
         SHOW_GROUP, GROUP_PAGE, for_s=10 * MINUTE_S,
+    ),
+    FindingRule(
+        "DdmqGroupPaused", BOUNDED, WARNING,
+        GaugeAbove(metrics.PAUSED, 0, SUBSCRIPTION),
+        "{group} has been paused on {topic} for more than a day",
+        "Resume the group with ddmq group resume; retention deletes what waits for too long.",
+        SHOW_GROUP, GROUP_PAGE, for_s=DAY_S, note="yours: 1 day",
     ),
     FindingRule(
         "DdmqAckSpanWide", BOUNDED, WARNING,
@@ -310,7 +320,7 @@ RULES = (
     ),
     FindingRule(
         "DdmqKafkaFollowerLate", KAFKA, CRITICAL,
-        GaugeAbove(metrics.KAFKA_FOLLOWER_LAG, 2_000, PROCESS),
+        GaugeAbove(kafka_metrics.KAFKA_FOLLOWER_LAG, 2_000, PROCESS),
         "{instance} reads its own heartbeats back after {value}",
         "Check the brokers of the coordination topic, and the load of the process; at session_ms it loses "
         "its queues.",
@@ -318,28 +328,28 @@ RULES = (
     ),
     FindingRule(
         "DdmqKafkaProducerReplaced", KAFKA, WARNING,
-        Grown((Selector(metrics.KAFKA_PRODUCERS_REPLACED),), 10 * MINUTE_S, (INSTANCE, "producer")),
+        Grown((Selector(kafka_metrics.KAFKA_PRODUCERS_REPLACED),), 10 * MINUTE_S, (INSTANCE, "producer")),
         "{instance} replaced a Kafka producer ({producer}) that failed or got no answer",
         "Check the brokers: the outcome of what was in flight is unknown, and clients may send it again.",
         DOCTOR, SYSTEM_PAGE,
     ),
     FindingRule(
         "DdmqKafkaPendingFull", KAFKA, WARNING,
-        GaugeAbove(metrics.KAFKA_PENDING_BYTES, 107_374_182, PROCESS),
+        GaugeAbove(kafka_metrics.KAFKA_PENDING_BYTES, 107_374_182, PROCESS),
         "{value} of sends at {instance} wait for Kafka; soon sends are rejected",
         "Check which brokers are slow, and their quotas.",
         DOCTOR, SYSTEM_PAGE, for_s=MINUTE_S, unit="bytes", note="yours: four fifths of pending_bytes_max",
     ),
     FindingRule(
         "DdmqKafkaCommitsSlow", KAFKA, WARNING,
-        QuantileAbove(metrics.KAFKA_COMMIT, 0.99, SECOND_US, 5 * MINUTE_S, (INSTANCE, "kind")),
+        QuantileAbove(kafka_metrics.KAFKA_COMMIT, 0.99, SECOND_US, 5 * MINUTE_S, (INSTANCE, "kind")),
         "One commit in a hundred ({kind}) at {instance} takes more than {threshold}",
         "Check the brokers; acknowledgements are confirmed, and delays fire, that much later.",
         DOCTOR, SYSTEM_PAGE, for_s=10 * MINUTE_S, unit="us", note="yours",
     ),
     FindingRule(
         "DdmqKafkaThrottled", KAFKA, WARNING,
-        GaugeAbove(metrics.KAFKA_THROTTLE, 0, (INSTANCE, "broker")),
+        GaugeAbove(kafka_metrics.KAFKA_THROTTLE, 0, (INSTANCE, "broker")),
         "Broker {broker} delays {instance} by {value} because of a quota",
         "Raise the quota of ddmq's user, or send less.",
         DOCTOR, SYSTEM_PAGE, for_s=5 * MINUTE_S, unit="ms",

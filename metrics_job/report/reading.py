@@ -169,17 +169,28 @@ class Tables:
         return lines, waiting
 
     def _with_consumers(self, waiting: Sequence[Waiting]) -> list[Waiting]:
-        """Set `consumed` of each subscription: False if no message was delivered recently and none is in
-        flight."""
+        """Set `consumed` of each subscription, False if no message was delivered recently and none is in
+        flight, and `paused`."""
         late = [row.seen_ms for row in waiting if row.lag]
         if not late:
             return list(waiting)
         near = build_time_range(min(late) - (CONSUMED_MINUTES - 1) * MINUTE_MS, max(late) + MINUTE_MS)
         counters = self._read_rows("counters_minute", near, pc.field("metric").isin(_HANDED_OUT))
-        gauges = self._read_rows("gauges_minute", near, pc.field("metric").isin(_IN_HANDS))
+        gauges = self._read_rows(
+            "gauges_minute", near, pc.field("metric").isin((*_IN_HANDS, catalogue.PAUSED.name))
+        )
+        gauges = gauges.filter(pc.greater(gauges["last"], 0))
+        pauses = pc.equal(gauges["metric"], catalogue.PAUSED.name)
         active = _last_active({}, counters.filter(pc.greater(counters["total"], 0)))
-        active = _last_active(active, gauges.filter(pc.greater(gauges["last"], 0)))
-        return [row._replace(consumed=_is_consumed(row, active)) for row in waiting]
+        active = _last_active(active, gauges.filter(pc.invert(pauses)))
+        paused = _last_active({}, gauges.filter(pauses))
+        return [
+            row._replace(
+                consumed=_is_consumed(row, active),
+                paused=paused.get((row.group, row.topic), 0) >= row.seen_ms > 0,
+            )
+            for row in waiting
+        ]
 
     def _still_reported(self, time_range: TimeRange, starts: Sequence[Row]) -> set[tuple[str, str]] | None:
         """Return the subscriptions whose lag was reported until the end of a reporting process; None without

@@ -68,6 +68,10 @@ class Pusher(HeldPull):
         """Do nothing: a push runner has no client to answer."""
 
     @abstractmethod
+    def return_waiting(self) -> None:
+        """Return the messages that wait for another attempt, because the subscription was paused."""
+
+    @abstractmethod
     def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
         """Stop pushing these queues, because they move to another proxy.
 

@@ -10,6 +10,9 @@ Queues that may have messages are in `_ready`, served round robin, redeliveries 
 bound (messages leased, their bytes, messages retrying, ack span, rate) no new message is taken; a result, a
 time-out or the passing of time makes the queue ready again.
 
+A paused buffer delivers nothing and reads nothing for a delivery; results, time-outs and retries are applied
+as always, and whatever they make ready waits.
+
 Without an order key the messages of a queue are delivered in runs, straight from the read. With one, the
 queue is a stream of an OrderScope, which decides what may be delivered (order/scope.py).
 """
@@ -64,6 +67,7 @@ class PullBuffer:
         self.budget = Budget()
         self.tally = tally
         self.queues: dict[QueueRef, SubscribedQueue] = {}
+        self.paused = False
         self._ready: deque[SubscribedQueue] = deque()
         self._scopes: dict[SubscribedQueue, OrderScope] = {}  # of the queues in an ordered scope
         self._timed: dict[SubscribedQueue, None] = {}  # queues with a lease or a retry, and some that had one
@@ -88,6 +92,12 @@ class PullBuffer:
             if queue.stream is not None:
                 self._scopes[queue].set_batch(queue.stream, config.chain_batch)
             self.on_news(queue)
+
+    def set_paused(self, paused: bool) -> None:
+        """Deliver nothing while `paused`, from the next decision on."""
+        self.paused = paused
+        if paused:
+            self.rate_allows_at = NEVER
 
     def filter_by(self, message_filter: Filter | None) -> None:
         """Replace the filter; messages read and not delivered are read again and filtered by it."""
@@ -241,6 +251,7 @@ class PullBuffer:
         config, budget = self.config, self.budget
         return (
             bool(self._ready)
+            and not self.paused
             and budget.leased < config.concurrency
             and budget.leased_bytes < config.in_flight_bytes_max
         )

@@ -37,6 +37,7 @@ class Target:
         "next_offset",
         "offset",
         "offsets",
+        "paused",
         "pressure",
         "qid",
         "queue",
@@ -55,11 +56,12 @@ class Target:
         pressure: bool,
         message_filter: Filter | None = None,
         group: str = "",
+        paused: bool = False,
     ) -> None:
         """Create a target: the queue of `group` to read from `offset`, at most `count` messages.
 
         `qid`: the queue's name on the wire. `stated`: the client itself stated the offset. `pressure`:
-        messages of pressure tests are included.
+        messages of pressure tests are included. `paused`: nothing is read; the reply still states the offset.
         """
         self.queue = queue
         self.group = group
@@ -69,6 +71,7 @@ class Target:
         self.count = count
         self.pressure = pressure
         self.message_filter = message_filter
+        self.paused = paused
         self.bounds: Bounds | None = None  # returned in the reply if set
         self.next_offset = offset
         self.deliveries: list[bytes] = []

@@ -82,6 +82,11 @@ class ExactFetches:
         self._open.add(fetch)
         fetch.start()
 
+    def wake_fetches(self) -> None:
+        """Plan and read again, because a subscription was changed."""
+        for fetch in list(self._open):
+            fetch.on_woken()
+
     def drain(self) -> None:
         """Reply to the waiting fetches now."""
         for fetch in list(self._open):

@@ -4,7 +4,8 @@ The queues are read one after the other, until all were read or the reply is ful
 `count` messages; all of them together at most `bytes_max` (the first message always fits). Refused pressure
 messages, dead letters that were resent to another group, and messages that the filter rejects are skipped. If
 the client itself stated an offset that is out of range, it gets no message and the nearest valid offset; any
-other start continues at the valid offset at once.
+other start continues at the valid offset at once. A queue of a paused subscription is not read, and the reply
+states where the client is in it.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ class FetchGathering:
         """Read the queues until a read does not complete at once."""
         while self._at < len(self._targets) and self._left > 0:
             target, read = self._targets[self._at], _TargetRead(self)
+            if target.paused:
+                self._at += 1
+                continue
             tags = None if target.message_filter is None else target.message_filter.tags
             self._backend.read(
                 target.queue, target.next_offset, target.count, self._left, into=read, tags=tags
@@ -260,8 +264,8 @@ class Fetch(Lingering):
             for target in self._targets:
                 if not self._parked:
                     return
-                if target.failed:
-                    continue  # waiting would end at once, over and over; the next fetch tries again
+                if target.failed or target.paused:
+                    continue  # failed: waiting would end at once, over and over; the next fetch tries again
                 wake = _Wake(self)
                 self._waits.append(wake)
                 runtime.backend.wait(target.queue, target.next_offset, until, into=wake)

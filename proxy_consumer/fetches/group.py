@@ -212,11 +212,12 @@ def read_target(
     runtime: Runtime, group: Group, queue: QueueRef, offset: int, stated: bool, batch_size: int | None
 ) -> Target:
     """Build the target of a fetch of up to `batch_size` messages from `offset` of one queue."""
-    config = group.subscriptions[queue.topic.encode()].config
+    subscription = group.subscriptions[queue.topic.encode()]
+    config, paused = subscription.config, bool(subscription.paused_ms)
     count = max(1, min(batch_size or 0, config.batch_max))
     tagged = filter_for(config.tags, config.sql) if config.model == BROADCASTING else None
     qid, pressure = runtime.qid(queue), config.pressure_traffic
-    return Target(queue, qid, offset, stated, count, pressure, tagged, group.name)
+    return Target(queue, qid, offset, stated, count, pressure, tagged, group.name, paused)
 
 
 def _by_queue(target: Target) -> QueueRef:

@@ -228,7 +228,10 @@ class Instances:
         targets: list[Target] = []
         count_max = pull.call.args.request.maxBatchSize or (1 << 31)
         for queue in queues:
-            config = served.group.subscriptions[queue.topic.encode()].config
+            subscription = served.group.subscriptions[queue.topic.encode()]
+            config = subscription.config
+            if subscription.paused_ms:
+                continue
             count = min(count_max, config.batch_max, config.concurrency - instance.outstanding)
             if count > 0 and pull.requested_topic in (None, queue.topic.encode()):
                 qid, cursor = self._runtime.qid(queue), instance.next_offset(queue)
@@ -287,8 +290,8 @@ class Instances:
                 self._drop_instance(name, served)
         self._gauge.value = len(self._served)
 
-    def topics_changed(self) -> None:
-        """Wake the waiting pulls, because queues may have been added."""
+    def wake_pulls(self) -> None:
+        """Wake the waiting pulls, because queues may have been added, or a subscription was resumed."""
         for served in self._served.values():
             served.on_change()
 

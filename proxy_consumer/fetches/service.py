@@ -119,16 +119,18 @@ class Fetches:
             topic_positions = self.groups[name.encode()].topics.get(topic)
             if topic_positions is not None:
                 topic_positions.reread_progress()
-        elif kind == "subscription" and name.encode() in self.groups:
-            fetched = self.groups[name.encode()]
-            fetched.on_use()
-            fetched.on_change()
+        elif kind == "subscription":
+            self.instances.wake_pulls()
+            self._exact.wake_fetches()
+            if (fetched := self.groups.get(name.encode())) is not None:
+                fetched.on_use()
+                fetched.on_change()
         elif kind == "group" and rest.encode() in self.groups:
             fetched = self.groups[rest.encode()]
             if self._directory.groups.get(rest.encode()) is not fetched.group:
                 self._drop_group(fetched)
         elif kind == "topic":
-            self.instances.topics_changed()
+            self.instances.wake_pulls()
             for fetched in self.groups.values():
                 fetched.on_change()
 

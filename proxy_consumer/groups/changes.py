@@ -3,6 +3,9 @@
 A stored setting holds only the values that the subscription sets itself; all others follow `defaults` of
 proxy_consumer.yaml, also when those change. Settings that a file owns are changed in the file. A change moves
 no offsets, not even `start`: it defines where queues start when a subscription is created.
+
+`paused` is set like a setting, but it is a state: files and defaults do not have it, so that an operator can
+pause a subscription that a file owns, and a reload of the file does not resume it.
 """
 
 from __future__ import annotations
@@ -32,15 +35,36 @@ SETTINGS_BYTES_MAX = (
     64 << 10
 )  # stored size of one subscription's own settings, which every proxy holds in memory
 SETTINGS = tuple(field.name for field in dataclasses.fields(SubscriptionDefaults))
+PAUSED = "paused"
 
 
 class SubscriptionChange(NamedTuple):
     """The result of a change: the settings before (None: it was created) and after, and those it sets
-    itself."""
+    itself.
+
+    `paused_before_ms`, `paused_ms`: since when it was paused before, and is now; 0: it was or is not.
+    """
 
     before: SubscriptionDefaults | None
     after: SubscriptionDefaults
     overrides: Mapping[str, Any]
+    paused_before_ms: int = 0
+    paused_ms: int = 0
+
+
+class _Request(NamedTuple):
+    """A requested change. `paused`: None if it stays as it is."""
+
+    settings: Mapping[str, Any]
+    unset: Sequence[str]
+    paused: bool | None
+
+    def paused_since(self, paused_ms: int, now_ms: int) -> int:
+        """Return since when the subscription is paused after the change; `paused_ms`: since when it was
+        before."""
+        if self.paused is None:
+            return paused_ms
+        return (paused_ms or now_ms) if self.paused else 0
 
 
 def subscription_location(group: str, topic: str) -> ConfigLocation:
@@ -61,34 +85,47 @@ class Changes:
     ) -> Completion[SubscriptionChange]:
         """Set these values and reset `unset` to the defaults; creates the subscription if it is missing.
 
-        Raises CallerError (also for settings that a file owns) or TryLaterError.
+        `paused` may be among them. Raises CallerError (also for settings that a file owns, except `paused`)
+        or TryLaterError.
         """
-        _check_unset(settings, unset)
+        request = _read_request(group, topic, settings, unset)
+        location, now_ms = subscription_location(group, topic), self._runtime.clock.wall_ms()
         stored = self.stored_settings(group, topic)
         if stored is None:
-            changed = build_overlay(SubscriptionDefaults, settings, subscription_location(group, topic))
+            changed = build_overlay(SubscriptionDefaults, request.settings, location)
             _check_size(group, topic, changed.values)
             return self._make(
-                group, topic, changed, lambda: self.change_settings(group, topic, settings, unset)
+                group,
+                topic,
+                changed,
+                request.paused_since(0, now_ms),
+                lambda: self.change_settings(group, topic, settings, unset),
             )
+        before = self._settings_before(stored)
+        paused_ms = request.paused_since(stored.paused_ms, now_ms)
+        if request.paused is not None and not (request.settings or request.unset):
+            stored_change = self._store_alone(group, topic, stored._replace(paused_ms=paused_ms))
+            change = SubscriptionChange(before, before, stored.overrides, stored.paused_ms, paused_ms)
+            return followed(stored_change, lambda: succeeded(change))
         if stored.source != SOURCE_LOG:
             raise CallerError(ownership_text(group, topic, stored.source))
-        retained = {name: value for name, value in stored.overrides.items() if name not in unset}
-        before = self._settings_before(stored)
-        changed = build_overlay(
-            SubscriptionDefaults, retained | dict(settings), subscription_location(group, topic)
-        )
+        retained = {name: value for name, value in stored.overrides.items() if name not in request.unset}
+        changed = build_overlay(SubscriptionDefaults, retained | dict(request.settings), location)
         _check_size(group, topic, changed.values)
         after = changed.apply_to(self._runtime.config.defaults)
         check_stated(after, before)
-        stored_change = self._store_alone(group, topic, stored._replace(overrides=changed.values))
-        return followed(stored_change, lambda: succeeded(SubscriptionChange(before, after, changed.values)))
+        stored_change = self._store_alone(
+            group, topic, stored._replace(overrides=changed.values, paused_ms=paused_ms)
+        )
+        change = SubscriptionChange(before, after, changed.values, stored.paused_ms, paused_ms)
+        return followed(stored_change, lambda: succeeded(change))
 
     def _make(
         self,
         group: str,
         topic: str,
         changed: Overlay[SubscriptionDefaults],
+        paused_ms: int,
         change: Callable[[], Completion[SubscriptionChange]],
     ) -> Completion[SubscriptionChange]:
         """Create the subscription; call `change` if a client's pull created it at the same time with other
@@ -97,13 +134,16 @@ class Changes:
 
         def on_created() -> Completion[SubscriptionChange]:
             stored = self.stored_settings(group, topic)
-            if stored is None or stored.overrides == _as_stored(changed.values):
-                return succeeded(SubscriptionChange(None, config, changed.values))
+            if stored is None or (
+                stored.overrides == _as_stored(changed.values) and stored.paused_ms == paused_ms
+            ):
+                return succeeded(SubscriptionChange(None, config, changed.values, 0, paused_ms))
             return change()
 
-        return followed(
-            self._directory.subscribe(group, topic, config, overrides=changed.values)[1], on_created
-        )
+        creation = self._directory.subscribe(
+            group, topic, config, overrides=changed.values, paused_ms=paused_ms
+        )[1]
+        return followed(creation, on_created)
 
     def _settings_before(self, stored: StoredSubscription) -> SubscriptionDefaults:
         """Return the settings in force; the defaults if the stored ones contradict the present defaults."""
@@ -132,7 +172,7 @@ class Changes:
 
     def _store_settings(self, group: str, topic: str, subscription: StoredSubscription) -> Completion[Any]:
         runtime = self._runtime
-        value = encode_subscription(subscription.overrides, subscription.created_ms, subscription.source)
+        value = encode_subscription(*subscription)
         batch = CommitBatch(settings={subscription_key(group, topic): value})
         return runtime.backend.commit(batch, runtime.commit_deadline())
 
@@ -168,9 +208,7 @@ class Changes:
         if was == declared and stored.source == source:
             return succeeded(None)
         check_stated(config, was.apply_to(self._runtime.config.defaults))
-        return self._store_settings(
-            group, topic, StoredSubscription(declared.values, stored.created_ms, source)
-        )
+        return self._store_settings(group, topic, stored._replace(overrides=declared.values, source=source))
 
     def _declare_after_race(
         self, group: str, topic: str, declared: Overlay[SubscriptionDefaults], source: str
@@ -211,11 +249,23 @@ def _check_size(group: str, topic: str, overrides: Mapping[str, Any]) -> None:
         )
 
 
+def _read_request(group: str, topic: str, settings: Mapping[str, Any], unset: Sequence[str]) -> _Request:
+    """Separate `paused` from the settings. Raises CallerError for a value that is not allowed, or a name in
+    `unset` that is none."""
+    _check_unset(settings, unset)
+    paused = settings.get(PAUSED, False if PAUSED in unset else None)
+    if PAUSED in settings and not isinstance(paused, bool):
+        raise CallerError(f"group {group}, topic {topic}: paused is {paused!r}; allowed: true, false")
+    others = {name: value for name, value in settings.items() if name != PAUSED}
+    return _Request(others, [name for name in unset if name != PAUSED], paused)
+
+
 def _check_unset(settings: Mapping[str, Any], unset: Sequence[str]) -> None:
+    known = (*SETTINGS, PAUSED)
     for name in unset:
-        if name not in SETTINGS:
-            close = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(SETTINGS)}"
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(known)}"
             raise CallerError(f"unset: {name!r} is not a setting; {hint}")
         if name in settings:
             raise CallerError(f"unset: {name!r} is set in the same request; do one of the two")

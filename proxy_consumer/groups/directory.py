@@ -186,6 +186,7 @@ class Directory:
         if subscription is None:
             subscription = self.ready_group(name).add(topic, config)
         subscription.created_ms = stored.created_ms
+        subscription.set_paused(stored.paused_ms)
         if is_new:
             subscription.join_with_members()
         elif subscription.config != config:
@@ -262,12 +263,14 @@ class Directory:
         config: SubscriptionDefaults,
         source: str = SOURCE_LOG,
         overrides: Mapping[str, Any] | None = None,
+        paused_ms: int = 0,
     ) -> tuple[Subscription, Completion[int]]:
         """Create a subscription (and its group) and return it with a completion; it delivers once that has
         succeeded.
 
         The completion's value is the number of readable messages before its start. `overrides`: the settings
-        that it sets itself (None: those of `config` that differ from the defaults).
+        that it sets itself (None: those of `config` that differ from the defaults). `paused_ms`: since when
+        it is paused; 0: it is not.
         Raises like `check_creation`.
         A subscription that exists, or is being created, is returned unchanged.
         """
@@ -279,6 +282,7 @@ class Directory:
         check_stated(config)
         group = self.ready_group(name)
         subscription = group.add(topic, config)
+        subscription.set_paused(paused_ms)
         subscription.creating = True
         self._making[subscription] = creation
 
@@ -302,7 +306,7 @@ class Directory:
         if overrides is None:
             overrides = changed_settings(config, self._runtime.config.defaults)
         create_subscription(
-            self._runtime, name, topic, config.start, StoredSubscription(overrides, 0, source)
+            self._runtime, name, topic, config.start, StoredSubscription(overrides, 0, source, paused_ms)
         ).then(on_stored)
         return subscription, creation
 
@@ -395,7 +399,9 @@ def _store_created(
     if backend.setting(key) is not None:
         raise FencedError(f"group {group} has got a subscription to {topic} meanwhile")
     settings: dict[str, bytes | None] = {
-        key: encode_subscription(subscription.overrides, created_ms, subscription.source)
+        key: encode_subscription(
+            subscription.overrides, created_ms, subscription.source, subscription.paused_ms
+        )
     }
     if backend.setting(group_key(group)) is None:
         settings[group_key(group)] = encode_group(created_ms, subscription.source)

@@ -2,9 +2,9 @@
 
 It judges from outside the mechanism that delivers: a queue has messages, clients (or a push) wait for them,
 and neither the committed offset nor the finished ranges above it have changed for STALLED_S, without an
-intended reason: messages in flight, retrying or parked, a limit that is reached, or a queue that another
-proxy owns (which reports it itself). If a topic of a group-wide scope has messages but no client that pulls
-it, that topic is named: the other topics of its group wait behind it.
+intended reason: messages in flight, retrying or parked, a limit that is reached, a paused subscription, or a
+queue that another proxy owns (which reports it itself). If a topic of a group-wide scope has messages but no
+client that pulls it, that topic is named: the other topics of its group wait behind it.
 
 The check runs periodically, whether or not the metrics are read, and logs queues that begin to stand still.
 """
@@ -160,6 +160,9 @@ class Stalled:
     def _is_explained(self, subscription: Subscription, row: QueueStats, holder: str | None) -> bool:
         """Whether a queue makes no progress for an intended reason."""
         runtime, group = self._runtime, subscription.group
+        sharing = group.sharing_members() if subscription.group_wide else ()
+        if subscription.paused_ms or any(each.paused_ms for each in sharing):
+            return True
         info = runtime.backend.topic(subscription.topic)
         if info is None:
             return True
@@ -218,7 +221,9 @@ class Stalled:
 def is_waited_for(subscription: Subscription) -> bool:
     """Whether a client, or the subscription's push runner, would accept a message now."""
     group = subscription.group
-    if subscription.creating or not subscription.readable or subscription.config.model == "broadcasting":
+    if subscription.creating or subscription.config.model == "broadcasting":
+        return False
+    if subscription.paused_ms or not subscription.readable:
         return False
     if subscription.pushed:
         pusher = group.pusher_of(subscription.topic)

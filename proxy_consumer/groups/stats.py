@@ -60,7 +60,8 @@ class QueueStats:
 class SubscriptionStats:
     """The settings and the progress of one subscription: a group's use of one topic.
 
-    `dead_lettered`: since the proxy's start; `retry_lag`: messages due on the retry path.
+    `dead_lettered`: since the proxy's start; `retry_lag`: messages due on the retry path; `paused_ms`: since
+    when it is paused, in epoch milliseconds; 0: it is not.
     """
 
     group: str
@@ -74,6 +75,7 @@ class SubscriptionStats:
     waiters: int
     queues: tuple[QueueStats, ...]
     retry_lag: int = 0
+    paused_ms: int = 0
 
     @property
     def unfinished(self) -> int | None:
@@ -170,6 +172,7 @@ def _sum_rows(subscription: Subscription, rows: Sequence[tuple[bool, QueueStats]
         waiters=subscription.group.waiting.waiting_for(subscription.topic),
         queues=queues,
         retry_lag=sum(row.lag for own, row in rows if not own),
+        paused_ms=subscription.paused_ms,
     )
 
 

@@ -119,10 +119,14 @@ class PushRunner(Pusher):
         stored."""
         self.stopped = True
         self._update_waiting()
+        self.return_waiting()
+        self._close_when_empty()
+
+    def return_waiting(self) -> None:
+        """Return the messages that wait for an attempt."""
         parked, self._parked = [row[2] for row in self._parked], []
         for pushed in sorted(parked, key=lambda each: each.offset, reverse=True):  # a chain's last first
             self._return_message(pushed)
-        self._close_when_empty()
 
     def deliver(self, delivery: Delivery) -> None:
         """Push each of these messages in its own greenlet."""
@@ -205,7 +209,7 @@ class PushRunner(Pusher):
         return outcome
 
     def _try_sink(self, pushed: Pushed) -> None:
-        if self.stopped:  # the sink may have been replaced, or is no longer allowed
+        if self.stopped or self.subscription.paused_ms:  # stopped: the sink may no longer be allowed
             self._return_message(pushed)
             return
         started_at = time.perf_counter()
@@ -225,7 +229,8 @@ class PushRunner(Pusher):
             self._outcomes["again"].value += 1
         queue = pushed.queue
         moves = any(queue.ref in move.queues for move in self._moving)
-        if self.stopped or moves or not self.subscription.buffer.holds_queue(queue):
+        no_attempts = self.stopped or bool(self.subscription.paused_ms)
+        if no_attempts or moves or not self.subscription.buffer.holds_queue(queue):
             self._return_message(pushed)
             return
         heappush(self._parked, (verdict.retry_at, next(self._sequence), pushed))

@@ -15,6 +15,7 @@ from backend.ownership.claims import LOST_S
 from backend.port import Sharing
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import FencedError
+from ddmq_common.metrics.catalogue import PAUSED
 from ddmq_common.names import retry_qid, retry_topic
 from ddmq_common.trace.sampling import OFF
 from proxy_consumer.config import SubscriptionDefaults
@@ -26,7 +27,6 @@ from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.queue_name import QueueName
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
-from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries.publisher import RetryPublisher
 from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
@@ -40,7 +40,7 @@ from proxy_consumer.subscription.membership import SubscriptionMembership, hando
 from proxy_consumer.subscription.order import SharedOrder, SubscriptionOrder, same_order, set_open, sharing_of
 from proxy_consumer.subscription.parked_heads import load_parked_heads, store_parked_heads
 from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading, filter_of, same_filter
-from proxy_consumer.tracing import waits
+from proxy_consumer.subscription.wait_reason import find_wait_reason
 from proxy_consumer.tracing.messages import SubscriptionTrace, trace_limit
 
 READS_MAX = 32  # reads completed at once within one `take_batch`; then other work gets a turn
@@ -62,6 +62,7 @@ class Subscription(SubscriptionBase):
         self._set_config(config)
         self.creating = False
         self.halted = 0  # number of pending reloads; while there are any, nothing is delivered
+        self.paused_ms = 0  # since when an operator has paused it, in epoch milliseconds; 0: it is not paused
         self.last_used = NEVER_USED  # by a pull here, in monotonic seconds
         self.order = SubscriptionOrder(runtime, group.shared, config)
         self.handed = runtime.build_delivery_metrics(group.name, topic, buffer.tally)
@@ -97,6 +98,22 @@ class Subscription(SubscriptionBase):
             self.reload_queues()
             self.join_with_members()
         self.group.serve()
+
+    def set_paused(self, paused_ms: int) -> None:
+        """Deliver nothing from now on, paused since `paused_ms`; with 0, deliver again.
+
+        Clients keep their messages and may finish them. Membership, reading and progress stay as they are.
+        """
+        if paused_ms == self.paused_ms:
+            return
+        self.paused_ms = paused_ms
+        self.buffer.set_paused(bool(paused_ms))
+        self.runtime.metrics.cell(PAUSED, self.group_name, self.topic).value = int(bool(paused_ms))
+        if paused_ms:
+            for pusher in self.group.pushers.get(self.topic, ()):
+                pusher.return_waiting()
+        else:
+            self.group.serve()
 
     def reload_queues(self) -> None:
         """Reload its queues, and those sharing its chains, under a new epoch; clients keep leases."""
@@ -162,6 +179,7 @@ class Subscription(SubscriptionBase):
     def remove(self) -> None:
         """Release every queue for good, because the subscription was deleted."""
         self.removed = True
+        self.set_paused(0)
         self.leave()
         self.wake(self.runtime.now() + SOON_S)
 
@@ -362,29 +380,7 @@ class Subscription(SubscriptionBase):
         if self.removed:
             self.runtime.traced.pop(self, None)
         elif self.trace is not None:
-            self.trace.record_wait(self._name_wait())
-
-    def _name_wait(self) -> str:
-        """Return the reason that holds up deliveries now (tracing/waits.py)."""
-        buffer, config = self.buffer, self.config
-        budget, waiting = buffer.budget, self.group.waiting.waiting_for(self.topic)
-        if self.halted:
-            return waits.RELOAD
-        if not self.readable:
-            return waits.CLOSED
-        if not self.joined:
-            return waits.NO_PULL
-        if not self.membership.claims.complete:
-            return waits.BETWEEN
-        if budget.leased >= config.concurrency or (config.pushed and not waiting):
-            return waits.CONCURRENCY
-        if budget.leased_bytes >= config.in_flight_bytes_max:
-            return waits.BYTES
-        if budget.retrying >= config.retrying_max:
-            return waits.RETRYING
-        if self.runtime.now() < buffer.rate_allows_at < NEVER:
-            return waits.RATE
-        return waits.CLIENT_WAITS if waiting else waits.NO_PULL
+            self.trace.record_wait(find_wait_reason(self, self.group.waiting.waiting_for(self.topic)))
 
     # --- time
 

@@ -24,7 +24,8 @@ RETRYING = "retrying"
 BETWEEN = "between"  # queues are moving to this proxy
 RELOAD = "anew"  # queues are reloaded after a change of settings
 CLOSED = "closed"  # the topic is not readable
-EVERYWHERE = (NO_PULL, CLOSED)  # reasons that also apply to queues that the proxy does not own
+PAUSED = "paused"  # an operator has paused the subscription
+EVERYWHERE = (NO_PULL, CLOSED, PAUSED)  # reasons that also apply to queues that the proxy does not own
 
 
 class WaitLog:

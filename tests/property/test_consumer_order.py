@@ -148,6 +148,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.refs = [QueueRef("T", 1, number) for number in range(QUEUES)]
         self.lease_ids = count(1)
         self.filter = KindFilter()
+        self.paused = False  # the subscription that is pulled when a process starts
         self.load()
 
     @staticmethod
@@ -176,6 +177,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.pending_commits: list[tuple[int, ProgressDelta]] = []  # by queue
         self.scope = OrderScope(table, merged=self.merged, examined_max=5)
         self.buffer: Any = self.new_buffer(config)
+        self.buffer.set_paused(self.paused)
         self.tails: set[int] = set()
         self.open_reads: list[ReadRequest | EndsRequest] = []
         for number, queue in enumerate(self.queues):
@@ -271,7 +273,16 @@ class OrderMachine(RuleBasedStateMachine):
         for _ in range(times):
             self.pull_once(count_max)
 
+    @rule(paused=st.sampled_from([True, False, False]))
+    def an_operator_pauses_or_resumes(self, paused: bool) -> None:
+        """A paused subscription delivers nothing and reads nothing; all else goes on."""
+        self.paused = paused
+        self.buffer.set_paused(paused)
+
     def pull_once(self, count_max: int) -> Delivery | None:
+        if self.buffer.paused:
+            assert self.buffer.next_step(self.now, count_max) is None
+            return None
         for _ in range(10_000):
             step = self.buffer.next_step(self.now, count_max)
             if isinstance(step, ReadRequest | EndsRequest):
@@ -294,6 +305,7 @@ class OrderMachine(RuleBasedStateMachine):
     def pull_while_reads_wait(self, times: int) -> None:
         for _ in range(times):
             step = self.buffer.next_step(self.now, 2)
+            assert step is None or not self.buffer.paused
             if isinstance(step, ReadRequest | EndsRequest):
                 self.open_reads.append(step)
             elif isinstance(step, Delivery):
@@ -628,6 +640,7 @@ class OrderMachine(RuleBasedStateMachine):
             return
         self.filter.mended = True
         self.buffer.filter_by(self.filter)
+        self.resume_all()
         for _ in range(20 * len(self.messages) + 100):
             self.ack_everything()
             self.bury()
@@ -643,6 +656,9 @@ class OrderMachine(RuleBasedStateMachine):
 
     def let_go_on(self) -> None:
         """An operator frees what stands still."""
+
+    def resume_all(self) -> None:
+        self.buffer.set_paused(False)
 
     def ack_everything(self) -> None:
         for message in self.messages:
@@ -756,6 +772,13 @@ class TwoBuffers:
     def next_step(self, now: float, count: int) -> Any:
         return self.buffers[self.requested_topic].next_step(now, count)
 
+    @property
+    def paused(self) -> bool:
+        return self.buffers[self.requested_topic].paused
+
+    def set_paused(self, paused: bool) -> None:
+        self.buffers[self.requested_topic].set_paused(paused)
+
     def expire_due(self, now: float) -> None:
         for buffer in self.buffers.values():
             buffer.expire_due(now)
@@ -819,6 +842,10 @@ class OrderOfTopicsMachine(OrderMachine):
     @invariant()
     def little_lies_ready(self) -> None:
         assert self.scope.ledger.ready <= 2 + 3 * (2 * BATCH)
+
+    def resume_all(self) -> None:
+        for buffer in self.buffer.buffers.values():
+            buffer.set_paused(False)
 
     def teardown(self) -> None:
         self.ending = True

@@ -133,6 +133,7 @@ class PullBufferMachine(RuleBasedStateMachine):
         self.lease_ids = count(1)
         self.earlier_leases = [0]
         self.open_commits: list[tuple[int, ProgressDelta]] = []
+        self.paused = False
         self.jobs: list[dict[int, Job]] = [{} for _ in range(QUEUES)]
         self.acked: list[set[int]] = [set() for _ in range(QUEUES)]
         self.load()
@@ -157,6 +158,7 @@ class PullBufferMachine(RuleBasedStateMachine):
         self.buffer = PullBuffer(
             config, 10_000, lambda count_max: (count_max * 2, 10_000), self.lease_ids, tally
         )
+        self.buffer.set_paused(self.paused)
         self.tails: set[int] = set()
         self.open_commits = []
         for number, log in enumerate(self.logs):
@@ -206,7 +208,17 @@ class PullBufferMachine(RuleBasedStateMachine):
         for _ in range(times):
             self.pull(6)
 
+    @rule(paused=st.sampled_from([True, False, False]))
+    def pause_or_resume(self, paused: bool) -> None:
+        """Also over a restart: what changes meanwhile is the same, but nothing is delivered and read."""
+        self.paused = paused
+        self.buffer.set_paused(paused)
+
     def pull(self, count_max: int) -> None:
+        if self.paused:
+            assert not self.buffer.can_deliver
+            assert self.buffer.next_step(self.now, count_max) is None
+            return
         retrying = self.count(*RETRYING)
         while True:
             step = self.buffer.next_step(self.now, count_max)

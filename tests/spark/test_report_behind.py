@@ -57,6 +57,7 @@ def writer(tmp_path: Path) -> Writer:
         ({"lag_age_ms": 60_000.0}, "never at present rates"),
         ({"lag_age_ms": 60_000.0, "consumed": False, "finished_per_s": 0.0}, "nobody consumes"),
         ({"time_to_drain_s": 90.0}, "1 m 30 s"),
+        ({"lag_age_ms": 60_000.0, "consumed": False, "paused": True}, "paused"),
     ],
 )
 def test_the_outlook_is_named_by_what_arrives_and_what_is_finished(
@@ -111,6 +112,24 @@ def test_a_group_without_consumers_differs_from_a_slow_one(
     (row,) = report(writer).waiting
     assert row.consumed is consumed
     assert (describe_outlook(row) == "nobody consumes") is not consumed
+
+
+@pytest.mark.parametrize("last", [1.0, 0.0])
+def test_a_paused_group_is_no_finding(writer: Writer, last: float) -> None:
+    more = {"finished_per_s": 0.0, "time_to_drain_s": None, "blocked_keys": 2.0}
+    for each in range(60, 65):
+        writer.lag(at(each), "g", "t", 9.0, lag_age_ms=999_000.0, **more, blocked_key_age_ms=609_000.0)
+        gauge = {"metric": "ddmq_subscription_paused", "process": "p", "topic": "t", "group": "g"}
+        writer.add(
+            "gauges_minute",
+            {"start": at(each), **gauge, "detail": "", "last": last, "max": 1.0, "min": last},
+        )
+    writer.counter(at(64), "ddmq_sends_total", 3, "t", detail="code=0")
+    result = report(writer)
+    (row,) = result.waiting
+    assert (row.paused, describe_outlook(row) == "paused") == (last > 0, last > 0)
+    rules = [finding.rule for finding in result.findings]
+    assert rules == ([] if last else ["DdmqLagOld", "DdmqKeyBlocked"])
 
 
 def test_the_finding_reports_that_no_consumer_is_connected(writer: Writer) -> None:

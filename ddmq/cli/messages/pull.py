@@ -17,6 +17,7 @@ import click
 
 from ddmq.address import ADDRESS, CONSUMER, HostPort
 from ddmq.cli.admin_client import AdminClient, admin_options, find_admin_port_hint
+from ddmq.cli.operate.pause import paused_text
 from ddmq.cli.output import (
     hint,
     print_json,
@@ -147,6 +148,8 @@ def _describe_empty_pull(client: AdminClient, topic: str, group: str) -> str:
     answer = client.get("groups", group, keys=KEYS_MAX)
     own = [each for each in answer["subscriptions"] if each["topic"] == topic]
     parked = [each for each in answer["blocked_keys"] if each["state"] == PARKED and each["topic"] == topic]
+    if own and own[0].get("paused"):
+        return f"no messages for group {group}; {paused_text(own[0])}"
     queues = [queue for each in own for queue in each["queues"]]
     explanations = []
     in_flight = sum(queue["in_flight"] + queue["retrying"] for queue in queues)

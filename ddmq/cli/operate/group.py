@@ -12,12 +12,14 @@ import click
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.old_names import count_option
 from ddmq.cli.operate import group_show, key_actions
+from ddmq.cli.operate.pause import pause_group, resume_group, with_paused_column
 from ddmq.cli.operate.stats import retry_path
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import confirm, hint, print_json, print_line, print_notes, print_table
 from ddmq.cli.values import GROUP, TOPIC, parse_start
 from ddmq.settings import BY_NAME, TABLE, Setting, list_differences
 from ddmq_client.application.order_keys import unambiguous_order_keys
+from proxy_consumer.groups.changes import PAUSED
 
 _SIZE = re.compile(r"\d+\s*[KMGT]iB\Z")
 _NUMBER = re.compile(r"-?\d{1,18}\Z")
@@ -97,12 +99,18 @@ def _setting_option(setting: Setting) -> Callable[[Any], Any]:
     return click.option(setting.option, setting.name, type=kind, metavar=setting.metavar, help=setting.help)
 
 
-settings_options = combine_options(*map(_setting_option, TABLE))  # what is not given is None
+paused_option = click.option(
+    "--paused/--no-paused",
+    default=None,
+    help="Deliver nothing until --no-paused, as `ddmq group pause` does; also of what groups.yaml declares.",
+)
+settings_options = combine_options(*map(_setting_option, TABLE), paused_option)  # what is not given is None
 
 
 def select_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that were given, as the admin API accepts them."""
-    settings = {name: value for name, value in options.items() if name in BY_NAME and value is not None}
+    names = (*BY_NAME, PAUSED)
+    settings = {name: value for name, value in options.items() if name in names and value is not None}
     if "start" in settings:
         settings["start"] = parse_start(settings["start"])
     return settings
@@ -115,7 +123,8 @@ def setting_name(text: str) -> str:
 
 @click.group()
 def group() -> None:
-    """Consumer groups: list, show, create, set, delete; blocked keys: keys, park, skip, replay.
+    """Consumer groups: list, show, create, set, pause, resume, delete; blocked keys: keys, park, skip,
+    replay.
 
     A group consumes one or more topics; its subscription to each topic has settings of its own.
 
@@ -141,7 +150,8 @@ def list_groups(admin: AdminClient, as_json: bool) -> None:
     if as_json:
         return print_json(rows)
     if rows:
-        print_table("", GROUP_COLUMNS, (group_cells(each) for each in rows), GROUP_SPARE)
+        columns, cells = with_paused_column(GROUP_COLUMNS, [group_cells(each) for each in rows], rows)
+        print_table("", columns, cells, GROUP_SPARE)
     else:
         hint("no groups yet: `ddmq group create NAME --topic TOPIC`, or `ddmq pull TOPIC --group NAME`")
     return None
@@ -299,5 +309,5 @@ def list_keys(name: str, count: int, admin: AdminClient, as_json: bool) -> None:
     return None
 
 
-for _command in (key_actions.park, key_actions.skip, key_actions.replay):
+for _command in (pause_group, resume_group, key_actions.park, key_actions.skip, key_actions.replay):
     group.add_command(_command)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ddmq.cli.operate.key_actions import client_text
+from ddmq.cli.operate.pause import paused_age
 from ddmq.cli.operate.stats import drain_text, nobody_text, retry_path
 from ddmq.cli.output import cell, hint, print_alert, print_facts, print_line, print_table
 from ddmq.moments import format_age
@@ -25,6 +26,7 @@ IN_FLIGHT = "in flight"
 DIFFERENCE_COLUMNS = ("client", "topic", "since", "what")
 ERROR_SHOWN = 120
 CAUSES = {
+    "paused": "an operator has paused the group: `ddmq group resume GROUP`",
     "nobody-consumes": "no client pulls at this proxy, and no other proxy holds a queue",
     "topic-closed": "the topic is not readable (`ddmq topic set TOPIC --readable` opens it)",
     "push-held-back": "the push is held back",
@@ -146,6 +148,11 @@ def _subscription_facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[
     names = each["settings"] if all_settings else each["set_here"]
     for name in names:
         facts |= _setting_facts(name.replace("_", "-"), each["settings"][name], with_defaults=all_settings)
+    if each.get("paused"):
+        facts["PAUSED"] = (
+            f"for {paused_age(each)}: nothing is delivered until "
+            f"`ddmq group resume {each['group']} --topic {each['topic']}`"
+        )
     if each.get("consumed") is False:
         facts["NOBODY CONSUMES"] = nobody_text(each)
     if each["push_fault"]:

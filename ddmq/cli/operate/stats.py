@@ -17,6 +17,7 @@ from rich.text import Text
 
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.operate.findings import format_since
+from ddmq.cli.operate.pause import paused_text, with_paused_column
 from ddmq.cli.output import (
     console,
     hint,
@@ -146,9 +147,11 @@ def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_
 def print_lag(rows: Sequence[dict[str, Any]]) -> None:
     """Print the answer of /lag, and a line for each group that no client consumes."""
     if rows:
-        print_table("", LAG_COLUMNS, lag_cells(rows), LAG_SPARE)
+        print_table("", *with_paused_column(LAG_COLUMNS, lag_cells(rows), rows), LAG_SPARE)
     else:
         hint("no groups yet: `ddmq group create NAME --topic TOPIC`, or `ddmq pull TOPIC --group NAME`")
+    for row in [row for row in rows if row.get("paused")][:NOBODY_MAX]:
+        print_line(paused_text(row))
     idle = [row for row in rows if row.get("consumed") is False]
     for row in idle[:NOBODY_MAX]:
         print_alert(f"nobody consumes {row['topic']} for group {row['group']}: {nobody_text(row)}")
@@ -169,7 +172,9 @@ def build_view(before: Stats | None, now: Stats, height: int | None = None) -> G
     finding_lines = _finding_lines(now, height)
     rest = None if height is None else height - len(finding_lines)
     latencies = _latency_table(now, rest)
-    for_topics, for_groups = _share_rows(len(topics), len(groups), rest and rest - latencies.lines)
+    paused = [f"{row['group']} on {row['topic']}" for row in groups if row.get("paused")]
+    lines_left = rest and rest - latencies.lines - bool(paused)
+    for_topics, for_groups = _share_rows(len(topics), len(groups), lines_left)
     renderables: list[Any] = [_health_line(now), *finding_lines]
     if topics:
         renderables += _truncated_table(
@@ -180,6 +185,9 @@ def build_view(before: Stats | None, now: Stats, height: int | None = None) -> G
     if groups:
         rows = _group_rows(before, now, groups)
         renderables += _truncated_table("groups", _group_columns(before), rows, for_groups, GROUP_SPARE)
+    if paused:
+        text = plain(f"paused, nothing is delivered: {', '.join(paused)}")
+        renderables.append(Text(text, no_wrap=True, overflow="ellipsis"))
     return Group(*renderables, *latencies.renderables)
 
 
@@ -335,7 +343,8 @@ def _lag_view(rows: Sequence[dict[str, Any]], height: int) -> Group:
     title = f"the {rows_max} furthest behind; {hidden_rows:,} more" if hidden_rows > 0 else ""
     idle = [f"{row['group']} on {row['topic']}" for row in rows if row.get("consumed") is False]
     warning = plain(f"nobody consumes: {', '.join(idle)}") if idle else ""
-    view = table(title, LAG_COLUMNS, lag_cells(rows[:rows_max]), LAG_SPARE)
+    top_rows = rows[:rows_max]
+    view = table(title, *with_paused_column(LAG_COLUMNS, lag_cells(top_rows), top_rows), LAG_SPARE)
     return Group(view, Text(warning, no_wrap=True, overflow="ellipsis"))
 
 

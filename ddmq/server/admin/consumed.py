@@ -26,11 +26,13 @@ def find_owners(backend: Backend, clock: Clock, group: str, topic: str) -> Owner
 def is_consumed(
     consumer: ConsumerService, stats: SubscriptionStats, find_owners: Callable[[], Owners | None]
 ) -> bool | None:
-    """Return whether some client consumes a subscription; None if that is not known.
+    """Return whether some client consumes a subscription; None if that is not known, or if it is paused.
 
     False means: no client at this proxy pulls or fetches the topic for the group, no message is in flight or
     pushed, and no other proxy owns one of its queues.
     """
+    if stats.paused_ms:
+        return None
     if stats.in_flight or stats.waiters or consumer.is_used(stats.group, stats.topic):
         return True
     if not stats.lag:

@@ -32,7 +32,7 @@ from ddmq_common.errors import CallerError, DdmqError, TryLaterError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.groups.changes import SubscriptionChange, ownership_text
+from proxy_consumer.groups.changes import PAUSED, SubscriptionChange, ownership_text
 from proxy_consumer.groups.group import SOURCE_LOG
 from proxy_consumer.groups.retry_waiting import RetryPath
 from proxy_consumer.groups.stats import QueueStats, SubscriptionStats
@@ -51,10 +51,11 @@ PERIOD_S = 5.0  # between two samples of the counters
 def _changed_settings(done: SubscriptionChange) -> list[dict[str, Any]]:
     if done.before is None:
         return []
-    before, after = settings_in_force(done.before), settings_in_force(done.after)
+    paused = {PAUSED: bool(done.paused_before_ms)}, {PAUSED: bool(done.paused_ms)}
+    before, after = settings_in_force(done.before) | paused[0], settings_in_force(done.after) | paused[1]
     return [
         {"key": name, "before": before[name], "after": after[name]}
-        for name in BY_NAME
+        for name in (*BY_NAME, PAUSED)
         if before[name] != after[name]
     ]
 
@@ -124,6 +125,8 @@ def subscription_row(each: SubscriptionStats, dead_letters: Mapping[str, int]) -
         "dead_letters_open": dead_letters.get(each.group, 0),
         "dead_letters_since_start": each.dead_lettered,
         "order_key": each.config.order_key,
+        "paused": bool(each.paused_ms),
+        "paused_since_ms": each.paused_ms or None,
     }
 
 
@@ -274,6 +277,7 @@ class AdminGroups:
             "created": change.before is None,
             "changed": _changed_settings(change),
             "settings": settings_in_force(change.after),
+            "paused": bool(change.paused_ms),
             "set_here": sorted(change.overrides),
             "notes": [*_change_hints(group, topic, settings, change), *self._push_hints(group, topic)],
         }
@@ -338,6 +342,7 @@ class AdminGroups:
             rate_max=config.rate_max,
             ordered=bool(config.order_key),
             readable=info is None or info.readable,
+            paused=bool(each.paused_ms),
             consumed=consumed,
             held_elsewhere=is_held_elsewhere(each, self._consumer.address, owners),
             push_held_back=bool(self._consumer.find_push_error(each.group, each.topic)),

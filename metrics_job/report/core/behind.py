@@ -9,8 +9,9 @@ from metrics_job.report.core.material import MINUTE_MS, Waiting
 
 NOISE = 1.1  # two rates that differ by less are the same
 OLD_MS = 5 * MINUTE_MS  # a state reported so long before the end of the report is shown with its time
-EMPTY, UNCONSUMED, NEVER, GROWING, STANDING, KEEPING_UP = (
+EMPTY, PAUSED, UNCONSUMED, NEVER, GROWING, STANDING, KEEPING_UP = (
     "empty",
+    "paused",
     "nobody consumes",
     "never at present rates",
     "growing",
@@ -24,6 +25,8 @@ def describe_outlook(row: Waiting) -> str:
     the time until all are consumed."""
     if not row.lag:
         return EMPTY
+    if row.paused:
+        return PAUSED
     if not row.consumed:
         return UNCONSUMED
     if row.time_to_drain_s is not None:
@@ -36,8 +39,8 @@ def describe_outlook(row: Waiting) -> str:
 
 
 def is_bad(row: Waiting) -> bool:
-    """Return whether the subscription needs action or has no consumer."""
-    return row.is_stuck or row.is_slow or bool(row.lag and not row.consumed)
+    """Return whether the subscription needs action or has no consumer, and is not paused."""
+    return row.is_stuck or row.is_slow or bool(row.lag and not row.consumed and not row.paused)
 
 
 def sort_worst_first(rows: Iterable[Waiting]) -> list[Waiting]:

@@ -278,9 +278,10 @@ def _promise_findings(listed: list[SloFacts], missed: int) -> Iterator[Finding]:
 
 
 def _waiting_findings(rows: Sequence[Waiting], end_ms: int) -> Iterator[Finding]:
-    old = [row for row in rows if row.lag and row.consumed and is_above(LAG_OLD, row.lag_age_ms)]
+    rows = [row for row in rows if row.lag and not row.paused]
+    old = [row for row in rows if row.consumed and is_above(LAG_OLD, row.lag_age_ms)]
     stuck, others = [row for row in old if row.is_stuck], [row for row in old if not row.is_stuck]
-    unconsumed = [row for row in rows if row.lag and not row.consumed and row.lag_age_ms > _unconsumed_ms()]
+    unconsumed = [row for row in rows if not row.consumed and row.lag_age_ms > _unconsumed_ms()]
     if unconsumed:
         yield _lag_finding(unconsumed, behind.UNCONSUMED, end_ms, NOBODY_CONSUMES)
     if stuck:
@@ -319,7 +320,11 @@ def _lag_finding(rows: list[Waiting], how: str, end_ms: int, rule: FindingRule) 
 
 
 def _blocked_findings(waiting: Sequence[Waiting], end_ms: int) -> Iterator[Finding]:
-    rows = [row for row in waiting if row.blocked_keys and is_above(KEY_BLOCKED, row.blocked_key_age_ms)]
+    rows = [
+        row
+        for row in waiting
+        if row.blocked_keys and not row.paused and is_above(KEY_BLOCKED, row.blocked_key_age_ms)
+    ]
     if rows:
         names = words.list_names(
             [behind.add_time(words.name_subscription(row.group, row.topic), row, end_ms) for row in rows]

@@ -173,17 +173,20 @@ class Waiting(NamedTuple):
     lag_before: float = 0.0  # STUCK_MINUTES ago
     seen_ms: int = 0  # the minute in which its lag was last reported
     consumed: bool = True  # False: messages wait, and nothing was handed out lately
+    paused: bool = False  # by an operator: then nothing about it is wrong
 
     @property
     def is_stuck(self) -> bool:
         """Return whether the lag has not fallen for minutes and the oldest message is old."""
-        late = self.lag > 0 and self.lag_age_ms >= STUCK_AGE_MS
-        return late and self.time_to_drain_s is None and self.lag >= self.lag_before
+        return self._is_late and self.time_to_drain_s is None and self.lag >= self.lag_before
+
+    @property
+    def _is_late(self) -> bool:
+        return self.lag > 0 and self.lag_age_ms >= STUCK_AGE_MS and not self.paused
 
     @property
     def is_slow(self) -> bool:
-        late = self.lag > 0 and self.lag_age_ms >= STUCK_AGE_MS
-        return late and (self.time_to_drain_s or 0) > DRAIN_FROM_S
+        return self._is_late and (self.time_to_drain_s or 0) > DRAIN_FROM_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,3 +78,32 @@ def test_a_change_keeps_what_another_proxy_changed_just_before(pair: tuple[RealS
             pair[(at + number) % 2].admin("POST", "groups", "g", "topics", "t", body={name: number})
         expected = dict.fromkeys(names, number)
         until(lambda expected=expected: set_here(server, names) == expected, "all five hold")
+
+
+def test_a_group_paused_at_one_proxy_gets_nothing_at_the_other(pair: tuple[RealServer, RealServer]) -> None:
+    server, other = pair
+    server.admin("POST", "topics", "t", body={"queues": 1})
+    server.admin("POST", "groups", "g", "topics", "t", body={"start": "first"})
+    until(lambda: other.request("GET", "/groups/g")[0] == 200, "the group is known at both")
+    got: list[str] = []
+    with (
+        Producer(f"127.0.0.1:{server.ports['producer']}") as producer,
+        Consumer(
+            f"127.0.0.1:{other.ports['consumer']}",
+            "g",
+            "t",
+            handler=lambda message: got.append(message.text()),
+        ),
+    ):
+        for number in range(5):
+            producer.send("t", b"before")
+            until(lambda number=number: len(got) == number + 1, "delivered")
+            server.admin("POST", "groups", "g", "topics", "t", body={"paused": True})
+            until(lambda: one(other)["paused"], "known there", 1.0)
+            producer.send("t", b"meanwhile")
+            until(lambda: one(other)["lag"] == 1, "it waits")
+            assert got[-1] == "before"
+            other.admin("POST", "groups", "g", "topics", "t", body={"paused": False})
+            until(lambda: got[-1] == "meanwhile", "delivered when resumed")
+            got.pop()
+            until(lambda: not one(server)["paused"], "known here")

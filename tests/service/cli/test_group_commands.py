@@ -183,3 +183,68 @@ def test_the_query_of_a_url_is_masked_everywhere(shell: Shell, server: RealServe
     assert "http://hooks.example/in?apikey=***&x=***" in shown[1]
     assert "http://hooks.example/in?apikey=***&x=***" in shown[-2]
     assert [each for each in shown if "s3cret" in each] == []
+
+
+def test_a_paused_group_says_so_everywhere(shell: Shell, topic: str) -> None:
+    other = f"{topic}-u"
+    for name in (topic, other):
+        shell("topic", "create", name, "--queues", "1")
+    shell("group", "create", topic, "--topic", topic, "--topic", other, "--start", "first")
+    shell("send", topic, "one")
+    assert shell("group", "pause", topic, "--topic", topic) == f"paused {topic} on {topic}\n"
+    assert shell("group", "pause", topic) == (
+        f"{topic} on {topic} is paused already\npaused {topic} on {other}\n"
+    )
+    assert shell("group", "resume", topic, "--topic", other) == f"resumed {topic} on {other}\n"
+    resume = f"`ddmq group resume {topic} --topic {topic}`"
+    assert f"nothing is delivered until {resume}" in shell("group", "show", topic)
+    assert f"nothing is delivered: {resume}" in shell("lag", topic)
+    assert "paused" in shell("lag", topic).splitlines()[0]
+    assert "paused" in shell("group", "list").splitlines()[0]
+    assert f"paused, nothing is delivered: {topic} on {topic}" in shell("stats")
+    for command in (("lag", topic), ("group", "list")):
+        rows = {row["topic"]: row for row in shell.json(*command) if row["group"] == topic}
+        assert (rows[topic]["paused"], rows[other]["paused"]) == (True, False)
+        assert rows[topic]["paused_since_ms"] > 1_000_000_000_000
+        assert rows[other]["paused_since_ms"] is None
+        assert rows[topic].get("consumed") is None
+    assert "NOBODY CONSUMES" not in shell("group", "show", topic)
+    with Admin(f"127.0.0.1:{shell.server.ports['admin']}") as admin:
+        described = {each.topic: each for each in admin.get_group(topic).subscriptions}
+        assert described[topic].paused
+        assert described[topic].paused_since is not None
+        assert not described[other].paused
+        assert shell.server.metric("ddmq_subscription_paused", group=topic) == 1
+    assert shell("pull", topic, "--group", topic) == ""
+    assert resume in shell.error
+    assert shell("group", "set", topic, "--topic", topic, "--no-paused") == "paused: yes → no\n"
+    assert shell("group", "resume", topic, "--topic", topic) == f"{topic} on {topic} is not paused\n"
+    assert "one" in shell("pull", topic, "--group", topic)
+
+
+def test_only_what_a_group_consumes_can_be_paused(shell: Shell, topic: str) -> None:
+    shell("group", "create", topic, "--topic", topic)
+    assert shell.refused("group", "pause", topic, "--topic", "other") == (
+        f"group {topic} does not consume topic other; it consumes: {topic}"
+    )
+    assert "does not exist" in shell.refused("group", "pause", f"{topic}-none")
+    for value in ("yes", 1, None, [True]):
+        status, answer = shell.server.request("POST", f"/groups/{topic}/topics/{topic}", {"paused": value})
+        assert (status, "allowed: true, false" in answer["error"]) == (400, True)
+    assert not shell.json("lag", topic)[0]["paused"]
+
+
+def test_a_group_of_a_file_is_paused_over_a_reload_and_a_restart(
+    configured: tuple[RealServer, Path],
+) -> None:
+    server, config = configured
+    server.admin("POST", "groups", "g", "topics", "t", body={"paused": True})
+    write_config(config, groups={"groups": {"g": {"topics": {"t": {"batch_max": 8}}}}})
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: in_force(server, "g")["batch_max"] == 8, "reloaded")
+    assert server.admin("GET", "groups")[0]["paused"]
+    server.kill()
+    server.start()
+    assert server.admin("GET", "groups")[0]["paused"]
+    server.admin("POST", "groups", "g", "topics", "t", body={"paused": False})
+    assert not server.admin("GET", "groups")[0]["paused"]

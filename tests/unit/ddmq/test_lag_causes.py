@@ -25,6 +25,7 @@ from ddmq.server.admin.lag.rates import (
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "operating-groups.md"
 NOTHING = LagFacts(unfinished=5, concurrency=10, retrying_max=20, ack_span_max=30)
 APPLIES: dict[LagCause, dict[str, Any]] = {
+    LagCause.PAUSED: {"paused": True},
     LagCause.NOBODY_CONSUMES: {"consumed": False},
     LagCause.TOPIC_CLOSED: {"readable": False},
     LagCause.PUSH_HELD_BACK: {"push_held_back": True},

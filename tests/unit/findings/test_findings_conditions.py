@@ -102,6 +102,25 @@ def test_a_subscription_without_consumers_is_found_after_its_window(
     assert process.run(TICK_S) == []
 
 
+def test_a_paused_group_is_found_after_a_day_and_nothing_else_of_it(process: WatchedProcess) -> None:
+    subscription = ("billing", "orders")
+    paused = process.metrics.cell(catalogue.PAUSED, *subscription)
+    paused.value = 1
+    for metric in (catalogue.LAG, catalogue.LAG_AGE, catalogue.BLOCKED_KEY_AGE, catalogue.RETRY_WAITING_AGE):
+        process.metrics.cell(metric, *subscription).value = 24 * 60 * MINUTE_MS
+    assert process.run(24 * 3600) == []
+    (finding,) = process.run(TICK_S)
+    assert finding.rule.name == "DdmqGroupPaused"
+    assert finding.rule.build_text(finding.labels, finding.value) == (
+        "billing has been paused on orders for more than a day"
+    )
+    paused.value = 0
+    names = {"DdmqLagOld", "DdmqNobodyConsumes", "DdmqKeyBlocked", "DdmqRetriesWait"}
+    assert process.run(60) == []
+    process.run(20 * 60)
+    assert set(process.names()) == names
+
+
 def test_failed_sends_are_a_share_of_the_sends_to_a_topic(process: WatchedProcess) -> None:
     ok = process.metrics.cell(catalogue.SENDS, "orders", "0")
     failed = process.metrics.cell(catalogue.SENDS, "orders", "13")

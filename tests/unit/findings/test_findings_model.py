@@ -35,7 +35,7 @@ def build_rule(name: str, severity: str, condition: Any) -> FindingRule:
 
 
 RULES = (
-    build_rule("blocked", WARNING, GaugeAbove(catalogue.BLOCKED_KEY_AGE, 10, BY)),
+    build_rule("blocked", WARNING, GaugeAbove(catalogue.BLOCKED_KEY_AGE, 10, BY, unless=catalogue.PAUSED)),
     build_rule("stalled", CRITICAL, GaugeAbove(catalogue.STALLED_QUEUES, 3, ("topic",), total=True)),
     build_rule("dead", INFO, Grown((Selector(catalogue.DEAD_LETTERS),), WINDOW_S, ("group",))),
     build_rule(
@@ -53,6 +53,11 @@ RULES = (
         "idle",
         WARNING,
         NotConsumed(catalogue.LAG, (catalogue.DELIVERED, catalogue.FETCHED), WINDOW_S, ("group",)),
+    ),
+    build_rule(
+        "idle unless paused",
+        WARNING,
+        NotConsumed(catalogue.BLOCKED_KEY_AGE, (catalogue.DELIVERED,), WINDOW_S, BY, unless=catalogue.PAUSED),
     ),
     build_rule("slow", CRITICAL, QuantileAbove(catalogue.SEND_LATENCY, 0.9, 1000, WINDOW_S, ("topic",))),
 )
@@ -84,8 +89,12 @@ class AllSamples:
 
     def holds(self, at: int, rule: str, key: str) -> bool:
         topics = GROUPS
+        age = self.value(at, catalogue.BLOCKED_KEY_AGE.name, (key, key))
+        paused = self.value(at, catalogue.PAUSED.name, (key, key)) > 0
         if rule == "blocked":
-            return self.value(at, catalogue.BLOCKED_KEY_AGE.name, (key, key)) > 10
+            return age > 10 and not paused
+        if rule == "idle unless paused":
+            return age > 0 and not paused and not self.growth(at, catalogue.DELIVERED.name, (key, key))
         if rule == "stalled":
             return sum(self.value(at, catalogue.STALLED_QUEUES.name, (group, key)) for group in GROUPS) > 3
         if rule == "dead":
@@ -155,6 +164,8 @@ def change(registry: Registry, sample: Sample, kind: int, key: str, amount: int)
         put(catalogue.BLOCKED_KEY_AGE, key, key)
     elif kind < 13:
         put(catalogue.STALLED_QUEUES, GROUPS[kind % 2], key)
+    elif kind == 15:
+        put(catalogue.PAUSED, key, key)
     else:
         for _ in range(amount):
             registry.histogram(catalogue.SEND_LATENCY, key).observe(10 if kind == 13 else 5_000)
@@ -165,7 +176,7 @@ def change(registry: Registry, sample: Sample, kind: int, key: str, amount: int)
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 40),  # seconds since the last sample
-        st.lists(st.tuples(st.integers(0, 14), st.sampled_from(GROUPS), st.integers(0, 20)), max_size=4),
+        st.lists(st.tuples(st.integers(0, 15), st.sampled_from(GROUPS), st.integers(0, 20)), max_size=4),
     ),
     min_size=1,
     max_size=30,
@@ -220,7 +231,7 @@ def test_sets_of_labels_are_bounded_and_the_rest_is_counted(monkeypatch: pytest.
     judge = Evaluator(RULES)
     for at in (0, FOR_S):
         moment = ClockReading(at, START_MS + at)
-        judge.update("blocked", moment, {(str(n), "t"): (99.0,) for n in range(7)})
+        judge.update("blocked", moment, {(str(n), "t"): (99.0, 0.0) for n in range(7)})
         judge.update("dead", moment, {(str(n),): (1.0,) for n in range(4)})
     findings, left_out = judge.list_findings(moment)
     assert [each.labels["group"] for each in findings if each.rule.name == "blocked"] == ["0", "1", "2"]

@@ -11,7 +11,7 @@ import pytest
 from backend.kafka.client_metrics import ClientCollector, MeasuredProducers
 from backend.kafka.clients.producers import Producers
 from backend.kafka.clients.writing import OutcomeKind, WriteOutcome
-from ddmq_common.metrics import catalogue
+from ddmq_common.metrics import kafka_catalogue as catalogue
 from ddmq_common.metrics.registry import Registry
 
 

@@ -199,16 +199,20 @@ TOPIC_SETTINGS = _settings_body(
     list_settings(TopicEntry, {name: ("", what) for name, what in _TOPIC_WORDS.items()}),
     {"trace_one_in": _TRACE_ONE_IN, "create": _CREATE},
 )
+_PAUSED = {
+    "type": "boolean",
+    "description": "Whether nothing is delivered, also of a subscription that a file declares.",
+}
 GROUP_SETTINGS = _settings_body(
     "GroupSettingsBody",
     "Topics to which a group is subscribed, with settings of the new subscriptions.",
     TABLE,
-    {"topics": _NAMES | {"minItems": 1, "description": "names of topics"}},
+    {"topics": _NAMES | {"minItems": 1, "description": "names of topics"}, "paused": _PAUSED},
     ("topics",),
 )
 SUBSCRIPTION_SETTINGS = _settings_body(
     "SubscriptionSettingsBody",
     "Settings of a subscription that is created or changed.",
     TABLE,
-    {"unset": _NAMES | {"description": "settings that return to their defaults"}},
+    {"unset": _NAMES | {"description": "settings that return to their defaults"}, "paused": _PAUSED},
 )

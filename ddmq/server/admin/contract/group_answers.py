@@ -15,7 +15,10 @@ Settings = Annotated[
 
 
 class SubscriptionFigures(Answer):
-    """A group's use of one topic. The fields that begin with `retry_` are null if they are not known."""
+    """A group's use of one topic. The fields that begin with `retry_` are null if they are not known.
+
+    `paused_since_ms`: null if it is not paused.
+    """
 
     group: str
     topic: str
@@ -29,6 +32,8 @@ class SubscriptionFigures(Answer):
     dead_letters_open: int
     dead_letters_since_start: int
     order_key: str
+    paused: bool
+    paused_since_ms: int | None
     retry_waiting: int | None
     retry_waiting_whole: bool | None
     retry_oldest_s: float | None
@@ -280,5 +285,6 @@ class SubscriptionChangedAnswer(Answer):
     created: bool
     changed: list[SettingChanged]
     settings: Settings
+    paused: bool
     set_here: list[str]
     notes: list[str]

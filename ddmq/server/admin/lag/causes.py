@@ -14,6 +14,7 @@ RATE_SHARE = 0.95  # of `rate_max` from which on the limit counts as reached
 class LagCause(StrEnum):
     """A condition that keeps messages from being finished, in the order in which they are considered."""
 
+    PAUSED = "paused"  # by an operator
     NOBODY_CONSUMES = "nobody-consumes"  # no client pulls here, and no other proxy holds a queue
     TOPIC_CLOSED = "topic-closed"  # the topic is not readable
     PUSH_HELD_BACK = "push-held-back"
@@ -42,6 +43,7 @@ class LagFacts(NamedTuple):
     rate_max: int = 0  # 0: no limit
     ordered: bool = False
     readable: bool = True
+    paused: bool = False
     consumed: bool | None = None
     held_elsewhere: bool | None = None
     push_held_back: bool = False
@@ -61,6 +63,7 @@ def find_lag_cause(facts: LagFacts) -> LagCause | None:
     if not facts.unfinished:
         return None
     applies = {
+        LagCause.PAUSED: facts.paused,
         LagCause.NOBODY_CONSUMES: facts.consumed is False,
         LagCause.TOPIC_CLOSED: not facts.readable,
         LagCause.PUSH_HELD_BACK: facts.push_held_back,

@@ -31,7 +31,8 @@ def measure_value(condition: Condition, columns: Columns, samples: Samples) -> f
         case OnlyPrometheus():
             return None
         case GaugeAbove():
-            return columns[0] if columns[0] > condition.above else None
+            value, exemption = columns
+            return value if value > condition.above and not exemption else None
         case NoneOwned():
             return columns[0] if columns[0] < 1 else None
         case Grown():
@@ -43,7 +44,8 @@ def measure_value(condition: Condition, columns: Columns, samples: Samples) -> f
             limit = round(1 - condition.quantile, DIGITS)
             return _share_above(_growth(samples, 0), _growth(samples, 1), limit)
         case NotConsumed():
-            return columns[1] if columns[1] > 0 and _growth(samples, 0) <= 0 else None
+            _, lag, exemption = columns
+            return lag if lag > 0 and not exemption and _growth(samples, 0) <= 0 else None
         case FallsBelow():
             slope = fit_slope([(at, each[0]) for at, each in samples])
             if slope is None:

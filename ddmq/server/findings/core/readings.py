@@ -58,7 +58,7 @@ def read_columns(condition: Condition, cells: Cells, paced: Paced = iter) -> Rea
         case GaugeAbove():
             combine = _add if condition.total else max
             totals = _combine_cells(Selector(condition.metric), by, cells, paced, combine)
-            return {labels: (value,) for labels, value in totals.items()}
+            return _add_exemptions({labels: (value,) for labels, value in totals.items()}, condition, cells)
         case FallsBelow():
             lowest = _combine_cells(Selector(condition.metric), by, cells, paced, min)
             return {labels: (value,) for labels, value in lowest.items()}
@@ -74,11 +74,20 @@ def read_columns(condition: Condition, cells: Cells, paced: Paced = iter) -> Rea
         case NotConsumed():
             flows = _sum_cells([Selector(flow) for flow in condition.flows], by, cells, paced)
             lags = _sum_cells((Selector(condition.lag),), by, cells, paced)
-            return _pair_columns(flows, lags)
+            return _add_exemptions(_pair_columns(flows, lags), condition, cells)
 
 
 def _pair_columns(first: Totals, second: Totals) -> Readings:
     return {labels: (first.get(labels, 0.0), second.get(labels, 0.0)) for labels in {**second, **first}}
+
+
+def _add_exemptions(readings: Readings, condition: GaugeAbove | NotConsumed, cells: Cells) -> Readings:
+    """Return the readings with a last column that is above 0 where the condition does not apply."""
+    if condition.unless is None:
+        return {labels: (*columns, 0.0) for labels, columns in readings.items()}
+    gauges = cells.cells_of(condition.unless)
+    exempt = {labels for labels, cell in list(gauges.items()) if cell.value > 0}
+    return {labels: (*columns, float(labels in exempt)) for labels, columns in readings.items()}
 
 
 def _add(one: float, other: float) -> float:
