@@ -37,6 +37,7 @@ MOVED_PROPERTY = "moved-from"  # of a copy: SOURCE/TOPIC/QUEUE/OFFSET that it wa
 LAG_GROUP = "%SPEAKER"  # who holds queue 0 of SCHEDULE_TOPIC in it speaks for what no proxy holds
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"  # what happened to messages that are traced; RocketMQ's name
 TRACE_PREFIX = "trace/"  # settings: by topic, of how many messages one is traced
+HOLD_PREFIX = "hold/"  # settings: by topic, since when its delayed messages are held
 DONE_GROUP = "%DONE"  # whose progress on a dead-letter topic says which letters were resent or purged
 
 _OWN_GROUPS = frozenset(

@@ -30,6 +30,7 @@ from delay_service.core.decider import INGESTED
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.due.backend import CLAIM_ERRORS, TargetTopic, target_topic
 from delay_service.due.counts import DelayCounts
+from delay_service.due.holds import is_held
 from delay_service.due.service import Alarm
 from delay_service.store.port import DelayStore, StoreChanges
 from delay_service.waiting.rows import record_of
@@ -244,7 +245,7 @@ class ShardContext:
     def find_target_topic(self, topic: str) -> TargetTopic | None:
         """Return the target topic, or None if it is unknown.
 
-        A topic in `close_topic_for` counts as not writable, and so does one that is set aside.
+        A topic in `close_topic_for` counts as not writable, and so does one that is set aside or held.
         """
         target = target_topic(self.service.backend, topic)
         if target is None:
@@ -252,7 +253,8 @@ class ShardContext:
         if target.unavailable:
             self.set_aside.add(topic, target.unavailable)
             return target._replace(writable=False)
-        if self._is_closed_for_now(topic) or self.set_aside.must_wait(topic):
+        must_wait = self.set_aside.must_wait(topic) or is_held(self.service.backend, topic)
+        if must_wait or self._is_closed_for_now(topic):
             return target._replace(writable=False)
         return target
 

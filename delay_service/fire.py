@@ -28,6 +28,7 @@ from delay_service.context import ShardContext
 from delay_service.core.commands import DEAD_TEXT, FireNow, OutcomeReply
 from delay_service.core.fire_command import FireCommand, progress_of
 from delay_service.due.backend import REJECTED, TOPIC_DELETED, CommitFailure, classify_failure, commit_due
+from delay_service.due.holds import is_held
 from delay_service.due.service import Alarm
 from delay_service.store.port import StoreChanges
 from delay_service.waiting.rows import FORGOTTEN, values_after, values_in
@@ -187,10 +188,17 @@ class FireLoop:
             self._alarm.once(min((due - now_ms) / 1e3, longest_s), self.fire_due)
 
     def topic_changed(self, topic: str) -> None:
-        """Retry the deferred messages of a changed topic. It may be writable again or deleted."""
+        """Retry the deferred messages of a changed topic. It may be writable again, released or deleted."""
         self._context.reopen_topic(topic)
         if topic in self._due_scans.deferred_topics:
             self._pump_soon()
+
+    def hold_changed(self, topic: str) -> None:
+        """Hold the messages of a topic from now on, or fire the overdue ones in due order if it was
+        released."""
+        if not is_held(self._service.backend, topic):
+            self._due_scans.on_released(topic, self._service.clock.wall_ms())
+            self.topic_changed(topic)
 
     def _forget_ids(self) -> None:
         """Delete ids from the store whose retention has expired."""

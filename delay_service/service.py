@@ -19,10 +19,11 @@ from backend.records import Bounds, ProgressView, QueueRef, TopicInfo
 from backend.traces import TraceWriter
 from ddmq_common.clock import Clock
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, WAITING_TOPIC
+from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, HOLD_PREFIX, WAITING_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.context import DelayServiceContext
 from delay_service.due.counts import DelayCounts
+from delay_service.due.holds import list_holds
 from delay_service.due.service import Alarm, DueService, hub_alarm
 from delay_service.quota import Quota
 from delay_service.shard import CALM_S, PAUSE_S, Shard
@@ -87,7 +88,9 @@ class DelayService(DueService[Shard]):
 
     def start(self) -> None:
         if self._stop_watching is None:
-            self._stop_watching = self._backend.watch_settings(self._on_setting_changed, "topic/")
+            self._stop_watching = self._backend.watch_settings(
+                self._on_setting_changed, "topic/", HOLD_PREFIX
+            )
         super().start()
 
     def _queue_count(self) -> int:
@@ -223,9 +226,11 @@ class DelayService(DueService[Shard]):
     # --- looking
 
     def _on_setting_changed(self, key: str) -> None:
-        topic = key.removeprefix("topic/")
         for shard in self._owned.values():
-            shard.topic_changed(topic)
+            if key.startswith(HOLD_PREFIX):
+                shard.hold_changed(key.removeprefix(HOLD_PREFIX))
+            else:
+                shard.topic_changed(key.removeprefix("topic/"))
 
     def _check_work(self) -> None:
         self._count_overdue()
@@ -276,6 +281,7 @@ class DelayService(DueService[Shard]):
         pending, sizes = self.pending_counts(), self._sum_counts(lambda store: store.sizes())
         self._counts.pending.show_numbers(pending)
         self._counts.pending_bytes.show_numbers(sizes)
+        self._counts.held.show_numbers(dict.fromkeys(list_holds(self._backend), 1))
         info = self._backend.topic(DELAY_TOPIC)
         if info is not None and all(shard.running for shard in self._owned.values()):
             self._quota.check_topics(self.shards.keys(), info.queues, pending, sizes)

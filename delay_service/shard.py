@@ -248,6 +248,10 @@ class Shard:
         if self._fire is not None:
             self._fire.topic_changed(topic)
 
+    def hold_changed(self, topic: str) -> None:
+        if self._fire is not None:
+            self._fire.hold_changed(topic)
+
     # --- what failed
 
     def _on_work_failed(self, error: Exception) -> None:

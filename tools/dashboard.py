@@ -103,6 +103,7 @@ LAYOUT: dict[str, list[Panel]] = {
         Panel("Fired", "ddmq_delay_fired_total", ("topic",)),
         Panel("Lateness", "ddmq_delay_lateness_us"),
         Panel("Due and not fired, oldest", "ddmq_delay_overdue_ms", ("shard",)),
+        Panel("Held", "ddmq_delay_held", ("topic",)),
         Panel("Orders by outcome", "ddmq_delay_orders_total", ("outcome",)),
         Panel("Orders not taken in", "ddmq_delay_ingest_lag", ("shard",)),
         Panel("Lateness of levels", "ddmq_levels_lateness_us"),

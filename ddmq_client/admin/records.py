@@ -34,7 +34,10 @@ class QueueRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDescription:
-    """A topic and its settings. Only `get_topic` sets `by_queue` and `trace_one_in`."""
+    """A topic and its settings. Listings do not set `by_queue`, `trace_one_in` and what follows it.
+
+    `hold_delays`: no delayed message of the topic fires, since `delays_held_since`.
+    """
 
     name: str
     queues: int
@@ -48,6 +51,8 @@ class TopicDescription:
     body_bytes_max: int | None = None
     messages: int | None = None  # retained now
     trace_one_in: int | None = None
+    hold_delays: bool | None = None
+    delays_held_since: datetime | None = None
     by_queue: tuple[QueueRange, ...] = ()
 
 

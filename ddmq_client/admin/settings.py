@@ -23,6 +23,7 @@ class TopicSettings(TypedDict, total=False):
     delay_dialects: Sequence[str]
     body_bytes_max: int
     trace_one_in: int
+    hold_delays: bool  # no delayed message fires; also of a topic that a file declares
     replication_factor: int  # this and the next two on Kafka alone
     min_insync: int
     retention_ms: int

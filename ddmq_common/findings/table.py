@@ -250,6 +250,13 @@ RULES = (
         DELAY_OVERVIEW, DELAY_PAGE, for_s=10 * MINUTE_S, unit="share",
     ),
     FindingRule(
+        "DdmqDelaysHeld", DELAY, WARNING,
+        GaugeAbove(metrics.DELAY_HELD, 0, ("topic",)),
+        "The delayed messages of {topic} have been held for more than a day",
+        "Release the messages with ddmq delay release, or cancel them.",
+        "ddmq delay count {topic}", "/console/delays?topic={topic}", for_s=DAY_S, note="yours: 1 day",
+    ),
+    FindingRule(
         "DdmqLagOld", BOUNDED, WARNING,
         GaugeAbove(metrics.LAG_AGE, 15 * MINUTE_MS, SUBSCRIPTION, unless=metrics.PAUSED),
         "{group} is {value} behind in {topic}",

@@ -399,6 +399,13 @@ DELAY_ASIDE = _counter(
     "Number of messages that were deferred because their topic accepted no messages.",
     "topic",
 )
+DELAY_HELD = _gauge(
+    "ddmq_delay_held",
+    "1 while an operator holds the delayed messages of the topic, otherwise 0. Every delay service reports "
+    "this gauge.",
+    "topic",
+    unit="1",
+)
 DELAY_DEAD = _counter(
     "ddmq_delay_dead_total", "Number of delayed messages that became dead letters.", "reason"
 )

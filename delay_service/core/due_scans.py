@@ -7,7 +7,8 @@
   each time, so that it reaches what is due now within a few slices however long the storm is. Who stands in
   the middle of a storm is found by what is remembered of lately added messages (Nearby).
 * Messages of a topic that takes nothing now are put aside in the store and come back by a scan of their own
-  as soon as their topic takes messages again.
+  as soon as their topic takes messages again. Meanwhile they are not read. Of a topic that was held, what was
+  due before its release and is not aside yet goes there too, so that all of it fires in due order.
 
 A plan is at most one slice of each scan. What the log knows to be fired already is not fired but forgotten;
 those changes need no commit (`FirePlan.changes`).
@@ -47,7 +48,7 @@ CROWD = 4  # a topic with a CROWDth of the head slice is left out of the second 
 
 
 class SliceLimits(NamedTuple):
-    """The limits of one slice of the main scan; all other scans use a quarter.
+    """The limits of one slice of the main scan; while it has a backlog, all other scans use a quarter.
 
     `id_retention_ms`: how long the id of a fired message is retained. `catch_up_max`: how many missed
     deliveries of one message still fire.
@@ -93,6 +94,7 @@ class DueScans:
         self._crowd: frozenset[str] = frozenset()
         self._deferred_topics: set[str] = set(store.deferred_topics())
         self._coming_back: set[str] = set()  # with messages from aside in flight
+        self._released_ms: dict[str, int] = {}  # topics with messages aside whose hold ended, and when
         self._recent = RecentKeys(RECENT_KEYS_MAX)
         self._trimmed_ms = 0
         self._round_robin_counts: dict[str, int] = {}
@@ -108,6 +110,11 @@ class DueScans:
     def deferred_topics(self) -> frozenset[str]:
         """Return the topics that have deferred messages."""
         return frozenset(self._deferred_topics)
+
+    def on_released(self, topic: str, now_ms: int) -> None:
+        """Fire what is due by now in due order, because the hold of the topic has ended."""
+        if topic in self._deferred_topics:
+            self._released_ms[topic] = now_ms
 
     def on_added(self, messages: Sequence[Pending]) -> None:
         """Register messages that have been added to the store."""
@@ -239,9 +246,15 @@ class DueScans:
             target = self._find_target_topic(topic)
             if target is not None and not target.writable:
                 continue
-            deferred = self._store.read_deferred(topic, max(self._limits.count_max // 4, 1))
+            share = 1 if self._ahead is None else 4  # a backlog of the main scan comes first
+            limits = self._limits
+            deferred = self._store.read_deferred(
+                topic, max(limits.count_max // share, 1), max(limits.bytes_max // share, 1)
+            )
             if not deferred:
-                self._deferred_topics.discard(topic)
+                if not self._defers(topic):
+                    self._deferred_topics.discard(topic)
+                    self._released_ms.pop(topic, None)
                 continue
             due = [message for message in deferred if message.due_ms <= self._now]  # the clock was set back
             fires = self._fires_of(due, is_deferred=True)
@@ -249,6 +262,11 @@ class DueScans:
                 self._coming_back.add(topic)
             return fires
         return []
+
+    def _defers(self, topic: str) -> bool:
+        """Return whether this plan defers messages of the topic, which are not in the store as such yet."""
+        changes = self._changes
+        return changes is not None and any(message.topic == topic for message in changes.deferred)
 
     # --- one message
 
@@ -276,7 +294,9 @@ class DueScans:
     def _plan_message(
         self, message: Pending, target: TargetTopic | None, is_deferred: bool, fires: list[FireCommand]
     ) -> None:
-        if target is not None and not target.writable:
+        released = self._released_ms
+        joins_deferred = bool(released) and message.due_ms <= released.get(message.topic, -1)
+        if (target is not None and not target.writable) or (joins_deferred and not is_deferred):
             if not is_deferred:
                 self._plan_changes().deferred.append(message)
                 self._deferred_topics.add(message.topic)

@@ -86,7 +86,7 @@ class DueCounts:
 class DelayCounts(DueCounts):
     """The metrics of one delay service.
 
-    `commands`: by outcome. `dead`, `lost`, `replies_dropped`: by reason. `deferred`, `pending`,
+    `commands`: by outcome. `dead`, `lost`, `replies_dropped`: by reason. `deferred`, `held`, `pending`,
     `pending_bytes` (see `weigh_message`): by topic. `lag`: commands not yet ingested, by shard.
     """
 
@@ -103,6 +103,7 @@ class DelayCounts(DueCounts):
         self.lost = LabelledCells(metrics, catalogue.DELAY_LOST)
         self.replies_dropped = LabelledCells(metrics, catalogue.DELAY_REPLIES_DROPPED)
         self.deferred = LabelledCells(metrics, catalogue.DELAY_ASIDE)
+        self.held = LabelledCells(metrics, catalogue.DELAY_HELD)
         self.pending = LabelledCells(metrics, catalogue.DELAY_PENDING)
         self.pending_bytes = LabelledCells(metrics, catalogue.DELAY_PENDING_BYTES)
         self.lag = LabelledCells(metrics, catalogue.DELAY_LAG)

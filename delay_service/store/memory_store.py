@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddmq_common.errors import StorageError, UnsupportedError
-from delay_service.store.port import DelayStore, DueKey, IdState, Pending, Scan, StoreChanges, weigh_message
+from delay_service.store.port import (
+    UNBOUNDED,
+    DelayStore,
+    DueKey,
+    IdState,
+    Pending,
+    Scan,
+    StoreChanges,
+    weigh_message,
+)
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -133,10 +142,17 @@ class MemoryDelayStore(DelayStore):
         ]
         return [uuid for _, uuid in sorted(passed)[:limit]]
 
-    def read_deferred(self, topic: str, limit: int) -> list[Pending]:
+    def read_deferred(self, topic: str, limit: int, bytes_max: int = UNBOUNDED) -> list[Pending]:
         self._check()
         ordered = self._aside.get(topic, _Ordered())
-        return [ordered.messages[key] for key in ordered.keys[:limit]]
+        matches: list[Pending] = []
+        for key in ordered.keys[:limit]:
+            message = ordered.messages[key]
+            bytes_max -= len(message.delivery)
+            if matches and bytes_max < 0:
+                break
+            matches.append(message)
+        return matches
 
     def deferred_topics(self) -> list[str]:
         self._check()

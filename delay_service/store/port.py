@@ -183,8 +183,8 @@ class DelayStore(ABC):
         """
 
     @abstractmethod
-    def read_deferred(self, topic: str, limit: int) -> list[Pending]:
-        """Return the earliest deferred messages of `topic`."""
+    def read_deferred(self, topic: str, limit: int, bytes_max: int = UNBOUNDED) -> list[Pending]:
+        """Return the earliest deferred messages of `topic`, within `bytes_max` (but at least one)."""
 
     @abstractmethod
     def deferred_topics(self) -> list[str]:

@@ -193,12 +193,12 @@ class RocksStore(DelayStore):
             elif len(self._fronts.forgettable) < limit:
                 self._fronts.forgettable[uuid] = name
 
-    def read_deferred(self, topic: str, limit: int) -> list[Pending]:
+    def read_deferred(self, topic: str, limit: int, bytes_max: int = UNBOUNDED) -> list[Pending]:
         front = self._fronts.of_topic(topic)
         end = layout.range_end(layout.aside_prefix(topic))
         with self._guarded_calls():
             return _front_messages(
-                front, front.start, self._db.read_chunks(front.start, end, limit), UNBOUNDED
+                front, front.start, self._db.read_chunks(front.start, end, limit), bytes_max
             )
 
     def deferred_topics(self) -> list[str]:

@@ -2,7 +2,8 @@
 
 Orders, fires, clock steps both ways, commits that succeed, are refused, or of which nobody knows, owners that
 die with and without what they had not flushed, in any order. At the end everything left is fired. Then:
-nothing came early, nothing is lost, nothing came twice, and every answer to a cancel is true.
+nothing came early, nothing is lost, nothing came twice, and every answer to a cancel is true. Nothing of a
+held topic fires, and what was overdue at its release fires in due order.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from delay_service.context import UnrecordedOffsets
 from delay_service.core import decider
 from delay_service.core.commands import CommandDecisions, DecisionContext, command_of
 from delay_service.core.decider import INGESTED
-from delay_service.core.due_scans import DueScans, SliceLimits
+from delay_service.core.due_scans import DueScans, FirePlan, SliceLimits
 from delay_service.core.fire_command import FireCommand, progress_of
 from delay_service.due.backend import TargetTopic
-from delay_service.store.port import StoreChanges
+from delay_service.store.port import Scan, StoreChanges
 from tests.examples import examples
 from tests.service.delay.delay_rig import RetainedStore
 
@@ -51,7 +52,7 @@ IDS_KEPT_MS = 72 * 3_600_000
 SERIES = 3
 NUMBERS = st.integers(1, 6)
 ALL = "all"
-CLOSED = "closed"
+OPEN, CLOSED = "open", "closed"
 
 
 class FireCommit(NamedTuple):
@@ -104,9 +105,11 @@ class World:
         self.disk = RetainedStore()
         self.now = BEGIN_MS
         self.open = True
+        self.held: set[str] = set()
+        self.released_ms: dict[str, int] = {}  # as this owner has heard
 
     def find_topic(self, topic: str) -> TargetTopic | None:
-        return TargetTopic(1, topic != CLOSED or self.open)
+        return TargetTopic(1, (topic != CLOSED or self.open) and topic not in self.held)
 
 
 class DelayMachine(RuleBasedStateMachine):
@@ -142,7 +145,7 @@ class DelayMachine(RuleBasedStateMachine):
             order = DelayCommand(
                 ADD,
                 _uuid(number),
-                CLOSED if closing else "open",
+                CLOSED if closing else OPEN,
                 SCHEDULE if series else ONCE,
                 due,
                 due // 1000,
@@ -189,6 +192,32 @@ class DelayMachine(RuleBasedStateMachine):
     @rule()
     def closed_topic_opens_or_closes(self) -> None:
         self.world.open = not self.world.open
+
+    @rule(topic=st.sampled_from((OPEN, CLOSED)))
+    def an_operator_holds_or_releases(self, topic: str) -> None:
+        world = self.world
+        if topic in world.held:
+            world.held.discard(topic)
+            world.released_ms[topic] = world.now
+            self.process.due_scans.on_released(topic, world.now)
+        else:
+            world.held.add(topic)
+            world.released_ms.pop(topic, None)
+
+    def _check_order(self, busy: set[int], plan: FirePlan) -> None:
+        """What was overdue at a release comes behind what was due before it, but for what comes aside just
+        now."""
+        world, changes = self.world, plan.changes
+        aside = [] if changes is None else [one.offset for one in (*changes.deferred, *changes.removed)]
+        for fire in plan.fires:
+            message = fire.message
+            assert message.topic not in world.held
+            busy.add(message.offset)
+            if message.due_ms > world.released_ms.get(message.topic, -1):
+                continue
+            waiting = world.disk.scan(Scan(message.topic, 0, message.due_ms + 1, 1_000, None, 1 << 30))
+            before = [one.offset for one in waiting if one.key < message.key and one.offset not in busy]
+            assert set(before) <= set(aside), (message, before)
 
     # --- the owner's steps
 
@@ -247,7 +276,9 @@ class DelayMachine(RuleBasedStateMachine):
     @rule()
     def fire(self) -> None:
         process = self.process
+        busy = set(process.due_scans.busy)
         plan = process.due_scans.plan_fires(self.world.now)
+        self._check_order(busy, plan)
         if plan.changes is not None:
             self._write(plan.changes, plan.passed_offsets)
         over, process.over = process.over + plan.passed_offsets, []
@@ -299,6 +330,7 @@ class DelayMachine(RuleBasedStateMachine):
         self.owner_dies(applied, store_survives)
 
     def _new_owner(self) -> None:
+        self.world.released_ms.clear()
         self.process = Process(self.world)
 
     # --- the account
@@ -316,6 +348,8 @@ class DelayMachine(RuleBasedStateMachine):
 
     def _finish(self) -> None:
         self.world.open = True
+        for topic in list(self.world.held):
+            self.an_operator_holds_or_releases(topic)
         for _ in range(200):
             self.world.now += 10
             while self.process.position < len(self.world.log.orders):

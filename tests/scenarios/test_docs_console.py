@@ -88,6 +88,7 @@ SCENES = {
             "group skip dramatiq-default a",
         )
     ),
+    "docs/delay.md": PageScene(("topic create reminders",)),
     "docs/filters.md": PageScene(("topic create orders",)),
     "docs/from-rocketmq.md": PageScene(
         (

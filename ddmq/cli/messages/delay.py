@@ -10,7 +10,7 @@ import click
 
 from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.messages import delay_changes
+from ddmq.cli.messages import delay_changes, delay_hold
 from ddmq.cli.messages.sending import add_all, producer_option, read_timing, timeout_option, when_options
 from ddmq.cli.messages.waiting import (
     choice_of,
@@ -22,6 +22,7 @@ from ddmq.cli.messages.waiting import (
     hint_incomplete,
     hint_levels,
     hint_nothing_waits,
+    print_held,
     print_messages,
 )
 from ddmq.cli.old_names import count_option
@@ -124,6 +125,7 @@ def list_messages(
         hint_nothing_waits(choice_of(topic, options))
     elif answer["next"] is not None:
         hint(f"there are more; go on with --after {answer['next']}")
+    print_held(answer)
     hint_incomplete(answer)
     hint_levels(admin)
     return None
@@ -209,6 +211,7 @@ def count_messages(topic: str | None, admin: AdminClient, as_json: bool, **optio
         if as_json:
             return print_json(answer)
         print_line(f"{answer['count']:,}" + ("" if answer["exact"] else " or more"))
+        print_held(answer)
         hint_incomplete(answer)
         return None
     overview = admin.get("delay")
@@ -219,6 +222,7 @@ def count_messages(topic: str | None, admin: AdminClient, as_json: bool, **optio
     print_line(f"{overview['pending']:,} in all")
     if not overview["pending"]:
         hint_nothing_waits({})
+    print_held(overview)
     for topic, reason in overview.get("set_aside", {}).items():
         print_line(f"due messages of {topic} wait until it is available: {reason}")
     for shard in overview["shards"]:
@@ -285,5 +289,9 @@ def restore(folder: Path, data_dir: Path, config_dir: Path | None, as_json: bool
     hint(f"start it: ddmq serve --data-dir {data_dir}")
 
 
-for _command in (delay_changes.cancel, delay_changes.reschedule, delay_changes.fire):
+_COMMANDS = (
+    delay_changes.cancel, delay_changes.reschedule, delay_changes.fire,
+    delay_hold.hold_delays, delay_hold.release_delays,
+)  # fmt: skip
+for _command in _COMMANDS:
     delay.add_command(_command)

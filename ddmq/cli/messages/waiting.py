@@ -12,7 +12,7 @@ import click
 
 from ddmq.cli.admin_client import AdminClient, UnknownResourceError
 from ddmq.cli.options import combine_options
-from ddmq.cli.output import hint, print_table, show_body
+from ddmq.cli.output import hint, print_line, print_table, show_body
 from ddmq.cli.values import NAME, parse_moment
 from ddmq.moments import format_moment
 from ddmq_common.delays.command import is_uuid, parse_delay_id
@@ -123,6 +123,20 @@ def hint_nothing_waits(choice: Mapping[str, Any]) -> None:
         f"nothing waits{describe_choice(choice)}; "
         f"`ddmq delay add {topic} BODY --delay 90s` sends a message for later"
     )
+
+
+def held_text(topic: str, since_ms: int) -> str:
+    """Describe a topic whose delayed messages are held."""
+    return (
+        f"the delays of {topic} are held since {format_moment(since_ms)}: none fires until "
+        f"`ddmq delay release {topic}`"
+    )
+
+
+def print_held(answer: Mapping[str, Any]) -> None:
+    """Print a line for each held topic that an answer of /delay names."""
+    for topic, since_ms in answer.get("held", {}).items():  # a server of the release before states none
+        print_line(held_text(topic, since_ms))
 
 
 def print_messages(rows: Sequence[Mapping[str, Any]]) -> None:

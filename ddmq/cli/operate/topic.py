@@ -11,6 +11,7 @@ from ddmq.cli.old_names import add_old_name
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import confirm, count_queues, hint, print_facts, print_json, print_line, print_table
 from ddmq.cli.values import TOPIC, Integer
+from ddmq.moments import format_moment
 from ddmq_common.names import DELAY_DIALECTS
 from ddmq_common.trace.sampling import ONE_IN_MAX
 
@@ -60,6 +61,11 @@ settings_options = combine_options(
         type=Integer(0, ONE_IN_MAX),
         help="Trace one message in N, for `ddmq message --story`; 1: each; 0: none (default).",
     ),
+    click.option(
+        "--hold-delays/--no-hold-delays",
+        default=None,
+        help="Whether delayed messages wait beyond their due time, as with `ddmq delay hold`.",
+    ),
     click.option("--readable/--not-readable", default=None, help="Whether groups may consume it."),
     click.option("--writable/--not-writable", default=None, help="Whether clients may send to it."),
 )
@@ -107,7 +113,10 @@ def show_topic(name: str, admin: AdminClient, as_json: bool) -> None:
     info = admin.get("topics", name)
     if as_json:
         return print_json(info)
-    print_facts({key: value for key, value in info.items() if key != "by_queue"})
+    facts = {key: value for key, value in info.items() if key not in ("by_queue", "delays_held_since_ms")}
+    if since_ms := info.get("delays_held_since_ms"):
+        facts["delays held since"] = format_moment(since_ms)
+    print_facts(facts)
     columns = ["queue", "min", "next", "messages"]
     print_table("", columns, ([row[column] for column in columns] for row in info["by_queue"]))
     return None

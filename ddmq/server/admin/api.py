@@ -186,17 +186,21 @@ class AdminApi:
     def post_topic(self, request: AdminRequest) -> Any:
         settings = dict(request.body)
         one_in = topics.check_trace_one_in(self.backend, request.topic, settings.pop("trace_one_in", None))
+        hold = topics.check_hold_delays(request.topic, settings.pop("hold_delays", None))
         create = settings.pop("create", True)
         if not isinstance(create, bool):
             raise CallerError(f"create is {create!r}; allowed: true, false")
         change = topics.create if create else topics.update
-        if settings or one_in is None or change is topics.create:
+        if settings or (one_in is None and hold is None) or change is topics.create:
             info = change(self.backend, self.clock, request.topic, settings)
         else:
             info = topics.require_topic(self.backend, request.topic)
         if one_in is not None:
             topics.trace(self.backend, self.clock, request.topic, one_in)
-        return topics.topic_row(info) | topics.trace_setting(self.backend, request.topic)
+        if hold is not None:
+            topics.hold_delays(self.backend, self.clock, request.topic, hold=hold)
+        more = topics.trace_setting(self.backend, request.topic)
+        return topics.topic_row(info) | more | topics.describe_hold(self.backend, request.topic)
 
 
 def check_parameters(route: Route, request: AdminRequest) -> AdminRequest:

@@ -23,6 +23,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.config import ConfigLocation, build
 from ddmq_common.errors import CallerError, TopicExistsError, UnknownTopicError
 from ddmq_common.trace.sampling import ONE_IN_MAX
+from delay_service.due.holds import held_since_ms, hold_setting, is_held
 
 WAIT_S = 10.0  # for an answer of the backend
 TOPICS_AT_ONCE = 16
@@ -80,7 +81,8 @@ def show_topic(backend: Backend, name: str) -> dict[str, Any]:
         if b is not None
     ]
     messages = sum(int(row["messages"]) for row in rows)
-    return topic_row(info) | trace_setting(backend, name) | {"messages": messages, "by_queue": rows}
+    more = trace_setting(backend, name) | describe_hold(backend, name)
+    return topic_row(info) | more | {"messages": messages, "by_queue": rows}
 
 
 def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
@@ -137,6 +139,8 @@ def delete(backend: Backend, clock: Clock, name: str) -> None:
     backend.delete_topic(name, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
     if one_in_of(backend, name):
         trace(backend, clock, name, 0)
+    if is_held(backend, name):
+        hold_delays(backend, clock, name, hold=False)
 
 
 def trace_setting(backend: Backend, name: str) -> dict[str, int]:
@@ -160,9 +164,36 @@ def check_trace_one_in(backend: Backend, name: str, one_in: Any) -> int | None:
 
 def trace(backend: Backend, clock: Clock, name: str, one_in: int) -> None:
     """Trace one of `one_in` messages of the topic in all processes; 0 means none."""
-    value = b"%d" % one_in if one_in else None
-    batch = CommitBatch(settings={names.TRACE_PREFIX + name: value})
+    _store_settings(backend, clock, {names.TRACE_PREFIX + name: b"%d" % one_in if one_in else None})
+
+
+def _store_settings(backend: Backend, clock: Clock, settings: Mapping[str, bytes | None]) -> None:
+    batch = CommitBatch(settings=settings)
     backend.commit(batch, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+
+
+def describe_hold(backend: Backend, name: str) -> dict[str, Any]:
+    """Return whether no delayed message of the topic fires, and since when."""
+    return {"hold_delays": is_held(backend, name), "delays_held_since_ms": held_since_ms(backend, name)}
+
+
+def check_hold_delays(name: str, hold: Any) -> bool | None:
+    """Check the requested `hold_delays` and return it; None if it was not requested. The delayed messages of
+    a topic that a file declares may be held, too, because files do not have this setting."""
+    if hold is None:
+        return None
+    if not isinstance(hold, bool):
+        raise CallerError(f"topic {name!r}: hold_delays is {hold!r}; allowed: true, false")
+    if names.is_internal(name):
+        raise CallerError(f"topic {name!r} belongs to the system; no delayed messages are sent to it")
+    return hold
+
+
+def hold_delays(backend: Backend, clock: Clock, name: str, *, hold: bool) -> None:
+    """Let no delayed message of the topic fire in any process, or release them all. Holding a topic again
+    does not change since when it is held."""
+    if is_held(backend, name) != hold:
+        _store_settings(backend, clock, hold_setting(name, clock.wall_ms() if hold else None))
 
 
 def require_changeable(backend: Backend, name: str) -> TopicInfo:

@@ -41,6 +41,7 @@ from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from ddmq_common.native_threads import in_thread
 from ddmq_common.plain_text import body_fields
 from delay_service.core.occurrences import occurrence_id
+from delay_service.due.holds import list_holds
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, DueKey, IdKind, Pending, Scan
 
@@ -168,6 +169,7 @@ class DelayQueries:
             "shards": rows,
             "standbys": standbys,
             "set_aside": self._set_aside_topics(service),
+            "held": list_holds(self._backend),
         } | totals
 
     def _set_aside_topics(self, service: DelayService) -> dict[str, str]:
@@ -189,9 +191,15 @@ class DelayQueries:
             raise TryLaterError(f"what waits is not known: {health.reason}")
         service, behind = self._caught_up()
         count = min(max(request.query.count, 1), SHOWN_MAX)
-        rows, last = self._find_messages(_read_choice(request.query), count, _message_row)
+        choice = _read_choice(request.query)
+        rows, last = self._find_messages(choice, count, _message_row)
         answer = {"messages": rows, "next": _cursor_text(last), "orders_waiting": sum(behind.values())}
-        return answer | self._missing_shards(service)
+        return answer | {"held": self._list_holds(choice)} | self._missing_shards(service)
+
+    def _list_holds(self, choice: DelayChoice) -> dict[str, int]:
+        """Return since when the delayed messages of the chosen topics are held, by topic."""
+        holds = list_holds(self._backend)
+        return {topic: since_ms for topic, since_ms in holds.items() if choice.topic in (None, topic)}
 
     def _find_messages(
         self, choice: DelayChoice, count: int, convert: Callable[[Pending], T]
@@ -232,7 +240,7 @@ class DelayQueries:
         missing_shards = self._missing_shards(service)
         exact = not (last or behind or any(missing_shards.values()))
         answer = {"topic": choice.topic, "count": number, "exact": exact, "next": _cursor_text(last)}
-        return answer | missing_shards
+        return answer | {"held": self._list_holds(choice)} | missing_shards
 
     def message(self, request: AdminRequest) -> dict[str, Any]:
         """Return the state and content of one delayed message, given its delay id or its uuid."""

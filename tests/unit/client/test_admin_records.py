@@ -94,7 +94,7 @@ def test_records_cannot_be_changed() -> None:
 def test_the_settings_are_those_of_the_server() -> None:
     assert GroupSettings.__annotations__.keys() == BY_NAME.keys() | {"paused"}
     entry = {each.name for each in dataclasses.fields(TopicEntry)}
-    assert TopicSettings.__annotations__.keys() == entry | {"trace_one_in"}
+    assert TopicSettings.__annotations__.keys() == entry | {"trace_one_in", "hold_delays"}
 
 
 def test_times_are_sent_as_epoch_milliseconds() -> None:

@@ -89,10 +89,11 @@ def test_only_one_of_two_changes_of_the_same_moment_is_made(backend: MemoryBacke
     assert sorted(change.value[0] for change in changes) == [200, 412]
 
 
-def test_a_trace_setting_is_part_of_the_version(backend: MemoryBackend) -> None:
+@pytest.mark.parametrize("setting", [b'"trace_one_in": 7', b'"hold_delays": true'])
+def test_a_state_that_no_file_has_is_part_of_the_version(backend: MemoryBackend, setting: bytes) -> None:
     api = api_over(backend)
     _, seen, _ = call(api, "GET")
-    assert call(api, "POST", b'{"create": false, "trace_one_in": 7}', seen)[1] not in ("", seen)
+    assert call(api, "POST", b'{"create": false, %s}' % setting, seen)[1] not in ("", seen)
 
 
 def test_messages_do_not_change_the_version(backend: MemoryBackend) -> None:

@@ -121,6 +121,15 @@ def test_a_paused_group_is_found_after_a_day_and_nothing_else_of_it(process: Wat
     assert set(process.names()) == names
 
 
+def test_held_delays_are_found_after_a_day(process: WatchedProcess) -> None:
+    process.metrics.cell(catalogue.DELAY_HELD, "reminders").value = 1
+    process.metrics.cell(catalogue.DELAY_HELD, "orders").value = 0
+    assert process.run(24 * 3600) == []
+    (finding,) = process.run(TICK_S)
+    assert (finding.rule.name, finding.labels) == ("DdmqDelaysHeld", {"topic": "reminders"})
+    assert finding.rule.build_command(finding.labels) == "ddmq delay count reminders"
+
+
 def test_failed_sends_are_a_share_of_the_sends_to_a_topic(process: WatchedProcess) -> None:
     ok = process.metrics.cell(catalogue.SENDS, "orders", "0")
     failed = process.metrics.cell(catalogue.SENDS, "orders", "13")

@@ -24,6 +24,7 @@ Counters = Annotated[
     ),
 ]
 ByTopic = Annotated[dict[str, int], Meta(description="a number for each topic")]
+HeldTopics = Annotated[dict[str, int], Meta(description="the topics whose delays are held, with since when")]
 MetricsText = Annotated[str, Meta(description="the metrics in Prometheus' text format")]
 Document = Annotated[dict[str, Any], Meta(description="an OpenAPI document")]
 
@@ -102,9 +103,14 @@ class TopicRow(TopicSettingsAnswer, kw_only=True):
 
 
 class TopicChangedAnswer(TopicSettingsAnswer, kw_only=True):
-    """A topic after its creation or change."""
+    """A topic after its creation or change.
+
+    `hold_delays`: no delayed message of the topic fires, since `delays_held_since_ms`.
+    """
 
     trace_one_in: int
+    hold_delays: bool
+    delays_held_since_ms: int | None
 
 
 class QueueRow(Answer):
@@ -456,10 +462,12 @@ class DelayStandbyRow(Answer):
 
 
 class DelayScopeAnswer(Answer):
-    """The shards whose messages an answer lacks: held elsewhere, or not open."""
+    """The shards whose messages an answer lacks, because other processes hold them or they are not open, and
+    the topics whose delays are held."""
 
     elsewhere: list[int]
     not_open: list[int]
+    held: HeldTopics
 
 
 class DelayAnswer(DelayScopeAnswer):

@@ -192,12 +192,16 @@ _TRACE_ONE_IN = {
     "type": ["integer", "null"], "minimum": 0, "maximum": ONE_IN_MAX,
     "description": "trace one message in so many; 0: none; null: as it is",
 }  # fmt: skip
+_HOLD_DELAYS = {
+    "type": ["boolean", "null"],
+    "description": "true: no delayed message of the topic fires; null: as it is",
+}
 _CREATE = {"type": "boolean", "default": True, "description": "false: change the topic, which exists"}
 TOPIC_SETTINGS = _settings_body(
     "TopicSettingsBody",
     "Settings of a topic that is created or changed.",
     list_settings(TopicEntry, {name: ("", what) for name, what in _TOPIC_WORDS.items()}),
-    {"trace_one_in": _TRACE_ONE_IN, "create": _CREATE},
+    {"trace_one_in": _TRACE_ONE_IN, "hold_delays": _HOLD_DELAYS, "create": _CREATE},
 )
 _PAUSED = {
     "type": "boolean",

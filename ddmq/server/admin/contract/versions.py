@@ -17,7 +17,7 @@ import msgspec
 from gevent.lock import BoundedSemaphore
 
 from backend.port import Backend
-from ddmq.server.admin.topics import topic_row, trace_setting
+from ddmq.server.admin.topics import describe_hold, topic_row, trace_setting
 from ddmq.server.http.routing import VersionConflictError
 from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, group_key
 
@@ -28,7 +28,9 @@ STATED_CHARS = 100  # of If-Match in an error
 def topic_version(backend: Backend, name: str) -> str:
     """Return the version of a topic's settings; "" if the topic does not exist."""
     info = backend.topic(name)
-    return "" if info is None else _digest(topic_row(info) | trace_setting(backend, name))
+    if info is None:
+        return ""
+    return _digest(topic_row(info) | trace_setting(backend, name) | describe_hold(backend, name))
 
 
 def group_version(backend: Backend, name: str) -> str:

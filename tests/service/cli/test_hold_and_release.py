@@ -1,0 +1,120 @@
+"""`ddmq delay hold` and `release` on real servers: what they show, and what outlives a kill -9."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+from ddmq_client import Admin, Producer
+from tests.scenarios.real_server import RealServer, running, write_config
+from tests.service.cli.conftest import Shell
+from tests.support.installations import Installation
+from tests.support.waits import until
+
+
+def bodies(server: RealServer, topic: str) -> list[str]:
+    rows = server.request("GET", f"/topics/{topic}/messages?count=1000")[1]
+    return sorted(row["body"] for row in rows)
+
+
+def test_a_held_topic_says_so_everywhere(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic)
+    text = f"the delays of {topic} are held since "
+    assert shell("delay", "hold", topic).startswith(text)
+    since_ms = shell.json("topic", "show", topic)["delays_held_since_ms"]
+    assert abs(since_ms - time.time() * 1000) < 60_000
+    shell("delay", "add", topic, "tea", "--delay", "1ms")
+    shell("delay", "hold", topic)
+    assert shell.json("topic", "show", topic)["delays_held_since_ms"] == since_ms, "since it was held first"
+    until(lambda: shell.server.metric("ddmq_delay_aside_total", topic=topic) == 1, "it is due")
+    for command in (("delay", "count"), ("delay", "count", topic), ("delay", "list", topic)):
+        assert text in shell(*command)
+        assert shell.json(*command)["held"][topic] == since_ms
+    assert shell.json("delay", "count", topic)["count"] == 1
+    assert "held" in shell("topic", "show", topic)
+    assert topic not in shell.json("delay", "list", f"{topic}-other")["held"]
+    until(lambda: shell.server.metric("ddmq_delay_held", topic=topic) == 1, "the gauge")
+    with Admin(f"127.0.0.1:{shell.server.ports['admin']}") as admin:
+        described = admin.get_topic(topic)
+        assert described.hold_delays
+        assert described.delays_held_since is not None
+        admin.update_topic(topic, hold_delays=True)
+    assert bodies(shell.server, topic) == []
+    assert shell("delay", "release", topic) == f"released the delays of {topic}\n"
+    until(lambda: bodies(shell.server, topic) == ["tea"], "it fires")
+    assert shell("delay", "release", topic) == f"the delays of {topic} are not held\n"
+    assert text not in shell("delay", "count")
+    until(lambda: shell.server.metric("ddmq_delay_held", topic=topic) == 0, "the gauge")
+
+
+def test_what_is_held_can_be_cancelled_and_moved(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic)
+    shell("topic", "set", topic, "--hold-delays")
+    ids = [
+        shell.json("delay", "add", topic, body, "--delay", "1ms")["results"][0]["id"]
+        for body in ("cancelled", "moved", "fires")
+    ]
+    until(lambda: shell.server.metric("ddmq_delay_aside_total", topic=topic) == 3, "all are due")
+    assert shell("delay", "cancel", ids[0]).strip() == "cancelled"
+    assert shell("delay", "reschedule", ids[1], "--delay", "1h").startswith("rescheduled")
+    assert shell.json("delay", "show", ids[2])["state"] == "pending"
+    shell("topic", "set", topic, "--no-hold-delays")
+    until(lambda: bodies(shell.server, topic) == ["fires"], "only that")
+    assert shell.json("delay", "count", topic)["count"] == 1
+
+
+def test_only_the_delays_of_topics_that_exist_can_be_held(shell: Shell, topic: str) -> None:
+    assert "does not exist" in shell.refused("delay", "hold", f"{topic}-none")
+    assert "belongs to the system" in shell.refused("delay", "hold", "%DELAY")
+    shell("topic", "create", topic)
+    for value in ("yes", 1, 0, [], {}):
+        status, answer = shell.server.request(
+            "POST", f"/topics/{topic}", {"create": False, "hold_delays": value}
+        )
+        assert (status, "allowed: true, false" in answer["error"]) == (400, True)
+    assert not shell.json("topic", "show", topic)["hold_delays"]
+    shell("delay", "hold", topic)
+    shell("topic", "delete", topic, "--yes")
+    shell("topic", "create", topic)
+    assert not shell.json("topic", "show", topic)["hold_delays"], "a new topic under the name is not held"
+
+
+def test_a_topic_of_a_file_can_be_held_over_a_reload(tmp_path: Path, installation: Installation) -> None:
+    config = write_config(tmp_path / "conf", topics={"topics": {"owned": {"queues": 1}}})
+    with running(tmp_path, config, installation=installation) as server:
+        server.admin("POST", "topics", "owned", body={"create": False, "hold_delays": True})
+        write_config(config, topics={"topics": {"owned": {"queues": 2}}})
+        os.kill(server.pid, signal.SIGHUP)
+        until(lambda: server.admin("GET", "topics", "owned")["queues"] == 2, "reloaded")
+        assert server.admin("GET", "topics", "owned")["hold_delays"]
+
+
+def test_nothing_is_lost_or_fired_twice_by_kills_during_a_hold_and_a_release(
+    tmp_path: Path, installation: Installation
+) -> None:
+    count = 400
+    with running(tmp_path, installation=installation) as server:
+        server.admin("POST", "topics", "t", body={"queues": 1})
+        server.admin("POST", "topics", "other", body={"queues": 1})
+        server.admin("POST", "topics", "t", body={"create": False, "hold_delays": True})
+        with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:
+            for number in range(count):
+                producer.send("t", b"%d" % number, delay=timedelta(milliseconds=number + 1))
+            producer.send("other", b"other", delay=timedelta(milliseconds=1))
+        until(lambda: bodies(server, "other") == ["other"], "other topics fire")
+        for _ in range(2):
+            server.kill()
+            server.start()
+            assert server.admin("GET", "topics", "t")["hold_delays"]
+            until(lambda: server.admin("GET", "delay")["topics"] == {"t": count}, "all wait")
+            assert bodies(server, "t") == []
+        server.admin("POST", "topics", "t", body={"create": False, "hold_delays": False})
+        server.kill()
+        server.start()
+        until(lambda: len(bodies(server, "t")) >= count, "all fire")
+        until(lambda: server.admin("GET", "delay")["topics"] == {}, "nothing waits")
+        assert Counter(bodies(server, "t")) == Counter(map(str, range(count)))
