@@ -82,10 +82,11 @@ class ExactFetches:
         self._open.add(fetch)
         fetch.start()
 
-    def wake_fetches(self) -> None:
-        """Plan and read again, because a subscription was changed."""
+    def wake_fetches(self, group: str) -> None:
+        """Plan and read again, because a subscription of the group was changed."""
         for fetch in list(self._open):
-            fetch.on_woken()
+            if fetch.call.args.request.groupId == group.encode():
+                fetch.on_woken()
 
     def drain(self) -> None:
         """Reply to the waiting fetches now."""

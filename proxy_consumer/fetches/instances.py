@@ -290,10 +290,12 @@ class Instances:
                 self._drop_instance(name, served)
         self._gauge.value = len(self._served)
 
-    def wake_pulls(self) -> None:
-        """Wake the waiting pulls, because queues may have been added, or a subscription was resumed."""
+    def wake_pulls(self, group: str | None = None) -> None:
+        """Wake the waiting pulls, or those of `group`, because queues may have been added, or the group
+        resumed."""
         for served in self._served.values():
-            served.on_change()
+            if group in (None, served.group.name):
+                served.on_change()
 
     def drain(self) -> None:
         """Answer the waiting pulls and drop all instances."""

@@ -120,8 +120,8 @@ class Fetches:
             if topic_positions is not None:
                 topic_positions.reread_progress()
         elif kind == "subscription":
-            self.instances.wake_pulls()
-            self._exact.wake_fetches()
+            self.instances.wake_pulls(name)
+            self._exact.wake_fetches(name)
             if (fetched := self.groups.get(name.encode())) is not None:
                 fetched.on_use()
                 fetched.on_change()

@@ -22,6 +22,7 @@ from ddmq_common.names import (
     DONE_GROUP,
     HALF_TOPIC,
     HEARTBEAT_TOPIC,
+    HOLD_PREFIX,
     OP_TOPIC,
     OUTCOME_TOPIC,
     RETRY_PREFIX,
@@ -87,7 +88,7 @@ class Scope:
             if key.startswith(prefix):
                 group, _, rest = key.removeprefix(prefix).partition("/")
                 return group in groups and (prefix != SUBSCRIPTION_PREFIX or self.takes(rest))
-        return True
+        return not key.startswith(HOLD_PREFIX) or self.takes(key.removeprefix(HOLD_PREFIX))
 
 
 def _belongs_to(record: StoredRecord) -> str:

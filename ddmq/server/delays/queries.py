@@ -173,15 +173,20 @@ class DelayQueries:
         } | totals
 
     def _set_aside_topics(self, service: DelayService) -> dict[str, str]:
-        """Return the topics whose due messages are deferred because they are not available, with reasons."""
+        """Return the topics whose due messages are deferred because they are not available, with reasons.
+
+        Nothing of a held topic is tried, so only the engine knows whether it is available again.
+        """
         reasons: dict[str, str] = {}
+        holds = list_holds(self._backend)
         for shard in service.shards.values():
             context = shard.context
             if context is not None:
                 reasons |= {
                     topic: reason
                     for topic, reason in context.set_aside.reasons.items()
-                    if topic in context.due_scans.deferred_topics or self._backend.why_unavailable(topic)
+                    if (topic in context.due_scans.deferred_topics and topic not in holds)
+                    or self._backend.why_unavailable(topic)
                 }
         return dict(sorted(reasons.items()))
 

@@ -12,6 +12,7 @@ from backend.records import CommitBatch
 from ddmq_common.config import Overlay
 from ddmq_common.errors import CallerError
 from proxy_consumer.config import GroupEntry, GroupsFile
+from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.groups.group import encode_subscription, stored_subscription, subscription_key
 from tests.service.consumer.consumer_rig import FIRST, ConsumerRig, result
 from tests.service.consumer.fetch_calls import ack, fetch, finish, shown, start_fetch, values
@@ -250,6 +251,20 @@ def test_an_exact_fetch_gets_the_bounds_and_no_message(rig: ConsumerRig) -> None
     rig.settle()
     resume(rig)
     assert values(shown(finish(rig, waiting))["T", 0]) == [b"m0", b"m1"]
+
+
+def test_a_change_of_another_group_wakes_no_fetch(rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.ready(0, BROADCAST)
+    waiting = [rig.start_pull(group=b"G%one", linger=20_000)]
+    exact = {"clientId": b"me", "topics": [b"T"], "model": b"broadcasting", "exact": True}
+    waiting.append(start_fetch(rig, offsets={"T": {0: 0}}, linger=20_000, **exact))
+    rig.settle()
+    woken: list[Fetch] = []
+    monkeypatch.setattr(Fetch, "on_woken", lambda fetch: woken.append(fetch))
+    rig.subscribe("H", "T")
+    assert woken == []
+    change(rig, {"batch_max": 5})
+    assert len(woken) == 2
 
 
 # --- stalls

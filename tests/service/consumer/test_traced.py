@@ -136,6 +136,20 @@ def test_a_wait_without_pulls_is_recorded() -> None:
     assert sum(end - start for reason, start, end in handed_out.waits() if reason == "no_pull") >= 2_990
 
 
+def test_a_pause_is_recorded_with_the_delivery() -> None:
+    rig = TracedConsumer().ready(0, TRACED)
+    rig.pull()
+    rig.wait(rig.service.change_subscription("G", "T", {"paused": True}))
+    done(rig.backend.append([record(1)], rig.deadline()))
+    waiting = rig.start_pull(linger=20_000)
+    for _ in range(3):
+        rig.advance(1.0)
+    rig.wait(rig.service.change_subscription("G", "T", {"paused": False}))
+    rig.settle(lambda: waiting.answered)
+    (handed_out,) = [event for event in rig.events(1) if event.kind == K.HANDED_OUT]
+    assert sum(end - start for reason, start, end in handed_out.waits() if reason == "paused") >= 2_000
+
+
 def test_a_topic_that_was_closed_is_no_lack_of_pulls() -> None:
     rig = TracedConsumer().ready(1, TRACED)
     info = rig.backend.topic("T")

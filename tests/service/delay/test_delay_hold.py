@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from backend.records import CommitBatch
+from ddmq.server.delays.queries import DelayQueries
+from ddmq.server.http.routing import AdminRequest
 from ddmq_common.clock import ManualClock
 from ddmq_common.delays.command import ALREADY_FIRED, CANCELLED, LOOP, SCHEDULE, Schedule
 from ddmq_common.names import DELAY_DLQ_TOPIC
@@ -240,3 +243,23 @@ def test_a_hold_that_cannot_be_read_holds(delay: DelayRig, value: bytes) -> None
     set_held(delay, False)
     assert numbers(delay) == [1]
     assert held_since_ms(delay.backend, "orders") is None
+
+
+def test_a_held_topic_that_is_available_again_is_not_shown_as_unavailable(tmp_path: Path) -> None:
+    rig = DelayRig(DelayConfig(shards=1))
+    rig.make("orders")
+    queries = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
+    reasons = {"orders": "a partition has no leader"}
+    rig.backend.why_unavailable = lambda topic: reasons.get(topic, "")  # type: ignore[method-assign]
+    add(rig, 1, 1, 1)
+    set_held(rig, True)
+    rig.advance(2)
+    assert queries.overview(AdminRequest({}, {}, {}))["set_aside"] == reasons
+    reasons.clear()
+    rig.advance(2)
+    overview = queries.overview(AdminRequest({}, {}, {}))
+    assert (overview["set_aside"], list(overview["held"])) == ({}, ["orders"])
+    set_held(rig, False)
+    rig.advance(2)
+    assert numbers(rig) == [1]
+    rig.close()
