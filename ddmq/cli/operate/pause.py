@@ -45,6 +45,8 @@ def resume_group(name: str, topic: str | None, admin: AdminClient, as_json: bool
 
 def _set_paused(admin: AdminClient, name: str, topic: str | None, *, paused: bool, as_json: bool) -> None:
     topics = [row["topic"] for row in admin.get("lag", group=name)]
+    if not topics:
+        raise click.ClickException(f"group {name} consumes no topic")
     if topic is not None and topic not in topics:
         raise click.ClickException(
             f"group {name} does not consume topic {topic}; it consumes: {', '.join(sorted(topics))}"

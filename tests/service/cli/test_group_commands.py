@@ -232,6 +232,8 @@ def test_only_what_a_group_consumes_can_be_paused(shell: Shell, topic: str) -> N
         status, answer = shell.server.request("POST", f"/groups/{topic}/topics/{topic}", {"paused": value})
         assert (status, "allowed: true, false" in answer["error"]) == (400, True)
     assert not shell.json("lag", topic)[0]["paused"]
+    shell("group", "delete", topic, "--topic", topic, "--yes")
+    assert shell.refused("group", "pause", topic) == f"group {topic} consumes no topic"
 
 
 def test_a_group_of_a_file_is_paused_over_a_reload_and_a_restart(
