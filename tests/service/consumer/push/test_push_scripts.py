@@ -202,7 +202,7 @@ def test_a_pattern_that_leaves_its_automaton_takes_nothing_of_the_proxy(
     begin = time.thread_time()
     outcome = chain.run(ActionJob(b"", b"", text, {}))
     assert time.thread_time() - begin < 0.6
-    assert outcome.ending is Ending.CONTINUE or "processor time" in outcome.reason
+    assert outcome.ending is Ending.CONTINUE or "CPU time" in outcome.reason
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ def test_a_hostile_message_fails_and_the_others_are_pushed(rig: PushRig, receive
     until(lambda: len(receiver.requests) == 2)
     rig.until_moved(lambda: rig.progress().committed == 3)
     assert rig.outcomes() == {"done": 2, "failed": 1}
-    assert any("processor time" in value for value in rig.dead()[0][1].values())
+    assert any("CPU time" in value for value in rig.dead()[0][1].values())
 
 
 @pytest.mark.parametrize("what", HOSTILE)
