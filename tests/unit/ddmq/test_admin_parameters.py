@@ -147,9 +147,13 @@ def texts_of(kind: type[Query]) -> st.SearchStrategy[dict[str, str]]:
 def value_texts(schema: dict[str, Any]) -> st.SearchStrategy[str]:
     """Texts of the values that the schema of a field allows."""
     schema = schema.get("anyOf", [schema])[0]
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
     if schema["type"] == "integer":
         return st.integers(schema["minimum"], schema["maximum"]).map(str)
-    return st.sampled_from("01") if schema["type"] == "boolean" else st.text()
+    if schema["type"] == "boolean":
+        return st.sampled_from("01")
+    return st.text(min_size=schema.get("minLength", 0), max_size=schema.get("maxLength"))
 
 
 @given(st.data())

@@ -120,6 +120,7 @@ class RecordingComponent(ComponentProcess):
         self.lines = lines
 
 
+@pytest.mark.slow
 def test_the_public_process_learns_the_others_and_the_delay_service_those_with_a_proxy() -> None:
     components = [
         RecordingComponent(name, port)
