@@ -232,22 +232,25 @@ def test_an_unknown_id_is_not_found_and_stays_cancelled(server: RealServer) -> N
     assert (status, answer["outcome"]) == (404, "too_old")
 
 
+UNKNOWN_ID = "5f1f7d3c-1c43-4c1e-9d0a-2b9f63a1c7e4"
+
+
 @pytest.mark.parametrize(
     ("delay_id", "body", "words"),
     [
-        (str(uuid4()), {}, "action is missing; allowed: cancel, fire, reschedule"),
-        (str(uuid4()), {"action": "hold"}, "action is 'hold'; allowed: cancel, fire, reschedule"),
-        (str(uuid4()), {"action": "reschedule"}, "allowed: exactly one of them"),
-        (str(uuid4()), {"action": "reschedule", "due_ms": 5, "delay_ms": 5}, "exactly one of them"),
-        (str(uuid4()), {"action": "cancel", "due_ms": 5}, "with action 'cancel'; allowed: none"),
-        (str(uuid4()), {"action": "reschedule", "due_ms": "5"}, "due_ms is '5'"),
-        (str(uuid4()), {"action": "reschedule", "due_ms": 1000}, "code 33"),
-        (str(uuid4()), {"action": "reschedule", "delay_ms": 10**15}, "code 33"),
-        (str(uuid4()), {"action": "cancel", "dueMs": 5}, "did you mean 'due_ms'?"),
+        (UNKNOWN_ID, {}, "action is missing; allowed: cancel, fire, reschedule"),
+        (UNKNOWN_ID, {"action": "hold"}, "action is 'hold'; allowed: cancel, fire, reschedule"),
+        (UNKNOWN_ID, {"action": "reschedule"}, "allowed: exactly one of them"),
+        (UNKNOWN_ID, {"action": "reschedule", "due_ms": 5, "delay_ms": 5}, "exactly one of them"),
+        (UNKNOWN_ID, {"action": "cancel", "due_ms": 5}, "with action 'cancel'; allowed: none"),
+        (UNKNOWN_ID, {"action": "reschedule", "due_ms": "5"}, "due_ms is '5'"),
+        (UNKNOWN_ID, {"action": "reschedule", "due_ms": 1000}, "code 33"),
+        (UNKNOWN_ID, {"action": "reschedule", "delay_ms": 10**15}, "code 33"),
+        (UNKNOWN_ID, {"action": "cancel", "dueMs": 5}, "did you mean 'due_ms'?"),
         ("x", {"action": "cancel"}, "the delay id is 'x'"),
         ("%00", {"action": "cancel"}, "code 30"),
         ("9" * 5_000, {"action": "cancel"}, "code 30"),
-        (f"1700000000-2-1700172800-0-0-0-99-{uuid4()}", {"action": "cancel"}, "code 34"),
+        (f"1700000000-2-1700172800-0-0-0-99-{UNKNOWN_ID}", {"action": "cancel"}, "code 34"),
     ],
 )
 def test_a_wrong_change_is_rejected_in_words(
