@@ -38,6 +38,8 @@ SAMPLES_BYTES = _gauge(
     "Total size of all processes' sample files in this folder, as of the last clean-up.",
     unit="bytes",
 )
+EVENT_VIEWERS = _gauge("ddmq_event_viewers", "Number of open streams of `GET /events`.")
+EVENTS_SKIPPED = _counter("ddmq_events_skipped_total", "Number of snapshots that slow viewers did not get.")
 # --- rpc
 RPC_CONNECTIONS = _gauge("ddmq_rpc_connections", "Number of open client connections.", "service")
 RPC_REFUSED = _counter(

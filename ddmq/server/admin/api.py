@@ -12,7 +12,7 @@ import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
-from ddmq.server.admin.contract import answers, bodies, group_answers, queries
+from ddmq.server.admin.contract import answers, bodies, group_answers, live_answers, queries
 from ddmq.server.admin.contract.openapi import encode_document
 from ddmq.server.admin.contract.route import Route
 from ddmq.server.admin.contract.versions import NameLocks, check_version, group_version, topic_version
@@ -41,6 +41,7 @@ from ddmq.server.http.routing import (
     UncertainOutcomeError,
     Versioned,
 )
+from ddmq.server.live.live_views import LiveViews
 from ddmq.server.story.answer import StoryQueries
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
@@ -99,6 +100,11 @@ class AdminApi:
         )
         self.page = MetricsPage(metrics, clock)
         self._changes = NameLocks()
+        find_behind = None if self._groups is None else partial(self._groups.lag, None)
+        self.live = LiveViews(
+            backend, metrics, clock, lambda: health_fields(health()), self._others, find_behind,
+            self._findings.answer,
+        )  # fmt: skip
         self.router = AdminRouter(names)
         for route in ROUTES:
             self.router.add(route.method, route.path, partial(self._answer_route, route))
@@ -118,6 +124,9 @@ class AdminApi:
             if health.ready:
                 raise
             raise TryLaterError(f"{error}: {health.reason}") from error
+        finally:
+            if route.method != "GET":
+                self.live.versions.note_request(route.path)
 
     def _answer_versioned(
         self, route: Route, request: AdminRequest, version_of: Callable[[Any, AdminRequest], str]
@@ -278,6 +287,15 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/findings",
           "what is wrong now, the most urgent first, as printed by `ddmq findings --json`",
           AdminApi.list_findings, right="metrics", answer=answers.ServerFindingsAnswer),
+    Route("GET", "/snapshot",
+          "the state of the server at this moment: totals, rates, and the groups that are furthest behind",
+          lambda api, r: api.live.answer_snapshot(r), right="metrics", answer=live_answers.SnapshotAnswer),
+    Route("GET", "/events", "the same snapshot every second, as a stream of server-sent events",
+          lambda api, _: api.live.open_stream(), right="metrics", answer=live_answers.EventsText),
+    Route("GET", "/history",
+          "how totals, or the numbers of a busy topic or subscription, developed over the last 24 hours",
+          lambda api, r: api.live.answer_history(r), queries.HistoryQuery,
+          right="metrics", answer=live_answers.HistoryAnswer, errors={404: None}),
     Route("GET", "/topics", "one row per topic; `internal=1` adds the system topics",
           lambda api, r: topics.list_topics(api.backend, internal=r.query.internal, page=r.query.page),
           queries.TopicsQuery, right="describe", answer=list[answers.TopicRow]),

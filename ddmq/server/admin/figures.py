@@ -14,7 +14,9 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import gevent
 import msgspec
@@ -101,11 +103,14 @@ class OtherProcesses:
         """Return the admin addresses of the processes with a producer proxy, as far as lines name them."""
         return [str(address) for address in self._proxies.values()]
 
-    def fetch_answers(self, path: str, *keys: str) -> OtherAnswers:
+    def fetch_answers(
+        self, path: str, *keys: str, query: Mapping[str, str] = MappingProxyType({})
+    ) -> OtherAnswers:
         """Request `path` from all other processes, each about itself alone. An answer without one of the
         `keys` counts as none."""
+        target = f"{path}?{urlencode({**query, FORWARDED: '1'})}"
         requests = {
-            name: gevent.spawn(_fetch_answer, address, path, keys)
+            name: gevent.spawn(_fetch_answer, address, target, keys)
             for name, address in self._addresses.items()
         }
         gevent.joinall(list(requests.values()), timeout=ANSWERS_WAIT_S)
@@ -148,12 +153,12 @@ def _merge_rows(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> 
     return {"count": count, "mean": total / count if count else 0.0} | highest
 
 
-def _fetch_answer(address: HostPort, path: str, keys: Sequence[str]) -> dict[str, Any] | None:
-    """Fetch `path` from the process at `address`; None without a valid answer."""
+def _fetch_answer(address: HostPort, target: str, keys: Sequence[str]) -> dict[str, Any] | None:
+    """Fetch `target` from the process at `address`; None without a valid answer."""
     connection = http.client.HTTPConnection(*address)
     try:
         connection.sock = socket.create_connection(tuple(address), ANSWERS_WAIT_S)
-        connection.request("GET", f"{path}?{FORWARDED}=1")
+        connection.request("GET", target)
         answer = msgspec.json.decode(connection.getresponse().read(), type=dict[str, Any])
         return answer if answer.keys() >= set(keys) else None
     except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:

@@ -4,6 +4,7 @@ Who is silent, or slow to ask, is closed; where the bound is reached, whoever is
 room, so that nobody keeps others out by holding connections; one address has not all of them, and inside it
 the same holds. Processor time is shared by address too (pace.py). /health and /ready are answered whatever
 the others do: a connection without a place may ask for them, too, and their processor time counts by itself.
+A connection that is sent a stream of events (streams.py) counts among its viewers only.
 What is not HTTP is one short line in the log.
 
 A request names this server and comes from no page of another site. A browser sends what any page tells it
@@ -19,7 +20,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from ipaddress import IPv6Address
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from gevent.pywsgi import WSGIHandler, WSGIServer
 from ddmq.address import HostPort
 from ddmq.server.http.head import MalformedHeadError, check_request_line, read_headers
 from ddmq.server.http.pace import Accounts, PacedGreenlet
+from ddmq.server.http.streams import EventFeed, EventStream
 
 JSON = "application/json"
 CONNECTIONS_MAX = 64
@@ -104,6 +106,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
     beyond = False
     application: Any
     close_connection: bool
+    headers_sent: bool
 
     def handle(self) -> None:
         """Answer requests until the connection ends. A connection beyond the limits only gets answers to
@@ -219,10 +222,15 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             "ddmq.account": self.account.probes if self.is_probe else self.account,
         }
 
-    result: Sequence[bytes]
+    result: Sequence[bytes] | EventStream
+    status: bytes
+    response_headers: list[tuple[bytes, bytes]]
 
     def process_result(self) -> None:
         """Send the answer, or 503 if too many bytes of answers are waiting to be sent."""
+        if isinstance(self.result, EventStream):
+            self._send_stream(self.result.feed)
+            return
         size = sum(len(chunk) for chunk in self.result)
         if not self.is_probe and self.server.unsent and self.server.unsent + size > UNSENT_BYTES_MAX:
             self.result, size = [BUSY], len(BUSY)
@@ -234,6 +242,20 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             super().process_result()
         finally:
             self.server.unsent -= size
+
+    def _send_stream(self, feed: EventFeed) -> None:
+        """Send a head without a length, then events until the stream ends.
+
+        From now on the connection counts as a viewer of the feed, no longer as a connection of its address.
+        """
+        self.close_connection = self.headers_sent = True
+        lines = [b"HTTP/1.1 " + self.status, *(b": ".join(header) for header in self.response_headers)]
+        self.server.connections.pop(self, None)
+        self.greenlet.account = feed.account
+        with suppress(OSError):  # the viewer has gone
+            self.socket.sendall(b"\r\n".join([*lines, b"", b""]))
+            if self.command != "HEAD":
+                feed.serve_viewer(self.socket)
 
     def log_error(self, msg: str, *args: Any) -> None:
         text = (msg % args if args else msg)[:100]

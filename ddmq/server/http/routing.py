@@ -4,9 +4,10 @@ A route is `METHOD /literal/{name}/…` and a function `(AdminRequest) -> value`
 None as {}. CallerError → 400 (unknown topics, groups and messages → 404, a version that is not required →
 412), TryLaterError → 503, RemoteError (a change may or may not be made) → 504, StorageError → 500, each as
 {"error": text}. Bodies are bounded. Runs in a greenlet per request, so handlers may wait on completions;
-encoding.py encodes a long answer in chunks, and pace.py limits how many listings are made at a time. A
-request that `connection.check_request` rejects reaches no handler. `forward_request` passes a request on to
-another process.
+encoding.py encodes a long answer in chunks, and pace.py limits how many listings are made at a time. An
+EventStream (streams.py) is sent by its connection, without a length. A request that
+`connection.check_request` rejects reaches no handler. `forward_request` passes a request on to another
+process.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ddmq.server.http.connection import JSON, NO_STORE, RequestRejection, check_
 from ddmq.server.http.encoding import GZIP_BYTES_MIN, accepts_gzip, compress_chunks, encode_json
 from ddmq.server.http.pace import Account
 from ddmq.server.http.parameters import Query, query_texts
+from ddmq.server.http.streams import EVENT_STREAM, EventStream
 from ddmq_common.errors import CallerError, DdmqError, RemoteError, TryLaterError, UnknownTopicError
 
 COUNT_MAX = 1 << 30  # of names in a listing, where nobody says
@@ -40,6 +42,11 @@ _STATUS = {
     412: "412 Precondition Failed", 413: "413 Content Too Large", 415: "415 Unsupported Media Type",
     500: "500 Internal Server Error", 503: "503 Service Unavailable", 504: "504 Gateway Timeout",
 }  # fmt: skip
+STREAM_HEADERS = [
+    ("Content-Type", EVENT_STREAM), ("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-store"),
+    ("X-Accel-Buffering", "no"),  # or nginx holds the events back
+    ("Connection", "close"),
+]  # fmt: skip
 FORWARDED = "forwarded"  # in the query: it is never passed on again
 OTHER_S = 600.0  # for the answer of another process: a backup may take long
 T = TypeVar("T")
@@ -127,7 +134,7 @@ class _Answer(NamedTuple):
 
     status: int
     content_type: str
-    chunks: Sequence[bytes]
+    chunks: Sequence[bytes] | EventStream
     headers: Sequence[tuple[str, str]] = ()
 
 
@@ -151,6 +158,9 @@ class AdminRouter:
     ) -> Iterable[bytes]:
         rejection = check_request(environ, self._names)
         answer = self._answer_request(environ, rejection)
+        if isinstance(answer.chunks, EventStream):
+            start(_STATUS[answer.status], STREAM_HEADERS)
+            return answer.chunks
         length = sum(map(len, answer.chunks))
         headers = [
             ("Content-Type", answer.content_type),
@@ -306,6 +316,8 @@ def _read(source: Any, length: int) -> bytes:
 def _encode_answer(value: Any, environ: Mapping[str, Any]) -> _Answer:
     """Encode an answer for the client that made the request. Metrics are never compressed: a cached page
     would cost processor time at each scrape."""
+    if isinstance(value, EventStream):
+        return _Answer(200, EVENT_STREAM, value)
     headers: list[tuple[str, str]] = []
     if isinstance(value, Versioned):
         headers.append(("ETag", f'"{value.version}"'))

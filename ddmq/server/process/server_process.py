@@ -33,6 +33,7 @@ from ddmq.server.config import Configuration, changed_values, find_declaring_sou
 from ddmq.server.findings.watch import FindingsWatch
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.http.routing import AdminRouter
+from ddmq.server.live.live_views import LiveViews
 from ddmq.server.process.hub import HubWatch
 from ddmq.server.process.open_files import limits_within, raise_open_files
 from ddmq.server.process.ports import (
@@ -131,6 +132,7 @@ class ServerProcess:
         self._limits = config.rpc
         self._admin: AdminServer | None = None
         self._admin_socket: Any = None
+        self._live: LiveViews | None = None
         self._waits_for = "the log is not open yet"
         self._hub = HubWatch(self.metrics)
         self._stop = Event()
@@ -331,6 +333,8 @@ class ServerProcess:
         )  # fmt: skip
         if self.consumer is not None:
             HubTimer(ref=False).every(groups.PERIOD_S, api.groups.sample)
+        self._live = api.live
+        self._live.start()
         self._answer_admin(api.router)
 
     def _answer_admin(self, router: AdminRouter) -> None:
@@ -382,6 +386,8 @@ class ServerProcess:
         self._draining = True
         deadline = self.clock.monotonic() + self.config.serve.drain_ms / 1000
         log.info("draining", extra={"drain_ms": self.config.serve.drain_ms})
+        if self._live is not None:
+            self._live.close()
         for server in self._rpc.values():
             server.stop_accepting()
         if self._samples is not None:
@@ -403,6 +409,8 @@ class ServerProcess:
         """Release the ports and the log at once, without draining."""
         if self._samples is not None:
             self._samples.close()
+        if self._live is not None:
+            self._live.close()
         if self._findings is not None:
             self._findings.stop()
         if self._admin is not None:

@@ -15,10 +15,12 @@ import msgspec
 
 from ddmq.server.admin.contract.answers import ErrorAnswer, MetricsText
 from ddmq.server.admin.contract.bodies import SettingsBody
+from ddmq.server.admin.contract.live_answers import EventsText
 from ddmq.server.admin.contract.route import Route
 from ddmq.server.http.connection import JSON
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import NO_LISTINGS
+from ddmq.server.http.streams import EVENT_STREAM
 
 VERSION = "1"  # of the API; it changes when a released request is no longer answered as before
 REFERENCE = "#/components/schemas/{name}"
@@ -37,6 +39,7 @@ ERRORS = {
     504: "no response arrived in time, and the requested change may or may not have been made",
 }
 _OF_ALL = (400, 403, 405, 411, 413, 415, 503)
+_MEDIA_TYPES = ((MetricsText, "text/plain"), (EventsText, EVENT_STREAM))  # of answers that are not JSON
 _HEX_ID = "[0-9A-Fa-f]{32}"
 _VARIABLES: dict[str, dict[str, Any]] = {
     "topic": {"description": "the name of a topic"},
@@ -169,7 +172,7 @@ def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
-    media_type = "text/plain" if route.answer is MetricsText else JSON
+    media_type = next((name for kind, name in _MEDIA_TYPES if route.answer is kind), JSON)
     answer: dict[str, Any] = {
         "description": "the answer",
         "content": _content(schemas.find(route.answer), media_type),

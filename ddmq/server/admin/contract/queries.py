@@ -14,6 +14,7 @@ from msgspec import Meta
 from ddmq.server.admin.keys import LIMIT_DEFAULT, LIMIT_MAX
 from ddmq.server.http.parameters import NUMBER_MAX, Query
 from ddmq.server.http.routing import COUNT_MAX, Page
+from ddmq.server.live.core.rings import STEP_MAX_S
 
 _Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 TEXT_CHARS_MAX = 200  # of a text to search for
@@ -198,3 +199,28 @@ class DelaysQuery(DelayCountQuery):
     """A choice of delayed messages that are listed."""
 
     count: Count = 20
+
+
+class HistoryQuery(Query):
+    """A choice of series: totals, or those of a topic or of a subscription, in a range of time."""
+
+    series: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(title="the series; absent: all", description="names of series with commas between them"),
+    ] = None
+    topic: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(title="the series of this topic", description="the name of a topic"),
+    ] = None
+    group: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(title="the series of this group's subscription to `topic`", description="the name of a group"),
+    ] = None
+    from_ms: Annotated[Time, Meta(title="the beginning; absent: ten minutes ago")] = None
+    step_s: Annotated[
+        Annotated[int, Meta(ge=1, le=STEP_MAX_S)] | None,
+        Meta(
+            title="the seconds that a value covers; absent: as few as 1,000 values allow",
+            description=f"1 to {STEP_MAX_S}",
+        ),
+    ] = None
