@@ -38,6 +38,7 @@ LAG_GROUP = "%SPEAKER"  # who holds queue 0 of SCHEDULE_TOPIC in it speaks for w
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"  # what happened to messages that are traced; RocketMQ's name
 TRACE_PREFIX = "trace/"  # settings: by topic, of how many messages one is traced
 HOLD_PREFIX = "hold/"  # settings: by topic, since when its delayed messages are held
+OPERATION_PREFIX = "operation/"  # settings: operations that an operator has started, by id
 DONE_GROUP = "%DONE"  # whose progress on a dead-letter topic says which letters were resent or purged
 
 _OWN_GROUPS = frozenset(

@@ -269,6 +269,10 @@ class GroupOrdering:
         """Describe a head that `walk_heads` has just yielded."""
         return head.as_blocked_key(now, self._group.subscription_of(head.queue).config)
 
+    def describe_heads(self, key: str) -> list[BlockedKey]:
+        """Return the first message of a key in each scope that has one which is not durably finished."""
+        return self._describe_heads(self._find_heads(key))
+
     def _describe_heads(self, heads: Iterable[KeyHead]) -> list[BlockedKey]:
         now = self.now()
         return [self.describe_head(head, now) for head in heads]

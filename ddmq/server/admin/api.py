@@ -12,13 +12,21 @@ import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
-from ddmq.server.admin.contract import answers, bodies, group_answers, live_answers, queries
+from ddmq.server.admin.contract import (
+    answers,
+    bodies,
+    group_answers,
+    live_answers,
+    operation_answers,
+    queries,
+)
 from ddmq.server.admin.contract.openapi import encode_document
 from ddmq.server.admin.contract.route import Route
 from ddmq.server.admin.contract.versions import NameLocks, check_version, group_version, topic_version
 from ddmq.server.admin.figures import MetricsPage, OtherProcesses, merge_counters
 from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.admin.messages import MessageSearch
+from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.producer_calls import ProducerCalls
 from ddmq.server.admin.search import dead_letters as dlq_search
 from ddmq.server.admin.search import keys as all_keys
@@ -61,7 +69,8 @@ class AdminApi:
 
     `names`: the host names by which clients reach the server, besides loopback. `backups`: the folder for
     backups. `others`: the processes whose counters and findings are added to the answer. `levels`: the delay
-    levels. `findings`: what is wrong at this process.
+    levels. `findings`: what is wrong at this process. `process`: the name of this process, the same after a
+    restart.
     """
 
     def __init__(
@@ -78,6 +87,7 @@ class AdminApi:
         levels: Levels = DEFAULT_LEVELS,
         producer: ProducerService | None = None,
         findings: FindingsWatch | None = None,
+        process: str = "",
     ) -> None:
         self.backend = backend
         self.levels = levels
@@ -98,6 +108,7 @@ class AdminApi:
             None if consumer is None else consumer.explain_waits,
             self.delays.fetch_message,
         )
+        self.operations = Operations(backend, clock, lambda: self.consumer, self.delays, self.calls, process)
         self.page = MetricsPage(metrics, clock)
         self._changes = NameLocks()
         find_behind = None if self._groups is None else partial(self._groups.lag, None)
@@ -427,4 +438,23 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/delay/backup", "copies all shards into a new `folder` below `backup_dir`",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.backup),
           body=bodies.DelayBackupBody, right="backup", answer=answers.DelayBackupAnswer),
+    Route("POST", "/operations",
+          "plans an [operation](#operations) on everything that matches `filter`: `kind`, `action`; changes "
+          "nothing",
+          lambda api, r: api.operations.make_plan(r.body), body=bodies.OperationPlanBody,
+          right="operate or send", answer=operation_answers.OperationPlannedAnswer,
+          errors={404: None, 409: None}),
+    Route("GET", "/operations", "the plans of this process and all started operations, newest first",
+          lambda api, _: api.operations.list_rows(),
+          right="describe", answer=operation_answers.OperationsAnswer),
+    Route("GET", "/operations/{id}", "one plan or operation, including its progress",
+          lambda api, r: api.operations.show(r.path["id"]),
+          right="describe", answer=operation_answers.OperationAnswer, errors={409: None}),
+    Route("POST", "/operations/{id}/start",
+          "starts the plan, or continues the operation: `token`, and optionally `rate`",
+          lambda api, r: api.operations.start(r.path["id"], r.body), body=bodies.OperationStartBody,
+          right="operate or send", answer=operation_answers.OperationAnswer, errors={409: None}),
+    Route("POST", "/operations/{id}/stop", "stops the operation after the batch that is in progress",
+          lambda api, r: api.operations.stop(r.path["id"]),
+          right="operate or send", answer=operation_answers.OperationAnswer, errors={409: None}),
 )  # fmt: skip

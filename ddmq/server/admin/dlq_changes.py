@@ -13,7 +13,7 @@ On an engine that is not atomic a crash in between sends again what was sent and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from backend.records import (
 )
 from ddmq.server.admin.contract.bodies import DeadLetterPurgeBody, DeadLetterResendBody
 from ddmq.server.admin.dlq import (
+    BATCH,
     DeadLetterFilter,
     DeadLetterRange,
     list_dead_letter_queues,
@@ -45,6 +46,7 @@ from proxy_consumer.retries.retry_queues import next_generation
 
 WORK_S = 3.0
 TRIES_MAX = 8
+MakeSettings = Callable[[int, Counter[str], Counter[str]], Mapping[str, bytes]]
 GROUPS_SHOWN = 100  # names of groups that one topic's resent letters reach
 
 
@@ -58,18 +60,42 @@ def _retry_when_fenced(queue: QueueRef, change: Callable[[], int]) -> int:
     raise BoundReachedError(f"dead letters of {queue.topic} are being changed by others; try again")
 
 
+def _store_no_settings(at: int, sent: Counter[str], not_sent: Counter[str]) -> Mapping[str, bytes]:
+    """Return no settings: the request does not record its progress."""
+    return {}
+
+
 class Resend:
     """A request to resend dead letters, with its counts so far. `group`: the only group that gets the
-    letters; "" means every group of their topics."""
+    letters; "" means every group of their topics.
+
+    `discard`: mark the letters as done without sending them. `make_settings` returns settings that the commit
+    of a batch includes, from the offset after the batch and the batch's counts. `batch`: letters in a commit.
+    `pace` may let other greenlets run between letters.
+    """
 
     def __init__(
-        self, backend: Backend, clock: Clock, choice: DeadLetterFilter, group: str, *, dry_run: bool
+        self,
+        backend: Backend,
+        clock: Clock,
+        choice: DeadLetterFilter,
+        group: str,
+        *,
+        dry_run: bool,
+        discard: bool = False,
+        make_settings: MakeSettings = _store_no_settings,
+        batch: int = BATCH,
+        pace: Callable[[Iterable[DeadLetter]], Iterable[DeadLetter]] = iter,
     ) -> None:
         self._backend = backend
         self._clock = clock
         self._choice = choice
         self._group = group
         self._dry_run = dry_run
+        self._discard = discard
+        self._make_settings = make_settings
+        self._batch = batch
+        self._pace = pace
         can = backend.capabilities
         self._bytes_max = can.body_bytes_max + 2 * can.properties_bytes_max
         self.sent: Counter[str] = Counter()  # by topic
@@ -81,27 +107,31 @@ class Resend:
         remaining = list(offset_ranges)
         while remaining:
             offset_range = remaining.pop(0)
-            at = _retry_when_fenced(offset_range.queue, partial(self._resend_batch, offset_range))
+            at = self.resend_batch(offset_range)
             if at < offset_range.end:
                 remaining.insert(0, offset_range._replace(at=at))
             if self._clock.monotonic() >= stop_at:
                 break
         return remaining
 
-    def _resend_batch(self, offset_range: DeadLetterRange) -> int:
+    def resend_batch(self, offset_range: DeadLetterRange) -> int:
+        """Resend the first batch of a range; return the offset after it."""
+        return _retry_when_fenced(offset_range.queue, partial(self._try_batch, offset_range))
+
+    def _try_batch(self, offset_range: DeadLetterRange) -> int:
         """Resend one batch; return the offset after it. The generation is read before the marks, so that a
-        later
-        change of the marks makes the commit fail."""
+        later change of the marks makes the commit fail."""
         backend, queue = self._backend, offset_range.queue
         changes = backend.progress(CHANGE_LOCK_GROUP, (queue,)).wait(WAIT_S)[0]
         done_marks = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
         _, (opened,) = read_open_dead_letters(backend, (queue,))
-        dead_letters, at = read_dead_letters(backend, offset_range, opened)
+        dead_letters, at = read_dead_letters(backend, offset_range, opened, self._batch)
         sent: Counter[str] = Counter()
         not_sent: Counter[str] = Counter()
         offsets, records = self._choose_dead_letters(dead_letters, sent, not_sent)
-        if records and not self._dry_run:
-            self._store_records(queue, offsets, records, (done_marks, changes))
+        if offsets and not self._dry_run:
+            settings = self._make_settings(at, sent, not_sent)
+            self._store_records(queue, offsets, records, (done_marks, changes), settings)
         self.sent += sent
         self.not_sent += not_sent
         return at
@@ -111,8 +141,12 @@ class Resend:
     ) -> tuple[list[int], list[NewRecord]]:
         offsets: list[int] = []
         records: list[NewRecord] = []
-        for dead_letter in dead_letters:
+        for dead_letter in self._pace(dead_letters):
             if not self._choice.matches(dead_letter):
+                continue
+            if self._discard:
+                offsets.append(dead_letter.record.offset)
+                sent[dead_letter.topic] += 1
                 continue
             info = self._backend.topic(dead_letter.topic) if dead_letter.topic else None
             reason = self._explain_rejection(dead_letter, info)
@@ -152,6 +186,7 @@ class Resend:
         chosen: Sequence[int],
         records: Sequence[NewRecord],
         views: tuple[ProgressView, ProgressView],
+        settings: Mapping[str, bytes],
     ) -> None:
         backend, deadline = self._backend, self._clock.monotonic() + WAIT_S
         if not backend.capabilities.atomic:
@@ -160,9 +195,21 @@ class Resend:
                 if result.status is not AppendStatus.STORED:
                     raise result.error or RemoteError("a resent message may or may not be stored")
             records = ()
-        ranges = [(offset, offset + 1) for offset in chosen]
+        ranges = join_offsets(chosen)
         marks = (_done_delta(queue, views[0], ranges), next_generation(queue, views[1]))
-        backend.commit(CommitBatch(records=records, progress=marks), deadline).wait(WAIT_S)
+        batch = CommitBatch(records=records, progress=marks, settings=settings)
+        backend.commit(batch, deadline).wait(WAIT_S)
+
+
+def join_offsets(offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """Return ascending offsets as ranges, as few as possible."""
+    ranges: list[tuple[int, int]] = []
+    for offset in offsets:
+        if ranges and ranges[-1][1] == offset:
+            ranges[-1] = (ranges[-1][0], offset + 1)
+        else:
+            ranges.append((offset, offset + 1))
+    return ranges
 
 
 def _done_delta(queue: QueueRef, done: ProgressView, ranges: Sequence[tuple[int, int]]) -> ProgressDelta:
@@ -181,7 +228,7 @@ def resend(backend: Backend, clock: Clock, group: str, body: DeadLetterResendBod
         raise CallerError("nothing is chosen; give all, offsets, reason, topic or since_ms")
     to_topic = body.to_topic or find_group_name_error(group) is not None
     work = Resend(backend, clock, choice, "" if to_topic else group, dry_run=body.dry_run)
-    ranges = _ranges_to_resend(backend, group, choice, body.cursor)
+    ranges = ranges_to_resend(backend, group, choice, body.cursor)
     remaining = work.run(ranges, clock.monotonic() + WORK_S)
     return {
         "group": group,
@@ -205,9 +252,14 @@ def list_groups_reached(backend: Backend, topic: str, group: str) -> dict[str, A
     return {"count": len(groups), "groups": groups[:GROUPS_SHOWN]}
 
 
-def _ranges_to_resend(
-    backend: Backend, group: str, choice: DeadLetterFilter, cursor: Sequence[tuple[int, int, int]] | None
+def ranges_to_resend(
+    backend: Backend,
+    group: str,
+    choice: DeadLetterFilter,
+    cursor: Sequence[tuple[int, int, int]] | None = None,
 ) -> list[DeadLetterRange]:
+    """Return the ranges of offsets that contain the chosen letters: those of the cursor, or those that exist
+    now. Raises CallerError."""
     queues = list_dead_letter_queues(backend, group)
     if cursor is not None:
         return _parse_cursor(queues, cursor)

@@ -61,6 +61,14 @@ class NoSuchGroupError(CallerError):
     """The consumer group (or its subscription, or its dead letters) does not exist."""
 
 
+class NoSuchOperationError(CallerError):
+    """The plan or operation does not exist (404)."""
+
+
+class ConflictError(CallerError):
+    """The state of the requested object does not allow the request (409)."""
+
+
 class UncertainOutcomeError(RemoteError):
     """A change may or may not have been made (504), whether or not this process is ready."""
 
@@ -187,8 +195,10 @@ class AdminRouter:
             return _error_answer(error.status, str(error), error.headers)
         except VersionConflictError as error:
             return _error_answer(412, str(error))
-        except (UnknownTopicError, NoSuchGroupError, NoSuchMessageError) as error:
+        except (UnknownTopicError, NoSuchGroupError, NoSuchMessageError, NoSuchOperationError) as error:
             return _error_answer(404, str(error))
+        except ConflictError as error:
+            return _error_answer(409, str(error))
         except (TryLaterError, TimeoutError) as error:
             return _error_answer(503, str(error))
         except RemoteError as error:

@@ -29,6 +29,7 @@ from ddmq.address import HostPort, is_loopback, parse
 from ddmq.server.admin import groups, topics
 from ddmq.server.admin.api import AdminApi, build_starting_router
 from ddmq.server.admin.figures import OtherProcesses
+from ddmq.server.admin.operations.service import Operations
 from ddmq.server.config import Configuration, changed_values, find_declaring_source, resolved_values
 from ddmq.server.findings.watch import FindingsWatch
 from ddmq.server.http.connection import AdminServer
@@ -124,6 +125,7 @@ class ServerProcess:
         self.delay: LevelService | None = None
         self.timers: DelayService | None = None
         self.traces: TraceWriter | None = None
+        self._operations: Operations | None = None
         self._scheduler: SchedulerWatch | None = None
         self._started_ms = self.clock.wall_ms()
         self._findings: FindingsWatch | None = None
@@ -329,8 +331,10 @@ class ServerProcess:
         api = AdminApi(
             backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
             self.config.serve.backups, self.others, self.config.delay.table,
-            self.producer or self.sends, self._findings,
+            self.producer or self.sends, self._findings, self._trace_name(),
         )  # fmt: skip
+        self._operations = api.operations
+        gevent.spawn(self._operations.resume_all)
         if self.consumer is not None:
             HubTimer(ref=False).every(groups.PERIOD_S, api.groups.sample)
         self._live = api.live
@@ -390,6 +394,8 @@ class ServerProcess:
             self._live.close()
         for server in self._rpc.values():
             server.stop_accepting()
+        if self._operations is not None:
+            self._operations.runner.close()
         if self._samples is not None:
             self._samples.begin_stop()
         for service in (self.producer, self.consumer, self.sends, self.delay, self.timers):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from ddmq.server.admin.contract.queries import TEXT_CHARS_MAX
 from ddmq.server.config import TopicEntry
 from ddmq.server.http.parameters import Body
 from ddmq.settings import TABLE, Setting, list_settings
@@ -126,6 +127,83 @@ class DelayChangeBody(Body):
     due_ms: DueMs = None
     delay_ms: DurationMs = None
     timeout_ms: TimeoutMs = None
+
+
+OPERATION_ACTIONS = {
+    "dead_letters": ("resend", "purge"),
+    "keys": ("park", "skip", "replay"),
+    "delays": ("cancel", "fire", "reschedule"),
+}  # by kind
+GroupName = Annotated[str, Meta(min_length=1, description="the name of a consumer group")]
+FilterText = Annotated[
+    Annotated[str, Meta(min_length=1, max_length=TEXT_CHARS_MAX)] | None,
+    Meta(description=f"a text of 1 to {TEXT_CHARS_MAX} characters"),
+]
+RATE_MAX = 1_000_000
+
+
+class OperationPlanBody(Body):
+    """A plan of an operation on everything that matches `filter`, whose names depend on the kind. `to_topic`:
+    for a resend; `due_ms` or `shift_ms`: for a reschedule."""
+
+    kind: Annotated[Literal["dead_letters", "keys", "delays"], Meta(description="dead_letters, keys, delays")]
+    action: Annotated[
+        Literal["resend", "purge", "park", "skip", "replay", "cancel", "fire", "reschedule"],
+        Meta(description="resend, purge, park, skip, replay, cancel, fire, reschedule"),
+    ]
+    filter: Annotated[dict[str, Any], Meta(description="a map of names to values, as the kind allows")]
+    to_topic: Flag = False
+    due_ms: DueMs = None
+    shift_ms: Annotated[
+        Annotated[int, Meta(ge=-(10**15), le=10**15)] | None, Meta(description="milliseconds")
+    ] = None
+
+
+class OperationStartBody(Body):
+    """A start of a planned operation. `rate`: at most so many items are changed per second."""
+
+    token: Annotated[str, Meta(description="the token in the response to POST /operations")]
+    rate: Annotated[
+        Annotated[int, Meta(ge=1, le=RATE_MAX)] | None, Meta(description=f"1 to {RATE_MAX:,}, or null")
+    ] = None
+
+
+class DeadLetterChoiceBody(Body):
+    """Which dead letters an operation changes, as `GET /dlq/GROUP` chooses them, or by offset."""
+
+    group: GroupName
+    offsets: Annotated[list[Offset], Meta(description="a list of whole numbers of 0 or more")] = []
+    reason: OptionalText = None
+    error: OptionalText = None
+    text: FilterText = None
+    topic: OptionalText = None
+    since_ms: EpochMs = None
+    until_ms: EpochMs = None
+
+
+class KeyChoiceBody(Body):
+    """Which blocked keys an operation changes, as `GET /keys` chooses them. `keys`: as `ddmq group keys`
+    shows them."""
+
+    group: GroupName
+    keys: Annotated[list[str], Meta(description="a list of keys, as `ddmq group keys` shows them")] = []
+    state: Annotated[
+        Literal["retrying", "in flight", "parked"] | None, Meta(description="retrying, in flight, parked")
+    ] = None
+    error: OptionalText = None
+    text: FilterText = None
+
+
+class DelayChoiceBody(Body):
+    """Which delayed messages an operation changes: by topic, key, due time and the time of their send. The
+    ends of ranges are exclusive."""
+
+    topic: OptionalText = None
+    key: OptionalText = None
+    from_ms: EpochMs = None
+    to_ms: EpochMs = None
+    born_from_ms: EpochMs = None
+    born_to_ms: EpochMs = None
 
 
 @dataclass(frozen=True, eq=False)

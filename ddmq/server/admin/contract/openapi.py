@@ -30,6 +30,7 @@ ERRORS = {
     404: "the requested object does not exist",
     405: "the path does not support the method; `Allow` lists those that it does",
     408: "the body did not arrive in time",
+    409: "the state of an operation does not allow the request, or the token is wrong",
     411: "Content-Length is missing",
     412: "what is to be changed was changed meanwhile",
     413: "the body is too large",
@@ -46,6 +47,7 @@ _VARIABLES: dict[str, dict[str, Any]] = {
     "group": {"description": "the name of a consumer group"},
     "/messages/{id}": {"description": "the id of a message", "pattern": f"^{_HEX_ID}$"},
     "/transactions/{id}": {"description": "the id of a transaction", "pattern": f"^{_HEX_ID}$"},
+    "/operations/{id}": {"description": "the id of a plan or operation", "pattern": "^[0-9a-f]{20}$"},
     "/delay/messages/{id}": {"description": "the id or the UUID of a delayed message"},
 }
 _VARIABLE = re.compile(r"\{(\w+)\}")
@@ -73,7 +75,8 @@ def build_document(routes: Sequence[Route]) -> dict[str, Any]:
         "info": {
             "title": "ddmq admin API",
             "version": VERSION,
-            "description": "Topics, groups, offsets, dead letters, transactions and delayed messages.",
+            "description": "Topics, groups, offsets, dead letters, transactions, delayed messages and "
+            "operations.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],

@@ -1,0 +1,166 @@
+"""Operations on delayed messages: cancel, fire and reschedule.
+
+A plan lists the messages with the due time and the number of the delivery of each. A message that differs by
+now is skipped: it was fired, cancelled or rescheduled since it was shown. Messages are read and changed by
+the requests of the admin API, so any process can run the operation that reaches the delay service and a
+producer proxy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+from gevent.pool import Pool
+
+from ddmq.server.admin.contract.bodies import DelayChangeBody, DelayChoiceBody
+from ddmq.server.admin.contract.queries import DelaysQuery
+from ddmq.server.admin.operations.plans import SAMPLE_MAX, Plan
+from ddmq.server.admin.operations.state import BatchResult, merge_skipped
+from ddmq.server.admin.operations.storing import OperationStore
+from ddmq.server.admin.operations.target import PLAN_S, EncodeProgress, PlanDraft, shorten_fields
+from ddmq.server.admin.producer_calls import ProducerCalls
+from ddmq.server.delays.changes import change_message
+from ddmq.server.delays.queries import PENDING, DelayQueries
+from ddmq.server.http.parameters import Query
+from ddmq.server.http.routing import AdminRequest, Text
+from ddmq_common.clock import Clock
+from ddmq_common.errors import CallerError, TryLaterError
+
+ITEMS_MAX = 20_000  # messages in a plan
+PAGE = 1_000
+BATCH = 64
+CONCURRENCY = 32
+DUE_MAX_MS = 253_402_300_799_999  # the end of the year 9999
+SAMPLE_FIELDS = ("id", "due_ms", "topic", "key", "born_ms", "repeats", "preview")
+CHANGED = {"cancel": "cancelled", "fire": "fired", "reschedule": "rescheduled"}  # outcomes by action
+
+
+def plan_delays(
+    delays: DelayQueries, clock: Clock, action: str, body: DelayChoiceBody, options: dict[str, Any]
+) -> PlanDraft:
+    """List the delayed messages that match, the earliest due first; at most ITEMS_MAX."""
+    if action != "reschedule" and options:
+        raise CallerError(f"{' and '.join(options)} with action {action!r}; allowed: none")
+    if action == "reschedule" and len(options) != 1:
+        raise CallerError("due_ms and shift_ms with action 'reschedule'; allowed: exactly one of them")
+    items: list[list[Any]] = []
+    sample: list[dict[str, Any]] = []
+    complete = True
+    stop_at = clock.monotonic() + PLAN_S
+    for page in _read_pages(delays, body):
+        complete &= not (page["orders_waiting"] or page["elsewhere"] or page["not_open"])
+        for row in page["messages"]:
+            if not row["id"] or not _was_born_in(row["born_ms"], body):
+                continue
+            if len(items) == ITEMS_MAX:
+                complete = False
+                break
+            items.append([row["id"], row["due_ms"], row["occurrence"]])
+            if len(sample) < SAMPLE_MAX:
+                sample.append(shorten_fields(row, SAMPLE_FIELDS))
+        if len(items) == ITEMS_MAX or (page["next"] is not None and clock.monotonic() >= stop_at):
+            complete &= page["next"] is None
+            break
+    return PlanDraft(len(items), complete, {}, sample, {}, 0, items)
+
+
+def _was_born_in(born_ms: int, body: DelayChoiceBody) -> bool:
+    return (body.born_from_ms is None or born_ms >= body.born_from_ms) and (
+        body.born_to_ms is None or born_ms < body.born_to_ms
+    )
+
+
+def _read_pages(delays: DelayQueries, body: DelayChoiceBody) -> Iterator[dict[str, Any]]:
+    """Yield pages of `GET /delay/messages`, wherever the delay service runs."""
+    after = None
+    while True:
+        query = DelaysQuery(
+            topic=body.topic, key=body.key, from_ms=body.from_ms, to_ms=body.to_ms, count=PAGE, after=after
+        )
+        request = AdminRequest({}, query, {}, "GET", "/delay/messages")
+        page = _read_answer(delays.answer_anywhere(request, delays.messages))
+        yield page
+        after = page["next"]
+        if after is None:
+            return
+
+
+def _read_answer(answer: Any) -> Any:
+    """Return the answer of this process or, decoded, that of another one. Raises TryLaterError."""
+    if not isinstance(answer, Text):
+        return answer
+    row = msgspec.json.decode(answer.payload)
+    if answer.status != 200:
+        raise TryLaterError(str(row.get("error", f"the delay service answers with status {answer.status}")))
+    return row
+
+
+class DelayTarget:
+    """The delayed messages of a plan."""
+
+    batch_max = BATCH
+    missing = "not found"
+
+    def __init__(self, delays: DelayQueries, calls: ProducerCalls, store: OperationStore, plan: Plan) -> None:
+        self._delays = delays
+        self._calls = calls
+        self._store = store
+        self._plan = plan
+        self._pool = Pool(CONCURRENCY)
+
+    def run_batch(self, cursor: int, limit: int, encode: EncodeProgress) -> tuple[BatchResult, bool]:
+        """Change up to `limit` messages, and wait for their outcomes."""
+        items = self._store.read_items(self._plan.id, cursor, limit)
+        if not items:
+            return BatchResult(0, {}, None), False
+        changed, skipped = 0, dict[str, int]()
+        for reason in self._pool.imap(self._change_message, items):
+            changed += not reason
+            skipped = merge_skipped(skipped, {reason: 1} if reason else {})
+        at = cursor + len(items)
+        return BatchResult(changed, skipped, at if at < self._plan.items else None), False
+
+    def _change_message(self, item: list[Any]) -> str:
+        """Change one message unless it differs from the plan; return why it was not changed, or ""."""
+        delay_id, due_ms, occurrence = item
+        row = self._delays.fetch_message(delay_id)
+        reason = _find_difference(self._plan.action, row, due_ms, occurrence)
+        if reason:
+            return reason
+        options = self._plan.options
+        target_ms = None
+        if self._plan.action == "reschedule":
+            target_ms = options["due_ms"] if "due_ms" in options else due_ms + options["shift_ms"]
+            target_ms = min(max(target_ms, 0), DUE_MAX_MS)
+        body = DelayChangeBody(action=self._plan.action, due_ms=target_ms)  # type: ignore[arg-type]
+        request = AdminRequest({"id": delay_id}, Query(), body, "POST", "/delay/messages/{id}")
+        answer = self._calls.answer_anywhere(request, partial(change_message, self._calls))
+        outcome = _read_outcome(answer)
+        return "" if outcome in (CHANGED[self._plan.action], PENDING) else outcome
+
+
+def _find_difference(action: str, row: Any, due_ms: int, occurrence: int) -> str:
+    """Return how a message differs from the one that the plan showed; "" if it does not.
+
+    A repeating message that has fired meanwhile can still be cancelled: that ends all further deliveries.
+    """
+    if row["state"] != PENDING:
+        return f"{row['state']} meanwhile"
+    if row.get("due_ms") == due_ms and row.get("occurrence") == occurrence:
+        return ""
+    if row.get("occurrence", occurrence) == occurrence:
+        return "rescheduled meanwhile"
+    return "" if action == "cancel" else "its next delivery is another one now"
+
+
+def _read_outcome(answer: Any) -> str:
+    """Return the outcome of a change; also of a message that is not known any more (404)."""
+    if isinstance(answer, Text):
+        row = msgspec.json.decode(answer.payload)
+        if answer.status not in (200, 404) or "outcome" not in row:
+            raise TryLaterError(str(row.get("error", f"status {answer.status}")))
+        return str(row["outcome"])
+    return str(answer["outcome"])

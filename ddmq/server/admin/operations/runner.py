@@ -1,0 +1,281 @@
+"""Runs started operations in this process: a greenlet each, in batches, with a rate and a stop.
+
+A runner stores its progress after each batch. It ends if the stored progress names another runner, because
+the operation was continued elsewhere. Errors that pass are waited out; all others end the operation, which
+can be started again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gevent.event import AsyncResult, Event
+
+from ddmq.server.admin.operations.plans import Plan
+from ddmq.server.admin.operations.state import BatchResult, OperationState, Progress
+from ddmq.server.admin.operations.storing import (
+    OperationStore,
+    StoredOperation,
+    encode_progress,
+    progress_key,
+)
+from ddmq.server.admin.operations.target import OperationTarget
+from ddmq.server.http.pace import Account, PacedGreenlet
+from ddmq_common.clock import Clock
+from ddmq_common.errors import DdmqError, FencedError, RemoteError, TryLaterError
+
+RUNNING_MAX = 4  # operations that run in one process
+RETRY_S = (0.1, 0.5, 2.0, 5.0)  # pauses after errors that pass, the last one again and again
+BATCH_S = 0.2  # of the rate, at most, in one batch
+STORE_S = 1.0  # between two writes of the progress of batches that changed nothing
+T = TypeVar("T")
+log = logging.getLogger("ddmq.operations")
+
+
+class _SlicingAccount(Account):
+    """An account without a debt: its greenlet lets others run after each slice, and never waits longer."""
+
+    @property
+    def debt_s(self) -> float:
+        return 0.0
+
+    def charge(self, seconds: float) -> None:
+        """Ignore the used processor time."""
+
+    def pause(self) -> None:
+        """Return at once, because there is no debt."""
+
+
+def spawn_sliced(function: Callable[..., T], *arguments: Any) -> Any:
+    """Return a greenlet that calls the function in short slices of processor time."""
+    greenlet = PacedGreenlet(function, *arguments)
+    greenlet.account = _SlicingAccount()
+    greenlet.start()
+    return greenlet
+
+
+class OperationRunner:
+    """The running operations of this process. `home`: its name, the same after a restart."""
+
+    def __init__(
+        self,
+        store: OperationStore,
+        clock: Clock,
+        home: str,
+        make_target: Callable[[Plan], OperationTarget],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._make_target = make_target
+        self.home = home
+        self._wake_ups: dict[str, Event] = {}  # by id of the operation
+        self._closed = False
+
+    def check_capacity(self) -> None:
+        """Raise TryLaterError if RUNNING_MAX operations run in this process."""
+        if len(self._wake_ups) >= RUNNING_MAX:
+            raise TryLaterError(f"{RUNNING_MAX} operations are running here; try again when one has ended")
+
+    def is_running(self, operation_id: str) -> bool:
+        """Return whether this process runs the operation."""
+        return operation_id in self._wake_ups
+
+    def make_progress(self, cursor: Any) -> Progress:
+        """Return the first progress of an operation that this process will run."""
+        now = self._clock.wall_ms()
+        return Progress(OperationState.RUNNING, secrets.token_hex(8), self.home, now, now, cursor)
+
+    def continue_progress(self, progress: Progress) -> Progress:
+        """Return the progress with which this process continues an operation, as a new runner."""
+        return progress.restart_with(secrets.token_hex(8), self.home, self._clock.wall_ms())
+
+    def start(self, operation: StoredOperation, progress: Progress) -> None:
+        """Run an operation, whose progress is stored and names the runner."""
+        operation_id = operation.plan.id
+        self._wake_ups[operation_id] = Event()
+        facts = {"operation": operation_id, "kind": operation.plan.kind, "action": operation.plan.action}
+        log.info("operation started", extra=facts | {"items": operation.plan.total})
+        spawn_sliced(self._run, operation, progress)
+
+    def wake_up(self, operation_id: str) -> None:
+        """Let a runner of this process see a stop request now."""
+        if operation_id in self._wake_ups:
+            self._wake_ups[operation_id].set()
+
+    def resume_all(self) -> None:
+        """Continue the operations that this process ran when it ended."""
+        for operation_id in self._store.list_ids():
+            stored = self._store.get(operation_id)
+            if stored is None or self.is_running(operation_id):
+                continue
+            operation, progress = stored
+            if progress.state is OperationState.RUNNING and progress.home == self.home:
+                stop = self._store.stopped_runner(operation_id) == progress.runner
+                following = progress.stop(self._clock.wall_ms()) if stop else self.continue_progress(progress)
+                self._store.put_progress(operation_id, following)
+                if not stop:
+                    self.start(operation, following)
+
+    def close(self) -> None:
+        """End all runners after their batch; their operations continue when the process starts again."""
+        self._closed = True
+        for event in self._wake_ups.values():
+            event.set()
+
+    # --- one operation
+
+    def _run(self, operation: StoredOperation, progress: Progress) -> None:
+        operation_id = operation.plan.id
+        try:
+            last = self._run_batches(operation, progress)
+            facts = {"operation": operation_id, "state": last.state, "error": last.error}
+            log.info("operation ended", extra=facts | {"changed": last.changed, "skipped": last.skipped})
+        except Exception:
+            log.exception("operation interrupted", extra={"operation": operation_id})
+        finally:
+            self._wake_ups.pop(operation_id, None)
+
+    def _run_batches(self, operation: StoredOperation, progress: Progress) -> Progress:
+        """Run batches until the operation ends here; return its last progress."""
+        operation_id, failures = operation.plan.id, 0
+        try:
+            run = OperationRun(
+                self._store, self._clock, operation, progress, self._make_target(operation.plan)
+            )
+        except DdmqError as error:
+            return self._store_failure(operation_id, progress, error)
+        while True:
+            try:
+                pause_s = run.run_batch()
+                failures = 0
+            except (TryLaterError, RemoteError, FencedError, TimeoutError) as error:
+                pause_s = RETRY_S[min(failures, len(RETRY_S) - 1)]
+                failures += 1
+                facts = {"operation": operation_id, "error": str(error), "pause_s": pause_s}
+                log.warning("operation waits", extra=facts)
+                run.reload_progress()
+            except DdmqError as error:
+                return self._store_failure(operation_id, run.progress, error)
+            if run.is_over:
+                return run.progress
+            self._wake_ups[operation_id].wait(pause_s)
+            self._wake_ups[operation_id].clear()
+            if self._closed:
+                return run.progress
+
+    def _store_failure(self, operation_id: str, progress: Progress, error: Exception) -> Progress:
+        failed = progress.fail(str(error), self._clock.wall_ms())
+        self._store.put_progress(operation_id, failed)
+        return failed
+
+
+class OperationRun:
+    """One runner of one operation. `progress`: the newest one, which may not be stored yet."""
+
+    def __init__(
+        self,
+        store: OperationStore,
+        clock: Clock,
+        operation: StoredOperation,
+        progress: Progress,
+        target: OperationTarget,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._plan = operation.plan
+        self._rate = operation.rate
+        self._target = target
+        self._runner = progress.runner
+        self._stored = progress
+        self._next_at = clock.monotonic()  # when the rate allows the next batch
+        self.progress = progress
+        self.is_over = False
+
+    def run_batch(self) -> float:
+        """Run one batch and store the progress; return the seconds to wait before the next one."""
+        if self._is_replaced() or self._is_stopped():
+            return 0.0
+        pause_s = self._next_at - self._clock.monotonic()
+        if pause_s > 0:
+            return pause_s
+        result, is_stored = self._target.run_batch(self.progress.cursor, self._batch_size(), self._encode)
+        self.progress = self._advance(result)
+        if is_stored:
+            self._stored = self.progress
+        elif self._must_store():
+            self._store.put_progress(self._plan.id, self.progress)
+            self._stored = self.progress
+        if self.progress.state is not OperationState.RUNNING:
+            self.is_over = True
+            self._store.delete_items(self._plan.id)
+        return self._start_pause(result.changed)
+
+    def reload_progress(self) -> None:
+        """Continue from the stored progress, because it is uncertain whether the last batch was stored."""
+        stored = self._store.get(self._plan.id)
+        if stored is None or stored[1].runner != self._runner:
+            self.is_over = True
+        else:
+            self.progress = self._stored = stored[1]
+            self.is_over = self.progress.state is not OperationState.RUNNING
+
+    def _is_replaced(self) -> bool:
+        stored = self._store.get(self._plan.id)
+        self.is_over = stored is None or stored[1].runner != self._runner
+        return self.is_over
+
+    def _is_stopped(self) -> bool:
+        if self._store.stopped_runner(self._plan.id) != self._runner:
+            return False
+        self.progress = self.progress.stop(self._clock.wall_ms())
+        self._store.put_progress(self._plan.id, self.progress)
+        self.is_over = True
+        return True
+
+    def _batch_size(self) -> int:
+        if self._rate is None:
+            return self._target.batch_max
+        return max(1, min(self._target.batch_max, int(self._rate * BATCH_S)))
+
+    def _start_pause(self, changed: int) -> float:
+        """Account for the changes of a batch; return the seconds until the rate allows the next one."""
+        now = self._clock.monotonic()
+        if self._rate is not None:
+            self._next_at = max(self._next_at, now - BATCH_S) + changed / self._rate
+        return max(0.0, self._next_at - now)
+
+    def _advance(self, result: BatchResult) -> Progress:
+        progress = self.progress.add_batch(result, self._clock.wall_ms())
+        if result.cursor is None and self._plan.exact:
+            progress = progress.skip_missing(self._plan.total, self._target.missing)
+        return progress
+
+    def _encode(self, result: BatchResult) -> dict[str, bytes]:
+        """Return the settings that store the progress after a batch."""
+        return {progress_key(self._plan.id): encode_progress(self._advance(result))}
+
+    def _must_store(self) -> bool:
+        before, now = self._stored, self.progress
+        changed = now.changed > before.changed or now.state is not before.state
+        return changed or now.at_ms - before.at_ms >= STORE_S * 1000
+
+
+def wait_sliced(function: Callable[..., T], *arguments: Any) -> T:
+    """Call the function in short slices of processor time, and return its result or raise its error."""
+    answer: AsyncResult[T] = AsyncResult()
+
+    def call() -> None:
+        try:
+            answer.set(function(*arguments))
+        except Exception as error:
+            answer.set_exception(error)
+
+    greenlet = spawn_sliced(call)
+    try:
+        result: T = answer.get()
+        return result
+    finally:
+        greenlet.kill(block=False)
