@@ -74,6 +74,12 @@ READS = {
     "findings": [Case(("findings",), is_shown=False)],
     "lag": [Case(("lag",), is_shown=False)],
     "stats": [Case(("stats",), is_shown=False)],
+    "op plan": [
+        Case(("op", "plan", "dead-letters", "resend", "--group", GROUP)),
+        Case(("op", "plan", "keys", "park", "--group", ORDERED)),
+        Case(("op", "plan", "delays", "cancel", "--topic", TOPIC)),
+    ],
+    "op list": [Case(("op", "list"), is_shown=False)],
     "doctor": [Case(("doctor", "--config", NASTY.replace("\0", "")))],
 }
 ACTS = {  # what they refuse or do with a hostile name or value
@@ -101,6 +107,9 @@ ACTS = {  # what they refuse or do with a hostile name or value
     "group replay": [Case(("group", "replay", ORDERED, NASTY))],
     "group skip": [Case(("group", "skip", ORDERED, NASTY))],
     "offset reset": [Case(("offset", "reset", GROUP, "--topic", TOPIC, "--to", NASTY))],
+    "op show": [Case(("op", "show", NASTY))],
+    "op start": [Case(("op", "start", NASTY, NASTY, "--yes"))],
+    "op stop": [Case(("op", "stop", NASTY))],
     "tx commit": [Case(("tx", "commit", NASTY, "--yes"))],
     "tx rollback": [Case(("tx", "rollback", NASTY, "--yes"))],
     "dlq resend": [Case(("dlq", "resend", GROUP, "--reason", NASTY), is_shown=False)],

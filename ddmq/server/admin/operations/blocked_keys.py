@@ -42,7 +42,7 @@ def plan_keys(consumer: ConsumerService, action: str, body: KeyChoiceBody) -> Pl
         raise CallerError(f"state is {body.state!r}; allowed for {action}: {', '.join(allowed)}")
     states = STATES[action] if body.state is None else (body.state,)
     rows = keys.list_blocked_keys(consumer, body.group, keys.LIMIT_MAX)
-    chosen_keys = frozenset(body.keys)
+    chosen_keys = {key for text in body.keys for key in keys.possible_keys(text)}
     matches = [
         row
         for row in rows
