@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.output import confirm, hint, pause, print_facts, print_json, print_line, print_table
+from ddmq.cli.output import confirm, hint, print_facts, print_json, print_line, print_table
 from ddmq.cli.values import GROUP, NAME, TOPIC, Integer, Name, parse_moment
 from ddmq.moments import format_moment
 from ddmq_client.admin.settings import DEAD_LETTER_REASONS
@@ -20,7 +21,7 @@ COLUMNS = ("id", "kind", "action", "state", "planned", "counted", "changed", "sk
 FACTS = ("topic", "key", "error", "reason", "state", "due_ms", "preview")  # of a sample, in this order
 TIMES = ("since_ms", "until_ms", "from_ms", "to_ms", "born_from_ms", "born_to_ms", "due_ms")
 PLAN_TIMEOUT_S = 60.0
-POLL_INTERVAL_S = 1.0
+POLL_INTERVAL_S = 0.5
 GROUPS_NAMED = 5
 ENDED = ("stopped", "done", "failed", "interrupted")
 ID = Name()
@@ -201,7 +202,7 @@ def _start_plan(
     operation = plan["id"]
     if not as_json:
         _print_plan(plan)
-    if not plan["remaining"]:
+    if plan["state"] == "planned" and not plan["remaining"]:
         return print_json(plan) if as_json else hint("nothing matches; nothing was started")
     if not yes:
         left = "" if plan["remaining"] == plan["counted"] else f", {plan['remaining']:,} remain"
@@ -230,7 +231,7 @@ def _wait_for_end(admin: AdminClient, operation: str, *, quiet: bool) -> dict[st
         if not quiet and row["changed"] != changed:
             changed = row["changed"]
             hint(f"{changed:,} changed, {row['remaining']:,} remain")
-        pause(POLL_INTERVAL_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _print_progress(row: Mapping[str, Any]) -> None:

@@ -38,9 +38,10 @@ CHANGE_S = 0.002  # processor time that the backend takes for a change
 NO_LISTINGS = ("/health", "/ready", "/metrics")  # wait for none to be made
 _STATUS = {
     200: "200 OK", 400: "400 Bad Request", 403: "403 Forbidden", 404: "404 Not Found",
-    405: "405 Method Not Allowed", 408: "408 Request Timeout", 411: "411 Length Required",
-    412: "412 Precondition Failed", 413: "413 Content Too Large", 415: "415 Unsupported Media Type",
-    500: "500 Internal Server Error", 503: "503 Service Unavailable", 504: "504 Gateway Timeout",
+    405: "405 Method Not Allowed", 408: "408 Request Timeout", 409: "409 Conflict",
+    411: "411 Length Required", 412: "412 Precondition Failed", 413: "413 Content Too Large",
+    415: "415 Unsupported Media Type", 500: "500 Internal Server Error", 503: "503 Service Unavailable",
+    504: "504 Gateway Timeout",
 }  # fmt: skip
 STREAM_HEADERS = [
     ("Content-Type", EVENT_STREAM), ("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-store"),

@@ -124,10 +124,10 @@ class Operations:
         elif planned is not None:
             planned.plan.check_token(body.token)
             self.runner.check_capacity()
-            self.shelf.remove(operation_id)
             operation = StoredOperation(planned.plan, body.rate)
             progress = self.runner.make_progress(planned.plan.cursor)
             self.store.add(planned, body.rate, progress)
+            self.shelf.remove(operation_id)
             self._delete_old()
         else:
             raise _no_such(operation_id)
