@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import click
 
@@ -25,6 +25,7 @@ POLL_INTERVAL_S = 0.5
 GROUPS_NAMED = 5
 ENDED = ("stopped", "done", "failed", "interrupted")
 ID = Name()
+Command = TypeVar("Command", bound=Callable[..., Any])
 rate_option = click.option(
     "--rate", type=Integer(1, 1_000_000), help="Change at most so many per second; by default, no limit."
 )
@@ -49,7 +50,7 @@ def op() -> None:
     """
 
 
-def _time_option(name: str, text: str) -> Any:
+def _time_option(name: str, text: str) -> Callable[[Command], Command]:
     return click.option(name, f"{name.strip('-').replace('-', '_')}_ms", metavar="TIME", help=text)
 
 
@@ -131,7 +132,8 @@ def _build_body(kind: str, action: str, options: Mapping[str, Any]) -> dict[str,
     for name in TIMES:
         if name in stated:
             stated[name] = parse_moment(stated[name], "--" + name.removesuffix("_ms").replace("_", "-"))
-    body = {name: stated.pop(name) for name in ("to_topic", "due_ms", "shift_ms") if name in stated}
+    options_of_action = ("to_topic", "due_ms", "shift_ms")
+    body: dict[str, Any] = {name: stated.pop(name) for name in options_of_action if name in stated}
     for name in ("offsets", "keys"):
         if name in stated:
             stated[name] = list(stated[name])

@@ -41,7 +41,7 @@ def plan_dead_letters(
         raise CallerError(f"to_topic goes with resend, not with {action}")
     choice, group = _read_choice(body), body.group
     ranges = ranges_to_resend(backend, group, choice)
-    work = _make_work(backend, clock, action, body, to_topic=to_topic, dry_run=True)
+    work = _make_work(backend, clock, action, body, to_topic=to_topic, dry_run=True, batch=BATCH)
     remaining = work.run(ranges, clock.monotonic() + PLAN_S)
     sample = show_dead_letters(backend, group, choice, 0, SAMPLE_MAX)["shown"]
     alone = "" if _reaches_all(group, to_topic=to_topic) else group
@@ -93,7 +93,7 @@ class DeadLetterTarget:
 
         work = _make_work(
             self._backend, self._clock, self._action, self._body, to_topic=self._to_topic, batch=limit,
-            make_settings=make_settings, pace=paced,
+            make_settings=make_settings,
         )  # fmt: skip
         at = work.resend_batch(first)
         if stored and work.sent:
@@ -113,8 +113,8 @@ def _make_work(
 ) -> Resend:
     group = "" if _reaches_all(body.group, to_topic=to_topic) else body.group
     discard = action == "purge"
-    more = {"batch": BATCH, "pace": paced} | more
-    return Resend(backend, clock, _read_choice(body), group, dry_run=dry_run, discard=discard, **more)
+    choice = _read_choice(body)
+    return Resend(backend, clock, choice, group, dry_run=dry_run, discard=discard, pace=paced, **more)
 
 
 def _reaches_all(group: str, *, to_topic: bool) -> bool:

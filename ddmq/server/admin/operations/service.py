@@ -173,7 +173,7 @@ class Operations:
     # --- plans
 
     def _draft_plan(self, body: OperationPlanBody, choice: Any, options: dict[str, Any]) -> PlanDraft:
-        timing = {name: options[name] for name in ("due_ms", "shift_ms") if name in options}
+        timing: dict[str, Any] = {name: options[name] for name in ("due_ms", "shift_ms") if name in options}
         if body.kind != "delays" and timing:
             raise CallerError(f"{' and '.join(timing)} with kind {body.kind!r}; allowed: delays")
         if body.kind != "dead_letters" and body.to_topic:
