@@ -271,9 +271,7 @@ def _lose_answer(work: OperationOnDeadLetters, run: OperationRun, *, stored: boo
     """Run a batch whose commit is answered by an error, whether or not it is stored."""
     backend = work.rig.backend
     backend.fail_next(RemoteError("silence"), AppendStatus.UNKNOWN, stored=stored)
-    try:
+    with suppress(RemoteError):
         run.run_batch()
-    except RemoteError:
-        run.reload_progress()
     with suppress(RemoteError):  # the batch may have had no commit
         backend.commit(CommitBatch(settings={"unrelated": b""}), work.rig.deadline()).wait(20)

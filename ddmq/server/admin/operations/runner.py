@@ -156,7 +156,6 @@ class OperationRunner:
                 failures += 1
                 facts = {"operation": operation_id, "error": str(error), "pause_s": pause_s}
                 log.warning("operation waits", extra=facts)
-                run.reload_progress()
             except DdmqError as error:
                 return self._store_failure(operation_id, run.progress, error)
             if run.is_over:
@@ -173,7 +172,11 @@ class OperationRunner:
 
 
 class OperationRun:
-    """One runner of one operation. `progress`: the newest one, which may not be stored yet."""
+    """One runner of one operation. `progress`: the newest one, which may not be stored yet.
+
+    If a batch fails, it is uncertain whether it was stored, so the next one continues from the stored
+    progress.
+    """
 
     def __init__(
         self,
@@ -191,16 +194,20 @@ class OperationRun:
         self._runner = progress.runner
         self._stored = progress
         self._next_at = clock.monotonic()  # when the rate allows the next batch
+        self._is_uncertain = False
         self.progress = progress
         self.is_over = False
 
     def run_batch(self) -> float:
         """Run one batch and store the progress; return the seconds to wait before the next one."""
-        if self._is_replaced() or self._is_stopped():
+        if self._is_uncertain:
+            self._reload_progress()
+        if self.is_over or self._is_replaced() or self._is_stopped():
             return 0.0
         pause_s = self._next_at - self._clock.monotonic()
         if pause_s > 0:
             return pause_s
+        self._is_uncertain = True
         result, is_stored = self._target.run_batch(self.progress.cursor, self._batch_size(), self._encode)
         self.progress = self._advance(result)
         if is_stored:
@@ -208,13 +215,16 @@ class OperationRun:
         elif self._must_store():
             self._store.put_progress(self._plan.id, self.progress)
             self._stored = self.progress
+        self._is_uncertain = False
         if self.progress.state is not OperationState.RUNNING:
             self.is_over = True
             self._store.delete_items(self._plan.id)
         return self._start_pause(result.changed)
 
-    def reload_progress(self) -> None:
-        """Continue from the stored progress, because it is uncertain whether the last batch was stored."""
+    def _reload_progress(self) -> None:
+        """Continue from the stored progress, as soon as this process sees all that was stored."""
+        self._store.catch_up()
+        self._is_uncertain = False
         stored = self._store.get(self._plan.id)
         if stored is None or stored[1].runner != self._runner:
             self.is_over = True
@@ -230,9 +240,9 @@ class OperationRun:
     def _is_stopped(self) -> bool:
         if self._store.stopped_runner(self._plan.id) != self._runner:
             return False
-        self.progress = self.progress.stop(self._clock.wall_ms())
-        self._store.put_progress(self._plan.id, self.progress)
-        self.is_over = True
+        stopped = self.progress.stop(self._clock.wall_ms())
+        self._store.put_progress(self._plan.id, stopped)
+        self.progress, self.is_over = stopped, True
         return True
 
     def _batch_size(self) -> int:

@@ -34,7 +34,6 @@ from ddmq.server.admin.operations.state import OperationState, Progress, check_s
 from ddmq.server.admin.operations.storing import OperationStore, StoredOperation, is_id, make_id
 from ddmq.server.admin.operations.target import OperationTarget, PlanDraft, build_command, stated_fields
 from ddmq.server.admin.producer_calls import ProducerCalls
-from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.parameters import Body, read_body
 from ddmq.server.http.routing import NoSuchOperationError
@@ -78,7 +77,7 @@ class Operations:
         """Continue the operations that this process ran when it ended, as soon as the backend allows."""
         while True:
             try:
-                self._backend.caught_up().wait(WAIT_S)
+                self.store.catch_up()
                 self.runner.resume_all()
                 self.store.delete_orphans(self._clock.wall_ms() - EXPIRY_MS)
                 return

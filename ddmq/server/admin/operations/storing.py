@@ -48,6 +48,10 @@ class OperationStore:
         self._backend = backend
         self._clock = clock
 
+    def catch_up(self) -> None:
+        """Wait until this process sees every change that was confirmed to any process."""
+        self._backend.caught_up().wait(WAIT_S)
+
     def get(self, operation_id: str) -> tuple[StoredOperation, Progress] | None:
         """Return an operation and its progress, or None. Raises StorageError if it cannot be decoded."""
         head = self._backend.setting(_head_key(operation_id))

@@ -8,7 +8,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from ddmq_client import Consumer, Producer
-from tests.scenarios.real_server import RealServer
+from tests.scenarios.real_server import RealServer, running
 from tests.service.cli.conftest import Shell
-from tests.support.installations import Installation
 from tests.support.waits import until
 
 STEPS = {"start": "first", "retry_steps": 0, "retry_intervals_ms": []}
@@ -143,21 +142,10 @@ def test_an_operation_continues_when_the_client_has_left(shell: Shell, topic: st
     assert letters(server, group) == 0
 
 
-@contextmanager
-def own_server(folder: Path, installation: Installation) -> Iterator[RealServer]:
-    server = RealServer(folder, installation=installation)
-    try:
-        yield server.start()
-    finally:
-        server.end()
-
-
 @pytest.mark.parametrize("kills", [1, 3])
-def test_every_letter_is_resent_once_over_kills(
-    tmp_path: Path, installation: Installation, kills: int
-) -> None:
+def test_every_letter_is_resent_once_over_kills(tmp_path: Path, kills: int) -> None:
     count = 600
-    with own_server(tmp_path, installation) as server:
+    with running(tmp_path) as server:
         server.admin("POST", "topics", "t", body={"queues": 2})
         bury(server, "g", "t", [f"shown {number}" for number in range(count)])
         planned = plan(server, "dead_letters", "resend", {"group": "g"})
