@@ -313,3 +313,23 @@ def test_a_repeating_message_is_fired_once_and_then_cancelled(shell: Shell, topi
     start(server, cancelling)
     assert wait_for(server, cancelling)["changed"] == 1
     assert waiting(server, topic) == {}
+
+
+# --- a process for each component
+
+
+def test_operations_reach_the_other_processes(tmp_path: Path) -> None:
+    with running(tmp_path, processes=True) as server:
+        ids = delay(server, "later", 70)
+        planned = plan(server, "delays", "cancel", {"topic": "later", "key": "k7"})
+        assert (planned["counted"], planned["exact"]) == (1, True)
+        start(server, planned)
+        assert wait_for(server, planned)["changed"] == 1
+        assert waiting(server, "later").keys() == set(ids) - {ids[7]}
+        bury(server, "g", "t", ["one", "two"])
+        planned = plan(server, "dead_letters", "resend", {"group": "g"})
+        start(server, planned)
+        assert wait_for(server, planned)["changed"] == 2
+        server.kill()
+        server.start()
+        assert server.admin("GET", "operations", planned["id"])["state"] == "done"

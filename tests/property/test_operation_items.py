@@ -1,0 +1,315 @@
+"""Operations on delayed messages and on keys against a model: only what was shown, in the shown version."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.completion import Completion, succeeded
+from backend.memory import MemoryBackend
+from backend.records import QueueRef
+from ddmq.server.admin.bodies import OperationPlanBody
+from ddmq.server.admin.operations.runner import OperationRun
+from ddmq.server.admin.operations.service import Operations
+from ddmq.server.admin.operations.state import OperationState
+from ddmq.server.http.parameters import read_body
+from ddmq.server.http.routing import AdminRequest
+from ddmq_common.clock import ManualClock
+from proxy_consumer.groups.blocked_keys import BlockedKey
+from proxy_consumer.groups.ordering import KeyOutcome
+
+BATCH = 3
+
+
+class OperationUnderTest:
+    """An operation that a test runs batch by batch; `crash` loses the progress of the last batch."""
+
+    def __init__(self, consumer: Any = None, delays: Any = None, calls: Any = None) -> None:
+        self.clock = ManualClock()
+        self.backend = MemoryBackend(self.clock)
+        self._operations = Operations(self.backend, self.clock, lambda: consumer, delays, calls, "home")
+        self.plan: dict[str, Any] = {}
+
+    def make_plan(self, kind: str, action: str, chosen: dict[str, Any], **options: Any) -> None:
+        body = {"kind": kind, "action": action, "filter": chosen, **options}
+        self.plan = self._operations.make_plan(read_body(OperationPlanBody, body))
+        planned = self._operations.shelf.get(self.plan["id"])
+        assert planned is not None
+        progress = self._operations.runner.make_progress(planned.plan.cursor)
+        self._operations.store.add(planned, None, progress)
+
+    def load(self) -> OperationRun:
+        stored = self._operations.store.get(self.plan["id"])
+        assert stored is not None
+        operation, progress = stored
+        if progress.state is OperationState.RUNNING:
+            progress = self._operations.runner.continue_progress(progress)
+            self._operations.store.put_progress(self.plan["id"], progress)
+        target = self._operations.make_target(operation.plan)
+        target.batch_max = BATCH
+        run = OperationRun(self._operations.store, self.clock, operation, progress, target)
+        run.is_over = progress.state is not OperationState.RUNNING
+        return run
+
+    def crash_in_batch(self) -> OperationRun:
+        """Change a batch, and continue as a process that was killed before it stored the progress."""
+        stored = self._operations.store.get(self.plan["id"])
+        assert stored is not None
+        operation, progress = stored
+        if progress.state is OperationState.RUNNING:
+            self._operations.make_target(operation.plan).run_batch(progress.cursor, BATCH, lambda _: {})
+        return self.load()
+
+    def show(self) -> dict[str, Any]:
+        return self._operations.show(self.plan["id"])
+
+
+# --- delays
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A delayed message of the model. `repeats`: another delivery follows each one."""
+
+    due_ms: int
+    topic: str
+    occurrence: int = 0
+    repeats: bool = False
+    state: str = "pending"
+
+    def fired(self) -> Waiting:
+        if self.repeats:
+            return replace(self, due_ms=self.due_ms + 7, occurrence=self.occurrence + 1)
+        return replace(self, state="fired")
+
+
+class DelayModel:
+    """A delay service: the part of the admin API that operations use. Ids are numbers as text."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Waiting] = {}
+        self.commands: list[tuple[str, Waiting]] = []  # of the operation: id and version before
+
+    def add(self, message: Waiting) -> None:
+        self.rows[str(len(self.rows))] = message
+
+    def waiting(self, topic: str, start: int, end: int) -> dict[str, Waiting]:
+        return {
+            each: row
+            for each, row in self.rows.items()
+            if row.state == "pending" and row.topic == topic and start <= row.due_ms < end
+        }
+
+    def change(self, number: int, action: str, due_ms: int) -> None:
+        """A change by others."""
+        delay_id = str(number % len(self.rows))
+        row = self.rows[delay_id]
+        if row.state == "pending":
+            changes = {
+                "cancel": replace(row, state="cancelled"),
+                "fire": row.fired(),
+                "move": replace(row, due_ms=due_ms),
+            }
+            self.rows[delay_id] = changes[action]
+
+    # --- as the admin API
+
+    messages = None
+
+    def fetch_message(self, delay_id: str) -> dict[str, Any]:
+        row = self.rows[delay_id]
+        return {"state": row.state, "due_ms": row.due_ms, "occurrence": row.occurrence}
+
+    def answer_anywhere(self, request: AdminRequest, act: Any) -> Any:
+        return self._list(request) if request.method == "GET" else self._command(request)
+
+    def _list(self, request: AdminRequest) -> Any:
+        query = request.query
+        rows = self.waiting(query["topic"], int(query["from_ms"]), int(query["to_ms"]))
+        at = int(query.get("after", "0"))
+        page = list(rows.items())[at : at + 2]
+        messages = [
+            {"id": each, "due_ms": row.due_ms, "occurrence": row.occurrence, "born_ms": 1, "topic": row.topic}
+            for each, row in page
+        ]
+        more = str(at + 2) if at + 2 < len(rows) else None
+        return {"messages": messages, "next": more, "orders_waiting": 0, "elsewhere": [], "not_open": []}
+
+    def _command(self, request: AdminRequest) -> Any:
+        delay_id, body = request.path["id"], request.body
+        row = self.rows[delay_id]
+        self.commands.append((delay_id, row))
+        if row.state != "pending":
+            return {"outcome": row.state}
+        changes = {
+            "cancel": replace(row, state="cancelled"),
+            "fire": row.fired(),
+            "reschedule": replace(row, due_ms=body.due_ms or 0),
+        }
+        self.rows[delay_id] = changes[body.action]
+        return {"outcome": {"cancel": "cancelled", "fire": "fired", "reschedule": "rescheduled"}[body.action]}
+
+
+DUE = st.integers(1, 40)
+MESSAGES = st.builds(Waiting, DUE, st.sampled_from("tu"), repeats=st.booleans())
+CHANGES = st.tuples(st.integers(0, 30), st.sampled_from(["cancel", "fire", "move"]), DUE)
+HAPPENINGS = st.lists(
+    st.one_of(MESSAGES, CHANGES, st.sampled_from(["batch", "crash", "crash in batch"])), max_size=14
+)
+ACTIONS = st.sampled_from(
+    [("cancel", {}), ("fire", {}), ("reschedule", {"shift_ms": 5}), ("reschedule", {"shift_ms": -3}),
+     ("reschedule", {"due_ms": 99})]
+)  # fmt: skip
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=12), ACTIONS, DUE, DUE, HAPPENINGS)
+def test_delayed_messages_are_changed_in_the_version_that_was_shown(
+    messages: list[Waiting],
+    action: tuple[str, dict[str, int]],
+    start: int,
+    length: int,
+    happenings: list[Any],
+) -> None:
+    model = DelayModel()
+    for message in messages:
+        model.add(message)
+    work = OperationUnderTest(delays=model, calls=model)
+    shown = model.waiting("t", start, start + length)
+    name, options = action
+    chosen = {"topic": "t", "from_ms": start, "to_ms": start + length}
+    work.make_plan("delays", name, chosen, **options)
+    assert (work.plan["counted"], work.plan["exact"]) == (len(shown), True)
+    run, crashes, changes = work.load(), 0, 0
+    for happening in happenings:
+        if happening == "batch":
+            run.run_batch()
+        elif happening == "crash":
+            run = work.load()
+        elif happening == "crash in batch":
+            run, crashes = work.crash_in_batch(), crashes + 1
+        elif isinstance(happening, Waiting):
+            model.add(happening)
+        else:
+            model.change(*happening)
+            changes += 1
+    while not run.is_over:
+        run.run_batch()
+    commanded = Counter(delay_id for delay_id, _ in model.commands)
+    assert commanded.keys() <= shown.keys(), "nothing that was not shown"
+    for delay_id, before in model.commands:
+        version = shown[delay_id]
+        again = name == "cancel" and before.occurrence > version.occurrence  # of a repeating message
+        assert again or before == version
+    row = work.show()
+    assert (row["state"], row["remaining"]) == ("done", 0)
+    assert row["changed"] + sum(row["skipped"].values()) == len(shown)
+    if not changes:
+        assert commanded == dict.fromkeys(shown, 1), "all of it, once"
+    if not (changes or crashes):
+        assert row["changed"] == len(shown)
+
+
+# --- keys
+
+
+class KeyModel:
+    """A group whose keys are chains of offsets; the first one of each is blocked. A consumer proxy with it,
+    as far as operations use one."""
+
+    order_keys = frozenset({"KEY"})
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.chains = {f'"k{number}"': list(range(length)) for number, length in enumerate(lengths)}
+        self.parked_keys: set[str] = set()
+        self.acted: list[tuple[str, int]] = []
+
+    def head(self, key: str) -> int | None:
+        chain = self.chains[key]
+        return chain[0] if chain else None
+
+    def advance(self, number: int) -> None:
+        """The first message of a key is acknowledged."""
+        key = f'"k{number % len(self.chains)}"'
+        del self.chains[key][:1]
+
+    # --- as GroupOrdering and ConsumerService
+
+    def groups(self) -> Any:
+        return [SimpleNamespace(name="g")]
+
+    def load_order_keys(self, group: str, *, hold: bool = False) -> Completion[Any]:
+        return succeeded(self)
+
+    def single_chain_queues(self) -> dict[QueueRef, str]:
+        return {}
+
+    def blocked_keys(self, limit: int) -> list[BlockedKey]:
+        return [row for key in self.chains for row in self.describe_heads(key)]
+
+    def describe_heads(self, key: str) -> list[BlockedKey]:
+        head = self.head(key)
+        state = "parked" if key in self.parked_keys else "retrying"
+        return [] if head is None else [BlockedKey(key, "t", 0, head, 1, 1, state, "no address", 0, False)]
+
+    def _act(self, key: str, outcome: str) -> Completion[list[KeyOutcome]]:
+        (row,) = self.describe_heads(key)
+        self.acted.append((key, row.offset))
+        return succeeded([KeyOutcome(row, outcome)])
+
+    def park(self, key: str) -> Completion[list[KeyOutcome]]:
+        self.parked_keys.add(key)
+        return self._act(key, "parked")
+
+    def skip(self, key: str) -> Completion[list[KeyOutcome]]:
+        answer = self._act(key, "dead letter")
+        del self.chains[key][:1]
+        return answer
+
+    def replay(self, key: str) -> Completion[list[KeyOutcome]]:
+        self.parked_keys.discard(key)
+        return self._act(key, "replayed")
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=9),
+    st.sampled_from(["park", "skip"]),
+    st.lists(
+        st.one_of(st.integers(0, 8), st.sampled_from(["batch", "crash", "crash in batch"])), max_size=12
+    ),
+)
+def test_keys_are_changed_while_their_first_message_is_the_shown_one(
+    lengths: list[int], action: str, happenings: list[Any]
+) -> None:
+    model = KeyModel(lengths)
+    work = OperationUnderTest(consumer=cast(Any, model))
+    shown = {key: head for key in model.chains if (head := model.head(key)) is not None}
+    work.make_plan("keys", action, {"group": "g", "error": "address"})
+    assert (work.plan["counted"], work.plan["exact"]) == (len(shown), True)
+    run, crashes, advances = work.load(), 0, 0
+    for happening in happenings:
+        if happening == "batch":
+            run.run_batch()
+        elif happening == "crash":
+            run = work.load()
+        elif happening == "crash in batch":
+            run, crashes = work.crash_in_batch(), crashes + 1
+        else:
+            model.advance(happening)
+            advances += 1
+    while not run.is_over:
+        run.run_batch()
+    acted = Counter(model.acted)
+    assert acted.keys() <= set(shown.items()), "only heads that were shown"
+    assert set(acted.values()) <= {1}, "each at most once"
+    row = work.show()
+    assert (row["state"], row["remaining"]) == ("done", 0)
+    assert row["changed"] + sum(row["skipped"].values()) == len(shown)
+    if not advances:
+        assert acted.keys() == set(shown.items())
+    if not (advances or crashes):
+        assert row["changed"] == len(shown)
