@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from backend.completion import Completion, succeeded
 from backend.memory import MemoryBackend
 from backend.records import QueueRef
-from ddmq.server.admin.bodies import OperationPlanBody
+from ddmq.server.admin.contract.bodies import OperationPlanBody
 from ddmq.server.admin.operations.runner import OperationRun
 from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.operations.state import OperationState
@@ -73,7 +73,7 @@ class OperationUnderTest:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingMessage:
     """A delayed message of the model. `repeats`: another delivery follows each one."""
 
     due_ms: int
@@ -82,7 +82,7 @@ class Waiting:
     repeats: bool = False
     state: str = "pending"
 
-    def fired(self) -> Waiting:
+    def fired(self) -> WaitingMessage:
         if self.repeats:
             return replace(self, due_ms=self.due_ms + 7, occurrence=self.occurrence + 1)
         return replace(self, state="fired")
@@ -92,13 +92,13 @@ class DelayModel:
     """A delay service: the part of the admin API that operations use. Ids are numbers as text."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Waiting] = {}
-        self.commands: list[tuple[str, Waiting]] = []  # of the operation: id and version before
+        self.rows: dict[str, WaitingMessage] = {}
+        self.commands: list[tuple[str, WaitingMessage]] = []  # of the operation: id and version before
 
-    def add(self, message: Waiting) -> None:
+    def add(self, message: WaitingMessage) -> None:
         self.rows[str(len(self.rows))] = message
 
-    def waiting(self, topic: str, start: int, end: int) -> dict[str, Waiting]:
+    def waiting(self, topic: str, start: int, end: int) -> dict[str, WaitingMessage]:
         return {
             each: row
             for each, row in self.rows.items()
@@ -156,7 +156,7 @@ class DelayModel:
 
 
 DUE = st.integers(1, 40)
-MESSAGES = st.builds(Waiting, DUE, st.sampled_from("tu"), repeats=st.booleans())
+MESSAGES = st.builds(WaitingMessage, DUE, st.sampled_from("tu"), repeats=st.booleans())
 CHANGES = st.tuples(st.integers(0, 30), st.sampled_from(["cancel", "fire", "move"]), DUE)
 HAPPENINGS = st.lists(
     st.one_of(MESSAGES, CHANGES, st.sampled_from(["batch", "crash", "crash in batch"])), max_size=14
@@ -169,7 +169,7 @@ ACTIONS = st.sampled_from(
 
 @given(st.lists(MESSAGES, min_size=1, max_size=12), ACTIONS, DUE, DUE, HAPPENINGS)
 def test_delayed_messages_are_changed_in_the_version_that_was_shown(
-    messages: list[Waiting],
+    messages: list[WaitingMessage],
     action: tuple[str, dict[str, int]],
     start: int,
     length: int,
@@ -192,7 +192,7 @@ def test_delayed_messages_are_changed_in_the_version_that_was_shown(
             run = work.load()
         elif happening == "crash in batch":
             run, crashes = work.crash_in_batch(), crashes + 1
-        elif isinstance(happening, Waiting):
+        elif isinstance(happening, WaitingMessage):
             model.add(happening)
         else:
             model.change(*happening)
