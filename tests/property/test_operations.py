@@ -262,7 +262,7 @@ def _run_to_the_end(
                     run_batch(partial(_lose_answer, work, run, stored=stored))
             case other:
                 work.act(other)
-    while not run.is_over and run.progress.state is OperationState.RUNNING:
+    while not run.is_over:
         run_batch(run.run_batch)
     return changed
 

@@ -47,6 +47,7 @@ from proxy_consumer.retries.retry_queues import next_generation
 WORK_S = 3.0
 TRIES_MAX = 8
 MakeSettings = Callable[[int, Counter[str], Counter[str]], Mapping[str, bytes]]
+SAMPLE_MAX = 5  # letters that a dry run retains
 GROUPS_SHOWN = 100  # names of groups that one topic's resent letters reach
 
 
@@ -100,6 +101,7 @@ class Resend:
         self._bytes_max = can.body_bytes_max + 2 * can.properties_bytes_max
         self.sent: Counter[str] = Counter()  # by topic
         self.not_sent: Counter[str] = Counter()  # by why they were not sent
+        self.sample: list[DeadLetter] = []  # the first ones that were chosen
 
     def run(self, offset_ranges: Sequence[DeadLetterRange], stop_at: float) -> list[DeadLetterRange]:
         """Resend letters, at least one batch, until `stop_at` (monotonic seconds); return the ranges that
@@ -147,6 +149,7 @@ class Resend:
             if self._discard:
                 offsets.append(dead_letter.record.offset)
                 sent[dead_letter.topic] += 1
+                self._add_to_sample(dead_letter)
                 continue
             info = self._backend.topic(dead_letter.topic) if dead_letter.topic else None
             reason = self._explain_rejection(dead_letter, info)
@@ -160,7 +163,12 @@ class Resend:
             offsets.append(dead_letter.record.offset)
             records.append(record)
             sent[dead_letter.topic] += 1
+            self._add_to_sample(dead_letter)
         return offsets, records
+
+    def _add_to_sample(self, dead_letter: DeadLetter) -> None:
+        if self._dry_run and len(self.sample) < SAMPLE_MAX:
+            self.sample.append(dead_letter)
 
     def _explain_rejection(self, dead_letter: DeadLetter, info: TopicInfo | None) -> str:
         """Return why a letter must not be sent; "" if it may be sent."""

@@ -281,6 +281,23 @@ def test_delayed_messages_are_cancelled_as_shown(shell: Shell, topic: str) -> No
     assert waiting(server, topic).keys() == {ids[0], later}
 
 
+def test_messages_are_cancelled_over_a_kill(tmp_path: Path) -> None:
+    count = 300
+    with running(tmp_path) as server:
+        delay(server, "t", count)
+        planned = plan(server, "delays", "cancel", {"topic": "t"})
+        (later,) = delay(server, "t", 1)
+        start(server, planned, rate=150)
+        until(lambda: progress(server, planned) >= count // 4, "it goes on")
+        server.kill()
+        server.start()
+        row = wait_for(server, planned)
+        assert row["changed"] + sum(row["skipped"].values()) == count
+        assert row["skipped"].keys() <= {"cancelled meanwhile"}, "at most the batch that was not recorded"
+        assert sum(row["skipped"].values()) <= 64
+        assert waiting(server, "t").keys() == {later}
+
+
 def test_due_times_are_shifted_once(shell: Shell, topic: str) -> None:
     server = shell.server
     ids = delay(server, topic, 70)

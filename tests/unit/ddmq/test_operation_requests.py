@@ -83,6 +83,21 @@ def test_an_operation_changes_what_was_planned_and_nothing_later(rig: Operations
     assert "token" not in row
 
 
+def test_without_a_dry_run_the_plan_is_started_at_once(rig: OperationsRig) -> None:
+    rig.die(3)
+    body = {"kind": "dead_letters", "action": "purge", "filter": {"group": "G"}, "dry_run": False}
+    row = rig.here.make_plan(read_body(OperationPlanBody, body))
+    assert (row["state"], row["counted"]) == ("running", 3)
+    assert rig.wait_for(row, "done")["changed"] == 3
+    assert rig.letters() == 0
+
+
+def test_a_sample_has_letters_that_will_be_changed_however_far_they_are(rig: OperationsRig) -> None:
+    rig.die(300, "gone")
+    rig.die(2, "U")
+    assert [row["offset"] for row in rig.plan()["sample"]] == [300, 301]
+
+
 def test_a_wrong_token_starts_nothing(rig: OperationsRig) -> None:
     rig.die(1)
     plan = rig.plan()
@@ -133,6 +148,10 @@ def test_an_unknown_id_is_not_found(rig: OperationsRig, operation_id: str) -> No
             "due_ms with kind",
         ),
         ({"kind": "dead_letters", "action": "purge", "filter": {"group": "none"}}, "has no dead letters"),
+        (
+            {"kind": "dead_letters", "action": "purge", "filter": {"group": "G" * 70_000}},
+            "filter is larger than 65,536 bytes",
+        ),
         ({"kind": "delays", "action": "cancel", "filter": {}, "shift_ms": 5}, "allowed: none"),
         ({"kind": "delays", "action": "reschedule", "filter": {}}, "exactly one of them"),
         ({"kind": "delays", "action": "cancel", "filter": {"group": "G"}}, "'group' is no body key"),

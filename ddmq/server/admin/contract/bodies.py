@@ -144,7 +144,7 @@ RATE_MAX = 1_000_000
 
 class OperationPlanBody(Body):
     """A plan of an operation on everything that matches `filter`, whose names depend on the kind. `to_topic`:
-    for a resend; `due_ms` or `shift_ms`: for a reschedule."""
+    for a resend; `due_ms` or `shift_ms`: for a reschedule. Without `dry_run`, it is started at once."""
 
     kind: Annotated[Literal["dead_letters", "keys", "delays"], Meta(description="dead_letters, keys, delays")]
     action: Annotated[
@@ -152,6 +152,7 @@ class OperationPlanBody(Body):
         Meta(description="resend, purge, park, skip, replay, cancel, fire, reschedule"),
     ]
     filter: Annotated[dict[str, Any], Meta(description="a map of names to values, as the kind allows")]
+    dry_run: Flag = True
     to_topic: Flag = False
     due_ms: DueMs = None
     shift_ms: Annotated[

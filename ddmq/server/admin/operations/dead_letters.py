@@ -15,11 +15,11 @@ from ddmq.server.admin.contract.bodies import DeadLetterChoiceBody
 from ddmq.server.admin.dlq import (
     DeadLetterFilter,
     DeadLetterRange,
+    dead_letter_row,
     list_dead_letter_queues,
-    show_dead_letters,
 )
 from ddmq.server.admin.dlq_changes import Resend, list_groups_reached, ranges_to_resend
-from ddmq.server.admin.operations.plans import SAMPLE_MAX, Plan
+from ddmq.server.admin.operations.plans import Plan
 from ddmq.server.admin.operations.state import BatchResult
 from ddmq.server.admin.operations.target import PLAN_S, EncodeProgress, PlanDraft, shorten_fields
 from ddmq.server.http.pace import paced
@@ -39,17 +39,16 @@ def plan_dead_letters(
     """Count the open dead letters that match, as a run would find them now."""
     if to_topic and action != "resend":
         raise CallerError(f"to_topic goes with resend, not with {action}")
-    choice, group = _read_choice(body), body.group
-    ranges = ranges_to_resend(backend, group, choice)
+    group = body.group
+    ranges = ranges_to_resend(backend, group, _read_choice(body))
     work = _make_work(backend, clock, action, body, to_topic=to_topic, dry_run=True, batch=BATCH)
     remaining = work.run(ranges, clock.monotonic() + PLAN_S)
-    sample = show_dead_letters(backend, group, choice, 0, SAMPLE_MAX)["shown"]
     alone = "" if _reaches_all(group, to_topic=to_topic) else group
     return PlanDraft(
         counted=work.sent.total(),
         exact=not remaining,
         skipped=dict(work.not_sent),
-        sample=[shorten_fields(row, SAMPLE_FIELDS) for row in sample],
+        sample=[shorten_fields(dead_letter_row(each), SAMPLE_FIELDS) for each in work.sample],
         reaches={topic: list_groups_reached(backend, topic, alone) for topic in work.sent}
         if action == "resend"
         else {},

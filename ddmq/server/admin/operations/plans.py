@@ -61,10 +61,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class PlannedOperation(msgspec.Struct, frozen=True):
-    """A plan with its list of items, which is empty for dead letters."""
+    """A plan with its items, encoded in chunks; there are none for dead letters."""
 
     plan: Plan
-    items: list[Any]
+    chunks: list[bytes]
 
 
 class PlanShelf:

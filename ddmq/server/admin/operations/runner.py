@@ -209,12 +209,12 @@ class OperationRun:
             return pause_s
         self._is_uncertain = True
         result, is_stored = self._target.run_batch(self.progress.cursor, self._batch_size(), self._encode)
-        self.progress = self._advance(result)
-        if is_stored:
-            self._stored = self.progress
-        elif self._must_store():
-            self._store.put_progress(self._plan.id, self.progress)
-            self._stored = self.progress
+        progress = self._advance(result)
+        if not is_stored and self._must_store(progress):
+            self._store.put_progress(self._plan.id, progress)
+            is_stored = True
+        self.progress = progress
+        self._stored = progress if is_stored else self._stored
         self._is_uncertain = False
         if self.progress.state is not OperationState.RUNNING:
             self.is_over = True
@@ -225,16 +225,16 @@ class OperationRun:
         """Continue from the stored progress, as soon as this process sees all that was stored."""
         self._store.catch_up()
         self._is_uncertain = False
-        stored = self._store.get(self._plan.id)
-        if stored is None or stored[1].runner != self._runner:
+        progress = self._store.get_progress(self._plan.id)
+        if progress is None or progress.runner != self._runner:
             self.is_over = True
         else:
-            self.progress = self._stored = stored[1]
+            self.progress = self._stored = progress
             self.is_over = self.progress.state is not OperationState.RUNNING
 
     def _is_replaced(self) -> bool:
-        stored = self._store.get(self._plan.id)
-        self.is_over = stored is None or stored[1].runner != self._runner
+        progress = self._store.get_progress(self._plan.id)
+        self.is_over = progress is None or progress.runner != self._runner
         return self.is_over
 
     def _is_stopped(self) -> bool:
@@ -267,8 +267,8 @@ class OperationRun:
         """Return the settings that store the progress after a batch."""
         return {progress_key(self._plan.id): encode_progress(self._advance(result))}
 
-    def _must_store(self) -> bool:
-        before, now = self._stored, self.progress
+    def _must_store(self, now: Progress) -> bool:
+        before = self._stored
         changed = now.changed > before.changed or now.state is not before.state
         return changed or now.at_ms - before.at_ms >= STORE_S * 1000
 

@@ -31,7 +31,13 @@ from ddmq.server.admin.operations.plans import (
 )
 from ddmq.server.admin.operations.runner import OperationRunner, wait_sliced
 from ddmq.server.admin.operations.state import OperationState, Progress, check_start
-from ddmq.server.admin.operations.storing import OperationStore, StoredOperation, is_id, make_id
+from ddmq.server.admin.operations.storing import (
+    OperationStore,
+    StoredOperation,
+    encode_items,
+    is_id,
+    make_id,
+)
 from ddmq.server.admin.operations.target import OperationTarget, PlanDraft, build_command, stated_fields
 from ddmq.server.admin.producer_calls import ProducerCalls
 from ddmq.server.delays.queries import DelayQueries
@@ -44,6 +50,7 @@ from proxy_consumer.service import ConsumerService
 RESUME_S = 2.0  # between tries to continue operations
 PLAN_WAIT_S = 5.0  # for the plan before this one
 log = logging.getLogger("ddmq.operations")
+FILTER_BYTES_MAX = 64 << 10
 FILTERS: dict[str, type[Body]] = {
     "dead_letters": DeadLetterChoiceBody, "keys": KeyChoiceBody, "delays": DelayChoiceBody,
 }  # by kind  # fmt: skip
@@ -94,18 +101,23 @@ class Operations:
         allowed = OPERATION_ACTIONS[body.kind]
         if body.action not in allowed:
             raise CallerError(f"action is {body.action!r}; allowed for {body.kind}: {', '.join(allowed)}")
+        if len(msgspec.json.encode(body.filter)) > FILTER_BYTES_MAX:
+            raise CallerError(f"filter is larger than {FILTER_BYTES_MAX:,} bytes")
         choice = read_body(FILTERS[body.kind], body.filter)
         options = {"to_topic": body.to_topic or None, "due_ms": body.due_ms, "shift_ms": body.shift_ms}
         stated = {name: value for name, value in options.items() if value is not None}
         if not self._planning.acquire(timeout=PLAN_WAIT_S):
             raise TryLaterError("another plan is being made; try again")
         try:
-            draft: PlanDraft = wait_sliced(self._draft_plan, body, choice, stated)
+            draft, chunks = wait_sliced(self._draft_plan, body, choice, stated)
         finally:
             self._planning.release()
         plan = self._complete_plan(body, stated_fields(choice), stated, draft)
-        self.shelf.add(PlannedOperation(plan, draft.items))
-        return self._plan_row(plan) | {"token": plan.token}
+        self.shelf.add(PlannedOperation(plan, chunks))
+        row = self._plan_row(plan)
+        if not body.dry_run:
+            row = self.start(plan.id, OperationStartBody(token=plan.token))
+        return row | {"token": plan.token}
 
     def start(self, operation_id: str, body: OperationStartBody) -> dict[str, Any]:
         """Start a plan, or continue an operation that was stopped, failed or interrupted."""
@@ -171,7 +183,14 @@ class Operations:
 
     # --- plans
 
-    def _draft_plan(self, body: OperationPlanBody, choice: Any, options: dict[str, Any]) -> PlanDraft:
+    def _draft_plan(
+        self, body: OperationPlanBody, choice: Any, options: dict[str, Any]
+    ) -> tuple[PlanDraft, list[bytes]]:
+        """Return the draft, and its encoded items. Raises DdmqError."""
+        draft = self._find_matches(body, choice, options)
+        return draft, encode_items(draft.items)
+
+    def _find_matches(self, body: OperationPlanBody, choice: Any, options: dict[str, Any]) -> PlanDraft:
         timing: dict[str, Any] = {name: options[name] for name in ("due_ms", "shift_ms") if name in options}
         if body.kind != "delays" and timing:
             raise CallerError(f"{' and '.join(timing)} with kind {body.kind!r}; allowed: delays")

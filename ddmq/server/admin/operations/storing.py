@@ -63,6 +63,11 @@ class OperationStore:
         except msgspec.MsgspecError as error:
             raise StorageError(f"setting {_head_key(operation_id)} is not an operation: {error}") from error
 
+    def get_progress(self, operation_id: str) -> Progress | None:
+        """Return the progress of an operation, or None."""
+        progress = self._backend.setting(progress_key(operation_id))
+        return None if progress is None else decode_progress(progress)
+
     def list_ids(self) -> list[str]:
         """Return the ids of all started operations."""
         names = (key.removeprefix(OPERATION_PREFIX) for key in self._backend.settings(OPERATION_PREFIX))
@@ -76,9 +81,8 @@ class OperationStore:
     def add(self, planned: PlannedOperation, rate: int | None, progress: Progress) -> None:
         """Store a plan with its items and its first progress. Raises ConflictError if the plan was
         started before."""
-        plan_id, items = planned.plan.id, planned.items
-        for number, start in enumerate(range(0, len(items), CHUNK)):
-            chunk = zlib.compress(msgspec.json.encode(items[start : start + CHUNK]))
+        plan_id = planned.plan.id
+        for number, chunk in enumerate(planned.chunks):
             self._commit({_items_key(plan_id, number): chunk})
         head = _head_key(plan_id)
         values = {
@@ -139,6 +143,14 @@ class OperationStore:
     def _commit(self, settings: Mapping[str, bytes | None], absent: Sequence[str] = ()) -> None:
         batch = CommitBatch(settings=settings, absent=absent)
         self._backend.commit(batch, self._clock.monotonic() + WAIT_S).wait(WAIT_S)
+
+
+def encode_items(items: Sequence[Any]) -> list[bytes]:
+    """Return the items of a plan as chunks, each the value of a setting."""
+    return [
+        zlib.compress(msgspec.json.encode(items[start : start + CHUNK]))
+        for start in range(0, len(items), CHUNK)
+    ]
 
 
 def make_id(now_ms: int) -> str:
