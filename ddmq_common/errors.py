@@ -30,6 +30,10 @@ class UnsupportedError(CallerError):
     """The engine lacks a capability that the call needs; the message names it."""
 
 
+class ConflictError(CallerError):
+    """The state of the requested object does not allow the request."""
+
+
 class ConfigError(CallerError):
     """A configuration file or command line is wrong.
 

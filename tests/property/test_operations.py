@@ -24,9 +24,8 @@ from ddmq.server.admin.operations.state import (
     merge_skipped,
 )
 from ddmq.server.http.parameters import read_body
-from ddmq.server.http.routing import ConflictError
 from ddmq_common.clock import ManualClock
-from ddmq_common.errors import RemoteError
+from ddmq_common.errors import ConflictError, RemoteError
 from tests.support.dead_letters import DeadLettersRig
 
 # --- progress, against a model that adds up

@@ -1,11 +1,11 @@
 """A small JSON-over-HTTP shell for the admin API: routes, pages of listings, errors to status codes.
 
 A route is `METHOD /literal/{name}/…` and a function `(AdminRequest) -> value`; the value is sent as JSON,
-None as {}. CallerError → 400 (unknown topics, groups and messages → 404, a version that is not required →
-412), TryLaterError → 503, RemoteError (a change may or may not be made) → 504, StorageError → 500, each as
-{"error": text}. Bodies are bounded. Runs in a greenlet per request, so handlers may wait on completions;
-encoding.py encodes a long answer in chunks, and pace.py limits how many listings are made at a time. An
-EventStream (streams.py) is sent by its connection, without a length. A request that
+None as {}. CallerError → 400 (unknown topics, groups and messages → 404, ConflictError → 409, a version that
+is not required → 412), TryLaterError → 503, RemoteError (a change may or may not be made) → 504, StorageError
+→ 500, each as {"error": text}. Bodies are bounded. Runs in a greenlet per request, so handlers may wait on
+completions; encoding.py encodes a long answer in chunks, and pace.py limits how many listings are made at a
+time. An EventStream (streams.py) is sent by its connection, without a length. A request that
 `connection.check_request` rejects reaches no handler. `forward_request` passes a request on to another
 process.
 """
@@ -29,7 +29,14 @@ from ddmq.server.http.encoding import GZIP_BYTES_MIN, accepts_gzip, compress_chu
 from ddmq.server.http.pace import Account
 from ddmq.server.http.parameters import Query, query_texts
 from ddmq.server.http.streams import EVENT_STREAM, EventStream
-from ddmq_common.errors import CallerError, DdmqError, RemoteError, TryLaterError, UnknownTopicError
+from ddmq_common.errors import (
+    CallerError,
+    ConflictError,
+    DdmqError,
+    RemoteError,
+    TryLaterError,
+    UnknownTopicError,
+)
 
 COUNT_MAX = 1 << 30  # of names in a listing, where nobody says
 BODY_BYTES_MAX = 1 << 20
@@ -64,10 +71,6 @@ class NoSuchGroupError(CallerError):
 
 class NoSuchOperationError(CallerError):
     """The plan or operation does not exist (404)."""
-
-
-class ConflictError(CallerError):
-    """The state of the requested object does not allow the request (409)."""
 
 
 class UncertainOutcomeError(RemoteError):

@@ -16,9 +16,9 @@ from ddmq.server.admin.operations.plans import EXPIRY_MS, PLANS_MAX
 from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.operations.state import INTERRUPTED_MS
 from ddmq.server.http.parameters import read_body
-from ddmq.server.http.routing import ConflictError, NoSuchOperationError
+from ddmq.server.http.routing import NoSuchOperationError
 from ddmq_common.clock import ManualClock
-from ddmq_common.errors import CallerError, RemoteError, TryLaterError
+from ddmq_common.errors import CallerError, ConflictError, RemoteError, TryLaterError
 from tests.support.dead_letters import DeadLettersRig
 from tests.support.waits import until
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ddmq.server.http.routing import ConflictError
+from ddmq_common.errors import ConflictError
 
 PLANS_MAX = 32
 EXPIRY_MS = 15 * 60 * 1000

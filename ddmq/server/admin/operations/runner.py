@@ -95,10 +95,10 @@ class OperationRunner:
     def start(self, operation: StoredOperation, progress: Progress) -> None:
         """Run an operation, whose progress is stored and names the runner."""
         operation_id = operation.plan.id
-        self._wake_ups[operation_id] = Event()
+        event = self._wake_ups[operation_id] = Event()
         facts = {"operation": operation_id, "kind": operation.plan.kind, "action": operation.plan.action}
         log.info("operation started", extra=facts | {"items": operation.plan.total})
-        spawn_sliced(self._run, operation, progress)
+        spawn_sliced(self._run, operation, progress, event)
 
     def wake_up(self, operation_id: str) -> None:
         """Let a runner of this process see a stop request now."""
@@ -127,19 +127,20 @@ class OperationRunner:
 
     # --- one operation
 
-    def _run(self, operation: StoredOperation, progress: Progress) -> None:
+    def _run(self, operation: StoredOperation, progress: Progress, event: Event) -> None:
         operation_id = operation.plan.id
         try:
-            last = self._run_batches(operation, progress)
+            last = self._run_batches(operation, progress, event)
             facts = {"operation": operation_id, "state": last.state, "error": last.error}
             log.info("operation ended", extra=facts | {"changed": last.changed, "skipped": last.skipped})
         except Exception:
             log.exception("operation interrupted", extra={"operation": operation_id})
         finally:
-            self._wake_ups.pop(operation_id, None)
+            if self._wake_ups.get(operation_id) is event:  # it may have been started again since it ended
+                del self._wake_ups[operation_id]
 
-    def _run_batches(self, operation: StoredOperation, progress: Progress) -> Progress:
-        """Run batches until the operation ends here; return its last progress."""
+    def _run_batches(self, operation: StoredOperation, progress: Progress, event: Event) -> Progress:
+        """Run batches until the operation ends here; return its last progress. `event` ends a pause."""
         operation_id, failures = operation.plan.id, 0
         try:
             run = OperationRun(
@@ -160,8 +161,8 @@ class OperationRunner:
                 return self._store_failure(operation_id, run.progress, error)
             if run.is_over:
                 return run.progress
-            self._wake_ups[operation_id].wait(pause_s)
-            self._wake_ups[operation_id].clear()
+            event.wait(pause_s)
+            event.clear()
             if self._closed:
                 return run.progress
 

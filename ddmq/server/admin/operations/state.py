@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from ddmq.server.http.routing import ConflictError
+from ddmq_common.errors import ConflictError
 
 INTERRUPTED_MS = 30_000
 REASONS_MAX = 50  # different reasons in `skipped`

@@ -24,9 +24,8 @@ from backend.records import CommitBatch
 from ddmq.server.admin.operations.plans import Plan, PlannedOperation
 from ddmq.server.admin.operations.state import Progress
 from ddmq.server.admin.topics import WAIT_S
-from ddmq.server.http.routing import ConflictError
 from ddmq_common.clock import Clock
-from ddmq_common.errors import FencedError, StorageError
+from ddmq_common.errors import ConflictError, FencedError, StorageError
 from ddmq_common.names import OPERATION_PREFIX
 
 CHUNK = 500  # items in one setting
