@@ -168,6 +168,20 @@ def test_every_letter_is_resent_once_over_kills(tmp_path: Path, kills: int) -> N
         assert bodies == {f"shown {number}": 1 for number in range(count)}
 
 
+def test_an_operation_continues_after_a_planned_restart(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        bury(server, "g", "t", [str(number) for number in range(100)])
+        planned = plan(server, "dead_letters", "resend", {"group": "g"})
+        start(server, planned, rate=50)
+        until(lambda: progress(server, planned) >= 10, "it goes on")
+        server.terminate()
+        assert server.wait() == 0
+        server.start()
+        row = wait_for(server, planned)
+        assert (row["changed"], row["skipped"], letters(server, "g")) == (100, {}, 0)
+        assert len(server.messages("t")) == 200
+
+
 def progress(server: RealServer, planned: dict[str, Any]) -> int:
     return int(server.admin("GET", "operations", planned["id"])["changed"])
 
