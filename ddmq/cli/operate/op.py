@@ -43,7 +43,7 @@ def op() -> None:
     \b
     Examples:
       ddmq op plan dead-letters resend --group billing --error KeyError
-      ddmq op plan keys park --group billing --error "no address" --start
+      ddmq op plan keys park --group billing --text "no address" --start
       ddmq op plan delays cancel --topic mail --born-from -1h --start --rate 500
       ddmq op start ID TOKEN
       ddmq op stop ID
@@ -59,7 +59,12 @@ def _time_option(name: str, text: str) -> Callable[[Command], Command]:
 @click.argument("action", type=click.Choice(ACTIONS))
 @click.option("--group", type=GROUP, help="Dead letters and keys of this group.")
 @click.option("--topic", type=TOPIC, help="Dead letters from this topic, or delayed messages to it.")
-@click.option("--error", type=NAME, help="Dead letters and keys whose error contains this text.")
+@click.option(
+    "--error",
+    metavar="CLASS",
+    help="Dead letters and keys with this error class, as in `ddmq dlq facets`.",
+)
+@click.option("--text", help="Dead letters and keys with this text in the key, the error or the body.")
 @click.option(
     "--reason",
     metavar="REASON",
@@ -98,9 +103,9 @@ def plan_operation(
 
     \b
     Of dead letters, resend or purge those that match all of --group, --topic,
-    --error, --reason, --offset, --since, --until.
-    Of keys, park, skip or replay those that match --group, --error, --state,
-    --key.
+    --error, --text, --reason, --offset, --since, --until.
+    Of keys, park, skip or replay those that match --group, --error, --text,
+    --state, --key.
     Of delays, cancel, fire or reschedule those that match --topic, --key,
     --from, --to, --born-from, --born-to.
 

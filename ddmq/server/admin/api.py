@@ -439,8 +439,8 @@ ROUTES: tuple[Route, ...] = (
           lambda api, r: api.delays.answer_anywhere(r, api.delays.backup),
           body=bodies.DelayBackupBody, right="backup", answer=answers.DelayBackupAnswer),
     Route("POST", "/operations",
-          "plans an [operation](#operations) on everything that matches `filter`: `kind`, `action`; changes "
-          "nothing",
+          "plans an [operation](#operations) on everything that matches `filter`: `kind`, `action`, "
+          "`dry_run`; changes nothing unless `dry_run` is false",
           lambda api, r: api.operations.make_plan(r.body), body=bodies.OperationPlanBody,
           right="operate or send", answer=operation_answers.OperationPlannedAnswer,
           errors={404: None, 409: None}),

@@ -33,7 +33,7 @@ def no_failure(context, response, case):
 """
 CONFIGURATION = """
 [checks.negative_data_rejection]
-expected-statuses = ["400", "403", "404", "405", "408", "411", "412", "413", "415", "503", "504"]
+expected-statuses = ["400", "403", "404", "405", "408", "409", "411", "412", "413", "415", "503", "504"]
 """
 
 
@@ -106,9 +106,20 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     visit("POST", f"/groups/{dead_group}/offsets", {"topic": topic, "to": "first", "dry_run": True})
     assert visit("GET", f"/groups/{dead_group}/keys")
     assert visit("GET", "/keys?group=" + dead_group)["by_error"]
+    chosen = {"group": dead_group}
+    planned = visit("POST", "/operations", {"kind": "keys", "action": "replay", "filter": chosen})
+    assert planned["sample"]
     visit("POST", f"/groups/{dead_group}/keys", {"action": "skip", "key": "k"})
     assert visit("GET", f"/dlq/{dead_group}")["shown"]
     assert visit("GET", f"/dlq/{dead_group}/facets")["by_error"]
+    planned = visit("POST", "/operations", {"kind": "dead_letters", "action": "resend", "filter": chosen})
+    assert (bool(planned["sample"]), planned["reaches"].keys()) == (True, {topic})
+    operation = f"/operations/{planned['id']}"
+    assert visit("GET", operation)["state"] == "planned"
+    visit("POST", f"{operation}/start", {"token": planned["token"]})
+    until(lambda: visit("GET", operation)["state"] == "done", "all are resent")
+    assert visit("POST", f"{operation}/stop")["state"] == "done"
+    assert planned["id"] in [row["id"] for row in visit("GET", "/operations")["operations"]]
     visit("POST", f"/dlq/{dead_group}/resend", {"all": True})
     visit("POST", f"/dlq/{dead_group}/purge", {"all": True})
     visit("GET", f"/transactions/{transactions[0]}")
@@ -118,6 +129,8 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     (waiting,) = visit("GET", f"/delay/messages?topic={topic}")["messages"]
     assert waiting["id"] == delayed["delay_id"]
     visit("GET", f"/delay/messages/{waiting['id']}")
+    body = {"kind": "delays", "action": "reschedule", "filter": {"topic": topic}, "shift_ms": 5_000}
+    assert visit("POST", "/operations", body)["sample"]
     visit("POST", f"/delay/messages/{waiting['id']}", {"action": "cancel"})
     visit("GET", f"/delay/messages/{waiting['id']}")
     visit("GET", f"/delay/count?topic={topic}")

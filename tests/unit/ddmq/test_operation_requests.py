@@ -136,8 +136,11 @@ def test_an_unknown_id_is_not_found(rig: OperationsRig, operation_id: str) -> No
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"kind": "keys", "action": "resend"}, "allowed for keys: park, skip, replay"),
-        ({"kind": "dead_letters", "action": "resend"}, "filter is None; allowed: a map of names to values"),
+        ({"kind": "keys", "action": "resend", "filter": {}}, "allowed for keys: park, skip, replay"),
+        (
+            {"kind": "dead_letters", "action": "resend"},
+            "filter is missing; allowed: a map of names",
+        ),
         ({"kind": "dead_letters", "action": "purge", "filter": [1]}, "filter is"),
         ({"kind": "dead_letters", "action": "purge", "filter": {}}, "group is missing"),
         ({"kind": "dead_letters", "action": "purge", "filter": {"group": "G", "reson": "x"}}, "'reason'"),
