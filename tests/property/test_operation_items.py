@@ -14,6 +14,7 @@ from backend.completion import Completion, succeeded
 from backend.memory import MemoryBackend
 from backend.records import QueueRef
 from ddmq.server.admin.contract.bodies import OperationPlanBody
+from ddmq.server.admin.operations.delays import HELD
 from ddmq.server.admin.operations.runner import OperationRun
 from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.operations.state import OperationState
@@ -89,10 +90,12 @@ class WaitingMessage:
 
 
 class DelayModel:
-    """A delay service: the part of the admin API that operations use. Ids are numbers as text."""
+    """A delay service: the part of the admin API that operations use. Ids are numbers as text. `held`: the
+    delays of topic t are held."""
 
     def __init__(self) -> None:
         self.rows: dict[str, WaitingMessage] = {}
+        self.held = False
         self.commands: list[tuple[str, WaitingMessage]] = []  # of the operation: id and version before
 
     def add(self, message: WaitingMessage) -> None:
@@ -123,27 +126,35 @@ class DelayModel:
 
     def fetch_message(self, delay_id: str) -> dict[str, Any]:
         row = self.rows[delay_id]
-        return {"state": row.state, "due_ms": row.due_ms, "occurrence": row.occurrence}
+        return {
+            "state": row.state, "due_ms": row.due_ms, "occurrence": row.occurrence, "topic": row.topic,
+        }  # fmt: skip
+
+    def is_held(self, topic: str) -> bool:
+        return self.held and topic == "t"
 
     def answer_anywhere(self, request: AdminRequest, act: Any) -> Any:
         return self._list(request) if request.method == "GET" else self._command(request)
 
     def _list(self, request: AdminRequest) -> Any:
         query = request.query
-        rows = self.waiting(query["topic"], int(query["from_ms"]), int(query["to_ms"]))
-        at = int(query.get("after", "0"))
+        rows = self.waiting(query.topic, query.from_ms, query.to_ms)
+        at = int(query.after or "0")
         page = list(rows.items())[at : at + 2]
         messages = [
             {"id": each, "due_ms": row.due_ms, "occurrence": row.occurrence, "born_ms": 1, "topic": row.topic}
             for each, row in page
         ]
         more = str(at + 2) if at + 2 < len(rows) else None
-        return {"messages": messages, "next": more, "orders_waiting": 0, "elsewhere": [], "not_open": []}
+        held = {"t": 1} if self.held else {}
+        scope = {"orders_waiting": 0, "elsewhere": [], "not_open": [], "held": held}
+        return {"messages": messages, "next": more} | scope
 
     def _command(self, request: AdminRequest) -> Any:
         delay_id, body = request.path["id"], request.body
         row = self.rows[delay_id]
         self.commands.append((delay_id, row))
+        assert not (body.action == "fire" and self.is_held(row.topic))
         if row.state != "pending":
             return {"outcome": row.state}
         changes = {
@@ -159,7 +170,8 @@ DUE = st.integers(1, 40)
 MESSAGES = st.builds(WaitingMessage, DUE, st.sampled_from("tu"), repeats=st.booleans())
 CHANGES = st.tuples(st.integers(0, 30), st.sampled_from(["cancel", "fire", "move"]), DUE)
 HAPPENINGS = st.lists(
-    st.one_of(MESSAGES, CHANGES, st.sampled_from(["batch", "crash", "crash in batch"])), max_size=14
+    st.one_of(MESSAGES, CHANGES, st.sampled_from(["batch", "crash", "crash in batch", "hold or release"])),
+    max_size=14,
 )
 ACTIONS = st.sampled_from(
     [("cancel", {}), ("fire", {}), ("reschedule", {"shift_ms": 5}), ("reschedule", {"shift_ms": -3}),
@@ -167,23 +179,27 @@ ACTIONS = st.sampled_from(
 )  # fmt: skip
 
 
-@given(st.lists(MESSAGES, min_size=1, max_size=12), ACTIONS, DUE, DUE, HAPPENINGS)
+@given(st.lists(MESSAGES, min_size=1, max_size=12), ACTIONS, DUE, DUE, st.booleans(), HAPPENINGS)
 def test_delayed_messages_are_changed_in_the_version_that_was_shown(
     messages: list[WaitingMessage],
     action: tuple[str, dict[str, int]],
     start: int,
     length: int,
+    held: bool,
     happenings: list[Any],
 ) -> None:
     model = DelayModel()
     for message in messages:
         model.add(message)
+    model.held = held
     work = OperationUnderTest(delays=model, calls=model)
     shown = model.waiting("t", start, start + length)
     name, options = action
     chosen = {"topic": "t", "from_ms": start, "to_ms": start + length}
     work.make_plan("delays", name, chosen, **options)
-    assert (work.plan["counted"], work.plan["exact"]) == (len(shown), True)
+    skips_all = held and name == "fire"
+    assert (work.plan["counted"], work.plan["exact"]) == (0 if skips_all else len(shown), True)
+    assert work.plan["skipped"] == ({HELD: len(shown)} if skips_all and shown else {})
     run, crashes, changes = work.load(), 0, 0
     for happening in happenings:
         if happening == "batch":
@@ -192,6 +208,9 @@ def test_delayed_messages_are_changed_in_the_version_that_was_shown(
             run = work.load()
         elif happening == "crash in batch":
             run, crashes = work.crash_in_batch(), crashes + 1
+        elif happening == "hold or release":
+            model.held = not model.held
+            changes += name == "fire"
         elif isinstance(happening, WaitingMessage):
             model.add(happening)
         else:
@@ -208,10 +227,11 @@ def test_delayed_messages_are_changed_in_the_version_that_was_shown(
     row = work.show()
     assert (row["state"], row["remaining"]) == ("done", 0)
     assert row["changed"] + sum(row["skipped"].values()) == len(shown)
-    if not changes:
+    if skips_all:
+        assert (row["changed"], commanded) == (0, {})
+    elif not changes:
         assert commanded == dict.fromkeys(shown, 1), "all of it, once"
-    if not (changes or crashes):
-        assert row["changed"] == len(shown)
+        assert crashes or row["changed"] == len(shown)
 
 
 # --- keys
@@ -288,7 +308,7 @@ def test_keys_are_changed_while_their_first_message_is_the_shown_one(
     model = KeyModel(lengths)
     work = OperationUnderTest(consumer=cast(Any, model))
     shown = {key: head for key in model.chains if (head := model.head(key)) is not None}
-    work.make_plan("keys", action, {"group": "g", "error": "address"})
+    work.make_plan("keys", action, {"group": "g", "text": "address", "error": "no address"})
     assert (work.plan["counted"], work.plan["exact"]) == (len(shown), True)
     run, crashes, advances = work.load(), 0, 0
     for happening in happenings:

@@ -41,7 +41,7 @@ from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from ddmq_common.native_threads import in_thread
 from ddmq_common.plain_text import body_fields
 from delay_service.core.occurrences import occurrence_id
-from delay_service.due.holds import list_holds
+from delay_service.due.holds import is_held, list_holds
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, DueKey, IdKind, Pending, Scan
 
@@ -200,6 +200,10 @@ class DelayQueries:
         rows, last = self._find_messages(choice, count, _message_row)
         answer = {"messages": rows, "next": _cursor_text(last), "orders_waiting": sum(behind.values())}
         return answer | {"held": self._list_holds(choice)} | self._missing_shards(service)
+
+    def is_held(self, topic: str) -> bool:
+        """Return whether the delayed messages of a topic are held."""
+        return is_held(self._backend, topic)
 
     def _list_holds(self, choice: DelayChoice) -> dict[str, int]:
         """Return since when the delayed messages of the chosen topics are held, by topic."""

@@ -70,7 +70,7 @@ def wait_for(server: RealServer, planned: dict[str, Any], state: str = "done") -
 def test_letters_are_resent_by_command(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     group = f"g-{topic}"
     bury(shell.server, group, topic, ["one", "two", "three"])
-    output = shell("op", "plan", "dead-letters", "resend", "--group", group, "--error", "customer")
+    output = shell("op", "plan", "dead-letters", "resend", "--group", group, "--text", "customer")
     assert "resend: 3 dead letters" in output
     assert f"reaches from {topic}: {group}" in output
     assert "no such customer" in output
@@ -95,7 +95,7 @@ def test_letters_are_resent_by_command(shell: Shell, topic: str, monkeypatch: py
 def test_letters_are_purged_by_one_command(shell: Shell, topic: str) -> None:
     group = f"g-{topic}"
     bury(shell.server, group, topic, ["one", "two"])
-    options = ("--group", group, "--error", "nothing of the kind", "--start", "--yes")
+    options = ("--group", group, "--error", "KeyError", "--start", "--yes")
     assert "0 dead letters" in shell("op", "plan", "dead-letters", "purge", *options)
     assert "nothing matches" in shell.error
     options = ("--group", group, "--start", "--yes", "--wait")
@@ -219,7 +219,8 @@ def test_keys_are_parked_and_replayed_by_their_error(
     shell: Shell, topic: str, stuck: dict[str, bool]
 ) -> None:
     server = shell.server
-    planned = plan(server, "keys", "park", {"group": topic, "error": "has no address"})
+    chosen = {"group": topic, "text": "has no address", "error": "RuntimeError"}
+    planned = plan(server, "keys", "park", chosen)
     assert (planned["counted"], planned["exact"]) == (5, True)
     stuck["e"] = True
     shell("group", "replay", topic, "e")
@@ -331,6 +332,25 @@ def test_delayed_messages_are_fired_by_command(shell: Shell, topic: str) -> None
     assert shell.json("op", "plan", "delays", "fire", *options)["changed"] == 1
     assert shell.server.bodies(topic) == ["m1"]
     assert waiting(shell.server, topic).keys() == {ids[0], ids[2]}
+
+
+def test_messages_of_a_held_topic_are_not_fired(shell: Shell, topic: str) -> None:
+    delay(shell.server, topic, 2)
+    shell("delay", "hold", topic)
+    chosen = {"topic": topic}
+    planned = plan(shell.server, "delays", "fire", chosen)
+    assert (planned["counted"], planned["skipped"]) == (0, {"the delays of its topic are held": 2})
+    shell("delay", "release", topic)
+    start(shell.server, planned)
+    assert wait_for(shell.server, planned)["changed"] == 0, "the plan did not show them"
+    planned = plan(shell.server, "delays", "fire", chosen)
+    shell("delay", "hold", topic)
+    start(shell.server, planned)
+    assert wait_for(shell.server, planned)["skipped"] == {"the delays of its topic are held": 2}
+    shell("delay", "release", topic)
+    cancelling = plan(shell.server, "delays", "cancel", chosen)
+    start(shell.server, cancelling)
+    assert wait_for(shell.server, cancelling)["changed"] == 2
 
 
 def test_a_repeating_message_is_fired_once_and_then_cancelled(shell: Shell, topic: str) -> None:

@@ -1,9 +1,10 @@
 """Operations on delayed messages: cancel, fire and reschedule.
 
 A plan lists the messages with the due time and the number of the delivery of each. A message that differs by
-now is skipped: it was fired, cancelled or rescheduled since it was shown. Messages are read and changed by
-the requests of the admin API, so any process can run the operation that reaches the delay service and a
-producer proxy.
+now is skipped: it was fired, cancelled or rescheduled since it was shown. Messages of a topic whose delays
+are held are not fired, because the outcome of each would be known only after the release. Messages are read
+and changed by the requests of the admin API, so any process can run the operation that reaches the delay
+service and a producer proxy.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ BATCH = 64
 CONCURRENCY = 32
 DUE_MAX_MS = 253_402_300_799_999  # the end of the year 9999
 SAMPLE_FIELDS = ("id", "due_ms", "topic", "key", "born_ms", "repeats", "preview")
+HELD = "the delays of its topic are held"
 CHANGED = {"cancel": "cancelled", "fire": "fired", "reschedule": "rescheduled"}  # outcomes by action
 
 
@@ -48,7 +50,7 @@ def plan_delays(
         raise CallerError("due_ms and shift_ms with action 'reschedule'; allowed: exactly one of them")
     items: list[list[Any]] = []
     sample: list[dict[str, Any]] = []
-    complete = True
+    held, complete = 0, True
     stop_at = clock.monotonic() + PLAN_S
     for page in _read_pages(delays, body):
         complete &= not (page["orders_waiting"] or page["elsewhere"] or page["not_open"])
@@ -59,12 +61,16 @@ def plan_delays(
                 complete = False
                 break
             items.append([row["id"], row["due_ms"], row["occurrence"]])
-            if len(sample) < SAMPLE_MAX:
+            if action == "fire" and row["topic"] in page["held"]:
+                items[-1].append(HELD)
+                held += 1
+            elif len(sample) < SAMPLE_MAX:
                 sample.append(shorten_fields(row, SAMPLE_FIELDS))
         if len(items) == ITEMS_MAX or (page["next"] is not None and clock.monotonic() >= stop_at):
             complete &= page["next"] is None
             break
-    return PlanDraft(len(items), complete, {}, sample, {}, 0, items)
+    skipped = {HELD: held} if held else {}
+    return PlanDraft(len(items) - held, complete, skipped, sample, {}, 0, items)
 
 
 def _was_born_in(born_ms: int, body: DelayChoiceBody) -> bool:
@@ -125,11 +131,15 @@ class DelayTarget:
 
     def _change_message(self, item: list[Any]) -> str:
         """Change one message unless it differs from the plan; return why it was not changed, or ""."""
-        delay_id, due_ms, occurrence = item
+        delay_id, due_ms, occurrence, *planned_reason = item
+        if planned_reason:
+            return str(planned_reason[0])
         row = self._delays.fetch_message(delay_id)
         reason = _find_difference(self._plan.action, row, due_ms, occurrence)
         if reason:
             return reason
+        if self._plan.action == "fire" and self._delays.is_held(row["topic"]):
+            return HELD
         options = self._plan.options
         target_ms = None
         if self._plan.action == "reschedule":
