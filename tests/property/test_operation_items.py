@@ -67,7 +67,7 @@ class OperationUnderTest:
         return self.load()
 
     def show(self) -> dict[str, Any]:
-        return self._operations.show(self.plan["id"])
+        return self._operations.show_operation(self.plan["id"])
 
 
 # --- delays

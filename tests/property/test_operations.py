@@ -214,7 +214,7 @@ def test_a_dry_run_equals_the_effect_while_others_change_dead_letters(
         assert sum(plan["skipped"].values()) == len(matches - shown)
         work.by_others.clear()
         changed = _run_to_the_end(work, plan["id"], happenings)
-        row = work.operations.show(plan["id"])
+        row = work.operations.show_operation(plan["id"])
         assert changed == shown - work.by_others
         assert (row["state"], row["changed"]) == ("done", len(changed))
         assert row["changed"] + sum(row["skipped"].values()) == plan["remaining"]

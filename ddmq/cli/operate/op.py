@@ -163,11 +163,11 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         print_line(f"reaches from {topic}: {names}{more}")
     facts = [name for name in FACTS if any(row.get(name) not in (None, "") for row in plan["sample"])]
     if facts:
-        rows = [[_cell(name, row.get(name)) for name in facts] for row in plan["sample"]]
+        rows = [[_format_cell(name, row.get(name)) for name in facts] for row in plan["sample"]]
         print_table("sample", [name.removesuffix("_ms") for name in facts], rows)
 
 
-def _cell(name: str, value: Any) -> Any:
+def _format_cell(name: str, value: Any) -> Any:
     if name == "due_ms" and value is not None:
         return format_moment(value)
     return value if value is None else str(value)[:60]

@@ -448,7 +448,7 @@ ROUTES: tuple[Route, ...] = (
           lambda api, _: api.operations.list_rows(),
           right="describe", answer=operation_answers.OperationsAnswer),
     Route("GET", "/operations/{id}", "one plan or operation, including its progress",
-          lambda api, r: api.operations.show(r.path["id"]),
+          lambda api, r: api.operations.show_operation(r.path["id"]),
           right="describe", answer=operation_answers.OperationAnswer, errors={409: None}),
     Route("POST", "/operations/{id}/start",
           "starts the plan, or continues the operation: `token`, and optionally `rate`",

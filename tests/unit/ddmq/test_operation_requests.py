@@ -43,14 +43,14 @@ class OperationsRig(DeadLettersRig):
         return process.start(plan["id"], OperationStartBody(token=plan["token"], rate=rate))
 
     def state(self, plan: dict[str, Any], at: Operations | None = None) -> str:
-        return str((at or self.here).show(plan["id"])["state"])
+        return str((at or self.here).show_operation(plan["id"])["state"])
 
     def has_changed(self, plan: dict[str, Any], count: int) -> bool:
-        return bool(self.here.show(plan["id"])["changed"] >= count)
+        return bool(self.here.show_operation(plan["id"])["changed"] >= count)
 
     def wait_for(self, plan: dict[str, Any], state: str, at: Operations | None = None) -> dict[str, Any]:
         until(lambda: self.state(plan, at) == state, f"the operation is {state}")
-        return (at or self.here).show(plan["id"])
+        return (at or self.here).show_operation(plan["id"])
 
 
 def plan_body(action: str = "resend", kind: str = "dead_letters", **chosen: Any) -> OperationPlanBody:
@@ -128,7 +128,7 @@ def test_the_oldest_plan_makes_room(rig: OperationsRig) -> None:
 @pytest.mark.parametrize("operation_id", ["", "x", "0" * 20, "../" + "0" * 17, "0" * 20 + "/progress"])
 def test_an_unknown_id_is_not_found(rig: OperationsRig, operation_id: str) -> None:
     with pytest.raises(NoSuchOperationError):
-        rig.here.show(operation_id)
+        rig.here.show_operation(operation_id)
     with pytest.raises(NoSuchOperationError):
         rig.here.start(operation_id, OperationStartBody(token="x"))
 

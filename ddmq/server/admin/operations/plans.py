@@ -48,7 +48,7 @@ class Plan(msgspec.Struct, frozen=True):
     items: int = 0
 
     @property
-    def total(self) -> int:
+    def item_count(self) -> int:
         """The number of items that match, changed or not."""
         return self.counted + sum(self.skipped.values())
 

@@ -97,7 +97,7 @@ class OperationRunner:
         operation_id = operation.plan.id
         event = self._wake_ups[operation_id] = Event()
         facts = {"operation": operation_id, "kind": operation.plan.kind, "action": operation.plan.action}
-        log.info("operation started", extra=facts | {"items": operation.plan.total})
+        log.info("operation started", extra=facts | {"items": operation.plan.item_count})
         spawn_sliced(self._run, operation, progress, event)
 
     def wake_up(self, operation_id: str) -> None:
@@ -261,7 +261,7 @@ class OperationRun:
     def _advance(self, result: BatchResult) -> Progress:
         progress = self.progress.add_batch(result, self._clock.wall_ms())
         if result.cursor is None and self._plan.exact:
-            progress = progress.skip_missing(self._plan.total, self._target.missing)
+            progress = progress.skip_missing(self._plan.item_count, self._target.missing)
         return progress
 
     def _encode(self, result: BatchResult) -> dict[str, bytes]:

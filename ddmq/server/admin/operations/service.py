@@ -153,7 +153,7 @@ class Operations:
         rows.sort(key=lambda row: row["id"], reverse=True)
         return {"operations": [{name: row[name] for name in SUMMARY} for row in rows]}
 
-    def show(self, operation_id: str) -> dict[str, Any]:
+    def show_operation(self, operation_id: str) -> dict[str, Any]:
         """Return one plan or operation in full, without its token."""
         stored = self._find_stored(operation_id)
         if stored is not None:
@@ -263,7 +263,7 @@ class Operations:
             "rate": operation.rate,
             "changed": progress.changed,
             "skipped": progress.skipped,
-            "remaining": max(plan.total - progress.processed, 0),
+            "remaining": max(plan.item_count - progress.processed_count, 0),
             "process": progress.home,
             "started_ms": progress.started_ms,
             "at_ms": progress.at_ms,
@@ -276,7 +276,7 @@ class Operations:
         for name in ("token", "cursor", "items"):
             del row[name]
         return {
-            **row, "state": OperationState.PLANNED, "rate": None, "changed": 0, "remaining": plan.total,
+            **row, "state": OperationState.PLANNED, "rate": None, "changed": 0, "remaining": plan.item_count,
             "process": self.runner.home, "started_ms": None, "at_ms": plan.planned_ms, "ended_ms": None,
             "error": "",
         }  # fmt: skip

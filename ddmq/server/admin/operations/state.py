@@ -91,7 +91,7 @@ class Progress(msgspec.Struct, frozen=True):
     error: str = ""
 
     @property
-    def processed(self) -> int:
+    def processed_count(self) -> int:
         """The number of items that were changed or skipped."""
         return self.changed + sum(self.skipped.values())
 
@@ -111,7 +111,7 @@ class Progress(msgspec.Struct, frozen=True):
     def skip_missing(self, total: int, reason: str) -> Progress:
         """Return the progress of a completed operation, with the items that no batch met counted as skipped.
         `total`: the number of items in the plan."""
-        missing = total - self.processed
+        missing = total - self.processed_count
         if missing <= 0:
             return self
         return msgspec.structs.replace(self, skipped=merge_skipped(self.skipped, {reason: missing}))
