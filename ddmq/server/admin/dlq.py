@@ -201,15 +201,15 @@ def gaps_of(backend: Backend, queue: QueueRef, limits: Bounds) -> list[tuple[int
 
 
 def read_dead_letters(
-    backend: Backend, offset_range: DeadLetterRange, opened: OpenDeadLetters, count: int = BATCH
+    backend: Backend, offset_range: DeadLetterRange, opened: OpenDeadLetters, count: int | None = None
 ) -> tuple[list[DeadLetter], int]:
-    """Read one batch of open dead letters of `offset_range`, at most `count`; return the batch and the offset
-    after it."""
+    """Read one batch of open dead letters of `offset_range`, at most `count` (None: BATCH); return the batch
+    and the offset after it."""
     start = next((first for first, _ in opened.runs(offset_range.at, offset_range.end)), offset_range.end)
     if start >= offset_range.end:
         return [], offset_range.end
     batch = backend.read(
-        offset_range.queue, start, min(count, offset_range.end - start), READ_BYTES_MAX
+        offset_range.queue, start, min(count or BATCH, offset_range.end - start), READ_BYTES_MAX
     ).wait(WAIT_S)
     if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None and batch.bounds.min > start:
         return [], min(batch.bounds.min, offset_range.end)
