@@ -78,6 +78,9 @@ def first_letter(group: str) -> Callable[[RealServer], str]:
 TRANSACTIONS = (new_id(), new_id())
 # By the page, and the first words of the block with which the scene begins, where that is not its first.
 SCENES = {
+    "docs/admin-api.md: curl -H 'Content-Type: application/json' http://127.0.0.1:9813/operations": PageScene(
+        (*BLOCKED, "group skip billing a")
+    ),
     "docs/metrics.md": PageScene(BLOCKED),
     "docs/dramatiq.md": PageScene(
         (
@@ -89,6 +92,7 @@ SCENES = {
         )
     ),
     "docs/delay.md": PageScene(("topic create reminders",)),
+    "docs/delay.md: ddmq op plan": PageScene(("topic create mail", "delay add mail tea --delay 1h")),
     "docs/filters.md": PageScene(("topic create orders",)),
     "docs/from-rocketmq.md": PageScene(
         (
@@ -118,6 +122,7 @@ SCENES = {
     "docs/retries.md: ddmq dlq show": PageScene(
         (*BLOCKED, *["group skip billing a"] * 3), {"17": first_letter("billing")}
     ),
+    "docs/retries.md: ddmq op plan": PageScene((*BLOCKED, "group skip billing a")),
     "docs/story.md": PageScene(
         (
             "topic create orders --queues 1",
@@ -149,6 +154,7 @@ class Typist:
         self.server = server
         self._monkeypatch = monkeypatch
         self._last_id = ""
+        self._last_plan = {"ID": "", "TOKEN": ""}
         self._scene = PageScene()
 
     def begin(self, scene: PageScene) -> None:
@@ -209,6 +215,8 @@ class Typist:
         return words, command.variables
 
     def _replace(self, word: str, before: str) -> str:
+        if before == "start" or word == "TOKEN":
+            return self._last_plan.get(word, word)
         words = self._scene.words
         example = self._last_id if word == "ID" or NAMED.fullmatch(word) else word
         replacement = words.get(f"{before} {word}", words.get(word, example))
@@ -224,11 +232,14 @@ class Typist:
                 code = run(words)
         for match in NAMED.finditer(printed.getvalue()):
             self._last_id = match[0]
+        self._note_plan(re.search(r"`ddmq op start (?P<ID>\w+) (?P<TOKEN>\w+)`", printed.getvalue()))
         return code, printed.getvalue()
 
     def _curl(self, line: str) -> tuple[int, str]:
         for component, port in PORTS.items():
             line = line.replace(f"127.0.0.1:{port}", f"127.0.0.1:{self.server.ports[component]}")
+        for name, value in self._last_plan.items():
+            line = re.sub(rf"(?<=/operations/){name}(?=/)|(?<=\"token\": \"){name}", value, line)
         if shutil.which("curl") is None:
             pytest.skip("needs curl")
         line = line.replace("curl ", "curl --fail-with-body --silent --show-error ", 1)
@@ -239,7 +250,13 @@ class Typist:
             timeout=PATIENCE_S,
             check=False,
         )
+        self._note_plan(re.search(r'"id":"(?P<ID>\w+)".*"token":"(?P<TOKEN>\w+)"', result.stdout))
         return result.returncode, result.stdout + result.stderr
+
+    def _note_plan(self, match: re.Match[str] | None) -> None:
+        """Remember the id and the token of a plan, with which a later command starts it."""
+        if match is not None:
+            self._last_plan = match.groupdict()
 
     def _hide(self, line: str) -> str:
         line = NAMED.sub(lambda match: str(match.lastgroup), line)
