@@ -125,7 +125,7 @@ def plan_operation(
     if as_json:
         return print_json(plan)
     _print_plan(plan)
-    if plan["remaining"]:
+    if _has_changes(plan):
         until = format_moment(plan["expires_ms"])
         hint(f"`ddmq op start {plan['id']} {plan['token']}` starts it, until {until}")
     return None
@@ -173,6 +173,11 @@ def _format_cell(name: str, value: Any) -> Any:
     return value if value is None else str(value)[:60]
 
 
+def _has_changes(plan: Mapping[str, Any]) -> bool:
+    """Return whether the operation will or may change anything."""
+    return bool(plan["counted"]) or not plan["exact"]
+
+
 def _count_items(plan: Mapping[str, Any], count: int) -> str:
     return f"{count:,} {NOUNS[plan['kind']]}{'' if count == 1 else 's'}"
 
@@ -209,11 +214,11 @@ def _start_plan(
     operation = plan["id"]
     if not as_json:
         _print_plan(plan)
-    if plan["state"] == "planned" and not plan["remaining"]:
-        return print_json(plan) if as_json else hint("nothing matches; nothing was started")
+    if plan["state"] == "planned" and not _has_changes(plan):
+        return print_json(plan) if as_json else hint("there is nothing to change; nothing was started")
     if not yes:
-        left = "" if plan["remaining"] == plan["counted"] else f", {plan['remaining']:,} remain"
-        confirm(f"{plan['action'].capitalize()} {_count_items(plan, plan['counted'])}{left}?")
+        remaining = "" if plan["state"] == "planned" else f", {plan['remaining']:,} remain"
+        confirm(f"{plan['action'].capitalize()} {_count_items(plan, plan['counted'])}{remaining}?")
     row = admin.post("operations", operation, "start", body={"token": token, "rate": rate})
     if wait:
         row = _wait_for_end(admin, operation, quiet=as_json)

@@ -97,7 +97,7 @@ def test_letters_are_purged_by_one_command(shell: Shell, topic: str) -> None:
     bury(shell.server, group, topic, ["one", "two"])
     options = ("--group", group, "--error", "KeyError", "--start", "--yes")
     assert "0 dead letters" in shell("op", "plan", "dead-letters", "purge", *options)
-    assert "nothing matches" in shell.error
+    assert "there is nothing to change" in shell.error
     options = ("--group", group, "--start", "--yes", "--wait")
     row = shell.json("op", "plan", "dead-letters", "purge", *options)
     assert (row["state"], row["changed"]) == ("done", 2)
@@ -340,6 +340,8 @@ def test_messages_of_a_held_topic_are_not_fired(shell: Shell, topic: str) -> Non
     chosen = {"topic": topic}
     planned = plan(shell.server, "delays", "fire", chosen)
     assert (planned["counted"], planned["skipped"]) == (0, {"the delays of its topic are held": 2})
+    assert "not changed: 2: the delays" in shell("op", "plan", "delays", "fire", "--topic", topic)
+    assert "op start" not in shell.error
     shell("delay", "release", topic)
     start(shell.server, planned)
     assert wait_for(shell.server, planned)["changed"] == 0, "the plan did not show them"

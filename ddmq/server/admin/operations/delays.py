@@ -50,7 +50,7 @@ def plan_delays(
         raise CallerError("due_ms and shift_ms with action 'reschedule'; allowed: exactly one of them")
     items: list[list[Any]] = []
     sample: list[dict[str, Any]] = []
-    held, complete = 0, True
+    held_count, complete = 0, True
     stop_at = clock.monotonic() + PLAN_S
     for page in _read_pages(delays, body):
         complete &= not (page["orders_waiting"] or page["elsewhere"] or page["not_open"])
@@ -63,14 +63,14 @@ def plan_delays(
             items.append([row["id"], row["due_ms"], row["occurrence"]])
             if action == "fire" and row["topic"] in page["held"]:
                 items[-1].append(HELD)
-                held += 1
+                held_count += 1
             elif len(sample) < SAMPLE_MAX:
                 sample.append(shorten_fields(row, SAMPLE_FIELDS))
         if len(items) == ITEMS_MAX or (page["next"] is not None and clock.monotonic() >= stop_at):
             complete &= page["next"] is None
             break
-    skipped = {HELD: held} if held else {}
-    return PlanDraft(len(items) - held, complete, skipped, sample, {}, 0, items)
+    skipped = {HELD: held_count} if held_count else {}
+    return PlanDraft(len(items) - held_count, complete, skipped, sample, {}, 0, items)
 
 
 def _was_born_in(born_ms: int, body: DelayChoiceBody) -> bool:
