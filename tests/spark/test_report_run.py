@@ -82,7 +82,7 @@ def tables(tmp_path: Path) -> Path:
     for minute in (60, 61, 62):
         sent = 500 if minute < 62 else 0
         writer.counter(at(minute), "ddmq_sends_total", sent, "orders [bold]", detail="code=0")
-        writer.lag(at(minute), "billing", "orders [bold]", 7.0, time_to_drain_s=None, lag_age_ms=70_000.0)
+        writer.lag(at(minute), "billing", "orders [bold]", 7.0, time_to_drain_s=None, lag_age_ms=960_000.0)
     writer.process(at(60), at(62))
     return writer.write()
 
