@@ -223,7 +223,7 @@ class AdminRouter:
                 path = "/" + "/".join(pattern)
                 request = AdminRequest(
                     variables, _read_query(environ), _read_body(environ), method, path,
-                    if_match=environ.get("HTTP_IF_MATCH", ""),
+                    if_match=_read_if_match(environ),
                 )  # fmt: skip
                 with _await_slot(environ, path):
                     return _encode_answer(handler(request), environ)
@@ -297,6 +297,17 @@ def _read_query(environ: Mapping[str, Any]) -> dict[str, str]:
     """Parse the query. Empty values are kept, so that an empty filter does not mean all."""
     text = environ.get("QUERY_STRING", "")
     return {key: values[-1] for key, values in parse_qs(text, keep_blank_values=True).items()}
+
+
+def _read_if_match(environ: Mapping[str, Any]) -> str:
+    """Return the versions of which a change requires one; "" without the header.
+
+    Raises CallerError for a blank header: its sender wants a condition, but has no version.
+    """
+    header: str | None = environ.get("HTTP_IF_MATCH")
+    if header is not None and not header.strip():
+        raise CallerError(f"If-Match is {header!r}; allowed: ETags with commas between them, or *")
+    return header or ""
 
 
 def _read_body(environ: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -31,12 +31,24 @@ def backend() -> Iterator[MemoryBackend]:
     opened.close()
 
 
-@pytest.mark.parametrize("if_match", ["", " ", '"v1"', 'W/"v1"', "v1", '"v0", "v1"', "*"])
+@pytest.mark.parametrize("if_match", ["", '"v1"', '"v1",', 'W/"v1"', "v1", '"v0", "v1"', "*"])
 def test_a_version_that_is_allowed_passes(if_match: str) -> None:
     check_version("topic 'a'", "v1", if_match)
 
 
-@pytest.mark.parametrize(("version", "if_match"), [("v1", '"v0"'), ("v1", '""'), ("", '"v1"'), ("", "*")])
+@pytest.mark.parametrize(
+    ("version", "if_match"),
+    [
+        ("v1", '"v0"'),
+        ("v1", '""'),
+        ("v1", ","),
+        ("", '"v1"'),
+        ("", "*"),
+        ("", '""'),
+        ("", '"v1",'),
+        ("", ","),
+    ],
+)
 def test_another_version_does_not(version: str, if_match: str) -> None:
     with pytest.raises(VersionConflictError, match="topic 'a' was changed meanwhile"):
         check_version("topic 'a'", version, if_match)
@@ -46,11 +58,12 @@ def test_what_does_not_exist_may_be_created() -> None:
     check_version("topic 'a'", "", "")
 
 
-def call(api: AdminApi, method: str, body: bytes = b"", if_match: str = "") -> tuple[int, str, Any]:
+def call(api: AdminApi, method: str, body: bytes = b"", if_match: str | None = None) -> tuple[int, str, Any]:
     """Status, ETag and answer of a request for the topic."""
     environ: dict[str, Any] = {"REQUEST_METHOD": method, "RAW_URI": "/topics/orders", "QUERY_STRING": ""}
     environ |= {"CONTENT_LENGTH": str(len(body)), "CONTENT_TYPE": "application/json"}
-    environ |= {"wsgi.input": io.BytesIO(body), "HTTP_IF_MATCH": if_match}
+    environ |= {"wsgi.input": io.BytesIO(body)}
+    environ |= {} if if_match is None else {"HTTP_IF_MATCH": if_match}
     responses: list[tuple[int, str]] = []
 
     def start(status: str, headers: list[tuple[str, str]]) -> None:
@@ -76,6 +89,23 @@ def test_the_second_of_two_operators_is_told(backend: MemoryBackend) -> None:
     assert call(api, "POST", b'{"create": false, "readable": false}', after)[0] == 200
     assert call(api, "DELETE", if_match=seen)[0] == 412
     assert call(api, "DELETE")[0] == 200
+    assert call(api, "GET")[0] == 404
+
+
+@pytest.mark.parametrize("if_match", ["", " "])
+def test_a_blank_if_match_changes_nothing(backend: MemoryBackend, if_match: str) -> None:
+    api = api_over(backend)
+    status, _, answer = call(api, "POST", b'{"create": false, "queues": 3}', if_match)
+    assert status == 400
+    assert answer["error"].startswith(f"If-Match is {if_match!r}; allowed: ETags")
+    assert call(api, "GET")[2]["queues"] == 2
+
+
+def test_a_deleted_topic_is_not_created_by_a_list_with_an_empty_member(backend: MemoryBackend) -> None:
+    api = api_over(backend)
+    _, seen, _ = call(api, "GET")
+    call(api, "DELETE")
+    assert call(api, "POST", b'{"queues": 3}', f"{seen},")[0] == 412
     assert call(api, "GET")[0] == 404
 
 

@@ -50,8 +50,10 @@ def check_version(what: str, version: str, if_match: str) -> None:
 
     `if_match`: an If-Match header: a list of ETags, `*` for any version, or "" for no condition.
     """
-    stated = [_read_etag(text) for text in if_match.split(",")] if if_match.strip() else [version]
-    if version not in stated and not (version and "*" in stated):
+    if not if_match:
+        return
+    stated = [_read_etag(text) for text in if_match.split(",")]
+    if not version or (version not in stated and "*" not in stated):
         now = f'its ETag is "{version}"' if version else "it does not exist"
         raise VersionConflictError(
             f"{what} was changed meanwhile: {now}, If-Match is {if_match[:STATED_CHARS]}; nothing was changed"
