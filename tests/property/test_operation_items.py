@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,13 +15,14 @@ from backend.completion import Completion, succeeded
 from backend.memory import MemoryBackend
 from backend.records import QueueRef
 from ddmq.server.admin.contract.bodies import OperationPlanBody
-from ddmq.server.admin.operations.delays import HELD
+from ddmq.server.admin.operations.delays import HELD, REJECTED
 from ddmq.server.admin.operations.runner import OperationRun
 from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.operations.state import OperationState
 from ddmq.server.http.parameters import read_body
-from ddmq.server.http.routing import AdminRequest
+from ddmq.server.http.routing import AdminRequest, Text
 from ddmq_common.clock import ManualClock
+from ddmq_common.errors import CallerError
 from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.groups.ordering import KeyOutcome
 
@@ -232,6 +234,35 @@ def test_delayed_messages_are_changed_in_the_version_that_was_shown(
     elif not changes:
         assert commanded == dict.fromkeys(shown, 1), "all of it, once"
         assert crashes or row["changed"] == len(shown)
+
+
+class LimitedDelayModel(DelayModel):
+    """A delay service that allows due times up to 50. `is_remote`: it runs in another process."""
+
+    is_remote = False
+
+    def _command(self, request: AdminRequest) -> Any:
+        if request.body.due_ms <= 50:
+            return super()._command(request)
+        if self.is_remote:
+            return Text("application/json", b'{"error": "the due time is 51"}', 400)
+        raise CallerError("the due time is 51")
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_message_whose_new_due_time_is_not_allowed_is_skipped(is_remote: bool) -> None:
+    model = LimitedDelayModel()
+    model.is_remote = is_remote
+    for due_ms in (10, 20, 46, 30, 49):
+        model.add(WaitingMessage(due_ms, "t"))
+    work = OperationUnderTest(delays=model, calls=model)
+    work.make_plan("delays", "reschedule", {"topic": "t", "from_ms": 0, "to_ms": 99}, shift_ms=5)
+    run = work.load()
+    while not run.is_over:
+        run.run_batch()
+    row = work.show()
+    assert (row["state"], row["changed"], row["skipped"]) == ("done", 3, {REJECTED: 2})
+    assert sorted(message.due_ms for message in model.rows.values()) == [15, 25, 35, 46, 49]
 
 
 # --- keys

@@ -37,6 +37,7 @@ CONCURRENCY = 32
 DUE_MAX_MS = 253_402_300_799_999  # the end of the year 9999
 SAMPLE_FIELDS = ("id", "due_ms", "topic", "key", "born_ms", "repeats", "preview")
 HELD = "the delays of its topic are held"
+REJECTED = "the change is not allowed"  # such as a new due time that is too late
 CHANGED = {"cancel": "cancelled", "fire": "fired", "reschedule": "rescheduled"}  # outcomes by action
 
 
@@ -147,8 +148,12 @@ class DelayTarget:
             target_ms = min(max(target_ms, 0), DUE_MAX_MS)
         body = DelayChangeBody(action=self._plan.action, due_ms=target_ms)  # type: ignore[arg-type]
         request = AdminRequest({"id": delay_id}, Query(), body, "POST", "/delay/messages/{id}")
-        answer = self._calls.answer_anywhere(request, partial(change_message, self._calls))
-        outcome = _read_outcome(answer)
+        try:
+            outcome = _read_outcome(
+                self._calls.answer_anywhere(request, partial(change_message, self._calls))
+            )
+        except CallerError:
+            return REJECTED
         return "" if outcome in (CHANGED[self._plan.action], PENDING) else outcome
 
 
@@ -167,9 +172,13 @@ def _find_difference(action: str, row: Any, due_ms: int, occurrence: int) -> str
 
 
 def _read_outcome(answer: Any) -> str:
-    """Return the outcome of a change; also of a message that is not known any more (404)."""
+    """Return the outcome of a change; also of a message that is not known any more (404). Raises CallerError
+    if another process rejects the change (400).
+    """
     if isinstance(answer, Text):
         row = msgspec.json.decode(answer.payload)
+        if answer.status == 400:
+            raise CallerError(str(row.get("error", "status 400")))
         if answer.status not in (200, 404) or "outcome" not in row:
             raise TryLaterError(str(row.get("error", f"status {answer.status}")))
         return str(row["outcome"])
