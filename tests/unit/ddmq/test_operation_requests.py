@@ -107,6 +107,14 @@ def test_a_wrong_token_starts_nothing(rig: OperationsRig) -> None:
     assert (rig.state(plan), rig.letters()) == ("planned", 1)
 
 
+def test_a_plan_that_is_not_started_cannot_be_stopped(rig: OperationsRig) -> None:
+    rig.die(1)
+    plan = rig.plan()
+    with pytest.raises(ConflictError, match="is planned and not started"):
+        rig.here.stop(plan["id"])
+    assert rig.state(plan) == "planned"
+
+
 def test_a_plan_expires(rig: OperationsRig) -> None:
     plan = rig.plan()
     rig.wall.advance(EXPIRY_MS / 1000 - 1)

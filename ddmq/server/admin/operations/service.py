@@ -44,7 +44,7 @@ from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.parameters import Body, read_body
 from ddmq.server.http.routing import NoSuchOperationError
 from ddmq_common.clock import Clock
-from ddmq_common.errors import CallerError, DdmqError, DrainingError, TryLaterError
+from ddmq_common.errors import CallerError, ConflictError, DdmqError, DrainingError, TryLaterError
 from proxy_consumer.service import ConsumerService
 
 RESUME_S = 2.0  # between tries to continue operations
@@ -170,7 +170,7 @@ class Operations:
         if stored is None:
             if self.shelf.get(operation_id) is None:
                 raise _no_such(operation_id)
-            raise CallerError(f"operation {operation_id} is planned and not started")
+            raise ConflictError(f"operation {operation_id} is planned and not started")
         operation, progress = stored
         if progress.state is OperationState.RUNNING:
             interrupted = self._shown_state(operation_id, progress) is OperationState.INTERRUPTED
