@@ -22,7 +22,7 @@ from ddmq.server.admin.operations.state import OperationState
 from ddmq.server.http.parameters import read_body
 from ddmq.server.http.routing import AdminRequest, Text
 from ddmq_common.clock import ManualClock
-from ddmq_common.errors import CallerError
+from ddmq_common.errors import CallerError, TryLaterError
 from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.groups.ordering import KeyOutcome
 
@@ -263,6 +263,35 @@ def test_a_message_whose_new_due_time_is_not_allowed_is_skipped(is_remote: bool)
     row = work.show()
     assert (row["state"], row["changed"], row["skipped"]) == ("done", 3, {REJECTED: 2})
     assert sorted(message.due_ms for message in model.rows.values()) == [15, 25, 35, 46, 49]
+
+
+class ClosedShardModel(DelayModel):
+    """A delay service in which one shard is not open at first: the second message cannot be looked up."""
+
+    is_open = False
+
+    def fetch_message(self, delay_id: str) -> dict[str, Any]:
+        if not self.is_open and self.rows[delay_id].due_ms == 20:
+            raise TryLaterError("shard 3 is not open yet")
+        return super().fetch_message(delay_id)
+
+
+def test_a_batch_with_an_error_is_carried_out_once_and_counted_whole() -> None:
+    model = ClosedShardModel()
+    for due_ms in (10, 20, 30):
+        model.add(WaitingMessage(due_ms, "t"))
+    work = OperationUnderTest(delays=model, calls=model)
+    work.make_plan("delays", "cancel", {"topic": "t", "from_ms": 0, "to_ms": 99})
+    run = work.load()
+    for _ in range(2):
+        with pytest.raises(TryLaterError, match="not open yet"):
+            run.run_batch()
+        assert len(model.commands) == 2
+    model.is_open = True
+    while not run.is_over:
+        run.run_batch()
+    row = work.show()
+    assert (row["state"], row["changed"], row["skipped"], len(model.commands)) == ("done", 3, {}, 3)
 
 
 # --- keys

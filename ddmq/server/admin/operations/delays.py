@@ -117,18 +117,39 @@ class DelayTarget:
         self._store = store
         self._plan = plan
         self._pool = Pool(CONCURRENCY)
+        self._outcomes: dict[str, str] = {}  # of a batch that failed, by delay id: kept for its repetition
+        self._outcomes_at = -1  # cursor of that batch
 
     def run_batch(self, cursor: int, limit: int, encode: EncodeProgress) -> tuple[BatchResult, bool]:
-        """Change up to `limit` messages, and wait for their outcomes."""
+        """Change up to `limit` messages, and wait for all outcomes.
+
+        If a change fails, the others are still carried out, and a repetition of the batch counts their
+        outcomes without changing them again.
+        """
         items = self._store.read_items(self._plan.id, cursor, limit)
         if not items:
             return BatchResult(0, {}, None), False
+        if cursor != self._outcomes_at:
+            self._outcomes, self._outcomes_at = {}, cursor
+        remaining = [item for item in items if item[0] not in self._outcomes]
+        errors = [error for error in self._pool.map(self._try_change, remaining) if error is not None]
+        if errors:
+            raise errors[0]
         changed, skipped = 0, dict[str, int]()
-        for reason in self._pool.imap(self._change_message, items):
+        for item in items:
+            reason = self._outcomes[item[0]]
             changed += not reason
             skipped = merge_skipped(skipped, {reason: 1} if reason else {})
         at = cursor + len(items)
         return BatchResult(changed, skipped, at if at < self._plan.items else None), False
+
+    def _try_change(self, item: list[Any]) -> Exception | None:
+        """Change one message and keep its outcome; return the error if that is not known."""
+        try:
+            self._outcomes[item[0]] = self._change_message(item)
+        except Exception as error:
+            return error
+        return None
 
     def _change_message(self, item: list[Any]) -> str:
         """Change one message unless it differs from the plan; return why it was not changed, or ""."""
