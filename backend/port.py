@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from backend.completion import Completion, succeeded
+from backend.completion import Completion, failed, succeeded
 from backend.engine import TopicAnswer, check_find, check_read
 from backend.records import (
     AppendResult,
@@ -34,6 +34,11 @@ from backend.records import (
     StoredRecord,
     TopicInfo,
 )
+from ddmq_common.errors import CallerError
+
+# Sends `data` to the process of the same engine at an address, by a deadline, and answers with what that one
+# returns. Fails with TryLaterError if it certainly was not sent, else with RemoteError.
+PeerCalls = Callable[[str, bytes, float], Completion[bytes]]
 
 
 class Wait(Completion[bool]):
@@ -158,6 +163,7 @@ class Backend(ABC):
     cluster: str = "R_default"
     broker: str = "a"
     gapless: bool = True  # offsets of a queue are successive: a difference of offsets is a count
+    recognises_numbers: bool = True  # if it is `idempotent`: also by numbers, not by keys alone
     compacts: bool = (
         False  # COMPACTED_TOPICS keep the last record of each key; one without a body deletes the key
     )
@@ -252,6 +258,19 @@ class Backend(ABC):
         Fails with FencedError, UnknownTopicError, TryLaterError or StorageError (nothing is stored), or with
         RemoteError (uncertain outcome). Committing the same progress twice is harmless.
         """
+
+    def serve_peers(self, address: str, peers: PeerCalls) -> None:  # noqa: B027
+        """Allow the engine to call its other processes, and tell it at which address they reach this one.
+
+        An engine that is one process, or that connects its processes itself, ignores it.
+        """
+
+    def take_peer_call(self, data: bytes, deadline: float) -> Completion[bytes]:
+        """Answer a call of another process of this engine; see `serve_peers`.
+
+        Fails with CallerError if it is not from one.
+        """
+        return failed(CallerError("this engine takes no calls of other processes"))
 
     # --- reading
 

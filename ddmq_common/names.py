@@ -39,12 +39,14 @@ TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"  # what happened to messages that are traced
 TRACE_PREFIX = "trace/"  # settings: by topic, of how many messages one is traced
 HOLD_PREFIX = "hold/"  # settings: by topic, since when its delayed messages are held
 OPERATION_PREFIX = "operation/"  # settings: operations that an operator has started, by id
+SENDS_TOPIC = "%SENDS"  # on Kafka: entries of sends that are stored once; queue = shard
+SENDS_GROUP = SENDS_TOPIC  # whose progress there fences former owners of a shard
 DONE_GROUP = "%DONE"  # whose progress on a dead-letter topic says which letters were resent or purged
 
 _OWN_GROUPS = frozenset(
     (
         LEVELS_GROUP, DELAY_GROUP, FIRED_GROUP, OUTCOME_GROUP, CHANGE_LOCK_GROUP, DONE_GROUP, LAG_GROUP,
-        TRANSACTION_GROUP, TRANSACTION_DEAD_TOPIC,
+        TRANSACTION_GROUP, TRANSACTION_DEAD_TOPIC, SENDS_GROUP,
     )
 )  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9_\-%|]+\Z")

@@ -122,6 +122,8 @@ class ProducerConfig:
     topic_rates: Mapping[str, RateLimit] = field(default_factory=dict)
     """Limits by topic name; topics need not exist yet."""
 
+    advertise: str = ""
+    """HOST:PORT where other proxies reach this one; "": where it listens."""
     delay: DelayLimits = field(default_factory=DelayLimits)
     transactions: TransactionLimits = field(default_factory=TransactionLimits)
 

@@ -29,13 +29,14 @@ from proxy_producer import wire
 from proxy_producer.admission import Admission
 from proxy_producer.batches import COMPLETE_BATCH, PARTIAL_BATCH, BatchDestination, summarize_rejections
 from proxy_producer.config import LIVE_KEYS, ProducerConfig
-from proxy_producer.core.identity import identity_of, no_identity_of
+from proxy_producer.core.identity import choose_identity_of
 from proxy_producer.core.rejections import SendRejection
 from proxy_producer.core.validation import HEARTBEAT
 from proxy_producer.counts import SendCounts
 from proxy_producer.delay.context import DelayContext, DelayLevels
 from proxy_producer.delay.outcomes import Later
 from proxy_producer.delay.sends import DelaySends, reject_delay
+from proxy_producer.engine_calls import EngineCalls
 from proxy_producer.flow import Flow, SweepTimer
 from proxy_producer.pending import EXTENDED_SEND, PLAIN_SEND, PendingSend, SendMember, reject_send
 from proxy_producer.replies import ReplySends
@@ -78,7 +79,7 @@ class ProducerService:
         self._levels = DelayLevels(backend, levels, clock, config.timeout_ms_max / 1_000)
         self.delay = DelayContext(backend, config, clock, self._counts, random, later)
         self.flow = Flow(backend, config, clock, self._counts, self.topics, self.delay, self._levels, timer)
-        self._identity_of = identity_of if backend.capabilities.idempotent else no_identity_of
+        self._identity_of = choose_identity_of(backend)
         self.admission = Admission(
             config, self.topics, self.flow, self.delay, self._wall_ms, self._new_id, self._identity_of
         )
@@ -95,6 +96,8 @@ class ProducerService:
             self.delay.commands,
             transaction_timer or HubTimer(ref=False),
         )
+        self._backend = backend
+        self._engine_calls = EngineCalls(backend, clock, config.timeout_ms_max)
         self._prepared = PreparedSends(self.transactions, self.admission, config)
         self.replies = ReplySends(self.flow, self.admission, config)
         self._cached_topics = self.topics.cached
@@ -131,8 +134,18 @@ class ProducerService:
             "sendPrepared": self.send_prepared,
             "endTransaction": self.end_transaction,
             "pollTransactionChecks": self.transactions.poll,
+            "callEngine": self._engine_calls.take,
         }
         return Service(producer, wire.SERVICE, handlers)
+
+    def advertise(self, address: str) -> None:
+        """Publish the address (HOST:PORT) at which other processes reach this proxy.
+
+        The configured `advertise` takes precedence.
+        """
+        address = self._config.advertise or address
+        self.transactions.advertise(address)
+        self._backend.serve_peers(address, self._engine_calls.call)
 
     def drain(self, deadline: float) -> Completion[None]:
         """Reject new calls (code 20) and wait for pending ones, at most until `deadline` (monotonic
@@ -145,6 +158,7 @@ class ProducerService:
     def close(self) -> None:
         """Stop watching the backend's settings. Call it after drain."""
         self.transactions.close()
+        self._engine_calls.close()
         self.topics.close()
         self.delay.close()
         self._levels.topic.close()

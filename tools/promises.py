@@ -38,7 +38,8 @@ PROMISES = {
     CONTRACT + "wait": "a waiting reader is always woken, and immediately",
     CONTRACT
     + "commit": "a commit is all or nothing; a former owner of a queue is rejected; progress is exact",
-    CONTRACT + "once": "a message with an identity is stored once, no matter how often it is sent",
+    CONTRACT + "once": "a message with an identity is stored once, no matter how often it is sent (on Kafka, "
+    "a numbered message only with `store_once: all`)",
     CONTRACT + "due": "a delay starts exactly at the store time",
     CONTRACT + "find": "messages can be found by time, key and id; store times never decrease",
     CONTRACT + "settings": "settings are durable, and watchers are notified of changes",

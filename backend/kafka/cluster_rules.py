@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from backend.idempotency import WINDOW_MS
 from backend.kafka.clients.admin import COORDINATION_RETENTION_MS, RECORD_BYTES_MAX
 from backend.kafka.options import KafkaOptions
 
@@ -29,6 +30,7 @@ class Kind(Enum):
     STATE = "compacted system topic"
     COORDINATION = "coordination topic"
     DELAYED = "topic of delayed messages"
+    ENTRIES = "topic of entries of sends"
     INNER = "other inner topic"
     CREATED = "topic that was made here"
     OTHERS = "topic of others that is let in"
@@ -36,8 +38,8 @@ class Kind(Enum):
     BROKER = "broker"
 
 
-DDMQ_KINDS = frozenset((Kind.STATE, Kind.COORDINATION, Kind.DELAYED, Kind.INNER, Kind.CREATED))
-MESSAGES = frozenset((Kind.DELAYED, Kind.INNER, Kind.CREATED))
+MESSAGES = frozenset((Kind.DELAYED, Kind.ENTRIES, Kind.INNER, Kind.CREATED))
+DDMQ_KINDS = MESSAGES | {Kind.STATE, Kind.COORDINATION}
 
 
 class CheckedResource(NamedTuple):
@@ -212,6 +214,13 @@ def _retention_rules() -> tuple[ClusterRule, ...]:
         ClusterRule(delayed, "retention.ms", _is_bounded, "-1", late, True),
         ClusterRule(delayed, "retention.bytes", _is_bounded, "-1", late, True),
         ClusterRule(
+            frozenset((Kind.ENTRIES,)),
+            "retention.ms",
+            _is_shorter(WINDOW_MS),
+            str(WINDOW_MS),
+            "a message that is sent again within an hour may be stored twice",
+        ),
+        ClusterRule(
             coordination,
             "retention.ms",
             _is_shorter(COORDINATION_RETENTION_MS),
@@ -226,7 +235,7 @@ def _retention_rules() -> tuple[ClusterRule, ...]:
             "who holds which queue is forgotten, and queues change hands without a cause",
         ),
         ClusterRule(
-            frozenset((Kind.INNER, Kind.CREATED)),
+            frozenset((Kind.ENTRIES, Kind.INNER, Kind.CREATED)),
             "cleanup.policy",
             lambda value, _, __: "compact" in value,
             "delete",

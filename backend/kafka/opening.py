@@ -44,7 +44,7 @@ from backend.records import CommitBatch
 from ddmq_common.clock import Clock
 from ddmq_common.errors import ConfigError, DdmqError, RemoteError
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.names import COMPACTED_TOPICS, is_internal
+from ddmq_common.names import COMPACTED_TOPICS, SENDS_TOPIC, is_internal
 from ddmq_common.native_threads import in_thread
 
 log = logging.getLogger(__name__)
@@ -207,6 +207,8 @@ class ClusterCheck:
             return Kind.STATE
         if topic in WAITING_TOPICS:
             return Kind.DELAYED
+        if topic == SENDS_TOPIC:
+            return Kind.ENTRIES
         if is_internal(topic):
             return Kind.INNER
         return Kind.CREATED if topic in created else Kind.OTHERS

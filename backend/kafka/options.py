@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import ClassVar, NamedTuple
@@ -158,6 +159,14 @@ APPEND_SETTINGS: Mapping[str, str | int | float | bool] = {
 }
 
 
+class StoreOnce(StrEnum):
+    """The sends that are stored once."""
+
+    NONE = "none"  # no sends: keys are rejected, and numbers are ignored
+    KEYS = "keys"  # sends with an idempotency key; numbers are ignored
+    ALL = "all"  # sends with a key or a number
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
     """The options of the Kafka engine: sizes in bytes, periods in the unit of the name."""
@@ -177,6 +186,9 @@ class KafkaOptions:
     windows_bytes_max: int = 256 * MIB  # of all queues; the longest unused go first
     readers: int = 4  # consumers that read; each reads a queue at one place
     topics_poll_ms: int = 1_000  # how soon topics that others made are seen
+    store_once: StoreOnce = (
+        StoreOnce.KEYS
+    )  # the sends of which a resend is recognised; these are transactions
     librdkafka: Mapping[str, str] = field(default_factory=dict)  # to every client: TLS, SASL, compression
     token_provider: str = ""  # MODULE:FUNCTION that returns the tokens of SASL OAUTHBEARER
 
@@ -196,6 +208,8 @@ class KafkaOptions:
             _reject("namespace", self.namespace, "1 to 40 letters, digits and -, not - first")
         if not _PREFIX.match(self.topic_prefix):
             _reject("topic_prefix", self.topic_prefix, "at most 60 letters, digits and . _ -")
+        if self.store_once not in tuple(StoreOnce):
+            _reject("store_once", self.store_once, ", ".join(StoreOnce))
         self._check_numbers()
         for name in self.librdkafka:
             if name in ENGINE_SETTINGS:
@@ -290,7 +304,7 @@ def capabilities(options: KafkaOptions) -> Capabilities:
     return Capabilities(
         engine="kafka",
         atomic=True,
-        idempotent=False,
+        idempotent=options.store_once != StoreOnce.NONE,
         find_by_key=False,
         topic_order=False,
         durability=frozenset(Durability),

@@ -92,7 +92,7 @@ class InProcessServer:
         )
         self.levels.start()
         self.delays.start()
-        self.producer.transactions.advertise(f"{ADDRESS}:1")
+        self.producer.advertise(f"{ADDRESS}:1")
         self.producer.transactions.begin()
         self.consumer.start()
         self._services = {

@@ -86,9 +86,14 @@ class AsyncProxyRouter:
             return self._rotation.has_fresh(tried)
 
     def recognises_resends(self) -> bool | None:
-        """Return whether proxies recognise resent messages; None if that is unknown."""
+        """Return whether proxies recognise resent messages by their numbers; None if that is unknown."""
         with self._lock:
             return self._rotation.recognises_resends()
+
+    def recognises_keys(self) -> bool | None:
+        """Return whether proxies recognise resent messages by idempotency keys; None if that is unknown."""
+        with self._lock:
+            return self._rotation.recognises_keys()
 
     def nodes(self) -> list[tuple[str, bool]]:
         """Return ("host:port", whether it is in rotation) of every known proxy."""

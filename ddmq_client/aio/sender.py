@@ -43,7 +43,8 @@ class AsyncJobSender:
                 if node is None:
                     job.give_up(NotStoredError(router.describe_unresolved()))
                     return job.results
-                job.begin(node, router.recognises_resends())
+                keys = router.recognises_keys() if job.has_keys else None
+                job.begin(node, router.recognises_resends(), keys)
                 elsewhere = await self._attempt_send(job, node, read)
                 self.last_error = job.error
                 wait = job.next_wait(now(), elsewhere)

@@ -110,7 +110,10 @@ TIME_OUTS_MAX = 3
 class Node:
     """One proxy at one resolved address."""
 
-    __slots__ = ("address", "failures", "name", "probing", "recognises", "removed", "retry_at", "time_outs")
+    __slots__ = (
+        "address", "failures", "name", "probing", "recognises", "recognises_keys", "removed", "retry_at",
+        "time_outs",
+    )  # fmt: skip
 
     def __init__(self, address: ProxyAddress) -> None:
         self.address = address
@@ -120,7 +123,9 @@ class Node:
         self.retry_at: float | None = None  # out of rotation until a probe after this time succeeds
         self.probing = False
         self.removed = False  # no longer among the resolved addresses
-        self.recognises: bool | None = None  # whether it recognises resent messages; None: not observed yet
+        # Whether it recognises resent messages, by numbers and by keys; None: not observed yet.
+        self.recognises: bool | None = None
+        self.recognises_keys: bool | None = None
 
     @property
     def is_healthy(self) -> bool:
@@ -134,6 +139,17 @@ class Node:
 
     def __repr__(self) -> str:
         return f"Node({self.name}, {'up' if self.is_up else f'out, {self.failures} failures'})"
+
+
+def _combine(observed: Iterable[bool | None]) -> bool | None:
+    """Return False if one is False, else True if one is True, else None."""
+    combined = None
+    for recognises in observed:
+        if recognises is False:
+            return False
+        if recognises:
+            combined = True
+    return combined
 
 
 class Rotation:
@@ -184,17 +200,15 @@ class Rotation:
         return any(node.retry_at is None and node not in avoid for node in self._nodes)
 
     def recognises_resends(self) -> bool | None:
-        """Return whether nodes recognise resent messages; None if that is unknown.
+        """Return whether nodes recognise resent messages by their numbers; None if that is unknown.
 
         False if one node is known not to, else True if one is known to.
         """
-        recognised = None
-        for node in self._nodes:
-            if node.recognises is not None:
-                if not node.recognises:
-                    return False
-                recognised = True
-        return recognised
+        return _combine(node.recognises for node in self._nodes)
+
+    def recognises_keys(self) -> bool | None:
+        """Return the same of messages with idempotency keys."""
+        return _combine(node.recognises_keys for node in self._nodes)
 
     def record_outcome(self, node: Node, verdict: CallVerdict, now: float) -> None:
         """Count the outcome of a call towards the node's health."""

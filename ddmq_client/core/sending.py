@@ -7,8 +7,8 @@ stored. `end()` comes last, whatever the outcome.
 
 A message that may be stored is resent if that creates no second message. It must have a number, and proxies
 must have been observed to recognise numbers; or it has a key, and no proxy was observed to ignore keys. The
-results of a node show whether it recognises them. With its number a message states for how long it has been
-under way: a proxy that no longer remembers that time rejects it.
+results of a node show whether it recognises them; some recognise keys but no numbers. With its number a
+message states for how long it has been under way: a proxy that no longer remembers that time rejects it.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class SendJob:
         "_encode_resend",
         "_first_at",
         "_keyed",
+        "_keys_recognised",
         "_maybe_stored",
         "_messages",
         "_numbers",
@@ -94,6 +95,7 @@ class SendJob:
         self._keyed = keyed
         self._numbers: range | None = None  # one for each message, also for those with a key
         self._recognised: bool | None = None
+        self._keys_recognised: bool | None = None
         self._divides = False  # the time, to leave some for another attempt
         self._first_at: float | None = None  # when the first request was made
         self._batch = batch
@@ -110,15 +112,20 @@ class SendJob:
         """The latest error of a message that is not stored yet; None if there is none."""
         return self.results[self._pending[0]].error if self._pending else None
 
-    def begin(self, node: Node, recognised: bool | None = None) -> None:
+    @property
+    def has_keys(self) -> bool:
+        """Whether a message has an idempotency key."""
+        return bool(self._keyed)
+
+    def begin(self, node: Node, recognised: bool | None = None, keys_recognised: bool | None = None) -> None:
         """Start an attempt to send the messages to `node`.
 
-        `recognised`: whether proxies recognise a resent message by its number or key; None if that is not
-        known.
+        `recognised`: whether proxies recognise a resent message by its number, `keys_recognised`: by its key;
+        None if that is not known.
         """
         self._attempts += 1
         self.tried.add(node)
-        self._recognised = recognised
+        self._recognised, self._keys_recognised = recognised, keys_recognised
         if self._sequences is not None and self._attempts == 1:
             self._numbers = self._sequences.take_numbers(len(self._messages))
         self._divides = self._attempts < self._policy.attempts_max and self._any_resend_safe()
@@ -147,7 +154,9 @@ class SendJob:
         if len(results) != len(self._pending):
             text = f"proxy answered {len(results)} results for {len(self._pending)} messages"
             return self.take_failure(node, CallVerdict.LOST, text, elsewhere)
-        worst, not_stored, recognises = CallVerdict.STORED, [], None
+        worst, not_stored = CallVerdict.STORED, []
+        numbers: bool | None = None
+        keys: bool | None = None
         for at, result in zip(self._pending, results, strict=True):
             verdict = verdicts.of_code(result.code)
             result.proxy = node.name
@@ -156,13 +165,16 @@ class SendJob:
                 not_stored.append((at, verdict, result))
                 if worst is not CallVerdict.LEAVING:
                     worst = verdict
-            elif result.duplicate_code is not None:
-                recognises = recognises is not False
-            elif recognises is not False and self._shows_not(at, result):
-                recognises = False
-        if recognises is not None:
-            node.recognises = recognises
-            self._recognised = recognises and self._recognised is not False
+            elif at in self._keyed:
+                keys = self._observe(keys, result)
+            elif self._numbers is not None:
+                numbers = self._observe(numbers, result)
+        if numbers is not None:
+            node.recognises = numbers
+            self._recognised = numbers and self._recognised is not False
+        if keys is not None:
+            node.recognises_keys = keys
+            self._keys_recognised = keys and self._keys_recognised is not False
         self._pending = [
             at
             for at, verdict, result in not_stored
@@ -235,7 +247,7 @@ class SendJob:
         if self._policy.retry_unknown:
             return True
         if at in self._keyed:
-            return self._recognised is not False
+            return self._keys_recognised is not False
         return self._recognised is True and self._numbers is not None
 
     def _any_resend_safe(self) -> bool:
@@ -243,12 +255,15 @@ class SendJob:
             return True
         return bool(self._keyed) and any(map(self._is_resend_safe, self._pending))
 
-    def _shows_not(self, at: int, result: SendResult) -> bool:
-        """Return whether this result shows that the proxy stored the message but recognises no resend.
+    @staticmethod
+    def _observe(recognises: bool | None, result: SendResult) -> bool | None:
+        """Return what results so far and that of a further stored message show of the proxy.
 
         The result of a delayed message shows nothing.
         """
-        return (self._numbers is not None or at in self._keyed) and not result.delayed
+        if result.duplicate_code is not None:
+            return recognises is not False
+        return recognises if result.delayed else False
 
     def _next_backoff(self) -> float:
         return min(

@@ -88,20 +88,20 @@ class PrepareJob(SendJob):
         super().__init__(messages, True, deadline, policy, PREPARE, sequences=sequences, keyed=keyed)
         self._request = request
 
-    def begin(self, node: Node, recognised: bool | None = None) -> None:
+    def begin(self, node: Node, recognised: bool | None = None, keys_recognised: bool | None = None) -> None:
         """Start an attempt to prepare the messages at `node`.
 
         Proxies recognise resent messages of a transaction, whatever plain sends have shown.
         """
-        super().begin(node, True)
+        super().begin(node, True, True)
 
     def take_results(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
         """Record the results, without concluding from them what plain sends can expect of the node."""
         if len(results) == 1:  # a rejection, which holds for all
             results = [*results] * len(self._pending)
-        before = node.recognises
+        before = node.recognises, node.recognises_keys
         verdict = super().take_results(node, results, elsewhere)
-        node.recognises = before
+        node.recognises, node.recognises_keys = before
         return verdict
 
     def _encode_args(self, pending: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:

@@ -227,4 +227,7 @@ service ProducerService {
     PrepareResponse sendPrepared(1: PrepareRequest request)
     EndTransactionResponse endTransaction(1: EndTransactionRequest request)
     PollChecksResponse pollTransactionChecks(1: PollChecksRequest request)
+
+    /* ours: between the proxies of one installation; the data is the engine's, and clients have no use for it */
+    binary callEngine(1: binary data, 2: i64 timeout)
 }

@@ -44,7 +44,8 @@ class JobSender:
                 if node is None:
                     job.give_up(NotStoredError(router.describe_unresolved()))
                     return job.results
-                job.begin(node, router.recognises_resends())
+                keys = router.recognises_keys() if job.has_keys else None
+                job.begin(node, router.recognises_resends(), keys)
                 elsewhere = self._attempt_send(job, node, read)
                 self.last_error = job.error
                 wait = job.next_wait(now(), elsewhere)

@@ -59,8 +59,9 @@ class OutboxRelay:
     producer  sends the messages; the application closes it, after the relay. Its `idempotent` makes no
               difference here
     poll_ms   how often an empty table is polled; `wake` polls at once
-    once      messages have an idempotency key. False for an engine that knows none (Kafka): what may be
-              stored is sent again, so it may come twice; an InboxTable knows it by property `outbox-id`
+    once      messages have an idempotency key. False for an engine that knows none (Kafka with
+              `store_once: none`): what may be stored is sent again, so it may come twice; an InboxTable
+              knows it by property `outbox-id`
     """
 
     def __init__(

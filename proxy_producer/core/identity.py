@@ -1,7 +1,7 @@
 """The identity of a message, by which a second send of it is recognised: read and checked. Pure.
 
 A key, field idempotencyKey or property idempotency-key, goes before a sequence. On an engine that cannot
-recognise messages a key is rejected, for an application relies on it; a sequence is ignored, for client
+recognise messages by it a key is rejected, for an application relies on it; a sequence is ignored, for client
 libraries send it by themselves.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any
 
+from backend.port import Backend
 from ddmq_client.idl.codes import IDEMPOTENCY_KEY
 from ddmq_common.send_identity import (
     KEY_CHARACTERS_MAX,
@@ -35,13 +36,31 @@ def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str |
 
     The body may be None here; a later check rejects such a message.
     """
-    key = _key_of(message, properties)
+    key = key_identity_of(message, properties)
     if key is not None:
-        return _key_identity(message, key, leveled=properties is not None and DELAY in properties)
+        return key
     sequence = message.sequence
     if sequence is None:
         return None
     return _sequence_identity(message.producerId or b"", sequence, message.answeredBelow, message.underWayMs)
+
+
+def key_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRejection | None:
+    """Return the identity of a message by its idempotency key, a rejection, or None if it has no key.
+
+    This engine recognises no sequences.
+    """
+    key = _key_of(message, properties)
+    if key is None:
+        return None
+    return _key_identity(message, key, leveled=properties is not None and DELAY in properties)
+
+
+def choose_identity_of(backend: Backend) -> IdentityOf:
+    """Return the function that reads the identities which this engine recognises."""
+    if not backend.capabilities.idempotent:
+        return no_identity_of
+    return identity_of if backend.recognises_numbers else key_identity_of
 
 
 def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRejection | None:
@@ -53,7 +72,7 @@ def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> st
         "idempotency_key",
         f"the message has the idempotency key {quote_text(key)}, and this cluster's engine cannot tell"
         " whether it was stored before",
-        "allowed here: messages without one; the file log can",
+        "allowed here: messages without one; the file log can, and Kafka with store_once: keys or all",
     )
 
 

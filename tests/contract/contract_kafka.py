@@ -6,7 +6,7 @@ import time
 from typing import ClassVar
 
 from backend.kafka.engine.backend import KafkaBackend
-from backend.kafka.options import KafkaOptions
+from backend.kafka.options import KafkaOptions, StoreOnce
 from backend.testing.kit import Engine, KitClock
 from tests.support.kafka import broker, delete_topics, fresh_name
 from tests.support.waits import until
@@ -26,13 +26,16 @@ class KafkaEngine(Engine):
     fills_batches: ClassVar[bool] = False
     stamps: ClassVar[bool] = False
     gapless: ClassVar[bool] = False
+    store_once: ClassVar[StoreOnce] = StoreOnce.ALL
     name = ""
 
     def open(self) -> None:
         if not self.name:
             self.name = fresh_name()
             self.clock = BrokerClock()
-        options = KafkaOptions(broker(), namespace=self.name, topic_prefix=self.name + ".")
+        options = KafkaOptions(
+            broker(), namespace=self.name, topic_prefix=self.name + ".", store_once=self.store_once
+        )
         self.backend = KafkaBackend(options, self.clock)
         until(lambda: self.backend.health().ready, lambda: self.backend.health().reason)
 

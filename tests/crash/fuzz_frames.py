@@ -97,6 +97,7 @@ def _producer_calls() -> Iterator[bytes]:
         "sendOneway": {"message": message},
         "sendBatchSync": {"messages": [message] * 5},
         "sendBatch": {"messages": [message, large], "timeout": -1},
+        "callEngine": {"data": bytes(range(256)), "timeout": 50},
     }.items():
         yield encode_call(producer, "ProducerService", method, sequence=300, **fields)
     transaction, group = "018bcfe5680070008000000000000001", "us"
@@ -305,6 +306,7 @@ def _echo(method: str) -> Callable[[Call], None]:
         ),
         "endTransaction": lambda args: P.EndTransactionResponse(code=0, msg=args.request.producerGroup),
         "pollTransactionChecks": lambda args: P.PollChecksResponse(code=0, checks=[]),
+        "callEngine": lambda args: args.data or b"",
         "pull": lambda args: C.PullResponse(context=C.Context(groupId=args.request.groupId), messages=[]),
         "getConsumeStats": lambda args: [C.ConsumeStats(group=args.request.group)],
         "fetch": lambda args: C.FetchResponse(results=[]),

@@ -23,7 +23,9 @@ NO_ORDER = Reason("Kafka assigns no position that orders records across topics",
 QUEUE_BY_KEY = Reason(
     "without positions across topics, each message goes to the queue of its key", "topic_order"
 )
-NO_ONCE = Reason("Kafka does not record whether a message has already been stored", "idempotent")
+NO_COPIES = Reason(
+    "the window does not contain messages that a commit has stored, such as copies made by `ddmq move`"
+)
 NO_LOG = Reason("the metrics of the file log do not exist on Kafka")
 NO_CLOCK = Reason("the broker stamps records with its own clock, which a test cannot set")
 NO_MODEL = Reason("a naive model cannot predict the gaps in offsets or the broker's clock")
@@ -54,25 +56,10 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
         "test_an_engine_agrees_with_the_model_at_length": NO_MODEL,
     },
     "contract/test_contract_once.py": {
-        "test_a_key_is_stored_once": NO_ONCE,
-        "test_another_body_is_reported": NO_ONCE,
-        "test_a_key_belongs_to_its_topic": NO_ONCE,
-        "test_resends_that_are_under_way_together": NO_ONCE,
-        "test_sequences_are_stored_once_in_any_order": NO_ONCE,
-        "test_what_a_producer_has_an_answer_for_is_forgotten": NO_ONCE,
-        "test_the_identity_of_a_rejected_record_is_not_recorded": NO_ONCE,
-        "test_what_is_no_identity_is_refused[*]": NO_ONCE,
-        "test_a_recreated_topic_has_no_identities_of_the_deleted_one": NO_ONCE,
-        "test_commits_do_not_check_identities": NO_ONCE,
-        "test_identities_are_recorded_over_a_restart": NO_ONCE,
-        "test_a_clock_that_is_set_forward_makes_nothing_older": NO_ONCE,
+        "test_commits_do_not_check_identities": NO_COPIES,
     },
     "contract/test_contract_lasting.py": {
         "test_every_record_matches_after_a_restart": NO_FIND,
-    },
-    "scenarios/test_transactions_end_to_end.py": {
-        "test_an_outbox_and_an_inbox_deliver_exactly_once": NO_ONCE,
-        "test_a_relay_that_is_killed_sends_in_order_and_once": NO_ONCE,
     },
     "service/cli/test_transcripts.py": {
         "test_a_session_prints_what_its_transcript_says[*found*]": NO_FIND,
@@ -94,9 +81,6 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
     },
     "service/cli/test_blocked_keys.py": {
         "test_skip_makes_a_dead_letter_and_delivers_the_next": NO_FIND,
-    },
-    "service/cli/test_admin_sends.py": {
-        "test_a_second_send_with_the_same_idempotency_key_is_recognised": NO_ONCE,
     },
     "service/cli/test_admin_contract.py": {
         "test_every_route_answers_as_described": NO_FIND,

@@ -30,6 +30,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from backend.kafka.clients.admin import RECORD_BYTES_MAX, SystemTopics
 from backend.kafka.clients.transactions import (
     LANES_MAX,
+    LateRecords,
     OnSlow,
     TransactionThread,
     init_transactions,
@@ -125,8 +126,9 @@ class Producers:
         limit_s: float,
         then: Callable[[WriteOutcome], None],
         on_slow: OnSlow = lambda blocked: None,
+        late: LateRecords | None = None,
     ) -> None:
-        """Write all records or none, in a transaction that ends within `limit_s`.
+        """Write all records or none, in a transaction that ends within `limit_s`; `late`: see there.
 
         With `once`, the transaction uses the namespace's transactional id, which must have been taken before;
         else the id of this process that was used least recently: right after a transaction its coordinator
@@ -134,9 +136,9 @@ class Producers:
         """
         limit_s = min(limit_s, self._options.transaction_timeout_ms / 1000)
         if once:
-            self._namespace.write(writes, limit_s, partial(self._on_namespace_outcome, then), on_slow)
+            self._namespace.write(writes, limit_s, partial(self._on_namespace_outcome, then), on_slow, late)
         else:
-            self.lanes[self._free.popleft()].write(writes, limit_s, then, on_slow)
+            self.lanes[self._free.popleft()].write(writes, limit_s, then, on_slow, late)
 
     def take_namespace_id(self, then: Callable[[WriteOutcome], None]) -> None:
         """Take over the transactional id of the namespace and thereby fence its previous user."""

@@ -47,6 +47,7 @@ from ddmq_common.errors import RemoteError, TryLaterError
 
 log = logging.getLogger(__name__)
 OnSlow = Callable[[Mapping[str, str]], object]
+LateRecords = Callable[[Sequence[int]], Sequence[ProducerRecord]]  # from the offsets of the records before
 LANES_MAX = 6  # transactional ids of one process; `lanes` of a Joined event names those in use
 INIT_S = 10.0  # of one attempt to take an id
 IDLE_S = 1.0
@@ -134,16 +135,18 @@ class TransactionThread:
         limit_s: float,
         then: Callable[[WriteOutcome], None],
         on_slow: OnSlow = lambda blocked: None,
+        late: LateRecords | None = None,
     ) -> None:
         """Write all records or none, in one transaction, within `limit_s`.
 
+        `late` returns more records, which state the offsets of the first; it is called in the thread.
         `on_slow` is called on the hub with the topics whose records were not taken after SLOW_S. `on_free`
         follows after `then`.
         """
 
         def run() -> None:
             self._has_timed_out = False
-            outcome = run_job(lambda: self.write_now(writes, limit_s, on_slow))
+            outcome = run_job(lambda: self.write_now(writes, limit_s, on_slow, late))
             # Before the hub knows the outcome: then it may take new ids, and must not wait for this one.
             self.is_blocked = self._has_timed_out and outcome.kind is OutcomeKind.REFUSED
             self._call(then, outcome)
@@ -182,7 +185,11 @@ class TransactionThread:
             time.sleep(IDLE_S)
 
     def write_now(
-        self, writes: Sequence[ProducerRecord], limit_s: float, on_slow: OnSlow = lambda blocked: None
+        self,
+        writes: Sequence[ProducerRecord],
+        limit_s: float,
+        on_slow: OnSlow = lambda blocked: None,
+        late: LateRecords | None = None,
     ) -> list[int]:
         """Write a transaction in the calling thread and return the offsets. Raises JobFailed."""
         producer = self.producer
@@ -192,6 +199,18 @@ class TransactionThread:
         end = time.monotonic() + limit_s
         try:
             producer.begin_transaction()
+        except RAISED as error:
+            raise self._abort_transaction(producer, cause_of(error), end) from error
+        offsets = self._write_part(producer, writes, end, on_slow)
+        if late is not None:
+            offsets += self._write_part(producer, late(offsets), end, on_slow)
+        return self._commit(producer, offsets, end)
+
+    def _write_part(
+        self, producer: Producer, writes: Sequence[ProducerRecord], end: float, on_slow: OnSlow
+    ) -> list[int]:
+        """Write records of an open transaction and return their offsets; abort it if that fails."""
+        try:
             offsets, errors = produce_records(producer, writes, _poll)
             blocked = self._await_reports(producer, writes, offsets, errors, end, on_slow)
         except RAISED as error:
@@ -207,7 +226,7 @@ class TransactionThread:
                 if error.code() in _TOO_FEW
             }
             raise self._abort_transaction(producer, cause, end, {} if rejections else blocked)
-        return self._commit(producer, offsets, end)
+        return offsets
 
     def _await_reports(
         self,

@@ -33,7 +33,7 @@ from backend.kafka.clients.producers import Producers
 from backend.kafka.clients.writing import OutcomeKind, WriteOutcome
 from backend.kafka.commits.lanes import Batch, Lanes, WorkKind
 from backend.kafka.commits.pending import FOREVER, PendingCommit, PendingCommits, Queue, queues_of
-from backend.kafka.commits.plan import CommitPlan, EpochFloor
+from backend.kafka.commits.plan import CommitPlan, EpochFloor, OffsetEntry
 from backend.kafka.state.followed import KafkaState
 from backend.kafka.topic_info import TopicRegistry
 from backend.progress.group_progress import Key, check_delta
@@ -128,9 +128,13 @@ class CommitQueue:
     # --- calls
 
     def commit(
-        self, batch: CommitBatch, deadline: float, into: Completion[list[AppendResult]] | None = None
+        self,
+        batch: CommitBatch,
+        deadline: float,
+        into: Completion[list[AppendResult]] | None = None,
+        entry: OffsetEntry | None = None,
     ) -> Completion[list[AppendResult]]:
-        """Commit a batch, as Backend.commit does."""
+        """Commit a batch, as Backend.commit does; with `entry`, its records' offsets are stored, too."""
         for delta in batch.progress:
             check_delta(delta)
         batch = CommitBatch(
@@ -149,7 +153,7 @@ class CommitQueue:
             ]
 
         is_exclusive = batch.absent or batch.limits or any(d.reset_to is not None for d in batch.progress)
-        kind = WorkKind.TRANSACTION if batch.records or batch.settings else WorkKind.PLAIN
+        kind = WorkKind.TRANSACTION if batch.records or batch.settings or entry else WorkKind.PLAIN
         resources: list[Any] = [(delta.group, delta.queue) for delta in batch.progress]
         if batch.settings or batch.absent or batch.limits:
             resources.append(SETTINGS)
@@ -161,7 +165,7 @@ class CommitQueue:
             PendingCommit(
                 WorkKind.EXCLUSIVE if is_exclusive else kind,
                 deadline,
-                lambda plan: plan.add(batch),
+                lambda plan: plan.add(batch, entry),
                 to_results,
                 into,
                 resources=resources,
@@ -385,7 +389,8 @@ class CommitQueue:
             limit_s = self._limit_s(commits)
             if any(self._topics.unavailable.was_set_aside(topic) for topic, _ in commits[0].queues):
                 limit_s = min(limit_s, SUSPECT_S)
-            self._producers.write_transaction(records, needs_id, limit_s, on_outcome, self._on_slow)
+            late = {"late": plan.to_entry_records} if plan.has_entries else {}
+            self._producers.write_transaction(records, needs_id, limit_s, on_outcome, self._on_slow, **late)
         else:
             self._producers.write_plain(records, on_outcome)
 

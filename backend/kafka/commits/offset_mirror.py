@@ -31,6 +31,7 @@ from backend.kafka.state.followed import KafkaState
 from backend.progress.group_progress import Key
 from ddmq_common.errors import StorageError
 from ddmq_common.hub_timer import HubTimer
+from ddmq_common.names import SENDS_GROUP
 
 log = logging.getLogger(__name__)
 EVERY_S = 1.0
@@ -175,7 +176,7 @@ class OffsetMirror:
     def on_progress(self, keys: Iterable[Key]) -> None:
         """Mark the progress of these groups and queues as changed."""
         for key in keys:
-            if self._holds(key):
+            if self._holds(key) and key[0] != SENDS_GROUP:  # whose progress is no offset
                 self._changed.setdefault(key[0], {})[key] = None
         if self._changed and not self._timer.active:
             self._timer.once(EVERY_S, self._write)

@@ -12,6 +12,7 @@ BoundReachedError (none of it is stored, so nothing acknowledged is lost) until 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from backend.engine import ROOT, check_absent, check_limits, check_settings
 from backend.kafka.records import ProducerRecord
@@ -26,13 +27,25 @@ from backend.kafka.state.tables import (
 )
 from backend.kafka.topic_info import TopicRegistry
 from backend.progress.group_progress import Fence, GroupProgress, Key, check_fence
-from backend.records import CommitBatch, NewRecord, ProgressDelta
-from ddmq_common.errors import BoundReachedError, TopicUnavailableError, UnknownTopicError
+from backend.records import CommitBatch, NewRecord, ProgressDelta, QueueRef
+from ddmq_common.errors import BoundReachedError, FencedError, TopicUnavailableError, UnknownTopicError
 
 SETTINGS_MAX = 100_000
 PROGRESS_MAX = 1_000_000  # pairs of group and queue
 _GROWTH_PER_RANGE = 2 * 1036  # bytes that one finished range can add at most: two pages
 EpochFloor = Callable[[Key, int], int]
+
+
+class OffsetEntry(NamedTuple):
+    """A record that states the offsets of a commit's other records, in the same transaction.
+
+    It is written to `queue` after the others are. `encode` converts their offsets into its value, in a native
+    thread. `is_current()`: whether the commit may still be sent; asked on the hub each time before it is.
+    """
+
+    queue: QueueRef
+    encode: Callable[[Sequence[int]], bytes]
+    is_current: Callable[[], bool]
 
 
 class CommitPlan:
@@ -53,19 +66,23 @@ class CommitPlan:
         self.records: list[NewRecord] = []
         self._progress_rows: list[tuple[Key, bytes, bytes | None]] = []
         self._state_records: list[ProducerRecord] = []
+        self._entries: list[tuple[str, OffsetEntry, int, int]] = []  # topic, and range of records
 
     def __bool__(self) -> bool:
-        return bool(self.records or self.progress or self._settings or self._infos or self._dropped)
+        changes = self.progress or self._settings or self._infos or self._dropped
+        return bool(self.records or self._entries or changes)
 
     @property
     def needs_transaction(self) -> bool:
         """Whether the records of the plan must be stored all or none."""
-        return bool(self.records or self._settings or self._infos)
+        return bool(self.records or self._settings or self._infos or self._entries)
 
     # --- adding
 
-    def add(self, batch: CommitBatch) -> None:
+    def add(self, batch: CommitBatch, entry: OffsetEntry | None = None) -> None:
         """Add a commit to the plan. Raises the errors of Backend.commit; the plan is then unchanged."""
+        if entry is not None:
+            self._check_entry(entry)
         fences = self._check_fences(batch.progress)
         for record in batch.records:
             error = self._topics.rejection_of(record)
@@ -77,6 +94,10 @@ class CommitPlan:
         for delta in batch.progress:
             self._copy_progress((delta.group, delta.queue)).apply(delta)
         self._settings.update(batch.settings)
+        if entry is not None:
+            start = len(self.records)
+            name = self._topics.kafka_name(entry.queue.topic)
+            self._entries.append((name, entry, start, start + len(batch.records)))
         self.records += batch.records
 
     def put_topic_info(self, name: str, value: bytes | None) -> None:
@@ -86,6 +107,16 @@ class CommitPlan:
     def drop_progress(self, topic: str, incarnation: int) -> None:
         """Delete the progress of all groups on a deleted topic."""
         self._dropped += self._state.progress.find_of_topic(topic, incarnation)
+
+    def _check_entry(self, entry: OffsetEntry) -> None:
+        queue = entry.queue
+        if not entry.is_current():
+            raise FencedError(f"queue {queue.queue_id} of {queue.topic} is no longer held as it was")
+        if self._topics.find_queue_topic(queue) is None:
+            raise UnknownTopicError(f"queue {queue} of an entry does not exist (any more)")
+        reason = self._topics.unavailable.reason_of(queue.topic)
+        if reason:
+            raise TopicUnavailableError({queue.topic: reason})
 
     def _check_fences(self, deltas: Sequence[ProgressDelta]) -> dict[Key, Fence]:
         fences: dict[Key, Fence] = {}
@@ -178,6 +209,18 @@ class CommitPlan:
                 data = None if value is None else wrap_value(value)
                 self._state_records.append(ProducerRecord(topics.settings, 0, keys(name), data))
         return [self._topics.to_producer_record(record) for record in self.records] + self._state_records
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether `to_entry_records` returns any."""
+        return bool(self._entries)
+
+    def to_entry_records(self, offsets: Sequence[int]) -> list[ProducerRecord]:
+        """Return the entries, once the records before have these offsets. Called in a native thread."""
+        return [
+            ProducerRecord(name, entry.queue.queue_id, None, entry.encode(offsets[start:end]))
+            for name, entry, start, end in self._entries
+        ]
 
     def apply_stored(self, offsets: Sequence[int]) -> None:
         """Apply the plan to the state after Kafka stored its records at these offsets, in their order."""

@@ -1,9 +1,11 @@
 """Finds processes that state the same address: results for the queues of one would never reach it. Pure.
 
 Consumer proxies pass results on to the address that the holder of a queue stated when it joined. If two
-machines listen on loopback, both state 127.0.0.1, and each passes such results on to itself. Two processes
-may also state one address for a moment, when one is replaced by another, so an address counts only after it
-was found again CONFIRM_S later.
+machines listen on loopback, both state 127.0.0.1, and each passes such results on to itself. The same holds
+for producer proxies and the sends that they pass on to the owner of a shard (backend/kafka/sends).
+
+Two processes may also state one address for a moment, when one is replaced by another, so an address counts
+only after it was found again CONFIRM_S later.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from backend.kafka.coordination.table import TableState
 log = logging.getLogger(__name__)
 CONFIRM_S = 10.0  # longer than it takes until a killed process is declared dead
 TEXT = (
-    "another process also states the address %s: results of its queues cannot be passed on to it; set"
-    " advertise in proxy_consumer.yaml to HOST:PORT at which other machines reach this one, and listen there"
+    "another process also states the address %s: results of its queues, and sends that it has to store,"
+    " cannot be passed on to it; set advertise in proxy_consumer.yaml to HOST:PORT at which other machines"
+    " reach this one, and listen there"
 )
 
 
@@ -25,7 +28,8 @@ def find_shared_addresses(table: TableState) -> dict[str, set[str]]:
     processes: dict[tuple[str, str, str], set[str]] = {}
     for (process, _), member in table.members.items():
         if member.name != member.process:  # else it has no address
-            processes.setdefault((member.group, member.topic, member.name), set()).add(process)
+            address = member.name.partition("/")[0]  # a token may follow
+            processes.setdefault((member.group, member.topic, address), set()).add(process)
     shared: dict[str, set[str]] = {}
     for (_, _, address), names in processes.items():
         if len(names) > 1:

@@ -20,6 +20,7 @@ from backend.engine import StoreClock, TopicAnswer, Watchers, check_topic
 from backend.kafka.client_metrics import ClientCollector
 from backend.kafka.clients.admin import Cluster
 from backend.kafka.clients.bridge import Bridge
+from backend.kafka.commits.plan import OffsetEntry
 from backend.kafka.engine.appends import Appends
 from backend.kafka.engine.missing_topics import MissingTopics
 from backend.kafka.engine.process import KafkaProcess
@@ -27,9 +28,20 @@ from backend.kafka.engine.queries import KafkaQueries, Offsets
 from backend.kafka.engine.readers import Readers
 from backend.kafka.engine.topics import KafkaTopics
 from backend.kafka.errors import to_failed_result
-from backend.kafka.options import KafkaOptions, capabilities
+from backend.kafka.options import KafkaOptions, StoreOnce, capabilities
+from backend.kafka.sends.routing import SendRouter
 from backend.kafka.topic_info import KafkaTopic, TopicRegistry
-from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
+from backend.port import (
+    Backend,
+    FindCall,
+    Health,
+    Join,
+    Membership,
+    MembershipListener,
+    PeerCalls,
+    ReadCall,
+    Wait,
+)
 from backend.progress.group_progress import check_delta
 from backend.records import (
     AppendResult,
@@ -53,6 +65,7 @@ from ddmq_common.errors import (
 )
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import SENDS_GROUP, SENDS_TOPIC
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -72,6 +85,7 @@ class KafkaBackend(Backend):
         self._options = options
         self._clock: Clock = SystemClock() if clock is None else clock
         self.capabilities = capabilities(options)
+        self.recognises_numbers = options.store_once == StoreOnce.ALL
         self._loop: Any = gevent.get_hub().loop
         self._later: Callable[..., Any] = self._loop.run_callback
         self._bridge = Bridge()
@@ -117,8 +131,24 @@ class KafkaBackend(Backend):
             )
         offsets = Offsets(cluster.admin, self._bridge, self._clock)
         self._queries = KafkaQueries(self._table, self.readers, offsets)
+        self._sends = self._create_router(options)
         self._retry = HubTimer(ref=False)
         self._start_topics()
+
+    def _create_router(self, options: KafkaOptions) -> SendRouter:
+        return SendRouter(
+            self,
+            self._clock,
+            self._table,
+            self._later,
+            self._commit_sends,
+            self._append_plain,
+            lambda: self.process.members.holders(SENDS_GROUP, SENDS_TOPIC),
+            options.pending_max,
+            options.pending_bytes_max,
+            self.recognises_numbers,
+            self._confirm_topics,
+        )
 
     def _start_topics(self) -> None:
         """Start surveying the topics, once their stored settings are known."""
@@ -213,6 +243,14 @@ class KafkaBackend(Backend):
             self._append(records, deadline, answer, None)
         return answer
 
+    def _confirm_topics(self, records: Sequence[NewRecord], then: Callable[[DdmqError | None], None]) -> None:
+        """Look for topics of records that another process may just have created."""
+        unknown = self._missing_topics.find_unknown(records)
+        if unknown and self._why_not_ready() is None:
+            self._missing_topics.confirm_topics(unknown, then)
+        else:
+            then(None)
+
     def _append(
         self,
         records: Sequence[NewRecord],
@@ -223,11 +261,36 @@ class KafkaBackend(Backend):
         error = error or self._why_not_ready()
         if error is not None:
             self._later(answer.succeed, [to_failed_result(error, AppendStatus.NOT_STORED)] * len(records))
-        elif self._commits.touches_queues(records):
+        elif self.capabilities.idempotent and self._sends.are_concerned(records):
+            self._sends.append(records, deadline, answer)
+        else:
+            self._append_plain(records, deadline, answer)
+
+    def _append_plain(
+        self, records: Sequence[NewRecord], deadline: float, answer: Completion[list[AppendResult]]
+    ) -> None:
+        if self._commits.touches_queues(records):
             records = list(records)
             self._commits.run_after(records, lambda: self._appends.append(records, deadline, answer))
         else:
             self._appends.append(records, deadline, answer)
+
+    def serve_peers(self, address: str, peers: PeerCalls) -> None:
+        if self.capabilities.idempotent:
+            self._later(self._sends.serve, address, peers)
+
+    def take_peer_call(self, data: bytes, deadline: float) -> Completion[bytes]:
+        return self._sends.take_peer_call(data, deadline)
+
+    def _commit_sends(
+        self, batch: CommitBatch, deadline: float, entry: OffsetEntry
+    ) -> Completion[list[AppendResult]]:
+        """Commit sends with an identity, and the entry that states their offsets."""
+        answer: Completion[list[AppendResult]] = Completion()
+        records = list(batch.records)
+        commit = self._commits.commit(batch, deadline, None, entry)
+        commit.then(lambda commit: self._on_committed(records, commit, answer))
+        return answer
 
     def _on_stored(self, topic_name: str, queue_id: int, next_offset: int, stored_ms: int) -> None:
         """Note a record that this process has stored, so that reads of the queue wait for it."""
@@ -388,8 +451,12 @@ class KafkaBackend(Backend):
             self._later(on_idle)
             return completion
         timeout.once(deadline - self._clock.monotonic(), on_timeout)
-        self._commits.drain()
-        self._commits.when_idle(lambda: self._appends.when_answered(None, lambda: self._later(on_idle)))
+
+        def drain_commits() -> None:
+            self._commits.drain()
+            self._commits.when_idle(lambda: self._appends.when_answered(None, lambda: self._later(on_idle)))
+
+        self._sends.when_answered(drain_commits)
         return completion
 
     def close(self) -> None:
@@ -399,6 +466,7 @@ class KafkaBackend(Backend):
         self._watchers.clear()
         self._retry.stop()
         self._missing_topics.close()
+        self._sends.close()
         self._appends.close()
         self.process.close()
         self._queries.close()

@@ -245,7 +245,7 @@ class ServerProcess:
         if "producer" in self.components:
             self.producer = ProducerService(backend, self.config.producer, **common, traces=traces)
             self._listen("producer", self.producer.service())
-            self.producer.transactions.advertise(str(reachable_address(self.addresses["producer"])))
+            self.producer.advertise(str(self._producer_address()))
         if "consumer" in self.components:
             sends = self.producer or ProducerService(backend, self.config.producer, **common, traces=traces)
             self.sends = sends
@@ -259,6 +259,14 @@ class ServerProcess:
             self._log_unreachable(backend)
         if "admin" in self.components:
             self._listen_admin(backend)
+
+    def _producer_address(self) -> HostPort:
+        """Return where other processes reach the producer proxy: at the host that the consumer proxy states,
+        if one is configured."""
+        own, stated = reachable_address(self.addresses["producer"]), self.config.consumer.advertise
+        if stated and "consumer" in self.components:
+            return HostPort(parse(stated).host, own.port)
+        return own
 
     def _log_unreachable(self, backend: Backend) -> None:
         """Log that proxies on other machines cannot pass results on to this one, if that is so."""

@@ -46,6 +46,14 @@ class KeylessServer(ProducerServer):
         return super().open()
 
 
+class KeysServer(ProducerServer):
+    """One over an engine that recognises keys, but no sequences."""
+
+    def open(self) -> Service:
+        self.backend.recognises_numbers = False
+        return super().open()
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[ProducerServer]:
     server = DelayingServer(

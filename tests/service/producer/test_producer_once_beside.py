@@ -24,6 +24,7 @@ from tests.service.producer.once_kit import (
     TIMEOUT_MS,
     TOPICS,
     KeylessServer,
+    KeysServer,
     keyed,
     numbered,
     position_of,
@@ -213,6 +214,33 @@ class TestAnEngineThatCannot:
             assert (member.code, member.duplicate) == (0, None)
             assert client.call("sendSync", message=numbered("orders", -1), timeout=TIMEOUT_MS).code == 0
         assert len(keyless.stored("orders")) == before + 4
+
+
+@pytest.fixture(scope="module")
+def keys_alone() -> Iterator[ProducerServer]:
+    server = KeysServer(TOPICS, **PATIENT)
+    yield server
+    server.stop()
+
+
+class TestAnEngineThatRecognisesKeysAlone:
+    def test_a_key_is_recognised_and_a_sequence_is_stored_each_time(self, keys_alone: ProducerServer):
+        before = len(keys_alone.stored("orders"))
+        with Client(keys_alone.port) as client:
+            assert [sent(client, keyed("orders", "a")).duplicate for _ in range(2)] == [0, 1]
+            assert [sent(client, numbered("orders", 1)).duplicate for _ in range(2)] == [None, None]
+            batch = [numbered("orders", 2), keyed("orders", "a"), keyed("orders", "b")]
+            answers = client.call("sendBatch", messages=batch, timeout=TIMEOUT_MS)
+            assert [(answer.code, answer.duplicate) for answer in answers] == [(0, None), (0, 1), (0, 0)]
+            assert client.call("sendSync", message=numbered("orders", -1), timeout=TIMEOUT_MS).code == 0
+            blank = client.call("sendSync", message=keyed("orders", " "), timeout=TIMEOUT_MS)
+            assert (blank.code, "idempotency key" in blank.msg) == (11, True)
+        assert len(keys_alone.stored("orders")) == before + 6
+
+    def test_a_key_goes_before_the_sequence_beside_it(self, keys_alone: ProducerServer):
+        message = numbered("orders", 5, idempotencyKey="beside")
+        with Client(keys_alone.port) as client:
+            assert [sent(client, message).duplicate for _ in range(2)] == [0, 1]
 
 
 class TestCounted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -330,6 +331,19 @@ def test_without_keys_in_the_engine_the_shard_recognises_resends(memory: Transac
     memory.proxy = memory.beside(served=False)
     transaction, numbered = memory.new_id(), body(b"x", producerId=b"p", sequence=1, answeredBelow=0)
     ids = {memory.proxy.prepare(transaction, numbered).results[0].messageId for _ in range(3)}
+    assert len(ids) == 1
+    memory.proxy.end(transaction, COMMIT)
+    assert memory.bodies() == [b"x"]
+
+
+@pytest.mark.parametrize("identity", [{"producerId": b"p", "sequence": 1}, {"idempotencyKey": b"k"}])
+def test_without_numbers_in_the_engine_the_shard_recognises_resends(
+    memory: TransactionRig, identity: dict[str, Any]
+) -> None:
+    memory.backend.recognises_numbers = False
+    memory.proxy = memory.beside(served=False)
+    transaction, message = memory.new_id(), body(b"x", **identity)
+    ids = {memory.proxy.prepare(transaction, message).results[0].messageId for _ in range(3)}
     assert len(ids) == 1
     memory.proxy.end(transaction, COMMIT)
     assert memory.bodies() == [b"x"]

@@ -225,7 +225,7 @@ def test_a_job_against_a_model(
     is_safe = {"": False, "number": recognised is True, "key": recognised is not False}[identified]
     uncertain, over = False, False
     for sent, step in enumerate(steps, 1):
-        job.begin(NODE, recognised)
+        job.begin(NODE, recognised, recognised)
         assert job.attempt_deadline(0.0) == (5.0 if is_safe and sent < most else 10.0)
         if isinstance(step, CallVerdict):
             job.take_failure(NODE, step, "no answer", elsewhere)
@@ -287,6 +287,24 @@ def test_what_results_show_of_a_proxy(results: list[SendResult], recognises: boo
     unmarked.begin(unseen)
     unmarked.take_results(unseen, [result(0)] * count, False)
     assert unseen.recognises is None, "what had neither number nor key shows nothing"
+
+
+def test_what_a_key_s_result_shows_is_about_keys_alone() -> None:
+    """A proxy on Kafka recognises keys, but no numbers (`store_once: keys`)."""
+    node = Node(ProxyAddress("a", 1))
+    job = SendJob(encoded(2, {0}), True, 10.0, ResendPolicy(), sequences=new_sequences(), keyed={0})
+    job.begin(node)
+    job.take_results(node, [result(0, 0), result(0)], False)
+    assert (node.recognises_keys, node.recognises) == (True, False)
+    job = SendJob(encoded(2, {0}), True, 10.0, ResendPolicy(), sequences=new_sequences(), keyed={0})
+    job.begin(node, node.recognises, node.recognises_keys)
+    job.take_failure(node, CallVerdict.LOST, "lost", False)
+    assert job.next_wait(0.0, False) is not None
+    assert isinstance(job.results[1].error, UnknownOutcomeError)
+    job.begin(node, node.recognises, node.recognises_keys)
+    job.take_results(node, [result(0, 1)], False)
+    assert job.next_wait(0.0, False) is None, "the key alone was sent again"
+    assert job.results[0].duplicate
 
 
 def test_what_an_old_proxy_answers_shows_that_it_recognises_nothing() -> None:

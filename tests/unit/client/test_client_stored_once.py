@@ -129,7 +129,7 @@ class RunningProducer:
         """True when the job has all of its results."""
         node = self._rotation.pick_node(job.tried)
         assert node is not None
-        job.begin(node, self._rotation.recognises_resends())
+        job.begin(node, self._rotation.recognises_resends(), self._rotation.recognises_keys())
         self._exchange(job, node, job.encode_request(0.0, 1))
         return job.next_wait(0.0, self._rotation.has_fresh(job.tried)) is None
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backend.kafka.clients.admin import SystemTopics
-from backend.kafka.commits.plan import CommitPlan
+from backend.kafka.commits.plan import CommitPlan, OffsetEntry
 from backend.kafka.records import ProducerRecord
 from backend.kafka.state.tables import ProgressState, SettingsState
 from backend.kafka.targets import UnavailableTopics
@@ -45,6 +45,9 @@ class Topics:
 
     def name_of(self, kafka_name: str) -> str | None:
         return kafka_name if kafka_name in ("orders", "dead") else None
+
+    def kafka_name(self, name: str) -> str:
+        return f"prefix.{name}"
 
     def to_producer_record(self, record: NewRecord) -> ProducerRecord:
         return ProducerRecord(record.topic, record.queue_id, None, record.delivery)
@@ -158,6 +161,36 @@ def test_a_state_that_grows_too_large_is_rejected_and_not_truncated() -> None:
     assert "offset 0" in str(refused)
     commit_plan.add(CommitBatch(progress=[delta(finished=((0, 1_000_000),))]))
     commit_plan.add(CommitBatch(progress=[delta(finished=((start, start + 1),))]))
+
+
+def entry(queue: QueueRef = QUEUE, is_current: bool = True) -> OffsetEntry:
+    return OffsetEntry(queue, lambda offsets: repr(list(offsets)).encode(), lambda: is_current)
+
+
+def test_an_entry_states_the_offsets_of_its_own_records() -> None:
+    state = State()
+    commit_plan = plan(state)
+    records = [NewRecord("orders", 0, bytes(16), 1, b"%d" % number) for number in range(3)]
+    commit_plan.add(CommitBatch(records[:1]))
+    assert not commit_plan.has_entries
+    commit_plan.add(CommitBatch(records[1:], [delta(finished=((0, 1),))]), entry())
+    writes = commit_plan.to_producer_records()
+    assert len(writes) == 4, "the records and one state"
+    (late,) = commit_plan.to_entry_records([10, 20, 30, 5])
+    assert late == ProducerRecord("prefix.orders", 0, None, b"[20, 30]")
+    commit_plan.apply_stored([10, 20, 30, 5, 40])
+    assert state.progress.view(KEY).committed == 1
+
+
+def test_an_entry_that_is_over_rejects_its_commit() -> None:
+    commit_plan = plan(State())
+    record = NewRecord("orders", 0, bytes(16), 1, b"")
+    with pytest.raises(FencedError):
+        commit_plan.add(CommitBatch([record], [delta()]), entry(is_current=False))
+    with pytest.raises(UnknownTopicError):
+        commit_plan.add(CommitBatch([record], [delta()]), entry(QueueRef("nowhere", 1, 0)))
+    assert not commit_plan
+    assert not commit_plan.has_entries
 
 
 def test_all_progress_of_a_deleted_topic_is_deleted() -> None:

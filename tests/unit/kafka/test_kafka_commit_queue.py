@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from test_kafka_commit_plan import KEY, QUEUE, State, Topics
+from test_kafka_commit_plan import KEY, QUEUE, State, Topics, entry
 
 from backend.completion import Completion
 from backend.kafka.clients.writing import OutcomeKind, WriteOutcome
@@ -14,7 +14,7 @@ from backend.kafka.commits.commit_queue import CommitQueue
 from backend.kafka.records import ProducerRecord
 from backend.kafka.state.tables import encode_record
 from backend.progress.group_progress import GroupProgress
-from backend.records import CommitBatch, ProgressDelta
+from backend.records import CommitBatch, NewRecord, ProgressDelta
 from ddmq_common.errors import FencedError, RemoteError
 from tests.support.waits import soon, until
 
@@ -41,14 +41,22 @@ class FakeProducers:
     def __init__(self) -> None:
         self.requests: list[tuple[Sequence[ProducerRecord], Then]] = []
         self.names: list[str] = []
+        self.late: list[Any] = []  # of the transactions
 
     def write_plain(self, writes: Sequence[ProducerRecord], then: Then) -> None:
         self.requests.append((writes, then))
 
     def write_transaction(
-        self, writes: Sequence[ProducerRecord], once: bool, limit_s: float, then: Then, on_slow: Any
+        self,
+        writes: Sequence[ProducerRecord],
+        once: bool,
+        limit_s: float,
+        then: Then,
+        on_slow: Any,
+        late: Any = None,
     ) -> None:
         self.requests.append((writes, then))
+        self.late.append(late)
 
     def take_new_id(self, name: str, then: Then) -> None:
         self.names.append(name)
@@ -160,4 +168,31 @@ def test_the_outcome_stays_uncertain_after_a_later_holder(rig: QueueRig, there: 
     then(UNKNOWN)
     until(lambda: call.done, "looked up")
     assert isinstance(call.error, RemoteError)
+    assert len(rig.producers.requests) == 1
+
+
+def test_a_commit_with_an_entry_writes_it_after_its_records(rig: QueueRig) -> None:
+    record = NewRecord("orders", 0, bytes(16), 1, b"body")
+    call = rig.line.commit(CommitBatch([record]), soon(), None, entry())
+    writes, then = rig.under_way(1)
+    (late,) = rig.producers.late[0]([17])
+    assert (late.value, len(writes)) == (b"[17]", 1)
+    then(WriteOutcome(OutcomeKind.STORED, [17, 4], None))
+    assert [result.offset for result in call.value] == [17]
+    rig.line.commit(CommitBatch([record]), soon())
+    rig.under_way(2)
+    assert rig.producers.late == [rig.producers.late[0], None]
+
+
+def test_a_commit_whose_entry_is_over_is_not_sent_again(rig: QueueRig) -> None:
+    record = NewRecord("orders", 0, bytes(16), 1, b"body")
+    is_current = True
+    own = entry()._replace(is_current=lambda: is_current)
+    delta = ProgressDelta("g", QUEUE, 1, 0, ((0, 1),))
+    call = rig.line.commit(CommitBatch([record], [delta]), soon(), None, own)
+    _, then = rig.under_way(1)
+    is_current = False
+    then(WriteOutcome(OutcomeKind.FENCED, [], RemoteError("another process took the ids over")))
+    until(lambda: call.done, "it is given up")
+    assert isinstance(call.error, FencedError)
     assert len(rig.producers.requests) == 1

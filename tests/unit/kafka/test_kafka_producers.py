@@ -260,3 +260,33 @@ def test_an_id_that_can_begin_a_transaction_is_reused(producers: Producers) -> N
     first.silent = False
     until(lambda: producers.free_ids == LANES_MAX, "it is free again")
     assert producers.retired == set()
+
+
+# --- records that state the offsets of others
+
+
+def late_of(producers: Producers, late: Any) -> WriteOutcome:
+    outcomes: list[WriteOutcome] = []
+    records = [ProducerRecord(topic, 0, None, b"first") for topic in ("one", "two")]
+    producers.write_transaction(records, False, 1.0, outcomes.append, late=late)
+    until(lambda: outcomes)
+    return outcomes[0]
+
+
+def test_a_record_that_states_offsets_is_in_the_same_transaction(producers: Producers) -> None:
+    producer = renamed(producers, "one")
+    outcome = late_of(producers, lambda offsets: [ProducerRecord("log", 0, None, repr(offsets).encode())])
+    assert (outcome.kind, outcome.offsets) == (OutcomeKind.STORED, [7, 7, 7])
+    assert producer.values == [b"first", b"first", b"[7, 7]"]
+
+
+def test_where_it_is_refused_nothing_is_stored(producers: Producers) -> None:
+    producer = renamed(producers, "one")
+
+    def late(offsets: Any) -> list[ProducerRecord]:
+        producer.errors = [KafkaError(KafkaError.INVALID_RECORD)]
+        return [ProducerRecord("log", 0, None, b"")]
+
+    outcome = late_of(producers, late)
+    assert (outcome.kind, type(outcome.error)) == (OutcomeKind.REFUSED, CallerError)
+    assert late_of(producers, None).offsets == [7, 7]

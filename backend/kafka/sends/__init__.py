@@ -1,0 +1,1 @@
+"""Sends with an identity: the process that owns their shard stores each of them once (decision 29)."""
