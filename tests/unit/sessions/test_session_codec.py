@@ -134,8 +134,8 @@ def test_every_error_of_the_tree_has_a_code_of_its_own() -> None:
         for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, errors.DdmqError) and kind is not errors.DdmqError
     }
-    on_kafka_alone = {errors.TopicUnavailableError}  # no writer of a file log raises it
-    assert tree - on_kafka_alone <= set(codec._ERRORS.values())
+    not_of_a_writer = {errors.TopicUnavailableError, errors.ConflictError}  # of Kafka, and of the admin API
+    assert tree - not_of_a_writer <= set(codec._ERRORS.values())
 
 
 def test_other_errors_travel_as_the_nearest() -> None:
