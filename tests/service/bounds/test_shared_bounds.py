@@ -24,6 +24,7 @@ ELSEWHERE = {
     "delay_service.pending_bytes_max": "test_bounds_of_delays.py",
     "proxy_producer.transactions.open_max": "../transactions/test_transaction_limits.py",
     "processes": "../../unit/sessions/test_session_server.py",
+    "operations": "../../unit/ddmq/test_operation_requests.py",
 }
 COUNTED_BY_THE_WRITER = {  # for whoever asks: one process has the log, the others ask it
     "producers", "open", "requests", "file_log.pending_bytes_max", "waiting",

@@ -113,7 +113,7 @@ def test_requests_that_are_rejected(shell: Shell, topic: str) -> None:
     for token, status in (("x", 409), (planned["id"], 409), (7, 400), (None, 400)):
         assert server.request("POST", path, {"token": token})[0] == status
     assert server.request("POST", path, {"token": planned["token"], "rate": 0})[0] == 400
-    assert server.request("POST", f"/operations/{planned['id']}/stop", {})[0] == 400, "it was not started"
+    assert server.request("POST", f"/operations/{planned['id']}/stop", {})[0] == 409, "it was not started"
     for name in ("0" * 20, "..%2Fx", f"{planned['id']}%2Fprogress", "%00"):
         assert server.request("POST", f"/operations/{name}/start", {"token": "x"})[0] == 404
         assert server.request("GET", f"/operations/{name}")[0] == 404
