@@ -53,12 +53,15 @@ class Tap:
                 return answer
 
         class NotedFlusher(Flusher):
-            def _submit(self, acks: AckBatch, deadline: float) -> Exception | None:
+            def _submit_acks(self, acks: AckBatch, deadline: float) -> Exception | None:
                 settlements = tap.leave(acks, tap.proxy(self.proxy.name))
-                error = super()._submit(acks, deadline)
+                error = super()._submit_acks(acks, deadline)
                 if error is None:
                     tap.answered(settlements)
                 return error
+
+        assert callable(Puller._call)  # a method that was renamed would be noted no more
+        assert callable(Flusher._submit_acks)
 
         with (
             _installing,
