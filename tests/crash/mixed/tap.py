@@ -60,8 +60,8 @@ class Tap:
                     tap.answered(settlements)
                 return error
 
-        assert callable(Puller._call)  # a method that was renamed would be noted no more
-        assert callable(Flusher._submit_acks)
+        for kind, method in ((Puller, "_call"), (Flusher, "_submit_acks")):
+            assert callable(getattr(kind, method)), "a renamed method would be noted no more"
 
         with (
             _installing,
