@@ -32,6 +32,7 @@ from backend.kafka.sends.calls import (
     encode_call,
     encode_results,
 )
+from backend.kafka.sends.open_calls import OpenCalls
 from backend.kafka.sends.shard import RETRY_S, Commit, SendShard, SendShardContext
 from backend.kafka.sends.window import QUEUES, WINDOW_MS, queue_of_identity
 from backend.kafka.topic_info import TopicRegistry
@@ -40,7 +41,6 @@ from backend.port import Backend, Join, PeerCalls
 from backend.records import AppendResult, AppendStatus, Bounds, NewRecord, ProgressView, QueueRef, TopicInfo
 from ddmq_common.clock import NEVER, Clock
 from ddmq_common.errors import (
-    BoundReachedError,
     CallerError,
     DamagedError,
     DdmqError,
@@ -100,13 +100,11 @@ class SendRouter(QueueOwner[SendShard]):
         self._backend = backend
         self._clock = clock
         self._topics = topics
-        self._later = later
         self._append_plain = append_plain
         self._addresses = addresses
-        self._bounds = records_max, bytes_max
+        self._open_calls = OpenCalls(clock, later, records_max, bytes_max)
         self._numbers = numbers
         self._confirm_topics = confirm_topics
-        self._records = self._bytes = 0
         self._context = SendShardContext(
             backend, clock, commit, self._rejection_of, self._incarnation_of, topics.durability_of,
             self._next_commit, self._on_shard_changed, self._on_uncertain,
@@ -115,15 +113,12 @@ class SendRouter(QueueOwner[SendShard]):
         self._by_number: dict[int, SendShard] = {}
         self._waiting: dict[int, deque[IdentifiedSend]] = {}  # by shard
         self._forwarding: set[int] = set()  # shards of which a peer call is in flight
-        self._calls: dict[IdentifiedCall, tuple[int, int]] = {}  # with their records and bytes
-        self._next_deadline = NEVER
         self._token = secrets.token_hex(16)
         self._address = ""
         self._peers: PeerCalls | None = None
         self._is_begun = self._is_creating = False
-        self._idle_callbacks: list[Callable[[], None]] = []
         self._log_at = self._create_at = 0.0  # when the next failure is logged, or the topic created again
-        self._tick_timer, self._deadline_timer = HubTimer(ref=False), HubTimer(ref=False)
+        self._tick_timer = HubTimer(ref=False)
 
     # --- calls
 
@@ -152,7 +147,7 @@ class SendRouter(QueueOwner[SendShard]):
         self, records: Sequence[NewRecord], deadline: float, completion: Completion[list[AppendResult]]
     ) -> None:
         """Append records, some of which have an identity; see Backend.append."""
-        self._append(self._create_call(completion, len(records), deadline), records)
+        self._append(self._open_calls.create_call(completion, len(records), deadline), records)
 
     def take_peer_call(self, data: bytes, deadline: float) -> Completion[bytes]:
         """Store records that another process passed on; return their encoded results.
@@ -173,7 +168,9 @@ class SendRouter(QueueOwner[SendShard]):
             elif self._stopping:
                 results.succeed([_MOVED] * len(records))
             else:
-                self._append(self._create_call(results, len(records), deadline, is_forwarded=True), records)
+                self._append(
+                    self._open_calls.create_call(results, len(records), deadline, is_forwarded=True), records
+                )
 
         if self._stopping or not compare_digest(token.encode(), self._token.encode()):
             results.succeed([_MOVED] * len(records))
@@ -184,10 +181,7 @@ class SendRouter(QueueOwner[SendShard]):
     def when_answered(self, then: Callable[[], None]) -> None:
         """Call `then` once all sends are answered; other processes' sends are not taken any more."""
         self._stopping = True
-        if self._calls:
-            self._idle_callbacks.append(then)
-        else:
-            then()
+        self._open_calls.when_answered(then)
 
     def close(self) -> None:
         """Answer all sends, and stop. The process leaves all its groups when it ends, not before."""
@@ -195,9 +189,7 @@ class SendRouter(QueueOwner[SendShard]):
         for shard in list(self._owned.values()):
             shard.abandon()
         self._tick_timer.stop()
-        self._deadline_timer.stop()
-        for call in list(self._calls):
-            call.close(_CLOSED)
+        self._open_calls.close(_CLOSED)
         self._waiting.clear()
 
     def _append(self, call: IdentifiedCall, records: Sequence[NewRecord]) -> None:
@@ -224,7 +216,7 @@ class SendRouter(QueueOwner[SendShard]):
             is_mixed |= way_of_queue.setdefault((record.topic, record.queue_id), way) != way
         if call.is_done:
             return
-        self._watch(call, records)
+        self._open_calls.add_call(call, records)
         if is_mixed:
             call.start_stages([
                 ([send.index for send in sends], partial(self._start, way, sends)) for way, sends in runs
@@ -244,8 +236,9 @@ class SendRouter(QueueOwner[SendShard]):
             text = f"identity {identity[:100]!r} of a send: {error}"
             call.answer(index, to_failed_result(CallerError(text)))
             return None
-        if self._is_full(record):
-            call.answer(index, self._bound_reached())
+        rejection = self._open_calls.check_bounds(record)
+        if rejection is not None:
+            call.answer(index, rejection)
             return None
         return number
 
@@ -260,16 +253,6 @@ class SendRouter(QueueOwner[SendShard]):
             self._begin()
             self._route(way)
 
-    def _is_full(self, record: NewRecord) -> bool:
-        records_max, bytes_max = self._bounds
-        return self._records >= records_max or self._bytes + len(record.delivery) > bytes_max
-
-    def _bound_reached(self) -> AppendResult:
-        error = BoundReachedError(
-            f"{self._records} records, {self._bytes} bytes are on their way to Kafka; that is the bound"
-        )
-        return to_failed_result(error, AppendStatus.NOT_STORED)
-
     def _append_others(self, sends: list[IdentifiedSend]) -> None:
         """Append records of one call that have no identity."""
         call = sends[0].call
@@ -283,42 +266,6 @@ class SendRouter(QueueOwner[SendShard]):
         for send in sends:
             call.waiting.discard(send.index)
         self._append_plain([send.record for send in sends], call.deadline, results)
-
-    def _create_call(
-        self,
-        completion: Completion[list[AppendResult]],
-        size: int,
-        deadline: float,
-        is_forwarded: bool = False,
-    ) -> IdentifiedCall:
-        return IdentifiedCall(completion, size, deadline, self._later, self._on_answered, is_forwarded)
-
-    def _on_answered(self, call: IdentifiedCall) -> None:
-        count, size = self._calls.pop(call, (0, 0))
-        self._records -= count
-        self._bytes -= size
-        if not self._calls:
-            callbacks, self._idle_callbacks = self._idle_callbacks, []
-            for callback in callbacks:
-                self._later(callback)
-
-    def _watch(self, call: IdentifiedCall, records: Sequence[NewRecord]) -> None:
-        """Count a call until it is answered, and answer it at its deadline."""
-        count, size = len(records), sum(len(record.delivery) for record in records)
-        self._records += count
-        self._bytes += size
-        self._calls[call] = count, size
-        if call.deadline < self._next_deadline:
-            self._next_deadline = call.deadline
-            self._deadline_timer.once(call.deadline - self._clock.monotonic(), self._expire)
-
-    def _expire(self) -> None:
-        now = self._clock.monotonic()
-        for call in [call for call in self._calls if call.deadline <= now]:
-            call.expire()
-        self._next_deadline = min((call.deadline for call in self._calls if not call.is_done), default=NEVER)
-        if self._next_deadline < NEVER:
-            self._deadline_timer.once(self._next_deadline - now, self._expire)
 
     # --- where a send goes
 
