@@ -104,7 +104,7 @@ class SendWindowMachine(RuleBasedStateMachine):
     ) -> FirstStored | None:
         self.ids += 1
         try:
-            admission = window.admit(
+            admission = window.admit_send(
                 identity, self.ids.to_bytes(16), 0, 1 << 40, self.now_ms, self.now_ms / 1000
             )
         except (CallerError, BoundReachedError) as error:
@@ -164,7 +164,7 @@ class SendWindowMachine(RuleBasedStateMachine):
     def send_key_to_a_former_owner(self, key: int) -> None:
         window = self.former[-1]
         try:
-            admission = window.admit(
+            admission = window.admit_send(
                 key_identity(b"t", b"%d" % key, b"a"), bytes(16), 0, 1 << 40, self.now_ms, self.now_ms / 1000
             )
         except BoundReachedError:
@@ -196,7 +196,7 @@ class SendWindowMachine(RuleBasedStateMachine):
         commit = self.commits.pop(data.draw(st.integers(0, len(self.commits) - 1)))
         if stored and commit.epoch == self.epoch:
             offset = self._write(commit)
-            commit.window.store(commit.reservation, offset, self.now_ms, self.now_ms / 1000)
+            commit.window.confirm_stored(commit.reservation, offset, self.now_ms, self.now_ms / 1000)
             if isinstance(commit.answer, OpenNumber):
                 self._give_up(commit.answer)
         else:

@@ -277,7 +277,7 @@ class KafkaBackend(Backend):
 
     def serve_peers(self, address: str, peers: PeerCalls) -> None:
         if self.capabilities.idempotent:
-            self._later(self._sends.serve, address, peers)
+            self._later(self._sends.serve_peers, address, peers)
 
     def take_peer_call(self, data: bytes, deadline: float) -> Completion[bytes]:
         return self._sends.take_peer_call(data, deadline)

@@ -78,13 +78,13 @@ class IdentifiedCall:
         """Whether every record has a result, or the deadline has passed."""
         return not self.unanswered
 
-    def answer(self, index: int, result: AppendResult) -> None:
+    def answer_record(self, index: int, result: AppendResult) -> None:
         """Set the result of a record, unless the deadline has; the last one answers the call."""
         if self.results[index] is None:
             self.results[index] = result
             self.unanswered -= 1
             if not self.unanswered:
-                self.later(self._settle)
+                self.later(self._complete_call)
             elif self.stages:
                 self._end_stage()
 
@@ -105,7 +105,7 @@ class IdentifiedCall:
         self.stages = []
         for index, result in enumerate(self.results):
             if result is None:
-                self.answer(index, _NOT_SENT if index in self.waiting else _LATE)
+                self.answer_record(index, _NOT_SENT if index in self.waiting else _LATE)
 
     def close(self, error: Exception) -> None:
         """Answer the call at once, because the engine is closed."""
@@ -116,9 +116,9 @@ class IdentifiedCall:
                     status = AppendStatus.NOT_STORED if index in self.waiting else AppendStatus.UNKNOWN
                     self.results[index] = to_failed_result(error, status)
             self.unanswered = 0
-            self._settle()
+            self._complete_call()
 
-    def _settle(self) -> None:
+    def _complete_call(self) -> None:
         if not self.completion.done:
             self._on_answered(self)
             self.completion.succeed([result or _LATE for result in self.results])
@@ -137,7 +137,7 @@ class IdentifiedSend:
 
     def answer(self, result: AppendResult) -> None:
         """Set the result of this record."""
-        self.call.answer(self.index, result)
+        self.call.answer_record(self.index, result)
 
 
 # --- between processes

@@ -4,7 +4,7 @@
        │       it is with another process ──▶ peer calls, one at a time for each shard, in the sends' order
        └─────▶ neither, now: it waits, at most until its deadline
 
-The process joins the group of the shards with its first send, or when it can be reached by others (`serve`).
+The process joins the group of the shards with its first send, or when others can reach it (`serve_peers`).
 A send that was passed on to this process is never passed on again: if the shard is not here, it goes back.
 
 The address that a process joins with is `HOST:PORT/TOKEN`. The token is random, and only processes that read
@@ -122,7 +122,7 @@ class SendRouter(QueueOwner[SendShard]):
 
     # --- calls
 
-    def serve(self, address: str, peers: PeerCalls) -> None:
+    def serve_peers(self, address: str, peers: PeerCalls) -> None:
         """Join the shards' group under `address` (HOST:PORT), where other processes reach this one."""
         self._address, self._peers = f"{address}/{self._token}", peers
         if self._is_begun:
@@ -219,11 +219,12 @@ class SendRouter(QueueOwner[SendShard]):
         self._open_calls.add_call(call, records)
         if is_mixed:
             call.start_stages([
-                ([send.index for send in sends], partial(self._start, way, sends)) for way, sends in runs
+                ([send.index for send in sends], partial(self._start_sends, way, sends))
+                for way, sends in runs
             ])  # fmt: skip
         else:
             for way, sends in ways.items():
-                self._start(way, sends)
+                self._start_sends(way, sends)
 
     def _find_way(self, call: IdentifiedCall, index: int, record: NewRecord) -> int | None:
         """Return the shard of a record, or PLAIN; None if it is rejected, and answered."""
@@ -234,15 +235,15 @@ class SendRouter(QueueOwner[SendShard]):
             number = queue_of_identity(identity, record.topic)
         except ValueError as error:
             text = f"identity {identity[:100]!r} of a send: {error}"
-            call.answer(index, to_failed_result(CallerError(text)))
+            call.answer_record(index, to_failed_result(CallerError(text)))
             return None
         rejection = self._open_calls.check_bounds(record)
         if rejection is not None:
-            call.answer(index, rejection)
+            call.answer_record(index, rejection)
             return None
         return number
 
-    def _start(self, way: int, sends: list[IdentifiedSend]) -> None:
+    def _start_sends(self, way: int, sends: list[IdentifiedSend]) -> None:
         sends = [send for send in sends if send.call.results[send.index] is None]
         if not sends:
             return
@@ -251,7 +252,7 @@ class SendRouter(QueueOwner[SendShard]):
         else:
             self._waiting.setdefault(way, deque()).extend(sends)
             self._begin()
-            self._route(way)
+            self._route_sends(way)
 
     def _append_others(self, sends: list[IdentifiedSend]) -> None:
         """Append records of one call that have no identity."""
@@ -269,24 +270,24 @@ class SendRouter(QueueOwner[SendShard]):
 
     # --- where a send goes
 
-    def _route(self, number: int) -> None:
+    def _route_sends(self, number: int) -> None:
         """Bring the waiting sends of a shard to its owner, if that is known now."""
         waiting = self._waiting.get(number)
         if not waiting or number in self._forwarding:
             return
         shard = self._by_number.get(number)
         if shard is not None and shard.is_ready:
-            sends = self._take(number, len(waiting), NEVER)
+            sends = self._take_waiting(number, len(waiting), NEVER)
             if sends:
                 shard.append(sends)
             return
         if not self._is_claimed(number):
             self._return_forwarded(number)
-            self._forward(number)
+            self._forward_sends(number)
         if self._waiting.get(number):
             self._start_ticks()
 
-    def _take(self, number: int, records_max: int, bytes_max: float) -> list[IdentifiedSend]:
+    def _take_waiting(self, number: int, records_max: int, bytes_max: float) -> list[IdentifiedSend]:
         """Remove sends of a shard from those that wait, up to the limits; skip those that are answered."""
         waiting, sends, size = self._waiting[number], list[IdentifiedSend](), 0
         while waiting and len(sends) < records_max and size < bytes_max:
@@ -320,7 +321,7 @@ class SendRouter(QueueOwner[SendShard]):
         if remaining:
             self._waiting[number] = remaining
 
-    def _forward(self, number: int) -> None:
+    def _forward_sends(self, number: int) -> None:
         """Pass the waiting sends of a shard on to its owner, if there is one that can be reached."""
         queue, peers = self._queue_of(number), self._peers
         if queue is None or peers is None or not self._waiting.get(number):
@@ -328,7 +329,7 @@ class SendRouter(QueueOwner[SendShard]):
         address, _, token = self._addresses().get(queue, "").rpartition("/")
         if not address or token == self._token:
             return
-        sends = self._take(number, CALL_RECORDS_MAX, CALL_BYTES_MAX)
+        sends = self._take_waiting(number, CALL_RECORDS_MAX, CALL_BYTES_MAX)
         if not sends:
             return
         self._forwarding.add(number)
@@ -366,7 +367,7 @@ class SendRouter(QueueOwner[SendShard]):
             if results is None or is_moved:
                 self._start_ticks()
             else:
-                self._route(number)
+                self._route_sends(number)
 
     def _log_failure(self, doing: str, error: Exception) -> None:
         """Log a failure of something that is retried, unless another one was logged a moment ago."""
@@ -396,7 +397,7 @@ class SendRouter(QueueOwner[SendShard]):
             if shard.is_stuck and now >= shard.retry_at:
                 shard.start()
         for number in list(self._waiting):
-            self._route(number)
+            self._route_sends(number)
         is_stuck = any(shard.is_stuck for shard in self._owned.values())
         if not self._waiting and not is_stuck and self._claims.joined and self._claims.retry_at is None:
             self._tick_timer.stop()
@@ -462,7 +463,7 @@ class SendRouter(QueueOwner[SendShard]):
 
     def _on_shard_changed(self, shard: SendShard) -> None:
         if shard.is_ready:
-            self._route(shard.queue.queue_id)
+            self._route_sends(shard.queue.queue_id)
         elif shard.is_stuck:
             self._start_ticks()
 

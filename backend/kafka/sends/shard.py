@@ -260,7 +260,7 @@ class SendShard:
                 send.answer(to_failed_result(unavailable, AppendStatus.NOT_STORED))
                 continue
             try:
-                admission = self._window.admit(
+                admission = self._window.admit_send(
                     send.identity,
                     record.message_id,
                     record.queue_id,
@@ -351,7 +351,7 @@ class SendShard:
     ) -> None:
         stored_ms, now_s = self._context.backend.clock_ms(), self._context.clock.monotonic()
         for (send, reservation), result in zip(new, results, strict=True):
-            self._window.store(reservation, result.offset, stored_ms, now_s)
+            self._window.confirm_stored(reservation, result.offset, stored_ms, now_s)
             send.answer(result)
             for repeat, differs in reservation.repeats:
                 first = reservation.to_first(result.offset, differs)

@@ -1,9 +1,9 @@
 """SendWindow: decides for one shard which sends are stored, and which were stored before. Pure.
 
-    admit ──▶ NEW: commit it ──▶ store: the entry is in the log, repeats are answered with its location
-      │            └───────────▶ release: it is certainly not stored, repeats get the same answer
-      ├─────▶ IN_PROGRESS: the first send is being committed; wait for its outcome
-      └─────▶ STORED: answer with the location of the first
+    admit_send ──▶ NEW: commit it ──▶ confirm_stored: repeats get its location, which is in the log
+         │               └──────────▶ release: it is certainly not stored, repeats get the same answer
+         ├───────▶ IN_PROGRESS: the first send is being committed; wait for its outcome
+         └───────▶ STORED: answer with the location of the first
 
 The window is what the entries in the log say, and the reservations of sends that are being committed. If the
 outcome of a commit is uncertain, the owner drops the window and rebuilds it with `restore` from the log.
@@ -166,7 +166,7 @@ class SendWindow:
 
     # --- sends
 
-    def admit(
+    def admit_send(
         self, identity: str, message_id: bytes, queue_id: int, incarnation: int, stored_ms: int, now_s: float
     ) -> SendAdmission:
         """Return whether a send is the first of its message; a NEW one is reserved.
@@ -196,7 +196,7 @@ class SendWindow:
         self._reserved[name] = reservation
         return SendAdmission(AdmissionKind.NEW, reservation)
 
-    def store(self, reservation: Reservation, offset: int, stored_ms: int, now_s: float) -> None:
+    def confirm_stored(self, reservation: Reservation, offset: int, stored_ms: int, now_s: float) -> None:
         """Note that the record of a reservation and its entry are stored."""
         self._end(reservation)
         self._sends.add_pending(

@@ -154,7 +154,7 @@ class SendsRig(Rig):
         )  # fmt: skip
         address = f"process:{len(self.routers)}"
         self.routers.append(router)
-        router.serve(address, self._call_peer)
+        router.serve_peers(address, self._call_peer)
         return router
 
     def _call_peer(self, address: str, data: bytes, deadline: float) -> Completion[bytes]:
