@@ -252,7 +252,7 @@ class DueScans:
                 topic, max(limits.count_max // share, 1), max(limits.bytes_max // share, 1)
             )
             if not deferred:
-                if not self._defers(topic):
+                if not self._is_deferring(topic):
                     self._deferred_topics.discard(topic)
                     self._released_ms.pop(topic, None)
                 continue
@@ -263,8 +263,8 @@ class DueScans:
             return fires
         return []
 
-    def _defers(self, topic: str) -> bool:
-        """Return whether this plan defers messages of the topic, which are not in the store as such yet."""
+    def _is_deferring(self, topic: str) -> bool:
+        """Return whether this plan defers messages of the topic; the store does not list them as such yet."""
         changes = self._changes
         return changes is not None and any(message.topic == topic for message in changes.deferred)
 
