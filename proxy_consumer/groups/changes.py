@@ -261,11 +261,11 @@ def _read_request(group: str, topic: str, settings: Mapping[str, Any], unset: Se
 
 
 def _check_unset(settings: Mapping[str, Any], unset: Sequence[str]) -> None:
-    known = (*SETTINGS, PAUSED)
+    setting_names = (*SETTINGS, PAUSED)
     for name in unset:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(known)}"
+        if name not in setting_names:
+            close = difflib.get_close_matches(name, setting_names, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(setting_names)}"
             raise CallerError(f"unset: {name!r} is not a setting; {hint}")
         if name in settings:
             raise CallerError(f"unset: {name!r} is set in the same request; do one of the two")
