@@ -62,7 +62,7 @@ class EngineCalls:
             call.fail(TryLaterError(str(error)))
         return call
 
-    def take(self, call: Call) -> None:
+    def handle_call(self, call: Call) -> None:
         """Handle a call of callEngine."""
         timeout_ms = min(max(call.args.timeout or 0, 0), self._timeout_ms_max)
         deadline = self._clock.monotonic() + timeout_ms / 1_000

@@ -134,7 +134,7 @@ class ProducerService:
             "sendPrepared": self.send_prepared,
             "endTransaction": self.end_transaction,
             "pollTransactionChecks": self.transactions.poll,
-            "callEngine": self._engine_calls.take,
+            "callEngine": self._engine_calls.handle_call,
         }
         return Service(producer, wire.SERVICE, handlers)
 
