@@ -389,8 +389,8 @@ class CommitQueue:
             limit_s = self._limit_s(commits)
             if any(self._topics.unavailable.was_set_aside(topic) for topic, _ in commits[0].queues):
                 limit_s = min(limit_s, SUSPECT_S)
-            late = {"late": plan.to_entry_records} if plan.has_entries else {}
-            self._producers.write_transaction(records, needs_id, limit_s, on_outcome, self._on_slow, **late)
+            late = plan.to_entry_records if plan.has_entries else None
+            self._producers.write_transaction(records, needs_id, limit_s, on_outcome, self._on_slow, late)
         else:
             self._producers.write_plain(records, on_outcome)
 
