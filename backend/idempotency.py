@@ -53,7 +53,7 @@ ROW_BYTES = DIGEST_BYTES + LOCATION.size + 4  # a key's digest and place, and th
 Name = bytes | tuple[str, int]  # identifies a send: a key's digest, or producer and sequence
 
 
-def _parse(text: str) -> tuple[Name, int]:
+def parse_identity(text: str) -> tuple[Name, int]:
     """Return (digest, body checksum) for a key, or ((producer, sequence), answered_below) for a sequence.
 
     Raises ValueError.
@@ -272,7 +272,7 @@ class StoredSends:
         """
         parsed_text, name, rest = self._parsed
         if parsed_text != text:
-            name, rest = _parse(text)
+            name, rest = parse_identity(text)
         checksum = 0
         if isinstance(name, bytes):
             checksum = rest

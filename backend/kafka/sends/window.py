@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import google_crc32c
 import msgspec
 
-from backend.idempotency import KEYS_MAX, WINDOW_MS, StoredSends
+from backend.idempotency import KEYS_MAX, WINDOW_MS, Name, StoredSends, parse_identity
 from backend.records import FirstStored
-from ddmq_common.errors import BoundReachedError, DamagedError
+from ddmq_common.errors import BoundReachedError, CallerError, DamagedError
 from ddmq_common.send_identity import is_key, parse_key, parse_sequence
 
 SHARDS = 8  # of keys, and as many of numbers
@@ -31,8 +31,6 @@ QUEUES = 2 * SHARDS  # of the topic of entries: of keys and of numbers in turn, 
 NUMBERS_MS = 360_000  # of numbers that a take-over reads; a resend that is a minute younger is rejected
 VERSION = b"\x01"
 _INCARNATION = 0xFFFF_FFFF  # the bits of an incarnation that StoredSends keeps
-
-Name = bytes | tuple[str, int]
 
 
 class EntryRow(NamedTuple):
@@ -175,8 +173,12 @@ class SendWindow:
         BoundReachedError if no key may be added.
         """
         now_ms = self._sends.stamp(stored_ms, now_s)
-        name, checksum = _parse(identity)
-        reservation = None if name is None else self._reserved.get(name)
+        try:
+            name, rest = parse_identity(identity)
+        except ValueError as error:
+            raise CallerError(f"identity {identity[:100]!r} of a send: {error}") from error
+        checksum = rest if isinstance(name, bytes) else 0
+        reservation = self._reserved.get(name)
         if reservation is not None and reservation.incarnation == incarnation:
             return SendAdmission(
                 AdmissionKind.IN_PROGRESS, reservation, differs=reservation.checksum != checksum
@@ -184,7 +186,6 @@ class SendWindow:
         first = self._sends.find_first(identity, incarnation & _INCARNATION, now_ms)
         if first is not None:
             return SendAdmission(AdmissionKind.STORED, first=first)
-        assert name is not None  # else it was rejected
         if isinstance(name, bytes):
             if self._reserved_keys >= self._reserved_keys_max:
                 raise BoundReachedError(
@@ -218,13 +219,3 @@ class SendWindow:
             self._reserved_keys -= 1
         if self._reserved.get(reservation.name) is reservation:
             del self._reserved[reservation.name]
-
-
-def _parse(identity: str) -> tuple[Name | None, int]:
-    """Return the name of an identity and the checksum of its body; (None, 0) if it is malformed."""
-    try:
-        if is_key(identity):
-            return parse_key(identity)
-        return parse_sequence(identity)[0], 0
-    except ValueError:
-        return None, 0
