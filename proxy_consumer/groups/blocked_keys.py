@@ -108,12 +108,17 @@ class KeyHead:
 
     def _known_since(self) -> float:
         """Return the same; 0 if it is not known."""
-        stream, job, lease = self.queue.stream, self.job, self.lease
-        failing = 0.0 if stream is None else stream.failing_since(self.chain)
-        since = failing or (0.0 if job is None else job.since)
+        since, lease = self._failing_since(), self.lease
         if lease is None:
             return since
         return min(since, lease.since) if since else lease.since
+
+    def _failing_since(self) -> float:
+        """Return the monotonic seconds since when the key, or else its head, has been failing; 0 if it is
+        not."""
+        stream, job = self.queue.stream, self.job
+        failing = 0.0 if stream is None else stream.failing_since(self.chain)
+        return failing or (0.0 if job is None else job.since)
 
     @property
     def is_failing(self) -> bool:
@@ -124,9 +129,7 @@ class KeyHead:
     def failing_since_ms(self, now: Now) -> int | None:
         """Return since when the key has been failing, across its heads, in epoch milliseconds; None if it is
         not failing, or if the failure was before this proxy acquired the queue."""
-        stream, job = self.queue.stream, self.job
-        since = 0.0 if stream is None else stream.failing_since(self.chain)
-        since = since or (0.0 if job is None else job.since)
+        since = self._failing_since()
         return now.wall_ms(since) if since else None
 
     @property
