@@ -70,10 +70,6 @@ ConfirmTopics = Callable[[Sequence[NewRecord], Callable[[DdmqError | None], None
 AppendPlain = Callable[[Sequence[NewRecord], float, Completion[list[AppendResult]]], None]
 
 
-def _confirm_nothing(records: Sequence[NewRecord], then: Callable[[DdmqError | None], None]) -> None:
-    then(None)
-
-
 class SendRouter(QueueOwner[SendShard]):
     """The sends with an identity of one process. All methods must be called on the hub.
 
@@ -93,8 +89,8 @@ class SendRouter(QueueOwner[SendShard]):
         addresses: Callable[[], Mapping[QueueRef, str]],
         records_max: int,
         bytes_max: int,
-        numbers: bool = True,
-        confirm_topics: ConfirmTopics = _confirm_nothing,
+        numbers: bool,
+        confirm_topics: ConfirmTopics,
     ) -> None:
         super().__init__(backend, clock.monotonic)
         self._backend = backend

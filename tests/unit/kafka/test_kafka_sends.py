@@ -150,7 +150,7 @@ class SendsRig(Rig):
         router = SendRouter(
             self.log, self.clock, topics, self.log._loop.run_callback, self.log.commit_entry,
             self.log.append_plain,
-            self.log.addresses, 1_000, 1 << 20, numbers,
+            self.log.addresses, 1_000, 1 << 20, numbers, lambda records, then: then(None),
         )  # fmt: skip
         address = f"process:{len(self.routers)}"
         self.routers.append(router)
