@@ -40,7 +40,7 @@ class KeyLoading:
         self._until = runtime.now() + LOAD_S
         self._acquired: list[Subscription] = []
         self._foreign: list[Subscription] = []  # other proxies own all queues of the topic
-        self._looked_up: set[OrderScope] = set()  # the ends of their queues were requested
+        self._requested_scopes: set[OrderScope] = set()  # whose queues' ends were requested
         self._checking = False
 
     def start(self, *, acquire: bool, hold: bool) -> None:
@@ -124,16 +124,16 @@ class KeyLoading:
             return False
         if not subscription.joined:
             return True
-        self._look_up_ends(subscription)
+        self._request_ends(subscription)
         return _read_ahead(subscription, now)
 
-    def _look_up_ends(self, subscription: Subscription) -> None:
-        """Look up once where the queues end; messages stored before this request may not be announced yet."""
+    def _request_ends(self, subscription: Subscription) -> None:
+        """Request the ends of the queues, once; messages stored before may not have been announced yet."""
         if subscription.halted or not subscription.membership.claims.complete:
             return
         for scope in subscription.buffer.ordered_scopes():
-            if scope.open and scope not in self._looked_up:
-                self._looked_up.add(scope)
+            if scope.open and scope not in self._requested_scopes:
+                self._requested_scopes.add(scope)
                 request = scope.request_ends()
                 if request is not None:
                     subscription.reading.request_ends(request)
