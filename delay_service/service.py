@@ -77,6 +77,7 @@ class DelayService(DueService[Shard]):
             QueueRef, int
         ] = {}  # how far commands were taken in, also by a shard that failed
         self._checks = 0
+        self._holds_changed = True  # since they were counted; to list them, all settings are gone through
         self._stop_watching: Callable[[], None] | None = None
 
     # --- start, health, end
@@ -226,10 +227,12 @@ class DelayService(DueService[Shard]):
     # --- looking
 
     def _on_setting_changed(self, key: str) -> None:
-        for shard in self._owned.values():
-            if key.startswith(HOLD_PREFIX):
+        if key.startswith(HOLD_PREFIX):
+            self._holds_changed = True
+            for shard in self._owned.values():
                 shard.hold_changed(key.removeprefix(HOLD_PREFIX))
-            else:
+        else:
+            for shard in self._owned.values():
                 shard.topic_changed(key.removeprefix("topic/"))
 
     def _check_work(self) -> None:
@@ -281,7 +284,9 @@ class DelayService(DueService[Shard]):
         pending, sizes = self.pending_counts(), self._sum_counts(lambda store: store.sizes())
         self._counts.pending.show_numbers(pending)
         self._counts.pending_bytes.show_numbers(sizes)
-        self._counts.held.show_numbers(dict.fromkeys(list_holds(self._backend), 1))
+        if self._holds_changed:
+            self._holds_changed = False
+            self._counts.held.show_numbers(dict.fromkeys(list_holds(self._backend), 1))
         info = self._backend.topic(DELAY_TOPIC)
         if info is not None and all(shard.running for shard in self._owned.values()):
             self._quota.check_topics(self.shards.keys(), info.queues, pending, sizes)
