@@ -36,9 +36,9 @@ def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str |
 
     The body may be None here; a later check rejects such a message.
     """
-    key = key_identity_of(message, properties)
+    key = _key_of(message, properties)
     if key is not None:
-        return key
+        return _key_identity(message, key, properties)
     sequence = message.sequence
     if sequence is None:
         return None
@@ -51,9 +51,7 @@ def key_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> s
     This engine recognises no sequences.
     """
     key = _key_of(message, properties)
-    if key is None:
-        return None
-    return _key_identity(message, key, leveled=properties is not None and DELAY in properties)
+    return None if key is None else _key_identity(message, key, properties)
 
 
 def choose_identity_of(backend: Backend) -> IdentityOf:
@@ -88,7 +86,7 @@ def _key_of(message: Any, properties: Mapping[bytes, bytes] | None) -> bytes | N
     return key
 
 
-def _key_identity(message: Any, key: bytes, *, leveled: bool) -> str | SendRejection:
+def _key_identity(message: Any, key: bytes, properties: Mapping[bytes, bytes] | None) -> str | SendRejection:
     """Return the identity of a message by its idempotency key, or the rejection of an invalid key.
 
     A message with a delay level and one without never count as duplicates.
@@ -101,7 +99,9 @@ def _key_identity(message: Any, key: bytes, *, leveled: bool) -> str | SendRejec
         what = f"the idempotency key {quote_text(key)} has {len(key)} bytes"
         return build_illegal_rejection("idempotency_key", what, _KEY_ALLOWED)
     topic = message.topic or b""
-    return key_identity(b"\x00" + topic if leveled else topic, key, message.body or message.value or b"")
+    if properties is not None and DELAY in properties:
+        topic = b"\x00" + topic
+    return key_identity(topic, key, message.body or message.value or b"")
 
 
 def _sequence_identity(
