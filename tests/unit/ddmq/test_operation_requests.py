@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
 
+import gevent
 import pytest
 
 from backend.records import AppendStatus
@@ -13,8 +14,10 @@ from ddmq.server.admin.contract.bodies import OperationPlanBody, OperationStartB
 from ddmq.server.admin.operations import runner, storing
 from ddmq.server.admin.operations.dead_letters import DeadLetterTarget
 from ddmq.server.admin.operations.plans import EXPIRY_MS, PLANS_MAX
+from ddmq.server.admin.operations.runner import wait_sliced
 from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.operations.state import INTERRUPTED_MS
+from ddmq.server.http import pace
 from ddmq.server.http.parameters import read_body
 from ddmq.server.http.routing import NoSuchOperationError
 from ddmq_common.clock import ManualClock
@@ -323,3 +326,16 @@ def test_the_last_operations_are_remembered(rig: OperationsRig, monkeypatch: pyt
     ids = [row["id"] for row in rig.here.list_rows()["operations"]]
     assert ids == [plan["id"] for plan in reversed(plans[2:])]
     assert {key.split("/")[1] for key in rig.backend.settings("operation/")} == set(ids)
+
+
+def test_others_run_while_the_items_of_a_plan_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SLICE_S", 0.0)
+    events: list[str] = []
+    gevent.spawn_later(0, events.append, "other")
+
+    def encode() -> int:
+        chunks = storing.encode_items([["id", number, 0] for number in range(5 * storing.CHUNK)])
+        events.append("encoded")
+        return len(chunks)
+
+    assert (wait_sliced(encode), events) == (5, ["other", "encoded"])

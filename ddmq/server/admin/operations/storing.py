@@ -24,6 +24,7 @@ from backend.records import CommitBatch
 from ddmq.server.admin.operations.plans import Plan, PlannedOperation
 from ddmq.server.admin.operations.state import Progress
 from ddmq.server.admin.topics import WAIT_S
+from ddmq.server.http.pace import paced
 from ddmq_common.clock import Clock
 from ddmq_common.errors import ConflictError, FencedError, StorageError
 from ddmq_common.names import OPERATION_PREFIX
@@ -145,10 +146,11 @@ class OperationStore:
 
 
 def encode_items(items: Sequence[Any]) -> list[bytes]:
-    """Return the items of a plan as chunks, each the value of a setting."""
+    """Return the items of a plan as chunks, each the value of a setting. Other greenlets run between the
+    chunks."""
     return [
         zlib.compress(msgspec.json.encode(items[start : start + CHUNK]))
-        for start in range(0, len(items), CHUNK)
+        for start in paced(range(0, len(items), CHUNK))
     ]
 
 
