@@ -14,8 +14,8 @@ from ddmq.server.admin.contract.bodies import OperationPlanBody, OperationStartB
 from ddmq.server.admin.operations import runner, storing
 from ddmq.server.admin.operations.dead_letters import DeadLetterTarget
 from ddmq.server.admin.operations.plans import EXPIRY_MS, PLANS_MAX
-from ddmq.server.admin.operations.runner import wait_sliced
 from ddmq.server.admin.operations.service import Operations
+from ddmq.server.admin.operations.slices import wait_sliced
 from ddmq.server.admin.operations.state import INTERRUPTED_MS
 from ddmq.server.http import pace
 from ddmq.server.http.parameters import read_body

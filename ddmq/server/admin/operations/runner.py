@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from gevent.event import AsyncResult, Event
+from gevent.event import Event
 
 from ddmq.server.admin.operations.plans import Plan
+from ddmq.server.admin.operations.slices import spawn_sliced
 from ddmq.server.admin.operations.state import BatchResult, OperationState, Progress
 from ddmq.server.admin.operations.storing import (
     OperationStore,
@@ -23,7 +24,6 @@ from ddmq.server.admin.operations.storing import (
     progress_key,
 )
 from ddmq.server.admin.operations.target import OperationTarget
-from ddmq.server.http.pace import Account, PacedGreenlet
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, FencedError, RemoteError, TryLaterError
 
@@ -31,30 +31,7 @@ RUNNING_MAX = 4  # operations that run in one process
 RETRY_S = (0.1, 0.5, 2.0, 5.0)  # pauses after errors that pass, the last one again and again
 BATCH_S = 0.2  # of the rate, at most, in one batch
 STORE_S = 1.0  # between two writes of the progress of batches that changed nothing
-T = TypeVar("T")
 log = logging.getLogger("ddmq.operations")
-
-
-class _SlicingAccount(Account):
-    """An account without a debt: its greenlet lets others run after each slice, and never waits longer."""
-
-    @property
-    def debt_s(self) -> float:
-        return 0.0
-
-    def charge(self, seconds: float) -> None:
-        """Ignore the used processor time."""
-
-    def pause(self) -> None:
-        """Return at once, because there is no debt."""
-
-
-def spawn_sliced(function: Callable[..., T], *arguments: Any) -> Any:
-    """Return a greenlet that calls the function in short slices of processor time."""
-    greenlet = PacedGreenlet(function, *arguments)
-    greenlet.account = _SlicingAccount()
-    greenlet.start()
-    return greenlet
 
 
 class OperationRunner:
@@ -210,7 +187,7 @@ class OperationRun:
             return pause_s
         self._is_uncertain = True
         result, is_stored = self._target.run_batch(self.progress.cursor, self._batch_size(), self._encode)
-        progress = self._advance(result)
+        progress = self._advance_progress(result)
         if not is_stored and self._must_store(progress):
             self._store.put_progress(self._plan.id, progress)
             is_stored = True
@@ -258,7 +235,7 @@ class OperationRun:
             self._next_at = max(self._next_at, now - BATCH_S) + changed / self._rate
         return max(0.0, self._next_at - now)
 
-    def _advance(self, result: BatchResult) -> Progress:
+    def _advance_progress(self, result: BatchResult) -> Progress:
         progress = self.progress.add_batch(result, self._clock.wall_ms())
         if result.cursor is None and self._plan.exact:
             progress = progress.skip_missing(self._plan.item_count, self._target.missing)
@@ -266,27 +243,9 @@ class OperationRun:
 
     def _encode(self, result: BatchResult) -> dict[str, bytes]:
         """Return the settings that store the progress after a batch."""
-        return {progress_key(self._plan.id): encode_progress(self._advance(result))}
+        return {progress_key(self._plan.id): encode_progress(self._advance_progress(result))}
 
     def _must_store(self, now: Progress) -> bool:
         before = self._stored
         changed = now.changed > before.changed or now.state is not before.state
         return changed or now.at_ms - before.at_ms >= STORE_S * 1000
-
-
-def wait_sliced(function: Callable[..., T], *arguments: Any) -> T:
-    """Call the function in short slices of processor time, and return its result or raise its error."""
-    answer: AsyncResult[T] = AsyncResult()
-
-    def call() -> None:
-        try:
-            answer.set(function(*arguments))
-        except Exception as error:
-            answer.set_exception(error)
-
-    greenlet = spawn_sliced(call)
-    try:
-        result: T = answer.get()
-        return result
-    finally:
-        greenlet.kill(block=False)

@@ -23,13 +23,9 @@ from ddmq.server.admin.contract.bodies import (
 from ddmq.server.admin.operations.blocked_keys import KeyTarget, plan_keys
 from ddmq.server.admin.operations.dead_letters import DeadLetterTarget, plan_dead_letters
 from ddmq.server.admin.operations.delays import DelayTarget, plan_delays
-from ddmq.server.admin.operations.plans import (
-    EXPIRY_MS,
-    Plan,
-    PlannedOperation,
-    PlanShelf,
-)
-from ddmq.server.admin.operations.runner import OperationRunner, wait_sliced
+from ddmq.server.admin.operations.plans import EXPIRY_MS, Plan, PlannedOperation, PlanShelf
+from ddmq.server.admin.operations.runner import OperationRunner
+from ddmq.server.admin.operations.slices import wait_sliced
 from ddmq.server.admin.operations.state import OperationState, Progress, check_start
 from ddmq.server.admin.operations.storing import (
     OperationStore,
@@ -49,12 +45,12 @@ from proxy_consumer.service import ConsumerService
 
 RESUME_S = 2.0  # between tries to continue operations
 PLAN_WAIT_S = 5.0  # for the plan before this one
-log = logging.getLogger("ddmq.operations")
 FILTER_BYTES_MAX = 64 << 10
 FILTERS: dict[str, type[Body]] = {
     "dead_letters": DeadLetterChoiceBody, "keys": KeyChoiceBody, "delays": DelayChoiceBody,
 }  # by kind  # fmt: skip
 SUMMARY = ("id", "kind", "action", "state", "counted", "exact", "changed", "skipped", "planned_ms")
+log = logging.getLogger("ddmq.operations")
 
 
 class Operations:
