@@ -18,7 +18,7 @@ from ddmq.server.admin.operations.target import EncodeProgress, PlanDraft, short
 from ddmq.server.admin.search.error_classes import classify_error
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.parameters import read_body
-from ddmq_common.errors import BoundReachedError, CallerError, TryLaterError
+from ddmq_common.errors import BoundReachedError, CallerError
 from proxy_consumer.groups.blocked_keys import IN_FLIGHT, PARKED
 from proxy_consumer.groups.ordering import DEAD, REPLAYED, TAKEN_AWAY, GroupOrdering, KeyOutcome
 from proxy_consumer.service import ConsumerService
@@ -84,10 +84,7 @@ class KeyTarget:
         changed, skipped = 0, dict[str, int]()
         pending: list[Completion[list[KeyOutcome]]] = []
         for key, *head in items:
-            try:
-                reason = self._start_change(ordering, names.get(key, key), tuple(head), pending)
-            except BoundReachedError as error:
-                reason = str(error)
+            reason = self._start_change(ordering, names.get(key, key), tuple(head), pending)
             if reason:
                 skipped = merge_skipped(skipped, {reason: 1})
         for change in pending:
@@ -115,13 +112,11 @@ class KeyTarget:
             return MOVED_ON
         if action == "park" and key in ordering.parked_keys:
             return "parked already"
-        if action == "replay" and heads == [] and key not in ordering.parked_keys:
+        if action == "replay" and not heads and key not in ordering.parked_keys:
             return "not blocked any more"
         try:
             pending.append(getattr(ordering, action)(key))
-        except TryLaterError:
-            raise
-        except CallerError as error:
+        except (CallerError, BoundReachedError) as error:
             return str(error)
         return ""
 
