@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from backend.port import Backend
+from ddmq.server.http.pace import yield_if_long
 from ddmq.server.live.core.snapshot import VERSIONS
 from ddmq_common.clock import Clock
 from ddmq_common.metrics import catalogue
@@ -61,10 +62,11 @@ class ListVersions:
             self._changes[name] += 1
 
     def read(self) -> dict[str, int]:
-        """Return the present version of each list."""
-        families = {metric.name: cells for metric, cells in self._metrics.numbers()}
+        """Return the present version of each list. Other greenlets run between the lists, but not between the
+        counters of one list, because a sum of counters of different moments could come again."""
         versions = dict(self._changes)
         for name, metrics in COUNTERS.items():
             for metric in metrics:
-                versions[name] += int(sum(cell.value for cell in families.get(metric.name, {}).values()))
+                versions[name] += int(sum(cell.value for cell in self._metrics.cells_of(metric).values()))
+            yield_if_long()
         return versions
