@@ -61,7 +61,6 @@ def build_snapshot(
     behind: Behind,
     missing: Mapping[str, str],
     findings: Sequence[Mapping[str, Any]] | None = None,
-    due_next_hour: int | None = None,
 ) -> dict[str, Any]:
     """Return the snapshot as it is encoded. `missing`: the processes that did not answer."""
     errors = {"behind": behind.error} if behind.error else {}
@@ -69,7 +68,7 @@ def build_snapshot(
         "at_ms": at_ms,
         "health": health,
         "totals": {name: round_value(value) for name, value in share.totals.items()},
-        "due_next_hour": due_next_hour,
+        "due_next_hour": None,  # in this release
         "behind": behind.rows,
         "behind_at_ms": behind.at_ms,
         "tails": {
