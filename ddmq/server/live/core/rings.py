@@ -136,8 +136,8 @@ class History(Generic[K]):
         steps: list[float | None] = []
         for start_s in range(period.start_s, self.newest_s + 1, period.step_s):
             first, end = start_s // unit_s, (start_s + period.step_s) // unit_s
-            known = range(max(first, newest - slots + 1), min(end, newest + 1))
-            steps.append(_mean_of([values[slot % slots] for slot in known]))
+            recorded_slots = range(max(first, newest - slots + 1), min(end, newest + 1))
+            steps.append(_mean_of([values[slot % slots] for slot in recorded_slots]))
         return steps
 
 
@@ -147,9 +147,9 @@ def _read_slots(values: array[float], slots: int, first: int, newest: int) -> li
         return []
     oldest = max(first, newest - slots + 1)
     begin, end = oldest % slots, newest % slots + 1
-    known = values[begin:end] if begin < end else values[begin:] + values[:end]
+    recorded_values = values[begin:end] if begin < end else values[begin:] + values[:end]
     missing: list[float | None] = [None] * (oldest - first)
-    return [*missing, *[None if value != value else value for value in known]]
+    return [*missing, *[None if value != value else value for value in recorded_values]]
 
 
 def _mean_of(values: list[float]) -> float | None:
