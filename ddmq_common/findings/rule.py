@@ -74,18 +74,18 @@ class FindingRule(NamedTuple):
         """Return the sentence of one finding."""
         value_text = format_value(value, self.unit)
         values = {**labels, VALUE: value_text, THRESHOLD: self.shown_threshold}
-        return _fill(self.text, values, str, singular=value_text == "1")
+        return _fill_template(self.text, values, str, singular=value_text == "1")
 
     def build_command(self, labels: Mapping[str, str]) -> str:
         """Return the command for one finding, with its labels quoted for a shell."""
-        return _fill(self.command, labels, _quote_argument)
+        return _fill_template(self.command, labels, _quote_argument)
 
     def build_page(self, labels: Mapping[str, str]) -> str:
         """Return the path of the console's page for one finding."""
-        return _fill(self.page, labels, lambda text: quote(text, safe=""))
+        return _fill_template(self.page, labels, lambda text: quote(text, safe=""))
 
 
-def _fill(
+def _fill_template(
     template: str, values: Mapping[str, str], encode: Callable[[str], str], *, singular: bool = False
 ) -> str:
     def fill_placeholder(match: re.Match[str]) -> str:

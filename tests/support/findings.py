@@ -39,4 +39,4 @@ class FindingsView:
         """Let time pass, with an evaluation each TICK_S. `advance` moves the clock, and what runs by it."""
         for _ in range(int(seconds / TICK_S)):
             (advance or self._clock.advance)(TICK_S)
-            self._watch.refresh()
+            self._watch.evaluate_rules()

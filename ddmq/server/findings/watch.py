@@ -37,7 +37,7 @@ T = TypeVar("T")
 log = logging.getLogger("ddmq.findings")
 
 
-def _owned() -> Health:
+def _report_owned() -> Health:
     return Health(True, "")
 
 
@@ -53,7 +53,7 @@ class FindingsWatch:
         metrics: Registry,
         clock: Clock,
         instance: str = "this process",
-        scheduler: Callable[[], Health] = _owned,
+        scheduler: Callable[[], Health] = _report_owned,
     ) -> None:
         self._metrics = metrics
         self._clock = clock
@@ -66,13 +66,13 @@ class FindingsWatch:
 
     def start(self) -> None:
         """Evaluate the rules every TICK_S from now on."""
-        self._timer.every(TICK_S, lambda: gevent.spawn(self.refresh))
+        self._timer.every(TICK_S, lambda: gevent.spawn(self.evaluate_rules))
 
     def stop(self) -> None:
         """Evaluate the rules no longer, except for requests."""
         self._timer.stop()
 
-    def refresh(self) -> None:
+    def evaluate_rules(self) -> None:
         """Evaluate all rules, unless that was done within FRESH_S. Lets other greenlets run meanwhile."""
         with self._lock:
             if self._clock.monotonic() - self._evaluated_at < FRESH_S:
@@ -81,12 +81,12 @@ class FindingsWatch:
             gevent.sleep(ANSWERS_S)
             now = self._read_clock()
             for name, state in self._evaluator.states.items():
-                self._evaluator.update(name, now, self._read(state.rule.condition), sliced)
+                self._evaluator.update(name, now, self._read(state.rule.condition), iterate_sliced)
             self._evaluated_at = now.monotonic_s
 
     def answer(self) -> FindingsAnswer:
         """Return the findings of this process, as GET /findings has them."""
-        self.refresh()
+        self.evaluate_rules()
         findings, left_out = self._evaluator.list_findings(self._read_clock())
         return {
             "items": [self._to_item(finding) for finding in findings],
@@ -99,7 +99,7 @@ class FindingsWatch:
         return ClockReading(self._clock.monotonic(), self._clock.wall_ms())
 
     def _read(self, condition: Condition) -> Readings:
-        readings = read_columns(condition, self._metrics, sliced)
+        readings = read_columns(condition, self._metrics, iterate_sliced)
         if isinstance(condition, NoneOwned) and readings[()][0] < 1 and self._scheduler().ready:
             return {}
         return readings
@@ -133,7 +133,7 @@ def _only_prometheus() -> Iterator[dict[str, str]]:
             yield {"id": rule.name, "why": rule.condition.reason}
 
 
-def sliced(items: Iterable[T]) -> Iterator[T]:
+def iterate_sliced(items: Iterable[T]) -> Iterator[T]:
     """Yield the items, and let other greenlets run after each SLICE_S of processor time."""
     start, remaining = time.thread_time(), iter(items)
     while batch := list(islice(remaining, CHECKED_TOGETHER)):
@@ -163,14 +163,14 @@ def merge_findings(own: FindingsAnswer, others: Iterable[FindingsAnswer], silent
         for row in answer["unevaluated"]:
             unevaluated[row["id"], row["why"]] = row
     return {
-        "items": _cut_items(sorted(items.values(), key=_urgency), left_out),
+        "items": _limit_items(sorted(items.values(), key=_rank_item), left_out),
         "missing": [{"name": name, "admin": address} for name, address in sorted(silent.items())],
         "left_out": left_out,
         "unevaluated": list(unevaluated.values()),
     }
 
 
-def _cut_items(items: list[dict[str, Any]], left_out: dict[str, int]) -> list[dict[str, Any]]:
+def _limit_items(items: list[dict[str, Any]], left_out: dict[str, int]) -> list[dict[str, Any]]:
     """Return at most ITEMS_MAX items of each rule, and count the others in `left_out`."""
     counts: dict[str, int] = {}
     first: list[dict[str, Any]] = []
@@ -184,5 +184,5 @@ def _cut_items(items: list[dict[str, Any]], left_out: dict[str, int]) -> list[di
     return first
 
 
-def _urgency(item: Mapping[str, Any]) -> tuple[int, int, str, tuple[str, ...]]:
+def _rank_item(item: Mapping[str, Any]) -> tuple[int, int, str, tuple[str, ...]]:
     return SEVERITIES.index(item["severity"]), item["since_ms"], item["id"], tuple(item["labels"].values())

@@ -18,7 +18,7 @@ from ddmq.server.admin.api import AdminApi
 from ddmq.server.admin.figures import OtherProcesses, component_line
 from ddmq.server.findings import watch
 from ddmq.server.findings.core import evaluator
-from ddmq.server.findings.watch import FRESH_S, TICK_S, FindingsWatch, merge_findings, sliced
+from ddmq.server.findings.watch import FRESH_S, TICK_S, FindingsWatch, iterate_sliced, merge_findings
 from ddmq.server.http.connection import AdminServer
 from ddmq_common.clock import ManualClock
 from ddmq_common.findings.table import RULES_BY_NAME
@@ -50,7 +50,7 @@ class ServedProcess:
     def pass_time(self, seconds: float) -> None:
         for _ in range(int(seconds / TICK_S)):
             self.clock.advance(TICK_S)
-            self.watch.refresh()
+            self.watch.evaluate_rules()
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_others_run_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SLICE_S", 0.0)
     turns = []
     other = gevent.spawn(lambda: turns.append("other"))
-    for number in sliced(range(200)):
+    for number in iterate_sliced(range(200)):
         turns.append(number)
     other.join(5)
     assert "other" in turns[:-1]

@@ -82,7 +82,7 @@ class RuleState:
         self._drop_old_marks(moment.monotonic_s)
         holdings: dict[Labels, Holding] = {}
         for labels, columns in paced(readings.items()):
-            samples = self._samples(moment, labels, columns) if self._window_s else ()
+            samples = self._collect_samples(moment, labels, columns) if self._window_s else ()
             value = measure_value(self.rule.condition, columns, samples)
             if value is None:
                 continue
@@ -103,7 +103,7 @@ class RuleState:
         ]
         return sorted(due, key=lambda row: (row[1].since.monotonic_s, row[0]))
 
-    def _samples(self, moment: ClockReading, labels: Labels, columns: Columns) -> Samples:
+    def _collect_samples(self, moment: ClockReading, labels: Labels, columns: Columns) -> Samples:
         """Return the marks of one set of labels, and what was read now."""
         if isinstance(self.rule.condition, FallsBelow):
             earlier = [(at, marked[labels]) for at, marked in self.marks if labels in marked]

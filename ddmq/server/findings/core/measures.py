@@ -36,16 +36,16 @@ def measure_value(condition: Condition, columns: Columns, samples: Samples) -> f
         case NoneOwned():
             return columns[0] if columns[0] < 1 else None
         case Grown():
-            growth = _growth(samples, 0)
+            growth = _measure_growth(samples, 0)
             return growth if growth > 0 else None
         case ShareAbove():
-            return _share_above(_growth(samples, 0), _growth(samples, 1), condition.above)
+            return _share_above(_measure_growth(samples, 0), _measure_growth(samples, 1), condition.above)
         case QuantileAbove():
             limit = round(1 - condition.quantile, DIGITS)
-            return _share_above(_growth(samples, 0), _growth(samples, 1), limit)
+            return _share_above(_measure_growth(samples, 0), _measure_growth(samples, 1), limit)
         case NotConsumed():
             _, lag, exemption = columns
-            return lag if lag > 0 and not exemption and _growth(samples, 0) <= 0 else None
+            return lag if lag > 0 and not exemption and _measure_growth(samples, 0) <= 0 else None
         case FallsBelow():
             slope = fit_slope([(at, each[0]) for at, each in samples])
             if slope is None:
@@ -54,7 +54,7 @@ def measure_value(condition: Condition, columns: Columns, samples: Samples) -> f
             return max(0.0, ahead) if ahead < condition.below else None
 
 
-def _growth(samples: Samples, column: int) -> float:
+def _measure_growth(samples: Samples, column: int) -> float:
     return samples[-1][1][column] - samples[0][1][column]
 
 
