@@ -24,7 +24,7 @@ COMMANDS = {
     "delay-service": ("ddmq.cli.serve", "delay_service", "Run the delay service alone."),
     "topic": ("ddmq.cli.operate.topic", "topic", "List, create, change, delete topics."),
     "group": ("ddmq.cli.operate.group", "group", "Consumer groups: list, create, change; blocked keys."),
-    "keys": ("ddmq.cli.operate.keys", "keys", "Blocked and parked keys of all groups, by error."),
+    "keys": ("ddmq.cli.operate.keys", "list_keys", "Blocked and parked keys of all groups, by error."),
     "offset": ("ddmq.cli.operate.offset", "offset", "Show and reset the offsets of consumer groups."),
     "send": ("ddmq.cli.messages.send", "send", "Send messages: arguments, files, standard input."),
     "pull": ("ddmq.cli.messages.pull", "pull", "Take messages as a consumer group and acknowledge them."),
@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "findings": (
         "ddmq.cli.operate.findings",
-        "findings",
+        "list_findings",
         "What is wrong now, and what to do first.",
     ),
     "report": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import click
@@ -92,7 +93,9 @@ def cancel(
         return _show_choice(admin, choice, as_json)
     if topic is not None and not yes:
         _confirm_choice(admin, choice)
-    with choose_requests(producer, admin, timeout_ms, many=topic is not None, quiet=as_json) as requests:
+    with closing(
+        choose_requests(producer, admin, timeout_ms, many=topic is not None, quiet=as_json)
+    ) as requests:
         if topic is None:
             _print_outcomes(ids, _request_changes(requests, ids, _CANCELLING), as_json, DelayStatus.CANCELLED)
         else:
@@ -156,7 +159,7 @@ class _Cancelling:
         if not ids:
             return
         first, *others = ids
-        self._count_outcome(self._requests.request(first, _CANCELLING))  # it tells if nobody answers
+        self._count_outcome(self._requests.request_change(first, _CANCELLING))  # it tells if nobody answers
         for outcome in _cancel_concurrently(self._requests, others):
             self._count_outcome(outcome)
 
@@ -170,7 +173,7 @@ class _Cancelling:
 def _cancel_concurrently(requests: ChangeRequests, ids: Sequence[str]) -> Iterator[CancelOutcome | str]:
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
-        yield from pool.map(lambda one: requests.request(one, _CANCELLING, quiet=True), ids)
+        yield from pool.map(lambda one: requests.request_change(one, _CANCELLING, quiet=True), ids)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -219,7 +222,7 @@ def reschedule(
     timing = read_timing(options)
     if not timing:
         raise click.UsageError("say when: --delay DURATION or --at TIME")
-    with choose_requests(producer, admin, timeout_ms, many=False, quiet=as_json) as requests:
+    with closing(choose_requests(producer, admin, timeout_ms, many=False, quiet=as_json)) as requests:
         outcomes = _request_changes(requests, (delay_id,), DelayChange(RESCHEDULE, timing))
     _print_outcomes((delay_id,), outcomes, as_json, DelayStatus.RESCHEDULED)
 
@@ -236,7 +239,7 @@ def fire(
 
     Exit code 1 if one was delivered neither by this command nor earlier.
     """
-    with choose_requests(producer, admin, timeout_ms, many=False, quiet=as_json) as requests:
+    with closing(choose_requests(producer, admin, timeout_ms, many=False, quiet=as_json)) as requests:
         outcomes = _request_changes(requests, ids, DelayChange(FIRE))
     _print_outcomes(ids, outcomes, as_json, DelayStatus.FIRED)
 
@@ -246,7 +249,7 @@ def _request_changes(
 ) -> list[CancelOutcome | str]:
     """Request the change of each id; return for each its outcome, or the text of the error if there is no
     outcome."""
-    return [find_delay_id_error(one) or requests.request(one, change) for one in ids]
+    return [find_delay_id_error(one) or requests.request_change(one, change) for one in ids]
 
 
 def _print_outcomes(

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -38,21 +37,15 @@ class ChangeRequests(ABC):
     """Requests changes of delayed messages. Many threads may use one."""
 
     @abstractmethod
-    def request(self, delay_id: str, change: DelayChange, *, quiet: bool = False) -> CancelOutcome | str:
+    def request_change(
+        self, delay_id: str, change: DelayChange, *, quiet: bool = False
+    ) -> CancelOutcome | str:
         """Request the change; return its outcome, or the text of the error. `quiet`: print nothing while it
         is under way."""
 
     @abstractmethod
     def close(self) -> None:
         """Close all connections of these requests."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class ProducerRequests(ChangeRequests):
@@ -63,7 +56,9 @@ class ProducerRequests(ChangeRequests):
         self._patience = Patience(producer, timeout_ms, quiet=quiet)
         self._silence = Patience(producer, timeout_ms, quiet=True)
 
-    def request(self, delay_id: str, change: DelayChange, *, quiet: bool = False) -> CancelOutcome | str:
+    def request_change(
+        self, delay_id: str, change: DelayChange, *, quiet: bool = False
+    ) -> CancelOutcome | str:
         patience = self._silence if quiet else self._patience
         try:
             with patience.watch_request(self._client):
@@ -90,7 +85,9 @@ class AdminRequests(ChangeRequests):
         self._admin = AdminClient(admin.address, timeout_ms / 1000 + GRACE_S)
         self._timeout_ms = min(timeout_ms, TIMEOUT_MS_MAX)
 
-    def request(self, delay_id: str, change: DelayChange, *, quiet: bool = False) -> CancelOutcome | str:
+    def request_change(
+        self, delay_id: str, change: DelayChange, *, quiet: bool = False
+    ) -> CancelOutcome | str:
         body: dict[str, Any] = {"action": change.action, "timeout_ms": self._timeout_ms}
         when = when_of(**change.timing)
         if when is not None:

@@ -222,11 +222,11 @@ def merge_facets(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _print_facet(title: str, rows: list[dict[str, Any]], others: int) -> None:
-    shown = rows[-FACET_ROWS:] if title == "hour" else rows[:FACET_ROWS]
-    remaining = others + sum(row["letters"] for row in rows) - sum(row["letters"] for row in shown)
+    top_rows = rows[-FACET_ROWS:] if title == "hour" else rows[:FACET_ROWS]
+    remaining = others + sum(row["letters"] for row in rows) - sum(row["letters"] for row in top_rows)
     cells = [
         [_format_moment(row["value"]) if title == "hour" else row["value"] or None, row["letters"]]
-        for row in shown
+        for row in top_rows
     ]
     print_table("", (title, "letters"), [*cells, *([["others", remaining]] if remaining else [])])
 

@@ -16,9 +16,9 @@ COLUMNS = ("severity", "since", "what", "command")
 FAILING = ("critical", "warning")  # severities with which the exit code is 1
 
 
-@click.command()
+@click.command("findings")
 @admin_options
-def findings(admin: AdminClient, as_json: bool) -> None:
+def list_findings(admin: AdminClient, as_json: bool) -> None:
     """List what is wrong now, the most urgent first, each with a command to start with.
 
     The findings are those of the alert rules, with the same names, thresholds and durations (docs/alerts.md);

@@ -29,7 +29,7 @@ REASONS = {
 }
 
 
-@click.command()
+@click.command("keys")
 @click.option("--group", type=GROUP, help="Only keys of this group.")
 @click.option(
     "--state", metavar="STATE", type=click.Choice(STATES), help="Only keys in this state: retrying, parked, …"
@@ -39,7 +39,7 @@ REASONS = {
 @click.option("--count", default=20, show_default=True, type=Integer(1, 1000), help="Show so many at most.")
 @click.option("--after", metavar="CURSOR", help="Go on after this position, which the last page has printed.")
 @admin_options
-def keys(admin: AdminClient, as_json: bool, **query: Any) -> None:
+def list_keys(admin: AdminClient, as_json: bool, **query: Any) -> None:
     """List the blocked and parked order keys of all groups at this proxy, and count them by error.
 
     "failing": since the first failure after the last acknowledgement of the key. Keys of queues that this
