@@ -1,7 +1,10 @@
-"""Every metric of the project, in one list, so as long as they are many: name, kind, unit, labels, meaning.
+"""Every metric of the project in one list: name, kind, unit, labels, meaning.
 
 docs/metrics.md is made from it, and the Spark tables, the dashboard and the report take their names and
 units from it. Labels are bounded (topic, group, queue, code, reason): never a key, an id or a client's text.
+
+The list is one module, as long as the metrics are many, because whoever adds a metric must see the others
+and take their words. Only the metrics of Kafka clients, which one engine has, are in kafka_catalogue.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The metrics of this process's Kafka clients: a part of the catalogue, which imports it (catalogue.py)."""
+"""The metrics of this process's Kafka clients, which catalogue.py imports at their position in the list."""
 
 from __future__ import annotations
 
