@@ -7,6 +7,7 @@ least busy name only if it is clearly busier, because the history of the replace
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from heapq import nlargest
 from typing import Generic, TypeVar
 
 DECAY = 0.99  # of a score, from one update to the next; with updates each 10 s it halves in 11 minutes
@@ -29,8 +30,8 @@ class Busiest(Generic[K]):
         for name, amount in activity.items():
             scores[name] = scores.get(name, 0.0) + amount
         self._scores = {name: score for name, score in scores.items() if score >= SCORE_MIN}
-        others = sorted(self._scores.keys() - self.names, key=self._score_of, reverse=True)
-        for newcomer in others[: self._most]:
+        newcomers = nlargest(self._most, self._scores.keys() - self.names, key=self._score_of)
+        for newcomer in newcomers:
             if len(self.names) < self._most:
                 self.names.add(newcomer)
                 continue
