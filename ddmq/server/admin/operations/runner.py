@@ -180,7 +180,7 @@ class OperationRun:
         """Run one batch and store the progress; return the seconds to wait before the next one."""
         if self._is_uncertain:
             self._reload_progress()
-        if self.is_over or self._is_replaced() or self._is_stopped():
+        if self.is_over or self._end_if_replaced() or self._stop_if_requested():
             return 0.0
         pause_s = self._next_at - self._clock.monotonic()
         if pause_s > 0:
@@ -210,12 +210,14 @@ class OperationRun:
             self.progress = self._stored = progress
             self.is_over = self.progress.state is not OperationState.RUNNING
 
-    def _is_replaced(self) -> bool:
+    def _end_if_replaced(self) -> bool:
+        """End the run if another runner continues the operation; return whether it ended."""
         progress = self._store.get_progress(self._plan.id)
         self.is_over = progress is None or progress.runner != self._runner
         return self.is_over
 
-    def _is_stopped(self) -> bool:
+    def _stop_if_requested(self) -> bool:
+        """Stop the operation if its runner is requested to stop; return whether it was stopped."""
         if self._store.stopped_runner(self._plan.id) != self._runner:
             return False
         stopped = self.progress.stop(self._clock.wall_ms())
