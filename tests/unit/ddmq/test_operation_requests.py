@@ -328,6 +328,19 @@ def test_the_last_operations_are_remembered(rig: OperationsRig, monkeypatch: pyt
     assert {key.split("/")[1] for key in rig.backend.settings("operation/")} == set(ids)
 
 
+def test_an_operation_runs_although_old_ones_cannot_be_deleted(
+    rig: OperationsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(deletable: list[str]) -> None:
+        raise TryLaterError("the disk is busy")
+
+    monkeypatch.setattr(rig.here.store, "delete_old", fail)
+    rig.die(3)
+    plan = rig.plan()
+    assert rig.start(plan)["state"] == "running"
+    assert rig.wait_for(plan, "done")["changed"] == 3
+
+
 def test_others_run_while_the_items_of_a_plan_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "SLICE_S", 0.0)
     events: list[str] = []

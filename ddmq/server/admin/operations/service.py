@@ -135,10 +135,10 @@ class Operations:
             progress = self.runner.make_progress(planned.plan.cursor)
             self.store.add(planned, body.rate, progress)
             self.shelf.remove(operation_id)
-            self._delete_old()
         else:
             raise _no_such(operation_id)
         self.runner.start(operation, progress)
+        self._delete_old()
         return self._operation_row(operation, progress)
 
     def list_rows(self) -> dict[str, Any]:
@@ -244,12 +244,16 @@ class Operations:
         return state
 
     def _delete_old(self) -> None:
-        deletable = []
-        for operation_id in self.store.list_ids():
-            stored = self.store.get(operation_id)
-            if stored is None or stored[1].state is not OperationState.RUNNING:
-                deletable.append(operation_id)
-        self.store.delete_old(deletable)
+        """Delete the oldest operations that have ended. If that fails, the next start does it."""
+        try:
+            deletable = []
+            for operation_id in self.store.list_ids():
+                stored = self.store.get(operation_id)
+                if stored is None or stored[1].state is not OperationState.RUNNING:
+                    deletable.append(operation_id)
+            self.store.delete_old(deletable)
+        except (DdmqError, TimeoutError) as error:
+            log.warning("old operations are not deleted yet", extra={"error": str(error)})
 
     def _operation_row(self, operation: StoredOperation, progress: Progress) -> dict[str, Any]:
         plan = operation.plan
