@@ -76,4 +76,4 @@ def remark_lines(answer: Mapping[str, Any]) -> Iterator[str]:
 
 def format_since(item: Mapping[str, Any], now_ms: int) -> str:
     """Format for how long the condition of a finding has held."""
-    return format_age(max(0, now_ms - item["since_ms"]) / 1000)
+    return format_age((now_ms - item["since_ms"]) / 1000)

@@ -135,7 +135,7 @@ def _format_waiting(row: Mapping[str, Any]) -> str:
 
 
 def _format_age(since_ms: int | None, now_ms: float) -> str | None:
-    return None if since_ms is None else format_age(max(0.0, now_ms - since_ms) / 1000)
+    return None if since_ms is None else format_age((now_ms - since_ms) / 1000)
 
 
 def _print_missing(rows: Sequence[Mapping[str, Any]], more: int) -> None:

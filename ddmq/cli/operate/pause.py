@@ -75,7 +75,7 @@ def paused_age(row: Mapping[str, Any]) -> str | None:
     """Return for how long the subscription of a row has been paused; None if it is not."""
     if not row.get("paused"):  # a server of the release before does not state it
         return None
-    return format_age(max(0.0, time.time() - row["paused_since_ms"] / 1000))
+    return format_age(time.time() - row["paused_since_ms"] / 1000)
 
 
 def with_paused_column(
