@@ -41,6 +41,7 @@ from ddmq.server.admin.topics import WAIT_S
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, CallerError, FencedError, RemoteError
 from ddmq_common.names import CHANGE_LOCK_GROUP, DONE_GROUP, find_group_name_error
+from proxy_consumer.core.progress import ascending_ranges
 from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, subscription_key
 from proxy_consumer.retries.retry_queues import next_generation
 
@@ -203,21 +204,10 @@ class Resend:
                 if result.status is not AppendStatus.STORED:
                     raise result.error or RemoteError("a resent message may or may not be stored")
             records = ()
-        ranges = join_offsets(chosen)
+        ranges = ascending_ranges(chosen)
         marks = (_done_delta(queue, views[0], ranges), next_generation(queue, views[1]))
         batch = CommitBatch(records=records, progress=marks, settings=settings)
         backend.commit(batch, deadline).wait(WAIT_S)
-
-
-def join_offsets(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Return ascending offsets as ranges, as few as possible."""
-    ranges: list[tuple[int, int]] = []
-    for offset in offsets:
-        if ranges and ranges[-1][1] == offset:
-            ranges[-1] = (ranges[-1][0], offset + 1)
-        else:
-            ranges.append((offset, offset + 1))
-    return ranges
 
 
 def _done_delta(queue: QueueRef, done: ProgressView, ranges: Sequence[tuple[int, int]]) -> ProgressDelta:
