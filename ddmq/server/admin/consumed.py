@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from backend.completion import Completion
 from backend.port import Backend
+from backend.records import QueueRef
 from ddmq.server.admin.topics import WAIT_S
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError
@@ -12,15 +14,29 @@ from proxy_consumer.groups.stats import SubscriptionStats
 from proxy_consumer.service import ConsumerService
 
 Owners = Mapping[int, str]
+OwnersLookup = Completion[Mapping[QueueRef, str]]
+
+
+def start_owners_lookup(backend: Backend, clock: Clock, group: str, topic: str) -> OwnersLookup | None:
+    """Ask the engine which proxies own the queues of a topic for the group; None if it cannot be asked."""
+    try:
+        return backend.holders(group, topic, clock.monotonic() + WAIT_S)
+    except DdmqError:
+        return None
+
+
+def read_owners(lookup: OwnersLookup | None) -> Owners | None:
+    """Wait for a lookup, and return the proxy that owns each queue; None while the engine cannot say."""
+    try:
+        owners = None if lookup is None else lookup.wait(WAIT_S + 1)
+    except (DdmqError, TimeoutError):
+        return None
+    return None if owners is None else {queue.queue_id: address for queue, address in owners.items()}
 
 
 def find_owners(backend: Backend, clock: Clock, group: str, topic: str) -> Owners | None:
     """Return the proxy that owns each queue of a topic for the group; None while the engine cannot say."""
-    try:
-        owners = backend.holders(group, topic, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
-    except (DdmqError, TimeoutError):
-        return None
-    return {queue.queue_id: address for queue, address in owners.items()}
+    return read_owners(start_owners_lookup(backend, clock, group, topic))
 
 
 def is_consumed(

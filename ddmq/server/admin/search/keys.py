@@ -22,12 +22,13 @@ from backend.completion import Completion
 from backend.port import Backend
 from backend.records import QueueRef
 from ddmq.server.admin import keys
+from ddmq.server.admin.consumed import Owners, read_owners, start_owners_lookup
 from ddmq.server.admin.contract.queries import KeysQuery
 from ddmq.server.admin.search.error_classes import classify_error
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
 from ddmq_common.clock import Clock
-from ddmq_common.errors import CallerError, DdmqError
+from ddmq_common.errors import CallerError
 from proxy_consumer.groups.blocked_keys import REASON_OPERATOR, BlockedKey, KeyHead, Now
 from proxy_consumer.groups.head_walk import HeadPosition
 from proxy_consumer.groups.ordering import GroupOrdering
@@ -357,9 +358,10 @@ def find_missing(
         for each in counted.wait(WAIT_S):
             behind = [queue.queue_id for queue in each.queues if queue.lag and not queue.held]
             if behind and each.config.order_key:
-                lookups.append((name, each.topic, behind, _start_lookup(backend, clock, name, each.topic)))
+                lookup = start_owners_lookup(backend, clock, name, each.topic)
+                lookups.append((name, each.topic, behind, lookup))
     for name, topic, behind, lookup in paced(lookups):
-        owners = _read_owners(lookup)
+        owners = read_owners(lookup)
         by_owner: dict[tuple[str, str | None], list[int]] = {}
         for queue_id in behind:
             by_owner.setdefault(_explain_absence(owners, queue_id, consumer.address), []).append(queue_id)
@@ -370,24 +372,7 @@ def find_missing(
     return rows, unchecked
 
 
-def _start_lookup(
-    backend: Backend, clock: Clock, group: str, topic: str
-) -> Completion[Mapping[QueueRef, str]] | None:
-    try:
-        return backend.holders(group, topic, clock.monotonic() + WAIT_S)
-    except DdmqError:
-        return None
-
-
-def _read_owners(lookup: Completion[Mapping[QueueRef, str]] | None) -> dict[int, str] | None:
-    """Return the address of the proxy that owns each queue; None while the engine cannot say."""
-    try:
-        return None if lookup is None else {ref.queue_id: at for ref, at in lookup.wait(WAIT_S + 1).items()}
-    except (DdmqError, TimeoutError):
-        return None
-
-
-def _explain_absence(owners: dict[int, str] | None, queue_id: int, own: str) -> tuple[str, str | None]:
+def _explain_absence(owners: Owners | None, queue_id: int, own: str) -> tuple[str, str | None]:
     """Return why the keys of a queue are not known here, and the proxy that knows them."""
     if owners is None:
         return UNKNOWN, None
