@@ -111,7 +111,7 @@ class AdminApi:
         self.operations = Operations(backend, clock, lambda: self.consumer, self.delays, self.calls, process)
         self.page = MetricsPage(metrics, clock)
         self._changes = NameLocks()
-        find_behind = None if self._groups is None else partial(self._groups.lag, None)
+        find_behind = None if self._groups is None else partial(self._groups.list_lags, None)
         self.live = LiveViews(
             backend, metrics, clock, lambda: health_fields(health()), self._others, find_behind,
             self._findings.answer,
@@ -346,7 +346,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/lag",
           "one row per subscription as in `/groups`, including lag age and rates; the subscription that is "
           "furthest behind comes first",
-          lambda api, r: api.groups.lag(r.query.group, r.query.count), queries.LagQuery,
+          lambda api, r: api.groups.list_lags(r.query.group, r.query.count), queries.LagQuery,
           right="describe", answer=list[group_answers.SubscriptionLag]),
     Route("GET", "/groups/{group}", "all details of one group, including up to `keys` blocked keys",
           lambda api, r: api.groups.show_group(r.group, r.query.keys), queries.GroupDetailQuery,

@@ -117,7 +117,7 @@ class RetryPathView:
 
 
 def subscription_row(each: SubscriptionStats, dead_letters: Mapping[str, int]) -> dict[str, Any]:
-    """Return a subscription as a row of a listing. `letters`: the number of open dead letters of each
+    """Return a subscription as a row of a listing. `dead_letters`: the number of open ones of each
     group."""
     columns = {name: getattr(each, name) for name in ROW}
     return columns | {
@@ -212,7 +212,7 @@ class AdminGroups:
             "blocked_keys_more": len(blocked) > keys_limit,
         }
 
-    def lag(self, group: str | None, count: int | None = None) -> list[dict[str, Any]]:
+    def list_lags(self, group: str | None, count: int | None = None) -> list[dict[str, Any]]:
         """Return the lag of the `count` subscriptions (None: all) that are furthest behind, the largest
         first. Only the first AGED_MAX rows contain the age of the lag."""
         if group is not None:
@@ -332,7 +332,7 @@ class AdminGroups:
         arriving, finished = self._sampler.samples.read_rates((each.group, each.topic), now)
         if not all(queue.held for queue in each.queues):
             finished = None  # other proxies finish messages, too
-        consumed = self._is_consumed(each, owners)
+        consumed = is_consumed(self._consumer, each, owners)
         info, config = self._backend.topic(each.topic), each.config
         facts = LagFacts(
             unfinished=each.unfinished,
@@ -367,9 +367,6 @@ class AdminGroups:
     def _has_differing_clients(self, each: SubscriptionStats) -> bool:
         """Return whether clients of the group subscribe to the topic in different ways."""
         return any(row.topic in ("", each.topic) for row in self._consumer.differences(each.group))
-
-    def _is_consumed(self, each: SubscriptionStats, owners: Callable[[], Owners | None]) -> bool | None:
-        return is_consumed(self._consumer, each, owners)
 
     def _per_second(self, each: SubscriptionStats) -> dict[str, float | None]:
         counts = read_counts(self._metrics, each.group, each.topic)

@@ -24,7 +24,7 @@ class LagRig:
         self.groups = AdminGroups(rig.backend, rig.service, rig.metrics, rig.clock)
 
     def row(self) -> dict[str, Any]:
-        (row,) = self.groups.lag("G")
+        (row,) = self.groups.list_lags("G")
         (detail,) = self.groups.detail("G")["subscriptions"]
         names = ("unfinished", "arriving_per_s", "finished_per_s", "drain_s", "why", "consumed")
         assert {name: row[name] for name in names} == {name: detail[name] for name in names}
