@@ -8,7 +8,7 @@ among millions of messages takes a while, and the service continues meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import merge
 from operator import itemgetter
 from pathlib import Path
@@ -162,23 +162,23 @@ class DelayQueries:
             for number, standby in service.standbys.items()
         ]
         topics = dict(sorted(service.pending_counts().items()))
+        holds = list_holds(self._backend)
         totals = {"pending": sum(topics.values())} | self._missing_shards(service)
         return {
             "health": service.health()._asdict(),
             "topics": topics,
             "shards": rows,
             "standbys": standbys,
-            "set_aside": self._set_aside_topics(service),
-            "held": list_holds(self._backend),
+            "set_aside": self._set_aside_topics(service, holds),
+            "held": holds,
         } | totals
 
-    def _set_aside_topics(self, service: DelayService) -> dict[str, str]:
+    def _set_aside_topics(self, service: DelayService, holds: Collection[str]) -> dict[str, str]:
         """Return the topics whose due messages are deferred because they are not available, with reasons.
 
         Nothing of a held topic is tried, so only the engine knows whether it is available again.
         """
         reasons: dict[str, str] = {}
-        holds = list_holds(self._backend)
         for shard in service.shards.values():
             context = shard.context
             if context is not None:

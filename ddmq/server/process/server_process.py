@@ -240,8 +240,7 @@ class ServerProcess:
                 standby_opener=standby_stores_in(*stores), traces=traces,
             )  # fmt: skip
             self.timers.start()
-        else:
-            self._scheduler = SchedulerWatch(backend, clock)
+        self._scheduler = SchedulerWatch(backend, clock)
         if "producer" in self.components:
             self.producer = ProducerService(backend, self.config.producer, **common, traces=traces)
             self._listen("producer", self.producer.service())
@@ -258,7 +257,7 @@ class ServerProcess:
             self.consumer.advertise(str(reachable_address(self.addresses["consumer"])))
             self._log_unreachable(backend)
         if "admin" in self.components:
-            self._listen_admin(backend)
+            self._listen_admin(backend, self._scheduler)
 
     def _producer_address(self) -> HostPort:
         """Return where other processes reach the producer proxy: at the host that the consumer proxy states,
@@ -330,11 +329,8 @@ class ServerProcess:
         serve = self.config.serve
         return (serve.listen_address("admin").host, socket.gethostname(), *serve.admin_names)
 
-    def _listen_admin(self, backend: Backend) -> None:
-        instance = self._bind_admin()
-        self._findings = FindingsWatch(
-            self.metrics, self.clock, instance, SchedulerWatch(backend, self.clock).health
-        )
+    def _listen_admin(self, backend: Backend, scheduler: SchedulerWatch) -> None:
+        self._findings = FindingsWatch(self.metrics, self.clock, self._bind_admin(), scheduler.health)
         self._findings.start()
         api = AdminApi(
             backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
