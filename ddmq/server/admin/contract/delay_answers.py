@@ -1,0 +1,142 @@
+"""The answers of requests about delayed messages; answers.py says what these Structs are for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, UnsetType
+
+from ddmq.server.admin.contract.answers import ByTopic, HealthAnswer
+from ddmq.server.http.parameters import Answer
+
+HeldTopics = Annotated[dict[str, int], Meta(description="the topics whose delays are held, with since when")]
+
+
+class DelayShardRow(Answer):
+    """A delay shard of this process. `why`: why it does not fire."""
+
+    shard: int
+    epoch: int
+    fires: bool
+    why: str
+    pending: int
+    orders_waiting: int
+
+
+class DelayStandbyRow(Answer):
+    """A standby store of a delay shard."""
+
+    shard: int
+    warm: bool
+    why: str
+
+
+class DelayScopeAnswer(Answer):
+    """The shards whose messages an answer lacks, because other processes hold them or they are not open, and
+    the topics whose delays are held."""
+
+    elsewhere: list[int]
+    not_open: list[int]
+    held: HeldTopics
+
+
+class DelayAnswer(DelayScopeAnswer):
+    """The delayed messages that wait, by topic, and the shards."""
+
+    health: HealthAnswer
+    topics: ByTopic
+    shards: list[DelayShardRow]
+    standbys: list[DelayStandbyRow]
+    set_aside: Annotated[dict[str, str], Meta(description="unavailable topics, with the reason of each")]
+    pending: int
+
+
+class DelayRow(Answer):
+    """A delayed message that waits. `error`: its record is damaged, so further fields are missing."""
+
+    id: str
+    due_ms: int
+    topic: str
+    occurrence: int
+    message_id: str
+    born_ms: int
+    error: str | UnsetType = UNSET
+    kind: int | UnsetType = UNSET
+    repeats: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    tags: str | UnsetType = UNSET
+    body_bytes: int | UnsetType = UNSET
+    preview: str | UnsetType = UNSET
+
+
+class DelaysAnswer(DelayScopeAnswer):
+    """Delayed messages by due time. `orders_waiting`: commands that have not been ingested yet."""
+
+    messages: list[DelayRow]
+    next: str | None
+    orders_waiting: int
+
+
+class DelayStateAnswer(Answer):
+    """The state of a delayed message; while it waits, also the message."""
+
+    uuid: str
+    shard: int
+    state: str
+    at_ms: int | UnsetType = UNSET
+    kept_until_ms: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    due_ms: int | UnsetType = UNSET
+    topic: str | UnsetType = UNSET
+    occurrence: int | UnsetType = UNSET
+    message_id: str | UnsetType = UNSET
+    born_ms: int | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+    kind: int | UnsetType = UNSET
+    repeats: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    tags: str | UnsetType = UNSET
+    body_bytes: int | UnsetType = UNSET
+    properties: dict[str, str] | UnsetType = UNSET
+    body: str | UnsetType = UNSET
+    body_base64: str | UnsetType = UNSET
+
+
+class DelayChangeAnswer(Answer, kw_only=True):
+    """The outcome of a change of a delayed message. `fired_ms`: when it fired; `due_ms`: when it is due."""
+
+    id: str
+    outcome: str
+    fired_ms: int | None
+    due_ms: int | None
+    text: str | UnsetType = UNSET
+
+
+class DelayNotFoundAnswer(DelayChangeAnswer, kw_only=True):
+    """The outcome of a change of a delayed message that is not known, or not any more."""
+
+    error: str
+
+
+class DelayCountAnswer(DelayScopeAnswer):
+    """The number of delayed messages. `exact`: there are not more."""
+
+    topic: str | None
+    count: int
+    exact: bool
+    next: str | None
+
+
+class DelayLevelRow(Answer):
+    """A delay level of RocketMQ, with the number of messages that wait there."""
+
+    level: int
+    delay_ms: int
+    waiting: int
+
+
+class DelayBackupAnswer(Answer):
+    """A backup of the delay service: its folder, and the number of its shards."""
+
+    folder: str
+    shards: int
