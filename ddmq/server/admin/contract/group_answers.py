@@ -46,12 +46,8 @@ class SubscriptionRow(SubscriptionFigures):
     clients: int
 
 
-class SubscriptionLag(SubscriptionRow):
-    """A subscription with its lag age and rates; null: not known, or there is none.
-
-    `unfinished`: the lag without finished and deleted messages. `drain_s`: until none is unfinished, at these
-    rates. `why`: the cause of unfinished messages.
-    """
+class SubscriptionRates(SubscriptionFigures):
+    """A group's use of one topic, with its lag age and its rates."""
 
     delivered_per_s: float | None
     acked_per_s: float | None
@@ -62,6 +58,16 @@ class SubscriptionLag(SubscriptionRow):
     finished_per_s: float | None
     drain_s: float | None
     why: LagCause | None
+
+
+class SubscriptionLag(SubscriptionRates):
+    """A subscription with its lag age and rates; null: not known, or there is none.
+
+    `unfinished`: the lag without finished and deleted messages. `drain_s`: until none is unfinished, at these
+    rates. `why`: the cause of unfinished messages. `clients`: as in SubscriptionRow.
+    """
+
+    clients: int
 
 
 class GroupQueueRow(Answer):
@@ -80,18 +86,9 @@ class GroupQueueRow(Answer):
     holder: str | None
 
 
-class SubscriptionDetail(SubscriptionFigures):
+class SubscriptionDetail(SubscriptionRates):
     """A subscription with its settings and queues."""
 
-    delivered_per_s: float | None
-    acked_per_s: float | None
-    lag_age_s: float | None
-    consumed: bool | None
-    unfinished: int | None
-    arriving_per_s: float | None
-    finished_per_s: float | None
-    drain_s: float | None
-    why: LagCause | None
     order_scope: str
     order_merged: bool
     filter: str
