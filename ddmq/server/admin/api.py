@@ -151,7 +151,7 @@ class AdminApi:
             version = version_of(self, request)
             return Versioned(route.handler(self, request), version)
         kind, name = next(iter(request.path.items()))
-        with self._changes.held(kind, name):
+        with self._changes.hold_lock(kind, name):
             check_version(f"{kind} {name!r}", version_of(self, request), request.if_match)
             answer = route.handler(self, request)
             version = version_of(self, request)

@@ -65,8 +65,8 @@ class DeadLetterFilter(NamedTuple):
 
 
 def _contains_text(dead_letter: DeadLetter, text: str) -> bool:
-    """Whether the key, the error or the body contains `text`; of a message that cannot be parsed, whether its
-    bytes do."""
+    """Return whether the key, the error or the body contains `text`; of a message that cannot be parsed,
+    whether its bytes do."""
     if text in dead_letter.error:
         return True
     pattern, content = text.encode("utf-8", "surrogatepass"), dead_letter.content

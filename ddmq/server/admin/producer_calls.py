@@ -42,8 +42,8 @@ NO_PRODUCER = (
     "no producer proxy in this process, and none is known to it; send the request to the admin port of"
     " `ddmq serve`, `ddmq producer` or `ddmq consumer`"
 )
-_LATER = (Code.BUSY, Code.SHUTTING_DOWN, Code.NO_SERVICE)
-_WRONG = (
+_TRY_LATER = (Code.BUSY, Code.SHUTTING_DOWN, Code.NO_SERVICE)
+_CALLER_ERRORS = (
     Code.ILLEGAL_MESSAGE, Code.TAKES_NO_DELAY, Code.TAKES_ONLY_DELAY,
     *range(Code.DELAY_ID_MALFORMED, Code.DELAY_BASE + 1),
 )  # fmt: skip
@@ -90,11 +90,11 @@ class ProducerCalls:
         Raises the error of a rejection; UncertainOutcomeError if there is no answer.
         """
         assert self._service is not None
-        answered: AsyncResult[bytes] = AsyncResult()
+        reply: AsyncResult[bytes] = AsyncResult()
         frame = encode_call(producer, SERVICE, method, **arguments)
-        self._service.open_call(frame, CLIENT.decode(), answered.set)
+        self._service.open_call(frame, CLIENT.decode(), reply.set)
         try:
-            answer = decode_reply(producer, SERVICE, answered.get(timeout=ANSWER_S)).result.success
+            answer = decode_reply(producer, SERVICE, reply.get(timeout=ANSWER_S)).result.success
         except gevent.Timeout as error:
             raise UncertainOutcomeError(f"no answer within {ANSWER_S:g} s; {UNCERTAIN}") from error
         except ReplyError as error:
@@ -108,12 +108,12 @@ class ProducerCalls:
     def _error_of(self, code: int, text: str, topic: str) -> DdmqError:
         """Return the error for a rejection."""
         stated = f"{in_arguments(text)} (code {code})"
-        if code in _WRONG:
+        if code in _CALLER_ERRORS:
             return CallerError(stated)
         if code in (Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE):
             return (
                 CallerError(stated) if self._backend.topic(topic) is not None else UnknownTopicError(stated)
             )
-        if code in _LATER or (code == Code.TIMED_OUT and NOT_STORED in text):
+        if code in _TRY_LATER or (code == Code.TIMED_OUT and NOT_STORED in text):
             return TryLaterError(stated)
         return UncertainOutcomeError(stated if UNCERTAIN in text else f"{stated}; {UNCERTAIN}")

@@ -65,7 +65,7 @@ def read_body(kind: type[B], body: Mapping[str, Any]) -> B:
     Raises CallerError with the key, its value and the allowed values.
     """
     check_names("body key", body, kind.__struct_encode_fields__)
-    return _convert(kind, body, body)
+    return _convert_values(kind, body, body)
 
 
 def read_query(kind: type[Q], query: Mapping[str, str]) -> Q:
@@ -75,7 +75,7 @@ def read_query(kind: type[Q], query: Mapping[str, str]) -> Q:
     """
     check_names("query name", query, kind.__struct_encode_fields__)
     types = _query_types(kind)
-    return _convert(kind, {name: _read_text(types[name], text) for name, text in query.items()}, query)
+    return _convert_values(kind, {name: _read_text(types[name], text) for name, text in query.items()}, query)
 
 
 def query_texts(query: Query) -> dict[str, str]:
@@ -105,7 +105,7 @@ def _plain_type(kind: Type) -> Type:
     return kind
 
 
-def _convert(kind: type[S], values: Mapping[str, Any], stated: Mapping[str, Any]) -> S:
+def _convert_values(kind: type[S], values: Mapping[str, Any], stated: Mapping[str, Any]) -> S:
     try:
         return msgspec.convert(dict(values), kind)
     except msgspec.ValidationError as error:

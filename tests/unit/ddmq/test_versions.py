@@ -161,6 +161,6 @@ def test_a_condition_that_nothing_can_meet_is_rejected(backend: MemoryBackend) -
 
 def test_locks_of_names_are_forgotten() -> None:
     locks = NameLocks()
-    with locks.held("topic", "a"), locks.held("topic", "b"):
+    with locks.hold_lock("topic", "a"), locks.hold_lock("topic", "b"):
         assert len(locks) == 2
     assert len(locks) == 0

@@ -69,7 +69,7 @@ def build_document(routes: Sequence[Route]) -> dict[str, Any]:
     schemas = _Schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
     for route in paced(routes):
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
+        paths.setdefault(route.path, {})[route.method.lower()] = _describe_operation(route, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -83,7 +83,7 @@ def build_document(routes: Sequence[Route]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": dict(sorted(schemas.components.items())),
-            "responses": _error_responses(schemas),
+            "responses": _describe_errors(schemas),
         },
     }
 
@@ -105,14 +105,14 @@ class _Schemas:
             if isinstance(route.body, SettingsBody):
                 self.components[route.body.name] = route.body.schema
 
-    def find(self, kind: Any) -> dict[str, Any]:
+    def find_schema(self, kind: Any) -> dict[str, Any]:
         """Return the schema of a type, or a reference to it."""
         if isinstance(kind, SettingsBody):
             return {"$ref": REFERENCE.format(name=kind.name)}
         return next(schema for other, schema in self._schemas if other == kind)
 
 
-def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
+def _describe_operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     parameters = [*_path_parameters(route.path), *_query_parameters(route)]
     if route.version is not None and route.method != "GET":
         parameters.append(_IF_MATCH)
@@ -122,10 +122,10 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
         "summary": _plain_text(route.text),
         "x-ddmq-right": route.right,
         "parameters": parameters,
-        "responses": _responses(route, schemas),
+        "responses": _describe_responses(route, schemas),
     }
     if route.body is not None:
-        content = {JSON: {"schema": schemas.find(route.body)}}
+        content = _as_content(schemas.find_schema(route.body), JSON)
         operation["requestBody"] = {"required": True, "content": content}
     return operation
 
@@ -170,15 +170,15 @@ def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a field that is None if it is absent, as the schema of its value."""
     if "anyOf" not in schema:
         return dict(schema)
-    (value,) = (each for each in schema["anyOf"] if each != {"type": "null"})
+    (value,) = (option for option in schema["anyOf"] if option != {"type": "null"})
     return dict(value)
 
 
-def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
+def _describe_responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     media_type = next((name for kind, name in _MEDIA_TYPES if route.answer is kind), JSON)
     answer: dict[str, Any] = {
         "description": "the answer",
-        "content": _content(schemas.find(route.answer), media_type),
+        "content": _as_content(schemas.find_schema(route.answer), media_type),
     }
     if route.version is not None and route.method != "DELETE":
         answer["headers"] = {"ETag": _ETAG}
@@ -187,20 +187,21 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     }
     for status, kind in route.errors.items():
         if kind is not None:
-            schema = {"anyOf": [schemas.find(kind), schemas.find(ErrorAnswer)]}
-            errors[str(status)] = {"description": ERRORS[status], "content": _content(schema, JSON)}
+            schema = {"anyOf": [schemas.find_schema(kind), schemas.find_schema(ErrorAnswer)]}
+            errors[str(status)] = {"description": ERRORS[status], "content": _as_content(schema, JSON)}
     return {"200": answer} | dict(sorted(errors.items()))
 
 
-def _error_responses(schemas: _Schemas) -> dict[str, Any]:
-    content = _content(schemas.find(ErrorAnswer), JSON)
+def _describe_errors(schemas: _Schemas) -> dict[str, Any]:
+    content = _as_content(schemas.find_schema(ErrorAnswer), JSON)
     return {
         str(status): {"description": description, "content": content}
         for status, description in ERRORS.items()
     }
 
 
-def _content(schema: Mapping[str, Any], media_type: str) -> dict[str, Any]:
+def _as_content(schema: Mapping[str, Any], media_type: str) -> dict[str, Any]:
+    """Return the `content` of a request or response of this media type."""
     return {media_type: {"schema": schema}}
 
 

@@ -8,7 +8,7 @@ after another; two that reach two processes at the same moment may both be made.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
@@ -30,7 +30,7 @@ def topic_version(backend: Backend, name: str) -> str:
     info = backend.topic(name)
     if info is None:
         return ""
-    return _digest(topic_row(info) | trace_setting(backend, name) | describe_hold(backend, name))
+    return _hash_settings(topic_row(info) | trace_setting(backend, name) | describe_hold(backend, name))
 
 
 def group_version(backend: Backend, name: str) -> str:
@@ -38,10 +38,10 @@ def group_version(backend: Backend, name: str) -> str:
     created = backend.setting(group_key(name))
     if created is None:
         return ""
-    return _digest([created, sorted(backend.settings(f"{SUBSCRIPTION_PREFIX}{name}/").items())])
+    return _hash_settings([created, sorted(backend.settings(f"{SUBSCRIPTION_PREFIX}{name}/").items())])
 
 
-def _digest(settings: Any) -> str:
+def _hash_settings(settings: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()[:VERSION_CHARS]
 
 
@@ -69,13 +69,13 @@ class NameLocks:
     """One lock for each name, while it is used."""
 
     def __init__(self) -> None:
-        self._locks: WeakValueDictionary[Sequence[str], BoundedSemaphore] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[str, ...], BoundedSemaphore] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._locks)
 
     @contextmanager
-    def held(self, *name: str) -> Iterator[None]:
+    def hold_lock(self, *name: str) -> Iterator[None]:
         """Hold the lock of a name during the block."""
         lock = self._locks.setdefault(name, BoundedSemaphore())
         with lock:
