@@ -141,10 +141,10 @@ class Node:
         return f"Node({self.name}, {'up' if self.is_up else f'out, {self.failures} failures'})"
 
 
-def _combine(observed: Iterable[bool | None]) -> bool | None:
+def _combine_observations(observations: Iterable[bool | None]) -> bool | None:
     """Return False if one is False, else True if one is True, else None."""
     combined = None
-    for recognises in observed:
+    for recognises in observations:
         if recognises is False:
             return False
         if recognises:
@@ -204,11 +204,11 @@ class Rotation:
 
         False if one node is known not to, else True if one is known to.
         """
-        return _combine(node.recognises for node in self._nodes)
+        return _combine_observations(node.recognises for node in self._nodes)
 
     def recognises_keys(self) -> bool | None:
-        """Return the same of messages with idempotency keys."""
-        return _combine(node.recognises_keys for node in self._nodes)
+        """Return whether nodes recognise resent messages by idempotency keys; None if that is unknown."""
+        return _combine_observations(node.recognises_keys for node in self._nodes)
 
     def record_outcome(self, node: Node, verdict: CallVerdict, now: float) -> None:
         """Count the outcome of a call towards the node's health."""

@@ -155,8 +155,8 @@ class SendJob:
             text = f"proxy answered {len(results)} results for {len(self._pending)} messages"
             return self.take_failure(node, CallVerdict.LOST, text, elsewhere)
         worst, not_stored = CallVerdict.STORED, []
-        numbers: bool | None = None
-        keys: bool | None = None
+        recognises_numbers: bool | None = None
+        recognises_keys: bool | None = None
         for at, result in zip(self._pending, results, strict=True):
             verdict = verdicts.of_code(result.code)
             result.proxy = node.name
@@ -166,15 +166,15 @@ class SendJob:
                 if worst is not CallVerdict.LEAVING:
                     worst = verdict
             elif at in self._keyed:
-                keys = self._observe(keys, result)
+                recognises_keys = self._infer_recognition(recognises_keys, result)
             elif self._numbers is not None:
-                numbers = self._observe(numbers, result)
-        if numbers is not None:
-            node.recognises = numbers
-            self._recognised = numbers and self._recognised is not False
-        if keys is not None:
-            node.recognises_keys = keys
-            self._keys_recognised = keys and self._keys_recognised is not False
+                recognises_numbers = self._infer_recognition(recognises_numbers, result)
+        if recognises_numbers is not None:
+            node.recognises = recognises_numbers
+            self._recognised = recognises_numbers and self._recognised is not False
+        if recognises_keys is not None:
+            node.recognises_keys = recognises_keys
+            self._keys_recognised = recognises_keys and self._keys_recognised is not False
         self._pending = [
             at
             for at, verdict, result in not_stored
@@ -256,10 +256,10 @@ class SendJob:
         return bool(self._keyed) and any(map(self._is_resend_safe, self._pending))
 
     @staticmethod
-    def _observe(recognises: bool | None, result: SendResult) -> bool | None:
-        """Return what results so far and that of a further stored message show of the proxy.
+    def _infer_recognition(recognises: bool | None, result: SendResult) -> bool | None:
+        """Return whether the proxy recognises resends, from the result of a stored message.
 
-        The result of a delayed message shows nothing.
+        `recognises`: what earlier results show; None: nothing. The result of a delayed message shows nothing.
         """
         if result.duplicate_code is not None:
             return recognises is not False
