@@ -13,8 +13,11 @@ from ddmq_client.outgoing import OutgoingMessage, find_properties_error
 from ddmq_client.wire.producing import find_text_error
 
 
-def message_body(message: OutgoingMessage, when: When | None, times: int | None) -> dict[str, Any]:
-    """Return the request body of a message, without fields that are None. `times`: as `send` takes it.
+def message_body(
+    message: OutgoingMessage, when: When | None, times: int | None, level: int | None = None
+) -> dict[str, Any]:
+    """Return the request body of a message, without fields that are None. `times`, `level`: as `send` takes
+    them.
 
     Raises OptionError for values that are not of their type.
     """
@@ -39,6 +42,7 @@ def message_body(message: OutgoingMessage, when: When | None, times: int | None)
         "shard_key": None if message.shard_key is None else hash_of(message.shard_key),
         "idempotency_key": message.idempotency_key,
         "times": times,
+        "level": level,
     }
     if when is not None:
         body |= _due_fields(when)

@@ -477,10 +477,8 @@ class AsyncAdmin:
         """
         when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
         message = OutgoingMessage(topic, body, key, tags, properties, shard_key, queue, idempotency_key)
-        fields = message_body(message, when, times)
-        if level is not None:
-            fields["level"] = level
-        answer = await self._post_body("messages", body={**fields, "timeout_ms": self._proxy_timeout_ms()})
+        fields = {**message_body(message, when, times, level), "timeout_ms": self._proxy_timeout_ms()}
+        answer = await self._post_body("messages", body=fields)
         return read_row(records.SentMessage, answer)
 
     def _proxy_timeout_ms(self) -> int:
