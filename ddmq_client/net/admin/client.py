@@ -13,7 +13,6 @@ blocking client is safe for many threads; the asyncio one lives in one event loo
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -23,7 +22,8 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
 
 from ddmq_client.admin import records
-from ddmq_client.admin.http import HttpRequest, HttpResponse, build_target
+from ddmq_client.admin.answers import decode_body, read_answer
+from ddmq_client.admin.http import HttpRequest, build_target
 from ddmq_client.admin.records import (
     group_settings_body,
     read_row,
@@ -36,15 +36,7 @@ from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, topic_names
 from ddmq_client.delays import CancelOutcome, When, epoch_ms, when_of
-from ddmq_client.errors import (
-    AccessError,
-    AdminError,
-    NotFoundError,
-    OptionError,
-    RejectedError,
-    UnavailableError,
-    UnknownChangeError,
-)
+from ddmq_client.errors import NotFoundError, OptionError, RejectedError
 from ddmq_client.idl.codes import ADMIN_PORT, PRODUCER_PORT
 from ddmq_client.net.admin.pool import AdminConnections
 from ddmq_client.net.producer import ProducerBase
@@ -55,10 +47,6 @@ from ddmq_client.process import new_client_id
 R = TypeVar("R")
 PAGE = 100  # rows that one request asks for
 LIMIT_MAX = 1_000_000  # rows that one call returns
-_ERRORS: Mapping[int, type[AdminError]] = {
-    400: RejectedError, 401: AccessError, 403: AccessError, 404: NotFoundError, 405: RejectedError,
-    408: RejectedError, 411: RejectedError, 413: RejectedError, 415: RejectedError, 503: UnavailableError,
-}  # fmt: skip
 
 
 class Admin:
@@ -404,7 +392,7 @@ class Admin:
         answer = self._get("delay", "messages", delay_id)
         message = None
         if "due_ms" in answer:
-            message = read_row(records.DelayedMessage, {**answer, "body": _body_of(answer)})
+            message = read_row(records.DelayedMessage, {**answer, "body": decode_body(answer)})
         return records.DelayState(
             uuid=answer["uuid"],
             state=answer["state"],
@@ -500,32 +488,7 @@ class Admin:
             raise OptionError(f"{path[1:]!r}: a name is empty or no text; allowed: 1 to 255 characters")
         request = HttpRequest(method, build_target(path, query), body)
         response, server = self._pool.call(request, self._timeout_ms / 1000)
-        return _read_answer(request, response, server)
-
-
-def _read_answer(request: HttpRequest, response: HttpResponse, server: str) -> Any:
-    """Return the decoded JSON of an answer, also of one that a delayed message is unknown.
-
-    Raises the AdminError of its status, with the server's sentence; a plain AdminError if the answer is no
-    JSON, or JSON that is nested too deeply to be decoded.
-    """
-    try:
-        answer = json.loads(response.body)
-    except (ValueError, RecursionError):
-        answer = None
-    status = response.status
-    if (status == 200 and answer is not None) or (
-        status == 404 and isinstance(answer, dict) and "outcome" in answer
-    ):
-        return answer
-    sentence = answer.get("error") if isinstance(answer, dict) else None
-    if not isinstance(sentence, str):
-        what = f"status {status}, {response.body[:40]!r}"
-        raise AdminError(f"{server} is not a ddmq admin port ({what})", status, server)
-    kind = _ERRORS.get(status, AdminError)
-    if status == 504 or (status >= 500 and request.is_change and kind is AdminError):
-        kind = UnknownChangeError if request.is_change else UnavailableError
-    raise kind(sentence, status, server)
+        return read_answer(request, response, server)
 
 
 def _checked_limit(limit: int) -> int:
@@ -552,12 +515,6 @@ def _delay_query(
 def _add_counts(totals: dict[str, int], counts: Mapping[str, int]) -> None:
     for name, count in counts.items():
         totals[name] = totals.get(name, 0) + count
-
-
-def _body_of(row: Mapping[str, Any]) -> bytes:
-    if "body_base64" in row:
-        return base64.b64decode(row["body_base64"])
-    return str(row.get("body", "")).encode()
 
 
 def _write_letters(
