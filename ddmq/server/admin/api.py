@@ -220,8 +220,7 @@ class AdminApi:
             topics.trace(self.backend, self.clock, request.topic, one_in)
         if hold is not None:
             topics.hold_delays(self.backend, self.clock, request.topic, hold=hold)
-        more = topics.trace_setting(self.backend, request.topic)
-        return topics.topic_row(info) | more | topics.describe_hold(self.backend, request.topic)
+        return topics.describe_topic(self.backend, info)
 
 
 def check_parameters(route: Route, request: AdminRequest) -> AdminRequest:

@@ -51,6 +51,19 @@ def topic_row(info: TopicInfo) -> dict[str, Any]:
     )
 
 
+def describe_topic(backend: Backend, info: TopicInfo) -> dict[str, Any]:
+    """Return a topic with all its settings, also those that the engine does not know.
+
+    `trace_one_in`: one in so many of its messages is traced; 0 means none. `hold_delays`: no delayed message
+    of it fires, since `delays_held_since_ms`.
+    """
+    return topic_row(info) | {
+        "trace_one_in": one_in_of(backend, info.name),
+        "hold_delays": is_held(backend, info.name),
+        "delays_held_since_ms": held_since_ms(backend, info.name),
+    }
+
+
 def list_topics(backend: Backend, *, internal: bool, page: Page = ALL_ITEMS) -> list[dict[str, Any]]:
     """Return every topic with its message count, by name."""
     some = [info for info in backend.topics().values() if internal or not names.is_internal(info.name)]
@@ -81,8 +94,7 @@ def show_topic(backend: Backend, name: str) -> dict[str, Any]:
         if b is not None
     ]
     messages = sum(int(row["messages"]) for row in rows)
-    more = trace_setting(backend, name) | describe_hold(backend, name)
-    return topic_row(info) | more | {"messages": messages, "by_queue": rows}
+    return describe_topic(backend, info) | {"messages": messages, "by_queue": rows}
 
 
 def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
@@ -143,11 +155,6 @@ def delete(backend: Backend, clock: Clock, name: str) -> None:
         hold_delays(backend, clock, name, hold=False)
 
 
-def trace_setting(backend: Backend, name: str) -> dict[str, int]:
-    """Return the topic's `trace_one_in`: one in so many of its messages is traced; 0 means none."""
-    return {"trace_one_in": one_in_of(backend, name)}
-
-
 def check_trace_one_in(backend: Backend, name: str, one_in: Any) -> int | None:
     """Check the requested `trace_one_in` and return it; None if it was not requested. A topic that a file
     declares may be traced, too, because files do not have this setting."""
@@ -170,11 +177,6 @@ def trace(backend: Backend, clock: Clock, name: str, one_in: int) -> None:
 def _store_settings(backend: Backend, clock: Clock, settings: Mapping[str, bytes | None]) -> None:
     batch = CommitBatch(settings=settings)
     backend.commit(batch, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
-
-
-def describe_hold(backend: Backend, name: str) -> dict[str, Any]:
-    """Return whether no delayed message of the topic fires, and since when."""
-    return {"hold_delays": is_held(backend, name), "delays_held_since_ms": held_since_ms(backend, name)}
 
 
 def check_hold_delays(name: str, hold: Any) -> bool | None:

@@ -17,7 +17,7 @@ import msgspec
 from gevent.lock import BoundedSemaphore
 
 from backend.port import Backend
-from ddmq.server.admin.topics import describe_hold, topic_row, trace_setting
+from ddmq.server.admin.topics import describe_topic
 from ddmq.server.http.routing import VersionConflictError
 from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, group_key
 
@@ -28,9 +28,7 @@ STATED_CHARS = 100  # of If-Match in an error
 def topic_version(backend: Backend, name: str) -> str:
     """Return the version of a topic's settings; "" if the topic does not exist."""
     info = backend.topic(name)
-    if info is None:
-        return ""
-    return _hash_settings(topic_row(info) | trace_setting(backend, name) | describe_hold(backend, name))
+    return "" if info is None else _hash_settings(describe_topic(backend, info))
 
 
 def group_version(backend: Backend, name: str) -> str:
