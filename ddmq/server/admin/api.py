@@ -261,7 +261,7 @@ def alive_answer(health: Health) -> dict[str, Any]:
 
 def ready_answer(health: Health) -> Text:
     """Return the response to GET /ready: status 200 if the process is ready, else 503."""
-    return Text("application/json", msgspec.json.encode(health_fields(health)), 200 if health.ready else 503)
+    return Text(JSON, msgspec.json.encode(health_fields(health)), 200 if health.ready else 503)
 
 
 def build_starting_router(health: Callable[[], Health], names: Iterable[str]) -> AdminRouter:

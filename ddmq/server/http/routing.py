@@ -50,8 +50,9 @@ _STATUS = {
     415: "415 Unsupported Media Type", 500: "500 Internal Server Error", 503: "503 Service Unavailable",
     504: "504 Gateway Timeout",
 }  # fmt: skip
+_NO_SNIFF = ("X-Content-Type-Options", "nosniff")
 STREAM_HEADERS = [
-    ("Content-Type", EVENT_STREAM), ("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-store"),
+    ("Content-Type", EVENT_STREAM), _NO_SNIFF, NO_STORE,
     ("X-Accel-Buffering", "no"),  # or nginx holds the events back
     ("Connection", "close"),
 ]  # fmt: skip
@@ -177,7 +178,7 @@ class AdminRouter:
         headers = [
             ("Content-Type", answer.content_type),
             ("Content-Length", str(length)),
-            ("X-Content-Type-Options", "nosniff"),
+            _NO_SNIFF,
             *answer.headers,
         ]
         if answer.content_type == JSON:
@@ -217,16 +218,15 @@ class AdminRouter:
         method, segments = _read_target(environ)
         for route_method, pattern, handler in self._routes:
             variables = _match(pattern, segments)
-            if variables is None:
+            if variables is None or route_method != method:
                 continue
-            if route_method == method:
-                path = "/" + "/".join(pattern)
-                request = AdminRequest(
-                    variables, _read_query(environ), _read_body(environ), method, path,
-                    if_match=_read_if_match(environ),
-                )  # fmt: skip
-                with _await_slot(environ, path):
-                    return _encode_answer(handler(request), environ)
+            path = "/" + "/".join(pattern)
+            request = AdminRequest(
+                variables, _read_query(environ), _read_body(environ), method, path,
+                if_match=_read_if_match(environ),
+            )  # fmt: skip
+            with _await_slot(environ, path):
+                return _encode_answer(handler(request), environ)
         if self._closed is not None:
             raise TryLaterError(self._closed())
         self._check_method(environ)
