@@ -8,8 +8,10 @@ from pathlib import Path
 import msgspec.structs
 
 from ddmq.server.admin.api import ROUTES
+from ddmq.server.admin.contract.queries import FormQuery
 from ddmq.server.admin.contract.route import Route
 
+COMMON = FormQuery.__struct_fields__  # of all queries
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "admin-api.md"
 HEAD = "| request | response or effect |\n|---|---|\n"
 _TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*")
@@ -34,7 +36,9 @@ def describe_target(route: Route) -> str:
     path = re.sub(r"\{(\w+)\}", lambda variable: variable[1].upper(), route.path)
     if route.query is None:
         return path
-    fields = msgspec.structs.fields(route.query)
+    fields = [each for each in msgspec.structs.fields(route.query) if each.name not in COMMON]
+    if not fields:
+        return path
     return f"{path}?{'&'.join(f'{field.encode_name}={_default_text(field.default)}' for field in fields)}"
 
 
