@@ -4,16 +4,12 @@ between them."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
-from urllib.parse import urlencode
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq.server.http.paging import ItemPage, PageRequest, select_page
+from ddmq.server.http.paging import PageRequest, select_page
 from ddmq_common.errors import CallerError
 
 NAMES = st.text("abcé\x00", max_size=4)

@@ -277,7 +277,9 @@ def read_last(
     back = count
     while True:
         first = max(bounds.min, bounds.next - back)
-        records = read(backend, queue, first, back, SEARCH_BYTES_MAX, used_bytes=used_bytes)
+        count_max = min(back, bounds.next - first)
+        records = read(backend, queue, first, count_max, SEARCH_BYTES_MAX, used_bytes=used_bytes)
+        records = [record for record in records if record.offset < bounds.next]
         if len(records) >= count or first == bounds.min or back >= BACK_MAX:
             return records[-count:]
         back = min(2 * back, BACK_MAX)
