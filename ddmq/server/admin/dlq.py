@@ -131,20 +131,26 @@ def list_groups(backend: Backend) -> list[str]:
     return groups if backend.topic(TRANSACTION_DEAD_TOPIC) is None else [*groups, TRANSACTION_DEAD_TOPIC]
 
 
-def count_open(backend: Backend, group: str) -> int:
-    """Count the open dead letters of a group; 0 without a dead-letter topic."""
-    info = backend.topic(dead_letter_topic(group))
-    if info is None:
-        return 0
-    bounds, opened = read_open_dead_letters(backend, info.refs())
-    return sum(each.count(*limits) for each, limits in zip(opened, bounds, strict=True))
+def count_open(backend: Backend, groups: Iterable[str]) -> dict[str, int]:
+    """Count the open dead letters of each group; 0 without a dead-letter topic."""
+    counts = dict.fromkeys(groups, 0)
+    infos = {group: backend.topic(dead_letter_topic(group)) for group in counts}
+    queues = [(group, queue) for group, info in infos.items() if info is not None for queue in info.refs()]
+    bounds, opened = read_open_dead_letters(backend, [queue for _, queue in queues])
+    for (group, _), each, limits in zip(queues, opened, bounds, strict=True):
+        counts[group] += each.count(*limits)
+    return counts
 
 
 def describe_group(backend: Backend, group: str) -> dict[str, Any]:
     """Return a group with the numbers of its dead letters. Raises NoSuchGroupError."""
     queues = list_dead_letter_queues(backend, group)
     bounds, opened = read_open_dead_letters(backend, queues)
-    oldest = [_stored_ms(backend, queue, each.first) for queue, each in zip(queues, opened, strict=True)]
+    oldest = [
+        _stored_ms(backend, queue, each.first)
+        for queue, each, limits in zip(queues, opened, bounds, strict=True)
+        if each.first < limits.next
+    ]
     return {
         "group": group,
         "topic": dead_letter_topic(group),

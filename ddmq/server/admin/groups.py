@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
+from backend.completion import Completion
 from backend.port import Backend
 from backend.records import QueueRef, ReadStatus, TopicInfo
 from ddmq.server.admin import keys
@@ -188,13 +189,13 @@ class AdminGroups:
         """Return the rows of these subscriptions, as far as they still exist. `with_lag`: with lag age and
         rates; only the first AGED_MAX rows contain the age of the lag."""
         retries = RetryPathView(self._consumer, self._clock)
-        stats: dict[tuple[str, str], SubscriptionStats] = {}
-        dead_letters: dict[str, int] = {}
-        for group in paced(dict.fromkeys(group for group, _ in names)):
+        groups = list(dict.fromkeys(group for group, _ in names))
+        pending: list[Completion[list[SubscriptionStats]]] = []
+        for group in paced(groups):
             with suppress(CallerError):  # it was deleted meanwhile
-                subscriptions = self._consumer.group_stats(group).wait(WAIT_S)
-                stats |= {(group, each.topic): each for each in subscriptions}
-                dead_letters[group] = count_open(self._backend, group)
+                pending.append(self._consumer.group_stats(group))
+        dead_letters = count_open(self._backend, groups)
+        stats = {(each.group, each.topic): each for counted in pending for each in counted.wait(WAIT_S)}
         rows: list[dict[str, Any]] = []
         for each in paced([stats[name] for name in names if name in stats]):
             row = subscription_row(each, dead_letters) | retries.row(each.group, each.topic)
