@@ -49,12 +49,12 @@ function Tiles({ current }) {
   const line = (name) => tails.values[name];
   const oldest = totals.oldest_wait_s;
   return html`<div class="tiles full">
-    <${Tile} name="sent/s" value=${formatRate(totals.in_per_s)} detail="stored and answered" values=${line("in_per_s")} href=${link(["topics"])} />
+    <${Tile} name="sent/s" value=${formatRate(totals.in_per_s)} detail="stored" values=${line("in_per_s")} href=${link(["topics"])} />
     <${Tile} name="acknowledged/s" value=${formatRate(totals.acked_per_s)} detail=${`${formatRate(totals.delivered_per_s)} delivered`} values=${line("acked_per_s")} href=${link(["groups"])} />
-    <${Tile} name="not consumed" value=${formatCompact(totals.lag)} detail="by all groups together" values=${line("lag")} href=${link(["groups"])} />
-    <${Tile} name="oldest waits" value=${oldest == null ? ABSENT : formatDuration(oldest * 1_000)} detail="the longest of all groups" values=${line("oldest_wait_s")} href=${link(["groups"])} />
-    <${Tile} name="delayed" value=${formatCompact(totals.delayed)} detail=${current.due_next_hour == null ? "wait until they are due" : `${formatCompact(current.due_next_hour)} due within an hour`} values=${line("delayed")} href=${link(["delays"])} />
-    <${Tile} name="blocked keys" value=${formatCompact(totals.blocked_keys)} detail=${`${formatCompact(totals.retrying)} messages are retrying`} values=${line("blocked_keys")} href=${link(["keys"])} />
+    <${Tile} name="not consumed" value=${formatCompact(totals.lag)} detail="by all groups" values=${line("lag")} href=${link(["groups"])} />
+    <${Tile} name="oldest waits" value=${oldest == null ? ABSENT : formatDuration(oldest * 1_000)} detail="the longest" values=${line("oldest_wait_s")} href=${link(["groups"])} />
+    <${Tile} name="delayed" value=${formatCompact(totals.delayed)} detail=${current.due_next_hour == null ? "not due yet" : `${formatCompact(current.due_next_hour)} due within an hour`} values=${line("delayed")} href=${link(["delays"])} />
+    <${Tile} name="blocked keys" value=${formatCompact(totals.blocked_keys)} detail=${`${formatCompact(totals.retrying)} retrying`} values=${line("blocked_keys")} href=${link(["keys"])} />
     <${Tile} name="disk free" value=${formatSize(totals.disk_free_bytes)} detail=${`${formatSize(totals.log_bytes)} of messages`} values=${line("disk_free_bytes")} href=${link(["system"])} />
   </div>`;
 }
