@@ -9,7 +9,7 @@ from typing import Any
 
 from ddmq_client import Consumer, OutgoingMessage, Producer
 from tests.scenarios.real_server import RealServer
-from tests.support.waits import wait_until
+from tests.support.waits import until
 
 FAILING_KEYS = ("3", "7")
 DELAYS = 60
@@ -32,13 +32,16 @@ def _mail(message: Any) -> None:
 def populate(server: RealServer) -> Iterator[None]:
     """Fill the server and keep its clients running: `billing` with blocked keys, `mailer` with dead letters,
     `audit` without a client, delayed messages of `mail`, and a topic with hostile names and bodies."""
-    settings = {"order_key": "KEY", "retry_intervals_ms": [200, -1], "max_redeliveries": 1_000}
+    settings = {"order_key": "KEY", "ordered_deliveries_max": -1}
     server.admin("POST", "topics", "orders", body={"queues": 2})
     server.admin("POST", "topics", "mail", body={"queues": 1})
     server.admin("POST", "topics", HOSTILE_TOPIC, body={"queues": 1})
     server.admin("POST", "groups", "billing", body={"topics": ["orders"], "start": "first", **settings})
     server.admin(
-        "POST", "groups", "mailer", body={"topics": ["mail"], "start": "first", "max_redeliveries": 0}
+        "POST",
+        "groups",
+        "mailer",
+        body={"topics": ["mail"], "start": "first", "retry_intervals_ms": [], "retry_steps": 0},
     )
     server.admin("POST", "groups", "audit", body={"topics": ["orders"], "start": "first"})
     consumer = server.address("consumer")
@@ -61,6 +64,6 @@ def populate(server: RealServer) -> Iterator[None]:
             server.admin("POST", "messages", body=body)
         opened.enter_context(Consumer(consumer, "billing", ["orders"], handler=_bill, client_id="billing-1"))
         opened.enter_context(Consumer(consumer, "mailer", ["mail"], handler=_mail, client_id="mailer-1"))
-        wait_until(lambda: len(server.admin("GET", "groups", "billing", "keys")) >= len(FAILING_KEYS))
-        wait_until(lambda: any(row["letters"] >= 20 for row in server.admin("GET", "dlq")))
+        until(lambda: len(server.admin("GET", "groups", "billing", "keys")) >= len(FAILING_KEYS))
+        until(lambda: any(row["letters"] >= 20 for row in server.admin("GET", "dlq")))
         yield

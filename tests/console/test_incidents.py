@@ -7,7 +7,7 @@ from typing import Any
 from tests.console.pages import Console
 from tests.console.populated import DELAYS, FAILING_KEYS
 from tests.scenarios.real_server import RealServer
-from tests.support.waits import wait_until
+from tests.support.waits import until
 
 
 def parked_keys(server: RealServer) -> set[str]:
@@ -20,13 +20,13 @@ def test_failing_keys_are_parked_and_replayed(console: Console, server: RealServ
     console.press("Park…")
     console.confirm("Park")
     assert "changed" in console.outcome()
-    wait_until(lambda: len(parked_keys(server)) == len(FAILING_KEYS))
+    until(lambda: len(parked_keys(server)) == len(FAILING_KEYS))
     console.close_dialog()
     console.goto("keys?group=billing&state=parked")
     console.press("Replay…")
     console.confirm("Replay")
     assert "changed" in console.outcome()
-    wait_until(lambda: not parked_keys(server))
+    until(lambda: not parked_keys(server))
 
 
 def test_dead_letters_with_one_error_are_resent_to_their_group(console: Console, server: RealServer) -> None:

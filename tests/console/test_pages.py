@@ -85,3 +85,17 @@ def test_pages_are_reached_by_keys_alone(console: Console) -> None:
 def test_the_ribbon_says_that_the_numbers_are_live(console: Console) -> None:
     console.goto("")
     console.page.locator(".ribbon.live").wait_for()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_has_no_obstacle_for_assistive_technology(
+    browser: Any, server: RealServer, path: str, width: int, scheme: str
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+    with Console.open(browser, server.ports["admin"], width=width, scheme=scheme, bypass_csp=True) as console:
+        page = console.goto(path)
+        page.wait_for_function("document.querySelector('main').innerText.length > 20")
+        violations = axe.Axe().run(page).response["violations"]
+        assert [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in violations] == []

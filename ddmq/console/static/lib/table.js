@@ -13,7 +13,7 @@ export function Table({ columns, rows, rowKey, label, selection, onSelect, empty
     for (const key of chosen) on ? next.add(key) : next.delete(key);
     onSelect(next);
   };
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>
+  return html`<div class="scroll" tabindex="0" role="group" aria-label=${label}>
     <table class="stack">
       <thead><tr>
         ${selection && html`<th class="choose"><input type="checkbox" aria-label="select all on this page" checked=${all} onChange=${(event) => choose(keys, event.target.checked)} /></th>`}

@@ -34,14 +34,14 @@ export function Page({ query }) {
     { head: "what", wide: true, cell: (row) => html`${visible(row.what ?? "")}<${Command} text=${row.command} />` },
     { head: "before", wide: true, cell: (row) => html`<span class="soft">${show(row.before)}</span>` },
     { head: "after", wide: true, cell: (row) => html`<span class="soft">${show(row.after)}</span>` },
-    { head: "", cell: (row) => (row.undo === true || row.can_undo ? html`<button type="button" onClick=${() => undo(row, changes.reload)}>Undo…</button>` : html`<span class="soft">${visible(typeof row.undo === "string" ? row.undo : row.why_not ?? "")}</span>`) },
+    { head: "undo", cell: (row) => (row.undo === true || row.can_undo ? html`<button type="button" onClick=${() => undo(row, changes.reload)}>Undo…</button>` : html`<span class="soft">${visible(typeof row.undo === "string" ? row.undo : row.why_not ?? "")}</span>`) },
   ];
   const progress = [
     { head: "planned", cell: (row) => html`<${Time} ms=${row.planned_ms} />` },
     { head: "operation", wide: true, cell: (row) => `${row.action} ${row.kind.replace("_", " ")}` },
     { head: "state", cell: (row) => html`<${Badge} kind=${KINDS[row.state] ?? "plain"}>${row.state}<//>` },
     { head: "changed", number: true, cell: (row) => `${formatNumber(row.changed)} of ${row.exact ? "" : "≥ "}${formatNumber(row.counted)}` },
-    { head: "", cell: (row) => (row.state === "running" ? html`<button type="button" onClick=${() => stop(row)}>Stop…</button>` : "") },
+    { head: "stop", cell: (row) => (row.state === "running" ? html`<button type="button" onClick=${() => stop(row)}>Stop…</button>` : "") },
   ];
   return html`<${Head} title="Changes" />
     <${Card} title="Operations"><${Loaded} state=${operations}>${(answer) => html`<${Table} label="operations" columns=${progress} rows=${answer.items} rowKey=${(row) => row.id} empty="No operation has been planned." />`}<//><//>

@@ -26,7 +26,7 @@ const CLIENTS = [
   { head: "in flight", number: true, cell: (row) => formatNumber(row.in_flight) },
   { head: "silent for", number: true, cell: (row) => formatDuration(row.idle_s * 1_000) },
   { head: "since", cell: (row) => html`<${Time} ms=${row.since_ms} />` },
-  { head: "", cell: (row) => (row.connected ? html`<${Badge} kind="good">connected<//>` : html`<${Badge}>gone<//>`) },
+  { head: "connection", cell: (row) => (row.connected ? html`<${Badge} kind="good">connected<//>` : html`<${Badge}>gone<//>`) },
 ];
 
 async function changeSubscription(row, settings) {
