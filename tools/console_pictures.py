@@ -24,9 +24,9 @@ from tests.scenarios.real_server import running
 WIDTHS = (375, 1280, 3840)
 SCHEMES = ("light", "dark")
 PAGES = (
-    "", "topics", "topics/orders", f"topics/{HOSTILE_TOPIC}", "groups", "groups/billing", "keys?group=billing",
-    "dead-letters", "dead-letters/mailer", "delays?topic=mail", "retries", "transactions", "system", "changes",
-    "access", "search?text=bill",
+    "", "topics", "topics/orders", f"topics/{HOSTILE_TOPIC}", "groups", "groups/billing",
+    "keys?group=billing", "dead-letters", "dead-letters/mailer", "delays?topic=mail", "retries",
+    "transactions", "system", "changes", "access", "search?text=bill",
 )  # fmt: skip
 SETTLE_MS = 1_500  # for charts, which have no element that says that they are drawn
 
