@@ -76,9 +76,9 @@ def test_one_connection_carries_all_requests(server: AdminStandin, connect: Any)
         admin.get_group("g")
     assert admin.list_groups() == []
     assert [each.line for each in server.calls] == [
-        "GET /topics?internal=0 HTTP/1.1",
+        "GET /topics?internal=0&form=2 HTTP/1.1",
         "GET /groups/g HTTP/1.1",
-        "GET /groups HTTP/1.1",
+        "GET /groups?form=2 HTTP/1.1",
     ]
     assert {each.connection for each in server.calls} == {0}
     assert {each.headers["Host"] for each in server.calls} == {server.address}
