@@ -20,6 +20,11 @@ function target(path, query = {}) {
   return text ? `${path}?${text}` : path;
 }
 
+/** The query of one page of a list in form 2 of the API: {items, next, total, exact, missing}. */
+export function listing(query, count = 50) {
+  return { form: 2, count, ...query };
+}
+
 /** A path of the API with its names quoted: path`/topics/${topic}`. */
 export function path(literals, ...names) {
   return literals.reduce((text, literal, index) => text + encodeURIComponent(names[index - 1]) + literal);
@@ -50,20 +55,7 @@ async function request(method, address, body, headers = {}) {
 
 /** Return the answer to a GET. Raises ApiError. */
 export async function get(address, query) {
-  const { answer } = await request("GET", target(address, shimQuery(address, query))); // SHIM
-  return shim(answer);
-}
-function shimQuery(address, query) { // SHIM
-  const q = { ...query };
-  const base = String(address).split("?")[0];
-  if (!["/keys", "/dlq/mailer"].some((each) => base.startsWith(each)) && !base.includes("/facets")) delete q.text;
-  if (base === "/operations" || base === "/lag") { delete q.count; delete q.after; }
-  return q;
-}
-function shim(answer) { // SHIM
-  if (Array.isArray(answer)) return { items: answer, missing: {}, exact: true };
-  for (const key of ["keys", "shown", "messages", "transactions", "operations"]) if (Array.isArray(answer[key]) && answer.items === undefined) return { ...answer, items: answer[key], missing: {} };
-  return answer;
+  return (await request("GET", target(address, query))).answer;
 }
 
 /** Return the answer to a GET with its ETag. */

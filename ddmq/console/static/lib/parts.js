@@ -84,14 +84,14 @@ export function Missing({ missing }) {
 }
 
 /** A field of the filter row, kept in the address. */
-export function Filter({ name, label, query, type = "search", placeholder = "", options }) {
+export function Filter({ name, label, query, type = "search", placeholder = "", options, empty = "all" }) {
   const value = query.get(name) ?? "";
   const change = (event) => setQuery({ [name]: event.target.value.trim() });
   const id = `filter-${name}`;
   return html`<span class="filter"><label for=${id}>${label}</label>${
     options
       ? html`<select id=${id} value=${value} onChange=${change}>
-          <option value="" selected=${value === ""}>all</option>
+          <option value="" selected=${value === ""}>${empty}</option>
           ${options.map((each) => html`<option value=${each} selected=${each === value}>${each}</option>`)}
         </select>`
       : html`<input id=${id} type=${type} value=${value} placeholder=${placeholder} onChange=${change} />`

@@ -1,5 +1,5 @@
 // Who may do what: identities, their rights, and which rule allows something.
-import { useData } from "../lib/api.js";
+import { listing, useData } from "../lib/api.js";
 import { visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Badge, Card, Filter, Head, Loaded, Name } from "../lib/parts.js";
@@ -22,7 +22,7 @@ function Explanation({ query }) {
 
 export function Page({ query }) {
   const own = useData("/security/me");
-  const identities = useData("/security/identities", { count: 100 });
+  const identities = useData("/security/identities", listing({}, 100));
   return html`<${Head} title="Access" />
     <${Card} title="You"><${Loaded} state=${own} absent="Security is off: whoever reaches a port may do everything.">${(answer) => html`<p><${Name} text=${answer.name} /> <${Badge}>${visible(answer.kind)}<//></p><p class="soft">${visible((answer.allow ?? []).join(", "))}</p>`}<//><//>
     <${Card} title="Explain"><div class="filters"><${Filter} name="who" label="who" query=${query} /><${Filter} name="right" label="right" query=${query} placeholder="send" /><${Filter} name="name" label="topic or group" query=${query} /></div><${Explanation} query=${query} /><//>

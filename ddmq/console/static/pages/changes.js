@@ -1,5 +1,5 @@
 // The last changes: who did what, what it was before, and undo; and the operations that run.
-import { path, post, useData } from "../lib/api.js";
+import { listing, path, post, useData } from "../lib/api.js";
 import { changed, openChange } from "../lib/actions.js";
 import { count, formatNumber, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -24,8 +24,8 @@ function show(value) {
 }
 
 export function Page({ query }) {
-  const changes = useData("/changes", { count: 50, after: query.get("after") });
-  const operations = useData("/operations", { count: 20 }, { every: 2_000 });
+  const changes = useData("/changes", listing({ after: query.get("after") }));
+  const operations = useData("/operations", listing({}, 20), { every: 2_000 });
   void changed.value;
   const stop = (row) => openChange({ title: `Stop operation ${row.id}`, verb: "Stop", text: "The batch that is in progress is finished.", command: `ddmq op stop ${row.id}`, apply: async () => `The operation is ${(await post(path`/operations/${row.id}/stop`)).state}.` });
   const columns = [

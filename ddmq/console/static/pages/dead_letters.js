@@ -1,6 +1,6 @@
 // Dead letters: the groups that have some, and of one group the reasons, errors, topics and hours, with actions.
 import { useState } from "../vendor/hooks.js";
-import { path, useData } from "../lib/api.js";
+import { listing, path, useData } from "../lib/api.js";
 import { openOperation } from "../lib/actions.js";
 import { count, formatNumber, formatTime, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -30,7 +30,7 @@ const LETTERS = [
 ];
 
 function Groups({ query }) {
-  const state = useData("/dlq", { count: 50, after: query.get("after"), text: query.get("text") }, { version: "dead_letters" });
+  const state = useData("/dlq", listing({ after: query.get("after"), text: query.get("text") }), { version: "dead_letters" });
   return html`<${Head} title="Dead letters" />
     <${Card} note="Messages that were given up on. They stay until they are resent or purged.">
       <${Loaded} state=${state}>${(answer) => html`<${Missing} missing=${answer.missing} />
@@ -74,8 +74,8 @@ function Group({ group, query }) {
   const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
   const times = Object.fromEntries(Object.entries(filter).map(([name, value]) => [name, name.endsWith("_ms") ? Number(value) : value]));
   const facets = useData(path`/dlq/${group}/facets`, filter, { version: "dead_letters" });
-  const order = query.get("order") ?? "newest";
-  const letters = useData(path`/dlq/${group}`, { ...filter, order, count: 50, after: query.get("after") }, { version: "dead_letters" });
+  const oldest = query.get("order") === "oldest";
+  const letters = useData(path`/dlq/${group}`, listing({ ...filter, sort: oldest ? "offset" : "-offset", after: query.get("after") }), { version: "dead_letters" });
   const [selection, setSelection] = useState(new Set());
   const offsets = [...selection].map(Number);
   const hour = (value) => formatTime(value, inUtc.value).slice(5, 16);
@@ -91,7 +91,7 @@ function Group({ group, query }) {
         : html`<${Actions} group=${group} filter=${times} label=${`All ${formatNumber(answer.counted)} that match:`} />`)}
     <//>`}<//>
     <${Card} title="Dead letters">
-      <div class="filters"><${Filter} name="text" label="key, error or body contains" query=${query} /><${Filter} name="order" label="order" query=${query} options=${["newest", "oldest"]} /></div>
+      <div class="filters"><${Filter} name="text" label="key, error or body contains" query=${query} /><${Filter} name="order" label="order" query=${query} options=${["oldest"]} empty="newest first" /></div>
       <${Loaded} state=${letters}>${(answer) => html`<${Table} label="dead letters" columns=${LETTERS} rows=${answer.items} rowKey=${(row) => String(row.offset)} selection=${selection} onSelect=${setSelection} empty="No dead letter matches." />
         <${Pager} answer=${answer} shown=${answer.items.length} noun="dead letter" query=${query} />`}<//>
     <//>`;

@@ -1,7 +1,6 @@
 // Delayed messages on a timeline of their due times; a stretch of it can be cancelled, moved, held or fired.
-import { useData } from "../lib/api.js";
 import { openChange, openOperation } from "../lib/actions.js";
-import { post, path } from "../lib/api.js";
+import { listing, path, post, useData } from "../lib/api.js";
 import { ABSENT, count, formatDuration, formatNumber, formatTime, quoteArgument, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { now } from "../lib/live.js";
@@ -88,7 +87,7 @@ export function Page({ query }) {
   const overview = useData("/delay", {}, { every: 3_000 });
   const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value).map(([name, value]) => [name, name.endsWith("_ms") ? Number(value) : value]));
   const matches = useData("/delay/count", filter, { version: "delays" });
-  const list = useData("/delay/messages", { ...filter, count: 50, after: query.get("after") }, { version: "delays" });
+  const list = useData("/delay/messages", listing({ ...filter, after: query.get("after") }), { version: "delays" });
   const held = topic && overview.data?.held && topic in overview.data.held;
   const what = `${count(matches.data?.count ?? 0, "delayed message")}${topic ? ` of ${topic}` : ""}`;
   const times = filter.from_ms ? `${formatTime(filter.from_ms, inUtc.value)} to ${formatTime(filter.to_ms, inUtc.value)}` : "";

@@ -1,5 +1,5 @@
 // All subscriptions: who consumes what, how far behind, and why.
-import { useData } from "../lib/api.js";
+import { listing, useData } from "../lib/api.js";
 import { ABSENT, formatDuration, formatNumber, formatRate } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Badge, Card, Filter, GroupLink, Head, Loaded, Missing, TopicLink } from "../lib/parts.js";
@@ -22,7 +22,7 @@ const COLUMNS = [
 ];
 
 export function Page({ query }) {
-  const state = useData("/lag", { count: 50, after: query.get("after"), text: query.get("text") }, { every: 3_000 });
+  const state = useData("/lag", listing({ after: query.get("after"), text: query.get("text") }), { every: 3_000 });
   return html`<${Head} title="Groups" />
     <${Card} note="The subscription that is furthest behind comes first.">
       <div class="filters"><${Filter} name="text" label="group or topic contains" query=${query} /></div>

@@ -1,6 +1,6 @@
 // Blocked and parked keys of all groups: by error, with what waits behind them, and actions on all that match.
 import { useState } from "../vendor/hooks.js";
-import { useData } from "../lib/api.js";
+import { listing, useData } from "../lib/api.js";
 import { changed, openOperation } from "../lib/actions.js";
 import { ABSENT, count, formatNumber, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -47,9 +47,14 @@ function Errors({ answer, group }) {
   <//>`;
 }
 
+function MissingQueues({ rows, more }) {
+  if (!rows?.length) return null;
+  return html`<details><summary>▲ The keys of ${count(rows.length + (more ?? 0), "subscription")} are not known here</summary><ul>${rows.map((each) => html`<li>${visible(each.group)} on ${visible(each.topic)}, queues ${each.queues.join(", ")}: ${visible(each.why)}</li>`)}</ul></details>`;
+}
+
 export function Page({ query }) {
   const filter = Object.fromEntries(["group", "state", "error", "text"].map((name) => [name, query.get(name)]).filter(([, value]) => value));
-  const state = useData("/keys", { ...filter, count: 50, after: query.get("after"), turn: undefined }, { version: "keys" });
+  const state = useData("/keys", listing({ ...filter, after: query.get("after") }), { version: "keys" });
   const [selection, setSelection] = useState(new Set());
   void changed.value;
   const rowKey = (row) => JSON.stringify([row.group, row.key]);
@@ -58,7 +63,7 @@ export function Page({ query }) {
       const rows = answer.items;
       const chosen = rows.filter((row) => selection.has(rowKey(row)));
       const groups = [...new Set(chosen.map((row) => row.group))];
-      return html`<${Missing} missing=${answer.missing?.map ? answer.missing.map((each) => ({ name: `${each.group} on ${each.topic}, queues ${each.queues.join(", ")}: ${each.why}` })) : answer.missing} />
+      return html`<${Missing} missing=${answer.missing} /><${MissingQueues} rows=${answer.missing_queues} more=${answer.missing_queues_more} />
         <${Errors} answer=${answer} group=${query.get("group")} />
         <${Card} title="Keys">
           <div class="filters"><${Filter} name="group" label="group" query=${query} /><${Filter} name="state" label="state" query=${query} options=${STATES} /><${Filter} name="text" label="key or error contains" query=${query} /></div>

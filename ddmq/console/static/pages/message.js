@@ -28,7 +28,7 @@ function Story({ story, sentMs }) {
 
 export function Page({ segments }) {
   const id = segments[1];
-  const found = useData(path`/messages/${id}`);
+  const found = useData(path`/messages/${id}`, { form: 2 });
   const story = useData(path`/messages/${id}/story`);
   return html`<${Head} title=${html`Message <span class="id">${visible(id)}</span>`} />
     <${Loaded} state=${found}>${(answer) => (answer.items.length === 0 ? html`<p class="soft">No stored message has this id. A delayed message that waits is on its own page.</p>` : answer.items.map((message) => html`<${Card} title=${html`<${TopicLink} topic=${message.topic} /> ${message.queue}/${formatNumber(message.offset)}`} tools=${html`<div class="tools actions"><button type="button" onClick=${() => sendMessage(message.topic, message)}>Send again with changes…</button></div>`}>

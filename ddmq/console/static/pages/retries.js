@@ -1,5 +1,5 @@
 // Messages that failed and wait for their next delivery, message by message.
-import { useData } from "../lib/api.js";
+import { listing, useData } from "../lib/api.js";
 import { openOperation } from "../lib/actions.js";
 import { formatNumber, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -24,7 +24,7 @@ function act(action, filter) {
 
 export function Page({ query }) {
   const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
-  const state = useData("/retries", { ...filter, count: 50, after: query.get("after") }, { version: "retries" });
+  const state = useData("/retries", listing({ ...filter, after: query.get("after") }), { version: "retries" });
   return html`<${Head} title="Retries" />
     <${Card} note="Messages that failed and wait for their next delivery.">
       <div class="filters"><${Filter} name="group" label="group" query=${query} /></div><${Chips} query=${query} names=${FILTERS} />

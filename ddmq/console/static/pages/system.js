@@ -1,5 +1,5 @@
 // The server itself: its processes and clients, disk and log, delay shards, and the settings in force.
-import { post, useData } from "../lib/api.js";
+import { listing, post, useData } from "../lib/api.js";
 import { openChange } from "../lib/actions.js";
 import { ABSENT, count, formatDuration, formatNumber, formatSize, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -87,8 +87,8 @@ function Settings({ query }) {
 }
 
 export function Page({ query }) {
-  const processes = useData("/processes", {}, { every: 3_000 });
-  const clients = useData("/clients", { count: 50, text: query.get("client") }, { every: 3_000 });
+  const processes = useData("/processes", listing({}), { every: 3_000 });
+  const clients = useData("/clients", listing({ text: query.get("client") }), { every: 3_000 });
   const health = snapshot.value?.health;
   return html`<${Head} title="System">${health && (health.ready ? html`<${Badge} kind="good">accepts sends<//>` : html`<${Badge} kind="bad">${visible(health.reason)}<//>`)}${health?.warning && html`<${Badge} kind="warn">${visible(health.warning)}<//>`}<//>
     <${Card} title="Processes"><${Loaded} state=${processes} absent="This server does not list its processes.">${(answer) => html`<${Missing} missing=${answer.missing} /><${Table} label="processes" columns=${PROCESSES} rows=${answer.items} rowKey=${(row) => row.name} />`}<//><//>

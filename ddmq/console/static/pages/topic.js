@@ -1,6 +1,6 @@
 // One topic: its queues, settings and messages, with search; messages can be sent from here.
 import { useState } from "../vendor/hooks.js";
-import { del, getVersioned, path, post, useData } from "../lib/api.js";
+import { del, getVersioned, listing, path, post, useData } from "../lib/api.js";
 import { openChange } from "../lib/actions.js";
 import { formatNumber, formatSize, quoteArgument, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -83,7 +83,7 @@ function Messages({ topic, query }) {
   const [error, setError] = useState(null);
   const text = query.get("text");
   const search = text ? { count: 50, text } : null;
-  const listed = useData(search ? null : path`/topics/${topic}/messages`, { count: 50, key: query.get("key"), queue: query.get("queue"), offset: query.get("offset"), time_ms: query.get("time_ms"), after: query.get("after") });
+  const listed = useData(search ? null : path`/topics/${topic}/messages`, listing({ key: query.get("key"), queue: query.get("offset") && query.get("queue"), offset: query.get("offset"), time_ms: query.get("time_ms"), after: query.get("after") }));
   const run = (after) => post(path`/topics/${topic}/search`, { ...search, ...(after ? { after } : {}) }).then(setAnswer, setError);
   return html`<div class="filters"><${Filter} name="key" label="key" query=${query} /><${Filter} name="text" label="text in body or properties" query=${query} />
       <${Filter} name="queue" label="queue" query=${query} type="number" /><${Filter} name="offset" label="from offset" query=${query} type="number" /></div>

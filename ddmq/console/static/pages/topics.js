@@ -1,5 +1,5 @@
 // All topics: their settings, and how many messages they hold.
-import { post, path, useData } from "../lib/api.js";
+import { listing, path, post, useData } from "../lib/api.js";
 import { openChange } from "../lib/actions.js";
 import { formatNumber, quoteArgument } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -35,7 +35,7 @@ function create() {
 }
 
 export function Page({ query }) {
-  const state = useData("/topics", { count: 50, after: query.get("after"), text: query.get("text"), internal: query.get("internal") }, { version: "topics" });
+  const state = useData("/topics", listing({ after: query.get("after"), text: query.get("text"), internal: query.get("internal") }), { version: "topics" });
   return html`<${Head} title="Topics"><div class="tools actions"><button type="button" onClick=${create}>Create a topic…</button></div><//>
     <${Card}>
       <div class="filters"><${Filter} name="text" label="name contains" query=${query} /><${Filter} name="internal" label="system topics" query=${query} options=${["1"]} /></div>

@@ -1,5 +1,5 @@
 // Open transactions, and one of them with its messages and an operator's decision.
-import { path, post, useData } from "../lib/api.js";
+import { listing, path, post, useData } from "../lib/api.js";
 import { openChange } from "../lib/actions.js";
 import { count, formatNumber, formatSize, quoteArgument, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -49,7 +49,7 @@ function Transaction({ id }) {
 }
 
 export function Page({ segments, query }) {
-  const state = useData(segments[1] ? null : "/transactions", { group: query.get("group"), count: 50, after: query.get("after") }, { version: "transactions" });
+  const state = useData(segments[1] ? null : "/transactions", listing({ group: query.get("group"), after: query.get("after") }), { version: "transactions" });
   if (segments[1]) return html`<${Transaction} id=${segments[1]} />`;
   return html`<${Head} title="Open transactions" />
     <${Card} note="Prepared messages that nobody has committed or rolled back yet, oldest first.">
