@@ -196,7 +196,7 @@ class Operations:
             return plan_dead_letters(self._backend, self._clock, body.action, choice, to_topic=body.to_topic)
         if body.kind == "keys":
             return plan_keys(self._find_consumer(), body.action, choice)
-        return plan_delays(self._delays, self._clock, body.action, choice, timing)
+        return plan_delays(self._delays, self._clock, self._calls.allows_due_ms, body.action, choice, timing)
 
     def _complete_plan(
         self, body: OperationPlanBody, chosen: dict[str, Any], options: dict[str, Any], draft: PlanDraft
