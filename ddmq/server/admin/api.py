@@ -12,9 +12,11 @@ import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
+from ddmq.server.admin.changes.service import Changes
 from ddmq.server.admin.contract import (
     answers,
     bodies,
+    change_answers,
     delay_answers,
     group_answers,
     live_answers,
@@ -111,7 +113,8 @@ class AdminApi:
         )
         self.operations = Operations(backend, clock, lambda: self.consumer, self.delays, self.calls, process)
         self.page = MetricsPage(metrics, clock)
-        self._changes = NameLocks()
+        self._locks = NameLocks()
+        self.changes = Changes(self, self._locks)
         find_behind = None if self._groups is None else partial(self._groups.list_lags, None)
         self.live = LiveViews(
             backend, metrics, clock, lambda: health_fields(health()), self._others, find_behind,
@@ -128,7 +131,7 @@ class AdminApi:
                 self._catch_up()
             if route.version is not None:
                 return self._answer_versioned(route, request, route.version)
-            return route.handler(self, request)
+            return self._make_change(route, request)
         except UncertainOutcomeError:
             raise
         except (TimeoutError, RemoteError) as error:
@@ -139,6 +142,10 @@ class AdminApi:
         finally:
             if route.method != "GET":
                 self.live.versions.note_request(route.path)
+
+    def _make_change(self, route: Route, request: AdminRequest) -> Any:
+        """Return the answer of the route's handler; a change is recorded."""
+        return self.changes.make_recorded(request, lambda: route.handler(self, request))
 
     def _answer_versioned(
         self, route: Route, request: AdminRequest, version_of: Callable[[Any, AdminRequest], str]
@@ -151,9 +158,9 @@ class AdminApi:
             version = version_of(self, request)
             return Versioned(route.handler(self, request), version)
         kind, name = next(iter(request.path.items()))
-        with self._changes.hold_lock(kind, name):
+        with self._locks.hold_lock(kind, name):
             check_version(f"{kind} {name!r}", version_of(self, request), request.if_match)
-            answer = route.handler(self, request)
+            answer = self._make_change(route, request)
             version = version_of(self, request)
         return Versioned(answer, version) if version else answer
 
@@ -455,6 +462,16 @@ ROUTES: tuple[Route, ...] = (
           "starts the plan, or continues the operation: `token`, and optionally `rate`",
           lambda api, r: api.operations.start(r.path["id"], r.body), body=bodies.OperationStartBody,
           right="operate or send", answer=operation_answers.OperationAnswer, errors={409: None}),
+    Route("GET", "/changes",
+          "the last 1,000 changes of topics, groups, offsets, keys and others, newest first",
+          lambda api, r: api.changes.list_changes(r.query), queries.ChangesQuery,
+          right="describe", answer=change_answers.ChangesAnswer),
+    Route("GET", "/changes/{id}", "one change, with the state before and after",
+          lambda api, r: api.changes.show_change(r.path["id"]),
+          right="describe", answer=change_answers.ChangeAnswer),
+    Route("POST", "/changes/{id}/undo", "[undoes](#undo) the change, unless its object was changed meanwhile",
+          lambda api, r: api.changes.undo(r),
+          right="manage or operate", answer=change_answers.ChangeAnswer, errors={409: None}),
     Route("POST", "/operations/{id}/stop", "stops the operation after the batch that is in progress",
           lambda api, r: api.operations.stop(r.path["id"]),
           right="operate or send", answer=operation_answers.OperationAnswer, errors={409: None}),

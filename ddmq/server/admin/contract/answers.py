@@ -110,6 +110,7 @@ class TopicChangedAnswer(TopicSettingsAnswer, kw_only=True):
     trace_one_in: int
     hold_delays: bool
     delays_held_since_ms: int | None
+    undo: str | UnsetType = UNSET
 
 
 class QueueRow(Answer):
@@ -254,6 +255,7 @@ class OffsetResetAnswer(Answer):
     queues: list[QueueResetRow]
     again: int
     passed_over: int
+    undo: str | UnsetType = UNSET
 
 
 class DeadLetterCounts(Answer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from ddmq.server.admin.lag.causes import LagCause
 from ddmq.server.http.parameters import Answer
@@ -165,6 +165,7 @@ class KeyActionAnswer(Answer):
     action: str
     parked: bool
     heads: list[KeyHeadRow]
+    undo: str | UnsetType = UNSET
 
 
 class GroupKeyRow(Answer):
@@ -285,3 +286,4 @@ class SubscriptionChangedAnswer(Answer):
     paused: bool
     set_here: list[str]
     notes: list[str]
+    undo: str | UnsetType = UNSET

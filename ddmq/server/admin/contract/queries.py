@@ -173,6 +173,13 @@ class DeadLettersQuery(DeadLetterFacetsQuery):
     count: Count = 20
 
 
+class ChangesQuery(Query):
+    """A page of the recorded changes, the newest first."""
+
+    count: Count = 20
+    after: Cursor = None
+
+
 class TransactionsQuery(Query):
     """A choice of open transactions."""
 

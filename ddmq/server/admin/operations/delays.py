@@ -10,7 +10,7 @@ service and a producer proxy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -51,13 +51,13 @@ CHANGED = {
 def plan_delays(
     delays: DelayQueries,
     clock: Clock,
-    allows_due_ms: Callable[[int], bool],
+    calls: ProducerCalls,
     action: str,
     body: DelayChoiceBody,
     options: dict[str, Any],
 ) -> PlanDraft:
-    """List the delayed messages that match, the earliest due first; at most ITEMS_MAX. `allows_due_ms`:
-    returns whether a message may be rescheduled to a time, as far as that is known here."""
+    """List the delayed messages that match, the earliest due first; at most ITEMS_MAX. `calls`: know which
+    due times are allowed."""
     if action != "reschedule" and options:
         raise CallerError(f"{' and '.join(options)} with action {action!r}; allowed: none")
     if action == "reschedule" and len(options) != 1:
@@ -76,7 +76,7 @@ def plan_delays(
                 break
             items.append([row["id"], row["due_ms"], row["occurrence"]])
             reason = _find_obstacle(action, row, topic_held=row["topic"] in page["held"])
-            if action == "reschedule" and not allows_due_ms(_new_due_ms(options, row["due_ms"])):
+            if action == "reschedule" and not calls.allows_due_ms(_new_due_ms(options, row["due_ms"])):
                 reason = REJECTED
             if reason:
                 items[-1].append(reason)
