@@ -33,6 +33,7 @@ from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.producer_calls import ProducerCalls
 from ddmq.server.admin.search import dead_letters as dlq_search
 from ddmq.server.admin.search import keys as all_keys
+from ddmq.server.admin.search.export import export_page
 from ddmq.server.admin.sends import send_message
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.config import BACKUPS
@@ -404,6 +405,11 @@ ROUTES: tuple[Route, ...] = (
           lambda api, r: dlq_search.count_facets(
               api.backend, api.clock, r.group, dlq_search.filter_of(r.query), dlq_search.order_of(r.query)),
           queries.DeadLetterFacetsQuery, right="describe", answer=answers.DeadLetterFacetsAnswer),
+    Route("GET", "/dlq/{group}/export",
+          "open dead letters with their bodies, as [one JSON document a line](#exporting-dead-letters)",
+          lambda api, r: export_page(
+              api.backend, api.clock, r.group, dlq_search.filter_of(r.query), r.query.after),
+          queries.DeadLetterExportQuery, right="browse", answer=answers.ExportText),
     Route("POST", "/dlq/{group}/resend", "sends dead letters to GROUP again",
           lambda api, r: dlq_changes.resend(api.backend, api.clock, r.group, r.body),
           body=bodies.DeadLetterResendBody, right="operate and send", answer=answers.DeadLettersResentAnswer),

@@ -162,6 +162,6 @@ def _describe_request(request: AdminRequest) -> str:
 
 
 def _change_row(change: Change) -> dict[str, Any]:
-    row = msgspec.to_builtins(change)
+    row: dict[str, Any] = msgspec.to_builtins(change)
     del row["path"]
     return row | {"undoable": not (change.final or change.undone_by)}

@@ -25,6 +25,9 @@ Counters = Annotated[
 ]
 ByTopic = Annotated[dict[str, int], Meta(description="a number for each topic")]
 MetricsText = Annotated[str, Meta(description="the metrics in Prometheus' text format")]
+ExportText = Annotated[
+    str, Meta(description="a JSON document a line: dead letters, and at the end `exported` and `next`")
+]
 Document = Annotated[dict[str, Any], Meta(description="an OpenAPI document")]
 
 

@@ -141,8 +141,8 @@ class KeysQuery(Query):
     after: Cursor = None
 
 
-class DeadLetterFacetsQuery(Query):
-    """A choice of open dead letters that are counted, and the order in which they are examined."""
+class DeadLetterChoiceQuery(Query):
+    """A choice of open dead letters."""
 
     reason: Annotated[str | None, Meta(title="only dead letters with this reason", description="a text")] = (
         None
@@ -157,6 +157,17 @@ class DeadLetterFacetsQuery(Query):
     text: Annotated[
         SearchText, Meta(title="only dead letters with this text in the key, the error or the body")
     ] = None
+
+
+class DeadLetterExportQuery(DeadLetterChoiceQuery):
+    """A choice of open dead letters that are exported."""
+
+    after: Cursor = None
+
+
+class DeadLetterFacetsQuery(DeadLetterChoiceQuery):
+    """A choice of open dead letters that are counted, and the order in which they are examined."""
+
     order: Annotated[
         Literal["oldest", "newest"],
         Meta(title="the dead letters with which to begin", description="oldest, newest"),
