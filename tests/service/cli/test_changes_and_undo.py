@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
-from ddmq_client import Consumer, Message
+from ddmq_client import Admin, Consumer, Message
+from ddmq_client.delays import DelayStatus
 from tests.service.cli.conftest import Shell
 from tests.support.waits import until
 
@@ -32,8 +34,8 @@ def finish(shell: Shell, group: str, topic: str, count: int) -> list[str]:
 
 def test_closing_a_topic_is_undone(shell: Shell, topic: str) -> None:
     shell("topic", "create", topic)
-    shell("topic", "set", topic, "--no-writable")
-    shell.refused("send", topic, "x", code=1)
+    shell("topic", "set", topic, "--not-writable")
+    shell("send", topic, "x", code=1)
     change_id = newest(shell, f"topic {topic}")
     assert "127.0.0.1" in shell("changes", change_id)
     assert "writable" in shell("changes", change_id)
@@ -97,7 +99,10 @@ def test_dead_letters_are_exported_and_the_export_is_resumed(
             for message in consumer.pull(10, timeout_ms=200):
                 failed.append(message.body)
                 message.fail()
-        until(lambda: shell.json("dlq", "list", group)[0]["letters"] == 3, "they are dead letters")
+        until(
+            lambda: sum(row["letters"] for row in shell.json("dlq", "list", group)) == 3,
+            "they are dead letters",
+        )
     path = tmp_path / "letters.ndjson"
     assert shell("dlq", "export", group, "--output", str(path)).startswith("exported 3 dead letters")
     lines = path.read_text().splitlines(keepends=True)
@@ -113,3 +118,32 @@ def test_dead_letters_are_exported_and_the_export_is_resumed(
     path.write_text("no letters\n")
     error = shell.refused("dlq", "export", group, "--output", str(path), "--resume")
     assert error == "the last line of the file is no exported dead letter"
+
+
+def test_the_admin_client_plans_starts_and_undoes(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic)
+    ids = [
+        shell.json("delay", "add", topic, body, "--delay", "1h")["results"][0]["id"]
+        for body in ("a", "b", "c")
+    ]
+    with Admin(f"127.0.0.1:{shell.server.ports['admin']}") as admin:
+        assert admin.hold_delay(ids[0]).status is DelayStatus.HELD
+        assert [message.held for message in admin.list_delays(topic=topic)] == [True, False, False]
+        plan = admin.plan_operation("delays", "hold", topic=topic)
+        assert (plan.counted, plan.skipped, plan.state) == (2, {"it is held already": 1}, "planned")
+        assert plan.token is not None
+        assert admin.start_operation(plan.id, plan.token, rate=1000).started_at is not None
+        until(lambda: admin.get_operation(plan.id).state == "done", "it ends")
+        assert admin.get_operation(plan.id).changed == 2
+        assert all(message.held for message in admin.list_delays(topic=topic))
+        assert plan.id in [row.id for row in admin.list_operations()]
+        far = admin.plan_operation("delays", "reschedule", topic=topic, shift=timedelta(days=3000))
+        assert (far.counted, far.skipped) == (0, {"the change is not allowed": 3})
+        assert admin.release_delay(ids[0]).status is DelayStatus.RELEASED
+        admin.update_topic(topic, writable=False)
+        change = admin.list_changes(limit=1)[0]
+        assert (change.object, change.undoable, change.before["writable"]) == (f"topic {topic}", True, True)
+        assert admin.undo_change(change.id).undoes == change.id
+        assert admin.get_topic(topic).writable
+        assert isinstance(admin.list_findings(), list)
+        assert admin.find_keys(text=f"none of {topic}") == []
