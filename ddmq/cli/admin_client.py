@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote, urlencode
 
 import click
@@ -60,6 +60,13 @@ class AdminClient:
                 return items
             query |= {"after": answer["next"], "count": ITEMS_MAX}
 
+    def get_bytes(self, *path: str, **query: Any) -> bytes:
+        """Return the body of the answer of GET /path/segments?query, which is not one JSON document."""
+        status, payload = self._send_request("GET", _build_target(path, query), None)
+        if status >= 400:
+            self._raise_error(status, payload)
+        return payload
+
     def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send `body` by POST, and return the JSON answer."""
         return self._call("POST", path, {}, body or {})
@@ -71,18 +78,17 @@ class AdminClient:
     def _call(
         self, method: str, path: tuple[str, ...], query: Mapping[str, Any], body: Mapping[str, Any] | None
     ) -> Any:
-        target = "/" + "/".join(quote(segment, safe="") for segment in path)
-        parameters = {key: value for key, value in query.items() if value is not None}
-        if parameters:
-            target += "?" + urlencode(parameters)
-        status, payload = self._send_request(method, target, body)
-        answer = self._decode(payload, status)
+        status, payload = self._send_request(method, _build_target(path, query), body)
         if status >= 400:
-            if not isinstance(answer, dict):
-                raise self._foreign_port_error(f"status {status}, {payload[:40]!r}")
-            text = str(answer.get("error", f"HTTP status {status}"))
-            raise UnknownResourceError(text, answer) if status == 404 else click.ClickException(text)
-        return answer
+            self._raise_error(status, payload)
+        return self._decode(payload, status)
+
+    def _raise_error(self, status: int, payload: bytes) -> NoReturn:
+        answer = self._decode(payload, status)
+        if not isinstance(answer, dict):
+            raise self._foreign_port_error(f"status {status}, {payload[:40]!r}")
+        text = str(answer.get("error", f"HTTP status {status}"))
+        raise UnknownResourceError(text, answer) if status == 404 else click.ClickException(text)
 
     def _send_request(self, method: str, target: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(*self.address, timeout=self._timeout_s)
@@ -111,6 +117,12 @@ class AdminClient:
         return click.ClickException(
             f"{self.address} is not a ddmq admin port ({why}); the `ready` line of `ddmq serve` names it"
         )
+
+
+def _build_target(path: tuple[str, ...], query: Mapping[str, Any]) -> str:
+    target = "/" + "/".join(quote(segment, safe="") for segment in path)
+    parameters = {key: value for key, value in query.items() if value is not None}
+    return target + ("?" + urlencode(parameters) if parameters else "")
 
 
 def find_admin_port_hint(address: HostPort, option: str, proxy: str) -> str:

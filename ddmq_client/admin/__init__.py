@@ -1,5 +1,6 @@
 """The records that admin clients return, and the settings that they take."""
 
+from ddmq_client.admin.operations import Change, Finding, GroupKey, Operation, OperationChoice
 from ddmq_client.admin.records import (
     ClientDescription,
     DeadLetterCount,
@@ -25,6 +26,7 @@ from ddmq_client.admin.records import (
 from ddmq_client.admin.settings import DeadLetterChoice, DeadLetterReason, GroupSettings, TopicSettings
 
 __all__ = [
+    "Change",
     "ClientDescription",
     "DeadLetterChoice",
     "DeadLetterCount",
@@ -34,11 +36,15 @@ __all__ = [
     "DelayCount",
     "DelayState",
     "DelayedMessage",
+    "Finding",
     "GroupDescription",
+    "GroupKey",
     "GroupSettings",
     "KeyChange",
     "KeyDescription",
     "OffsetReset",
+    "Operation",
+    "OperationChoice",
     "QueueLag",
     "QueueOffset",
     "QueueRange",

@@ -18,8 +18,9 @@ from ddmq_client.errors import (
 )
 
 _ERRORS: Mapping[int, type[AdminError]] = {
-    400: RejectedError, 401: AccessError, 403: AccessError, 404: NotFoundError, 405: RejectedError,
-    408: RejectedError, 411: RejectedError, 413: RejectedError, 415: RejectedError, 503: UnavailableError,
+    400: RejectedError, 401: AccessError, 403: AccessError, 404: NotFoundError,
+    405: RejectedError, 408: RejectedError, 409: RejectedError, 411: RejectedError, 413: RejectedError,
+    415: RejectedError, 503: UnavailableError,
 }  # fmt: skip
 
 

@@ -322,6 +322,7 @@ class DelayedMessage:
     preview: str = ""
     properties: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
+    held: bool = False  # it does not fire until it is released
     error: str = ""  # the stored message is damaged
 
 

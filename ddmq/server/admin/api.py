@@ -12,9 +12,11 @@ import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
+from ddmq.server.admin.changes.service import Changes
 from ddmq.server.admin.contract import (
     answers,
     bodies,
+    change_answers,
     delay_answers,
     group_answers,
     live_answers,
@@ -33,6 +35,7 @@ from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.producer_calls import ProducerCalls
 from ddmq.server.admin.search import dead_letters as dlq_search
 from ddmq.server.admin.search import keys as all_keys
+from ddmq.server.admin.search.export import export_page
 from ddmq.server.admin.sends import send_message
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.config import BACKUPS
@@ -113,7 +116,8 @@ class AdminApi:
         )
         self.operations = Operations(backend, clock, lambda: self.consumer, self.delays, self.calls, process)
         self.page = MetricsPage(metrics, clock)
-        self._changes = NameLocks()
+        self._locks = NameLocks()
+        self.changes = Changes(self, self._locks)
         find_behind = None if self._groups is None else partial(self._groups.list_lags, None)
         self.live = LiveViews(
             backend, metrics, clock, lambda: health_fields(health()), self._others, find_behind,
@@ -130,7 +134,7 @@ class AdminApi:
                 self._catch_up()
             if route.version is not None:
                 return self._answer_versioned(route, request, route.version)
-            return route.answer_request(self, request)
+            return self._make_change(route, request)
         except UncertainOutcomeError:
             raise
         except (TimeoutError, RemoteError) as error:
@@ -141,6 +145,10 @@ class AdminApi:
         finally:
             if route.method != "GET":
                 self.live.versions.note_request(route.path)
+
+    def _make_change(self, route: Route, request: AdminRequest) -> Any:
+        """Return the answer of the route's handler; a change is recorded."""
+        return self.changes.make_recorded(request, lambda: route.answer_request(self, request))
 
     def _answer_versioned(
         self, route: Route, request: AdminRequest, version_of: Callable[[Any, AdminRequest], str]
@@ -153,9 +161,9 @@ class AdminApi:
             version = version_of(self, request)
             return Versioned(route.answer_request(self, request), version)
         kind, name = next(iter(request.path.items()))
-        with self._changes.hold_lock(kind, name):
+        with self._locks.hold_lock(kind, name):
             check_version(f"{kind} {name!r}", version_of(self, request), request.if_match)
-            answer = route.answer_request(self, request)
+            answer = self._make_change(route, request)
             version = version_of(self, request)
         return Versioned(answer, version) if version else answer
 
@@ -415,6 +423,11 @@ ROUTES: tuple[Route, ...] = (
           lambda api, r: dlq_search.count_facets(
               api.backend, api.clock, r.group, dlq_search.filter_of(r.query), dlq_search.order_of(r.query)),
           queries.DeadLetterFacetsQuery, right="describe", answer=answers.DeadLetterFacetsAnswer),
+    Route("GET", "/dlq/{group}/export",
+          "open dead letters with their bodies, as [one JSON document a line](#exporting-dead-letters)",
+          lambda api, r: export_page(
+              api.backend, api.clock, r.group, dlq_search.filter_of(r.query), r.query.after),
+          queries.DeadLetterExportQuery, right="browse", answer=answers.ExportText),
     Route("POST", "/dlq/{group}/resend", "sends dead letters to GROUP again",
           lambda api, r: dlq_changes.resend(api.backend, api.clock, r.group, r.body),
           body=bodies.DeadLetterResendBody, right="operate and send", answer=answers.DeadLettersResentAnswer),
@@ -445,7 +458,8 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/delay/messages/{id}", "one message by its delay id or uuid",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.message),
           right="browse", answer=delay_answers.DelayStateAnswer),
-    Route("POST", "/delay/messages/{id}", "changes one message: `action` (`cancel`, `fire`, `reschedule`)",
+    Route("POST", "/delay/messages/{id}",
+          "changes one message: `action` (`cancel`, `fire`, `reschedule`, `hold`, `release`)",
           lambda api, r: api.calls.answer_anywhere(r, partial(change_message, api.calls)),
           body=bodies.DelayChangeBody, right="send",
           answer=delay_answers.DelayChangeAnswer, errors={404: delay_answers.DelayNotFoundAnswer}),
@@ -476,6 +490,16 @@ ROUTES: tuple[Route, ...] = (
           "starts the plan, or continues the operation: `token`, and optionally `rate`",
           lambda api, r: api.operations.start(r.path["id"], r.body), body=bodies.OperationStartBody,
           right="operate or send", answer=operation_answers.OperationAnswer, errors={409: None}),
+    Route("GET", "/changes",
+          "the last 1,000 changes of topics, groups, offsets, keys and others, newest first",
+          lambda api, r: api.changes.list_changes(r.query), queries.ChangesQuery,
+          right="describe", answer=change_answers.ChangesAnswer),
+    Route("GET", "/changes/{id}", "one change, with the state before and after",
+          lambda api, r: api.changes.show_change(r.path["id"]),
+          right="describe", answer=change_answers.ChangeAnswer),
+    Route("POST", "/changes/{id}/undo", "[undoes](#undo) the change, unless its object was changed meanwhile",
+          lambda api, r: api.changes.undo(r),
+          right="manage or operate", answer=change_answers.ChangeAnswer, errors={409: None}),
     Route("POST", "/operations/{id}/stop", "stops the operation after the batch that is in progress",
           lambda api, r: api.operations.stop(r.path["id"]),
           right="operate or send", answer=operation_answers.OperationAnswer, errors={409: None}),

@@ -42,6 +42,7 @@ from ddmq_common.errors import CallerError, DamagedError, DdmqError, TryLaterErr
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from ddmq_common.native_threads import in_thread
 from ddmq_common.plain_text import body_fields
+from delay_service.core.held_messages import HELD_FROM_MS, is_held_ms, plain_due_ms
 from delay_service.core.occurrences import occurrence_id
 from delay_service.due.holds import is_held, list_holds
 from delay_service.service import DelayService
@@ -252,7 +253,11 @@ class DelayQueries:
         """Return up to `count` matching messages, each converted by `convert` (its body is freed right after
         that), and the position to continue from, which is None at the end. A search by key examines at most
         EXAMINED_MAX messages per call."""
-        walks = [self._walk_shard(one, choice) for one in self._open_shards()]
+        walks = [
+            self._walk_shard(one, choice, shift_ms)
+            for one in self._open_shards()
+            for shift_ms in (0, HELD_FROM_MS)
+        ]
         rows: list[T] = []
         examined, last = 0, None
         for position, message in merge(*walks, key=itemgetter(0)):
@@ -263,13 +268,20 @@ class DelayQueries:
                 rows.append(convert(message))
         return rows, None
 
-    def _walk_shard(self, shard: OpenShard, choice: DelayChoice) -> Iterator[tuple[Cursor, Pending]]:
+    def _walk_shard(
+        self, shard: OpenShard, choice: DelayChoice, shift_ms: int
+    ) -> Iterator[tuple[Cursor, Pending]]:
+        """Yield the chosen messages of a shard with their positions: those that are not held (`shift_ms` 0),
+        or the held ones, whose stored due times are HELD_FROM_MS later."""
         topic, _, start, end, cursor, _ = choice
+        start, end = start + shift_ms, min(end, HELD_FROM_MS) + shift_ms
         after = None if cursor is None else cursor.after_in(shard.number)
+        if after is not None:
+            after = DueKey(after.due_ms + shift_ms, after.offset)
         while page := in_thread(shard.store.scan, Scan(topic, start, end, PAGE, after, PAGE_BYTES)):
             after = page[-1].key
             for message in paced(page):
-                yield Cursor(message.due_ms, shard.number, message.offset), message
+                yield Cursor(message.due_ms - shift_ms, shard.number, message.offset), message
 
     def count(self, request: AdminRequest) -> dict[str, Any]:
         service, behind = self._caught_up()
@@ -424,9 +436,11 @@ class DelayQueries:
 def _message_row(message: Pending, *, with_body: bool = False) -> dict[str, Any]:
     """Return a pending message as a row for people and programs."""
     row: dict[str, Any] = {
-        "due_ms": message.due_ms, "topic": message.topic, "occurrence": message.occurrence,
+        "due_ms": plain_due_ms(message.due_ms), "topic": message.topic, "occurrence": message.occurrence,
         "message_id": message.message_id.hex(), "born_ms": message.born_ms,
     }  # fmt: skip
+    if is_held_ms(message.due_ms):
+        row["held"] = True
     try:
         command = decode_command(message.command)
         content = delivery.decode(message.delivery)

@@ -37,6 +37,7 @@ from ddmq.server.http.pace import Accounts, PacedGreenlet
 from ddmq.server.http.streams import EventFeed, EventStream
 
 JSON = "application/json"
+NDJSON = "application/x-ndjson"
 CONNECTIONS_MAX = 64
 ADDRESS_CONNECTIONS_MAX = 48  # of one address
 BEYOND_MAX = 64  # connections beyond these bounds, which are told so, or answered /health and /ready

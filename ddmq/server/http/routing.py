@@ -75,12 +75,21 @@ class NoSuchOperationError(CallerError):
     """The plan or operation does not exist (404)."""
 
 
+class NoSuchChangeError(CallerError):
+    """The change is not among the recorded ones (404)."""
+
+
 class UncertainOutcomeError(RemoteError):
     """A change may or may not have been made (504), whether or not this process is ready."""
 
 
 class VersionConflictError(CallerError):
     """The version of what is to be changed is none of those that the request requires (412)."""
+
+
+_NOT_FOUND = (
+    UnknownTopicError, NoSuchGroupError, NoSuchMessageError, NoSuchOperationError, NoSuchChangeError,
+)  # fmt: skip
 
 
 class Page(NamedTuple):
@@ -108,7 +117,8 @@ class AdminRequest(NamedTuple):
 
     `query`: the Struct that its route declares; a mapping of texts before it is checked, and for probes.
     `body`: a JSON object, or the Struct that its route declares. `is_forwarded`: another process passed it
-    on, so it must be answered here. `if_match`: the versions of which a change requires one.
+    on, so it must be answered here. `if_match`: the versions of which a change requires one. `address`: that
+    of the client.
     """
 
     path: Mapping[str, str]
@@ -118,6 +128,7 @@ class AdminRequest(NamedTuple):
     pattern: str = ""
     is_forwarded: bool = False
     if_match: str = ""
+    address: str = ""
 
     @property
     def topic(self) -> str:
@@ -201,7 +212,7 @@ class AdminRouter:
             return _error_answer(error.status, str(error), error.headers)
         except VersionConflictError as error:
             return _error_answer(412, str(error))
-        except (UnknownTopicError, NoSuchGroupError, NoSuchMessageError, NoSuchOperationError) as error:
+        except _NOT_FOUND as error:
             return _error_answer(404, str(error))
         except ConflictError as error:
             return _error_answer(409, str(error))
@@ -226,7 +237,7 @@ class AdminRouter:
             path = "/" + "/".join(pattern)
             request = AdminRequest(
                 variables, _read_query(environ), _read_body(environ), method, path,
-                if_match=_read_if_match(environ),
+                if_match=_read_if_match(environ), address=str(environ.get("REMOTE_ADDR", "")),
             )  # fmt: skip
             with _await_slot(environ, path):
                 return _encode_answer(handler(request), environ)

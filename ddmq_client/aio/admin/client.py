@@ -20,9 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
 
-from ddmq_client.admin import records
+from ddmq_client.admin import operations, records
 from ddmq_client.admin.answers import decode_body, read_answer, read_page
 from ddmq_client.admin.http import HttpRequest, build_target
+from ddmq_client.admin.queries import choice_query, delay_query
 from ddmq_client.admin.records import (
     group_settings_body,
     read_row,
@@ -30,7 +31,7 @@ from ddmq_client.admin.records import (
     topic_settings_body,
 )
 from ddmq_client.admin.sends import change_body, message_body, read_outcome
-from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSettings, check_reason
+from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSettings
 from ddmq_client.aio.admin.pool import AsyncAdminConnections
 from ddmq_client.aio.producer import AsyncProducerBase
 from ddmq_client.aio.sync import Home, run_blocking
@@ -244,6 +245,83 @@ class AsyncAdmin:
     async def _change_key(self, group: str, body: Mapping[str, Any]) -> records.KeyChange:
         return read_row(records.KeyChange, await self._post_body("groups", group, "keys", body=body))
 
+    async def find_keys(
+        self,
+        *,
+        group: str | None = None,
+        state: str | None = None,
+        error: str | None = None,
+        text: str | None = None,
+        limit: int = PAGE,
+    ) -> list[operations.GroupKey]:
+        """Return up to `limit` blocked and parked keys of all groups, or those that match what is stated."""
+        query: dict[str, Any] = {"group": group, "state": state, "error": error, "text": text}
+        return list(read_rows(operations.GroupKey, await self._list_items(("keys",), limit, query)))
+
+    # --- operations, findings, changes
+
+    @explain_arguments("docs/client.md#administration")
+    async def plan_operation(
+        self,
+        kind: operations.OperationKind,
+        action: str,
+        *,
+        to_topic: bool = False,
+        due_at: datetime | None = None,
+        shift: timedelta | None = None,
+        **choice: Unpack[operations.OperationChoice],
+    ) -> operations.Operation:
+        """Plan `action` on everything that matches `choice`; changes nothing. Start it with its token."""
+        body = operations.plan_body(kind, action, choice, to_topic=to_topic, due_at=due_at, shift=shift)
+        return read_row(operations.Operation, await self._post_body("operations", body=body))
+
+    async def start_operation(
+        self, operation_id: str, token: str, *, rate: int | None = None
+    ) -> operations.Operation:
+        """Start a plan, or continue an operation. `rate`: the most changes per second."""
+        body = {"token": token, "rate": rate}
+        row = await self._post_body("operations", operation_id, "start", body=body)
+        return read_row(operations.Operation, row)
+
+    async def stop_operation(self, operation_id: str) -> operations.Operation:
+        """Stop an operation after the batch that is in progress."""
+        row = await self._post_body("operations", operation_id, "stop", body={})
+        return read_row(operations.Operation, row)
+
+    async def get_operation(self, operation_id: str) -> operations.Operation:
+        """Return a plan or an operation with its progress. Raises NotFoundError."""
+        return read_row(operations.Operation, await self._get("operations", operation_id))
+
+    async def list_operations(self) -> list[operations.Operation]:
+        """Return the plans of the process that answers, and all started operations, the newest first."""
+        answer = await self._get("operations")
+        return list(read_rows(operations.Operation, answer.get("items", answer.get("operations"))))
+
+    async def list_findings(self) -> list[operations.Finding]:
+        """Return what is wrong now, the most urgent first."""
+        return list(read_rows(operations.Finding, (await self._get("findings"))["items"]))
+
+    async def list_changes(self, *, limit: int = PAGE) -> list[operations.Change]:
+        """Return up to `limit` recorded changes, the newest first."""
+        return list(read_rows(operations.Change, await self._list_items(("changes",), limit, {})))
+
+    async def undo_change(self, change_id: str) -> operations.Change:
+        """Undo a change; return the change that this is. Raises RejectedError if it cannot be undone."""
+        return read_row(operations.Change, await self._post_body("changes", change_id, "undo", body={}))
+
+    async def _list_items(
+        self, path: tuple[str, ...], limit: int, query: Mapping[str, Any]
+    ) -> list[Mapping[str, Any]]:
+        """Return up to `limit` items of a listing, page by page; older servers name them as the path."""
+        items: list[Mapping[str, Any]] = []
+        after = None
+        while True:
+            page = await self._get(*path, **query, count=min(_checked_limit(limit), PAGE), after=after)
+            items += page["items"] if "items" in page else page[path[0]]
+            after = page["next"]
+            if after is None or len(items) >= limit:
+                return items[:limit]
+
     # --- dead letters
 
     async def count_dead_letters(self) -> list[records.DeadLetterCount]:
@@ -270,7 +348,7 @@ class AsyncAdmin:
 
         With `to_topic` they go to every group of their topics. Repeats the request until none is left.
         """
-        body: dict[str, Any] = {**_choice_query(choice), "to_topic": to_topic, "dry_run": dry_run}
+        body: dict[str, Any] = {**choice_query(choice), "to_topic": to_topic, "dry_run": dry_run}
         if offsets:
             body["offsets"] = list(offsets)
         elif not choice:
@@ -320,7 +398,7 @@ class AsyncAdmin:
         self, group: str, limit: int, choice: DeadLetterChoice
     ) -> list[Mapping[str, Any]]:
         _checked_limit(limit)
-        query = {**_choice_query(choice), "count": min(limit, PAGE)}
+        query = {**choice_query(choice), "count": min(limit, PAGE)}
         return await self._list_rows("dlq", group, **query, limit=limit)
 
     async def _read_bodies(
@@ -363,7 +441,7 @@ class AsyncAdmin:
     ) -> list[records.DelayedMessage]:
         """Return up to `limit` delayed messages that are not due yet, sorted by due time."""
         _checked_limit(limit)
-        query = _delay_query(topic, key, due_from, due_before)
+        query = delay_query(topic, key, due_from, due_before)
         rows = await self._list_rows("delay", "messages", **query, count=min(limit, PAGE), limit=limit)
         return list(read_rows(records.DelayedMessage, rows))
 
@@ -379,7 +457,7 @@ class AsyncAdmin:
 
         Counts those of a topic, with a key, due in a time range, as stated.
         """
-        query = _delay_query(topic, key, due_from, due_before)
+        query = delay_query(topic, key, due_from, due_before)
         return read_row(records.DelayCount, await self._get("delay", "count", **query))
 
     async def get_delay(self, delay_id: str) -> records.DelayState:
@@ -418,6 +496,14 @@ class AsyncAdmin:
         if self._producers is not None:
             return await self._get_producer(self._producers).fire_now(delay_id)
         return await self._change_delay(delay_id, "fire", None)
+
+    async def hold_delay(self, delay_id: str) -> CancelOutcome:
+        """Let a delayed message wait, also when it is due, until it is released."""
+        return await self._change_delay(delay_id, "hold", None)
+
+    async def release_delay(self, delay_id: str) -> CancelOutcome:
+        """Let a held message fire: when it is due, or now if it is overdue."""
+        return await self._change_delay(delay_id, "release", None)
 
     async def _change_delay(self, delay_id: str, action: str, when: When | None) -> CancelOutcome:
         body = {**change_body(action, when), "timeout_ms": self._proxy_timeout_ms()}
@@ -500,22 +586,6 @@ class AsyncAdmin:
 def _checked_limit(limit: int) -> int:
     check("limit", limit, 1, LIMIT_MAX)
     return limit
-
-
-def _choice_query(choice: DeadLetterChoice) -> dict[str, Any]:
-    check_reason(choice)
-    query: dict[str, Any] = {name: value for name, value in choice.items() if name != "since"}
-    if "since" in choice:
-        query["since_ms"] = epoch_ms("since", choice["since"])
-    return query
-
-
-def _delay_query(
-    topic: str | None, key: str | None, due_from: datetime | None, due_before: datetime | None
-) -> dict[str, Any]:
-    from_ms = None if due_from is None else epoch_ms("due_from", due_from)
-    to_ms = None if due_before is None else epoch_ms("due_before", due_before)
-    return {"topic": topic, "key": key, "from_ms": from_ms, "to_ms": to_ms}
 
 
 def _add_counts(totals: dict[str, int], counts: Mapping[str, int]) -> None:

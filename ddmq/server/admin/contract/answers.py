@@ -26,6 +26,9 @@ Counters = Annotated[
 ]
 ByTopic = Annotated[dict[str, int], Meta(description="a number for each topic")]
 MetricsText = Annotated[str, Meta(description="the metrics in Prometheus' text format")]
+ExportText = Annotated[
+    str, Meta(description="a JSON document a line: dead letters, and at the end `exported` and `next`")
+]
 Document = Annotated[dict[str, Any], Meta(description="an OpenAPI document")]
 
 
@@ -119,6 +122,7 @@ class TopicChangedAnswer(TopicSettingsAnswer, kw_only=True):
     trace_one_in: int
     hold_delays: bool
     delays_held_since_ms: int | None
+    undo: str | UnsetType = UNSET
 
 
 class QueueRow(Answer):
@@ -263,6 +267,7 @@ class OffsetResetAnswer(Answer):
     queues: list[QueueResetRow]
     again: int
     passed_over: int
+    undo: str | UnsetType = UNSET
 
 
 class DeadLetterCounts(Answer):

@@ -53,7 +53,8 @@ class DelayAnswer(DelayScopeAnswer):
 
 
 class DelayRow(Answer):
-    """A delayed message that waits. `error`: its record is damaged, so further fields are missing."""
+    """A delayed message that waits. `held`: it does not fire until it is released. `error`: its record is
+    damaged, so further fields are missing."""
 
     id: OptionalText
     due_ms: int
@@ -61,6 +62,7 @@ class DelayRow(Answer):
     occurrence: int
     message_id: str
     born_ms: int
+    held: bool | UnsetType = UNSET
     error: str | UnsetType = UNSET
     kind: int | UnsetType = UNSET
     repeats: OptionalText | UnsetType = UNSET
@@ -98,6 +100,7 @@ class DelayStateAnswer(Answer):
     occurrence: int | UnsetType = UNSET
     message_id: str | UnsetType = UNSET
     born_ms: int | UnsetType = UNSET
+    held: bool | UnsetType = UNSET
     error: str | UnsetType = UNSET
     kind: int | UnsetType = UNSET
     repeats: OptionalText | UnsetType = UNSET

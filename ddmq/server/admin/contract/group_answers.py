@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from ddmq.server.admin.contract.forms import OptionalNumber, OptionalText, OptionalTime
 from ddmq.server.admin.lag.causes import LagCause
@@ -166,6 +166,7 @@ class KeyActionAnswer(Answer):
     action: str
     parked: bool
     heads: list[KeyHeadRow]
+    undo: str | UnsetType = UNSET
 
 
 class GroupKeyRow(Answer):
@@ -301,3 +302,4 @@ class SubscriptionChangedAnswer(Answer):
     paused: bool
     set_here: list[str]
     notes: list[str]
+    undo: str | UnsetType = UNSET

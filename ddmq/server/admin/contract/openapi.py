@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from ddmq.server.admin.contract.answers import ErrorAnswer, MetricsText
+from ddmq.server.admin.contract.answers import ErrorAnswer, ExportText, MetricsText
 from ddmq.server.admin.contract.bodies import SettingsBody
 from ddmq.server.admin.contract.forms import page_form, second_form
 from ddmq.server.admin.contract.live_answers import EventsText
 from ddmq.server.admin.contract.queries import FormQuery
 from ddmq.server.admin.contract.route import Route
-from ddmq.server.http.connection import JSON
+from ddmq.server.http.connection import JSON, NDJSON
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import NO_LISTINGS
 from ddmq.server.http.streams import EVENT_STREAM
@@ -42,7 +42,11 @@ ERRORS = {
     504: "no response arrived in time, and the requested change may or may not have been made",
 }
 _OF_ALL = (400, 403, 405, 411, 413, 415, 503)
-_MEDIA_TYPES = ((MetricsText, "text/plain"), (EventsText, EVENT_STREAM))  # of answers that are not JSON
+_MEDIA_TYPES = (
+    (MetricsText, "text/plain"),
+    (EventsText, EVENT_STREAM),
+    (ExportText, NDJSON),
+)  # of answers that are not JSON
 _HEX_ID = "[0-9A-Fa-f]{32}"
 _VARIABLES: dict[str, dict[str, Any]] = {
     "topic": {"description": "the name of a topic"},
@@ -50,6 +54,7 @@ _VARIABLES: dict[str, dict[str, Any]] = {
     "/messages/{id}": {"description": "the id of a message", "pattern": f"^{_HEX_ID}$"},
     "/transactions/{id}": {"description": "the id of a transaction", "pattern": f"^{_HEX_ID}$"},
     "/operations/{id}": {"description": "the id of a plan or operation", "pattern": "^[0-9a-f]{20}$"},
+    "/changes/{id}": {"description": "the id of a change", "pattern": "^[0-9a-f]{20}$"},
     "/delay/messages/{id}": {"description": "the id or the UUID of a delayed message"},
 }
 _VARIABLE = re.compile(r"\{(\w+)\}")

@@ -37,6 +37,7 @@ class OperationSample(Answer, kw_only=True):
     time_ms: int | UnsetType = UNSET
     due_ms: int | UnsetType = UNSET
     born_ms: int | UnsetType = UNSET
+    held: bool | UnsetType = UNSET
     repeats: str | UnsetType = UNSET
     preview: str | UnsetType = UNSET
 

@@ -171,8 +171,8 @@ class KeysQuery(ListQuery):
     count: Count = 20
 
 
-class DeadLetterFacetsQuery(FormQuery):
-    """A choice of open dead letters that are counted, and the order in which they are examined."""
+class DeadLetterChoiceQuery(FormQuery):
+    """A choice of open dead letters."""
 
     reason: Annotated[str | None, Meta(title="only dead letters with this reason", description="a text")] = (
         None
@@ -187,6 +187,17 @@ class DeadLetterFacetsQuery(FormQuery):
     text: Annotated[
         SearchText, Meta(title="only dead letters with this text in the key, the error or the body")
     ] = None
+
+
+class DeadLetterExportQuery(DeadLetterChoiceQuery):
+    """A choice of open dead letters that are exported."""
+
+    after: Cursor = None
+
+
+class DeadLetterFacetsQuery(DeadLetterChoiceQuery):
+    """A choice of open dead letters that are counted, and the order in which they are examined."""
+
     order: Annotated[
         Literal["oldest", "newest"],
         Meta(title="the dead letters with which to begin", description="oldest, newest"),
@@ -203,6 +214,13 @@ class DeadLettersQuery(DeadLetterFacetsQuery):
     count: Count = 20
     after: Cursor = None
     sort: Sort = None
+
+
+class ChangesQuery(Query):
+    """A page of the recorded changes, the newest first."""
+
+    count: Count = 20
+    after: Cursor = None
 
 
 class TransactionsQuery(ListQuery):

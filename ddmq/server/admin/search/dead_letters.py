@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from backend.internal_topics import DeadLetter
 from backend.port import Backend
-from ddmq.server.admin.contract.queries import DeadLetterFacetsQuery
+from ddmq.server.admin.contract.queries import DeadLetterChoiceQuery, DeadLetterFacetsQuery
 from ddmq.server.admin.dlq import (
     BATCH,
     DeadLetterFilter,
@@ -199,7 +199,7 @@ def count_facets(
     } | counts.as_rows()
 
 
-def filter_of(query: DeadLetterFacetsQuery) -> DeadLetterFilter:
+def filter_of(query: DeadLetterChoiceQuery) -> DeadLetterFilter:
     """Return the filter that a query states."""
     return DeadLetterFilter(
         reason=query.reason,
