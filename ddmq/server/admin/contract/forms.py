@@ -39,7 +39,10 @@ OptionalNumber = Annotated[int, absent_if(-1)]
 
 
 class _Rule:
-    """The rule by which form 2 states a field. `absent`: the values that are left out; `convert`: for other values."""
+    """The rule by which form 2 states a field.
+
+    `absent`: the values that are left out; `convert`: for other values.
+    """
 
     __slots__ = ("absent", "convert")
 
