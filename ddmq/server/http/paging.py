@@ -102,11 +102,11 @@ def select_page(
         if after is None or (position < after if page.descending else position > after):
             behind.append((position, item))
     first = heapq.nlargest if page.descending else heapq.nsmallest
-    chosen = first(page.size + 1, behind, key=itemgetter(0))
-    has_more = len(chosen) > page.size
-    chosen = chosen[: page.size]
+    nearest = first(page.size + 1, behind, key=itemgetter(0))
+    has_more = len(nearest) > page.size
+    nearest = nearest[: page.size]
     return ItemPage(
-        [item for _, item in chosen],
-        page.encode_position(chosen[-1][0]) if has_more and chosen else None,
+        [item for _, item in nearest],
+        page.encode_position(nearest[-1][0]) if has_more and nearest else None,
         total,
     )

@@ -81,7 +81,7 @@ class DelaysAnswer(DelayScopeAnswer):
 
 
 class DelaysListing(DelayScopeAnswer):
-    """What a list of delayed messages lacks. `orders_waiting`: commands that have not been ingested yet."""
+    """The gaps of a list of delayed messages. `orders_waiting`: commands that have not been ingested yet."""
 
     orders_waiting: int
 

@@ -39,7 +39,10 @@ OptionalNumber = Annotated[int, absent_if(-1)]
 
 
 class _Rule:
-    """How form 2 states a field. `absent`: the values that are left out; `convert`: for other values."""
+    """The rule by which form 2 states a field.
+
+    `absent`: the values that are left out; `convert`: for other values.
+    """
 
     __slots__ = ("absent", "convert")
 
@@ -56,11 +59,11 @@ def second_form(kind: Any) -> Any:
     fields: list[Any] = []
     for field in msgspec.structs.fields(kind):
         value = _convert_type(_without_null(field.type))
-        named = {} if field.encode_name == field.name else {"name": field.encode_name}
+        renaming = {} if field.encode_name == field.name else {"name": field.encode_name}
         if _absent_values(field.type) or not field.required:
-            fields.append((field.name, value | UnsetType, msgspec.field(default=UNSET, **named)))
+            fields.append((field.name, value | UnsetType, msgspec.field(default=UNSET, **renaming)))
         else:
-            fields.append((field.name, value, msgspec.field(**named)))
+            fields.append((field.name, value, msgspec.field(**renaming)))
     return msgspec.defstruct(
         f"{kind.__name__}2", fields, bases=(Answer,), namespace={"__doc__": kind.__doc__},
         kw_only=True, forbid_unknown_fields=True,

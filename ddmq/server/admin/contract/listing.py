@@ -1,4 +1,4 @@
-"""How a route lists items in form 2: its items, its orders, and the names of its query in each form."""
+"""Declares how a route lists items in form 2: the items, the orders, and the names of its query."""
 
 from __future__ import annotations
 

@@ -32,21 +32,21 @@ def page_keys(
         keys.require_group(consumer, selection.group)
     names = consumer.ordered_groups() if selection.group is None else [selection.group]
     after = _read_position(page)
-    found = collect_page(paced(walk_keys(consumer, names, after)), selection, page.size)
+    keys_page = collect_page(paced(walk_keys(consumer, names, after)), selection, page.size)
     missing, unchecked = find_missing(backend, consumer, clock, names)
-    by_error = found.counts.as_rows()
+    by_error = keys_page.counts.as_rows()
     more = {
-        "counted": found.counts.total,
+        "counted": keys_page.counts.total,
         "by_error": by_error,
-        "by_error_others": found.counts.total - sum(row["keys"] for row in by_error),
+        "by_error_others": keys_page.counts.total - sum(row["keys"] for row in by_error),
         "missing_queues": missing[:MISSING_MAX],
         "missing_queues_more": max(0, len(missing) - MISSING_MAX) + unchecked,
     }
     return ItemPage(
-        complete_rows(consumer, found),
-        None if found.next is None else page.encode_position(tuple(found.next)),
-        found.counts.total if found.complete and not page.after else None,
-        exact=found.complete and not missing and not unchecked,
+        complete_rows(consumer, keys_page),
+        None if keys_page.next is None else page.encode_position(tuple(keys_page.next)),
+        keys_page.counts.total if keys_page.complete and not page.after else None,
+        exact=keys_page.complete and not missing and not unchecked,
         more=more,
     )
 
@@ -56,12 +56,12 @@ def page_group_keys(consumer: ConsumerService, group: str, page: PageRequest) ->
     keys.load_keys(consumer, group)
     selection = KeySelection(group=group, text=page.text)
     walk = walk_keys(consumer, [group], _read_position(page))
-    found = collect_page(paced(walk), selection, page.size)
+    keys_page = collect_page(paced(walk), selection, page.size)
     return ItemPage(
-        complete_rows(consumer, found),
-        None if found.next is None else page.encode_position(tuple(found.next)),
-        found.counts.total if found.complete and not page.after else None,
-        exact=found.complete,
+        complete_rows(consumer, keys_page),
+        None if keys_page.next is None else page.encode_position(tuple(keys_page.next)),
+        keys_page.counts.total if keys_page.complete and not page.after else None,
+        exact=keys_page.complete,
     )
 
 

@@ -42,14 +42,14 @@ def page_messages(search: MessageSearch, backend: Backend, request: AdminRequest
     page = page._replace(size=min(page.size, STATES_MAX if query.group is not None else ANSWERED_MAX))
     with search.lock:
         if query.id is not None:
-            found = select_page(
+            selected = select_page(
                 find_by_id(backend, topic, query.id), _position_of, tuple[int, int, int], page
             )
         elif query.key is not None:
-            found = _page_by_key(backend, topic, query.key, page)
+            selected = _page_by_key(backend, topic, query.key, page)
         else:
-            found = _page_by_offset(backend, topic, query, page)
-        return found._replace(items=search.describe_records(found.items, query.group))
+            selected = _page_by_offset(backend, topic, query, page)
+        return selected._replace(items=search.describe_records(selected.items, query.group))
 
 
 def _position_of(record: StoredRecord) -> tuple[int, int, int]:
