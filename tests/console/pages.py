@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 PATIENCE_MS = 60_000
-QUIET = ("status of 404", "status of 409", "status of 503")  # of requests whose errors the page shows
+QUIET = ("status of 404", "status of 503")  # of requests whose errors the page shows
 
 
 class Console:

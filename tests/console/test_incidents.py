@@ -88,3 +88,4 @@ def test_a_rejected_change_shows_the_sentence_of_the_server(console: Console) ->
     page.get_by_label("to: first").fill("nonsense")
     console.confirm("Reset")
     page.locator("dialog[open] .problem", has_text="nonsense").wait_for()
+    assert "400" in console.complaints.pop()

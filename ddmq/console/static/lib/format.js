@@ -11,10 +11,10 @@ export function formatNumber(value) {
   return value == null ? ABSENT : NUMBER.format(Math.round(value));
 }
 
-/** A number in up to five characters, for tiles and axes: 12.3K. */
+/** A number in up to five characters, for tiles and axes: 0.5, 12.3K. */
 export function formatCompact(value) {
   if (value == null) return ABSENT;
-  return Math.abs(value) < 10_000 ? formatNumber(value) : COMPACT.format(value);
+  return Math.abs(value) < 10_000 ? formatRate(value) : COMPACT.format(value);
 }
 
 /** A rate per second: 0.3, 12, 1,024. */
