@@ -1,6 +1,12 @@
 """The records that admin clients return, and the settings that they take."""
 
-from ddmq_client.admin.operations import Change, Finding, GroupKey, Operation, OperationChoice
+from ddmq_client.admin.operations import (
+    ChangeDescription,
+    FindingDescription,
+    GroupKeyDescription,
+    OperationChoice,
+    OperationDescription,
+)
 from ddmq_client.admin.records import (
     ClientDescription,
     DeadLetterCount,
@@ -26,7 +32,7 @@ from ddmq_client.admin.records import (
 from ddmq_client.admin.settings import DeadLetterChoice, DeadLetterReason, GroupSettings, TopicSettings
 
 __all__ = [
-    "Change",
+    "ChangeDescription",
     "ClientDescription",
     "DeadLetterChoice",
     "DeadLetterCount",
@@ -36,15 +42,15 @@ __all__ = [
     "DelayCount",
     "DelayState",
     "DelayedMessage",
-    "Finding",
+    "FindingDescription",
     "GroupDescription",
-    "GroupKey",
+    "GroupKeyDescription",
     "GroupSettings",
     "KeyChange",
     "KeyDescription",
     "OffsetReset",
-    "Operation",
     "OperationChoice",
+    "OperationDescription",
     "QueueLag",
     "QueueOffset",
     "QueueRange",

@@ -70,3 +70,9 @@ def decode_body(row: Mapping[str, Any]) -> bytes:
     if "body_base64" in row:
         return base64.b64decode(row["body_base64"])
     return str(row.get("body", "")).encode()
+
+
+def add_counts(totals: dict[str, int], counts: Mapping[str, int]) -> None:
+    """Add the counts of one answer to those of all answers."""
+    for name, count in counts.items():
+        totals[name] = totals.get(name, 0) + count

@@ -43,7 +43,7 @@ class OperationChoice(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class OperationDescription:
     """A plan, or an operation with its progress.
 
     `counted` items will be changed, or more unless `exact`; `skipped`: by reason, those that are not changed.
@@ -74,7 +74,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class FindingDescription:
     """Something that is wrong now. `id`: the name of its alert rule; `command`: a first command, which
     changes nothing; `action`: what to do, in words."""
 
@@ -89,7 +89,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupKey:
+class GroupKeyDescription:
     """A blocked or parked key of any group. A parked key need not have a message."""
 
     group: str
@@ -108,7 +108,7 @@ class GroupKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ChangeDescription:
     """A recorded change. `who`: the address of the client; `final`: why it cannot be undone."""
 
     id: str

@@ -322,7 +322,7 @@ class DelayedMessage:
     preview: str = ""
     properties: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
-    held: bool = False  # it does not fire until it is released
+    is_held: bool = False  # it does not fire until it is released
     error: str = ""  # the stored message is damaged
 
 
@@ -388,7 +388,7 @@ _KEYS: Mapping[str, Mapping[str, str]] = {  # record → field → key of the ro
         "died_at": "time_ms",
     },
     "DeadLettersResent": {"not_sent": "kept"},
-    "DelayedMessage": {"delay_id": "id"},
+    "DelayedMessage": {"delay_id": "id", "is_held": "held"},
     "SentMessage": {"queue_id": "queue", "message_id": "id"},
 }
 

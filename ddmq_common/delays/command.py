@@ -70,7 +70,7 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     was cancelled, this add stores nothing (compat.md: what an old delay server still sends). `occurrence`,
     `at_ms`: for an add that continues a message from a backup: the pending occurrence, and when it is due (0:
     at `due_ms`). `moved_at`: for a repeating message, only in the store and never in the log: the offset of
-    the last command that rescheduled a delivery of it (0: none). `held`: for an add that continues a held
+    the last command that rescheduled a delivery of it (0: none). `is_held`: for an add that continues a held
     message.
     """
 
@@ -93,7 +93,7 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     occurrence: int = 0
     at_ms: Moment = 0
     moved_at: int = 0
-    held: bool = False
+    is_held: bool = False
 
 
 class CommandOutcome(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -103,7 +103,7 @@ def pending_of(command: CommandRecord) -> Pending:
 def _stored_due_ms(request: DelayCommand) -> int:
     """Return the due time with which an add command is stored."""
     due_ms = max(request.at_ms or request.due_ms, 0)
-    return due_ms + HELD_FROM_MS if request.held else due_ms
+    return due_ms + HELD_FROM_MS if request.is_held else due_ms
 
 
 # --- what commands came to
@@ -241,10 +241,10 @@ class AssumedMessage:
             else:
                 self._fire(born_ms)
 
-    def set_held(self, held: bool, born_ms: int) -> None:
+    def set_held(self, is_held: bool, born_ms: int) -> None:
         """Apply a command that held or released the message. `born_ms`: when it was sent."""
         if self.waits_at(born_ms):
-            self._held = held
+            self._held = is_held
 
     def waits_at(self, at_ms: int) -> bool:
         """Return whether a delivery still waited at `at_ms`. Successive calls need ascending times."""

@@ -85,6 +85,10 @@ def undo_change(change: str, yes: bool, admin: AdminClient, as_json: bool) -> No
     """Undo the change with this ID, which `ddmq changes` lists: changed settings of a topic or subscription
     (also closing a topic to sends, a hold and a pause), a reset of offsets, or a parked key.
 
+    \b
+    Examples:
+      ddmq undo 0193c0a1b2c3d4e5f607
+
     If the topic, subscription, offsets or key were changed again since, nothing is changed, and the exit code
     is 1. After the undo of a reset, messages that were finished since are delivered again.
     """

@@ -12,7 +12,7 @@ import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
-from ddmq.server.admin.changes.service import Changes
+from ddmq.server.admin.changes.service import RecordedChanges
 from ddmq.server.admin.contract import (
     answers,
     bodies,
@@ -117,7 +117,7 @@ class AdminApi:
         self.operations = Operations(backend, clock, lambda: self.consumer, self.delays, self.calls, process)
         self.page = MetricsPage(metrics, clock)
         self._locks = NameLocks()
-        self.changes = Changes(self, self._locks)
+        self.changes = RecordedChanges(self, self._locks)
         find_behind = None if self._groups is None else partial(self._groups.list_lags, None)
         self.live = LiveViews(
             backend, metrics, clock, lambda: health_fields(health()), self._others, find_behind,

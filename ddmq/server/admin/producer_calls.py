@@ -64,7 +64,7 @@ class ProducerCalls:
     ) -> None:
         self._backend = backend
         self._service = None if service is None else InProcessService(service.service(), clock)
-        self._delay_limits = None if service is None else service.delay.limits
+        self._proxy = service
         self._wall_ms = clock.wall_ms
         self._others = others
         self._find_addresses = find_addresses
@@ -90,9 +90,9 @@ class ProducerCalls:
     def allows_due_ms(self, due_ms: int) -> bool:
         """Return whether a message may be rescheduled to this time. A producer proxy of another process is
         not asked: it rejects the change itself."""
-        if self._delay_limits is None:
+        if self._proxy is None:
             return True
-        latest_s = (self._wall_ms() + self._delay_limits.delay_ms_max) // 1_000
+        latest_s = (self._wall_ms() + self._proxy.delay.limits.delay_ms_max) // 1_000
         return TIMESTAMP_S_MIN <= due_ms // 1_000 <= latest_s
 
     def call(self, method: str, topic: str = "", **arguments: Any) -> Any:

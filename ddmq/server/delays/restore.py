@@ -205,7 +205,7 @@ def command_record(message: Pending, queues: int) -> NewRecord:
         decode_command(message.command),
         occurrence=message.occurrence,
         at_ms=plain_due_ms(message.due_ms),
-        held=is_held_ms(message.due_ms),
+        is_held=is_held_ms(message.due_ms),
         moved_at=0,
         reply_queue=-1,
         unless_cancelled="",

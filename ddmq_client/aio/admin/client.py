@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
 
 from ddmq_client.admin import operations, records
-from ddmq_client.admin.answers import decode_body, read_answer, read_page
+from ddmq_client.admin.answers import add_counts, decode_body, read_answer, read_page
 from ddmq_client.admin.http import HttpRequest, build_target
 from ddmq_client.admin.queries import choice_query, delay_query
 from ddmq_client.admin.records import (
@@ -253,10 +253,12 @@ class AsyncAdmin:
         error: str | None = None,
         text: str | None = None,
         limit: int = PAGE,
-    ) -> list[operations.GroupKey]:
+    ) -> list[operations.GroupKeyDescription]:
         """Return up to `limit` blocked and parked keys of all groups, or those that match what is stated."""
         query: dict[str, Any] = {"group": group, "state": state, "error": error, "text": text}
-        return list(read_rows(operations.GroupKey, await self._list_items(("keys",), limit, query)))
+        return list(
+            read_rows(operations.GroupKeyDescription, await self._list_items(("keys",), limit, query))
+        )
 
     # --- operations, findings, changes
 
@@ -270,44 +272,46 @@ class AsyncAdmin:
         due_at: datetime | None = None,
         shift: timedelta | None = None,
         **choice: Unpack[operations.OperationChoice],
-    ) -> operations.Operation:
+    ) -> operations.OperationDescription:
         """Plan `action` on everything that matches `choice`; changes nothing. Start it with its token."""
         body = operations.plan_body(kind, action, choice, to_topic=to_topic, due_at=due_at, shift=shift)
-        return read_row(operations.Operation, await self._post_body("operations", body=body))
+        return read_row(operations.OperationDescription, await self._post_body("operations", body=body))
 
     async def start_operation(
         self, operation_id: str, token: str, *, rate: int | None = None
-    ) -> operations.Operation:
+    ) -> operations.OperationDescription:
         """Start a plan, or continue an operation. `rate`: the most changes per second."""
         body = {"token": token, "rate": rate}
         row = await self._post_body("operations", operation_id, "start", body=body)
-        return read_row(operations.Operation, row)
+        return read_row(operations.OperationDescription, row)
 
-    async def stop_operation(self, operation_id: str) -> operations.Operation:
+    async def stop_operation(self, operation_id: str) -> operations.OperationDescription:
         """Stop an operation after the batch that is in progress."""
         row = await self._post_body("operations", operation_id, "stop", body={})
-        return read_row(operations.Operation, row)
+        return read_row(operations.OperationDescription, row)
 
-    async def get_operation(self, operation_id: str) -> operations.Operation:
+    async def get_operation(self, operation_id: str) -> operations.OperationDescription:
         """Return a plan or an operation with its progress. Raises NotFoundError."""
-        return read_row(operations.Operation, await self._get("operations", operation_id))
+        return read_row(operations.OperationDescription, await self._get("operations", operation_id))
 
-    async def list_operations(self) -> list[operations.Operation]:
+    async def list_operations(self) -> list[operations.OperationDescription]:
         """Return the plans of the process that answers, and all started operations, the newest first."""
         answer = await self._get("operations")
-        return list(read_rows(operations.Operation, answer.get("items", answer.get("operations"))))
+        return list(read_rows(operations.OperationDescription, answer.get("items", answer.get("operations"))))
 
-    async def list_findings(self) -> list[operations.Finding]:
+    async def list_findings(self) -> list[operations.FindingDescription]:
         """Return what is wrong now, the most urgent first."""
-        return list(read_rows(operations.Finding, (await self._get("findings"))["items"]))
+        return list(read_rows(operations.FindingDescription, (await self._get("findings"))["items"]))
 
-    async def list_changes(self, *, limit: int = PAGE) -> list[operations.Change]:
+    async def list_changes(self, *, limit: int = PAGE) -> list[operations.ChangeDescription]:
         """Return up to `limit` recorded changes, the newest first."""
-        return list(read_rows(operations.Change, await self._list_items(("changes",), limit, {})))
+        return list(read_rows(operations.ChangeDescription, await self._list_items(("changes",), limit, {})))
 
-    async def undo_change(self, change_id: str) -> operations.Change:
+    async def undo_change(self, change_id: str) -> operations.ChangeDescription:
         """Undo a change; return the change that this is. Raises RejectedError if it cannot be undone."""
-        return read_row(operations.Change, await self._post_body("changes", change_id, "undo", body={}))
+        return read_row(
+            operations.ChangeDescription, await self._post_body("changes", change_id, "undo", body={})
+        )
 
     async def _list_items(
         self, path: tuple[str, ...], limit: int, query: Mapping[str, Any]
@@ -358,8 +362,8 @@ class AsyncAdmin:
         while True:
             answer = await self._post_body("dlq", group, "resend", body=body)
             page = read_row(records.DeadLettersResent, answer)
-            _add_counts(resent, page.resent)
-            _add_counts(not_sent, page.not_sent)
+            add_counts(resent, page.resent)
+            add_counts(not_sent, page.not_sent)
             if not answer.get("cursor"):
                 return records.DeadLettersResent(
                     group=page.group,
@@ -586,11 +590,6 @@ class AsyncAdmin:
 def _checked_limit(limit: int) -> int:
     check("limit", limit, 1, LIMIT_MAX)
     return limit
-
-
-def _add_counts(totals: dict[str, int], counts: Mapping[str, int]) -> None:
-    for name, count in counts.items():
-        totals[name] = totals.get(name, 0) + count
 
 
 def _write_letters(

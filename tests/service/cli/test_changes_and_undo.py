@@ -128,14 +128,14 @@ def test_the_admin_client_plans_starts_and_undoes(shell: Shell, topic: str) -> N
     ]
     with Admin(f"127.0.0.1:{shell.server.ports['admin']}") as admin:
         assert admin.hold_delay(ids[0]).status is DelayStatus.HELD
-        assert [message.held for message in admin.list_delays(topic=topic)] == [True, False, False]
+        assert [message.is_held for message in admin.list_delays(topic=topic)] == [True, False, False]
         plan = admin.plan_operation("delays", "hold", topic=topic)
         assert (plan.counted, plan.skipped, plan.state) == (2, {"it is held already": 1}, "planned")
         assert plan.token is not None
         assert admin.start_operation(plan.id, plan.token, rate=1000).started_at is not None
         until(lambda: admin.get_operation(plan.id).state == "done", "it ends")
         assert admin.get_operation(plan.id).changed == 2
-        assert all(message.held for message in admin.list_delays(topic=topic))
+        assert all(message.is_held for message in admin.list_delays(topic=topic))
         assert plan.id in [row.id for row in admin.list_operations()]
         far = admin.plan_operation("delays", "reschedule", topic=topic, shift=timedelta(days=3000))
         assert (far.counted, far.skipped) == (0, {"the change is not allowed": 3})

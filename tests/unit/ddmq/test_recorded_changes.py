@@ -21,7 +21,7 @@ from tests.examples import examples
 FAR = 1e12
 
 
-class Server:
+class ChangesRig:
     """The admin API of one process over a backend in memory."""
 
     def __init__(self) -> None:
@@ -58,13 +58,13 @@ class Server:
 
 @pytest.fixture
 def server() -> Any:
-    server = Server()
+    server = ChangesRig()
     server.post("/topics/t", {"queues": 2})
     yield server
     server.backend.close()
 
 
-def test_closing_a_topic_to_sends_is_undone(server: Server) -> None:
+def test_closing_a_topic_to_sends_is_undone(server: ChangesRig) -> None:
     undo_id = server.set_topic(writable=False, hold_delays=True)["undo"]
     (change, created) = server.get("/changes")["items"]
     assert (change["id"], change["who"], change["object"]) == (undo_id, "10.1.2.3", "topic t")
@@ -83,7 +83,7 @@ def test_closing_a_topic_to_sends_is_undone(server: Server) -> None:
     assert not server.get("/topics/t")["writable"], "an undo can be undone"
 
 
-def test_nothing_is_undone_if_others_changed_the_topic_meanwhile(server: Server) -> None:
+def test_nothing_is_undone_if_others_changed_the_topic_meanwhile(server: ChangesRig) -> None:
     undo_id = server.set_topic(writable=False)["undo"]
     server.set_topic(body_bytes_max=1000)
     status, answer = server.request("POST", f"/changes/{undo_id}/undo")
@@ -98,20 +98,20 @@ def test_nothing_is_undone_if_others_changed_the_topic_meanwhile(server: Server)
 
 
 @pytest.mark.parametrize(("change", "words"), [({"queues": 3}, "queues, which cannot be removed")])
-def test_what_cannot_be_undone_says_why(server: Server, change: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_undone_says_why(server: ChangesRig, change: dict[str, Any], words: str) -> None:
     assert "undo" not in server.set_topic(**change)
     newest = server.get("/changes?count=1")["items"][0]
     status, answer = server.request("POST", f"/changes/{newest['id']}/undo")
     assert (status, words in answer["error"], words in newest["final"]) == (409, True, True)
 
 
-def test_a_request_that_changes_nothing_is_not_recorded(server: Server) -> None:
+def test_a_request_that_changes_nothing_is_not_recorded(server: ChangesRig) -> None:
     server.set_topic(writable=True)
     assert server.request("POST", "/topics/t", {"create": False, "writable": 7})[0] == 400
     assert len(server.get("/changes")["items"]) == 1
 
 
-def test_the_oldest_changes_make_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_changes_make_room(server: ChangesRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_log, "CHANGES_MAX", 5)
     ids = [server.set_topic(body_bytes_max=1000 + number)["undo"] for number in range(8)]
     first = server.get("/changes?count=3")
@@ -121,7 +121,7 @@ def test_the_oldest_changes_make_room(server: Server, monkeypatch: pytest.Monkey
     assert server.request("POST", f"/changes/{ids[0]}/undo")[0] == 404
 
 
-def test_a_record_that_cannot_be_decoded_is_left_out(server: Server) -> None:
+def test_a_record_that_cannot_be_decoded_is_left_out(server: ChangesRig) -> None:
     batch = CommitBatch(settings={"change/" + "f" * 20: b"{"})
     server.backend.commit(batch, FAR).wait(5)
     assert len(server.get("/changes")["items"]) == 1
@@ -142,7 +142,7 @@ NAMES = ("writable", "readable", "hold_delays", "body_bytes_max", "trace_one_in"
 @given(st.lists(st.one_of(VALUES, st.integers(0, 20)), max_size=15))
 @settings(max_examples=examples(100), deadline=None)
 def test_an_undo_restores_the_state_before_or_changes_nothing(acts: list[Any]) -> None:
-    server = Server()
+    server = ChangesRig()
     server.post("/topics/t", {"queues": 1})
     state = {name: server.get("/topics/t")[name] for name in NAMES}
     undone: list[tuple[str, Any, Any]] = []  # id, before, after

@@ -92,7 +92,7 @@ def _describe_difference(after: Any, now: Any) -> str:
     return ", ".join(f"{name} is {now.get(name)!r}, not {after.get(name)!r}" for name in sorted(names))
 
 
-class TopicSettings(ChangeKind):
+class TopicChanges(ChangeKind):
     """Settings of a topic, among them whether it accepts messages."""
 
     def lock_of(self, names: Names) -> tuple[str, str] | None:
@@ -126,7 +126,7 @@ class TopicSettings(ChangeKind):
             topics.hold_delays(backend, clock, topic, hold=changed["hold_delays"])
 
 
-class SubscriptionSettings(ChangeKind):
+class SubscriptionChanges(ChangeKind):
     """The own settings of a subscription, and whether it is paused."""
 
     def lock_of(self, names: Names) -> tuple[str, str] | None:
@@ -162,11 +162,12 @@ class GroupSubscriptions(ChangeKind):
 
     def read_state(self, server: ChangeableServer, names: Names) -> Any:
         prefix = f"{SUBSCRIPTION_PREFIX}{names['group']}/"
-        found = sorted(key.removeprefix(prefix) for key in server.backend.settings(prefix))
-        return {topic: _read_subscription(server.backend, names["group"], topic) for topic in found} or None
+        backend, group = server.backend, names["group"]
+        topics_of_group = sorted(key.removeprefix(prefix) for key in backend.settings(prefix))
+        return {topic: _read_subscription(backend, group, topic) for topic in topics_of_group} or None
 
 
-class Offsets(ChangeKind):
+class OffsetResets(ChangeKind):
     """The offsets of a group on a topic. Each reset starts a generation of each queue that it is about."""
 
     def lock_of(self, names: Names) -> tuple[str, str] | None:
@@ -241,13 +242,13 @@ class KeyActions(ChangeKind):
 
 SENT = "what was sent again cannot be taken back"
 CHANGE_KINDS: dict[str, ChangeKind] = {
-    "topic": TopicSettings("topic {topic}", ""),
-    "topic deleted": TopicSettings("topic {topic}", ""),
-    "subscription": SubscriptionSettings("group {group} on topic {topic}", ""),
+    "topic": TopicChanges("topic {topic}", ""),
+    "topic deleted": TopicChanges("topic {topic}", ""),
+    "subscription": SubscriptionChanges("group {group} on topic {topic}", ""),
     "group": GroupSubscriptions(
         "group {group}", "it created subscriptions; `ddmq group delete` deletes them"),
     "group deleted": GroupSubscriptions("group {group}", "the progress of the group was deleted"),
-    "offsets": Offsets("the offsets of group {group} on topic {topic}", ""),
+    "offsets": OffsetResets("the offsets of group {group} on topic {topic}", ""),
     "key": KeyActions("key {key} of group {group}", ""),
     "dead letters resent": ChangeKind("dead letters of {group}", SENT, ("resent", "kept", "to_topic")),
     "dead letters purged": ChangeKind(

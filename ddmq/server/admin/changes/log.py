@@ -26,7 +26,7 @@ TOO_LARGE = f"what it changed is larger than {STATE_BYTES_MAX:,} bytes and was n
 log = logging.getLogger("ddmq.changes")
 
 
-class Change(msgspec.Struct, frozen=True):
+class RecordedChange(msgspec.Struct, frozen=True):
     """A change that was made.
 
     `who`: the address of the client. `request`: its method, path and body. `kind`: a key of CHANGE_KINDS.
@@ -60,17 +60,17 @@ class ChangeLog:
         """Return the id of a new change."""
         return make_id(self._clock.wall_ms())
 
-    def get(self, change_id: str) -> Change | None:
+    def get(self, change_id: str) -> RecordedChange | None:
         """Return a change, or None. Raises StorageError if it cannot be decoded."""
         value = self._backend.setting(CHANGE_PREFIX + change_id) if is_id(change_id) else None
         if value is None:
             return None
         try:
-            return msgspec.json.decode(value, type=Change)
+            return msgspec.json.decode(value, type=RecordedChange)
         except msgspec.MsgspecError as error:
             raise StorageError(f"setting {CHANGE_PREFIX}{change_id} is not a change: {error}") from error
 
-    def list_changes(self, before_id: str, count: int) -> tuple[list[Change], str | None]:
+    def list_changes(self, before_id: str, count: int) -> tuple[list[RecordedChange], str | None]:
         """Return up to `count` changes, the newest first, and the id with which the next page begins.
 
         `before_id`: only changes older than this id; "" for all. Changes that cannot be decoded are left out.
@@ -87,7 +87,7 @@ class ChangeLog:
             changes += [] if change is None else [change]
         return changes, ids[count - 1] if len(ids) > count else None
 
-    def add(self, change: Change, undone: Change | None = None) -> None:
+    def add(self, change: RecordedChange, undone: RecordedChange | None = None) -> None:
         """Record a change, and delete the oldest ones beyond CHANGES_MAX. `undone`: the change that it
         undoes, which is marked in the same commit."""
         settings: dict[str, bytes | None] = {CHANGE_PREFIX + change.id: msgspec.json.encode(change)}

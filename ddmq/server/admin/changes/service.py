@@ -13,8 +13,8 @@ from ddmq.server.admin.changes.kinds import CHANGE_KINDS, RECORDED, ChangeableSe
 from ddmq.server.admin.changes.log import (
     REQUEST_CHARS,
     TOO_LARGE,
-    Change,
     ChangeLog,
+    RecordedChange,
     as_state,
     is_too_large,
 )
@@ -29,7 +29,7 @@ UNDO = "undo"  # in an answer: the id with which the change can be undone
 log = logging.getLogger("ddmq.changes")
 
 
-class Changes:
+class RecordedChanges:
     """The changes that a server records. `locks`: those of topics and groups."""
 
     def __init__(self, server: ChangeableServer, locks: NameLocks) -> None:
@@ -77,7 +77,7 @@ class Changes:
         before: Any,
         after: Any,
         undoes: str = "",
-    ) -> Change | None:
+    ) -> RecordedChange | None:
         """Return the record of a change; None if nothing has changed."""
         kind = CHANGE_KINDS[kind_name]
         if before == after and before is not None:
@@ -85,7 +85,7 @@ class Changes:
         final = kind.find_obstacle(before, after)
         if is_too_large(before) or is_too_large(after):
             before, after, final = None, None, final or TOO_LARGE
-        return Change(
+        return RecordedChange(
             id=self.log.make_id(),
             at_ms=self._server.clock.wall_ms(),
             who=request.address,
@@ -140,7 +140,7 @@ class Changes:
             self.log.add(undo, change)
         return _change_row(undo)
 
-    def _require_change(self, change_id: str) -> Change:
+    def _require_change(self, change_id: str) -> RecordedChange:
         change = self.log.get(change_id)
         if change is None:
             raise NoSuchChangeError(
@@ -161,7 +161,7 @@ def _describe_request(request: AdminRequest) -> str:
     return f"{request.method} {path}{text}"[:REQUEST_CHARS]
 
 
-def _change_row(change: Change) -> dict[str, Any]:
+def _change_row(change: RecordedChange) -> dict[str, Any]:
     row: dict[str, Any] = msgspec.to_builtins(change)
     del row["path"]
     return row | {"undoable": not (change.final or change.undone_by)}

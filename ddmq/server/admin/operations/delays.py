@@ -91,12 +91,12 @@ def plan_delays(
 
 def _find_obstacle(action: str, row: Mapping[str, Any], *, topic_held: bool) -> str:
     """Return why a message as it is now cannot be changed; "" if it can."""
-    held = bool(row.get("held"))
+    is_held = bool(row.get("held"))
     if action == "fire":
-        return HELD if topic_held else HELD_ITSELF if held else ""
+        return HELD if topic_held else HELD_ITSELF if is_held else ""
     if action == "hold":
-        return HELD_BEFORE if held else ""
-    return NOT_HELD if action == "release" and not held else ""
+        return HELD_BEFORE if is_held else ""
+    return NOT_HELD if action == "release" and not is_held else ""
 
 
 def _new_due_ms(options: Mapping[str, int], due_ms: int) -> int:
