@@ -3,14 +3,14 @@ import { listing, path, post, useData } from "../lib/api.js";
 import { changed, openChange } from "../lib/actions.js";
 import { count, formatNumber, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { Badge, Card, Command, Head, Loaded, Missing, Time } from "../lib/parts.js";
+import { Badge, Card, Head, Loaded, Missing, Time } from "../lib/parts.js";
 import { Pager, Table } from "../lib/table.js";
 
 const KINDS = { done: "good", failed: "bad", running: "warn", interrupted: "warn" };
 
 function undo(change, reload) {
   openChange({
-    title: "Undo this change", verb: "Undo", text: visible(change.what ?? change.command), command: `ddmq undo ${change.id}`,
+    title: "Undo this change", verb: "Undo", text: `${visible(change.kind)} of ${visible(change.object)}`, command: `ddmq undo ${change.id}`,
     apply: async () => {
       await post(path`/changes/${change.id}/undo`);
       reload();
@@ -24,17 +24,17 @@ function show(value) {
 }
 
 export function Page({ query }) {
-  const changes = useData("/changes", listing({ after: query.get("after") }));
+  const changes = useData("/changes", { count: 50, after: query.get("after") });
   const operations = useData("/operations", listing({}, 20), { every: 2_000 });
   void changed.value;
   const stop = (row) => openChange({ title: `Stop operation ${row.id}`, verb: "Stop", text: "The batch that is in progress is finished.", command: `ddmq op stop ${row.id}`, apply: async () => `The operation is ${(await post(path`/operations/${row.id}/stop`)).state}.` });
   const columns = [
     { head: "when", cell: (row) => html`<${Time} ms=${row.at_ms} />` },
     { head: "who", cell: (row) => html`<bdi>${visible(row.who ?? "")}</bdi>` },
-    { head: "what", wide: true, cell: (row) => html`${visible(row.what ?? "")}<${Command} text=${row.command} />` },
+    { head: "what", wide: true, cell: (row) => html`${visible(row.kind)} <bdi class="name">${visible(row.object)}</bdi><div class="soft">${visible(row.request)}</div>` },
     { head: "before", wide: true, cell: (row) => html`<span class="soft">${show(row.before)}</span>` },
     { head: "after", wide: true, cell: (row) => html`<span class="soft">${show(row.after)}</span>` },
-    { head: "undo", cell: (row) => (row.undo === true || row.can_undo ? html`<button type="button" onClick=${() => undo(row, changes.reload)}>Undo…</button>` : html`<span class="soft">${visible(typeof row.undo === "string" ? row.undo : row.why_not ?? "")}</span>`) },
+    { head: "undo", cell: (row) => (row.undoable ? html`<button type="button" onClick=${() => undo(row, changes.reload)}>Undo…</button>` : html`<span class="soft">${row.undone_by ? "undone" : visible(row.final)}</span>`) },
   ];
   const progress = [
     { head: "planned", cell: (row) => html`<${Time} ms=${row.planned_ms} />` },

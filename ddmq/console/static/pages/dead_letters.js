@@ -1,5 +1,6 @@
 // Dead letters: the groups that have some, and of one group the reasons, errors, topics and hours, with actions.
 import { useState } from "../vendor/hooks.js";
+import { exportLines } from "../lib/export.js";
 import { listing, path, useData } from "../lib/api.js";
 import { openOperation } from "../lib/actions.js";
 import { count, formatNumber, formatTime, shorten, visible } from "../lib/format.js";
@@ -66,7 +67,7 @@ function Actions({ group, filter, label }) {
   return html`<p class="actions"><b>${label}</b>
     <button type="button" class="act" onClick=${() => act(group, filter, "resend")}>Resend to ${visible(shorten(group, 30))}…</button>
     <button type="button" onClick=${() => act(group, filter, "resend", { to_topic: true })}>Resend to all groups…</button>
-    <a class="button" href=${`/dlq/${encodeURIComponent(group)}?${new URLSearchParams({ ...filter, format: "ndjson" })}`} download=${`dead-letters-${group}.ndjson`}>Export</a>
+    <button type="button" onClick=${() => exportLines(path`/dlq/${group}/export`, filter, `dead-letters-${group}.ndjson`)}>Export</button>
     <button type="button" onClick=${() => act(group, filter, "purge")}>Purge…</button></p>`;
 }
 

@@ -74,10 +74,12 @@ function DueTimes({ query, topic }) {
   const selected = query.get("from_ms") ? [Number(query.get("from_ms")), Number(query.get("to_ms") ?? to)] : null;
   return html`<${Card} title="Due times" tools=${html`<div class="tools actions">${Object.keys(RANGES).map((name) => html`<button type="button" aria-pressed=${name === range} class=${name === range ? "act" : ""} onClick=${() => setQuery({ range: name })}>${name}</button>`)}</div>`}>
     <${Loaded} state=${state} absent="This server has no histogram of delays.">${(answer) => {
-      const counts = answer.buckets.map((each) => (typeof each === "number" ? each : each.count));
+      if (answer.step_ms == null) return html`<p class="soft">Nothing is due.</p>`;
+    const counts = new Array(Math.ceil((answer.to_ms - answer.from_ms) / answer.step_ms)).fill(0);
+    for (const each of answer.items) counts[Math.floor((each.from_ms - answer.from_ms) / answer.step_ms)] += each.count;
       return html`<${Timeline} buckets=${counts} fromMs=${answer.from_ms} stepMs=${answer.step_ms} selected=${selected} label=${`${count(counts.reduce((sum, each) => sum + each, 0), "message")} due in the next ${range}`}
         onSelect=${(start, end) => setQuery({ from_ms: Math.floor(start), to_ms: Math.ceil(end) })} />
-        <p class="soft">${answer.overdue ? `${formatNumber(answer.overdue)} are overdue. ` : ""}Drag over a stretch to choose the messages that are due in it.</p>`;
+        <p class="soft">${answer.before ? `${formatNumber(answer.before)} are due before this range. ` : ""}${answer.after ? `${formatNumber(answer.after)} are due after it. ` : ""}Drag over a stretch to choose the messages that are due in it.</p>`;
     }}<//>
   <//>`;
 }

@@ -1,5 +1,5 @@
 // The first page: is all well, what needs attention and what to do about it first, and how messages flow.
-import { listing, useData } from "../lib/api.js";
+import { useData } from "../lib/api.js";
 import { openOperation } from "../lib/actions.js";
 import { ABSENT, count, formatCompact, formatDuration, formatNumber, formatRate, formatSize, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -71,10 +71,10 @@ const BEHIND = [
 ];
 
 function Changes() {
-  const { data } = useData("/changes", listing({}, 5));
+  const { data } = useData("/changes", { count: 5 });
   if (!data?.items?.length) return null;
   return html`<${Card} title="Recent changes" tools=${html`<a class="tools" href=${link(["changes"])}>all changes</a>`}>
-    <ul class="findings">${data.items.map((each) => html`<li key=${each.id}><${Time} ms=${each.at_ms} /><span class="what"><bdi>${visible(each.what ?? each.command)}</bdi></span><span class="soft">${visible(each.who ?? "")}</span></li>`)}</ul>
+    <ul class="findings">${data.items.map((each) => html`<li key=${each.id}><${Time} ms=${each.at_ms} /><span class="what">${visible(each.kind)} <bdi>${visible(each.object)}</bdi></span><span class="soft">${visible(each.who)}</span></li>`)}</ul>
   <//>`;
 }
 
