@@ -35,6 +35,7 @@ from ddmq.server.admin.sends import send_message
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.changes import change_message
+from ddmq.server.delays.histogram import answer_histogram, count_next_hour
 from ddmq.server.delays.levels import count_levels
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.findings.watch import FindingsWatch, merge_findings
@@ -115,7 +116,7 @@ class AdminApi:
         find_behind = None if self._groups is None else partial(self._groups.list_lags, None)
         self.live = LiveViews(
             backend, metrics, clock, lambda: health_fields(health()), self._others, find_behind,
-            self._findings.answer,
+            self._findings.answer, partial(count_next_hour, self.delays, clock),
         )  # fmt: skip
         self.router = AdminRouter(names)
         for route in ROUTES:
@@ -432,6 +433,9 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/delay/count", "the number of waiting messages",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.count), queries.DelayCountQuery,
           right="describe", answer=delay_answers.DelayCountAnswer),
+    Route("GET", "/delay/histogram", "the number of waiting messages by due time",
+          lambda api, r: answer_histogram(api.delays, r), queries.DelayHistogramQuery,
+          right="describe", answer=delay_answers.DelayHistogramAnswer),
     Route("GET", "/delay/levels", "the number of messages that wait at each delay level",
           lambda api, _: count_levels(api.backend, api.levels),
           right="describe", answer=list[delay_answers.DelayLevelRow]),

@@ -201,6 +201,23 @@ class DelaysQuery(DelayCountQuery):
     count: Count = 20
 
 
+BUCKETS_MAX = 200
+
+
+class DelayHistogramQuery(Query):
+    """A range of due times that is divided into steps of equal length."""
+
+    topic: TopicName = None
+    from_ms: Annotated[Time, Meta(title="the first due time; absent: that of the first message")] = None
+    to_ms: Annotated[
+        Time, Meta(title="the end of the due times, exclusive; absent: after the last message")
+    ] = None
+    buckets: Annotated[
+        Annotated[int, Meta(ge=1, le=BUCKETS_MAX)],
+        Meta(title="the most steps", description=f"1 to {BUCKETS_MAX}"),
+    ] = BUCKETS_MAX
+
+
 class HistoryQuery(Query):
     """A choice of series: totals, or those of a topic or of a subscription, in a range of time."""
 
