@@ -39,6 +39,12 @@ COMMANDS = {
         "lag",
         "How far behind each group is, and how many clients it has.",
     ),
+    "processes": (
+        "ddmq.cli.operate.processes",
+        "list_processes",
+        "List the processes of a server, and what each owns.",
+    ),
+    "clients": ("ddmq.cli.operate.processes", "list_clients", "List who is connected."),
     "findings": (
         "ddmq.cli.operate.findings",
         "list_findings",
@@ -72,7 +78,8 @@ SECTIONS = {  # of the help; a command that is in none of them stands at the end
     "Use messages": ("send", "pull", "tail", "message", "delay"),
     "Run servers": ("serve", "producer", "consumer", "delay-service", "config", "doctor", "completion"),
     "Operate": (
-        "findings", "lag", "stats", "topic", "group", "keys", "offset", "dlq", "op", "tx", "report", "move",
+        "findings", "lag", "stats", "topic", "group", "keys", "offset", "dlq", "op", "tx", "processes",
+        "clients", "report", "move",
     ),
     "Try": ("demo", "kafka", "bench"),
 }  # fmt: skip

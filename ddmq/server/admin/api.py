@@ -19,6 +19,7 @@ from ddmq.server.admin.contract import (
     group_answers,
     live_answers,
     operation_answers,
+    process_answers,
     queries,
 )
 from ddmq.server.admin.contract.openapi import encode_document
@@ -28,6 +29,7 @@ from ddmq.server.admin.figures import MetricsPage, OtherProcesses, merge_counter
 from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.admin.messages import MessageSearch
 from ddmq.server.admin.operations.service import Operations
+from ddmq.server.admin.processes.views import ProcessInfo, ProcessViews
 from ddmq.server.admin.producer_calls import ProducerCalls
 from ddmq.server.admin.search import dead_letters as dlq_search
 from ddmq.server.admin.search import keys as all_keys
@@ -72,7 +74,7 @@ class AdminApi:
     `names`: the host names by which clients reach the server, besides loopback. `backups`: the folder for
     backups. `others`: the processes whose counters and findings are added to the answer. `levels`: the delay
     levels. `findings`: what is wrong at this process. `process`: the name of this process, the same after a
-    restart.
+    restart. `info`: what it knows of itself.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class AdminApi:
         producer: ProducerService | None = None,
         findings: FindingsWatch | None = None,
         process: str = "",
+        info: ProcessInfo | None = None,
     ) -> None:
         self.backend = backend
         self.levels = levels
@@ -112,6 +115,10 @@ class AdminApi:
         )
         self.operations = Operations(backend, clock, lambda: self.consumer, self.delays, self.calls, process)
         self.page = MetricsPage(metrics, clock)
+        self.processes = ProcessViews(
+            backend, consumer, timers, clock, self._others, self.delays.list_other_addresses,
+            info or ProcessInfo(process),
+        )  # fmt: skip
         self._changes = NameLocks()
         find_behind = None if self._groups is None else partial(self._groups.list_lags, None)
         self.live = LiveViews(
@@ -308,6 +315,15 @@ ROUTES: tuple[Route, ...] = (
           "how totals, or the numbers of a busy topic or subscription, developed over the last 24 hours",
           lambda api, r: api.live.answer_history(r), queries.HistoryQuery,
           right="metrics", answer=live_answers.HistoryAnswer, errors={404: None}),
+    Route("GET", "/processes", "the processes of the server: version, addresses, memory, and what they own",
+          lambda api, r: api.processes.list_processes(r),
+          right="metrics", answer=process_answers.ProcessesAnswer),
+    Route("GET", "/clients", "who is connected: the clients of groups, and the hosts of producers",
+          lambda api, r: api.processes.list_clients(r), queries.ClientsQuery,
+          right="describe", answer=process_answers.ClientsAnswer),
+    Route("GET", "/config", "the settings of the process, and where each comes from; secrets are masked",
+          lambda api, r: api.processes.list_settings(r), queries.ConfigQuery,
+          right="metrics", answer=process_answers.ConfigAnswer),
     Route("GET", "/topics", "one row per topic; `internal=1` adds the system topics",
           lambda api, r: topics.list_topics(api.backend, internal=r.query.internal, page=r.query.page),
           queries.TopicsQuery, right="describe", answer=list[answers.TopicRow]),

@@ -99,6 +99,11 @@ class OtherProcesses:
         addresses = self._proxies if kind == PROXY else self._addresses
         addresses[name] = parse(address)
 
+    @property
+    def addresses(self) -> Mapping[str, HostPort]:
+        """Return the admin addresses of the processes whose answers are added to this one's, by name."""
+        return self._addresses
+
     def list_proxies(self) -> list[str]:
         """Return the admin addresses of the processes with a producer proxy, as far as lines name them."""
         return [str(address) for address in self._proxies.values()]

@@ -218,6 +218,20 @@ class DelayHistogramQuery(Query):
     ] = BUCKETS_MAX
 
 
+class ClientsQuery(Query):
+    """A choice of the clients of all groups."""
+
+    group: GroupName = None
+    count: Count = 100
+    after: Cursor = None
+
+
+class ConfigQuery(Query):
+    """A choice of the settings of a process. `changed`: only those that are not the defaults."""
+
+    changed: Annotated[Flag, Meta(title="only settings that are not the defaults")] = False
+
+
 class HistoryQuery(Query):
     """A choice of series: totals, or those of a topic or of a subscription, in a range of time."""
 
