@@ -44,6 +44,7 @@ COMMANDS = {
         "list_processes",
         "List the processes of a server, and what each owns.",
     ),
+    "log": ("ddmq.cli.operate.log", "log", "Disk and segments of the log: show, clean."),
     "clients": ("ddmq.cli.operate.processes", "list_clients", "List who is connected."),
     "findings": (
         "ddmq.cli.operate.findings",
@@ -79,7 +80,7 @@ SECTIONS = {  # of the help; a command that is in none of them stands at the end
     "Run servers": ("serve", "producer", "consumer", "delay-service", "config", "doctor", "completion"),
     "Operate": (
         "findings", "lag", "stats", "topic", "group", "keys", "offset", "dlq", "op", "tx", "processes",
-        "clients", "report", "move",
+        "clients", "log", "report", "move",
     ),
     "Try": ("demo", "kafka", "bench"),
 }  # fmt: skip

@@ -18,21 +18,26 @@ from ddmq.server.admin.contract import (
     delay_answers,
     group_answers,
     live_answers,
+    log_answers,
     operation_answers,
     process_answers,
     queries,
+    search_answers,
 )
 from ddmq.server.admin.contract.openapi import encode_document
 from ddmq.server.admin.contract.route import Route
 from ddmq.server.admin.contract.versions import NameLocks, check_version, group_version, topic_version
 from ddmq.server.admin.figures import MetricsPage, OtherProcesses, merge_counters
 from ddmq.server.admin.groups import AdminGroups
+from ddmq.server.admin.log_files import LogFiles
 from ddmq.server.admin.messages import MessageSearch
 from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.processes.views import ProcessInfo, ProcessViews
 from ddmq.server.admin.producer_calls import ProducerCalls
 from ddmq.server.admin.search import dead_letters as dlq_search
 from ddmq.server.admin.search import keys as all_keys
+from ddmq.server.admin.search.messages import search_messages
+from ddmq.server.admin.search.retries import list_retries
 from ddmq.server.admin.sends import send_message
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.config import BACKUPS
@@ -125,6 +130,7 @@ class AdminApi:
             backend, metrics, clock, lambda: health_fields(health()), self._others, find_behind,
             self._findings.answer, partial(count_next_hour, self.delays, clock),
         )  # fmt: skip
+        self.log = LogFiles(backend, consumer, metrics, clock, self.live, self.processes)
         self.router = AdminRouter(names)
         for route in ROUTES:
             self.router.add(route.method, route.path, partial(self._answer_route, route))
@@ -324,6 +330,12 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/config", "the settings of the process, and where each comes from; secrets are masked",
           lambda api, r: api.processes.list_settings(r), queries.ConfigQuery,
           right="metrics", answer=process_answers.ConfigAnswer),
+    Route("GET", "/log", "the disk of the log: free space, what fills it, and what keeps its segments",
+          lambda api, r: api.log.answer(r), right="metrics", answer=log_answers.LogAnswer),
+    Route("POST", "/log/clean",
+          "deletes segments of the log all of whose messages were stored before `before_ms`; `dry_run`",
+          lambda api, r: api.log.clean(r), body=bodies.LogCleanBody,
+          right="manage", answer=log_answers.LogCleanedAnswer),
     Route("GET", "/topics", "one row per topic; `internal=1` adds the system topics",
           lambda api, r: topics.list_topics(api.backend, internal=r.query.internal, page=r.query.page),
           queries.TopicsQuery, right="describe", answer=list[answers.TopicRow]),
@@ -341,6 +353,13 @@ ROUTES: tuple[Route, ...] = (
           "the newest messages, or the messages selected by `id=`, `key=`, `queue=&offset=`, or `time_ms=`",
           lambda api, r: api.messages.in_topic(r), queries.MessagesQuery,
           right="browse", answer=list[answers.MessageRow]),
+    Route("POST", "/topics/{topic}/search",
+          "the messages that contain `text` or match the filter `sql`, in a range of time; changes nothing",
+          lambda api, r: search_messages(api.backend, api.clock, r), body=bodies.MessageSearchBody,
+          right="browse", answer=search_answers.MessagesFoundAnswer),
+    Route("GET", "/retries", "the messages of a group that wait for a retry, one by one",
+          lambda api, r: list_retries(api.backend, api.clock, r.query), queries.RetriesQuery,
+          right="browse", answer=search_answers.RetriesAnswer),
     Route("POST", "/messages", "sends one message to `topic`, now or with a delay",
           lambda api, r: api.calls.answer_anywhere(r, partial(send_message, api.calls, api.levels)),
           body=bodies.MessageSendBody, right="send", answer=answers.MessageSentAnswer, errors={404: None}),

@@ -226,6 +226,18 @@ class ClientsQuery(Query):
     after: Cursor = None
 
 
+class RetriesQuery(Query):
+    """A choice of the messages on the retry path of a group."""
+
+    group: Annotated[
+        Annotated[str, Meta(min_length=1)],
+        Meta(title="the group", description="the name of a group"),
+    ]
+    topic: TopicName = None
+    count: Count = 100
+    after: Cursor = None
+
+
 class ConfigQuery(Query):
     """A choice of the settings of a process. `changed`: only those that are not the defaults."""
 

@@ -86,11 +86,18 @@ class ProcessViews:
 
     def fetch_others(self, path: str, *keys: str, query: dict[str, str] | None = None) -> OtherAnswers:
         """Request `path` from all other processes that are known."""
+        return fetch_answers(self._find_others(), path, *keys, query=query or {})
+
+    def list_other_addresses(self) -> list[HostPort]:
+        """Return the admin addresses of all other processes that are known."""
+        return list(self._find_others().values())
+
+    def _find_others(self) -> dict[str, HostPort]:
         addresses = {_reachable(each): (name, each) for name, each in self._others.addresses.items()}
         for text in self._list_owners():
             addresses.setdefault(_reachable(parse(text)), (text, parse(text)))
         addresses.pop(_reachable(parse(self._info.own_address)) if self._info.own_address else "", None)
-        return fetch_answers(dict(addresses.values()), path, *keys, query=query or {})
+        return dict(addresses.values())
 
     # --- processes
 
