@@ -292,6 +292,15 @@ class ConsumerService:
         """Return the (group, topic) of every subscription, in no order."""
         return [(each.group.name, each.topic) for each in self._directory.all_subscriptions()]
 
+    def count_owned_queues(self) -> dict[tuple[str, str], int]:
+        """Return (group, topic) → the number of queues that this proxy owns, of those with any."""
+        counts = {
+            (group.name, each.topic): len(own_states(each))
+            for group in self._directory.groups.values()
+            for each in group.subscriptions.values()
+        }
+        return {name: count for name, count in counts.items() if count}
+
     def find_push_error(self, group: str, topic: str) -> str:
         """Return why this proxy does not push the subscription; "" if it does, or if it is not a push
         subscription."""
@@ -372,6 +381,10 @@ class ConsumerService:
         return self._gauges.stalled.stalls_of(
             group, self._directory.group_named(group).subscriptions.values()
         )
+
+    def groups_with_clients(self) -> list[str]:
+        """Return the names of the groups with clients at this proxy, sorted."""
+        return self._pulls.consistency.list_groups()
 
     def clients(self, group: str) -> list[GroupClient]:
         """Return the clients that pull for a group at this proxy, with their messages in flight."""

@@ -39,6 +39,13 @@ COMMANDS = {
         "lag",
         "How far behind each group is, and how many clients it has.",
     ),
+    "processes": (
+        "ddmq.cli.operate.processes",
+        "list_processes",
+        "List the processes of a server, and what each owns.",
+    ),
+    "log": ("ddmq.cli.operate.log", "log", "Disk and segments of the log: show, clean."),
+    "clients": ("ddmq.cli.operate.processes", "list_clients", "List who is connected."),
     "findings": (
         "ddmq.cli.operate.findings",
         "list_findings",
@@ -79,7 +86,7 @@ SECTIONS = {  # of the help; a command that is in none of them stands at the end
     "Run servers": ("serve", "producer", "consumer", "delay-service", "config", "doctor", "completion"),
     "Operate": (
         "findings", "lag", "stats", "topic", "group", "keys", "offset", "dlq", "op",
-        "changes", "undo", "tx", "report", "move",
+        "changes", "undo", "tx", "processes", "clients", "log", "report", "move",
     ),
     "Try": ("demo", "kafka", "bench"),
 }  # fmt: skip

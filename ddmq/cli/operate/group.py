@@ -13,6 +13,7 @@ from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.old_names import count_option
 from ddmq.cli.operate import group_show, key_actions
 from ddmq.cli.operate.pause import pause_group, resume_group, with_paused_column
+from ddmq.cli.operate.searches import list_retries
 from ddmq.cli.operate.stats import retry_path
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import confirm, hint, print_json, print_line, print_notes, print_table
@@ -309,5 +310,8 @@ def list_keys(name: str, count: int, admin: AdminClient, as_json: bool) -> None:
     return None
 
 
-for _command in (pause_group, resume_group, key_actions.park, key_actions.skip, key_actions.replay):
+_COMMANDS = (
+    pause_group, resume_group, key_actions.park, key_actions.skip, key_actions.replay, list_retries,
+)  # fmt: skip
+for _command in _COMMANDS:
     group.add_command(_command)

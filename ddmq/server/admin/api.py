@@ -20,8 +20,11 @@ from ddmq.server.admin.contract import (
     delay_answers,
     group_answers,
     live_answers,
+    log_answers,
     operation_answers,
+    process_answers,
     queries,
+    search_answers,
 )
 from ddmq.server.admin.contract.openapi import encode_document
 from ddmq.server.admin.contract.queries import FormQuery
@@ -30,16 +33,21 @@ from ddmq.server.admin.contract.versions import NameLocks, check_version, group_
 from ddmq.server.admin.figures import MetricsPage, OtherProcesses, merge_counters
 from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.admin.lists import table
+from ddmq.server.admin.log_files import LogFiles
 from ddmq.server.admin.messages import MessageSearch
 from ddmq.server.admin.operations.service import Operations
+from ddmq.server.admin.processes.views import ProcessInfo, ProcessViews
 from ddmq.server.admin.producer_calls import ProducerCalls
 from ddmq.server.admin.search import dead_letters as dlq_search
 from ddmq.server.admin.search import keys as all_keys
 from ddmq.server.admin.search.export import export_page
+from ddmq.server.admin.search.messages import search_messages
+from ddmq.server.admin.search.retries import list_retries
 from ddmq.server.admin.sends import send_message
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.changes import change_message
+from ddmq.server.delays.histogram import answer_histogram, count_next_hour
 from ddmq.server.delays.levels import count_levels
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.findings.watch import FindingsWatch, merge_findings
@@ -76,7 +84,7 @@ class AdminApi:
     `names`: the host names by which clients reach the server, besides loopback. `backups`: the folder for
     backups. `others`: the processes whose counters and findings are added to the answer. `levels`: the delay
     levels. `findings`: what is wrong at this process. `process`: the name of this process, the same after a
-    restart.
+    restart. `info`: what it knows of itself.
     """
 
     def __init__(
@@ -94,6 +102,7 @@ class AdminApi:
         producer: ProducerService | None = None,
         findings: FindingsWatch | None = None,
         process: str = "",
+        info: ProcessInfo | None = None,
     ) -> None:
         self.backend = backend
         self.levels = levels
@@ -118,11 +127,16 @@ class AdminApi:
         self.page = MetricsPage(metrics, clock)
         self._locks = NameLocks()
         self.changes = RecordedChanges(self, self._locks)
+        self.processes = ProcessViews(
+            backend, consumer, timers, clock, self._others, self.delays.list_other_addresses,
+            info or ProcessInfo(process),
+        )  # fmt: skip
         find_behind = None if self._groups is None else partial(self._groups.list_lags, None)
         self.live = LiveViews(
             backend, metrics, clock, lambda: health_fields(health()), self._others, find_behind,
-            self._findings.answer,
+            self._findings.answer, partial(count_next_hour, self.delays, clock),
         )  # fmt: skip
+        self.log = LogFiles(backend, consumer, metrics, clock, self.live, self.processes)
         self.router = AdminRouter(names)
         for route in ROUTES:
             self.router.add(route.method, route.path, partial(self._answer_route, route))
@@ -323,6 +337,21 @@ ROUTES: tuple[Route, ...] = (
           "how totals, or the numbers of a busy topic or subscription, developed over the last 24 hours",
           lambda api, r: api.live.answer_history(r), queries.HistoryQuery,
           right="metrics", answer=live_answers.HistoryAnswer, errors={404: None}),
+    Route("GET", "/processes", "the processes of the server: version, addresses, memory, and what they own",
+          lambda api, r: api.processes.list_processes(r),
+          right="metrics", answer=process_answers.ProcessesAnswer),
+    Route("GET", "/clients", "who is connected: the clients of groups, and the hosts of producers",
+          lambda api, r: api.processes.list_clients(r), queries.ClientsQuery,
+          right="describe", answer=process_answers.ClientsAnswer),
+    Route("GET", "/config", "the settings of the process, and where each comes from; secrets are masked",
+          lambda api, r: api.processes.list_settings(r), queries.ConfigQuery,
+          right="metrics", answer=process_answers.ConfigAnswer),
+    Route("GET", "/log", "the disk of the log: free space, what fills it, and what keeps its segments",
+          lambda api, r: api.log.answer(r), right="metrics", answer=log_answers.LogAnswer),
+    Route("POST", "/log/clean",
+          "deletes segments of the log all of whose messages were stored before `before_ms`; `dry_run`",
+          lambda api, r: api.log.clean(r), body=bodies.LogCleanBody,
+          right="manage", answer=log_answers.LogCleanedAnswer),
     Route("GET", "/topics", "one row per topic; `internal=1` adds the system topics",
           lambda api, r: topics.list_topics(api.backend, internal=r.query.internal, page=r.query.page),
           queries.TopicsQuery, right="describe", answer=list[answers.TopicRow],
@@ -342,6 +371,13 @@ ROUTES: tuple[Route, ...] = (
           lambda api, r: api.messages.in_topic(r), queries.MessagesQuery,
           right="browse", answer=list[answers.MessageRow],
           listing=table.MESSAGES),
+    Route("POST", "/topics/{topic}/search",
+          "the messages that contain `text` or match the filter `sql`, in a range of time; changes nothing",
+          lambda api, r: search_messages(api.backend, api.clock, r), body=bodies.MessageSearchBody,
+          right="browse", answer=search_answers.MessagesFoundAnswer),
+    Route("GET", "/retries", "the messages of a group that wait for a retry, one by one",
+          lambda api, r: list_retries(api.backend, api.clock, r.query), queries.RetriesQuery,
+          right="browse", answer=search_answers.RetriesAnswer),
     Route("POST", "/messages", "sends one message to `topic`, now or with a delay",
           lambda api, r: api.calls.answer_anywhere(r, partial(send_message, api.calls, api.levels)),
           body=bodies.MessageSendBody, right="send", answer=answers.MessageSentAnswer, errors={404: None}),
@@ -466,6 +502,9 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/delay/count", "the number of waiting messages",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.count), queries.DelayCountQuery,
           right="describe", answer=delay_answers.DelayCountAnswer),
+    Route("GET", "/delay/histogram", "the number of waiting messages by due time",
+          lambda api, r: answer_histogram(api.delays, r), queries.DelayHistogramQuery,
+          right="describe", answer=delay_answers.DelayHistogramAnswer),
     Route("GET", "/delay/levels", "the number of messages that wait at each delay level",
           lambda api, _: count_levels(api.backend, api.levels),
           queries.ListQuery, right="describe", answer=list[delay_answers.DelayLevelRow],

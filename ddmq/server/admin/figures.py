@@ -99,6 +99,11 @@ class OtherProcesses:
         addresses = self._proxies if kind == PROXY else self._addresses
         addresses[name] = parse(address)
 
+    @property
+    def addresses(self) -> Mapping[str, HostPort]:
+        """Return the admin addresses of the processes whose answers are added to this one's, by name."""
+        return self._addresses
+
     def list_proxies(self) -> list[str]:
         """Return the admin addresses of the processes with a producer proxy, as far as lines name them."""
         return [str(address) for address in self._proxies.values()]
@@ -108,16 +113,26 @@ class OtherProcesses:
     ) -> OtherAnswers:
         """Request `path` from all other processes, each about itself alone. An answer without one of the
         `keys` counts as none."""
-        target = f"{path}?{urlencode({**query, FORWARDED: '1'})}"
-        requests = {
-            name: gevent.spawn(_fetch_answer, address, target, keys)
-            for name, address in self._addresses.items()
-        }
-        gevent.joinall(list(requests.values()), timeout=ANSWERS_WAIT_S)
-        answers = {name: each.value for name, each in requests.items() if each.value is not None}
-        gevent.killall(list(requests.values()), block=False)
-        silent = {name: str(self._addresses[name]) for name in requests.keys() - answers.keys()}
-        return OtherAnswers(list(answers.values()), silent)
+        return fetch_answers(self._addresses, path, *keys, query=query)
+
+
+def fetch_answers(
+    addresses: Mapping[str, HostPort],
+    path: str,
+    *keys: str,
+    query: Mapping[str, str] = MappingProxyType({}),
+) -> OtherAnswers:
+    """Request `path` from the processes at all `addresses`, each about itself alone. An answer without one of
+    the `keys` counts as none."""
+    target = f"{path}?{urlencode({**query, FORWARDED: '1'})}"
+    requests = {
+        name: gevent.spawn(_fetch_answer, address, target, keys) for name, address in addresses.items()
+    }
+    gevent.joinall(list(requests.values()), timeout=ANSWERS_WAIT_S)
+    answers = {name: each.value for name, each in requests.items() if each.value is not None}
+    gevent.killall(list(requests.values()), block=False)
+    silent = {name: str(addresses[name]) for name in requests.keys() - answers.keys()}
+    return OtherAnswers(list(answers.values()), silent)
 
 
 def component_line(name: str, address: HostPort, kind: str = PART) -> str:

@@ -46,7 +46,7 @@ from delay_service.core.held_messages import HELD_FROM_MS, is_held_ms, plain_due
 from delay_service.core.occurrences import occurrence_id
 from delay_service.due.holds import is_held, list_holds
 from delay_service.service import DelayService
-from delay_service.store.port import DelayStore, DueKey, IdKind, Pending, Scan
+from delay_service.store.port import DelayStore, DueCounts, DueKey, IdKind, Pending, Scan
 
 T = TypeVar("T")
 PAGE = 500
@@ -159,6 +159,39 @@ class DelayQueries:
         except (DdmqError, TimeoutError):
             return []
         return [address for shard, address in addresses.items() if shard not in owned]
+
+    def list_other_owners(self) -> dict[int, str]:
+        """Return, for each shard that this process does not own, the admin address of its owner; "" if that
+        is not known."""
+        owned = {} if self._timers is None else self._timers.shards
+        try:
+            addresses = self._owner_addresses()
+        except (DdmqError, TimeoutError):
+            addresses = {}
+        return {number: addresses.get(number, "") for number in range(self._queues()) if number not in owned}
+
+    def count_due(self, topic: str | None, start: int, end: int, step: int) -> list[DueCounts]:
+        """Return the numbers of waiting messages by due time, in minutes, of each open shard that this
+        process owns."""
+        if self._timers is None:
+            return []
+        return [one.store.count_due(topic, start, end, step) for one in self._open_shards()]
+
+    def list_closed_shards(self) -> dict[int, str]:
+        """Return the shards of this process that are not open, with the reasons."""
+        shards = {} if self._timers is None else self._timers.shards
+        return {number: shard.why for number, shard in shards.items() if not shard.running}
+
+    def is_behind(self) -> bool:
+        """Return whether this process has not processed all commands that were stored before this call."""
+        if self._timers is None:
+            return False
+        shards = [shard for shard in self._timers.shards.values() if shard.running]
+        bounds = self._backend.bounds([shard.queue for shard in shards]).wait(WAIT_S)
+        return any(
+            limits is not None and limits.next > (shard.position or 0)
+            for shard, limits in zip(shards, bounds, strict=True)
+        )
 
     # --- what there is
 

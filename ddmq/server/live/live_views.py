@@ -68,7 +68,8 @@ class LiveViews:
     """Snapshots, events and history.
 
     `find_behind`: returns so many rows of the subscriptions that are furthest behind; None if the consumer
-    proxy runs elsewhere. `list_findings`: returns what is wrong at this process.
+    proxy runs elsewhere. `list_findings`: returns what is wrong at this process. `count_next_hour`: returns
+    how many delayed messages of this process are due within an hour; None if it has none to count.
     """
 
     def __init__(
@@ -80,12 +81,14 @@ class LiveViews:
         others: OtherProcesses,
         find_behind: Callable[[int], Rows] | None,
         list_findings: Callable[[], dict[str, Any]],
+        count_next_hour: Callable[[], int | None],
     ) -> None:
         self._clock = clock
         self._health_fields = health_fields
         self._others = others
         self._find_behind = find_behind
         self._list_findings = list_findings
+        self._count_next_hour = count_next_hour
         self._findings: dict[str, Any] = {}
         self._findings_at = float("-inf")
         self._behind, self._behind_at = Behind(), float("-inf")
@@ -124,7 +127,16 @@ class LiveViews:
         """Return the share of this process in a snapshot."""
         self.sampler.note_watched()
         start_s, tails = self.sampler.read_tails()
-        return ProcessShare(self.sampler.totals, start_s, tails, self.versions.read(), self._read_findings())
+        return ProcessShare(
+            self.sampler.totals, start_s, tails, self.versions.read(), self._read_findings(),
+            self._read_due_next_hour(),
+        )  # fmt: skip
+
+    def _read_due_next_hour(self) -> int | None:
+        try:
+            return self._count_next_hour()
+        except (DdmqError, TimeoutError):
+            return None
 
     def _read_findings(self) -> dict[str, Any]:
         """Return what is wrong at this process, found now or at most FINDINGS_S ago."""

@@ -30,7 +30,9 @@ from ddmq.server.admin import groups, topics
 from ddmq.server.admin.api import AdminApi, build_starting_router
 from ddmq.server.admin.figures import OtherProcesses
 from ddmq.server.admin.operations.service import Operations
+from ddmq.server.admin.processes.views import ProcessInfo
 from ddmq.server.config import Configuration, changed_values, find_declaring_source, resolved_values
+from ddmq.server.effective_settings import list_settings
 from ddmq.server.findings.watch import FindingsWatch
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.http.routing import AdminRouter
@@ -336,7 +338,7 @@ class ServerProcess:
         api = AdminApi(
             backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
             self.config.serve.backups, self.others, self.config.delay.table,
-            self.producer or self.sends, self._findings, self._trace_name(),
+            self.producer or self.sends, self._findings, self._trace_name(), self._describe_process(),
         )  # fmt: skip
         self._operations = api.operations
         gevent.spawn(self._operations.resume_all)
@@ -345,6 +347,18 @@ class ServerProcess:
         self._live = api.live
         self._live.start()
         self._answer_admin(api.router)
+
+    def _describe_process(self) -> ProcessInfo:
+        return ProcessInfo(
+            self._trace_name(),
+            secrets.token_hex(8),
+            self.components,
+            self._started_ms,
+            lambda: {name: str(reachable_address(address)) for name, address in self.addresses.items()},
+            lambda: list_settings(self.config),
+            lambda: self._rpc["producer"].list_peers() if "producer" in self._rpc else [],
+            self._bind_admin(),
+        )
 
     def _answer_admin(self, router: AdminRouter) -> None:
         """Let `router` answer the requests to the admin port."""

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from ddmq.server.admin.contract.queries import TEXT_CHARS_MAX
 from ddmq.server.config import TopicEntry
-from ddmq.server.http.parameters import Body
+from ddmq.server.http.parameters import NUMBER_MAX, Body
 from ddmq.settings import TABLE, Setting, list_settings
 from ddmq_common.trace.sampling import ONE_IN_MAX
 
@@ -71,6 +71,31 @@ class DeadLetterPurgeBody(Body):
 
     all: Flag = False
     before_ms: EpochMs = None
+    dry_run: Flag = False
+
+
+class MessageSearchBody(Body):
+    """Which messages of a topic are searched for: those that contain `text`, and match `sql`."""
+
+    text: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=200)] | None,
+        Meta(description="a text of 1 to 200 characters"),
+    ] = None
+    sql: Annotated[
+        Annotated[str, Meta(min_length=1)] | None, Meta(description="an SQL filter, see docs/filters.md")
+    ] = None
+    from_ms: EpochMs = None
+    to_ms: EpochMs = None
+    count: Annotated[Annotated[int, Meta(ge=1, le=100)], Meta(description="1 to 100")] = 20
+    after: Annotated[str | None, Meta(description="the `next` of an earlier answer")] = None
+
+
+class LogCleanBody(Body):
+    """Which segments of the log are deleted: those whose records were all stored before `before_ms`."""
+
+    before_ms: Annotated[
+        Annotated[int, Meta(ge=0, le=NUMBER_MAX)], Meta(description="a time in epoch milliseconds")
+    ]
     dry_run: Flag = False
 
 

@@ -137,6 +137,32 @@ class DelayCountAnswer(DelayScopeAnswer):
     next: str | None
 
 
+class DueCount(Answer):
+    """The number of delayed messages that are due in the step that begins at `from_ms`."""
+
+    from_ms: int
+    count: int
+
+
+class DelayHistogramAnswer(Answer):
+    """The number of delayed messages by due time, in steps of equal length.
+
+    `from_ms`, `to_ms`, `step_ms`: null if no message waits and no range was requested. `before`, `after`: due
+    before and after the range. `exact`: nothing is missing.
+    """
+
+    topic: str | None
+    from_ms: int | None
+    to_ms: int | None
+    step_ms: int | None
+    items: list[DueCount]
+    before: int
+    after: int
+    total: int
+    exact: bool
+    missing: Annotated[dict[str, str], Meta(description="shards that are not counted, with the reasons")]
+
+
 class DelayLevelRow(Answer):
     """A delay level of RocketMQ, with the number of messages that wait there."""
 

@@ -255,6 +255,49 @@ class DelaysQuery(DelayCountQuery):
     ] = None
 
 
+BUCKETS_MAX = 200
+
+
+class DelayHistogramQuery(Query):
+    """A range of due times that is divided into steps of equal length."""
+
+    topic: TopicName = None
+    from_ms: Annotated[Time, Meta(title="the first due time; absent: that of the first message")] = None
+    to_ms: Annotated[
+        Time, Meta(title="the end of the due times, exclusive; absent: after the last message")
+    ] = None
+    buckets: Annotated[
+        Annotated[int, Meta(ge=1, le=BUCKETS_MAX)],
+        Meta(title="the most steps", description=f"1 to {BUCKETS_MAX}"),
+    ] = BUCKETS_MAX
+
+
+class ClientsQuery(Query):
+    """A choice of the clients of all groups."""
+
+    group: GroupName = None
+    count: Count = 100
+    after: Cursor = None
+
+
+class RetriesQuery(Query):
+    """A choice of the messages on the retry path of a group."""
+
+    group: Annotated[
+        Annotated[str, Meta(min_length=1)],
+        Meta(title="the group", description="the name of a group"),
+    ]
+    topic: TopicName = None
+    count: Count = 100
+    after: Cursor = None
+
+
+class ConfigQuery(Query):
+    """A choice of the settings of a process. `changed`: only those that are not the defaults."""
+
+    changed: Annotated[Flag, Meta(title="only settings that are not the defaults")] = False
+
+
 class HistoryQuery(Query):
     """A choice of series: totals, or those of a topic or of a subscription, in a range of time."""
 
