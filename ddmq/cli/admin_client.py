@@ -17,6 +17,7 @@ from ddmq.cli.output import json_option, reason
 
 TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 1.0
+ITEMS_MAX = 1_000  # of a page of a list
 
 
 class UnknownResourceError(click.ClickException):
@@ -43,6 +44,21 @@ class AdminClient:
     def get(self, *path: str, **query: Any) -> Any:
         """Return the JSON answer of GET /path/segments?query; None values are left out."""
         return self._call("GET", path, query, None)
+
+    def list_items(self, *path: str, **query: Any) -> list[dict[str, Any]]:
+        """Return all items of GET /path/segments?query in form 2, page by page; absent values are absent.
+
+        A server of the release before this one ignores `form`, and answers the complete list.
+        """
+        items: list[dict[str, Any]] = []
+        while True:
+            answer = self.get(*path, **query, form=2)
+            if isinstance(answer, list):
+                return answer
+            items += answer["items"]
+            if "next" not in answer:
+                return items
+            query |= {"after": answer["next"], "count": ITEMS_MAX}
 
     def get_bytes(self, *path: str, **query: Any) -> bytes:
         """Return the body of the answer of GET /path/segments?query, which is not one JSON document."""

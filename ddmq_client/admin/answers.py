@@ -50,6 +50,21 @@ def read_answer(request: HttpRequest, response: HttpResponse, server: str) -> An
     raise kind(sentence, status, server)
 
 
+def read_page(answer: Any) -> tuple[list[Any], Mapping[str, object] | None]:
+    """Return the rows of a list, and what to add to the query for its next page; None at the end.
+
+    A server of the release before this one answers a list without pages, or a page with other keys.
+    Raises AdminError for anything else.
+    """
+    if isinstance(answer, list):
+        return answer, None
+    for rows, cursor in (("items", "after"), ("messages", "after"), ("shown", "from")):
+        if isinstance(answer, Mapping) and isinstance(answer.get(rows), list):
+            after = answer.get("next")
+            return answer[rows], None if after is None else {cursor: after}
+    raise AdminError("the answer has no list; is the server of another release?")
+
+
 def decode_body(row: Mapping[str, Any]) -> bytes:
     """Return the body of a message in an answer, which is text or base64."""
     if "body_base64" in row:

@@ -51,14 +51,15 @@ def list_dead_letters(group: str | None, admin: AdminClient, as_json: bool) -> N
     "letters" wait to be resent or purged; "stored" also counts those that were resent or purged and are still
     in the dead-letter topic.
     """
-    rows = [row for row in admin.get("dlq") if group in (None, row["group"])]
     if as_json:
-        return print_json(rows)
+        return print_json([row for row in admin.get("dlq") if group in (None, row["group"])])
+    rows = [row for row in admin.list_items("dlq", text=group) if group in (None, row["group"])]
+    rows.sort(key=lambda row: -row["letters"])
     cells = [
         [
             row["group"],
             row["letters"],
-            _format_moment(row["oldest_ms"] if row["letters"] else None),
+            _format_moment(row.get("oldest_ms") if row["letters"] else None),
             row["stored"],
         ]
         for row in rows

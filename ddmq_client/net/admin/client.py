@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
 
 from ddmq_client.admin import operations, records
-from ddmq_client.admin.answers import add_counts, decode_body, read_answer
+from ddmq_client.admin.answers import add_counts, decode_body, read_answer, read_page
 from ddmq_client.admin.http import HttpRequest, build_target
 from ddmq_client.admin.queries import choice_query, delay_query
 from ddmq_client.admin.records import (
@@ -47,6 +47,9 @@ from ddmq_client.process import new_client_id
 
 R = TypeVar("R")
 PAGE = 100  # rows that one request asks for
+_ABSENT: dict[str, Any] = dict.fromkeys(
+    ("key", "tags", "reason", "error", "topic", "transaction", "delay"), ""
+) | {"topic_queue": None, "topic_offset": None}  # what an exported dead letter has where the server has none
 LIMIT_MAX = 1_000_000  # rows that one call returns
 
 
@@ -104,7 +107,8 @@ class Admin:
 
     def list_topics(self, *, internal: bool = False) -> list[records.TopicDescription]:
         """Return every topic by name; with `internal` also those of the system."""
-        return list(read_rows(records.TopicDescription, self._get("topics", internal=int(internal))))
+        rows = self._list_rows("topics", internal=int(internal))
+        return list(read_rows(records.TopicDescription, rows))
 
     def get_topic(self, name: str) -> records.TopicDescription:
         """Return one topic with each queue's range of offsets. Raises NotFoundError."""
@@ -142,7 +146,7 @@ class Admin:
 
     def list_groups(self) -> list[records.SubscriptionDescription]:
         """Return every subscription, sorted by group."""
-        return list(read_rows(records.SubscriptionDescription, self._get("groups")))
+        return list(read_rows(records.SubscriptionDescription, self._list_rows("groups")))
 
     def list_lag(
         self, group: str | None = None, *, limit: int = PAGE
@@ -189,7 +193,8 @@ class Admin:
 
     def list_offsets(self, group: str, *, topic: str | None = None) -> list[records.QueueOffset]:
         """Return the group's offset on every queue of its topics, or of one topic."""
-        return list(read_rows(records.QueueOffset, self._get("groups", group, "offsets", topic=topic)))
+        rows = self._list_rows("groups", group, "offsets", topic=topic)
+        return list(read_rows(records.QueueOffset, rows))
 
     def reset_offsets(
         self,
@@ -322,7 +327,8 @@ class Admin:
 
     def count_dead_letters(self) -> list[records.DeadLetterCount]:
         """Return the number of dead letters of each group, the largest first."""
-        return list(read_rows(records.DeadLetterCount, self._get("dlq")))
+        counts = read_rows(records.DeadLetterCount, self._list_rows("dlq"))
+        return sorted(counts, key=lambda count: -count.open)
 
     def list_dead_letters(
         self, group: str, *, limit: int = PAGE, **choice: Unpack[DeadLetterChoice]
@@ -391,15 +397,8 @@ class Admin:
 
     def _list_letters(self, group: str, limit: int, choice: DeadLetterChoice) -> list[Mapping[str, Any]]:
         _checked_limit(limit)
-        letters: dict[tuple[int, int], Mapping[str, Any]] = {}
-        query: dict[str, Any] = {**choice_query(choice), "count": min(limit, PAGE)}
-        while True:
-            answer = self._get("dlq", group, **query)
-            for row in answer["shown"]:
-                letters[row["queue"], row["offset"]] = row
-            if answer.get("next") is None or len(letters) >= limit:
-                return list(letters.values())[:limit]
-            query["from"] = answer["next"]
+        query = {**choice_query(choice), "count": min(limit, PAGE)}
+        return self._list_rows("dlq", group, **query, limit=limit)
 
     def _read_bodies(
         self, group: str, letters: Sequence[Mapping[str, Any]]
@@ -442,13 +441,8 @@ class Admin:
         """Return up to `limit` delayed messages that are not due yet, sorted by due time."""
         _checked_limit(limit)
         query = delay_query(topic, key, due_from, due_before)
-        rows: list[records.DelayedMessage] = []
-        while True:
-            answer = self._get("delay", "messages", **query, count=min(limit - len(rows), PAGE))
-            rows += read_rows(records.DelayedMessage, answer["messages"])
-            if answer.get("next") is None or len(rows) >= limit:
-                return rows[:limit]
-            query["after"] = answer["next"]
+        rows = self._list_rows("delay", "messages", **query, count=min(limit, PAGE), limit=limit)
+        return list(read_rows(records.DelayedMessage, rows))
 
     def count_delays(
         self,
@@ -563,6 +557,17 @@ class Admin:
     def _get(self, *path: str, **query: object) -> Any:
         return self._send_request("GET", path, query, None)
 
+    def _list_rows(self, *path: str, limit: int = LIMIT_MAX, **query: object) -> list[Any]:
+        """Return up to `limit` rows of a list, page by page. A server of the release before this one ignores
+        `form`, and answers a short list completely."""
+        rows: list[Any] = []
+        while True:
+            page, more = read_page(self._get(*path, **query, form=2))
+            rows += page
+            if more is None or len(rows) >= limit:
+                return rows[:limit]
+            query.update(more)
+
     def _post_body(self, *path: str, body: Mapping[str, Any]) -> Any:
         return self._send_request("POST", path, {}, body)
 
@@ -588,6 +593,6 @@ def _write_letters(
     bodies: Mapping[tuple[int, int], Mapping[str, Any]],
 ) -> None:
     for letter in letters:
-        row = {name: value for name, value in letter.items() if name != "preview"}
+        row = _ABSENT | {name: value for name, value in letter.items() if name != "preview"}
         row |= bodies[letter["queue"], letter["offset"]]
         lines.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from ddmq.server.admin.contract.answers import GroupsReached
+from ddmq.server.admin.contract.forms import OptionalText
 from ddmq.server.http.parameters import Answer
 
 OperationKind = Literal["dead_letters", "keys", "delays"]
@@ -79,7 +80,7 @@ class OperationAnswer(Answer, kw_only=True):
     started_ms: int | None
     at_ms: int
     ended_ms: int | None
-    error: str
+    error: OptionalText
 
 
 class OperationPlannedAnswer(OperationAnswer, kw_only=True):
