@@ -95,10 +95,10 @@ class GroupKeyDescription:
     group: str
     key: str
     state: str
-    error: str
-    error_class: str
-    attempts: int
-    waiting: int
+    error: str = ""
+    error_class: str = ""
+    attempts: int = 0
+    waiting: int = 0
     topic: str | None = None
     queue_id: int | None = None
     offset: int | None = None

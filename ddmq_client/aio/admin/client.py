@@ -256,9 +256,8 @@ class AsyncAdmin:
     ) -> list[operations.GroupKeyDescription]:
         """Return up to `limit` blocked and parked keys of all groups, or those that match what is stated."""
         query: dict[str, Any] = {"group": group, "state": state, "error": error, "text": text}
-        return list(
-            read_rows(operations.GroupKeyDescription, await self._list_items(("keys",), limit, query))
-        )
+        rows = await self._list_rows("keys", limit=_checked_limit(limit), **query)
+        return list(read_rows(operations.GroupKeyDescription, rows))
 
     # --- operations, findings, changes
 
@@ -296,8 +295,7 @@ class AsyncAdmin:
 
     async def list_operations(self) -> list[operations.OperationDescription]:
         """Return the plans of the process that answers, and all started operations, the newest first."""
-        answer = await self._get("operations")
-        return list(read_rows(operations.OperationDescription, answer.get("items", answer.get("operations"))))
+        return list(read_rows(operations.OperationDescription, await self._list_rows("operations")))
 
     async def list_findings(self) -> list[operations.FindingDescription]:
         """Return what is wrong now, the most urgent first."""
@@ -305,26 +303,14 @@ class AsyncAdmin:
 
     async def list_changes(self, *, limit: int = PAGE) -> list[operations.ChangeDescription]:
         """Return up to `limit` recorded changes, the newest first."""
-        return list(read_rows(operations.ChangeDescription, await self._list_items(("changes",), limit, {})))
+        rows = await self._list_rows("changes", limit=_checked_limit(limit))
+        return list(read_rows(operations.ChangeDescription, rows))
 
     async def undo_change(self, change_id: str) -> operations.ChangeDescription:
         """Undo a change; return the change that this is. Raises RejectedError if it cannot be undone."""
         return read_row(
             operations.ChangeDescription, await self._post_body("changes", change_id, "undo", body={})
         )
-
-    async def _list_items(
-        self, path: tuple[str, ...], limit: int, query: Mapping[str, Any]
-    ) -> list[Mapping[str, Any]]:
-        """Return up to `limit` items of a listing, page by page; older servers name them as the path."""
-        items: list[Mapping[str, Any]] = []
-        after = None
-        while True:
-            page = await self._get(*path, **query, count=min(_checked_limit(limit), PAGE), after=after)
-            items += page["items"] if "items" in page else page[path[0]]
-            after = page["next"]
-            if after is None or len(items) >= limit:
-                return items[:limit]
 
     # --- dead letters
 

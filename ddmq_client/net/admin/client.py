@@ -257,7 +257,8 @@ class Admin:
     ) -> list[operations.GroupKeyDescription]:
         """Return up to `limit` blocked and parked keys of all groups, or those that match what is stated."""
         query: dict[str, Any] = {"group": group, "state": state, "error": error, "text": text}
-        return list(read_rows(operations.GroupKeyDescription, self._list_items(("keys",), limit, query)))
+        rows = self._list_rows("keys", limit=_checked_limit(limit), **query)
+        return list(read_rows(operations.GroupKeyDescription, rows))
 
     # --- operations, findings, changes
 
@@ -295,8 +296,7 @@ class Admin:
 
     def list_operations(self) -> list[operations.OperationDescription]:
         """Return the plans of the process that answers, and all started operations, the newest first."""
-        answer = self._get("operations")
-        return list(read_rows(operations.OperationDescription, answer.get("items", answer.get("operations"))))
+        return list(read_rows(operations.OperationDescription, self._list_rows("operations")))
 
     def list_findings(self) -> list[operations.FindingDescription]:
         """Return what is wrong now, the most urgent first."""
@@ -304,24 +304,12 @@ class Admin:
 
     def list_changes(self, *, limit: int = PAGE) -> list[operations.ChangeDescription]:
         """Return up to `limit` recorded changes, the newest first."""
-        return list(read_rows(operations.ChangeDescription, self._list_items(("changes",), limit, {})))
+        rows = self._list_rows("changes", limit=_checked_limit(limit))
+        return list(read_rows(operations.ChangeDescription, rows))
 
     def undo_change(self, change_id: str) -> operations.ChangeDescription:
         """Undo a change; return the change that this is. Raises RejectedError if it cannot be undone."""
         return read_row(operations.ChangeDescription, self._post_body("changes", change_id, "undo", body={}))
-
-    def _list_items(
-        self, path: tuple[str, ...], limit: int, query: Mapping[str, Any]
-    ) -> list[Mapping[str, Any]]:
-        """Return up to `limit` items of a listing, page by page; older servers name them as the path."""
-        items: list[Mapping[str, Any]] = []
-        after = None
-        while True:
-            page = self._get(*path, **query, count=min(_checked_limit(limit), PAGE), after=after)
-            items += page["items"] if "items" in page else page[path[0]]
-            after = page["next"]
-            if after is None or len(items) >= limit:
-                return items[:limit]
 
     # --- dead letters
 

@@ -38,7 +38,7 @@ expected-statuses = ["400", "403", "404", "405", "408", "409", "411", "412", "41
 
 
 TWO_FORMS = {f"{route.method} {route.path}" for route in ROUTES if route.query is not None}
-TWO_FORMS -= {"GET /history"}
+TWO_FORMS -= {"GET /history", "GET /dlq/{group}/export"}
 PAGED = {f"{route.method} {route.path}" for route in ROUTES if route.listing is not None}
 
 
@@ -114,6 +114,10 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     visitor.operations.add("GET /events")  # a stream has no end: test_live_on_servers.py reads one
     assert visit("GET", "/openapi.json") == json.loads(json.dumps(described()))
     visit("GET", f"/topics/{topic}")
+    undo_id = visit("POST", f"/topics/{topic}", {"create": False, "trace_one_in": 1})["undo"]
+    assert undo_id in [row["id"] for row in visit("GET", "/changes")["items"]]
+    assert visit("GET", f"/changes/{undo_id}")["undoable"]
+    assert visit("POST", f"/changes/{undo_id}/undo")["undoes"] == undo_id
     visit("POST", f"/topics/{topic}", {"create": False, "trace_one_in": 1})
     for choice in ("", "?queue=0&offset=0", "?time_ms=0", f"?count=2&group={dead_group}"):
         (first, *_) = visit("GET", f"/topics/{topic}/messages{choice}")
@@ -135,6 +139,7 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     visit("POST", f"/groups/{dead_group}/keys", {"action": "skip", "key": "k"})
     assert visit("GET", f"/dlq/{dead_group}")["shown"]
     assert visit("GET", f"/dlq/{dead_group}/facets")["by_error"]
+    visit("GET", f"/dlq/{dead_group}/export")
     planned = visit("POST", "/operations", {"kind": "dead_letters", "action": "resend", "filter": chosen})
     assert (bool(planned["sample"]), planned["reaches"].keys()) == (True, {topic})
     operation = f"/operations/{planned['id']}"

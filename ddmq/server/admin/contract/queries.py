@@ -216,7 +216,7 @@ class DeadLettersQuery(DeadLetterFacetsQuery):
     sort: Sort = None
 
 
-class ChangesQuery(Query):
+class ChangesQuery(FormQuery):
     """A page of the recorded changes, the newest first."""
 
     count: Count = 20
