@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,8 +77,7 @@ def test_the_largest_writer_of_a_full_disk_is_closed(world: IncidentWorld, front
     with writing(world.producer(), "audit") as writer:
         operator, finding = world.alert(front_end, "DdmqDiskFillsUp")
         assert finding["severity"] == "warning"
-        writers = operator.measure_writers(["audit", "orders"])
-        assert writers["audit"] > 10 * writers["orders"]
+        until(lambda: find_largest_writer(world, front_end) == "audit", "the largest writer is known")
         operator.close_topic("audit")
         until(writer.stopped.is_set, "its sends are rejected")
         assert "audit" in str(writer.errors)
@@ -93,6 +93,14 @@ def test_the_largest_writer_of_a_full_disk_is_closed(world: IncidentWorld, front
     assert world.settings_of("billing") == settings
     world.stop_clients()
     assert world.observe_bystanders() == before
+
+
+def find_largest_writer(world: IncidentWorld, front_end: type[Operator]) -> str | None:
+    """Over all servers, because each knows what it stored."""
+    writers: Counter[str] = Counter()
+    for server in world.servers:
+        writers.update(front_end(server).measure_writers())
+    return writers.most_common(1)[0][0] if writers else None
 
 
 def stored_in(world: IncidentWorld, topic: str) -> int:

@@ -237,7 +237,9 @@ def check_parameters(route: Route, request: AdminRequest) -> AdminRequest:
     query, body = read_query(route.query or Query, texts), request.body
     if route.body is None:
         check_names("body key", body, ())
-    elif isinstance(route.body, type):
+    elif isinstance(route.body, bodies.SettingsBody):
+        check_names("body key", body, route.body.schema["properties"])
+    else:
         body = read_body(route.body, body)
     return request._replace(query=query, body=body, is_forwarded=FORWARDED in request.query)
 
