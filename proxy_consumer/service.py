@@ -288,6 +288,10 @@ class ConsumerService:
             for group in sorted(self._directory.groups.values(), key=lambda group: group.name)
         ]
 
+    def subscription_names(self) -> list[tuple[str, str]]:
+        """Return the (group, topic) of every subscription, in no order."""
+        return [(each.group.name, each.topic) for each in self._directory.all_subscriptions()]
+
     def find_push_error(self, group: str, topic: str) -> str:
         """Return why this proxy does not push the subscription; "" if it does, or if it is not a push
         subscription."""

@@ -51,8 +51,14 @@ COMMANDS = {
     ),
     "message": ("ddmq.cli.messages.message", "message", "Find messages by id, key, offset or time."),
     "delay": ("ddmq.cli.messages.delay", "delay", "Delayed messages: add, list, cancel, move, back up."),
-    "dlq": ("ddmq.cli.operate.dlq", "dlq", "Dead letters: list, show, resend, purge."),
+    "dlq": ("ddmq.cli.operate.dlq", "dlq", "Dead letters: list, show, export, resend, purge."),
     "op": ("ddmq.cli.operate.op", "op", "Change all that matches: dead letters, keys, delays."),
+    "changes": ("ddmq.cli.operate.changes", "list_changes", "The last changes by operators, newest first."),
+    "undo": (
+        "ddmq.cli.operate.changes",
+        "undo_change",
+        "Undo a change of settings, offsets or a parked key.",
+    ),
     "tx": ("ddmq.cli.operate.tx", "tx", "Transactions: list, show, commit, roll back."),
     "move": ("ddmq.cli.move", "move", "Copy all data to another engine: file log or Kafka."),
     "config": (
@@ -72,7 +78,8 @@ SECTIONS = {  # of the help; a command that is in none of them stands at the end
     "Use messages": ("send", "pull", "tail", "message", "delay"),
     "Run servers": ("serve", "producer", "consumer", "delay-service", "config", "doctor", "completion"),
     "Operate": (
-        "findings", "lag", "stats", "topic", "group", "keys", "offset", "dlq", "op", "tx", "report", "move",
+        "findings", "lag", "stats", "topic", "group", "keys", "offset", "dlq", "op",
+        "changes", "undo", "tx", "report", "move",
     ),
     "Try": ("demo", "kafka", "bench"),
 }  # fmt: skip

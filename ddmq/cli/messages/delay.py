@@ -187,6 +187,8 @@ def _message_facts(row: dict[str, Any]) -> dict[str, Any]:
     ):
         if row.get(name):
             facts[label] = format_moment(row[name])
+    if row.get("held"):
+        facts["held"] = "yes: it does not fire until `ddmq delay release ID`"
     for name in ("topic", "repeats", "key", "tags", "shard", "body_bytes"):
         if row.get(name) not in (None, ""):
             facts[name.replace("_", " ")] = row[name]

@@ -10,7 +10,8 @@ import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.old_names import count_option
-from ddmq.cli.options import combine_options
+from ddmq.cli.operate.dlq_export import export_dead_letters
+from ddmq.cli.operate.dlq_filters import build_query, choice_options
 from ddmq.cli.output import cell, confirm, hint, print_json, print_line, print_table, show_body
 from ddmq.cli.values import GROUP, TOPIC, Integer, parse_moment
 from ddmq.moments import format_moment
@@ -24,63 +25,16 @@ FACET_ROWS = 20  # of each facet that are printed
 REQUESTS_MAX = 20  # to count all dead letters
 
 
-choice_options = combine_options(
-    click.option("--from", "start", type=Integer(0), help="From this offset of the dead-letter topic on."),
-    click.option(
-        "--newest", is_flag=True, help="The newest dead letters first; with --from, from there backwards."
-    ),
-    click.option(
-        "--reason",
-        metavar="REASON",
-        type=click.Choice(DEAD_LETTER_REASONS),
-        help="Only dead letters with this reason: failed, timed-out, …",
-    ),
-    click.option("--error", metavar="CLASS", help="Only this error class, as `ddmq dlq facets` shows it."),
-    click.option("--topic", type=TOPIC, help="Only dead letters from this topic."),
-    click.option(
-        "--text", metavar="TEXT", help="Only with this text in the key, the error or the body; case matters."
-    ),
-    click.option(
-        "--since",
-        metavar="TIME",
-        help="Only dead letters since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.",
-    ),
-    click.option("--until", metavar="TIME", help="Only dead letters before this time."),
-)  # of the commands that search dead letters
-
-
-def build_query(
-    start: int | None,
-    newest: bool,
-    reason: str | None,
-    error: str | None,
-    topic: str | None,
-    text: str | None,
-    since: str | None,
-    until: str | None,
-) -> dict[str, Any]:
-    """Return the query of the admin API for the options of a search; an option that was not given is None."""
-    return {
-        "from": start,
-        "order": "newest" if newest else None,
-        "reason": reason,
-        "error": error,
-        "topic": topic,
-        "text": text,
-        "since_ms": None if since is None else parse_moment(since, "--since"),
-        "until_ms": None if until is None else parse_moment(until, "--until"),
-    }
-
-
 @click.group()
 def dlq() -> None:
-    """List, show, count, resend and purge dead letters: messages that a group could not finish.
+    """List, show, count, export, resend and purge dead letters: messages that a group could not finish.
 
     \b
     Examples:
       ddmq dlq list
       ddmq dlq show billing
       ddmq dlq facets billing
+      ddmq dlq export billing --output letters.ndjson
       ddmq dlq resend billing --all --dry-run
       ddmq dlq purge billing --before -7d
 
@@ -97,14 +51,15 @@ def list_dead_letters(group: str | None, admin: AdminClient, as_json: bool) -> N
     "letters" wait to be resent or purged; "stored" also counts those that were resent or purged and are still
     in the dead-letter topic.
     """
-    rows = [row for row in admin.get("dlq") if group in (None, row["group"])]
     if as_json:
-        return print_json(rows)
+        return print_json([row for row in admin.get("dlq") if group in (None, row["group"])])
+    rows = [row for row in admin.list_items("dlq", text=group) if group in (None, row["group"])]
+    rows.sort(key=lambda row: -row["letters"])
     cells = [
         [
             row["group"],
             row["letters"],
-            _format_moment(row["oldest_ms"] if row["letters"] else None),
+            _format_moment(row.get("oldest_ms") if row["letters"] else None),
             row["stored"],
         ]
         for row in rows
@@ -419,3 +374,6 @@ def _parse_since(text: str | None) -> int | None:
 
 def _format_moment(wall_ms: int | None) -> str:
     return cell(None) if wall_ms is None else format_moment(wall_ms)
+
+
+dlq.add_command(export_dead_letters)

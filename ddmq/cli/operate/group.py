@@ -146,9 +146,9 @@ def list_groups(admin: AdminClient, as_json: bool) -> None:
     quick retry, "later" ones for a retry 10 s to 2 h apart; "dead": open dead letters; "waiters": pulls that
     wait for messages.
     """
-    rows = admin.get("groups")
     if as_json:
-        return print_json(rows)
+        return print_json(admin.get("groups"))
+    rows = admin.list_items("groups")
     if rows:
         columns, cells = with_paused_column(GROUP_COLUMNS, [group_cells(each) for each in rows], rows)
         print_table("", columns, cells, GROUP_SPARE)

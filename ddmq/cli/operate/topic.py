@@ -91,9 +91,9 @@ def list_topics(internal: bool, admin: AdminClient, as_json: bool) -> None:
 
     "source": "log" for a topic that a command or a send created, else the file that declares it.
     """
-    rows = admin.get("topics", internal=int(internal))
     if as_json:
-        return print_json(rows)
+        return print_json(admin.get("topics", internal=int(internal)))
+    rows = admin.list_items("topics", internal=int(internal))
     columns = ["topic", "queues", "messages", "durability", "delay", "readable", "writable", "source"]
     if rows:
         print_table("", columns, ([row[name] for name in columns] for row in rows))

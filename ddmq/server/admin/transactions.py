@@ -98,8 +98,14 @@ class AdminTransactions:
 
     def rows(self, request: AdminRequest) -> dict[str, Any]:
         """Return the open transactions, oldest first. `whole` is False if the scan stopped at SCANNED_MAX."""
-        group = request.query.group
         count = min(max(request.query.count, 1), SHOWN_MAX)
+        rows, complete = self.collect_open(request.query.group)
+        rows.sort(key=lambda row: (row["began_ms"], row["transaction"]))
+        return {"open": len(rows), "whole": complete, "transactions": rows[:count]}
+
+    def collect_open(self, group: str | None) -> tuple[list[dict[str, Any]], bool]:
+        """Return the open transactions of a group or of all, in no order, and whether these are all of them:
+        the scan stops at SCANNED_MAX."""
         by_id: dict[str, dict[str, Any]] = {}
         scanned = 0
         for each in paced(open_halves(self._backend)):
@@ -108,8 +114,7 @@ class AdminTransactions:
                 break
             if group in (None, each.half.mark.group):
                 _add(by_id, each)
-        rows = sorted(by_id.values(), key=lambda row: (row["began_ms"], row["transaction"]))
-        return {"open": len(rows), "whole": scanned <= SCANNED_MAX, "transactions": rows[:count]}
+        return list(by_id.values()), scanned <= SCANNED_MAX
 
     def show(self, request: AdminRequest) -> dict[str, Any]:
         """Return one transaction: its messages while it is open, else its outcome."""

@@ -19,10 +19,12 @@ import msgspec
 
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
-from ddmq.server.admin.contract.queries import DelayCountQuery
+from ddmq.server.admin.contract.forms import FIRST
+from ddmq.server.admin.contract.queries import DelayCountQuery, DelaysQuery
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.backup import OpenShard, backup_folder, check_secret, copy_shards, make_backup
 from ddmq.server.http.pace import paced
+from ddmq.server.http.paging import ItemPage, PageRequest
 from ddmq.server.http.parameters import Query
 from ddmq.server.http.routing import AdminRequest, Text, forward_request
 from ddmq_client.idl.codes import FROM_CHRONOS
@@ -40,6 +42,7 @@ from ddmq_common.errors import CallerError, DamagedError, DdmqError, TryLaterErr
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from ddmq_common.native_threads import in_thread
 from ddmq_common.plain_text import body_fields
+from delay_service.core.held_messages import HELD_FROM_MS, is_held_ms, plain_due_ms
 from delay_service.core.occurrences import occurrence_id
 from delay_service.due.holds import is_held, list_holds
 from delay_service.service import DelayService
@@ -77,30 +80,42 @@ class Cursor(NamedTuple):
 
 class DelayChoice(NamedTuple):
     """A choice of waiting messages: those of `topic` with this `key` (None: any key), due from `start` until
-    before `end`, after the position `cursor`."""
+    before `end`, after the position `cursor`, with `text` in the key or the body."""
 
     topic: str | None
     key: str | None
     start: int
     end: int
     after: Cursor | None
+    text: str | None = None
+
+    @property
+    def is_examined(self) -> bool:
+        """Whether the content of a message must be examined."""
+        return self.key is not None or self.text is not None
 
     @property
     def includes_all(self) -> bool:
         """Whether the choice includes every waiting message of the topic."""
-        return self == (self.topic, None, 0, FOREVER_MS, None)
+        return self == (self.topic, None, 0, FOREVER_MS, None, None)
 
     def matches(self, message: Pending) -> bool:
         """Return whether the message has the requested key; the store has checked the other criteria."""
-        if self.key is None:
-            return True
-        key = self.key.encode("utf-8", "surrogateescape")
-        if key not in message.delivery:  # much cheaper than to parse it
+        texts = [
+            text.encode("utf-8", "surrogateescape") for text in (self.key, self.text) if text is not None
+        ]
+        if not all(text in message.delivery for text in texts):  # much cheaper than to parse it
             return False
+        if not texts:
+            return True
         try:
-            return delivery.decode(message.delivery).key == key
+            content = delivery.decode(message.delivery)
         except DamagedError:
             return False
+        text = None if self.text is None else texts[-1]
+        return self.key in (None, content.key.decode("utf-8", "surrogateescape")) and (
+            text is None or text in content.key or text in content.value
+        )
 
 
 class DelayQueries:
@@ -201,6 +216,28 @@ class DelayQueries:
         answer = {"messages": rows, "next": _cursor_text(last), "orders_waiting": sum(behind.values())}
         return answer | {"held": self._list_holds(choice)} | self._missing_shards(service)
 
+    def page_messages(self, page: PageRequest, request: AdminRequest) -> ItemPage:
+        """Return a page of the waiting messages of the open shards, by due time."""
+        health = self._backend.health()
+        if not health.ready:
+            raise TryLaterError(f"what waits is not known: {health.reason}")
+        service, behind = self._caught_up()
+        position = page.decode_position(tuple[int, int, int])
+        choice = _read_choice(request.query)._replace(text=page.text)
+        choice = choice._replace(after=None if position is None else Cursor(*position))
+        rows, last = self._find_messages(choice, page.size, _message_row)
+        missing_shards = self._missing_shards(service)
+        more = {"orders_waiting": sum(behind.values()), "held": self._list_holds(choice)} | missing_shards
+        counts = service.pending_counts()
+        total = counts.total() if choice.topic is None else counts[choice.topic]
+        return ItemPage(
+            rows,
+            None if last is None else page.encode_position(last),
+            total if choice._replace(after=None).includes_all else None,
+            exact=not behind and not any(missing_shards.values()),
+            more=more,
+        )
+
     def is_held(self, topic: str) -> bool:
         """Return whether the delayed messages of a topic are held."""
         return is_held(self._backend, topic)
@@ -216,24 +253,35 @@ class DelayQueries:
         """Return up to `count` matching messages, each converted by `convert` (its body is freed right after
         that), and the position to continue from, which is None at the end. A search by key examines at most
         EXAMINED_MAX messages per call."""
-        walks = [self._walk_shard(one, choice) for one in self._open_shards()]
+        walks = [
+            self._walk_shard(one, choice, shift_ms)
+            for one in self._open_shards()
+            for shift_ms in (0, HELD_FROM_MS)
+        ]
         rows: list[T] = []
         examined, last = 0, None
         for position, message in merge(*walks, key=itemgetter(0)):
             if len(rows) == count or examined == EXAMINED_MAX:
                 return rows, last
-            examined, last = examined + (choice.key is not None), position
+            examined, last = examined + choice.is_examined, position
             if choice.matches(message):
                 rows.append(convert(message))
         return rows, None
 
-    def _walk_shard(self, shard: OpenShard, choice: DelayChoice) -> Iterator[tuple[Cursor, Pending]]:
-        topic, _, start, end, cursor = choice
+    def _walk_shard(
+        self, shard: OpenShard, choice: DelayChoice, shift_ms: int
+    ) -> Iterator[tuple[Cursor, Pending]]:
+        """Yield the chosen messages of a shard with their positions: those that are not held (`shift_ms` 0),
+        or the held ones, whose stored due times are HELD_FROM_MS later."""
+        topic, _, start, end, cursor, _ = choice
+        start, end = start + shift_ms, min(end, HELD_FROM_MS) + shift_ms
         after = None if cursor is None else cursor.after_in(shard.number)
+        if after is not None:
+            after = DueKey(after.due_ms + shift_ms, after.offset)
         while page := in_thread(shard.store.scan, Scan(topic, start, end, PAGE, after, PAGE_BYTES)):
             after = page[-1].key
             for message in paced(page):
-                yield Cursor(message.due_ms, shard.number, message.offset), message
+                yield Cursor(message.due_ms - shift_ms, shard.number, message.offset), message
 
     def count(self, request: AdminRequest) -> dict[str, Any]:
         service, behind = self._caught_up()
@@ -388,9 +436,11 @@ class DelayQueries:
 def _message_row(message: Pending, *, with_body: bool = False) -> dict[str, Any]:
     """Return a pending message as a row for people and programs."""
     row: dict[str, Any] = {
-        "due_ms": message.due_ms, "topic": message.topic, "occurrence": message.occurrence,
+        "due_ms": plain_due_ms(message.due_ms), "topic": message.topic, "occurrence": message.occurrence,
         "message_id": message.message_id.hex(), "born_ms": message.born_ms,
     }  # fmt: skip
+    if is_held_ms(message.due_ms):
+        row["held"] = True
     try:
         command = decode_command(message.command)
         content = delivery.decode(message.delivery)
@@ -430,7 +480,9 @@ def _repeat_fields(command: DelayCommand) -> dict[str, Any]:
 
 
 def _read_choice(query: DelayCountQuery) -> DelayChoice:
-    after = None if query.after is None else _parse_cursor(query.after)
+    """Return the choice that a query states. `after` is that of form 1."""
+    is_first = query.form == FIRST or not isinstance(query, DelaysQuery)
+    after = _parse_cursor(query.after) if query.after is not None and is_first else None
     end = FOREVER_MS if query.to_ms is None else query.to_ms
     return DelayChoice(query.topic, query.key, query.from_ms or 0, end, after)
 

@@ -24,6 +24,7 @@ import gevent
 import msgspec
 
 from ddmq.address import parse
+from ddmq.console.assets import ROOT, Asset, find_asset
 from ddmq.server.http.connection import JSON, NO_STORE, RequestRejection, check_request
 from ddmq.server.http.encoding import GZIP_BYTES_MIN, accepts_gzip, compress_chunks, encode_json
 from ddmq.server.http.pace import Account
@@ -44,7 +45,7 @@ BODY_S = 30.0  # for a whole body to come
 CHANGE_S = 0.002  # processor time that the backend takes for a change
 NO_LISTINGS = ("/health", "/ready", "/metrics")  # wait for none to be made
 _STATUS = {
-    200: "200 OK", 400: "400 Bad Request", 403: "403 Forbidden", 404: "404 Not Found",
+    200: "200 OK", 302: "302 Found", 400: "400 Bad Request", 403: "403 Forbidden", 404: "404 Not Found",
     405: "405 Method Not Allowed", 408: "408 Request Timeout", 409: "409 Conflict",
     411: "411 Length Required", 412: "412 Precondition Failed", 413: "413 Content Too Large",
     415: "415 Unsupported Media Type", 500: "500 Internal Server Error", 503: "503 Service Unavailable",
@@ -74,12 +75,21 @@ class NoSuchOperationError(CallerError):
     """The plan or operation does not exist (404)."""
 
 
+class NoSuchChangeError(CallerError):
+    """The change is not among the recorded ones (404)."""
+
+
 class UncertainOutcomeError(RemoteError):
     """A change may or may not have been made (504), whether or not this process is ready."""
 
 
 class VersionConflictError(CallerError):
     """The version of what is to be changed is none of those that the request requires (412)."""
+
+
+_NOT_FOUND = (
+    UnknownTopicError, NoSuchGroupError, NoSuchMessageError, NoSuchOperationError, NoSuchChangeError,
+)  # fmt: skip
 
 
 class Page(NamedTuple):
@@ -107,7 +117,8 @@ class AdminRequest(NamedTuple):
 
     `query`: the Struct that its route declares; a mapping of texts before it is checked, and for probes.
     `body`: a JSON object, or the Struct that its route declares. `is_forwarded`: another process passed it
-    on, so it must be answered here. `if_match`: the versions of which a change requires one.
+    on, so it must be answered here. `if_match`: the versions of which a change requires one. `address`: that
+    of the client.
     """
 
     path: Mapping[str, str]
@@ -117,6 +128,7 @@ class AdminRequest(NamedTuple):
     pattern: str = ""
     is_forwarded: bool = False
     if_match: str = ""
+    address: str = ""
 
     @property
     def topic(self) -> str:
@@ -200,7 +212,7 @@ class AdminRouter:
             return _error_answer(error.status, str(error), error.headers)
         except VersionConflictError as error:
             return _error_answer(412, str(error))
-        except (UnknownTopicError, NoSuchGroupError, NoSuchMessageError, NoSuchOperationError) as error:
+        except _NOT_FOUND as error:
             return _error_answer(404, str(error))
         except ConflictError as error:
             return _error_answer(409, str(error))
@@ -216,6 +228,8 @@ class AdminRouter:
 
     def _dispatch_request(self, environ: Mapping[str, Any]) -> _Answer:
         method, segments = _read_target(environ)
+        if method == "GET" and (segments[0] == ROOT or _is_front_door(environ, segments)):
+            return _answer_page(environ, segments)
         for route_method, pattern, handler in self._routes:
             variables = _match(pattern, segments)
             if variables is None or route_method != method:
@@ -223,7 +237,7 @@ class AdminRouter:
             path = "/" + "/".join(pattern)
             request = AdminRequest(
                 variables, _read_query(environ), _read_body(environ), method, path,
-                if_match=_read_if_match(environ),
+                if_match=_read_if_match(environ), address=str(environ.get("REMOTE_ADDR", "")),
             )  # fmt: skip
             with _await_slot(environ, path):
                 return _encode_answer(handler(request), environ)
@@ -356,6 +370,29 @@ def _encode_answer(value: Any, environ: Mapping[str, Any]) -> _Answer:
         chunks = compress_chunks(chunks)
         headers.append(("Content-Encoding", "gzip"))
     return _Answer(status, content_type, chunks, headers)
+
+
+def _is_front_door(environ: Mapping[str, Any], segments: Sequence[str]) -> bool:
+    """Return whether a browser opens the bare address of the server."""
+    return list(segments) == [""] and "text/html" in environ.get("HTTP_ACCEPT", "")
+
+
+def _answer_page(environ: Mapping[str, Any], segments: list[str]) -> _Answer:
+    """Answer with a file of the console, or send a browser from the bare address to the console."""
+    if segments[0] != ROOT or _raw_path(environ) == f"/{ROOT}":
+        return _Answer(302, "text/plain", [], [("Location", f"/{ROOT}/")])
+    asset = find_asset(segments)
+    if asset is None:
+        return _error_answer(404, f"no such file: /{'/'.join(segments)}; reload the page")
+    return _encode_asset(asset, environ)
+
+
+def _encode_asset(asset: Asset, environ: Mapping[str, Any]) -> _Answer:
+    headers = [*asset.headers, ("Vary", "Accept-Encoding")]
+    if not accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")):
+        return _Answer(200, asset.content_type, [asset.plain], headers)
+    headers.append(("Content-Encoding", "gzip"))
+    return _Answer(200, asset.content_type, [asset.compressed], headers)
 
 
 def _error_answer(status: int, text: str, headers: Sequence[tuple[str, str]] = ()) -> _Answer:

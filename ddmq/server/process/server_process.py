@@ -67,6 +67,7 @@ DECLARE_WAIT_S = 15.0
 LEVELS_WAIT_S = 3.0
 OWNERS_WAIT_S = 1.0  # how long a health check waits for the owners of the levels
 FRESH_S = 1.0  # how long the answer of a health check is reused
+BATCH_WAIT_S = 5.0  # at a stop, for the batches of operations
 COMPONENTS = ("producer", "consumer", "delay", "admin")
 NO_SCHEDULER = Health(
     False,
@@ -399,7 +400,7 @@ class ServerProcess:
         for server in self._rpc.values():
             server.stop_accepting()
         if self._operations is not None:
-            self._operations.runner.close()
+            self._operations.runner.close(min(BATCH_WAIT_S, deadline - self.clock.monotonic()))
         if self._samples is not None:
             self._samples.begin_stop()
         for service in (self.producer, self.consumer, self.sends, self.delay, self.timers):

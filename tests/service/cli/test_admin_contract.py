@@ -37,12 +37,18 @@ expected-statuses = ["400", "403", "404", "405", "408", "409", "411", "412", "41
 """
 
 
+TWO_FORMS = {f"{route.method} {route.path}" for route in ROUTES if route.query is not None}
+TWO_FORMS -= {"GET /history"}
+PAGED = {f"{route.method} {route.path}" for route in ROUTES if route.listing is not None}
+
+
 class Visitor:
     """Makes requests to a server, checks the answers, and collects the operations that were answered."""
 
     def __init__(self, server: RealServer) -> None:
         self._server = server
         self.operations: set[str] = set()
+        self.most_items: dict[str, int] = {}  # in form 2, by operation
 
     def visit(self, method: str, target: str, body: Any = None) -> Any:
         """The answer to a request, which is no error."""
@@ -51,7 +57,24 @@ class Visitor:
         operation = check_answer(method, target, status, answer)
         assert operation is not None
         self.operations.add(operation)
+        if method == "GET" and operation in TWO_FORMS:
+            self._visit_second_form(operation, target)
         return answer
+
+    def _visit_second_form(self, operation: str, target: str) -> None:
+        """Request form 2, of a list page by page, and check the answers."""
+        target += f"{'&' if '?' in target else '?'}form=2"
+        after = ""
+        for _ in range(1_000):
+            status, answer = self._server.request("GET", target + after)
+            assert status == 200, (target, after, answer)
+            check_answer("GET", target, status, answer)
+            if operation in PAGED:
+                self.most_items[operation] = max(len(answer["items"]), self.most_items.get(operation, 0))
+            if "next" not in answer or operation not in PAGED:
+                return
+            after = f"&after={answer['next']}"
+        raise AssertionError(f"{target} has no end")
 
 
 @pytest.fixture
@@ -138,6 +161,8 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     visit("DELETE", f"/groups/{dead_group}")
     visit("DELETE", f"/topics/{topic}")
     assert visitor.operations == {f"{route.method} {route.path}" for route in ROUTES}
+    assert visitor.most_items.keys() == PAGED
+    assert {name for name, items in visitor.most_items.items() if not items} <= {"GET /findings"}
     calls.close()
 
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from ddmq.server.admin.contract.finding_answers import FindingsAnswer
+from ddmq.server.admin.contract.finding_answers import FindingsAnswer, UnevaluatedRule
+from ddmq.server.admin.contract.forms import OptionalText
 from ddmq.server.admin.contract.group_answers import SubscriptionRow
 from ddmq.server.http.parameters import Answer
 
@@ -25,6 +26,9 @@ Counters = Annotated[
 ]
 ByTopic = Annotated[dict[str, int], Meta(description="a number for each topic")]
 MetricsText = Annotated[str, Meta(description="the metrics in Prometheus' text format")]
+ExportText = Annotated[
+    str, Meta(description="a JSON document a line: dead letters, and at the end `exported` and `next`")
+]
 Document = Annotated[dict[str, Any], Meta(description="an OpenAPI document")]
 
 
@@ -42,7 +46,7 @@ class HealthAnswer(Answer, kw_only=True):
     """The health of the process. `reason`: why it is not ready."""
 
     ready: bool
-    reason: str
+    reason: OptionalText
     warning: str | UnsetType = UNSET
 
 
@@ -70,6 +74,14 @@ class ServerFindingsAnswer(FindingsAnswer, kw_only=True):
     """The findings of the server, and the health of the process that answers."""
 
     health: HealthAnswer
+
+
+class FindingsListing(Answer):
+    """The health of the process that answers, and what the list of findings lacks."""
+
+    health: HealthAnswer
+    left_out: Annotated[dict[str, int], Meta(description="the number of further findings of each rule")]
+    unevaluated: list[UnevaluatedRule]
 
 
 # --- topics and messages
@@ -110,6 +122,7 @@ class TopicChangedAnswer(TopicSettingsAnswer, kw_only=True):
     trace_one_in: int
     hold_delays: bool
     delays_held_since_ms: int | None
+    undo: str | UnsetType = UNSET
 
 
 class QueueRow(Answer):
@@ -140,8 +153,8 @@ class MessageRow(Answer):
     queue: int
     offset: int
     position: int
-    key: str
-    tags: str
+    key: OptionalText
+    tags: OptionalText
     properties: dict[str, str]
     born_ms: int
     stored_ms: int
@@ -185,8 +198,8 @@ class StorySpanRow(Answer):
     phase: str
     what: str
     known: bool
-    who: str
-    why: str
+    who: OptionalText
+    why: OptionalText
 
 
 class GroupStoryRow(Answer):
@@ -197,7 +210,7 @@ class GroupStoryRow(Answer):
     whole_ms: int
     end: str | None
     ended_ms: int | None
-    end_why: str
+    end_why: OptionalText
     spans: list[StorySpanRow]
 
 
@@ -206,7 +219,7 @@ class StoryAnswer(Answer):
 
     id: str
     topic: str
-    key: str
+    key: OptionalText
     sent_ms: int
     now_ms: int
     trace_events: int
@@ -254,6 +267,7 @@ class OffsetResetAnswer(Answer):
     queues: list[QueueResetRow]
     again: int
     passed_over: int
+    undo: str | UnsetType = UNSET
 
 
 class DeadLetterCounts(Answer):
@@ -272,17 +286,17 @@ class DeadLetterRow(Answer):
     queue: int
     offset: int
     id: str
-    key: str
-    tags: str
-    reason: str
-    error: str
-    topic: str
+    key: OptionalText
+    tags: OptionalText
+    reason: OptionalText
+    error: OptionalText
+    topic: OptionalText
     topic_queue: int | None
     topic_offset: int | None
     attempts: int
     resent: int
-    transaction: str
-    delay: str
+    transaction: OptionalText
+    delay: OptionalText
     time_ms: int
     born_ms: int
     properties: dict[str, str]
@@ -301,6 +315,15 @@ class DeadLettersAnswer(Answer):
     letters: int
     shown: list[DeadLetterRow]
     next: int | None
+    scanned: int
+
+
+class DeadLettersListing(Answer):
+    """The numbers of open dead letters of the group: all (`letters`), and those that this request has
+    examined."""
+
+    group: str
+    letters: int
     scanned: int
 
 
@@ -404,8 +427,8 @@ class PreparedMessage(Answer):
     topic: str
     queue: int
     message_id: str
-    key: str
-    tags: str
+    key: OptionalText
+    tags: OptionalText
     level: int
     delayed: bool
     body_bytes: int

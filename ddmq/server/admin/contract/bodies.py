@@ -123,7 +123,10 @@ class MessageSendBody(Body):
 class DelayChangeBody(Body):
     """An operator's change of a delayed message. `due_ms` or `delay_ms`: the new due time."""
 
-    action: Annotated[Literal["cancel", "fire", "reschedule"], Meta(description="cancel, fire, reschedule")]
+    action: Annotated[
+        Literal["cancel", "fire", "reschedule", "hold", "release"],
+        Meta(description="cancel, fire, reschedule, hold, release"),
+    ]
     due_ms: DueMs = None
     delay_ms: DurationMs = None
     timeout_ms: TimeoutMs = None
@@ -132,7 +135,7 @@ class DelayChangeBody(Body):
 OPERATION_ACTIONS = {
     "dead_letters": ("resend", "purge"),
     "keys": ("park", "skip", "replay"),
-    "delays": ("cancel", "fire", "reschedule"),
+    "delays": ("cancel", "fire", "reschedule", "hold", "release"),
 }  # by kind
 GroupName = Annotated[str, Meta(min_length=1, description="the name of a consumer group")]
 FilterText = Annotated[
@@ -148,8 +151,10 @@ class OperationPlanBody(Body):
 
     kind: Annotated[Literal["dead_letters", "keys", "delays"], Meta(description="dead_letters, keys, delays")]
     action: Annotated[
-        Literal["resend", "purge", "park", "skip", "replay", "cancel", "fire", "reschedule"],
-        Meta(description="resend, purge, park, skip, replay, cancel, fire, reschedule"),
+        Literal[
+            "resend", "purge", "park", "skip", "replay", "cancel", "fire", "reschedule", "hold", "release"
+        ],
+        Meta(description="resend, purge, park, skip, replay, cancel, fire, reschedule, hold, release"),
     ]
     filter: Annotated[dict[str, Any], Meta(description="a map of names to values, as the kind allows")]
     dry_run: Flag = True

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from ddmq.server.admin.contract.answers import ByTopic, HealthAnswer
+from ddmq.server.admin.contract.forms import OptionalText
 from ddmq.server.http.parameters import Answer
 
 HeldTopics = Annotated[dict[str, int], Meta(description="the topics whose delays are held, with since when")]
@@ -18,7 +19,7 @@ class DelayShardRow(Answer):
     shard: int
     epoch: int
     fires: bool
-    why: str
+    why: OptionalText
     pending: int
     orders_waiting: int
 
@@ -28,7 +29,7 @@ class DelayStandbyRow(Answer):
 
     shard: int
     warm: bool
-    why: str
+    why: OptionalText
 
 
 class DelayScopeAnswer(Answer):
@@ -52,19 +53,21 @@ class DelayAnswer(DelayScopeAnswer):
 
 
 class DelayRow(Answer):
-    """A delayed message that waits. `error`: its record is damaged, so further fields are missing."""
+    """A delayed message that waits. `held`: it does not fire until it is released. `error`: its record is
+    damaged, so further fields are missing."""
 
-    id: str
+    id: OptionalText
     due_ms: int
     topic: str
     occurrence: int
     message_id: str
     born_ms: int
+    held: bool | UnsetType = UNSET
     error: str | UnsetType = UNSET
     kind: int | UnsetType = UNSET
-    repeats: str | UnsetType = UNSET
-    key: str | UnsetType = UNSET
-    tags: str | UnsetType = UNSET
+    repeats: OptionalText | UnsetType = UNSET
+    key: OptionalText | UnsetType = UNSET
+    tags: OptionalText | UnsetType = UNSET
     body_bytes: int | UnsetType = UNSET
     preview: str | UnsetType = UNSET
 
@@ -74,6 +77,12 @@ class DelaysAnswer(DelayScopeAnswer):
 
     messages: list[DelayRow]
     next: str | None
+    orders_waiting: int
+
+
+class DelaysListing(DelayScopeAnswer):
+    """The gaps of a list of delayed messages. `orders_waiting`: commands that have not been ingested yet."""
+
     orders_waiting: int
 
 
@@ -91,11 +100,12 @@ class DelayStateAnswer(Answer):
     occurrence: int | UnsetType = UNSET
     message_id: str | UnsetType = UNSET
     born_ms: int | UnsetType = UNSET
+    held: bool | UnsetType = UNSET
     error: str | UnsetType = UNSET
     kind: int | UnsetType = UNSET
-    repeats: str | UnsetType = UNSET
-    key: str | UnsetType = UNSET
-    tags: str | UnsetType = UNSET
+    repeats: OptionalText | UnsetType = UNSET
+    key: OptionalText | UnsetType = UNSET
+    tags: OptionalText | UnsetType = UNSET
     body_bytes: int | UnsetType = UNSET
     properties: dict[str, str] | UnsetType = UNSET
     body: str | UnsetType = UNSET

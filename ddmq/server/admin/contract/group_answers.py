@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from ddmq.server.admin.contract.forms import OptionalNumber, OptionalText, OptionalTime
 from ddmq.server.admin.lag.causes import LagCause
 from ddmq.server.http.parameters import Answer
 
@@ -31,7 +32,7 @@ class SubscriptionFigures(Answer):
     dead_letters: int
     dead_letters_open: int
     dead_letters_since_start: int
-    order_key: str
+    order_key: OptionalText
     paused: bool
     paused_since_ms: int | None
     retry_waiting: int | None
@@ -91,12 +92,12 @@ class SubscriptionDetail(SubscriptionRates):
 
     order_scope: str
     order_merged: bool
-    filter: str
+    filter: OptionalText
     source: str
     set_here: list[str]
     settings: Settings
     inconsistent: int
-    push_fault: str
+    push_fault: OptionalText
     queues: list[GroupQueueRow]
 
 
@@ -134,20 +135,20 @@ class BlockedKeyRow(Answer):
     """A key whose first message is unfinished. The last four fields are about the lease of that message."""
 
     key: str
-    topic: str
-    queue_id: int
-    offset: int
-    since_ms: int
+    topic: OptionalText
+    queue_id: OptionalNumber
+    offset: OptionalNumber
+    since_ms: OptionalTime
     attempts: int
     state: str
-    error: str
+    error: OptionalText
     waiting: int
     more: bool
-    reason: str
-    client: str
-    address: str
-    leased_ms: int
-    until_ms: int
+    reason: OptionalText
+    client: OptionalText
+    address: OptionalText
+    leased_ms: OptionalTime
+    until_ms: OptionalTime
     extended: bool
 
 
@@ -165,6 +166,7 @@ class KeyActionAnswer(Answer):
     action: str
     parked: bool
     heads: list[KeyHeadRow]
+    undo: str | UnsetType = UNSET
 
 
 class GroupKeyRow(Answer):
@@ -182,16 +184,16 @@ class GroupKeyRow(Answer):
     since_ms: int | None
     attempts: int
     state: str
-    error: str
+    error: OptionalText
     waiting: int
     more: bool
-    reason: str
-    client: str
-    address: str
+    reason: OptionalText
+    client: OptionalText
+    address: OptionalText
     leased_ms: int | None
     until_ms: int | None
     extended: bool
-    error_class: str
+    error_class: OptionalText
     failing_since_ms: int | None
 
 
@@ -199,7 +201,7 @@ class KeyErrorRow(Answer):
     """The keys with one error class. `waiting`: the messages behind their first ones; `more`: there are more;
     `failing_since_ms`: of the key that has been failing longest."""
 
-    error: str
+    error: OptionalText
     keys: int
     waiting: int
     more: bool
@@ -235,12 +237,27 @@ class KeysAnswer(Answer):
     missing_more: int
 
 
+class KeysListing(Answer):
+    """The number of keys behind the beginning of the page that match (`counted`), by error class, and the
+    queues whose keys are not known here.
+
+    `by_error_others`: keys with other errors; `missing_queues_more`: further rows of `missing_queues`, and
+    groups that were not looked up.
+    """
+
+    counted: int
+    by_error: list[KeyErrorRow]
+    by_error_others: int
+    missing_queues: list[MissingQueuesRow]
+    missing_queues_more: int
+
+
 class GroupAnswer(Answer):
     """A consumer group with its subscriptions, its clients at this proxy and its blocked keys."""
 
     group: str
     source: str
-    created_ms: int
+    created_ms: OptionalTime
     waiters: int
     dead_letters_open: int
     subscriptions: list[SubscriptionDetail]
@@ -255,7 +272,7 @@ class GroupAnswer(Answer):
 class GroupShownAnswer(GroupAnswer):
     """A group whose keys were loaded. `blocked_keys_error`: why `blocked_keys` may lack some."""
 
-    blocked_keys_error: str
+    blocked_keys_error: OptionalText
 
 
 class GroupCreatedAnswer(GroupAnswer):
@@ -285,3 +302,4 @@ class SubscriptionChangedAnswer(Answer):
     paused: bool
     set_here: list[str]
     notes: list[str]
+    undo: str | UnsetType = UNSET

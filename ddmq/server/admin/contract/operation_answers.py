@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from ddmq.server.admin.contract.answers import GroupsReached
+from ddmq.server.admin.contract.forms import OptionalText
 from ddmq.server.http.parameters import Answer
 
 OperationKind = Literal["dead_letters", "keys", "delays"]
@@ -36,6 +37,7 @@ class OperationSample(Answer, kw_only=True):
     time_ms: int | UnsetType = UNSET
     due_ms: int | UnsetType = UNSET
     born_ms: int | UnsetType = UNSET
+    held: bool | UnsetType = UNSET
     repeats: str | UnsetType = UNSET
     preview: str | UnsetType = UNSET
 
@@ -78,7 +80,7 @@ class OperationAnswer(Answer, kw_only=True):
     started_ms: int | None
     at_ms: int
     ended_ms: int | None
-    error: str
+    error: OptionalText
 
 
 class OperationPlannedAnswer(OperationAnswer, kw_only=True):

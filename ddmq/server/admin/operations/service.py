@@ -144,7 +144,7 @@ class Operations:
     def list_rows(self) -> dict[str, Any]:
         """Return the plans of this process and all started operations, the newest first."""
         rows = [self._plan_row(plan) for plan in self.shelf.list_plans()]
-        started = [self.store.get(operation_id) for operation_id in self.store.list_ids()]
+        started = [self.store.get_decodable(operation_id) for operation_id in self.store.list_ids()]
         rows += [self._operation_row(*stored) for stored in started if stored is not None]
         rows.sort(key=lambda row: row["id"], reverse=True)
         return {"operations": [{name: row[name] for name in SUMMARY} for row in rows]}
@@ -196,7 +196,7 @@ class Operations:
             return plan_dead_letters(self._backend, self._clock, body.action, choice, to_topic=body.to_topic)
         if body.kind == "keys":
             return plan_keys(self._find_consumer(), body.action, choice)
-        return plan_delays(self._delays, self._clock, body.action, choice, timing)
+        return plan_delays(self._delays, self._clock, self._calls, body.action, choice, timing)
 
     def _complete_plan(
         self, body: OperationPlanBody, chosen: dict[str, Any], options: dict[str, Any], draft: PlanDraft
@@ -248,7 +248,7 @@ class Operations:
         try:
             deletable = []
             for operation_id in self.store.list_ids():
-                stored = self.store.get(operation_id)
+                stored = self.store.get_decodable(operation_id)
                 if stored is None or stored[1].state is not OperationState.RUNNING:
                     deletable.append(operation_id)
             self.store.delete_old(deletable)
