@@ -241,6 +241,8 @@ def test_dead_letters_of_a_deployment_are_resent(
 
 
 def test_wrong_delays_are_held_and_cancelled(world: IncidentWorld, front_end: FrontEnd, name: str) -> None:
+    if world.deployment == "two servers":
+        pytest.skip("each server counts, limits and lists the messages of the shards that it holds")
     topic, group, neighbour = f"mail-{name}", f"mailer-{name}", f"parcels-{name}"
     for each in (topic, neighbour):
         world.create_topic(each)
