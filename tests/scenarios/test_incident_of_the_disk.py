@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,10 +97,11 @@ def test_the_largest_writer_of_a_full_disk_is_closed(world: IncidentWorld, front
 
 def find_largest_writer(world: IncidentWorld, front_end: type[Operator]) -> str | None:
     """Over all servers, because each knows what it stored."""
-    writers: Counter[str] = Counter()
+    writers: dict[str, float] = defaultdict(float)
     for server in world.servers:
-        writers.update(front_end(server).measure_writers())
-    return writers.most_common(1)[0][0] if writers else None
+        for topic, size in front_end(server).measure_writers().items():
+            writers[topic] += size
+    return max(writers, key=writers.__getitem__) if writers else None
 
 
 def stored_in(world: IncidentWorld, topic: str) -> int:
