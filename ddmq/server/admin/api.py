@@ -263,7 +263,9 @@ def check_parameters(route: Route, request: AdminRequest) -> AdminRequest:
         route.listing.check_form(query.form, texts)
     if route.body is None:
         check_names("body key", body, ())
-    elif isinstance(route.body, type):
+    elif isinstance(route.body, bodies.SettingsBody):
+        check_names("body key", body, route.body.schema["properties"])
+    else:
         body = read_body(route.body, body)
     return request._replace(query=query, body=body, is_forwarded=FORWARDED in request.query)
 
