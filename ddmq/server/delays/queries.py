@@ -43,7 +43,7 @@ from ddmq_common.plain_text import body_fields
 from delay_service.core.occurrences import occurrence_id
 from delay_service.due.holds import is_held, list_holds
 from delay_service.service import DelayService
-from delay_service.store.port import DelayStore, DueCounts, DueKey, IdKind, Pending, Scan
+from delay_service.store.port import DelayStore, DueKey, DueTimeCounts, IdKind, Pending, Scan
 
 T = TypeVar("T")
 PAGE = 500
@@ -155,7 +155,7 @@ class DelayQueries:
             addresses = {}
         return {number: addresses.get(number, "") for number in range(self._queues()) if number not in owned}
 
-    def count_due(self, topic: str | None, start: int, end: int, step: int) -> list[DueCounts]:
+    def count_due(self, topic: str | None, start: int, end: int, step: int) -> list[DueTimeCounts]:
         """Return the numbers of waiting messages by due time, in minutes, of each open shard that this
         process owns."""
         if self._timers is None:
