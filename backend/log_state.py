@@ -20,7 +20,7 @@ class LogSegment(NamedTuple):
     dead_letters_only: bool
 
 
-class LogState(NamedTuple):
+class LogFilesState(NamedTuple):
     """The disk of a log, its marks, its holds and its segments, the oldest first.
 
     Below `clean_bytes` of free space old segments are deleted, below `refuse_bytes` sends are rejected, and

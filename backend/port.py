@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from backend.completion import Completion, failed, succeeded
 from backend.engine import TopicAnswer, check_find, check_read
-from backend.log_state import LogSegment, LogState
+from backend.log_state import LogFilesState, LogSegment
 from backend.records import (
     AppendResult,
     Bounds,
@@ -359,7 +359,7 @@ class Backend(ABC):
         Returns at once.
         """
 
-    def read_log_state(self) -> LogState | None:
+    def read_log_state(self) -> LogFilesState | None:
         """Return the state of the log's files and their disk. Blocks the calling greenlet.
 
         None: the engine has no files of its own, or another process writes them. Raises StorageError.

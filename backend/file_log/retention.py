@@ -43,7 +43,7 @@ from backend.file_log.core.retention import (
     show_bytes,
 )
 from backend.file_log.storage import Storage
-from backend.log_state import LogSegment, LogState
+from backend.log_state import LogFilesState, LogSegment
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, DiskFullError, StorageError
 from ddmq_common.metrics.catalogue import (
@@ -185,11 +185,11 @@ class Retention:
 
     # --- for operators
 
-    def read_state(self) -> LogState:
+    def read_state(self) -> LogFilesState:
         """Return the state of the disk and of the segments. Blocks the greenlet. Raises StorageError."""
         disk, holds, dead_letters = self._measure_disk(), list(self._holds()), self._dead_letter_holds()
         marks, segments = apply_marks(self.options, disk.total), self._segments()
-        return LogState(
+        return LogFilesState(
             disk.free, disk.total, *marks, self.admission is DiskAdmission.OPEN, self.options.age_ms,
             self.options.log_bytes_max, [(hold.position, hold.reason) for hold in sorted(holds)],
             [*_with_holds(segments[:-1], holds, dead_letters), *map(_describe_segment, segments[-1:])],

@@ -21,7 +21,7 @@ from ddmq_common.errors import DamagedError
 from ddmq_common.rocks.database import Pair, WriteBatch
 from delay_service.store import layout
 from delay_service.store.layout import COUNTED_ALL, COUNTED_NONE
-from delay_service.store.port import DueCounts, DueKey, Pending, StoreChanges
+from delay_service.store.port import DueKey, DueTimeCounts, Pending, StoreChanges
 
 MINUTE_MS = 60_000
 HOUR = 60  # minutes, and counts of an hour block
@@ -180,7 +180,7 @@ class DueCounters:
 
     # --- reading
 
-    def read(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueCounts:
+    def read(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueTimeCounts:
         """Return the counts of `topic` (None: of all topics) in steps of so many minutes.
 
         The range must begin and end at a multiple of `step`, and `step` must divide an hour, be whole hours
@@ -205,7 +205,7 @@ class DueCounters:
         after = sum(hours.values()) - self._count_before(name, hours, changes, to_minute)
         first, end = (min(hours) * HOUR, (max(hours) + 1) * HOUR) if hours else (None, None)
         nonzero = {start: count for start, count in counts.items() if count > 0}
-        return DueCounts(nonzero, before, after, first, end, self.is_complete)
+        return DueTimeCounts(nonzero, before, after, first, end, self.is_complete)
 
     def _changes_of(self, name: str) -> _Changes:
         """Return the changes of a topic that are not in its blocks yet."""

@@ -17,8 +17,8 @@ from ddmq_common.errors import StorageError, UnsupportedError
 from delay_service.store.port import (
     UNBOUNDED,
     DelayStore,
-    DueCounts,
     DueKey,
+    DueTimeCounts,
     IdState,
     Pending,
     Scan,
@@ -184,7 +184,7 @@ class MemoryDelayStore(DelayStore):
     def sizes(self) -> Mapping[str, int]:
         return self._sizes
 
-    def count_due(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueCounts:
+    def count_due(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueTimeCounts:
         self._check()
         minutes = Counter(
             message.due_ms // MINUTE_MS
@@ -199,7 +199,7 @@ class MemoryDelayStore(DelayStore):
         before = sum(count for minute, count in minutes.items() if minute < from_minute)
         after = sum(count for minute, count in minutes.items() if minute >= to_minute)
         first, end = (min(minutes) // 60 * 60, (max(minutes) // 60 + 1) * 60) if minutes else (None, None)
-        return DueCounts(dict(counts), before, after, first, end, complete=True)
+        return DueTimeCounts(dict(counts), before, after, first, end, complete=True)
 
     def meta(self, name: str) -> bytes | None:
         self._check()

@@ -92,7 +92,7 @@ class Scan(NamedTuple):
     bytes_max: int = UNBOUNDED
 
 
-class DueCounts(NamedTuple):
+class DueTimeCounts(NamedTuple):
     """The number of waiting messages by due time, in steps that begin at multiples of their length.
 
     `counts`: by the first minute of each step in the range that has messages. `before`, `after`: due before
@@ -222,7 +222,7 @@ class DelayStore(ABC):
         """
 
     @abstractmethod
-    def count_due(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueCounts:
+    def count_due(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueTimeCounts:
         """Return the number of waiting messages of `topic` (None: of all), by due time, from counters.
 
         Minutes are those since the epoch. The range must begin and end at a multiple of `step`, and `step`

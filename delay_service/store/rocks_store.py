@@ -26,8 +26,8 @@ from delay_service.store.layout import decode_all, decode_count, decode_pending,
 from delay_service.store.port import (
     UNBOUNDED,
     DelayStore,
-    DueCounts,
     DueKey,
+    DueTimeCounts,
     IdState,
     Pending,
     Scan,
@@ -266,7 +266,7 @@ class RocksStore(DelayStore):
     def sizes(self) -> Mapping[str, int]:
         return self._counts.sizes
 
-    def count_due(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueCounts:
+    def count_due(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueTimeCounts:
         with self._guarded_calls():
             return self._due_counters.read(topic, from_minute, to_minute, step)
 

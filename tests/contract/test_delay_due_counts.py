@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ddmq_common.rocks.database import Rocks, WriteBatch
 from delay_service.store import due_counts, layout
 from delay_service.store.opening import open_store
-from delay_service.store.port import DelayStore, DueCounts, Pending, StoreChanges
+from delay_service.store.port import DelayStore, DueTimeCounts, Pending, StoreChanges
 from tests.contract.delay_store_kit import SMALL, STORES, message
 from tests.examples import examples
 
@@ -24,13 +24,13 @@ STEPS = (1, 2, 30, 60, 360, 1_440, 2_880)
 
 def count_naively(
     messages: Iterable[Pending], topic: str | None, start: int, end: int, step: int
-) -> DueCounts:
+) -> DueTimeCounts:
     minutes = [one.due_ms // MINUTE for one in messages if topic in (None, one.topic)]
     counts = Counter(minute - minute % step for minute in minutes if start <= minute < end)
     first = min(minutes) // 60 * 60 if minutes else None
     last = (max(minutes) // 60 + 1) * 60 if minutes else None
     before, after = sum(minute < start for minute in minutes), sum(minute >= end for minute in minutes)
-    return DueCounts(dict(counts), before, after, first, last, complete=True)
+    return DueTimeCounts(dict(counts), before, after, first, last, complete=True)
 
 
 def check_counts(store: DelayStore, messages: Iterable[Pending]) -> None:
@@ -71,7 +71,7 @@ def test_counters_follow_adds_removals_and_deferrals(
     store.close()
 
 
-class Shard:
+class CountedShard:
     """A store, and what must be in it."""
 
     def __init__(self, folder: Path) -> None:
@@ -151,7 +151,7 @@ def test_counters_equal_a_naive_count_after_any_history(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(due_counts, "CACHED_BLOCKS_MAX", cached)
         patch.setattr(due_counts, "ROWS_MAX", rows)
-        shard = Shard(tmp_path_factory.mktemp("shard"))
+        shard = CountedShard(tmp_path_factory.mktemp("shard"))
         for name, seed, count in history:
             if name in ("add", "remove"):
                 getattr(shard, name)(seed, count)
@@ -170,7 +170,7 @@ def test_counters_equal_a_naive_count_after_any_history(
 
 
 def test_a_store_without_counters_is_counted_while_it_is_used(tmp_path: Path) -> None:
-    shard = Shard(tmp_path)
+    shard = CountedShard(tmp_path)
     shard.add(1, 200)
     shard.use_earlier_release(2)
     assert not shard.store.count_due(None, 0, 1, 1).complete
@@ -186,7 +186,7 @@ def test_a_store_without_counters_is_counted_while_it_is_used(tmp_path: Path) ->
 
 
 def test_counters_that_do_not_add_up_are_made_again(tmp_path: Path) -> None:
-    shard = Shard(tmp_path)
+    shard = CountedShard(tmp_path)
     shard.add(1, 50)
     shard.remove(1, 20)
     folder = shard.store.folder

@@ -86,11 +86,11 @@ def list_clients(group: str | None, count: int, after: str | None, admin: AdminC
 
 
 def _client_row(item: Mapping[str, Any], now_ms: int) -> list[Any]:
-    seen = format_age((now_ms - item["last_seen_ms"]) / 1000)
-    seen += "" if item["connected"] else ", disconnected"
+    last_seen = format_age((now_ms - item["last_seen_ms"]) / 1000)
+    last_seen += "" if item["connected"] else ", disconnected"
     return [
         item["group"], item["client_id"], item["address"], item["process"],
-        format_age((now_ms - item["since_ms"]) / 1000), seen,
+        format_age((now_ms - item["since_ms"]) / 1000), last_seen,
         item["in_flight"], ", ".join(item["topics"]),
     ]  # fmt: skip
 

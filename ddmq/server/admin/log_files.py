@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 
 from backend.engines import FILE_LOG
-from backend.log_state import LogSegment, LogState
+from backend.log_state import LogFilesState, LogSegment
 from backend.port import Backend
 from ddmq.address import HostPort
 from ddmq.server.admin.contract.bodies import LogCleanBody
 from ddmq.server.admin.contract.log_answers import (
     LogAnswer,
     LogCleanedAnswer,
-    LogDisk,
+    LogDiskRow,
     LogHoldRow,
     LogSegmentRow,
     LogWriterRow,
@@ -121,13 +121,15 @@ class LogFiles:
         if segments is None:
             return self._forward(request)
         state = self._backend.read_log_state()
-        left = [] if state is None else [each for each in state.segments if each.newest_ms < body.before_ms]
-        held = [each for each in left if each.held_by and each not in segments]
+        old_segments = (
+            [] if state is None else [each for each in state.segments if each.newest_ms < body.before_ms]
+        )
+        held_segments = [each for each in old_segments if each.held_by and each not in segments]
         unread, whole = self._count_unread(max((each.newest_ms for each in segments), default=0))
         return LogCleanedAnswer(
             dry_run=body.dry_run, segments=len(segments), bytes=sum(each.bytes_on_disk for each in segments),
             newest_ms=max((each.newest_ms for each in segments), default=None),
-            held=[_segment_row(each) for each in held[:SEGMENTS_MAX]], unread=unread, exact=whole,
+            held=[_segment_row(each) for each in held_segments[:SEGMENTS_MAX]], unread=unread, exact=whole,
         )  # fmt: skip
 
     def _forward(self, request: AdminRequest) -> Any:
@@ -172,8 +174,8 @@ def _try_forward(address: HostPort, request: AdminRequest) -> Text | None:
     return answer if answer.status != 503 else None
 
 
-def _describe_state(answer: LogAnswer, state: LogState) -> None:
-    answer.disk = LogDisk(
+def _describe_state(answer: LogAnswer, state: LogFilesState) -> None:
+    answer.disk = LogDiskRow(
         free_bytes=state.free_bytes, total_bytes=state.total_bytes, clean_bytes=state.clean_bytes,
         refuse_bytes=state.refuse_bytes, reserve_bytes=state.reserve_bytes,
         accepts_sends=state.accepts_sends, age_ms=state.age_ms, log_bytes_max=state.log_bytes_max,

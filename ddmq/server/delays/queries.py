@@ -46,7 +46,7 @@ from delay_service.core.held_messages import HELD_FROM_MS, is_held_ms, plain_due
 from delay_service.core.occurrences import occurrence_id
 from delay_service.due.holds import is_held, list_holds
 from delay_service.service import DelayService
-from delay_service.store.port import DelayStore, DueCounts, DueKey, IdKind, Pending, Scan
+from delay_service.store.port import DelayStore, DueKey, DueTimeCounts, IdKind, Pending, Scan
 
 T = TypeVar("T")
 PAGE = 500
@@ -170,7 +170,7 @@ class DelayQueries:
             addresses = {}
         return {number: addresses.get(number, "") for number in range(self._queues()) if number not in owned}
 
-    def count_due(self, topic: str | None, start: int, end: int, step: int) -> list[DueCounts]:
+    def count_due(self, topic: str | None, start: int, end: int, step: int) -> list[DueTimeCounts]:
         """Return the numbers of waiting messages by due time, in minutes, of each open shard that this
         process owns."""
         if self._timers is None:

@@ -162,6 +162,14 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     visit("POST", f"/delay/messages/{waiting['id']}", {"action": "cancel"})
     visit("GET", f"/delay/messages/{waiting['id']}")
     visit("GET", f"/delay/count?topic={topic}")
+    visit("GET", f"/delay/histogram?topic={topic}")
+    for path in ("/processes", "/clients", "/config?changed=1", "/log", f"/retries?group={dead_group}"):
+        visit("GET", path)
+    visit("POST", f"/topics/{topic}/search", {"text": "one"})
+    if shell.server.admin("GET", "log")["disk"] is not None:
+        visit("POST", "/log/clean", {"before_ms": 1, "dry_run": True})
+    else:
+        visitor.operations.add("POST /log/clean")  # the engine deletes by itself
     visit("POST", "/delay/backup", {"folder": topic[:40]})
     visit("DELETE", f"/groups/{dead_group}")
     visit("DELETE", f"/topics/{topic}")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from backend.records import NewRecord
 from ddmq.server.admin.search import records
-from ddmq.server.admin.search.records import Cursor, RecordRange, RecordScan, read_cursor
+from ddmq.server.admin.search.records import RecordScan, ScannedRange, ScanPosition, read_cursor
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
 from tests.support.backend_rig import BackendRig
@@ -42,7 +42,7 @@ def test_every_record_of_the_ranges_comes_once(
     for start, length in sorted(finished):
         if not done_ranges or start > done_ranges[-1][1]:
             done_ranges.append((start, start + length))
-    ranges = [RecordRange(0, ref, *limits[ref.queue_id], done_ranges) for ref in refs]
+    ranges = [ScannedRange(0, ref, *limits[ref.queue_id], done_ranges) for ref in refs]
     expected = [
         (ref.queue_id, offset)
         for ref in refs
@@ -50,7 +50,7 @@ def test_every_record_of_the_ranges_comes_once(
         if not any(start <= offset < end for start, end in done_ranges)
     ]
     seen: list[tuple[int, int]] = []
-    after: Cursor | None = None
+    after: ScanPosition | None = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "SCANNED_MAX", most)
         for _ in range(500):
@@ -68,13 +68,13 @@ def test_every_record_of_the_ranges_comes_once(
 
 
 def test_a_walk_ends_in_time(rig: BackendRig) -> None:
-    ranges = [RecordRange(0, ref, 0, 20) for ref in rig.backend.topic("t").refs()]  # type: ignore[union-attr]
+    ranges = [ScannedRange(0, ref, 0, 20) for ref in rig.backend.topic("t").refs()]  # type: ignore[union-attr]
     scan = RecordScan(rig.backend, rig.clock, ranges, None)
     seen = 0
     for _ in scan.walk_records():
         seen += 1
         rig.clock.advance(records.SEARCH_S)
-    assert (seen, scan.next) == (20, Cursor(0, 1, 0)), "the batch that was read is examined"
+    assert (seen, scan.next) == (20, ScanPosition(0, 1, 0)), "the batch that was read is examined"
 
 
 @pytest.mark.parametrize("text", ["", "1", "1.2", "1.2.x", "1.2.3.4", "1.2.-3", "٣.1.1", "1.1." + "9" * 40])

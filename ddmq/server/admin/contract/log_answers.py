@@ -8,7 +8,7 @@ from ddmq.server.admin.contract.live_answers import Missing
 from ddmq.server.http.parameters import Answer
 
 
-class LogDisk(Answer):
+class LogDiskRow(Answer):
     """The disk of the log. Below `clean_bytes` of free space old segments are deleted, below `refuse_bytes`
     sends are rejected, below `reserve_bytes` nothing is written. `age_ms`, `log_bytes_max`: the limits of
     retention."""
@@ -56,7 +56,7 @@ class LogAnswer(Answer):
     """
 
     engine: str
-    disk: LogDisk | None
+    disk: LogDiskRow | None
     log_bytes: int | None
     fill_bytes_per_s: int | None
     full_at_ms: int | None

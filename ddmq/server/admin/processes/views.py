@@ -49,7 +49,7 @@ Position = tuple[str, str, str, str]  # of a client: group, client id, process, 
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """What a process knows of itself. `list_peers`: returns the addresses of the connections to its producer
+    """The facts that a process knows of itself. `list_peers`: returns the addresses of the connections to its producer
     proxy. `instance`: another one after each start."""
 
     name: str = ""

@@ -6,7 +6,7 @@ from backend.port import Backend
 from backend.records import StoredRecord
 from ddmq.server.admin.contract.bodies import MessageSearchBody
 from ddmq.server.admin.messages import ANSWER_BYTES_MAX, message_row
-from ddmq.server.admin.search.records import RecordRange, RecordScan, read_cursor
+from ddmq.server.admin.search.records import RecordScan, ScannedRange, read_cursor
 from ddmq.server.admin.topics import WAIT_S, require_topic
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common.clock import Clock
@@ -50,7 +50,7 @@ def _is_match(sql: SqlFilter, record: StoredRecord) -> bool:
     return sql.find_rejection(bytes(record.delivery)) is None
 
 
-def _list_ranges(backend: Backend, topic: str, body: MessageSearchBody) -> list[RecordRange]:
+def _list_ranges(backend: Backend, topic: str, body: MessageSearchBody) -> list[ScannedRange]:
     """Return the offsets of the requested time in each queue of the topic."""
     queues = require_topic(backend, topic).refs()
     ranges = []
@@ -62,5 +62,5 @@ def _list_ranges(backend: Backend, topic: str, body: MessageSearchBody) -> list[
             start = max(start, backend.offset_for_time(queue, body.from_ms).wait(WAIT_S))
         if body.to_ms is not None:
             end = min(end, backend.offset_for_time(queue, body.to_ms).wait(WAIT_S))
-        ranges.append(RecordRange(0, queue, start, end))
+        ranges.append(ScannedRange(0, queue, start, end))
     return ranges

@@ -24,7 +24,7 @@ BATCH, BATCH_BYTES = 256, 1 << 20
 _NUMBERS = 3
 
 
-class Cursor(NamedTuple):
+class ScanPosition(NamedTuple):
     """The position from which a walk continues: the kind and number of a queue, and an offset in it."""
 
     kind: int
@@ -35,7 +35,7 @@ class Cursor(NamedTuple):
         return f"{self.kind}.{self.queue_id}.{self.offset}"
 
 
-class RecordRange(NamedTuple):
+class ScannedRange(NamedTuple):
     """Offsets `[start, end)` of a queue, without those in `finished` (ascending ranges)."""
 
     kind: int
@@ -54,7 +54,7 @@ class RecordRange(NamedTuple):
         return offset < self.end and not (index and offset < self.finished[index - 1][1])
 
 
-def read_cursor(text: str | None) -> Cursor | None:
+def read_cursor(text: str | None) -> ScanPosition | None:
     """Parse `after` of a request. Raises CallerError."""
     if text is None:
         return None
@@ -63,7 +63,7 @@ def read_cursor(text: str | None) -> Cursor | None:
         each.isdecimal() and each.isascii() and len(each) <= 18 for each in numbers
     ):
         raise CallerError(f"after is {text[:120]!r}; allowed: the `next` of an earlier answer")
-    return Cursor(*map(int, numbers))
+    return ScanPosition(*map(int, numbers))
 
 
 class RecordScan:
@@ -71,10 +71,10 @@ class RecordScan:
     where another walk continues; None: this one reached the end."""
 
     def __init__(
-        self, backend: Backend, clock: Clock, ranges: Sequence[RecordRange], after: Cursor | None
+        self, backend: Backend, clock: Clock, ranges: Sequence[ScannedRange], after: ScanPosition | None
     ) -> None:
         self.scanned = 0
-        self.next: Cursor | None = None
+        self.next: ScanPosition | None = None
         self._backend = backend
         self._clock = clock
         self._stop_at = clock.monotonic() + SEARCH_S
@@ -97,7 +97,7 @@ class RecordScan:
             at = each.start
             while at < each.end:
                 if self._must_end():
-                    self.next = Cursor(each.kind, each.queue.queue_id, at)
+                    self.next = ScanPosition(each.kind, each.queue.queue_id, at)
                     return
                 records, following = self._read_batch(each, at)
                 for record in paced(records):
@@ -112,7 +112,7 @@ class RecordScan:
         is_late = self._clock.monotonic() >= self._stop_at
         return self._full or is_late or self.scanned >= SCANNED_MAX
 
-    def _read_batch(self, each: RecordRange, at: int) -> tuple[list[StoredRecord], int]:
+    def _read_batch(self, each: ScannedRange, at: int) -> tuple[list[StoredRecord], int]:
         """Return the next records of a range, and the offset after them."""
         count = min(BATCH, each.end - at)
         batch = self._backend.read(each.queue, at, count, BATCH_BYTES).wait(WAIT_S)

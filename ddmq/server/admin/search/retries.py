@@ -10,7 +10,7 @@ from backend.internal_topics import REAL_TOPIC
 from backend.port import Backend
 from backend.records import QueueRef, StoredRecord
 from ddmq.server.admin.contract.queries import RetriesQuery
-from ddmq.server.admin.search.records import RecordRange, RecordScan, read_cursor
+from ddmq.server.admin.search.records import RecordScan, ScannedRange, read_cursor
 from ddmq.server.admin.topics import WAIT_S
 from ddmq_common import delivery
 from ddmq_common.clock import Clock
@@ -41,7 +41,7 @@ def list_retries(backend: Backend, clock: Clock, query: RetriesQuery) -> dict[st
     }  # fmt: skip
 
 
-def _list_ranges(backend: Backend, group: str) -> list[RecordRange]:
+def _list_ranges(backend: Backend, group: str) -> list[ScannedRange]:
     ranges = []
     for kind, topic, owner in (
         (DUE, retry_topic(group), group),
@@ -53,7 +53,7 @@ def _list_ranges(backend: Backend, group: str) -> list[RecordRange]:
         for queue, view, limits in zip(queues, views.wait(WAIT_S), bounds.wait(WAIT_S), strict=True):
             if limits is not None:
                 start = max(limits.min, view.committed or 0)
-                ranges.append(RecordRange(kind, queue, start, limits.next, sorted(view.finished)))
+                ranges.append(ScannedRange(kind, queue, start, limits.next, sorted(view.finished)))
     return ranges
 
 
