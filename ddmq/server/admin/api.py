@@ -133,7 +133,7 @@ class AdminApi:
         )  # fmt: skip
         find_behind = None if self._groups is None else partial(self._groups.list_lags, None)
         self.live = LiveViews(
-            backend, metrics, clock, lambda: health_fields(health()), self._others, find_behind,
+            backend, metrics, clock, lambda: health_fields(health()), self.processes, find_behind,
             self._findings.answer, partial(count_next_hour, self.delays, clock),
         )  # fmt: skip
         self.log = LogFiles(backend, consumer, metrics, clock, self.live, self.processes)

@@ -13,9 +13,10 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -44,13 +45,14 @@ from proxy_consumer.service import ConsumerService
 
 SUBSCRIPTIONS_MAX = 100  # in the row of a process
 CLIENTS_MAX = 1_000  # in an answer
+OWNERS_S = 5.0  # the owners of delay shards are asked for so often
 Position = tuple[str, str, str, str]  # of a client: group, client id, process, address
 
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """The facts that a process knows of itself. `list_peers`: returns the addresses of the connections to its producer
-    proxy. `instance`: another one after each start."""
+    """The facts that a process knows of itself. `list_peers`: returns the addresses of the connections to its
+    producer proxy. `instance`: another one after each start."""
 
     name: str = ""
     instance: str = ""
@@ -83,10 +85,14 @@ class ProcessViews:
         self._others = others
         self._list_owners = list_owners
         self._info = info
+        self._owners: list[str] = []
+        self._owners_at = float("-inf")
 
-    def fetch_others(self, path: str, *keys: str, query: dict[str, str] | None = None) -> OtherAnswers:
+    def fetch_answers(
+        self, path: str, *keys: str, query: Mapping[str, str] = MappingProxyType({})
+    ) -> OtherAnswers:
         """Request `path` from all other processes that are known."""
-        return fetch_answers(self._find_others(), path, *keys, query=query or {})
+        return fetch_answers(self._find_others(), path, *keys, query=query)
 
     def list_other_addresses(self) -> list[HostPort]:
         """Return the admin addresses of all other processes that are known."""
@@ -94,7 +100,10 @@ class ProcessViews:
 
     def _find_others(self) -> dict[str, HostPort]:
         addresses = {_reachable(each): (name, each) for name, each in self._others.addresses.items()}
-        for text in self._list_owners():
+        now = self._clock.monotonic()
+        if now >= self._owners_at + OWNERS_S:
+            self._owners, self._owners_at = self._list_owners(), now
+        for text in self._owners:
             addresses.setdefault(_reachable(parse(text)), (text, parse(text)))
         addresses.pop(_reachable(parse(self._info.own_address)) if self._info.own_address else "", None)
         return dict(addresses.values())
@@ -105,7 +114,7 @@ class ProcessViews:
         """Answer GET /processes; to another process, with the row of this one."""
         rows, silent = [self._describe_process()], dict[str, str]()
         if not request.is_forwarded:
-            others = self.fetch_others("/processes", "items")
+            others = self.fetch_answers("/processes", "items")
             silent = others.silent
             rows += [msgspec.convert(row, ProcessRow) for each in others.answers for row in each["items"]]
         by_instance = {row.instance: row for row in rows}
@@ -139,7 +148,7 @@ class ProcessViews:
         rows = self._list_own_clients(query.group)
         total, silent = len(rows), dict[str, str]()
         if not request.is_forwarded:
-            others = self.fetch_others("/clients", "items", "total", query=query_texts(query))
+            others = self.fetch_answers("/clients", "items", "total", query=query_texts(query))
             silent = others.silent
             rows += [msgspec.convert(row, ClientRow) for each in others.answers for row in each["items"]]
             total += sum(each["total"] for each in others.answers)
