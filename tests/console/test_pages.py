@@ -26,7 +26,6 @@ PAGES = {
     "transactions": "Open transactions",
     "system": "System",
     "changes": "Changes",
-    "access": "Access",
     "search?text=bill": "billing",
     f"topics/{HOSTILE_TOPIC}": "script",
 }
