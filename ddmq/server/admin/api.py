@@ -13,9 +13,12 @@ import msgspec
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
 from ddmq.server.admin.changes.service import RecordedChanges
-from ddmq.server.admin.contract import (
+from ddmq.server.admin.contract import bodies, queries
+from ddmq.server.admin.contract.openapi import encode_document
+from ddmq.server.admin.contract.queries import FormQuery
+from ddmq.server.admin.contract.route import Route
+from ddmq.server.admin.contract.structs import (
     answers,
-    bodies,
     change_answers,
     delay_answers,
     group_answers,
@@ -23,12 +26,8 @@ from ddmq.server.admin.contract import (
     log_answers,
     operation_answers,
     process_answers,
-    queries,
     search_answers,
 )
-from ddmq.server.admin.contract.openapi import encode_document
-from ddmq.server.admin.contract.queries import FormQuery
-from ddmq.server.admin.contract.route import Route
 from ddmq.server.admin.contract.versions import NameLocks, check_version, group_version, topic_version
 from ddmq.server.admin.figures import MetricsPage, OtherProcesses, merge_counters
 from ddmq.server.admin.groups import AdminGroups

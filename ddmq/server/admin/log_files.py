@@ -17,7 +17,7 @@ from backend.log_state import LogFilesState, LogSegment
 from backend.port import Backend
 from ddmq.address import HostPort
 from ddmq.server.admin.contract.bodies import LogCleanBody
-from ddmq.server.admin.contract.log_answers import (
+from ddmq.server.admin.contract.structs.log_answers import (
     LogAnswer,
     LogCleanedAnswer,
     LogDiskRow,

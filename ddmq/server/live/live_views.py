@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from backend.port import Backend
-from ddmq.server.admin.contract.live_answers import HistoryAnswer, SubscriptionName
 from ddmq.server.admin.contract.queries import HistoryQuery
+from ddmq.server.admin.contract.structs.live_answers import HistoryAnswer, SubscriptionName
 from ddmq.server.admin.figures import OtherAnswers
 from ddmq.server.findings.watch import merge_findings
 from ddmq.server.http.connection import JSON

@@ -23,7 +23,8 @@ import msgspec
 
 from backend.port import Backend
 from ddmq.address import HostPort, parse
-from ddmq.server.admin.contract.process_answers import (
+from ddmq.server.admin.contract.queries import ClientsQuery
+from ddmq.server.admin.contract.structs.process_answers import (
     ClientRow,
     ClientsAnswer,
     ConfigAnswer,
@@ -32,7 +33,6 @@ from ddmq.server.admin.contract.process_answers import (
     ProcessesAnswer,
     ProcessRow,
 )
-from ddmq.server.admin.contract.queries import ClientsQuery
 from ddmq.server.admin.figures import OtherAnswers, OtherProcesses, fetch_answers
 from ddmq.server.effective_settings import EffectiveSetting
 from ddmq.server.http.pace import paced
