@@ -57,13 +57,15 @@ class CheckedResource(NamedTuple):
 class ClusterFacts(NamedTuple):
     """The checked settings of a cluster.
 
-    `same_prefix_roots`: other installations with the same `topic_prefix`.
+    `same_prefix_roots`: other installations with the same `topic_prefix`. `feature_level`: the recorded one,
+    if it was read.
     """
 
     cluster_id: str
     brokers: int
     resources: tuple[CheckedResource, ...]
     same_prefix_roots: tuple[str, ...] = ()
+    feature_level: int | None = None
 
 
 class ClusterFinding(NamedTuple):
