@@ -7,7 +7,8 @@ factor is no setting in Kafka; here it counts as one, under REPLICAS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ IN_SYNC = 2
 RESOURCES_NAMED = 5  # by name; of the others how many there are
 BATCH_BYTES = "1000000"  # librdkafka's own batch.size
 REPLICAS = "replication factor"
+BROKER_VERSION = "inter.broker.protocol.version"  # of Kafka 3 and older
+BROKER_VERSION_MIN = (3, 3)  # the oldest that is tested
+_NEWER_BROKERS = "allowed: Kafka 3.3 or newer, with this setting at 3.3 or higher"
 # Of a value, with all settings of its place, and the number of brokers.
 IsViolated = Callable[[str, Mapping[str, str], int], bool]
 
@@ -306,6 +310,15 @@ def _broker_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
         return brokers >= COPIES and _to_number(value) < IN_SYNC
 
     rules = [
+        ClusterRule(
+            broker,
+            BROKER_VERSION,
+            _is_too_old,
+            ".".join(map(str, BROKER_VERSION_MIN)),
+            "processes do not start",
+            True,
+            _NEWER_BROKERS,
+        ),
         broker_rule(
             "transaction.state.log.replication.factor",
             _few_copies,
@@ -348,6 +361,20 @@ def _broker_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
             )._replace(remedy=remedy_text)
         )
     return tuple(rules)
+
+
+def find_version_error(resources: Iterable[CheckedResource]) -> str:
+    """Return why these brokers are too old, or "". Kafka 4 has no such setting, and is new enough."""
+    for resource in resources:
+        version = (resource.settings or {}).get(BROKER_VERSION, "")
+        if resource.kind is Kind.BROKER and _is_too_old(version, {}, 0):
+            return f"broker {resource.name} runs with {BROKER_VERSION}={version}; {_NEWER_BROKERS}"
+    return ""
+
+
+def _is_too_old(version: str, _: Mapping[str, str], __: int) -> bool:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return match is not None and (int(match[1]), int(match[2])) < BROKER_VERSION_MIN
 
 
 def find_violations(facts: ClusterFacts, options: KafkaOptions) -> list[ClusterFinding]:

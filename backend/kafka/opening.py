@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import gevent
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource
+from confluent_kafka.admin import AclOperation, AdminClient, ClusterMetadata, ConfigResource
 
 from backend.kafka.admission import TopicAdmission
 from backend.kafka.clients.admin import WAITING_TOPICS, SystemTopics
@@ -32,6 +32,7 @@ from backend.kafka.cluster_rules import (
     ClusterFacts,
     ClusterFinding,
     Kind,
+    find_version_error,
     find_violations,
 )
 from backend.kafka.coordination.feature_level import (
@@ -104,7 +105,9 @@ def _await_cluster(options: KafkaOptions, clock: Clock, on_waiting: Callable[[st
     while True:
         try:
             check = check or in_thread(ClusterCheck, options)
-            return in_thread(check.read_cluster_id)
+            cluster_id = in_thread(check.read_cluster_id)
+            in_thread(check.check_versions)
+            return cluster_id
         except RemoteError as error:
             reason = str(error)
         on_waiting(reason)
@@ -161,6 +164,16 @@ class ClusterCheck:
         """Return the cluster's id, asking the cluster each time."""
         return self._call_cluster(lambda: str(self._admin.list_topics(timeout=ANSWER_S).cluster_id or ""))
 
+    def check_versions(self) -> None:
+        """Raise ConfigError if a broker is too old. Nothing is known if this user may not see that."""
+        self._end = time.monotonic() + CHECK_TIMEOUT_S  # the cluster may have been away for longer
+        brokers = self._call_cluster(
+            lambda: self._read_brokers(self._admin.list_topics(timeout=self._remaining_s()))
+        )
+        error = find_version_error(brokers)
+        if error:
+            raise ConfigError(f"Kafka at {self._options.bootstrap}: {error}")
+
     def _call_cluster(self, request: Callable[[], T]) -> T:
         try:
             return request()
@@ -197,7 +210,7 @@ class ClusterCheck:
         topics = [
             resource for batch in _in_batches(list(kinds)) for resource in self._read_topics(batch, kinds)
         ]
-        brokers = [self._read_broker(number) for number in sorted(listed.brokers)[:BROKERS_MAX]]
+        brokers = self._read_brokers(listed)
         same_prefix_roots = tuple(admission.find_same_prefix_roots())
         return ClusterFacts(
             listed.cluster_id or "", len(listed.brokers), (*brokers, *topics), same_prefix_roots, level
@@ -274,6 +287,9 @@ class ClusterCheck:
                 )
             )
         return checked
+
+    def _read_brokers(self, listed: ClusterMetadata) -> list[CheckedResource]:
+        return [self._read_broker(number) for number in sorted(listed.brokers)[:BROKERS_MAX]]
 
     def _read_broker(self, number: int) -> CheckedResource:
         resource = ConfigResource(ConfigResource.Type.BROKER, str(number))
