@@ -147,7 +147,13 @@ _MOVE = (
 
 def rules_for(options: KafkaOptions) -> tuple[ClusterRule, ...]:
     """Return the rules that apply to an installation with these options."""
-    return (*_safety_rules(), *_retention_rules(), *_message_rules(options), *_broker_rules(options))
+    return (
+        *_safety_rules(),
+        *_retention_rules(),
+        *_message_rules(options),
+        _version_rule(),
+        *_broker_rules(options),
+    )
 
 
 def _safety_rules() -> tuple[ClusterRule, ...]:
@@ -295,6 +301,13 @@ def _message_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
     )
 
 
+def _version_rule() -> ClusterRule:
+    oldest = ".".join(map(str, BROKER_VERSION_MIN))
+    broker = frozenset((Kind.BROKER,))
+    breaks = "processes do not start"
+    return ClusterRule(broker, BROKER_VERSION, _is_too_old, oldest, breaks, True, _NEWER_BROKERS)
+
+
 def _broker_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
     broker = frozenset((Kind.BROKER,))
 
@@ -310,15 +323,6 @@ def _broker_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
         return brokers >= COPIES and _to_number(value) < IN_SYNC
 
     rules = [
-        ClusterRule(
-            broker,
-            BROKER_VERSION,
-            _is_too_old,
-            ".".join(map(str, BROKER_VERSION_MIN)),
-            "processes do not start",
-            True,
-            _NEWER_BROKERS,
-        ),
         broker_rule(
             "transaction.state.log.replication.factor",
             _few_copies,

@@ -42,6 +42,16 @@ def java() -> Path:
     return program
 
 
+def broker_version(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the version of Kafka that is downloaded: KAFKA_VERSION, or VERSION. Raises ConfigError."""
+    version = environment.get("KAFKA_VERSION") or VERSION
+    if _VERSION.fullmatch(version) is None:
+        raise ConfigError(
+            f"KAFKA_VERSION is {version[:40]}; allowed: the number of a release, such as {VERSION}"
+        )
+    return version
+
+
 def libraries(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the folder with Kafka's jars: `libs` in KAFKA_HOME, else a cache, into which they are downloaded
     if necessary, in the version KAFKA_VERSION. Raises ConfigError if that is impossible."""
@@ -53,11 +63,7 @@ def libraries(environment: Mapping[str, str] = os.environ) -> Path:
                 f"KAFKA_HOME is {home}, but {folder} holds no Kafka; it needs the jars of Kafka 4"
             )
         return folder
-    version = environment.get("KAFKA_VERSION") or VERSION
-    if _VERSION.fullmatch(version) is None:
-        raise ConfigError(
-            f"KAFKA_VERSION is {version[:40]}; allowed: the number of a release, such as {VERSION}"
-        )
+    version = broker_version(environment)
     cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddmq" / f"kafka-{version}"
     if not cache.is_dir():
         _download_jars(version, cache, environment)
