@@ -24,7 +24,7 @@ def test_three_servers_are_upgraded(tmp_path: Path) -> None:
     except ConfigError as error:
         pytest.skip(f"NO KAFKA IS TESTED: {error}")
     if not kafka_upgrade.has_earlier_build():
-        pytest.skip(f"the commit {kafka_upgrade.EARLIER} is not in this repository (a shallow clone lacks it)")
+        pytest.skip(f"a shallow clone lacks the commit {kafka_upgrade.EARLIER}")
     printed: list[str] = []
     broken = kafka_upgrade.run(tmp_path, seed=3, rounds=4, brokers=1, print_line=printed.append)
     assert broken == [], "\n".join(printed)
