@@ -1,0 +1,1 @@
+"""Who may do what: identities, rules and tokens of conf/security.yaml."""
