@@ -13,6 +13,7 @@ import socket
 from abc import ABC, abstractmethod
 from typing import Any
 
+from ddmq_common.security.callers import Caller
 from ddmq_rpc.api import Call, ErrorKind, Wire
 from ddmq_rpc.codec import ENCODERS, encode_error, encode_result
 from ddmq_rpc.envelope import Envelope
@@ -25,10 +26,11 @@ _WRITE = 2
 class AnswerSender(ABC):
     """Sends the answers of one connection in order. It writes no frame while `busy` contains UNSENT."""
 
-    __slots__ = ("_send", "_socket", "_unsent", "_writer", "busy", "peer", "traffic")
+    __slots__ = ("_send", "_socket", "_unsent", "_writer", "busy", "caller", "peer", "traffic")
 
     _unsent: memoryview | None
     _writer: Any
+    caller: Caller | None  # who uses the connection; None: rights are off
 
     def __init__(self, traffic: Traffic, accepted: socket.socket, peer: str) -> None:
         self.traffic = traffic
@@ -38,6 +40,7 @@ class AnswerSender(ABC):
         self._writer = None
         self.busy = 0
         self.peer = peer
+        self.caller = None
 
     @abstractmethod
     def answer(self, call: OpenCall, envelope: Envelope, sequence: bytes, result: bytes) -> None:
@@ -146,11 +149,30 @@ class OpenCall(Call):
         self.frame_bytes = frame_bytes
         self.received_at = received_at
         self.peer = connection.peer
+        self.caller = connection.caller
         self.on_abandoned = None
 
     @property
     def open(self) -> bool:
         return self._state == _OPEN
+
+    @property
+    def connection(self) -> AnswerSender:
+        """Return the connection on which the call came."""
+        return self._connection
+
+    def recheck_rights(self) -> None:
+        """Answer a waiting call with a rejection if its caller has lost the rights that it needs."""
+        rule = self._method.rule
+        if rule is None or not rule.waits or self._state or self.on_abandoned is None:
+            return
+        self.caller = self._connection.caller
+        missing = rule.find_missing(self)
+        on_abandoned = self.on_abandoned
+        if missing is not None and on_abandoned is not None:
+            self.on_abandoned = None
+            on_abandoned(self)
+            rule.reject(self, missing)
 
     @property
     def method_name(self) -> str:

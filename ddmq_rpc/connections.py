@@ -13,6 +13,8 @@ import socket
 from collections.abc import Callable
 
 from ddmq_common.hub_timer import HubTimer
+from ddmq_common.security.callers import Caller
+from ddmq_rpc.addresses import is_loopback
 from ddmq_rpc.api import ErrorKind, Wire
 from ddmq_rpc.calls import UNSENT, AnswerSender, OpenCall
 from ddmq_rpc.codec import CHUNK_BYTES, DecodeError, encode_error
@@ -37,11 +39,13 @@ JOIN_BYTES_MAX = 16 << 10  # answers above are sent beside their header instead 
 COSTLY_S = 0.02  # a request that took more processor time makes its connection rest
 REST_FACTOR = 4
 FRAMES_PER_WAKEUP = 16  # of one connection, before others get their turn
+LOGIN_FAILED_S = 0.005  # of its address's time that a failed login costs
+LOGIN_FAILED_CLOSE_S = 0.1
 ONEWAY_OPEN_MAX = 256  # unanswered oneway calls of one connection; then it is not read
 
 _READ = 1
 # Why a connection is busy, beside UNSENT; bits.
-_CALL, _RESTING, _ONEWAY, _NO_CAPACITY, _SLICE, _WAITING = 2, 4, 8, 16, 32, 64
+_CALL, _RESTING, _ONEWAY, _NO_CAPACITY, _SLICE, _WAITING, _ENDING = 2, 4, 8, 16, 32, 64, 128
 
 
 class RpcConnection(AnswerSender):
@@ -60,6 +64,7 @@ class RpcConnection(AnswerSender):
         "_share",
         "_silent",
         "_timer",
+        "_token_id",
         "_waiting_frame",
         "closed",
         "idle_since",
@@ -81,6 +86,8 @@ class RpcConnection(AnswerSender):
         self._timer: HubTimer | None = None
         self._share = traffic.slices.join(address, self)
         self._silent = True
+        self._token_id = ""
+        self.caller = self._default_caller()
         self._reader = traffic.loop.io(accepted.fileno(), _READ)
         self._reader.start(self._on_readable)
         traffic.connections.add(self)
@@ -249,7 +256,7 @@ class RpcConnection(AnswerSender):
         started = traffic.cpu()
         self._open(frame)
         cost = traffic.cpu() - started
-        if cost > COSTLY_S and not self.closed:
+        if cost > COSTLY_S and not self.closed and not self.busy & _ENDING:
             self._start_rest(cost * REST_FACTOR)
 
     def _open(self, frame: bytes) -> None:
@@ -380,6 +387,53 @@ class RpcConnection(AnswerSender):
             self.busy &= ~_ONEWAY
             if not self._serving and not self.closed:
                 self.traffic.loop.run_callback(self._resume_serving)
+
+    # --- rights
+
+    @property
+    def has_private_channel(self) -> bool:
+        """Return whether nobody else can read the connection: its client is on this machine."""
+        return is_loopback(self._host)
+
+    @property
+    def _host(self) -> str:
+        return self.peer.rpartition(":")[0]
+
+    def _default_caller(self) -> Caller | None:
+        """Return whose connection this is without a login."""
+        callers = self.traffic.callers
+        return None if callers is None else callers.at_address(self._host)
+
+    def accept_login(self, caller: Caller, token_id: str) -> None:
+        """Use the connection as `caller`, as long as the token is valid."""
+        self.caller, self._token_id = caller, token_id
+
+    def reject_login(self, answer: Callable[[], None]) -> None:
+        """Answer a login that failed, charge it to the address, and close the connection a little later."""
+        self._share.used += LOGIN_FAILED_S
+        self.busy |= _ENDING
+        answer()
+        if self.closed:
+            return
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = HubTimer(loop=self.traffic.loop)
+        self._timer.once(LOGIN_FAILED_CLOSE_S, self.close)
+
+    def recheck_rights(self) -> None:
+        """Apply changed rights to the connection and to its waiting call."""
+        callers = self.traffic.callers
+        if callers is None or self.closed:
+            return
+        if self._token_id and not callers.is_valid(self._token_id):
+            self.traffic.counts.count_rejected("token_over")
+            self.close()
+            return
+        if not self._token_id:
+            self.caller = self._default_caller()
+        call = self._call
+        if call is not None:
+            call.recheck_rights()
 
     # --- ending
 

@@ -22,7 +22,8 @@ from ddmq_common.clock import Clock
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.catalogue import RPC_ABANDONED, RPC_CONNECTIONS, RPC_FAULTS, RPC_REFUSED
 from ddmq_common.metrics.registry import Registry
-from ddmq_rpc.api import ErrorKind
+from ddmq_common.security.callers import CallerTable
+from ddmq_rpc.api import ErrorKind, MethodRule
 from ddmq_rpc.codec import Codec, Method
 from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope
 from ddmq_rpc.time_slices import Shared, TimeSlices
@@ -149,13 +150,14 @@ class Backlog(Generic[B]):
 
 
 class OpenMethod:
-    """A method of the service, with its handler and the envelopes of its answers."""
+    """A method of the service, with its handler, its rule if rights are on, and the envelopes of its answers."""
 
-    __slots__ = ("answers", "exceptions", "handler", "method")
+    __slots__ = ("answers", "exceptions", "handler", "method", "rule")
 
-    def __init__(self, method: Method, handler: Any) -> None:
+    def __init__(self, method: Method, handler: Any, rule: MethodRule | None = None) -> None:
         self.method = method
         self.handler = handler
+        self.rule = rule
         self.answers = Envelope(method.name.encode(), REPLY)
         self.exceptions = Envelope(method.name.encode(), EXCEPTION)
 
@@ -178,6 +180,9 @@ class BoundedConnection(Closable, Protocol):
     def resume_reading(self) -> None:
         """Continue to read a partial frame, if the limit on the total size of partial frames allows it."""
 
+    def recheck_rights(self) -> None:
+        """Apply changed rights to the connection and to its waiting call."""
+
 
 class Traffic:
     """The bounds that all connections of one server share. Used only on the hub."""
@@ -192,8 +197,10 @@ class Traffic:
         cpu: Callable[[], float] = time.thread_time,
         stopwatch: Callable[[], float] = time.perf_counter,
         shared: Shared | None = None,
+        callers: CallerTable | None = None,
     ) -> None:
         self.loop = loop
+        self.callers = callers
         self.limits = limits
         self.methods = methods
         self.on_closed: Callable[[str], None] | None = None  # the service's, with a connection's peer

@@ -40,6 +40,7 @@ from proxy_producer.engine_calls import EngineCalls
 from proxy_producer.flow import Flow, SweepTimer
 from proxy_producer.pending import EXTENDED_SEND, PLAIN_SEND, PendingSend, SendMember, reject_send
 from proxy_producer.replies import ReplySends
+from proxy_producer.rights import ProducerRights
 from proxy_producer.topics import TopicTable
 from proxy_producer.transactions.prepared.sends import PreparedSends
 from proxy_producer.transactions.service import Transactions
@@ -136,7 +137,8 @@ class ProducerService:
             "pollTransactionChecks": self.transactions.poll,
             "callEngine": self._engine_calls.handle_call,
         }
-        return Service(producer, wire.SERVICE, handlers)
+        rights = ProducerRights(self._backend, self._cached_topics, self._counts)
+        return Service(producer, wire.SERVICE, handlers, rules=rights.build_rules())
 
     def advertise(self, address: str) -> None:
         """Publish the address (HOST:PORT) at which other processes reach this proxy.
@@ -183,6 +185,7 @@ class ProducerService:
         deadline = self._deadline_of(call, args.timeout)
         if not self._delay_sends.send_fast(call, deadline):
             request = delay_request_of(args.delayMessage, self._wall_ms(), call.frame_bytes)
+            request.own_topic = call.caller is not None
             self._admit_request(call, request, deadline)
 
     # One function: it is the hot path, and each call costs it 0.05 µs.
@@ -346,6 +349,7 @@ class OnewayCall(Call):
         self.received_at = call.received_at
         self.frame_bytes = call.frame_bytes
         self.peer = call.peer
+        self.caller = call.caller
         self.on_abandoned = None
 
     @property

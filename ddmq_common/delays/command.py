@@ -69,7 +69,8 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     was cancelled, this add stores nothing (compat.md: what an old delay server still sends). `occurrence`,
     `at_ms`: for an add that continues a message from a backup: the pending occurrence, and when it is due (0:
     at `due_ms`). `moved_at`: for a repeating message, only in the store and never in the log: the offset of
-    the last command that rescheduled a delivery of it (0: none).
+    the last command that rescheduled a delivery of it (0: none). `own_topic`: for a change, it applies only
+    to a message of `topic`.
     """
 
     op: str
@@ -91,6 +92,7 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     occurrence: int = 0
     at_ms: Moment = 0
     moved_at: int = 0
+    own_topic: bool = False
 
 
 class CommandOutcome(msgspec.Struct, frozen=True, omit_defaults=True):

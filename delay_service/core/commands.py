@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import NamedTuple
 
 from backend.progress.ack_map import AckMap
@@ -265,6 +266,17 @@ def assume_from_waiting(message: Pending | None, due_ms: int) -> AssumedMessage:
 def is_pending(state: IdState) -> bool:
     """Return whether a delivery of this id is waiting."""
     return state.kind is IdKind.PENDING
+
+
+def topic_mark(topic: str) -> int:
+    """Return the number that stands for a topic in the `offset` of a tombstone. It is never 0, which means any
+    topic."""
+    return 1 + int.from_bytes(blake2b(topic.encode(), digest_size=7).digest())
+
+
+def is_other_topics(state: IdState, topic: str) -> bool:
+    """Return whether this is a tombstone that ends only adds to another topic."""
+    return state.kind is IdKind.TOMBSTONE and state.offset not in (0, topic_mark(topic))
 
 
 class DeferredTopics:

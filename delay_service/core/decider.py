@@ -9,6 +9,8 @@ Rules:
   own offset was fired or cancelled already, by an owner whose store did not live to tell: a cancel that is
   read behind it, and came before it could fire, was the one.
 * A cancel of an unknown uuid leaves a tombstone until its due time and an hour, but at least an hour.
+* A command with `own_topic` applies only to a message of the topic that it states: any other message is unknown
+  to it, and so is the tombstone of another topic. The tombstone that it leaves ends only an add to its topic.
 * `CommandDecisions.done`: offsets at which no message waits any more; a commit finishes them in the group of
   fired messages.
 * A cancel of what became a dead letter is answered as of what fired, with words that say so: it is over.
@@ -51,10 +53,12 @@ from delay_service.core.commands import (
     assume_from_add,
     assume_from_waiting,
     code_of,
+    is_other_topics,
     is_pending,
     latest_ms,
     pending_of,
     reply_to,
+    topic_mark,
 )
 from delay_service.core.fire_command import moved_at, moved_by, waiting_delivery
 from delay_service.core.id_outcomes import decode_id_outcomes, select_new_ids
@@ -118,6 +122,9 @@ class CommandRun:
             return False
         if request.op == ADD:
             self._add(command, request)
+        elif request.own_topic and self._is_foreign(state, request):
+            self._finished.append(command.offset)
+            self._answer_command(request, UNKNOWN, "unknown", None)
         elif request.op == CANCEL:
             self._cancel(command, request)
         elif request.op == ID_OUTCOMES:
@@ -125,6 +132,11 @@ class CommandRun:
         else:
             self._move_message(command, request)
         return True
+
+    def _is_foreign(self, state: IdState | None, request: DelayCommand) -> bool:
+        """Return whether the waiting message of an id belongs to another topic than the request states."""
+        message = None if state is None or not is_pending(state) else self._find_waiting(state)
+        return message is not None and message.topic != request.topic
 
     def _is_busy(self, state: IdState) -> bool:
         return state.kind is IdKind.PENDING and state.offset in self._context.busy
@@ -151,6 +163,8 @@ class CommandRun:
 
     def _add(self, command: CommandRecord, request: DelayCommand) -> None:
         state = self._ids[command.uuid]
+        if state is not None and is_other_topics(state, request.topic):
+            state = None
         if state is not None and state.offset == command.offset and state.kind is not IdKind.TOMBSTONE:
             self._repeat_add(command, request)
         elif state is not None and not self._is_resend_over(state):
@@ -234,7 +248,7 @@ class CommandRun:
     def _cancel(self, command: CommandRecord, request: DelayCommand) -> None:
         self._finished.append(command.offset)
         state = self._true_state(command.uuid)
-        if state is None:
+        if state is None or is_other_topics(state, request.topic):
             self._cancel_unknown(command, request)
         elif state.kind is IdKind.PENDING:
             message = self._remove_waiting(DueKey(state.at_ms, state.offset))
@@ -264,7 +278,8 @@ class CommandRun:
 
     def _cancel_unknown(self, command: CommandRecord, request: DelayCommand) -> None:
         until = max(latest_ms(request), self._now) + RESEND_MS
-        self._put_id(command.uuid, IdState(IdKind.TOMBSTONE, self._now, 0, until))
+        mark = topic_mark(request.topic) if request.own_topic else 0
+        self._put_id(command.uuid, IdState(IdKind.TOMBSTONE, self._now, mark, until))
         self._answer_unknown(request, request.due_ms or request.timestamp_s * 1_000)
 
     def _answer_unknown(self, request: DelayCommand, due_ms: int) -> None:
@@ -387,6 +402,10 @@ class CommandRun:
             self._add_dead_letter(command)
             return
         state = self._ids[command.uuid]
+        if request.own_topic and self._is_foreign(state, request):
+            self._finished.append(command.offset)
+            self._reply(request, UNKNOWN, None)
+            return
         waits = state is not None and is_pending(state) and state.offset == command.offset
         if not (waits or self._is_moved_by(command, state)):
             self._finished.append(command.offset)
