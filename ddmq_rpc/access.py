@@ -21,9 +21,7 @@ CREDENTIALS_BYTES_MAX = 16 << 10
 OPEN_CHANNEL = "a token is accepted over TLS or from this machine alone"
 
 
-def open_methods(
-    service: Service, callers: CallerTable | None, counts: RpcCounts
-) -> dict[bytes, OpenMethod]:
+def open_methods(service: Service, callers: CallerTable | None, counts: RpcCounts) -> dict[bytes, OpenMethod]:
     """Return the methods that a server answers. Raises ValueError for a handler that the IDL lacks, or that
     has no rule."""
     described = methods(service.idl, service.name)
@@ -61,8 +59,10 @@ def guard_handler(rule: MethodRule, handler: Handler, counts: RpcCounts) -> Hand
         if missing is not None:
             counts.count_rejected("right_missing")
             reject(call, missing)
-        else:
-            handler(call if narrow is None else narrow(call))
+        elif narrow is None:
+            handler(call)
+        elif (narrowed := narrow(call)) is not None:
+            handler(narrowed)
 
     return handle
 

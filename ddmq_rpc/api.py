@@ -85,13 +85,13 @@ class MethodRule(NamedTuple):
     """The rights that calls of one method need, checked before its handler gets a call.
 
     `find_missing`: returns the sentence about a missing right, or None. `reject`: answers with that sentence.
-    `narrow`: returns the call that the handler gets, without the elements that are forbidden. `waits`: the call
-    may wait for messages, and is checked again when rights change.
+    `narrow`: returns the call that the handler gets, without the elements that are forbidden; None if it has
+    answered. `waits`: the call may wait for messages, and is checked again when rights change.
     """
 
     find_missing: Callable[[Call], str | None]
     reject: Callable[[Call, str], None]
-    narrow: Callable[[Call], Call] | None = None
+    narrow: Callable[[Call], Call | None] | None = None
     waits: bool = False
 
 

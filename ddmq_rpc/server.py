@@ -110,8 +110,8 @@ class RpcServer:
             self._traffic.close_slow_connections()
 
     def recheck_rights(self) -> None:
-        """Apply changed rights to every connection: close those whose token is no longer valid, and reject the
-        waiting calls whose rights are gone."""
+        """Apply changed rights to every connection: close those whose token is no longer valid, and reject
+        the waiting calls whose rights are gone."""
         if self._traffic is not None:
             for connection in list(self._traffic.connections):
                 connection.recheck_rights()

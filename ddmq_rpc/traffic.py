@@ -150,7 +150,8 @@ class Backlog(Generic[B]):
 
 
 class OpenMethod:
-    """A method of the service, with its handler, its rule if rights are on, and the envelopes of its answers."""
+    """A method of the service, with its handler, its rule if rights are on, and the envelopes of its
+    answers."""
 
     __slots__ = ("answers", "exceptions", "handler", "method", "rule")
 

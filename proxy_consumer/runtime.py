@@ -55,6 +55,7 @@ class Runtime:
         """Recently lost queues, whose results are rejected until their new owner is known."""
         self.traces: TraceWriter | None = None
         self.traced: dict[TickTask, None] = {}  # the traced subscriptions
+        self.checks_rights = False  # pulls of whole groups were checked topic by topic
         self.address = ""  # HOST:PORT where other proxies reach this one; "": nowhere
 
     def now(self) -> float:

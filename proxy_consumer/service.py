@@ -44,6 +44,7 @@ from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.push.pushers import Pushers
 from proxy_consumer.replies import ReplyHandling, ReplySender
 from proxy_consumer.results import Results
+from proxy_consumer.rights import ConsumerRights
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import BROADCASTING
 from proxy_consumer.tracing.messages import MessageWaits
@@ -103,7 +104,8 @@ class ConsumerService:
             "ack": self._fetches.acks.ack,
         }
         on_closed = self._pulls.consistency.close_connection
-        return Service(consumer, answers.SERVICE, handlers, on_closed)
+        rights = ConsumerRights(self._runtime, self._directory.groups, self._fetches)
+        return Service(consumer, answers.SERVICE, handlers, on_closed, rights.build_rules())
 
     def start(self, *, timer: bool = True) -> None:
         """Load the groups and start to serve; without `timer` the caller must call `tick`."""
@@ -207,7 +209,7 @@ class ConsumerService:
         request = call.args.request
         group = self._directory.groups.get(request.groupId or b"")
         if request.leave and group is not None and request.clientId:
-            self._pulls.leave(group, request.clientId)
+            self._pulls.leave(group, request.clientId, call.caller)
 
         def answer(late: Sequence[Any]) -> None:
             call.reply(answers.IDL.SettleResponse(late=late))

@@ -1,8 +1,8 @@
 """The rights that the methods of the producer proxy need, checked before their handlers (ddmq_rpc/access.py).
 
-A topic that is made by a send needs `create` besides `send`. A forwarded call (`forwardedBy`) acts for a client
-whose rights the first proxy has checked, so it is accepted from nodes alone. A rejection has code 13 and the same
-words whether or not the topic exists.
+A topic that is made by a send needs `create` besides `send`. A forwarded call (`forwardedBy`) acts for a
+client whose rights the first proxy has checked, so it is accepted from nodes alone. A rejection has code 13
+and the same words whether or not the topic exists.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ class ProducerRights:
     """Checks calls by the rules of their callers. `backend` and `cached_topics`: whether a send makes its
     topic."""
 
-    def __init__(
-        self, backend: Backend, cached_topics: Container[bytes], counts: SendCounts
-    ) -> None:
+    def __init__(self, backend: Backend, cached_topics: Container[bytes], counts: SendCounts) -> None:
         self._backend = backend
         self._cached_topics = cached_topics
         self._counts = counts
@@ -165,7 +163,8 @@ class ProducerRights:
 
 
 class NarrowedBatch(Call):
-    """A sendBatch without the messages that its caller may not send. Its answer has a Result for each of them.
+    """A sendBatch without the messages that its caller may not send. Its answer has a Result for each of
+    them.
 
     `rejections`: by the index in the caller's batch of `size` messages.
     """

@@ -269,8 +269,8 @@ def is_pending(state: IdState) -> bool:
 
 
 def topic_mark(topic: str) -> int:
-    """Return the number that stands for a topic in the `offset` of a tombstone. It is never 0, which means any
-    topic."""
+    """Return the number that stands for a topic in the `offset` of a tombstone. It is never 0, which means
+    any topic."""
     return 1 + int.from_bytes(blake2b(topic.encode(), digest_size=7).digest())
 
 

@@ -9,7 +9,8 @@ Rules:
   own offset was fired or cancelled already, by an owner whose store did not live to tell: a cancel that is
   read behind it, and came before it could fire, was the one.
 * A cancel of an unknown uuid leaves a tombstone until its due time and an hour, but at least an hour.
-* A command with `own_topic` applies only to a message of the topic that it states: any other message is unknown
+* A command with `own_topic` applies only to a message of the topic that it states: any other message is
+unknown
   to it, and so is the tombstone of another topic. The tombstone that it leaves ends only an add to its topic.
 * `CommandDecisions.done`: offsets at which no message waits any more; a commit finishes them in the group of
   fired messages.

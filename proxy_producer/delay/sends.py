@@ -167,11 +167,10 @@ class DelaySends:
     def _build_command(self, request: SendRequest, delay: DelayRequest) -> CommandWithId:
         shards, name, now_ms = self._commands.queues, request.topic_name, request.now_ms
         if not request.adds_message:
-            command = changing_command(delay, name, now_ms // 1_000 + self._delay_s_max, shards)
-            if request.own_topic:
-                own = msgspec.structs.replace(command.command, own_topic=True)
-                command = command._replace(command=own)
-            return command
+            change = changing_command(delay, name, now_ms // 1_000 + self._delay_s_max, shards)
+            if not request.own_topic:
+                return change
+            return change._replace(command=msgspec.structs.replace(change.command, own_topic=True))
         uuid = delay.uuid.decode() or uuid_of(self._random.randbytes(16))
         if delay.schedule is None:
             return add_command(delay, name, uuid, shards)
