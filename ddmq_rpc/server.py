@@ -22,9 +22,9 @@ from ddmq_rpc.api import Service
 from ddmq_rpc.codec import methods
 from ddmq_rpc.connections import RpcConnection
 from ddmq_rpc.time_slices import SLICE_S, Shared
-from ddmq_rpc.traffic import OpenMethod, RpcCounts, RpcLimits, Traffic, log
+from ddmq_rpc.traffic import OpenMethod, RpcCounts, RpcLimits, TlsPort, Traffic, log
 
-__all__ = ["RpcLimits", "RpcServer"]
+__all__ = ["RpcLimits", "RpcServer", "TlsPort"]
 
 LISTEN_BACKLOG = 4_096
 ACCEPTS_PER_WAKEUP = 64  # new connections, before others get their turn
@@ -45,11 +45,13 @@ class RpcServer:
         limits: RpcLimits,
         metrics: Registry,
         clock: Clock,
+        tls: TlsPort | None = None,
     ) -> None:
         self._host, self._port = host, port
         self._limits = limits
         self._counts = RpcCounts(metrics, service.name)
         self._clock = clock
+        self._tls = tls
         self._methods = _open_methods(service)
         self._on_closed = service.on_closed
         self._traffic: Traffic | None = None
@@ -70,7 +72,7 @@ class RpcServer:
         self._traffic = Traffic(
             loop, self._limits, self._methods, self._counts, self._clock, shared=_get_shared_slices(get_hub())
         )
-        self._traffic.on_closed = self._on_closed
+        self._traffic.on_closed, self._traffic.tls = self._on_closed, self._tls
         self._acceptor = loop.io(self._listener.fileno(), 1)
         self._acceptor.start(self._on_acceptable)
         self._sweeper.every(SWEEP_S, self.close_slow_connections)

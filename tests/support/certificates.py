@@ -1,7 +1,7 @@
 """Certificates for tests, valid from 2020 to 2120 unless the name says otherwise.
 
-`ca` signed all but `stranger`, which is of `other_ca`. `server` and `renewed` are for this machine, `elsewhere`
-is for another name, `client` is the application billing.
+`ca` signed all but `stranger`, which is of `other_ca`. `server` and `renewed` are for this machine,
+`elsewhere` is for another name, `client` is the application billing.
 """
 
 from __future__ import annotations
