@@ -10,6 +10,7 @@ that took long it rests for a multiple of that time, so that the others get thei
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable
 
 from ddmq_common.hub_timer import HubTimer
@@ -29,10 +30,12 @@ from ddmq_rpc.envelope import (
     HeaderError,
     read_header,
 )
+from ddmq_rpc.plain_rejection import PlainRejection
 from ddmq_rpc.time_slices import NOT_MEASURED, SLICE_S
+from ddmq_rpc.tls_session import HANDSHAKE, RECORD_BYTES_MAX, TlsSession
 from ddmq_rpc.traffic import Traffic
 
-RECV_BYTES = 16 << 10  # when the size of what comes is not known
+RECV_BYTES = RECORD_BYTES_MAX  # when the size of what comes is not known
 RECV_BYTES_MAX = 256 << 10
 READ_AHEAD_BYTES = 16 << 10  # kept while busy; then reading stops
 JOIN_BYTES_MAX = 16 << 10  # answers above are sent beside their header instead of copied behind it
@@ -60,6 +63,8 @@ class RpcConnection(AnswerSender):
         "_reader",
         "_recv",
         "_recv_bytes",
+        "_rejection",
+        "_secured",
         "_serving",
         "_share",
         "_silent",
@@ -92,6 +97,10 @@ class RpcConnection(AnswerSender):
         self._reader.start(self._on_readable)
         traffic.connections.add(self)
         traffic.counts.connections.value += 1
+        self._rejection: PlainRejection | None = None
+        self._secured = traffic.tls is not None  # until the first byte says otherwise
+        if traffic.tls is not None and traffic.tls.required:
+            traffic.join_newcomers(self, address)
 
     # --- reading
 
@@ -148,6 +157,8 @@ class RpcConnection(AnswerSender):
             data = self._recv(self._recv_bytes)
             if not data:
                 self.close()
+            elif self._secured:
+                self._read_secured(data)
             elif self.busy:
                 self._read_ahead(data)
             else:
@@ -156,6 +167,77 @@ class RpcConnection(AnswerSender):
             return
         except Exception as error:
             self._close_after_error(error)
+
+    def _read_secured(self, data: bytes) -> None:
+        """Handle bytes of a port with TLS. The first byte tells whether the client uses it."""
+        traffic = self.traffic
+        if self._silent:
+            traffic.newcomers.record_bytes(self, traffic.now())
+        if self._tls is not None:
+            self._read_records(self._tls, data)
+        elif self._rejection is not None:
+            self._reject_plain(self._rejection, data)
+        elif data[0] == HANDSHAKE:
+            assert traffic.tls is not None
+            if not traffic.tls.required:
+                traffic.join_newcomers(self, self._share.address)
+            self._tls = session = TlsSession(traffic.tls.certificates.server)
+            self._read_records(session, data)
+        elif traffic.tls is not None and traffic.tls.required:
+            traffic.counts.count_rejected("plain_text")
+            self._rejection = rejection = PlainRejection(traffic.limits.frame_bytes_max)
+            self._reject_plain(rejection, data)
+        else:
+            self._secured = False
+            self._serve_frames(self._frames.feed_bytes(data))
+
+    def _read_records(self, session: TlsSession, data: bytes) -> None:
+        established = session.established
+        plain = session.receive_bytes(data)
+        output = session.take_output()
+        if output and not self._send_output(output):
+            return
+        if not established and session.established:
+            self.certificate_names = session.certificate_names
+            self.caller = self._default_caller()
+        if not plain and session.ended:
+            self.close()
+        elif self.busy:
+            if plain:
+                self._read_ahead(plain)
+        elif plain:
+            self._serve_frames(self._frames.feed_bytes(plain))
+        elif session.established:
+            self._await_record(session)
+
+    def _send_output(self, output: bytes) -> bool:
+        """Send bytes of the handshake. Close a client that causes more of them and does not read; then return
+        False."""
+        if self._unsent is not None:
+            self.traffic.counts.count_rejected("unread_answers")
+            self.close()
+        else:
+            self._transmit(output)
+        return not self.closed
+
+    def _await_record(self, session: TlsSession) -> None:
+        """Wait for the rest of an incomplete record, as for the rest of a frame."""
+        if session.buffered_bytes:
+            self._await_rest()
+        elif self._in_partial and not self._frames.buffered_bytes:
+            self._in_partial = False
+            self.traffic.partial_done(self)
+
+    def _reject_plain(self, rejection: PlainRejection, data: bytes) -> None:
+        """Answer the first message that TLS is required, and read whatever follows until the client closes
+        the connection or its time is over. Closed at once, the answer could be lost."""
+        answer = rejection.feed_bytes(data)
+        if answer:
+            self._transmit(answer)
+            if not self.closed:
+                self._socket.shutdown(socket.SHUT_WR)
+        elif rejection.complete:
+            self.close()
 
     def _read_ahead(self, data: bytes) -> None:
         self._frames.keep_bytes(data)
@@ -188,6 +270,8 @@ class RpcConnection(AnswerSender):
         """
         if isinstance(error, FrameLengthError):
             self.traffic.counts.count_rejected("frame_length")
+        elif isinstance(error, ssl.SSLError):
+            self.traffic.counts.count_rejected("tls")
         elif not isinstance(error, OSError):
             self.traffic.error_log.log_exception("connection of %s closed after an internal error", self.peer)
         self.close()
@@ -217,7 +301,11 @@ class RpcConnection(AnswerSender):
         frames, traffic = self._frames, self.traffic
         self._recv_bytes = min(frames.missing_bytes() or RECV_BYTES, RECV_BYTES_MAX)
         self._in_partial = True
-        traffic.partial.put(self, frames.buffered_bytes, traffic.now())
+        pending_bytes = frames.buffered_bytes
+        if self._tls is not None:
+            self._recv_bytes = max(self._recv_bytes, RECORD_BYTES_MAX)
+            pending_bytes += self._tls.buffered_bytes
+        traffic.partial.put(self, pending_bytes, traffic.now())
         if not traffic.may_read_more(self):
             self._reader.stop()
 
@@ -246,6 +334,7 @@ class RpcConnection(AnswerSender):
         if self._silent:
             self._silent = False
             self._share.silent.pop(self, None)
+            traffic.newcomers.leave(self)
         if self._in_partial:
             self._in_partial = False
             self._recv_bytes = RECV_BYTES
@@ -392,8 +481,9 @@ class RpcConnection(AnswerSender):
 
     @property
     def has_private_channel(self) -> bool:
-        """Return whether nobody else can read the connection: its client is on this machine."""
-        return is_loopback(self._host)
+        """Return whether no other machine can read the connection: it uses TLS, or its client is on this
+        machine."""
+        return self.is_encrypted or is_loopback(self._host)
 
     @property
     def _host(self) -> str:
@@ -402,7 +492,11 @@ class RpcConnection(AnswerSender):
     def _default_caller(self) -> Caller | None:
         """Return whose connection this is without a login."""
         callers = self.traffic.callers
-        return None if callers is None else callers.at_address(self._host)
+        if callers is None:
+            return None
+        names = self.certificate_names
+        caller = None if names is None else callers.of_certificate(names)
+        return caller or callers.at_address(self._host)
 
     def accept_login(self, caller: Caller, token_id: str) -> None:
         """Use the connection as `caller`, as long as the token is valid."""
@@ -449,9 +543,12 @@ class RpcConnection(AnswerSender):
                 watcher.close()
         if self._timer is not None:
             self._timer.stop()
-        self._writer = self._timer = self._unsent = self._waiting_frame = None
+        if self._tls is not None and self._unsent is None:
+            self._send_last(self._tls)
+        self._writer = self._timer = self._unsent = self._waiting_frame = self._tls = None
         self._socket.close()
         traffic.connections.discard(self)
+        traffic.newcomers.leave(self)
         traffic.slices.leave(self._share, self)
         traffic.counts.connections.value -= 1
         traffic.partial_done(self)
@@ -461,3 +558,12 @@ class RpcConnection(AnswerSender):
             call.mark_abandoned()
         if traffic.on_closed is not None:
             traffic.on_closed(self.peer)
+
+    def _send_last(self, session: TlsSession) -> None:
+        """Send an alert that explains the end of the connection, if the socket takes it."""
+        output = session.close()
+        if output:
+            try:
+                self._send(output)
+            except OSError:
+                pass

@@ -23,9 +23,9 @@ from ddmq_rpc.addresses import address_of
 from ddmq_rpc.api import Service
 from ddmq_rpc.connections import RpcConnection
 from ddmq_rpc.time_slices import SLICE_S, Shared
-from ddmq_rpc.traffic import RpcCounts, RpcLimits, Traffic, log
+from ddmq_rpc.traffic import RpcCounts, RpcLimits, TlsPort, Traffic, log
 
-__all__ = ["RpcLimits", "RpcServer"]
+__all__ = ["RpcLimits", "RpcServer", "TlsPort"]
 
 LISTEN_BACKLOG = 4_096
 ACCEPTS_PER_WAKEUP = 64  # new connections, before others get their turn
@@ -49,6 +49,7 @@ class RpcServer:
         limits: RpcLimits,
         metrics: Registry,
         clock: Clock,
+        tls: TlsPort | None = None,
         callers: CallerTable | None = None,
     ) -> None:
         self._callers = callers
@@ -56,6 +57,7 @@ class RpcServer:
         self._limits = limits
         self._counts = RpcCounts(metrics, service.name)
         self._clock = clock
+        self._tls = tls
         self._methods = open_methods(service, callers, self._counts)
         self._on_closed = service.on_closed
         self._traffic: Traffic | None = None
@@ -79,7 +81,7 @@ class RpcServer:
         )  # fmt: skip
         if self._callers is not None:
             self._callers.on_change.append(self.recheck_rights)
-        self._traffic.on_closed = self._on_closed
+        self._traffic.on_closed, self._traffic.tls = self._on_closed, self._tls
         self._acceptor = loop.io(self._listener.fileno(), 1)
         self._acceptor.start(self._on_acceptable)
         self._sweeper.every(SWEEP_S, self.close_slow_connections)

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_common.clock import Clock
@@ -23,9 +23,11 @@ from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.catalogue import RPC_ABANDONED, RPC_CONNECTIONS, RPC_FAULTS, RPC_REFUSED
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.security.callers import CallerTable
+from ddmq_common.security.certificates import CertificateFiles
 from ddmq_rpc.api import ErrorKind, MethodRule
 from ddmq_rpc.codec import Codec, Method
 from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope
+from ddmq_rpc.newcomers import Newcomers
 from ddmq_rpc.time_slices import Shared, TimeSlices
 
 DECODE_CPU_S = 0.05  # processor time that one request's arguments may take to decode
@@ -163,6 +165,13 @@ class OpenMethod:
         self.exceptions = Envelope(method.name.encode(), EXCEPTION)
 
 
+class TlsPort(NamedTuple):
+    """How a port uses TLS. `required`: clients that speak plain text are rejected."""
+
+    certificates: CertificateFiles
+    required: bool
+
+
 class Closable(Protocol):
     """A connection that can be closed because its client does not read its answers."""
 
@@ -205,6 +214,8 @@ class Traffic:
         self.limits = limits
         self.methods = methods
         self.on_closed: Callable[[str], None] | None = None  # the service's, with a connection's peer
+        self.tls: TlsPort | None = None  # None: the port is plain text
+        self.newcomers: Newcomers[BoundedConnection] = Newcomers()
         self.counts = counts
         self.now = clock.monotonic
         self.error_log = ErrorLog(clock.monotonic)
@@ -243,6 +254,14 @@ class Traffic:
         self.counts.count_rejected("gave_way")
         closed.close()
         return True
+
+    def join_newcomers(self, connection: BoundedConnection, address: str) -> None:
+        """Record a connection to a TLS port that must soon make its first call. At a bound, another one is
+        closed for it."""
+        displaced = self.newcomers.join(connection, address, self.now())
+        if displaced is not None:
+            self.counts.count_rejected("gave_way")
+            displaced.close()
 
     def _arm_timer(self, seconds: float) -> None:
         self._timer.once(seconds, self.slices.run_round)
@@ -303,6 +322,9 @@ class Traffic:
         for reader in self.unsent.older_than(now - limits.answer_write_s):
             self.counts.count_rejected("slow_reader")
             reader.close()
+        for newcomer in self.newcomers.overdue(now):
+            self.counts.count_rejected("no_first_call")
+            newcomer.close()
         if limits.idle_s:
             for connection in list(self.connections):
                 if connection.idle_since < now - limits.idle_s and not connection.busy:

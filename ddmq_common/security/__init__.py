@@ -1,1 +1,1 @@
-"""Who may do what: identities, rules and tokens of conf/security.yaml."""
+"""Who may connect to the ports of a server and how, and who may do what."""

@@ -7,10 +7,11 @@ allowed request costs two look-ups. Not thread-safe: used on one hub.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ddmq_common.errors import CallerError
+from ddmq_common.security.certificate_names import CertificateNames
 from ddmq_common.security.policy import ADMIN, NOBODY, Identity, Policy, decide
 from ddmq_common.security.tokens import Token, Tokens, check_token
 
@@ -119,7 +120,7 @@ class CallerTable:
         """Return the caller of a connection from an IP address that has not logged in."""
         return self._caller_of(self._policy.find_by_address(address))
 
-    def of_certificate(self, names: Iterable[str]) -> Caller | None:
+    def of_certificate(self, names: CertificateNames) -> Caller | None:
         """Return the caller of a verified client certificate; None if no identity has one of its names."""
         identity = self._policy.find_by_certificate(names)
         return None if identity is None else self._caller_of(identity)

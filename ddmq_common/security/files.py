@@ -13,14 +13,14 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ddmq_common.config import ConfigLocation, LocatedMapping, build, read
+from ddmq_common.config import load
 from ddmq_common.errors import ConfigError
 from ddmq_common.security.callers import CallerTable
-from ddmq_common.security.policy import IdentityEntry, Policy, RoleEntry
+from ddmq_common.security.policy import Policy
+from ddmq_common.security.settings import SecurityConfig
 from ddmq_common.security.tokens import Token, decode_tokens, encode_tokens
 
 SECURITY_FILE = "security.yaml"
@@ -29,48 +29,8 @@ USED_FOLDER = "security.tokens.used"
 CHECK_INTERVAL_S = 0.5
 FILE_BYTES_MAX = 64 << 20
 USE_RECORDED_S = 3600.0
-SECTIONS = ("identities", "roles", "legacy", "node_token")
 log = logging.getLogger("ddmq.security")
 _FileVersion = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class RightsConfig:
-    """The sections of conf/security.yaml about rights. Without `identities` everybody may do everything.
-
-    `legacy`: address or network → the identity of clients that connect from there without logging in.
-    `node_token`: the file with the token of this installation's processes, relative to the file's folder.
-    """
-
-    identities: Mapping[str, IdentityEntry] | None = None
-    roles: Mapping[str, RoleEntry] | None = None
-    legacy: Mapping[str, str] | None = None
-    node_token: Path | None = None
-
-    def __post_init__(self) -> None:
-        self.build_policy()
-
-    def build_policy(self) -> Policy | None:
-        """Return the rules, or None if there are no identities. Raises ValueError."""
-        if self.identities is None:
-            if self.roles or self.legacy or self.node_token:
-                raise ValueError(
-                    "identities is missing; allowed: the identities that the other sections name"
-                )
-            return None
-        return Policy(self.identities, self.roles, self.legacy)
-
-
-def read_rights(path: Path) -> RightsConfig:
-    """Read the sections about rights in conf/security.yaml. Raises ConfigError."""
-    tree: Any = read(path)
-    if not isinstance(tree, LocatedMapping):
-        raise ConfigError(f"{path}: top level: is no mapping; allowed: {', '.join(SECTIONS)}, tls")
-    own = LocatedMapping(
-        {key: value for key, value in tree.values.items() if key != "tls"},
-        {key: line for key, line in tree.lines.items() if key != "tls"},
-    )
-    return build(RightsConfig, own, ConfigLocation(str(path), ""))
 
 
 def read_tokens(path: Path) -> dict[str, Token]:
@@ -138,12 +98,11 @@ def load_rights(folder: Path) -> LoadedRights | None:
     path = folder / SECURITY_FILE
     if not path.exists():
         return None
-    config = read_rights(path)
+    config = load(path, SecurityConfig).resolve_paths(lambda _: folder)
     policy = config.build_policy()
     if policy is None:
         return None
-    node_token = None if config.node_token is None else folder / config.node_token
-    return LoadedRights(policy, read_tokens(folder / TOKENS_FILE), node_token)
+    return LoadedRights(policy, read_tokens(folder / TOKENS_FILE), config.node_token)
 
 
 class SecurityFiles:

@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 from ddmq_common.config import rules
 from ddmq_common.names import HEARTBEAT_TOPIC
+from ddmq_common.security.certificate_names import CertificateNames
 from ddmq_common.security.rights import CLUSTER_RIGHTS, Rule, describe_right, find_subject, parse_rule
 
 CLIENT, NODE, ADMIN = "client", "node", "admin"
 IDENTITIES_MAX = 100_000
 NAME_MAX = 100
-CERTIFICATE_URI = "URI:ddmq:"  # in a certificate, before the name of an identity
+CERTIFICATE_URI = "ddmq:"  # in a certificate, before the name of an identity
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}\Z")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -106,14 +107,13 @@ class Policy:
                 return self.identities[name]
         return None
 
-    def find_by_certificate(self, names: Iterable[str]) -> Identity | None:
-        """Return the identity that a verified client certificate states by its names, such as
-        `URI:ddmq:NAME`, `DNS:NAME` or `CN:NAME`. A URI takes precedence."""
-        stated = list(names)
-        for name in stated:
-            if name.startswith(CERTIFICATE_URI):
-                return self.identities.get(name.removeprefix(CERTIFICATE_URI))
-        for name in stated:
+    def find_by_certificate(self, names: CertificateNames) -> Identity | None:
+        """Return the identity that a verified client certificate states: by the URI `ddmq:NAME`, else by a
+        DNS name or common name that an identity lists."""
+        for uri in names.uris:
+            if uri.startswith(CERTIFICATE_URI):
+                return self.identities.get(uri.removeprefix(CERTIFICATE_URI))
+        for name in (*map("DNS:{}".format, names.dns_names), *map("CN:{}".format, names.common_names)):
             if name in self._certificates:
                 return self.identities[self._certificates[name]]
         return None

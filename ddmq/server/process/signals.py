@@ -38,7 +38,7 @@ from ddmq_common.errors import DdmqError
 
 log = logging.getLogger("ddmq.server")
 SERVE_LIVE = frozenset({"log_level", "drain_ms"})
-RESTART_SECTIONS = ("rpc", "backend", "log", "delay")
+RESTART_SECTIONS = ("rpc", "backend", "log", "delay", "security")
 STDIN = 0
 
 

@@ -36,6 +36,8 @@ from ddmq_rpc.server import RpcServer
 from ddmq_rpc.traffic import RpcLimits
 from tests.support.waits import until
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 WIRES = list(Wire)
 
 

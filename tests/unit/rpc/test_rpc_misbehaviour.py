@@ -21,6 +21,8 @@ from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
 from ddmq_rpc.traffic import RpcLimits
 from tests.support.waits import until
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 
 @pytest.fixture
 def one() -> Any:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_common.security.callers import CallerTable
+from ddmq_common.security.certificate_names import CertificateNames
 from ddmq_common.security.policy import IdentityEntry, Policy, RoleEntry, decide, explain
 from ddmq_common.security.rights import CLUSTER_RIGHTS, NAME_RIGHTS, parse_rule
 
@@ -127,10 +128,14 @@ def test_the_most_specific_network_decides_who_an_old_client_is() -> None:
 
 def test_a_certificate_logs_in_by_its_uri_before_its_other_names() -> None:
     policy = Policy({"app": IdentityEntry(), "host": IdentityEntry(certificates=("DNS:h.example",))})
-    assert policy.find_by_certificate(["DNS:h.example", "URI:ddmq:app"]) == policy.identities["app"]
-    assert policy.find_by_certificate(["DNS:h.example"]) == policy.identities["host"]
-    assert policy.find_by_certificate(["URI:ddmq:unknown", "DNS:h.example"]) is None
-    assert policy.find_by_certificate(["CN:app"]) is None
+    host = ("h.example",)
+    for names, identity in [
+        (CertificateNames(("https://x", "ddmq:app"), host, ()), policy.identities["app"]),
+        (CertificateNames((), host, ("app",)), policy.identities["host"]),
+        (CertificateNames(("ddmq:unknown",), host, ()), None),
+        (CertificateNames((), (), ("app",)), None),
+    ]:
+        assert policy.find_by_certificate(names) == identity
 
 
 def test_an_explanation_names_the_rule_or_the_missing_right() -> None:
