@@ -89,7 +89,8 @@ class PeerLink(CallLink[_Waiting | PassedReply]):
     together, connections = ELEMENTS_MAX, CONNECTIONS_MAX
 
     def __init__(self, runtime: Runtime, address: str) -> None:
-        super().__init__(address, LinkBounds(self.connections, CALLS_MAX, self.together, ANSWER_S))
+        bounds = LinkBounds(self.connections, CALLS_MAX, self.together, ANSWER_S)
+        super().__init__(address, bounds, runtime.read_token)
         self._runtime = runtime
         self._failed = runtime.metrics.cell(FORWARDED, "failed")
 

@@ -26,6 +26,7 @@ from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
+from ddmq_rpc.links import ReadToken
 from proxy_consumer import answers
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, SubscriptionDefaults
 from proxy_consumer.fetches.service import Fetches
@@ -66,15 +67,17 @@ class ConsumerService:
         levels: Levels = DEFAULT_LEVELS,
         traces: TraceWriter | None = None,
         replies: ReplySender | None = None,
+        read_token: ReadToken | None = None,
     ) -> None:
         """Create the service of a consumer proxy; `start` begins its work.
 
         `address`: what this proxy advertises unless the configuration's `advertise` is set. `levels`: the
         waits of the level scheduler, for retries. `replies`: sends the messages that acknowledgements carry;
-        None if this proxy cannot send them.
+        None if this proxy cannot send them. `read_token`: returns the token that logs it in at other proxies.
         """
         self._runtime = Runtime(backend, config, metrics, clock, random)
         self._runtime.traces = traces
+        self._runtime.read_token = read_token
         self._runtime.levels = levels
         self._runtime.address = config.advertise or address
         self._directory = Directory(self._runtime)

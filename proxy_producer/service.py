@@ -25,6 +25,7 @@ from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.hub_timer import HubTimer, spawn_later
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, ErrorKind, Service
+from ddmq_rpc.links import ReadToken
 from proxy_producer import wire
 from proxy_producer.admission import Admission
 from proxy_producer.batches import COMPLETE_BATCH, PARTIAL_BATCH, BatchDestination, summarize_rejections
@@ -55,7 +56,7 @@ class ProducerService:
     `new_id` returns 16 bytes, unique across proxies and restarts; by default 8 bytes from `random` (seed it
     from the system, as Random() does) and a counter. `timer` drives the sweep and `transaction_timer` the
     transactions; both are timers of the hub by default. `levels`: the waits of property DELAY=n, the same as
-    at the level scheduler.
+    at the level scheduler. `read_token`: returns the token that logs this process in at other proxies.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class ProducerService:
         later: Later = spawn_later,
         transaction_timer: SweepTimer | None = None,
         traces: TraceWriter | None = None,
+        read_token: ReadToken | None = None,
     ) -> None:
         self._new_id = new_id or message_ids(random.randbytes(PREFIX_BYTES))
         self._wall_ms = clock.wall_ms
@@ -96,9 +98,10 @@ class ProducerService:
             self._levels,
             self.delay.commands,
             transaction_timer or HubTimer(ref=False),
+            read_token,
         )
         self._backend = backend
-        self._engine_calls = EngineCalls(backend, clock, config.timeout_ms_max)
+        self._engine_calls = EngineCalls(backend, clock, config.timeout_ms_max, read_token)
         self._prepared = PreparedSends(self.transactions, self.admission, config)
         self.replies = ReplySends(self.flow, self.admission, config)
         self._cached_topics = self.topics.cached

@@ -53,6 +53,9 @@ from ddmq_common.metrics.deltas import Deltas
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from ddmq_common.private_files import make_private
+from ddmq_common.security.callers import CallerTable
+from ddmq_common.security.files import CHECK_INTERVAL_S as SECURITY_CHECK_S
+from ddmq_common.security.files import SecurityFiles
 from ddmq_rpc.api import Service
 from ddmq_rpc.server import RpcServer
 from delay_service.levels.service import LevelService
@@ -135,6 +138,9 @@ class ServerProcess:
         self._admin: AdminServer | None = None
         self._admin_socket: Any = None
         self._live: LiveViews | None = None
+        self.callers: CallerTable | None = None  # None: rights are off
+        self._security_files: SecurityFiles | None = None
+        self._security_timer = HubTimer(ref=False)
         self._waits_for = "the log is not open yet"
         self._hub = HubWatch(self.metrics)
         self._stop = Event()
@@ -163,6 +169,7 @@ class ServerProcess:
         log.debug("configuration", extra={"config": resolved_values(self.config)})
         warn_of_secrets(self.config)
         try:
+            self._open_security()
             self.backend = self._open_backend()
             self._apply_topics()
             self._open_ports(self.backend)
@@ -171,6 +178,20 @@ class ServerProcess:
         except BaseException:
             self.close()
             raise
+
+    def _open_security(self) -> None:
+        """Begin to check rights if security.yaml has identities. Raises ConfigError."""
+        folder = self.config.folder
+        if folder is None or self.config.security.identities is None:
+            return
+        self.callers = CallerTable(self.clock.wall_ms)
+        self._security_files = SecurityFiles(folder, self.callers, self.clock.monotonic)
+        self._security_files.start()
+        self._security_timer.every(SECURITY_CHECK_S, self._security_files.check)
+
+    def _read_node_token(self) -> bytes:
+        """Return the token with which this process logs in at the others; b"" if there is none."""
+        return b"" if self._security_files is None else self._security_files.read_node_token()
 
     def _open_backend(self) -> Backend:
         """Open the engine that backend.yaml names. Raises DdmqError."""
@@ -227,6 +248,7 @@ class ServerProcess:
         metrics, clock = self.metrics, self.clock
         common: Any = {"metrics": metrics, "clock": clock, "levels": self.config.delay.table}
         common["random"] = random.Random()
+        common["read_token"] = self._read_node_token
         serve = self.config.serve
         traces = self.traces = TraceWriter(
             backend, metrics, clock, self._trace_name(), secrets.token_hex(8), serve.trace_bytes_per_day
@@ -297,7 +319,9 @@ class ServerProcess:
             self._rpc[component].serve(service)
             return
         address = self.config.serve.listen_address(component)
-        server = RpcServer(service, address.host, address.port, self._limits, self.metrics, self.clock)
+        server = RpcServer(
+            service, address.host, address.port, self._limits, self.metrics, self.clock, callers=self.callers
+        )
         try:
             server.start()
         except ConfigError as error:
@@ -430,6 +454,7 @@ class ServerProcess:
             if resource is not None:
                 resource.close()
         self._hub.stop()
+        self._security_timer.stop()
         log.info("stopped")
 
 
