@@ -120,6 +120,10 @@ class CallerTable:
         """Return the caller of a connection from an IP address that has not logged in."""
         return self._caller_of(self._policy.find_by_address(address))
 
+    def at_name(self, name: str) -> Caller:
+        """Return the caller of an identity for which a node acts; without rights if there is none."""
+        return self._caller_of(self._policy.find_identity(name))
+
     def of_certificate(self, names: CertificateNames) -> Caller | None:
         """Return the caller of a verified client certificate; None if no identity has one of its names."""
         identity = self._policy.find_by_certificate(names)

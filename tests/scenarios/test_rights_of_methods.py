@@ -211,7 +211,7 @@ def test_a_foreign_cancel_changes_nothing_and_leaves_no_tombstone(setting: Setti
         for action in (DelayAction.CANCEL, DelayAction.RESCHEDULE, DelayAction.FIRE):
             for identity in (uuid, late):
                 change = P.DelayMessage(topic="team", tags="", action=action, clientId="t", uniqDelayMsgId=identity,
-                                        dueMs=4 * 10**12)  # fmt: skip
+                                        delayMs=10**6)  # fmt: skip
                 answer = other.call("sendDelaySync", delayMessage=change, timeout=0)
                 assert (answer.code, answer.outcome) == (0, 4), answer
         add.uuid = late

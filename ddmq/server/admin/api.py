@@ -12,6 +12,7 @@ import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
+from ddmq.server.admin.access import answer_allowed, check_rules
 from ddmq.server.admin.contract import (
     answers,
     bodies,
@@ -46,6 +47,7 @@ from ddmq.server.http.routing import (
     NO_LISTINGS,
     AdminRequest,
     AdminRouter,
+    ForbiddenError,
     Text,
     UncertainOutcomeError,
     Versioned,
@@ -56,6 +58,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import CallerError, RemoteError, TryLaterError, UnsupportedError
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.security.callers import CallerTable
 from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
@@ -71,7 +74,7 @@ class AdminApi:
     `names`: the host names by which clients reach the server, besides loopback. `backups`: the folder for
     backups. `others`: the processes whose counters and findings are added to the answer. `levels`: the delay
     levels. `findings`: what is wrong at this process. `process`: the name of this process, the same after a
-    restart.
+    restart. `callers`: who may do what; None if rights are off.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class AdminApi:
         producer: ProducerService | None = None,
         findings: FindingsWatch | None = None,
         process: str = "",
+        callers: CallerTable | None = None,
     ) -> None:
         self.backend = backend
         self.levels = levels
@@ -99,7 +103,7 @@ class AdminApi:
         self._others = others or OtherProcesses()
         self._findings = findings or FindingsWatch(metrics, clock)
         self._groups = None if consumer is None else AdminGroups(backend, consumer, metrics, clock)
-        self.delays = DelayQueries(backend, timers, clock, backups)
+        self.delays = DelayQueries(backend, timers, clock, backups, self._others)
         self.calls = ProducerCalls(backend, producer, clock, self._others, self.delays.list_other_addresses)
         self.messages = MessageSearch(backend, None if consumer is None else consumer.message_state)
         self.transactions = AdminTransactions(backend, clock)
@@ -117,12 +121,18 @@ class AdminApi:
             backend, metrics, clock, lambda: health_fields(health()), self._others, find_behind,
             self._findings.answer,
         )  # fmt: skip
-        self.router = AdminRouter(names)
+        check_rules(ROUTES)
+        self.router = AdminRouter(names, callers=callers)
+        if callers is not None:
+            callers.on_change.append(self.live.end_streams)
         for route in ROUTES:
             self.router.add(route.method, route.path, partial(self._answer_route, route))
 
     def _answer_route(self, route: Route, request: AdminRequest) -> Any:
-        request = check_parameters(route, request)
+        request = check_parameters(route, check_forwarded(request))
+        return answer_allowed(self, route, request, partial(self._answer_checked, route))
+
+    def _answer_checked(self, route: Route, request: AdminRequest) -> Any:
         try:
             if route.method != "GET":
                 self._catch_up()
@@ -223,6 +233,18 @@ class AdminApi:
         return topics.describe_topic(self.backend, info)
 
 
+def check_forwarded(request: AdminRequest) -> AdminRequest:
+    """Return a request that another process has passed on without a caller, if that process asks for itself.
+    Raises ForbiddenError if its sender is no node."""
+    caller = request.caller
+    if caller is None or FORWARDED not in request.query or request.on_behalf:
+        return request
+    missing = caller.find_missing("node")
+    if missing is not None:
+        raise ForbiddenError(missing)
+    return request._replace(caller=None)
+
+
 def check_parameters(route: Route, request: AdminRequest) -> AdminRequest:
     """Return the request with its query and body as the route declares them. Raises CallerError for a name
     that the route does not declare, or a value that it does not allow.
@@ -308,7 +330,7 @@ ROUTES: tuple[Route, ...] = (
           lambda api, r: api.live.answer_history(r), queries.HistoryQuery,
           right="metrics", answer=live_answers.HistoryAnswer, errors={404: None}),
     Route("GET", "/topics", "one row per topic; `internal=1` adds the system topics",
-          lambda api, r: topics.list_topics(api.backend, internal=r.query.internal, page=r.query.page),
+          lambda api, r: topics.list_topics(api.backend, internal=r.query.internal, page=r.page),
           queries.TopicsQuery, right="describe", answer=list[answers.TopicRow]),
     Route("GET", "/topics/{topic}",
           "the topic's settings and, in `by_queue`, the minimum and next offset of each queue",
@@ -341,12 +363,12 @@ ROUTES: tuple[Route, ...] = (
           right="browse", answer=answers.StoryAnswer),
     Route("GET", "/groups",
           "one row per subscription, including the messages in flight at the consumer proxy of this process",
-          lambda api, r: api.groups.list_subscriptions(r.query.page), queries.PageQuery,
+          lambda api, r: api.groups.list_subscriptions(r.page), queries.PageQuery,
           right="describe", answer=list[group_answers.SubscriptionRow]),
     Route("GET", "/lag",
           "one row per subscription as in `/groups`, including lag age and rates; the subscription that is "
           "furthest behind comes first",
-          lambda api, r: api.groups.list_lags(r.query.group, r.query.count), queries.LagQuery,
+          lambda api, r: api.groups.list_lags(r.query.group, r.query.count, r.visible()), queries.LagQuery,
           right="describe", answer=list[group_answers.SubscriptionLag]),
     Route("GET", "/groups/{group}", "all details of one group, including up to `keys` blocked keys",
           lambda api, r: api.groups.show_group(r.group, r.query.keys), queries.GroupDetailQuery,
@@ -385,7 +407,7 @@ ROUTES: tuple[Route, ...] = (
               all_keys.position_of(r.query), min(r.query.count, all_keys.COUNT_MAX)),
           queries.KeysQuery, right="describe", answer=group_answers.KeysAnswer),
     Route("GET", "/dlq", "one row per group that has a dead-letter topic",
-          lambda api, r: dlq.list_dead_letters(api.backend, r.query.page), queries.PageQuery,
+          lambda api, r: dlq.list_dead_letters(api.backend, r.page), queries.PageQuery,
           right="describe", answer=list[answers.DeadLetterCounts]),
     Route("GET", "/dlq/{group}", "open dead letters, oldest first",
           lambda api, r: dlq_search.show_dead_letters(

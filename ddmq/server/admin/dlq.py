@@ -125,7 +125,7 @@ def list_dead_letters(backend: Backend, page: Page = ALL_ITEMS) -> list[dict[str
     if backend.topic(TRANSACTION_DEAD_TOPIC) is not None:
         topics.append(TRANSACTION_DEAD_TOPIC)
     group_rows = [_group_row(backend, name) for name in paced(page.of(topics, str))]
-    return sorted(group_rows, key=lambda row: -row["letters"]) if page == ALL_ITEMS else group_rows
+    return sorted(group_rows, key=lambda row: -row["letters"]) if page[:2] == ALL_ITEMS[:2] else group_rows
 
 
 def _group_row(backend: Backend, group: str) -> dict[str, Any]:

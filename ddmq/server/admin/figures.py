@@ -13,7 +13,7 @@ import http.client
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -87,9 +87,11 @@ class OtherAnswers(NamedTuple):
 
 
 class OtherProcesses:
-    """The admin addresses of the other processes of the server; empty until a line names one."""
+    """The admin addresses of the other processes of the server; empty until a line names one. `read_token`:
+    returns the token with which this process logs in there; b"": it does not log in."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_token: Callable[[], bytes] = bytes) -> None:
+        self.read_token = read_token
         self._addresses: dict[str, HostPort] = {}
         self._proxies: dict[str, HostPort] = {}
 
@@ -109,8 +111,9 @@ class OtherProcesses:
         """Request `path` from all other processes, each about itself alone. An answer without one of the
         `keys` counts as none."""
         target = f"{path}?{urlencode({**query, FORWARDED: '1'})}"
+        token = self.read_token()
         requests = {
-            name: gevent.spawn(_fetch_answer, address, target, keys)
+            name: gevent.spawn(_fetch_answer, address, target, keys, token)
             for name, address in self._addresses.items()
         }
         gevent.joinall(list(requests.values()), timeout=ANSWERS_WAIT_S)
@@ -153,12 +156,13 @@ def _merge_rows(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> 
     return {"count": count, "mean": total / count if count else 0.0} | highest
 
 
-def _fetch_answer(address: HostPort, target: str, keys: Sequence[str]) -> dict[str, Any] | None:
+def _fetch_answer(address: HostPort, target: str, keys: Sequence[str], token: bytes) -> dict[str, Any] | None:
     """Fetch `target` from the process at `address`; None without a valid answer."""
     connection = http.client.HTTPConnection(*address)
     try:
         connection.sock = socket.create_connection(tuple(address), ANSWERS_WAIT_S)
-        connection.request("GET", target)
+        headers = {"Authorization": f"Bearer {token.decode()}"} if token else {}
+        connection.request("GET", target, headers=headers)
         answer = msgspec.json.decode(connection.getresponse().read(), type=dict[str, Any])
         return answer if answer.keys() >= set(keys) else None
     except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:

@@ -98,7 +98,7 @@ class AdminTransactions:
 
     def rows(self, request: AdminRequest) -> dict[str, Any]:
         """Return the open transactions, oldest first. `whole` is False if the scan stopped at SCANNED_MAX."""
-        group = request.query.group
+        group, allows = request.query.group, request.visible()
         count = min(max(request.query.count, 1), SHOWN_MAX)
         by_id: dict[str, dict[str, Any]] = {}
         scanned = 0
@@ -106,7 +106,8 @@ class AdminTransactions:
             scanned += 1
             if scanned > SCANNED_MAX:
                 break
-            if group in (None, each.half.mark.group):
+            mark = each.half.mark.group
+            if group in (None, mark) and (allows is None or allows(mark)):
                 _add(by_id, each)
         rows = sorted(by_id.values(), key=lambda row: (row["began_ms"], row["transaction"]))
         return {"open": len(rows), "whole": scanned <= SCANNED_MAX, "transactions": rows[:count]}

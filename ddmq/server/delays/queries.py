@@ -20,6 +20,7 @@ import msgspec
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
 from ddmq.server.admin.contract.queries import DelayCountQuery
+from ddmq.server.admin.figures import OtherProcesses
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.backup import OpenShard, backup_folder, check_secret, copy_shards, make_backup
 from ddmq.server.http.pace import paced
@@ -77,21 +78,24 @@ class Cursor(NamedTuple):
 
 class DelayChoice(NamedTuple):
     """A choice of waiting messages: those of `topic` with this `key` (None: any key), due from `start` until
-    before `end`, after the position `cursor`."""
+    before `end`, after the position `cursor`. `allows`: whether the caller may see a topic; None: all."""
 
     topic: str | None
     key: str | None
     start: int
     end: int
     after: Cursor | None
+    allows: Callable[[str], bool] | None = None
 
     @property
     def includes_all(self) -> bool:
         """Whether the choice includes every waiting message of the topic."""
-        return self == (self.topic, None, 0, FOREVER_MS, None)
+        return self == (self.topic, None, 0, FOREVER_MS, None, None)
 
     def matches(self, message: Pending) -> bool:
         """Return whether the message has the requested key; the store has checked the other criteria."""
+        if self.allows is not None and not self.allows(message.topic):
+            return False
         if self.key is None:
             return True
         key = self.key.encode("utf-8", "surrogateescape")
@@ -107,17 +111,23 @@ class DelayQueries:
     """Answers requests about delayed messages. `timers`: the delay service of this process, or None.
     `backups`: the folder for backups."""
 
-    def __init__(self, backend: Backend, timers: DelayService | None, clock: Clock, backups: Path) -> None:
+    def __init__(
+        self, backend: Backend, timers: DelayService | None, clock: Clock, backups: Path,
+        others: OtherProcesses | None = None,
+    ) -> None:  # fmt: skip
         self._backend = backend
         self._timers = timers
         self._clock = clock
         self._backups = backups
+        self._others = others or OtherProcesses()
 
     def answer_anywhere(self, request: AdminRequest, act: Callable[[AdminRequest], Any]) -> Any:
         """Return the answer of `act` or, if another process owns the requested shard, that process's
         answer."""
         address = None if request.is_forwarded else self._other_owner(request)
-        return act(request) if address is None else in_thread(forward_request, address, request)
+        if address is None:
+            return act(request)
+        return in_thread(forward_request, address, request, self._others.read_token())
 
     def _other_owner(self, request: AdminRequest) -> str | None:
         """Return the address of the owner of the requested shard, or of any owner if no delay service runs
@@ -196,7 +206,7 @@ class DelayQueries:
             raise TryLaterError(f"what waits is not known: {health.reason}")
         service, behind = self._caught_up()
         count = min(max(request.query.count, 1), SHOWN_MAX)
-        choice = _read_choice(request.query)
+        choice = _read_choice(request.query, request.visible())
         rows, last = self._find_messages(choice, count, _message_row)
         answer = {"messages": rows, "next": _cursor_text(last), "orders_waiting": sum(behind.values())}
         return answer | {"held": self._list_holds(choice)} | self._missing_shards(service)
@@ -222,13 +232,13 @@ class DelayQueries:
         for position, message in merge(*walks, key=itemgetter(0)):
             if len(rows) == count or examined == EXAMINED_MAX:
                 return rows, last
-            examined, last = examined + (choice.key is not None), position
+            examined, last = examined + (choice.key is not None or choice.allows is not None), position
             if choice.matches(message):
                 rows.append(convert(message))
         return rows, None
 
     def _walk_shard(self, shard: OpenShard, choice: DelayChoice) -> Iterator[tuple[Cursor, Pending]]:
-        topic, _, start, end, cursor = choice
+        topic, _, start, end, cursor, _ = choice
         after = None if cursor is None else cursor.after_in(shard.number)
         while page := in_thread(shard.store.scan, Scan(topic, start, end, PAGE, after, PAGE_BYTES)):
             after = page[-1].key
@@ -238,7 +248,7 @@ class DelayQueries:
     def count(self, request: AdminRequest) -> dict[str, Any]:
         service, behind = self._caught_up()
         query: DelayCountQuery = request.query
-        choice, last = _read_choice(query), None
+        choice, last = _read_choice(query, request.visible()), None
         if choice.includes_all:
             counts = service.pending_counts()
             number = counts.total() if choice.topic is None else counts[choice.topic]
@@ -309,7 +319,10 @@ class DelayQueries:
         others = self._shards_by_owner(self._foreign_shards(self._service()))
         if len(open_shards) + sum(map(len, others.values())) < self._queues():
             raise TryLaterError("not every shard is open yet; try again")
-        shards = in_thread(make_backup, self._backups, folder, open_shards, others, self._clock.wall_ms())
+        shards = in_thread(
+            make_backup, self._backups, folder, open_shards, others, self._clock.wall_ms(),
+            self._others.read_token(),
+        )  # fmt: skip
         return {"folder": str(folder), "shards": shards}
 
     def _shards_by_owner(self, numbers: Sequence[int]) -> dict[str, list[int]]:
@@ -429,10 +442,10 @@ def _repeat_fields(command: DelayCommand) -> dict[str, Any]:
     return facts | {"repeats": words}
 
 
-def _read_choice(query: DelayCountQuery) -> DelayChoice:
+def _read_choice(query: DelayCountQuery, allows: Callable[[str], bool] | None) -> DelayChoice:
     after = None if query.after is None else _parse_cursor(query.after)
     end = FOREVER_MS if query.to_ms is None else query.to_ms
-    return DelayChoice(query.topic, query.key, query.from_ms or 0, end, after)
+    return DelayChoice(query.topic, query.key, query.from_ms or 0, end, after, allows)
 
 
 def _ignore_message(_: Pending) -> None:

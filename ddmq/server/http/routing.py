@@ -24,7 +24,8 @@ import gevent
 import msgspec
 
 from ddmq.address import parse
-from ddmq.server.http.connection import JSON, NO_STORE, RequestRejection, check_request
+from ddmq.server.http.callers import ON_BEHALF, find_caller
+from ddmq.server.http.connection import JSON, NO_STORE, PROBES, RequestRejection, check_request
 from ddmq.server.http.encoding import GZIP_BYTES_MIN, accepts_gzip, compress_chunks, encode_json
 from ddmq.server.http.pace import Account
 from ddmq.server.http.parameters import Query, query_texts
@@ -37,6 +38,7 @@ from ddmq_common.errors import (
     TryLaterError,
     UnknownTopicError,
 )
+from ddmq_common.security.callers import Caller, CallerTable, LoginRejectedError
 
 COUNT_MAX = 1 << 30  # of names in a listing, where nobody says
 BODY_BYTES_MAX = 1 << 20
@@ -44,8 +46,8 @@ BODY_S = 30.0  # for a whole body to come
 CHANGE_S = 0.002  # processor time that the backend takes for a change
 NO_LISTINGS = ("/health", "/ready", "/metrics")  # wait for none to be made
 _STATUS = {
-    200: "200 OK", 400: "400 Bad Request", 403: "403 Forbidden", 404: "404 Not Found",
-    405: "405 Method Not Allowed", 408: "408 Request Timeout", 409: "409 Conflict",
+    200: "200 OK", 400: "400 Bad Request", 401: "401 Unauthorized", 403: "403 Forbidden",
+    404: "404 Not Found", 405: "405 Method Not Allowed", 408: "408 Request Timeout", 409: "409 Conflict",
     411: "411 Length Required", 412: "412 Precondition Failed", 413: "413 Content Too Large",
     415: "415 Unsupported Media Type", 500: "500 Internal Server Error", 503: "503 Service Unavailable",
     504: "504 Gateway Timeout",
@@ -74,6 +76,10 @@ class NoSuchOperationError(CallerError):
     """The plan or operation does not exist (404)."""
 
 
+class ForbiddenError(CallerError):
+    """The caller lacks a right (403)."""
+
+
 class UncertainOutcomeError(RemoteError):
     """A change may or may not have been made (504), whether or not this process is ready."""
 
@@ -87,15 +93,18 @@ class Page(NamedTuple):
 
     The next page is requested with the last name of this one, so that no item is repeated or skipped if
     others appear or disappear meanwhile. `after`: a name that need not exist any more; "" means the
-    beginning.
+    beginning. `allows`: whether the caller may see a name; None: it may see all.
     """
 
     after: str = ""
     most: int = COUNT_MAX
+    allows: Callable[[str], bool] | None = None
 
     def of(self, items: Iterable[T], name: Callable[[T], str]) -> list[T]:
         """Return the items of this page, sorted by name."""
-        return sorted((each for each in items if name(each) > self.after), key=name)[: self.most]
+        allows = self.allows
+        items = (each for each in items if name(each) > self.after and (allows is None or allows(name(each))))
+        return sorted(items, key=name)[: self.most]
 
 
 ALL_ITEMS = Page()
@@ -107,7 +116,9 @@ class AdminRequest(NamedTuple):
 
     `query`: the Struct that its route declares; a mapping of texts before it is checked, and for probes.
     `body`: a JSON object, or the Struct that its route declares. `is_forwarded`: another process passed it
-    on, so it must be answered here. `if_match`: the versions of which a change requires one.
+    on, so it must be answered here. `if_match`: the versions of which a change requires one. `caller`: who
+    makes the request; None: rights are off, or this process makes it. `on_behalf`: a node has passed it on
+    for the caller.
     """
 
     path: Mapping[str, str]
@@ -117,6 +128,19 @@ class AdminRequest(NamedTuple):
     pattern: str = ""
     is_forwarded: bool = False
     if_match: str = ""
+    caller: Caller | None = None
+    on_behalf: bool = False
+
+    def visible(self, right: str = "describe") -> Callable[[str], bool] | None:
+        """Return whether the caller may see a name; None: it may see all."""
+        caller = self.caller
+        return None if caller is None else lambda name: caller.may(right, name.encode())
+
+    @property
+    def page(self) -> Page:
+        """Return the page of a listing that the query asks for, with the names that the caller may see."""
+        page: Page = self.query.page._replace(allows=self.visible())
+        return page
 
     @property
     def topic(self) -> str:
@@ -156,10 +180,17 @@ Handler = Callable[[AdminRequest], Any]
 
 class AdminRouter:
     """The routes as a WSGI application. `names`: the host names of the server, besides loopback. `closed`: if
-    not empty, the reason with which all unknown paths are answered with 503 for now."""
+    not empty, the reason with which all unknown paths are answered with 503 for now. `callers`: who may do
+    what; None if rights are off."""
 
-    def __init__(self, names: Iterable[str] = (), closed: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        names: Iterable[str] = (),
+        closed: Callable[[], str] | None = None,
+        callers: CallerTable | None = None,
+    ) -> None:
         self._closed = closed
+        self._callers = callers
         self._routes: list[tuple[str, list[str], Handler]] = []
         self._names = tuple(names)
 
@@ -198,6 +229,10 @@ class AdminRouter:
             return self._dispatch_request(environ)
         except _HttpError as error:
             return _error_answer(error.status, str(error), error.headers)
+        except ForbiddenError as error:
+            return _error_answer(403, str(error))
+        except LoginRejectedError as error:
+            return _error_answer(401, str(error), [("WWW-Authenticate", "Bearer")])
         except VersionConflictError as error:
             return _error_answer(412, str(error))
         except (UnknownTopicError, NoSuchGroupError, NoSuchMessageError, NoSuchOperationError) as error:
@@ -221,9 +256,10 @@ class AdminRouter:
             if variables is None or route_method != method:
                 continue
             path = "/" + "/".join(pattern)
+            sender = find_caller(None if path in PROBES else self._callers, environ)
             request = AdminRequest(
                 variables, _read_query(environ), _read_body(environ), method, path,
-                if_match=_read_if_match(environ),
+                if_match=_read_if_match(environ), caller=sender.caller, on_behalf=sender.on_behalf,
             )  # fmt: skip
             with _await_slot(environ, path):
                 return _encode_answer(handler(request), environ)
@@ -368,8 +404,9 @@ def _log_rejection(environ: Mapping[str, Any], rejection: RequestRejection) -> N
     log.warning("admin request refused", extra=facts | {"why": why})
 
 
-def forward_request(address: str, request: AdminRequest) -> Text:
-    """Send the request to the process at an admin address and return its answer unchanged. Blocks, so call it
+def forward_request(address: str, request: AdminRequest, token: bytes = b"") -> Text:
+    """Send the request to the process at an admin address and return its answer unchanged. `token`: of this
+    process, with which it acts for the request's caller. Blocks, so call it
     in a native thread. Raises TryLaterError if it changed nothing there, UncertainOutcomeError if a change
     got no answer."""
     filled = re.sub(r"\{(\w+)\}", lambda match: quote(request.path[match[1]], safe=""), request.pattern)
@@ -381,7 +418,12 @@ def forward_request(address: str, request: AdminRequest) -> Text:
         connection.connect()
         is_connected = True
         body: Any = msgspec.json.encode(request.body) if request.body else None
-        connection.request(request.method, target, body, {"Content-Type": JSON})
+        headers = {"Content-Type": JSON}
+        if token:
+            headers["Authorization"] = f"Bearer {token.decode()}"
+        if request.caller is not None:
+            headers[ON_BEHALF] = request.caller.name
+        connection.request(request.method, target, body, headers)
         response = connection.getresponse()
         return Text(JSON, response.read(), response.status)
     except (OSError, http.client.HTTPException) as error:

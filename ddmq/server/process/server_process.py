@@ -117,7 +117,7 @@ class ServerProcess:
         self.components = tuple(component for component in COMPONENTS if component in set(components))
         self.clock = clock or SystemClock()
         self.metrics = Registry()
-        self.others = OtherProcesses()
+        self.others = OtherProcesses(self._read_node_token)
         self.addresses: dict[str, HostPort] = {}
         self.backend: Backend | None = None
         self.producer: ProducerService | None = None
@@ -360,6 +360,7 @@ class ServerProcess:
             backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
             self.config.serve.backups, self.others, self.config.delay.table,
             self.producer or self.sends, self._findings, self._trace_name(),
+            self.callers,
         )  # fmt: skip
         self._operations = api.operations
         gevent.spawn(self._operations.resume_all)

@@ -159,6 +159,14 @@ class Operations:
             raise _no_such(operation_id)
         return self._plan_row(planned.plan)
 
+    def find_plan(self, operation_id: str) -> Plan | None:
+        """Return the plan of an operation, or None if there is none with this id."""
+        stored = self.store.get(operation_id) if is_id(operation_id) else None
+        planned = self.shelf.get(operation_id) if stored is None else None
+        if stored is not None:
+            return stored[0].plan
+        return None if planned is None else planned.plan
+
     def stop(self, operation_id: str) -> dict[str, Any]:
         """Stop an operation after the batch that is in progress; return it. An operation that has ended stays
         as it is."""
