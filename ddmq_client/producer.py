@@ -10,6 +10,7 @@ Safe for many threads; correct under gevent's monkey patching (threads are green
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
@@ -19,6 +20,7 @@ from ddmq_client.callables import check_function
 from ddmq_client.core.pipeline import QueuedSend, needs_own_request
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
+from ddmq_client.login import TokenSource, make_login
 from ddmq_client.net.background import Background
 from ddmq_client.net.producer import ProducerBase
 from ddmq_client.net.sync import now
@@ -60,6 +62,10 @@ class Producer(ProducerBase):
     serializer       converts the `body` of every send into bytes: see ddmq_client.serializers
     observer         is called for every send: see ddmq_client.observer, and ddmq_client.opentelemetry for
                      spans
+    token            the token that this client logs in with: a text, or a function that returns one. It is
+                     read again for each connection; by default from the file that DDMQ_TOKEN_FILE names, or
+                     from DDMQ_TOKEN
+    token_file       a file with the token instead, which only its owner may read
     """
 
     @explain_arguments("docs/client.md#sending")
@@ -82,6 +88,8 @@ class Producer(ProducerBase):
         client_id: str | None = None,
         serializer: Serializer | None = None,
         observer: ClientObserver | None = None,
+        token: TokenSource = None,
+        token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first send connects."""
         settings = ProducerSettings(
@@ -99,7 +107,7 @@ class Producer(ProducerBase):
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        super().__init__(proxies, settings, check, observer)
+        super().__init__(proxies, settings, check, observer, make_login(token, token_file))
         self._background = Background(settings, self._outbox, self._sender)
 
     def send_async(

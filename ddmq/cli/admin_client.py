@@ -14,6 +14,8 @@ import msgspec
 from ddmq.address import ADDRESS, ADMIN, HostPort
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import json_option, reason
+from ddmq_client.errors import OptionError
+from ddmq_client.login import read_environment_token
 
 TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 1.0
@@ -31,6 +33,15 @@ class UnknownResourceError(click.ClickException):
 def admin_address() -> HostPort:
     """Return the admin address for commands without --admin."""
     return ADDRESS.convert(os.environ.get("DDMQ_ADMIN", str(ADMIN)), None, None)
+
+
+def read_token() -> str:
+    """Return the token in the file that DDMQ_TOKEN_FILE names, or in DDMQ_TOKEN; "" without either. Raises
+    click.ClickException."""
+    try:
+        return read_environment_token(os.environ)
+    except OptionError as error:
+        raise click.ClickException(str(error)) from error
 
 
 class AdminClient:
@@ -72,7 +83,10 @@ class AdminClient:
         connection = http.client.HTTPConnection(*self.address, timeout=self._timeout_s)
         try:
             payload = None if body is None else msgspec.json.encode(body)
-            connection.request(method, target, payload, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json"}
+            if token := read_token():
+                headers["Authorization"] = f"Bearer {token}"
+            connection.request(method, target, payload, headers)
             response = connection.getresponse()
             return response.status, response.read()
         except http.client.HTTPException as error:

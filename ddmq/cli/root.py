@@ -54,6 +54,7 @@ COMMANDS = {
     "dlq": ("ddmq.cli.operate.dlq", "dlq", "Dead letters: list, show, resend, purge."),
     "op": ("ddmq.cli.operate.op", "op", "Change all that matches: dead letters, keys, delays."),
     "tx": ("ddmq.cli.operate.tx", "tx", "Transactions: list, show, commit, roll back."),
+    "auth": ("ddmq.cli.operate.auth", "auth", "Identities, rights and tokens: explain, make, revoke."),
     "move": ("ddmq.cli.move", "move", "Copy all data to another engine: file log or Kafka."),
     "config": (
         "ddmq.cli.config",
@@ -72,7 +73,8 @@ SECTIONS = {  # of the help; a command that is in none of them stands at the end
     "Use messages": ("send", "pull", "tail", "message", "delay"),
     "Run servers": ("serve", "producer", "consumer", "delay-service", "config", "doctor", "completion"),
     "Operate": (
-        "findings", "lag", "stats", "topic", "group", "keys", "offset", "dlq", "op", "tx", "report", "move",
+        "findings", "lag", "stats", "topic", "group", "keys", "offset", "dlq", "op", "tx", "auth", "report",
+        "move",
     ),
     "Try": ("demo", "kafka", "bench"),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -19,6 +20,7 @@ from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.delays import CancelOutcome, When, duration_ms, outcome_of, when_of
 from ddmq_client.errors import ClosedError, OptionError, SendError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
+from ddmq_client.login import Login, TokenSource, make_login
 from ddmq_client.observer import ClientObserver, SendCall, check_observer, observe_send
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, check_batch
@@ -39,13 +41,14 @@ class AsyncProducerBase(AsyncSends):
         settings: ProducerSettings,
         check: Check | None = None,
         observer: ClientObserver | None = None,
+        login: Login | None = None,
     ) -> None:
         check_observer(observer)
         self._settings = settings
         self._observer = observer
         self._single = SendCall(settings.client_id)
         self._outbox = Outbox(settings)
-        parsed = parse_addresses(proxies, PRODUCER_PORT)
+        parsed = parse_addresses(proxies, PRODUCER_PORT, login=login or make_login())
         self._router = AsyncProxyRouter(
             parsed, settings.connections_max, encode_heartbeat(settings.client_id)
         )
@@ -262,6 +265,8 @@ class AsyncProducer(AsyncProducerBase):
         client_id: str | None = None,
         serializer: Serializer | None = None,
         observer: ClientObserver | None = None,
+        token: TokenSource = None,
+        token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first send connects."""
         settings = ProducerSettings(
@@ -277,4 +282,4 @@ class AsyncProducer(AsyncProducerBase):
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        super().__init__(proxies, settings, check, observer)
+        super().__init__(proxies, settings, check, observer, make_login(token, token_file))

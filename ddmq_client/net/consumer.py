@@ -20,6 +20,7 @@ back for other consumers. A consumer that was started before a fork raises Clien
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -44,6 +45,7 @@ from ddmq_client.core.settings import (
 from ddmq_client.delays import start_text
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.idl.codes import CONSUMER_PORT
+from ddmq_client.login import TokenSource, make_login
 from ddmq_client.net.broadcast import BroadcastPool
 from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.sync import (
@@ -128,6 +130,10 @@ class Consumer:
                    it rejects with a ValueError becomes a dead letter, with the reason, and no handler sees it
     observer       is called for messages that are handed out and handled: see ddmq_client.observer, and
                    ddmq_client.opentelemetry for spans
+    token          the token that this client logs in with: a text, or a function that returns one. It is read
+                   again for each connection; by default from the file that DDMQ_TOKEN_FILE names, or from
+                   DDMQ_TOKEN
+    token_file     a file with the token instead, which only its owner may read
     """
 
     _coordinator: Coordinator | None = None  # this and the next from the start on
@@ -164,6 +170,8 @@ class Consumer:
         on_late: OnLate | None = None,
         on_error: OnError | None = None,
         observer: ClientObserver | None = None,
+        token: TokenSource = None,
+        token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); `start` connects."""
         check_observer(observer)
@@ -188,7 +196,7 @@ class Consumer:
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        self._proxies = parse_addresses(proxies, CONSUMER_PORT)
+        self._proxies = parse_addresses(proxies, CONSUMER_PORT, login=make_login(token, token_file))
         self._notifications, self._errors = ConsumerNotifications(on_late, on_error), HandlerErrors()
         self._broadcast = build_broadcast_settings(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer

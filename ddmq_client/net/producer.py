@@ -14,6 +14,7 @@ from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.delays import CancelOutcome, When, duration_ms, outcome_of, when_of
 from ddmq_client.errors import ClosedError, OptionError, SendError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
+from ddmq_client.login import Login, make_login
 from ddmq_client.net.checks import Checks
 from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sender import JobSender, Sends
@@ -37,13 +38,14 @@ class ProducerBase(Sends):
         settings: ProducerSettings,
         check: Check | None = None,
         observer: ClientObserver | None = None,
+        login: Login | None = None,
     ) -> None:
         check_observer(observer)
         self._settings = settings
         self._observer = observer
         self._single = SendCall(settings.client_id)
         self._outbox = Outbox(settings)
-        parsed = parse_addresses(proxies, PRODUCER_PORT)
+        parsed = parse_addresses(proxies, PRODUCER_PORT, login=login or make_login())
         self._router = ProxyRouter(parsed, settings.connections_max, encode_heartbeat(settings.client_id))
         self._sender = JobSender(self._router)
         self._home = Home("producer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,6 +11,16 @@ from uuid import uuid4
 
 import pytest
 
+from ddmq_client import (
+    Admin,
+    Consumer,
+    NoSuchTopicError,
+    NotStoredError,
+    OptionError,
+    OutgoingMessage,
+    Producer,
+)
+from ddmq_client.aio import AsyncAdmin, AsyncProducer
 from ddmq_client.idl import consumer, producer
 from ddmq_client.idl.codes import DelayAction
 from ddmq_common.security.files import TOKENS_FILE, write_tokens
@@ -273,3 +284,53 @@ def test_a_revoked_token_ends_its_connection_while_it_pulls(setting: Setting) ->
                 other.read()
         path.write_bytes(before)
         until(lambda: setting.client("consumer").login.code == 0, "the token is back")
+
+
+def test_the_clients_log_in_with_a_token_a_file_or_the_environment(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer_at, consumer_at = setting.server.address("producer"), setting.server.address("consumer")
+    token = setting.tokens["everything"]
+    file = tmp_path / "token"
+    file.touch(0o600)
+    file.write_text(token + "\n")
+    reads: list[int] = []
+
+    def read_token() -> str:
+        reads.append(1)
+        return token
+
+    with Producer(producer_at, token=read_token) as sender:
+        sender.send("mine", b"by a client")
+        sender.send_oneway(OutgoingMessage("mine", b"by a client, too"))
+        sender.send("mine", b"again")
+        assert len(reads) == 1
+    with Producer(producer_at, token=setting.tokens["no-send-mine"], timeout_ms=500) as other:
+        with pytest.raises(NoSuchTopicError, match="lacks the right `send mine`"):
+            other.send("mine", b"x")
+    wrong = token[:-1] + ("0" if token[-1] != "0" else "1")
+    with Producer(producer_at, token=wrong, timeout_ms=500) as stranger:
+        with pytest.raises(NotStoredError, match="the login was rejected") as caught:
+            stranger.send("mine", b"x")
+        assert wrong not in str(caught.value) + repr(stranger) + repr(vars(stranger))
+    with Consumer(consumer_at, "team", "mine", token_file=file) as consumer:
+        assert next(iter(consumer)).topic == "mine"
+    with Admin(setting.server.address("admin"), token_file=file) as admin:
+        assert any(topic.name == "mine" for topic in admin.list_topics())
+    file.chmod(0o644)
+    with Producer(producer_at, token_file=file, timeout_ms=500) as sender:
+        with pytest.raises(NotStoredError, match="others may read the token"):
+            sender.send("mine", b"x")
+    monkeypatch.setenv("DDMQ_TOKEN", token)
+    with Producer(producer_at) as sender:
+        sender.send("mine", b"by the environment")
+    with pytest.raises(OptionError, match="both set"):
+        Producer(producer_at, token=token, token_file=file)
+
+    async def send_and_read() -> None:
+        async with AsyncProducer(producer_at, token=token) as producing:
+            await producing.send("mine", b"by asyncio")
+        async with AsyncAdmin(setting.server.address("admin"), token=token) as admin:
+            assert await admin.list_topics()
+
+    asyncio.run(send_and_read())

@@ -14,6 +14,7 @@ blocking client is safe for many threads; the asyncio one lives in one event loo
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from io import TextIOWrapper
@@ -38,6 +39,7 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, t
 from ddmq_client.delays import CancelOutcome, When, epoch_ms, when_of
 from ddmq_client.errors import NotFoundError, OptionError, RejectedError
 from ddmq_client.idl.codes import ADMIN_PORT, PRODUCER_PORT
+from ddmq_client.login import TokenSource, make_login
 from ddmq_client.net.admin.pool import AdminConnections
 from ddmq_client.net.producer import ProducerBase
 from ddmq_client.net.sync import Home, run_blocking
@@ -60,6 +62,7 @@ class Admin:
     producers        producer proxies, if they are to change delayed messages instead of the servers
     timeout_ms       for one request, including connecting
     connections_max  the maximum of open connections; a call beyond it waits
+    token, token_file  how this client logs in, as for Producer
     """
 
     @explain_arguments("docs/client.md#administration")
@@ -70,11 +73,14 @@ class Admin:
         producers: str | Sequence[str] | None = None,
         timeout_ms: int = 15_000,
         connections_max: int = 4,
+        token: TokenSource = None,
+        token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first call connects."""
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         check("connections_max", connections_max, 1, 48)  # the server takes no more from one address
-        addresses = parse_addresses(servers, ADMIN_PORT, "servers")
+        self._login = make_login(token, token_file)
+        addresses = parse_addresses(servers, ADMIN_PORT, "servers", self._login)
         if producers is not None:
             parse_addresses(producers, PRODUCER_PORT, "producers")
         self._producers = producers
@@ -432,7 +438,7 @@ class Admin:
         self._home.check_process()
         if self._producer is None:
             settings = ProducerSettings(timeout_ms=self._timeout_ms, client_id=new_client_id())
-            self._producer = ProducerBase(producers, settings)
+            self._producer = ProducerBase(producers, settings, login=self._login)
         return self._producer
 
     # --- sends
