@@ -27,6 +27,7 @@ from ddmq_client.outbox import send_alone_at
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
 from ddmq_client.serializers import Serializer
+from ddmq_client.tls import TlsOptions
 from ddmq_client.transactions import Check
 
 
@@ -60,6 +61,9 @@ class Producer(ProducerBase):
     serializer       converts the `body` of every send into bytes: see ddmq_client.serializers
     observer         is called for every send: see ddmq_client.observer, and ddmq_client.opentelemetry for
                      spans
+    tls              True, or TlsOptions with the CA and the client's own certificate: encrypt the
+                     connections, and verify the servers. None: as the environment says (DDMQ_CA); False:
+                     plain text
     """
 
     @explain_arguments("docs/client.md#sending")
@@ -82,6 +86,7 @@ class Producer(ProducerBase):
         client_id: str | None = None,
         serializer: Serializer | None = None,
         observer: ClientObserver | None = None,
+        tls: bool | TlsOptions | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first send connects."""
         settings = ProducerSettings(
@@ -99,7 +104,7 @@ class Producer(ProducerBase):
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        super().__init__(proxies, settings, check, observer)
+        super().__init__(proxies, settings, check, observer, tls)
         self._background = Background(settings, self._outbox, self._sender)
 
     def send_async(

@@ -40,6 +40,7 @@ from ddmq_client.net.connection import FramedConnection, resolve_in_time
 from ddmq_client.net.sync import INLINE, Activity, Condition, Home, Lock, now
 from ddmq_client.process import new_client_id
 from ddmq_client.received import FetchedQueue
+from ddmq_client.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import (
     FAILURES,
     FetchSettings,
@@ -74,9 +75,10 @@ class FetchConsumer:
         *,
         consumer_id: str | None = None,
         timeout_ms: int = 5_000,
+        tls: bool | TlsOptions | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first fetch connects."""
-        self._proxies = parse_addresses(proxies, CONSUMER_PORT)
+        self._proxies = secure_addresses(parse_addresses(proxies, CONSUMER_PORT), tls)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         name = new_client_id() if consumer_id is None else consumer_id

@@ -42,6 +42,7 @@ from ddmq_client.errors import NotFoundError, OptionError, RejectedError
 from ddmq_client.idl.codes import ADMIN_PORT, PRODUCER_PORT
 from ddmq_client.outgoing import OutgoingMessage, ShardKey
 from ddmq_client.process import new_client_id
+from ddmq_client.tls import TlsOptions, secure_addresses
 
 R = TypeVar("R")
 PAGE = 100  # rows that one request asks for
@@ -59,6 +60,8 @@ class AsyncAdmin:
     producers        producer proxies, if they are to change delayed messages instead of the servers
     timeout_ms       for one request, including connecting
     connections_max  the maximum of open connections; a call beyond it waits
+    tls              True, or TlsOptions: use HTTPS, and verify the servers. None: as the environment says
+                     (DDMQ_CA); False: plain HTTP
     """
 
     @explain_arguments("docs/client.md#administration")
@@ -69,14 +72,15 @@ class AsyncAdmin:
         producers: str | Sequence[str] | None = None,
         timeout_ms: int = 15_000,
         connections_max: int = 4,
+        tls: bool | TlsOptions | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first call connects."""
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         check("connections_max", connections_max, 1, 48)  # the server takes no more from one address
-        addresses = parse_addresses(servers, ADMIN_PORT, "servers")
+        addresses = secure_addresses(parse_addresses(servers, ADMIN_PORT, "servers"), tls)
         if producers is not None:
             parse_addresses(producers, PRODUCER_PORT, "producers")
-        self._producers = producers
+        self._producers, self._tls = producers, tls
         self._timeout_ms = timeout_ms
         self._pool = AsyncAdminConnections(addresses, connections_max)
         self._producer: AsyncProducerBase | None = None  # made by the first change that `producers` make
@@ -433,7 +437,7 @@ class AsyncAdmin:
         self._home.check_process()
         if self._producer is None:
             settings = ProducerSettings(timeout_ms=self._timeout_ms, client_id=new_client_id())
-            self._producer = AsyncProducerBase(producers, settings)
+            self._producer = AsyncProducerBase(producers, settings, tls=self._tls)
         return self._producer
 
     # --- sends
