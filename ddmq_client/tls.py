@@ -133,8 +133,9 @@ def has_unread(connected: socket.socket) -> bool:
 
 
 def is_rejected_certificate(error: BaseException) -> bool:
-    """Return whether the server rejected the client's certificate, so that it has handled no request. With TLS
-    1.3, the client learns it only when it waits for the first answer."""
+    """Return whether the server rejected the client's certificate, so that it has handled no request.
+
+    With TLS 1.3, the client learns it only when it waits for the first answer."""
     reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
     return "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)
 

@@ -51,7 +51,7 @@ BUSY = b'{"error": "too many requests are being answered; try again"}'
 BUSY_STATUS = "503 Service Unavailable"
 NO_STORE = ("Cache-Control", "no-store")
 _ERROR_HEADERS = f"Content-Type: {JSON}\r\nCache-Control: no-store\r\nConnection: close\r\n"
-PLAIN = b'{"error": "this port requires TLS; use https, and --admin with DDMQ_CA in the environment"}'
+PLAIN = b'{"error": "this port requires TLS; use https (commands: with DDMQ_CA in the environment)"}'
 TLS_HANDSHAKE = b"\x16"
 BUSY_HEAD = f"HTTP/1.1 {BUSY_STATUS}\r\n{_ERROR_HEADERS}".encode()
 BAD_HEAD = f"HTTP/1.1 400 Bad Request\r\n{_ERROR_HEADERS}".encode()
@@ -111,6 +111,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
 
     beyond = False
     application: Any
+    socket: Any
     close_connection: bool
     headers_sent: bool
 

@@ -24,7 +24,6 @@ class HttpConnection:
     def is_stale(self) -> bool:
         """Return whether the server has closed the connection, or sent bytes that no request asked for."""
         return self._socket is None or has_unread(self._socket)
-        return True
 
     def open(self, deadline: float) -> None:
         """Connect to the server. Raises OSError."""
