@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ddmq_client.received import FetchedQueue, LateResult, Message, Outcome
     from ddmq_client.replies import Replies
     from ddmq_client.serializers import JsonSerializer, MsgspecSerializer, Serializer
+    from ddmq_client.tls import TlsOptions
     from ddmq_client.transactions import CheckCounts, Decision, UndecidedTransaction
 
 __all__ = [
@@ -91,6 +92,7 @@ __all__ = [
     "Serializer",
     "SubscriptionError",
     "ThrottledError",
+    "TlsOptions",
     "Transaction",
     "TransactionError",
     "UnavailableError",
@@ -121,6 +123,7 @@ _HOMES = {
     "QueueBounds": "ranges",
     "RangeReader": "ranges",
     "Replies": "replies",
+    "TlsOptions": "tls",
     "JsonSerializer": "serializers",
     "MsgspecSerializer": "serializers",
     "Serializer": "serializers",

@@ -29,6 +29,7 @@ from ddmq_client.outbox import send_alone_at
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
 from ddmq_client.serializers import Serializer
+from ddmq_client.tls import TlsOptions
 from ddmq_client.transactions import Check
 
 
@@ -62,6 +63,9 @@ class Producer(ProducerBase):
     serializer       converts the `body` of every send into bytes: see ddmq_client.serializers
     observer         is called for every send: see ddmq_client.observer, and ddmq_client.opentelemetry for
                      spans
+    tls              True, or TlsOptions with the CA and the client's own certificate: encrypt the
+                     connections, and verify the servers. None: as the environment says (DDMQ_CA); False:
+                     plain text
     token            the token that this client logs in with: a text, or a function that returns one. It is
                      read again for each connection; by default from the file that DDMQ_TOKEN_FILE names, or
                      from DDMQ_TOKEN
@@ -88,6 +92,7 @@ class Producer(ProducerBase):
         client_id: str | None = None,
         serializer: Serializer | None = None,
         observer: ClientObserver | None = None,
+        tls: bool | TlsOptions | None = None,
         token: TokenSource = None,
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -107,7 +112,7 @@ class Producer(ProducerBase):
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        super().__init__(proxies, settings, check, observer, make_login(token, token_file))
+        super().__init__(proxies, settings, check, observer, tls, make_login(token, token_file))
         self._background = Background(settings, self._outbox, self._sender)
 
     def send_async(

@@ -200,15 +200,22 @@ class RpcConnection(AnswerSender):
         if not established and session.established:
             self.certificate_names = session.certificate_names
             self.caller = self._default_caller()
-        if not plain and session.ended:
-            self.close()
-        elif self.busy:
-            if plain:
+        if plain:
+            if self.busy:
                 self._read_ahead(plain)
-        elif plain:
-            self._serve_frames(self._frames.feed_bytes(plain))
-        elif session.established:
+            else:
+                self._serve_frames(self._frames.feed_bytes(plain))
+        elif session.established and not self.busy:
             self._await_record(session)
+        if session.ended:
+            self._close_when_served()
+
+    def _close_when_served(self) -> None:
+        """Close the connection, whose client has ended it, once the frames of this wake-up are handled."""
+        if self.busy & _SLICE:
+            self.traffic.loop.run_callback(self._close_when_served)
+        else:
+            self.close()
 
     def _send_output(self, output: bytes) -> bool:
         """Send bytes of the handshake. Close a client that causes more of them and does not read; then return
@@ -236,7 +243,7 @@ class RpcConnection(AnswerSender):
             self._transmit(answer)
             if not self.closed:
                 self._socket.shutdown(socket.SHUT_WR)
-        elif rejection.complete:
+        elif rejection.expects_no_answer:
             self.close()
 
     def _read_ahead(self, data: bytes) -> None:

@@ -11,11 +11,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from ddmq_client.idl import producer
 from ddmq_common.errors import BoundReachedError, ConfigError, DrainingError, TryLaterError
 from ddmq_common.security.callers import TOKEN_MECHANISM
+from ddmq_common.security.connecting import secure_connection
 from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
 from ddmq_rpc.codec import structs
 from ddmq_rpc.envelope import FrameLengthError, Frames
@@ -50,7 +51,12 @@ ReadToken = Callable[[], bytes]
 
 
 class CallLink(ABC, Generic[C]):
-    """The link to one proxy: a queue of waiting calls, and connections that send them."""
+    """The link to one proxy: a queue of waiting calls, and connections that send them.
+
+    `port`: the port of that proxy, "producer" or "consumer".
+    """
+
+    port: ClassVar[str]
 
     def __init__(self, address: str, bounds: LinkBounds, read_token: ReadToken | None = None) -> None:
         """Create the link to the proxy at `address`. `read_token`: returns the token with which each
@@ -153,8 +159,10 @@ class CallLink(ABC, Generic[C]):
         from gevent import socket
 
         host, _, port = self.address.rpartition(":")
-        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
+        host = host.strip("[]")
+        connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = secure_connection(connection, self.port, host)
         connection.settimeout(self._bounds.answer_s)
         token = b"" if self._read_token is None else self._read_token()
         if token:

@@ -323,8 +323,9 @@ class Traffic:
             self.counts.count_rejected("slow_reader")
             reader.close()
         for newcomer in self.newcomers.overdue(now):
-            self.counts.count_rejected("no_first_call")
-            newcomer.close()
+            if newcomer not in self.partial:  # that has its own time
+                self.counts.count_rejected("no_first_call")
+                newcomer.close()
         if limits.idle_s:
             for connection in list(self.connections):
                 if connection.idle_since < now - limits.idle_s and not connection.busy:

@@ -86,6 +86,7 @@ class Peers:
 class PeerLink(CallLink[_Waiting | PassedReply]):
     """The connections from this proxy to another one, with the calls that wait for a connection."""
 
+    port = "consumer"
     together, connections = ELEMENTS_MAX, CONNECTIONS_MAX
 
     def __init__(self, runtime: Runtime, address: str) -> None:

@@ -15,10 +15,10 @@ from ddmq_client.idl import producer
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, RemoteError, TryLaterError
+from ddmq_common.security.connecting import is_closed
 from ddmq_rpc.api import Call, ErrorKind
 from ddmq_rpc.client_side import encode_call
 from ddmq_rpc.links import CallLink, LinkBounds, Links, ReadToken, exchange_frame
-from proxy_producer.transactions.owners import is_closed
 from proxy_producer.wire import SERVICE
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ class EngineCalls:
 
 class EngineLink(CallLink[EngineCall]):
     """The connections to one other process."""
+
+    port = "producer"
 
     def __init__(self, address: str, clock: Clock, read_token: ReadToken | None) -> None:
         super().__init__(address, BOUNDS, read_token)

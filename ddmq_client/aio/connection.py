@@ -17,6 +17,7 @@ from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_client.net.connection import CONNECT_MAX_S, make_login_frame
 from ddmq_client.testing.proxies import connect_protocol
+from ddmq_client.tls import asyncio_options, describe_error, is_rejected_certificate
 from ddmq_client.wire.login import find_login_failure
 
 MakeFrame = Callable[[float, int], bytes]
@@ -171,7 +172,9 @@ class AsyncFramedConnection:
         except TimeoutError as error:
             raise verdicts.timed_out(self.name, loop.time() - started) from error
         except (OSError, FrameError) as error:
-            raise verdicts.answer_lost(self.name, error) from error
+            if is_rejected_certificate(error):
+                raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error
+            raise verdicts.answer_lost(self.name, describe_error(error, self._address)) from error
 
     async def _get_frames(self, deadline: float) -> _Frames:
         if self._frames is not None and self._frames.error is None:
@@ -186,12 +189,12 @@ class AsyncFramedConnection:
         try:
             async with asyncio.timeout_at(until):
                 _, frames = await loop.create_connection(
-                    lambda: _Frames(self._frame_bytes_max), *self._address
+                    lambda: _Frames(self._frame_bytes_max), *self._address, **asyncio_options(self._address)
                 )
         except TimeoutError as error:
             raise verdicts.connect_timed_out(self.name, at_deadline=until == deadline) from error
         except OSError as error:
-            raise verdicts.not_connected(self.name, error) from error
+            raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error
         frames.login, frames.name = login, self.name
         self._frames = frames
         return frames
@@ -209,7 +212,7 @@ async def resolve_addresses(
     resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
         with suppress(OSError, UnicodeError):
-            cache[address] = from_info(await loop.getaddrinfo(*address, type=1), address.login)
+            cache[address] = from_info(await loop.getaddrinfo(*address, type=1), address)
         resolved.update(dict.fromkeys(cache.get(address, ())))
     return list(resolved)[:ADDRESSES_MAX]
 

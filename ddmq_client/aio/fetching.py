@@ -41,6 +41,7 @@ from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.login import TokenSource, make_login
 from ddmq_client.process import new_client_id
 from ddmq_client.received import FetchedQueue
+from ddmq_client.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import (
     FAILURES,
     FetchSettings,
@@ -76,11 +77,13 @@ class AsyncFetchConsumer:
         *,
         consumer_id: str | None = None,
         timeout_ms: int = 5_000,
+        tls: bool | TlsOptions | None = None,
         token: TokenSource = None,
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first fetch connects."""
-        self._proxies = parse_addresses(proxies, CONSUMER_PORT, login=make_login(token, token_file))
+        login = make_login(token, token_file)
+        self._proxies = secure_addresses(parse_addresses(proxies, CONSUMER_PORT, login=login), tls)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         name = new_client_id() if consumer_id is None else consumer_id

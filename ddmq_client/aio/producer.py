@@ -26,6 +26,7 @@ from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, check_batch
 from ddmq_client.process import new_client_id
 from ddmq_client.serializers import Serializer
+from ddmq_client.tls import TlsOptions, secure_addresses
 from ddmq_client.transactions import Check, CheckCounts
 from ddmq_client.wire.producing import encode_heartbeat
 
@@ -41,6 +42,7 @@ class AsyncProducerBase(AsyncSends):
         settings: ProducerSettings,
         check: Check | None = None,
         observer: ClientObserver | None = None,
+        tls: bool | TlsOptions | None = None,
         login: Login | None = None,
     ) -> None:
         check_observer(observer)
@@ -49,6 +51,7 @@ class AsyncProducerBase(AsyncSends):
         self._single = SendCall(settings.client_id)
         self._outbox = Outbox(settings)
         parsed = parse_addresses(proxies, PRODUCER_PORT, login=login or make_login())
+        parsed = secure_addresses(parsed, tls)
         self._router = AsyncProxyRouter(
             parsed, settings.connections_max, encode_heartbeat(settings.client_id)
         )
@@ -265,6 +268,7 @@ class AsyncProducer(AsyncProducerBase):
         client_id: str | None = None,
         serializer: Serializer | None = None,
         observer: ClientObserver | None = None,
+        tls: bool | TlsOptions | None = None,
         token: TokenSource = None,
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -282,4 +286,4 @@ class AsyncProducer(AsyncProducerBase):
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        super().__init__(proxies, settings, check, observer, make_login(token, token_file))
+        super().__init__(proxies, settings, check, observer, tls, make_login(token, token_file))

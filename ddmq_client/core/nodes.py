@@ -18,11 +18,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import OptionError
-from ddmq_client.login import Login
+
+if TYPE_CHECKING:
+    from ddmq_client.login import Login
+    from ddmq_client.tls import ClientTls
 
 PROXIES_MAX = 256
 _BRACKETS = re.compile(r"\[([^]]*)\](?::(.*))?")  # [host]:port
@@ -51,6 +54,27 @@ class ProxyAddress(_HostPort):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class SecureAddress(ProxyAddress):
+    """The address of a proxy that is reached with TLS. It equals the plain address.
+
+    `server_name`: the name that the certificate must state.
+    """
+
+    tls: ClientTls
+    server_name: str
+
+    @classmethod
+    def build(cls, address: ProxyAddress, tls: ClientTls, server_name: str) -> Self:
+        """Return `address` with TLS."""
+        secure = cls(*address)
+        secure.tls, secure.server_name, secure.login = tls, server_name, address.login
+        return secure
+
+    def secure_like(self, addresses: list[ProxyAddress]) -> list[ProxyAddress]:
+        """Return the addresses to which this name resolves, each with the TLS and the name of this one."""
+        return [self.build(address, self.tls, self.server_name) for address in addresses]
 
 
 def parse_addresses(
@@ -97,11 +121,12 @@ def describe_unresolved(addresses: Iterable[ProxyAddress], *, in_time: bool = Tr
     return f"the time is up (timeout_ms) before the addresses of {names} were known"
 
 
-def from_info(info: Iterable[tuple[object, ...]], login: Login | None = None) -> list[ProxyAddress]:
-    """Return the addresses in a getaddrinfo answer, without duplicates, with this login."""
+def from_info(info: Iterable[tuple[object, ...]], name: ProxyAddress) -> list[ProxyAddress]:
+    """Return the addresses in a getaddrinfo answer about `name`, without duplicates, with its login."""
     pairs = [entry[4] for entry in info]
     addresses = [ProxyAddress(str(pair[0]), int(pair[1])) for pair in pairs if isinstance(pair, tuple)]
-    return [address.with_login(login) for address in dict.fromkeys(addresses)]
+    addresses = [address.with_login(name.login) for address in dict.fromkeys(addresses)]
+    return name.secure_like(addresses) if isinstance(name, SecureAddress) else addresses
 
 
 def is_literal(address: ProxyAddress) -> bool:

@@ -18,6 +18,7 @@ from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info, is_li
 from ddmq_client.errors import OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_client.testing.proxies import connect_in_process
+from ddmq_client.tls import describe_error, has_unread, is_rejected_certificate, secure_socket
 from ddmq_client.wire.login import encode_login, find_login_failure
 
 CONNECT_MAX_S = 2.0
@@ -84,7 +85,7 @@ class FramedConnection:
     def _send(self, make_frame: Callable[[float, int], bytes], deadline: float) -> int:
         now = time.monotonic()
         open_socket = self._socket  # another thread may close it meanwhile
-        if open_socket is not None and now - self._used_at > IDLE_CHECK_S and _is_stale(open_socket):
+        if open_socket is not None and now - self._used_at > IDLE_CHECK_S and has_unread(open_socket):
             self.close()
         if self._socket is None:
             self._connect(deadline)
@@ -124,7 +125,9 @@ class FramedConnection:
         except TimeoutError as error:
             raise verdicts.timed_out(self.name, time.monotonic() - started) from error
         except (OSError, FrameError) as error:
-            raise verdicts.answer_lost(self.name, error) from error
+            if is_rejected_certificate(error):
+                raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error
+            raise verdicts.answer_lost(self.name, describe_error(error, self._address)) from error
 
     def _get_socket(self, deadline: float) -> socket.socket:
         """Return the socket, with the remaining time as its time-out."""
@@ -143,13 +146,13 @@ class FramedConnection:
             raise verdicts.connect_timed_out(self.name, at_deadline=True)
         login = make_login_frame(self._address)
         try:
-            fresh = connect_in_process(self._address) or socket.create_connection(
-                self._address, timeout=remaining_s
+            fresh = connect_in_process(self._address) or secure_socket(
+                self._address, socket.create_connection(self._address, timeout=remaining_s)
             )
         except TimeoutError as error:
             raise verdicts.connect_timed_out(self.name, at_deadline=remaining_s < CONNECT_MAX_S) from error
         except OSError as error:
-            raise verdicts.not_connected(self.name, error) from error
+            raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error
         fresh.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fresh.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._buffer = FrameBuffer(self._frame_bytes_max)
@@ -164,18 +167,6 @@ def make_login_frame(address: ProxyAddress) -> bytes:
     except OptionError as error:
         raise verdicts.not_connected(str(address), error) from error
     return encode_login(token) if token else b""
-
-
-def _is_stale(open_socket: socket.socket) -> bool:
-    """Return whether the proxy has closed the idle connection, or sent bytes that were not requested."""
-    try:
-        open_socket.settimeout(0.0)
-        open_socket.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _close_socket(open_socket: socket.socket) -> None:
@@ -197,7 +188,7 @@ def resolve_addresses(
     resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
         try:
-            cache[address] = from_info(socket.getaddrinfo(*address, type=socket.SOCK_STREAM), address.login)
+            cache[address] = from_info(socket.getaddrinfo(*address, type=socket.SOCK_STREAM), address)
         except (OSError, UnicodeError):
             pass
         resolved.update(dict.fromkeys(cache.get(address, ())))

@@ -77,6 +77,7 @@ from ddmq_client.process import RUN_POLL_S, Signals, new_client_id
 from ddmq_client.received import Message
 from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.values import deserialize_messages
+from ddmq_client.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import pull_settings
 
 _log = logging.getLogger("ddmq_client.consumer")
@@ -130,6 +131,8 @@ class Consumer:
                    it rejects with a ValueError becomes a dead letter, with the reason, and no handler sees it
     observer       is called for messages that are handed out and handled: see ddmq_client.observer, and
                    ddmq_client.opentelemetry for spans
+    tls            True, or TlsOptions with the CA and the client's own certificate: encrypt the connections,
+                   and verify the servers. None: as the environment says (DDMQ_CA); False: plain text
     token          the token that this client logs in with: a text, or a function that returns one. It is read
                    again for each connection; by default from the file that DDMQ_TOKEN_FILE names, or from
                    DDMQ_TOKEN
@@ -170,6 +173,7 @@ class Consumer:
         on_late: OnLate | None = None,
         on_error: OnError | None = None,
         observer: ClientObserver | None = None,
+        tls: bool | TlsOptions | None = None,
         token: TokenSource = None,
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -196,7 +200,8 @@ class Consumer:
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        self._proxies = parse_addresses(proxies, CONSUMER_PORT, login=make_login(token, token_file))
+        login = make_login(token, token_file)
+        self._proxies = secure_addresses(parse_addresses(proxies, CONSUMER_PORT, login=login), tls)
         self._notifications, self._errors = ConsumerNotifications(on_late, on_error), HandlerErrors()
         self._broadcast = build_broadcast_settings(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer

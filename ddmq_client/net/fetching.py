@@ -42,6 +42,7 @@ from ddmq_client.net.connection import FramedConnection, resolve_in_time
 from ddmq_client.net.sync import INLINE, Activity, Condition, Home, Lock, now
 from ddmq_client.process import new_client_id
 from ddmq_client.received import FetchedQueue
+from ddmq_client.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import (
     FAILURES,
     FetchSettings,
@@ -77,11 +78,13 @@ class FetchConsumer:
         *,
         consumer_id: str | None = None,
         timeout_ms: int = 5_000,
+        tls: bool | TlsOptions | None = None,
         token: TokenSource = None,
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first fetch connects."""
-        self._proxies = parse_addresses(proxies, CONSUMER_PORT, login=make_login(token, token_file))
+        login = make_login(token, token_file)
+        self._proxies = secure_addresses(parse_addresses(proxies, CONSUMER_PORT, login=login), tls)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         name = new_client_id() if consumer_id is None else consumer_id

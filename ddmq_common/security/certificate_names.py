@@ -16,7 +16,7 @@ class CertificateNames(NamedTuple):
 
 
 def read_names(certificate: Mapping[str, Any] | None) -> CertificateNames | None:
-    """Return the names in a certificate as `ssl.SSLObject.getpeercert` describes it; None if there is none."""
+    """Return the names in a certificate as `getpeercert` of ssl describes it; None if there is none."""
     if not certificate:
         return None
     alternatives = certificate.get("subjectAltName", ())

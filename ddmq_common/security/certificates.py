@@ -27,10 +27,12 @@ _FileState = tuple[int, int, int]
 
 class TlsContexts(NamedTuple):
     """The contexts of new connections. `server`: of connections that this process accepts; None without a
-    certificate. `client`: of its connections to other processes."""
+    certificate. `client`: of its connections to other processes. `loopback`: of those on this machine, whose
+    certificate may have any name."""
 
     server: ssl.SSLContext | None
     client: ssl.SSLContext
+    loopback: ssl.SSLContext
 
 
 def build_contexts(config: TlsConfig) -> TlsContexts:
@@ -43,6 +45,12 @@ def build_contexts(config: TlsConfig) -> TlsContexts:
         if config.client_ca is not None:
             _load_authorities(server, "client_ca", config.client_ca)
             server.verify_mode = ssl.CERT_OPTIONAL
+    client, loopback = _build_client(config), _build_client(config)
+    loopback.check_hostname = False
+    return TlsContexts(server, client, loopback)
+
+
+def _build_client(config: TlsConfig) -> ssl.SSLContext:
     client = _build_context(ssl.PROTOCOL_TLS_CLIENT)
     if config.server_authority is None:
         client.load_default_certs()
@@ -51,7 +59,7 @@ def build_contexts(config: TlsConfig) -> TlsContexts:
         _load_authorities(client, name, config.server_authority)
     if config.certificate is not None:
         _load_certificate(client, config)
-    return TlsContexts(server, client)
+    return client
 
 
 def _build_context(protocol: int) -> ssl.SSLContext:
@@ -128,11 +136,6 @@ class CertificateFiles:
         """The context for the next connection that is accepted."""
         assert self.contexts.server is not None
         return self.contexts.server
-
-    @property
-    def client(self) -> ssl.SSLContext:
-        """The context for the next connection to another process."""
-        return self.contexts.client
 
     def reload_changed(self) -> None:
         """Reload the files if one of them has changed since the last reload."""

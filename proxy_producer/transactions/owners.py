@@ -7,7 +7,6 @@ limit do not delay the ends of transactions.
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, TryLaterError
 from ddmq_common.names import HALF_TOPIC, TRANSACTION_GROUP
+from ddmq_common.security.connecting import is_closed
 from ddmq_rpc.client_side import encode_call
 from ddmq_rpc.links import CallLink, LinkBounds, Links, ReadToken, exchange_frame
 from proxy_producer.wire import SERVICE
@@ -132,6 +132,8 @@ class Owners:
 class OwnerLink(CallLink[ForwardedCall]):
     """The connections to one other proxy for one method."""
 
+    port = "producer"
+
     def call(self, connection: socket.socket, batch: list[ForwardedCall]) -> None:
         (passed,) = batch
         frame = encode_call(producer, SERVICE, passed.method, request=passed.request)
@@ -147,10 +149,3 @@ class OwnerLink(CallLink[ForwardedCall]):
             error = TryLaterError(f"the proxy at {self.address} cannot be asked now: {error}")
         for passed in batch:
             passed.done(passed.answer, error)
-
-
-def is_closed(connection: socket.socket) -> bool:
-    """Return whether the peer has closed an idle connection."""
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))

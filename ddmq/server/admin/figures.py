@@ -29,6 +29,7 @@ from ddmq.server.http.routing import FORWARDED, Text
 from ddmq_common.clock import Clock
 from ddmq_common.metrics.catalogue import CATALOGUE
 from ddmq_common.metrics.registry import ANSWERS_S, Registry
+from ddmq_common.security.connecting import secure_connection
 
 PAGE_CHEAP_S = 0.05  # processor time; a page that takes less is made anew each time
 PAGE_RESTS = 10  # others after so many times what they took
@@ -160,7 +161,8 @@ def _fetch_answer(address: HostPort, target: str, keys: Sequence[str], token: by
     """Fetch `target` from the process at `address`; None without a valid answer."""
     connection = http.client.HTTPConnection(*address)
     try:
-        connection.sock = socket.create_connection(tuple(address), ANSWERS_WAIT_S)
+        raw = socket.create_connection(tuple(address), ANSWERS_WAIT_S)
+        connection.sock = secure_connection(raw, "admin", address.host)
         headers = {"Authorization": f"Bearer {token.decode()}"} if token else {}
         connection.request("GET", target, headers=headers)
         answer = msgspec.json.decode(connection.getresponse().read(), type=dict[str, Any])

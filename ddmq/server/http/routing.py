@@ -39,6 +39,7 @@ from ddmq_common.errors import (
     UnknownTopicError,
 )
 from ddmq_common.security.callers import Caller, CallerTable, LoginRejectedError
+from ddmq_common.security.connecting import secure_connection
 
 COUNT_MAX = 1 << 30  # of names in a listing, where nobody says
 BODY_BYTES_MAX = 1 << 20
@@ -412,10 +413,12 @@ def forward_request(address: str, request: AdminRequest, token: bytes = b"") -> 
     filled = re.sub(r"\{(\w+)\}", lambda match: quote(request.path[match[1]], safe=""), request.pattern)
     texts = query_texts(request.query) if isinstance(request.query, Query) else request.query
     target = f"{filled}?{urlencode({**texts, FORWARDED: '1'})}"
-    connection = http.client.HTTPConnection(*parse(address), timeout=OTHER_S)
+    host, port = parse(address)
+    connection = http.client.HTTPConnection(host, port, timeout=OTHER_S)
     is_connected = False
     try:
         connection.connect()
+        connection.sock = secure_connection(connection.sock, "admin", host)
         is_connected = True
         body: Any = msgspec.json.encode(request.body) if request.body else None
         headers = {"Content-Type": JSON}

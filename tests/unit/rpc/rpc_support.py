@@ -64,8 +64,12 @@ class Client:
     def __init__(self, address: tuple[str, int], source: str = "127.0.0.1", tls: Any = None) -> None:
         self.socket: Any = socket.create_connection(address, source_address=(source, 0))
         self.socket.settimeout(WAIT_S)
+        self.refused = False
         if tls is not None:
-            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
+            try:
+                self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
+            except (ConnectionResetError, gevent_ssl.SSLEOFError):
+                self.refused = True
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -89,7 +93,7 @@ class Client:
     def is_closed(self) -> bool:
         """Waits for the server to end the connection."""
         try:
-            return self.socket.recv(1) == b""
+            return self.refused or self.socket.recv(1) == b""
         except ConnectionResetError:
             return True
 
@@ -120,8 +124,7 @@ class Stage:
 
     def client(self, source: str = "127.0.0.1") -> Client:
         """One more, from this address, with TLS if the server requires it."""
-        tls = client_context() if self.tls is not None and self.tls.required else None
-        client = Client(self.server.address, source, tls)
+        client = Client(self.server.address, source, Transport.client_context() if self.tls else None)
         self.clients.append(client)
         return client
 
@@ -182,14 +185,22 @@ def tls_port(required: bool = True) -> TlsPort:
 
 
 class Transport:
-    """How `stage` serves. The fixture `transport` of conftest.py sets it for each test."""
+    """How servers of the suites serve, and their clients connect. The fixture `transport` sets it."""
 
     tls = False
+
+    @classmethod
+    def port(cls) -> TlsPort | None:
+        return tls_port() if cls.tls else None
+
+    @classmethod
+    def client_context(cls) -> Any:
+        return client_context() if cls.tls else None
 
 
 @contextmanager
 def stage(**limits: Any) -> Iterator[Stage]:
-    running = Stage(RpcLimits(**limits), tls_port() if Transport.tls else None)
+    running = Stage(RpcLimits(**limits), Transport.port())
     try:
         yield running
     finally:
