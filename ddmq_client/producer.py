@@ -26,8 +26,8 @@ from ddmq_client.observer import ClientObserver, ObservedSend, observe_send
 from ddmq_client.outbox import send_alone_at
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
+from ddmq_client.security.tls import TlsOptions
 from ddmq_client.serializers import Serializer
-from ddmq_client.tls import TlsOptions
 from ddmq_client.transactions import Check
 
 

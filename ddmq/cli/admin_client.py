@@ -16,7 +16,7 @@ from ddmq.address import ADDRESS, ADMIN, HostPort
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import json_option, reason
 from ddmq_client.core.nodes import ProxyAddress, SecureAddress
-from ddmq_client.tls import describe_error, secure_addresses, secure_socket
+from ddmq_client.security.tls import describe_error, secure_addresses, secure_socket
 
 TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 1.0

@@ -39,7 +39,7 @@ from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.process import new_client_id
 from ddmq_client.received import FetchedQueue
-from ddmq_client.tls import TlsOptions, secure_addresses
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import (
     FAILURES,
     FetchSettings,

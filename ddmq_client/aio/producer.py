@@ -23,8 +23,8 @@ from ddmq_client.observer import ClientObserver, SendCall, check_observer, obser
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, check_batch
 from ddmq_client.process import new_client_id
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.serializers import Serializer
-from ddmq_client.tls import TlsOptions, secure_addresses
 from ddmq_client.transactions import Check, CheckCounts
 from ddmq_client.wire.producing import encode_heartbeat
 

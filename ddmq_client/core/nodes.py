@@ -18,13 +18,13 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import OptionError
 
 if TYPE_CHECKING:
-    from ddmq_client.tls import ClientTls
+    import ssl
 
 PROXIES_MAX = 256
 _BRACKETS = re.compile(r"\[([^]]*)\](?::(.*))?")  # [host]:port
@@ -44,17 +44,24 @@ class ProxyAddress(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class ContextSource(Protocol):
+    """The TLS of one client."""
+
+    def get_context(self) -> ssl.SSLContext:
+        """Return the context for a new connection. Raises OSError if a file cannot be used."""
+
+
 class SecureAddress(ProxyAddress):
     """The address of a proxy that is reached with TLS. It equals the plain address.
 
     `server_name`: the name that the certificate must state.
     """
 
-    tls: ClientTls
+    tls: ContextSource
     server_name: str
 
     @classmethod
-    def build(cls, address: ProxyAddress, tls: ClientTls, server_name: str) -> Self:
+    def build(cls, address: ProxyAddress, tls: ContextSource, server_name: str) -> Self:
         """Return `address` with TLS."""
         secure = cls(*address)
         secure.tls, secure.server_name = tls, server_name

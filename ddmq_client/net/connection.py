@@ -16,8 +16,8 @@ from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info, is_literal
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
+from ddmq_client.security.tls import describe_error, has_unread, is_rejected_certificate, secure_socket
 from ddmq_client.testing.proxies import connect_in_process
-from ddmq_client.tls import describe_error, has_unread, is_rejected_certificate, secure_socket
 
 CONNECT_MAX_S = 2.0
 IDLE_CHECK_S = 1.0  # a connection idle for longer is checked before it is used

@@ -40,7 +40,7 @@ from ddmq_client.net.connection import FramedConnection, resolve_in_time
 from ddmq_client.net.sync import INLINE, Activity, Condition, Home, Lock, now
 from ddmq_client.process import new_client_id
 from ddmq_client.received import FetchedQueue
-from ddmq_client.tls import TlsOptions, secure_addresses
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import (
     FAILURES,
     FetchSettings,

@@ -22,7 +22,7 @@ from ddmq_client.net.transactions import Transaction, TransactionCalls
 from ddmq_client.observer import ClientObserver, SendCall, check_observer, observe_send
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, check_batch
-from ddmq_client.tls import TlsOptions, secure_addresses
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.transactions import Check, CheckCounts
 from ddmq_client.wire.producing import encode_heartbeat
 

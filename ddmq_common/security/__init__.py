@@ -1,1 +1,1 @@
-"""Who may connect to the ports of a server, and how: settings and certificates."""
+"""The settings and certificates that decide who may connect to the ports of a server."""

@@ -43,7 +43,7 @@ from ddmq_client.net.producer import ProducerBase
 from ddmq_client.net.sync import Home, run_blocking
 from ddmq_client.outgoing import OutgoingMessage, ShardKey
 from ddmq_client.process import new_client_id
-from ddmq_client.tls import TlsOptions, secure_addresses
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 
 R = TypeVar("R")
 PAGE = 100  # rows that one request asks for
