@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import gevent
@@ -186,12 +186,17 @@ class EventFeed:
         if self._end_reason:
             return
         self._end_reason = reason
-        for viewer in list(self.viewers):
-            viewer.end(event)
-        HubTimer(ref=False).once(END_S, self._abort_all)
+        self.end_viewers(event)
 
-    def _abort_all(self) -> None:
-        for viewer in list(self.viewers):
+    def end_viewers(self, event: bytes) -> None:
+        """End the streams of the present viewers with a last event."""
+        viewers = list(self.viewers)
+        for viewer in viewers:
+            viewer.end(event)
+        HubTimer(ref=False).once(END_S, lambda: self._abort_streams(viewers))
+
+    def _abort_streams(self, viewers: Iterable[Viewer]) -> None:
+        for viewer in self.viewers.intersection(viewers):
             viewer.abort_stream()
 
 
