@@ -95,7 +95,7 @@ def attack(kind: str, host: str, port: int, ca: str) -> None:
 @contextmanager
 def attacked(server: Running, kind: str, ca: Path) -> Iterator[None]:
     host, port = server.addresses["producer"]
-    command = [sys.executable, "-m", "bench.t27_tls", ATTACK, kind, host, str(port), str(ca)]
+    command = [sys.executable, "-m", "bench.t28_tls", ATTACK, kind, host, str(port), str(ca)]
     with subprocess.Popen(command) as process:
         time.sleep(ATTACK_S)  # until it is in full swing
         yield
@@ -139,7 +139,7 @@ def main() -> None:
             measure_kind = partial(measure_attacked, server, tls, kind, folder / "ca.crt")
             floor, reach = (NO_ATTACK, "p99 ≤ 1.5 × without the attack") if kind else (None, "")
             every.append(Series(name, measure_kind, floor, reach))
-        run("t27_tls", __doc__ or "", every, connections=CONNECTIONS, calls=CALLS)
+        run("t28_tls", __doc__ or "", every, connections=CONNECTIONS, calls=CALLS)
 
 
 if __name__ == "__main__":
