@@ -5,7 +5,7 @@
 Joins the directory as one more process, and stores what servers would have stored, many records at a time.
 Each topic `crowd-N` has one message and one group `group-N`, which has not consumed it. The dead letters of
 the group LETTER_GROUP are of CLASSES error classes, one after the other, and each of its own topic. The topic
-KEYED has two messages of each key, for the group of the same name, which fails them later (t27_scale.py).
+KEYED has two messages of each key, for the group of the same name, which fails them later (t27_large.py).
 """
 
 from __future__ import annotations

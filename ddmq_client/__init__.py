@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ddmq_client.ranges import QueueBounds, RangeReader
     from ddmq_client.received import FetchedQueue, LateResult, Message, Outcome
     from ddmq_client.replies import Replies
+    from ddmq_client.security.tls import TlsOptions
     from ddmq_client.serializers import JsonSerializer, MsgspecSerializer, Serializer
     from ddmq_client.transactions import CheckCounts, Decision, UndecidedTransaction
 
@@ -91,6 +92,7 @@ __all__ = [
     "Serializer",
     "SubscriptionError",
     "ThrottledError",
+    "TlsOptions",
     "Transaction",
     "TransactionError",
     "UnavailableError",
@@ -121,6 +123,7 @@ _HOMES = {
     "QueueBounds": "ranges",
     "RangeReader": "ranges",
     "Replies": "replies",
+    "TlsOptions": "security.tls",
     "JsonSerializer": "serializers",
     "MsgspecSerializer": "serializers",
     "Serializer": "serializers",

@@ -10,6 +10,7 @@ Safe for many threads; correct under gevent's monkey patching (threads are green
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
@@ -26,6 +27,8 @@ from ddmq_client.observer import ClientObserver, ObservedSend, observe_send
 from ddmq_client.outbox import send_alone_at
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
+from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.tls import TlsOptions
 from ddmq_client.serializers import Serializer
 from ddmq_client.transactions import Check
 
@@ -60,6 +63,13 @@ class Producer(ProducerBase):
     serializer       converts the `body` of every send into bytes: see ddmq_client.serializers
     observer         is called for every send: see ddmq_client.observer, and ddmq_client.opentelemetry for
                      spans
+    tls              True, or TlsOptions with the CA and the client's own certificate: encrypt the
+                     connections, and verify the servers. None: as the environment says (DDMQ_CA); False:
+                     plain text
+    token            the token that this client logs in with: a text, or a function that returns one. It is
+                     read again for each connection; by default from the file that DDMQ_TOKEN_FILE names, or
+                     from DDMQ_TOKEN
+    token_file       a file with the token instead, which only its owner may read
     """
 
     @explain_arguments("docs/client.md#sending")
@@ -82,6 +92,9 @@ class Producer(ProducerBase):
         client_id: str | None = None,
         serializer: Serializer | None = None,
         observer: ClientObserver | None = None,
+        tls: bool | TlsOptions | None = None,
+        token: TokenSource = None,
+        token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first send connects."""
         settings = ProducerSettings(
@@ -99,7 +112,7 @@ class Producer(ProducerBase):
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        super().__init__(proxies, settings, check, observer)
+        super().__init__(proxies, settings, check, observer, tls, make_login(token, token_file))
         self._background = Background(settings, self._outbox, self._sender)
 
     def send_async(

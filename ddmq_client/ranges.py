@@ -11,6 +11,7 @@ alternatives, and the next one is called when one fails. For one thread at a tim
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -25,6 +26,8 @@ from ddmq_client.idl.codes import CONSUMER_PORT, Code
 from ddmq_client.net.connection import FramedConnection, resolve_in_time
 from ddmq_client.process import Home, new_client_id
 from ddmq_client.received import FetchedQueue, Message, fetched_here, queue_number
+from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import FetchSettings, fetch_frame, read_fetched
 from ddmq_client.wire.producing import ProxyCallError
 
@@ -62,6 +65,7 @@ class RangeReader:
                 broadcasting
     timeout_ms  for one method call, during which all proxies are retried
     client_id   name in the proxies' logs; made from host and process when absent
+    token, token_file  how this client logs in, as for Consumer
     """
 
     def __init__(
@@ -72,9 +76,13 @@ class RangeReader:
         *,
         timeout_ms: int = 10_000,
         client_id: str | None = None,
+        tls: bool | TlsOptions | None = None,
+        token: TokenSource = None,
+        token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first call connects."""
-        self._proxies = parse_addresses(proxies, CONSUMER_PORT)
+        login = make_login(token, token_file)
+        self._proxies = secure_addresses(parse_addresses(proxies, CONSUMER_PORT, login=login), tls)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         topics = topic_names(topics)

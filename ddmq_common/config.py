@@ -286,7 +286,10 @@ def _convert_scalar(raw: Any, hint: Any, location: ConfigLocation) -> Any:
 
 def _convert_enum(raw: Any, hint: type[enum.Enum], location: ConfigLocation) -> enum.Enum:
     by_name = {member.name.lower(): member for member in hint}
-    member_value = None if raw is None else by_name.get(str(raw).lower())
+    text = (
+        ("on" if raw else "off") if isinstance(raw, bool) else str(raw).lower()
+    )  # as YAML reads these words
+    member_value = None if raw is None else by_name.get(text)
     if member_value is None:
         raise location.error(f"is {_value_text(raw)}; allowed: {', '.join(by_name)}")
     return member_value

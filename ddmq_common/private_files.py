@@ -96,7 +96,7 @@ def _read_secret(setting: str, folder: str) -> str:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
-            if why := _find_file_error(path, os.fstat(descriptor)):
+            if why := find_file_error(path, os.fstat(descriptor)):
                 raise ConfigError(why)
             text = file.read(SECRET_BYTES_MAX + 1).decode().removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -107,7 +107,8 @@ def _read_secret(setting: str, folder: str) -> str:
     return text
 
 
-def _find_file_error(path: Path, status: os.stat_result) -> str | None:
+def find_file_error(path: Path, status: os.stat_result) -> str | None:
+    """Return why an existing file may not hold a secret, and the remedy; None if it may."""
     if not stat.S_ISREG(status.st_mode):
         return f"{path}: is no file"
     if status.st_uid not in (os.geteuid(), 0):

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
+from ddmq_common.security.callers import Caller
+
 
 class Wire(IntEnum):
     """The Thrift protocol of a call. Its answer uses the same one."""
@@ -42,13 +44,14 @@ class Call(ABC):
     `args` has the method's arguments as attributes; absent ones are None or the IDL's default.
     """
 
-    __slots__ = ("args", "frame_bytes", "on_abandoned", "peer", "received_at", "wire")
+    __slots__ = ("args", "caller", "frame_bytes", "on_abandoned", "peer", "received_at", "wire")
 
     args: Any
     wire: Wire
     received_at: float  # monotonic seconds when the frame was complete
     frame_bytes: int
     peer: str  # "127.0.0.1:40112"
+    caller: Caller | None  # whose call it is; None: rights are off, or the server calls itself
     on_abandoned: Callable[[Call], None] | None  # runs on the hub when the client goes before the answer
 
     @property
@@ -78,15 +81,30 @@ class Call(ABC):
 Handler = Callable[[Call], None]
 
 
+class MethodRule(NamedTuple):
+    """The rights that calls of one method need, checked before its handler gets a call.
+
+    `find_missing`: returns the sentence about a missing right, or None. `reject`: answers with that sentence.
+    `narrow`: returns the call that the handler gets, without the elements that are forbidden; None if it has
+    answered. `waits`: the call may wait for messages, and is checked again when rights change.
+    """
+
+    find_missing: Callable[[Call], str | None]
+    reject: Callable[[Call, str], None]
+    narrow: Callable[[Call], Call | None] | None = None
+    waits: bool = False
+
+
 class Service(NamedTuple):
     """One Thrift service and its handlers. `idl`: the thriftpy2 module; `name`: the service's name in it.
 
     Methods of the IDL without a handler are answered with "unknown method". Handlers in `oneway` get calls
     whose answer is dropped. `on_closed` is called on the hub with the `peer` of each connection that has
-    closed.
+    closed. `rules`: by method; each handler must have one if there are any.
     """
 
     idl: ModuleType
     name: str
     handlers: Mapping[str, Handler]
     on_closed: Callable[[str], None] | None = None
+    rules: Mapping[str, MethodRule] | None = None

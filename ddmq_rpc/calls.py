@@ -4,7 +4,8 @@ A call is answered once. When its client goes first, `on_abandoned` runs if ther
 call's bytes are free at once; without one the handler still works on it, so they are free when it
 answers. An answer after that is counted and dropped; a second answer is a bug and raises.
 
-An answer is sent at once; a write watcher takes what the socket does not.
+An answer is sent at once; a write watcher takes what the socket does not. With TLS it is encrypted once, and
+what is unsent is ciphertext.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import socket
 from abc import ABC, abstractmethod
 from typing import Any
 
+from ddmq_common.security.callers import Caller
+from ddmq_common.security.certificate_names import CertificateNames
 from ddmq_rpc.api import Call, ErrorKind, Wire
 from ddmq_rpc.codec import ENCODERS, encode_error, encode_result
 from ddmq_rpc.envelope import Envelope
+from ddmq_rpc.tls_session import TlsSession
 from ddmq_rpc.traffic import OpenMethod, Traffic
 
 UNSENT = 1  # the bit of `busy` while an answer is not out
@@ -25,19 +29,29 @@ _WRITE = 2
 class AnswerSender(ABC):
     """Sends the answers of one connection in order. It writes no frame while `busy` contains UNSENT."""
 
-    __slots__ = ("_send", "_socket", "_unsent", "_writer", "busy", "peer", "traffic")
+    __slots__ = (
+        "_send", "_socket", "_tls", "_unsent", "_writer", "busy", "caller",
+        "certificate_names", "peer", "traffic",
+    )  # fmt: skip
 
+    _tls: TlsSession | None
     _unsent: memoryview | None
     _writer: Any
+    caller: Caller | None  # who uses the connection; None: rights are off
 
     def __init__(self, traffic: Traffic, accepted: socket.socket, peer: str) -> None:
         self.traffic = traffic
         self._socket = accepted
         self._send = accepted.send
+        self._tls = None
         self._unsent = None
         self._writer = None
         self.busy = 0
+        self.certificate_names: CertificateNames | None = (
+            None  # of the client, once its handshake is complete
+        )
         self.peer = peer
+        self.caller = None
 
     @abstractmethod
     def answer(self, call: OpenCall, envelope: Envelope, sequence: bytes, result: bytes) -> None:
@@ -54,8 +68,32 @@ class AnswerSender(ABC):
         `busy` still contains UNSENT.
         """
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Return whether the connection uses TLS."""
+        return self._tls is not None
+
     def write(self, data: bytes) -> None:
         """Send a complete frame."""
+        if self._tls is None:
+            self._send_bytes(data)
+        else:
+            self._send_encrypted((data,))
+
+    def _send_encrypted(self, parts: tuple[bytes, ...]) -> None:
+        """Send a complete frame that is given in parts over TLS."""
+        tls = self._tls
+        assert tls is not None
+        try:
+            records = (
+                tls.encrypt_bytes(parts[0]) if len(parts) == 1 else b"".join(map(tls.encrypt_bytes, parts))
+            )
+        except OSError:
+            self.answer_lost()
+            return
+        self._send_bytes(records)
+
+    def _send_bytes(self, data: bytes) -> None:
         try:
             sent = self._send(data)
         except (BlockingIOError, InterruptedError):
@@ -68,6 +106,9 @@ class AnswerSender(ABC):
 
     def write_beside(self, head: bytes, result: bytes) -> None:
         """Send a frame given as header and body, so that a large body need not be copied."""
+        if self._tls is not None:
+            self._send_encrypted((head, result))
+            return
         try:
             sent = self._socket.sendmsg((head, result))
         except (BlockingIOError, InterruptedError):
@@ -146,11 +187,30 @@ class OpenCall(Call):
         self.frame_bytes = frame_bytes
         self.received_at = received_at
         self.peer = connection.peer
+        self.caller = connection.caller
         self.on_abandoned = None
 
     @property
     def open(self) -> bool:
         return self._state == _OPEN
+
+    @property
+    def connection(self) -> AnswerSender:
+        """Return the connection on which the call came."""
+        return self._connection
+
+    def recheck_rights(self) -> None:
+        """Answer a waiting call with a rejection if its caller has lost the rights that it needs."""
+        rule = self._method.rule
+        if rule is None or not rule.waits or self._state or self.on_abandoned is None:
+            return
+        self.caller = self._connection.caller
+        missing = rule.find_missing(self)
+        on_abandoned = self.on_abandoned
+        if missing is not None and on_abandoned is not None:
+            self.on_abandoned = None
+            on_abandoned(self)
+            rule.reject(self, missing)
 
     @property
     def method_name(self) -> str:

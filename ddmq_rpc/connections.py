@@ -10,9 +10,12 @@ that took long it rests for a multiple of that time, so that the others get thei
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable
 
 from ddmq_common.hub_timer import HubTimer
+from ddmq_common.security.callers import Caller
+from ddmq_rpc.addresses import is_loopback
 from ddmq_rpc.api import ErrorKind, Wire
 from ddmq_rpc.calls import UNSENT, AnswerSender, OpenCall
 from ddmq_rpc.codec import CHUNK_BYTES, DecodeError, encode_error
@@ -27,21 +30,25 @@ from ddmq_rpc.envelope import (
     HeaderError,
     read_header,
 )
+from ddmq_rpc.plain_rejection import PlainRejection
 from ddmq_rpc.time_slices import NOT_MEASURED, SLICE_S
+from ddmq_rpc.tls_session import HANDSHAKE, RECORD_BYTES_MAX, TlsSession
 from ddmq_rpc.traffic import Traffic
 
-RECV_BYTES = 16 << 10  # when the size of what comes is not known
+RECV_BYTES = RECORD_BYTES_MAX  # when the size of what comes is not known
 RECV_BYTES_MAX = 256 << 10
 READ_AHEAD_BYTES = 16 << 10  # kept while busy; then reading stops
 JOIN_BYTES_MAX = 16 << 10  # answers above are sent beside their header instead of copied behind it
 COSTLY_S = 0.02  # a request that took more processor time makes its connection rest
 REST_FACTOR = 4
 FRAMES_PER_WAKEUP = 16  # of one connection, before others get their turn
+LOGIN_FAILED_S = 0.005  # of its address's time that a failed login costs
+LOGIN_FAILED_CLOSE_S = 0.1
 ONEWAY_OPEN_MAX = 256  # unanswered oneway calls of one connection; then it is not read
 
 _READ = 1
 # Why a connection is busy, beside UNSENT; bits.
-_CALL, _RESTING, _ONEWAY, _NO_CAPACITY, _SLICE, _WAITING = 2, 4, 8, 16, 32, 64
+_CALL, _RESTING, _ONEWAY, _NO_CAPACITY, _SLICE, _WAITING, _ENDING = 2, 4, 8, 16, 32, 64, 128
 
 
 class RpcConnection(AnswerSender):
@@ -56,10 +63,13 @@ class RpcConnection(AnswerSender):
         "_reader",
         "_recv",
         "_recv_bytes",
+        "_rejection",
+        "_secured",
         "_serving",
         "_share",
         "_silent",
         "_timer",
+        "_token_id",
         "_waiting_frame",
         "closed",
         "idle_since",
@@ -81,10 +91,16 @@ class RpcConnection(AnswerSender):
         self._timer: HubTimer | None = None
         self._share = traffic.slices.join(address, self)
         self._silent = True
+        self._token_id = ""
+        self.caller = self._default_caller()
         self._reader = traffic.loop.io(accepted.fileno(), _READ)
         self._reader.start(self._on_readable)
         traffic.connections.add(self)
         traffic.counts.connections.value += 1
+        self._rejection: PlainRejection | None = None
+        self._secured = traffic.tls is not None  # until the first byte says otherwise
+        if traffic.tls is not None and traffic.tls.required:
+            traffic.join_newcomers(self, address)
 
     # --- reading
 
@@ -141,6 +157,8 @@ class RpcConnection(AnswerSender):
             data = self._recv(self._recv_bytes)
             if not data:
                 self.close()
+            elif self._secured:
+                self._read_secured(data)
             elif self.busy:
                 self._read_ahead(data)
             else:
@@ -149,6 +167,84 @@ class RpcConnection(AnswerSender):
             return
         except Exception as error:
             self._close_after_error(error)
+
+    def _read_secured(self, data: bytes) -> None:
+        """Handle bytes of a port with TLS. The first byte tells whether the client uses it."""
+        traffic = self.traffic
+        if self._silent:
+            traffic.newcomers.record_bytes(self, traffic.now())
+        if self._tls is not None:
+            self._read_records(self._tls, data)
+        elif self._rejection is not None:
+            self._reject_plain(self._rejection, data)
+        elif data[0] == HANDSHAKE:
+            assert traffic.tls is not None
+            if not traffic.tls.required:
+                traffic.join_newcomers(self, self._share.address)
+            self._tls = session = TlsSession(traffic.tls.certificates.server_context)
+            self._read_records(session, data)
+        elif traffic.tls is not None and traffic.tls.required:
+            traffic.counts.count_rejected("plain_text")
+            self._rejection = rejection = PlainRejection(traffic.limits.frame_bytes_max)
+            self._reject_plain(rejection, data)
+        else:
+            self._secured = False
+            self._serve_frames(self._frames.feed_bytes(data))
+
+    def _read_records(self, session: TlsSession, data: bytes) -> None:
+        established = session.established
+        plain = session.receive_bytes(data)
+        output = session.take_output()
+        if output and not self._send_output(output):
+            return
+        if not established and session.established:
+            self.certificate_names = session.certificate_names
+            self.caller = self._default_caller()
+        if plain:
+            if self.busy:
+                self._read_ahead(plain)
+            else:
+                self._serve_frames(self._frames.feed_bytes(plain))
+        elif session.established and not self.busy:
+            self._await_record(session)
+        if session.ended:
+            self._close_when_served()
+
+    def _close_when_served(self) -> None:
+        """Close the connection, whose client has ended it, once the frames of this wake-up are handled."""
+        if self.busy & _SLICE:
+            self.traffic.loop.run_callback(self._close_when_served)
+        else:
+            self.close()
+
+    def _send_output(self, output: bytes) -> bool:
+        """Send bytes of the handshake. Close a client that causes more of them and does not read; then return
+        False."""
+        if self._unsent is not None:
+            self.traffic.counts.count_rejected("unread_answers")
+            self.close()
+        else:
+            self._send_bytes(output)
+        return not self.closed
+
+    def _await_record(self, session: TlsSession) -> None:
+        """Wait for the rest of an incomplete record, as for the rest of a frame."""
+        if session.buffered_bytes:
+            self._await_rest()
+        elif self._in_partial and not self._frames.buffered_bytes:
+            self._in_partial = False
+            self.traffic.partial_done(self)
+
+    def _reject_plain(self, rejection: PlainRejection, data: bytes) -> None:
+        """Answer the first message that TLS is required, and read whatever follows until the client closes
+        the connection or its time is over. Closed at once, the answer could be lost."""
+        answer = rejection.feed_bytes(data)
+        if answer:
+            self._send_bytes(answer)
+            if not self.closed:
+                self._socket.shutdown(socket.SHUT_WR)
+        elif rejection.expects_no_answer:
+            self.close()
 
     def _read_ahead(self, data: bytes) -> None:
         self._frames.keep_bytes(data)
@@ -181,6 +277,8 @@ class RpcConnection(AnswerSender):
         """
         if isinstance(error, FrameLengthError):
             self.traffic.counts.count_rejected("frame_length")
+        elif isinstance(error, ssl.SSLError):
+            self.traffic.counts.count_rejected("tls")
         elif not isinstance(error, OSError):
             self.traffic.error_log.log_exception("connection of %s closed after an internal error", self.peer)
         self.close()
@@ -210,7 +308,11 @@ class RpcConnection(AnswerSender):
         frames, traffic = self._frames, self.traffic
         self._recv_bytes = min(frames.missing_bytes() or RECV_BYTES, RECV_BYTES_MAX)
         self._in_partial = True
-        traffic.partial.put(self, frames.buffered_bytes, traffic.now())
+        pending_bytes = frames.buffered_bytes
+        if self._tls is not None:
+            self._recv_bytes = max(self._recv_bytes, RECORD_BYTES_MAX)
+            pending_bytes += self._tls.buffered_bytes
+        traffic.partial.put(self, pending_bytes, traffic.now())
         if not traffic.may_read_more(self):
             self._reader.stop()
 
@@ -239,6 +341,7 @@ class RpcConnection(AnswerSender):
         if self._silent:
             self._silent = False
             self._share.silent.pop(self, None)
+            traffic.newcomers.leave(self)
         if self._in_partial:
             self._in_partial = False
             self._recv_bytes = RECV_BYTES
@@ -249,7 +352,7 @@ class RpcConnection(AnswerSender):
         started = traffic.cpu()
         self._open(frame)
         cost = traffic.cpu() - started
-        if cost > COSTLY_S and not self.closed:
+        if cost > COSTLY_S and not self.closed and not self.busy & _ENDING:
             self._start_rest(cost * REST_FACTOR)
 
     def _open(self, frame: bytes) -> None:
@@ -381,6 +484,58 @@ class RpcConnection(AnswerSender):
             if not self._serving and not self.closed:
                 self.traffic.loop.run_callback(self._resume_serving)
 
+    # --- rights
+
+    @property
+    def has_private_channel(self) -> bool:
+        """Return whether no other machine can read the connection: it uses TLS, or its client is on this
+        machine."""
+        return self.is_encrypted or is_loopback(self._host)
+
+    @property
+    def _host(self) -> str:
+        return self.peer.rpartition(":")[0]
+
+    def _default_caller(self) -> Caller | None:
+        """Return whose connection this is without a login."""
+        callers = self.traffic.callers
+        if callers is None:
+            return None
+        names = self.certificate_names
+        caller = None if names is None else callers.of_certificate(names)
+        return caller or callers.at_address(self._host)
+
+    def accept_login(self, caller: Caller, token_id: str) -> None:
+        """Use the connection as `caller`, as long as the token is valid."""
+        self.caller, self._token_id = caller, token_id
+
+    def reject_login(self, answer: Callable[[], None]) -> None:
+        """Answer a login that failed, charge it to the address, and close the connection a little later."""
+        self._share.used += LOGIN_FAILED_S
+        self.busy |= _ENDING
+        answer()
+        if self.closed:
+            return
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = HubTimer(loop=self.traffic.loop)
+        self._timer.once(LOGIN_FAILED_CLOSE_S, self.close)
+
+    def recheck_rights(self) -> None:
+        """Apply changed rights to the connection and to its waiting call."""
+        callers = self.traffic.callers
+        if callers is None or self.closed:
+            return
+        if self._token_id and not callers.is_valid(self._token_id):
+            self.traffic.counts.count_rejected("token_over")
+            self.close()
+            return
+        if not self._token_id:
+            self.caller = self._default_caller()
+        call = self._call
+        if call is not None:
+            call.recheck_rights()
+
     # --- ending
 
     def close(self) -> None:
@@ -395,9 +550,12 @@ class RpcConnection(AnswerSender):
                 watcher.close()
         if self._timer is not None:
             self._timer.stop()
-        self._writer = self._timer = self._unsent = self._waiting_frame = None
+        if self._tls is not None and self._unsent is None:
+            self._send_last(self._tls)
+        self._writer = self._timer = self._unsent = self._waiting_frame = self._tls = None
         self._socket.close()
         traffic.connections.discard(self)
+        traffic.newcomers.leave(self)
         traffic.slices.leave(self._share, self)
         traffic.counts.connections.value -= 1
         traffic.partial_done(self)
@@ -407,3 +565,12 @@ class RpcConnection(AnswerSender):
             call.mark_abandoned()
         if traffic.on_closed is not None:
             traffic.on_closed(self.peer)
+
+    def _send_last(self, session: TlsSession) -> None:
+        """Send an alert that explains the end of the connection, if the socket takes it."""
+        output = session.close()
+        if output:
+            try:
+                self._send(output)
+            except OSError:
+                pass

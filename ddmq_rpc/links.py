@@ -11,10 +11,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from ddmq_common.errors import BoundReachedError, DrainingError, TryLaterError
-from ddmq_rpc.client_side import ReplyError, decode_reply
+from ddmq_client.idl import producer
+from ddmq_common.errors import BoundReachedError, ConfigError, DrainingError, TryLaterError
+from ddmq_common.security.callers import TOKEN_MECHANISM
+from ddmq_common.security.connecting import secure_connection
+from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
+from ddmq_rpc.codec import structs
 from ddmq_rpc.envelope import FrameLengthError, Frames
 
 if TYPE_CHECKING:
@@ -24,7 +28,9 @@ LINKS_MAX = 256
 CONNECT_S = 1.0
 IDLE_S = 60.0
 READ_BYTES = 1 << 16
-_FAILURES = (OSError, EOFError, FrameLengthError, ReplyError, ValueError, TryLaterError)
+LOGIN_BYTES_MAX = 1 << 16
+LOGIN_SERVICE = "ProducerService"  # the consumer's method is the same
+_FAILURES = (OSError, EOFError, FrameLengthError, ReplyError, ValueError, TryLaterError, ConfigError)
 
 
 class LinkBounds(NamedTuple):
@@ -41,17 +47,26 @@ class LinkBounds(NamedTuple):
 
 
 C = TypeVar("C")
+ReadToken = Callable[[], bytes]
 
 
 class CallLink(ABC, Generic[C]):
-    """The link to one proxy: a queue of waiting calls, and connections that send them."""
+    """The link to one proxy: a queue of waiting calls, and connections that send them.
 
-    def __init__(self, address: str, bounds: LinkBounds) -> None:
+    `port`: the port of that proxy, "producer" or "consumer".
+    """
+
+    port: ClassVar[str]
+
+    def __init__(self, address: str, bounds: LinkBounds, read_token: ReadToken | None = None) -> None:
+        """Create the link to the proxy at `address`. `read_token`: returns the token with which each
+        connection logs in; None or b"": it does not log in."""
         from gevent.event import Event  # loaded with the first link
 
         self.address = address
         self.waiting: deque[C] = deque()
         self._bounds = bounds
+        self._read_token = read_token
         self._arrived = Event()
         self._workers: set[Any] = set()
         self._resting = 0  # workers that wait for a call
@@ -144,9 +159,18 @@ class CallLink(ABC, Generic[C]):
         from gevent import socket
 
         host, _, port = self.address.rpartition(":")
-        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
+        host = host.strip("[]")
+        connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = secure_connection(connection, self.port, host)
         connection.settimeout(self._bounds.answer_s)
+        token = b"" if self._read_token is None else self._read_token()
+        if token:
+            try:
+                log_in(connection, token)
+            except BaseException:
+                connection.close()
+                raise
         return connection
 
 
@@ -184,6 +208,16 @@ class Links(Generic[K, L]):
         self._closed = True
         for link in self._links.values():
             link.close()
+
+
+def log_in(connection: socket.socket, token: bytes) -> None:
+    """Log a connection to another process in. Raises TryLaterError if the token is not accepted there."""
+    request = structs(producer).AuthRequest(mechanism=TOKEN_MECHANISM, credentials=token)
+    frame = encode_call(producer, LOGIN_SERVICE, "authenticate", request=request)
+    answer = exchange_frame(connection, producer, LOGIN_SERVICE, frame, CONNECT_S, LOGIN_BYTES_MAX).success
+    if answer.code != 0:
+        text = (answer.msg or b"").decode("utf-8", "replace")
+        raise TryLaterError(f"the login with node_token of security.yaml was rejected: {text}")
 
 
 def exchange_frame(

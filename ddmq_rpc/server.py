@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from ipaddress import IPv6Address, IPv6Network
 from typing import Any
 
 from gevent import get_hub
@@ -18,13 +17,15 @@ from ddmq_common.clock import Clock
 from ddmq_common.errors import ConfigError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.security.callers import CallerTable
+from ddmq_rpc.access import open_methods
+from ddmq_rpc.addresses import address_of
 from ddmq_rpc.api import Service
-from ddmq_rpc.codec import methods
 from ddmq_rpc.connections import RpcConnection
 from ddmq_rpc.time_slices import SLICE_S, Shared
-from ddmq_rpc.traffic import OpenMethod, RpcCounts, RpcLimits, Traffic, log
+from ddmq_rpc.traffic import RpcCounts, RpcLimits, TlsPort, Traffic, log
 
-__all__ = ["RpcLimits", "RpcServer"]
+__all__ = ["RpcLimits", "RpcServer", "TlsPort"]
 
 LISTEN_BACKLOG = 4_096
 ACCEPTS_PER_WAKEUP = 64  # new connections, before others get their turn
@@ -35,7 +36,10 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP
 
 
 class RpcServer:
-    """Serves one Thrift service on one address. Raises ValueError for handlers that the IDL lacks."""
+    """Serves one Thrift service on one address. `callers`: who may do what; None if rights are off.
+
+    Raises ValueError for handlers that the IDL lacks or that have no rule.
+    """
 
     def __init__(
         self,
@@ -45,12 +49,16 @@ class RpcServer:
         limits: RpcLimits,
         metrics: Registry,
         clock: Clock,
+        tls: TlsPort | None = None,
+        callers: CallerTable | None = None,
     ) -> None:
+        self._callers = callers
         self._host, self._port = host, port
         self._limits = limits
         self._counts = RpcCounts(metrics, service.name)
         self._clock = clock
-        self._methods = _open_methods(service)
+        self._tls = tls
+        self._methods = open_methods(service, callers, self._counts)
         self._on_closed = service.on_closed
         self._traffic: Traffic | None = None
         self._listener: socket.socket | None = None
@@ -68,16 +76,21 @@ class RpcServer:
         self._address = self._listener.getsockname()[:2]
         self._spare_descriptor = os.open(os.devnull, os.O_RDONLY)
         self._traffic = Traffic(
-            loop, self._limits, self._methods, self._counts, self._clock, shared=_get_shared_slices(get_hub())
-        )
-        self._traffic.on_closed = self._on_closed
+            loop, self._limits, self._methods, self._counts, self._clock,
+            shared=_get_shared_slices(get_hub()), callers=self._callers,
+        )  # fmt: skip
+        if self._callers is not None:
+            self._callers.on_change.append(self.recheck_rights)
+        self._traffic.on_closed, self._traffic.tls = self._on_closed, self._tls
         self._acceptor = loop.io(self._listener.fileno(), 1)
         self._acceptor.start(self._on_acceptable)
         self._sweeper.every(SWEEP_S, self.close_slow_connections)
 
     def serve(self, service: Service) -> None:
         """Use another service of the same IDL for new calls. Connections stay open."""
-        self._methods, self._on_closed = _open_methods(service), service.on_closed
+        self._methods, self._on_closed = (
+            open_methods(service, self._callers, self._counts), service.on_closed
+        )  # fmt: skip
         if self._traffic is not None:
             self._traffic.methods, self._traffic.on_closed = self._methods, self._on_closed
 
@@ -102,6 +115,13 @@ class RpcServer:
         if self._traffic is not None:
             self._traffic.close_slow_connections()
 
+    def recheck_rights(self) -> None:
+        """Apply changed rights to every connection: close those whose token is no longer valid, and reject
+        the waiting calls whose rights are gone."""
+        if self._traffic is not None:
+            for connection in list(self._traffic.connections):
+                connection.recheck_rights()
+
     def stop_accepting(self) -> None:
         """Refuse new connections; existing ones continue. A second call does nothing."""
         if self._listener is None:
@@ -119,6 +139,8 @@ class RpcServer:
         self._sweeper.stop()
         if self._traffic is not None:
             self._traffic.close()
+        if self._callers is not None and self.recheck_rights in self._callers.on_change:
+            self._callers.on_change.remove(self.recheck_rights)
 
     def _on_acceptable(self) -> None:
         listener, traffic = self._listener, self._traffic
@@ -181,25 +203,6 @@ def _get_shared_slices(hub: Any) -> Shared:
     if shared is None:
         shared = hub.ddmq_time_slices = Shared()
     return shared
-
-
-def address_of(host: str) -> str:
-    """Return the address that counts as one client: an IPv4 address, or an IPv6 address's /64 network."""
-    if ":" not in host:
-        return host
-    ip = IPv6Address(host.partition("%")[0])
-    mapped = ip.ipv4_mapped
-    return str(mapped) if mapped is not None else str(IPv6Network((int(ip) >> 64 << 64, 64)))
-
-
-def _open_methods(service: Service) -> dict[bytes, OpenMethod]:
-    described = methods(service.idl, service.name)
-    unknown = sorted(set(service.handlers) - set(described))
-    if unknown:
-        raise ValueError(
-            f"{service.name} has no method {unknown[0]!r}; allowed: {', '.join(sorted(described))}"
-        )
-    return {name.encode(): OpenMethod(described[name], handler) for name, handler in service.handlers.items()}
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -15,16 +15,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_common.clock import Clock
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.catalogue import RPC_ABANDONED, RPC_CONNECTIONS, RPC_FAULTS, RPC_REFUSED
 from ddmq_common.metrics.registry import Registry
-from ddmq_rpc.api import ErrorKind
+from ddmq_common.security.callers import CallerTable
+from ddmq_common.security.certificates import CertificateFiles
+from ddmq_rpc.api import ErrorKind, MethodRule
 from ddmq_rpc.codec import Codec, Method
 from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope
+from ddmq_rpc.newcomers import Newcomers
 from ddmq_rpc.time_slices import Shared, TimeSlices
 
 DECODE_CPU_S = 0.05  # processor time that one request's arguments may take to decode
@@ -149,15 +152,24 @@ class Backlog(Generic[B]):
 
 
 class OpenMethod:
-    """A method of the service, with its handler and the envelopes of its answers."""
+    """A method of the service, with its handler, its rule if rights are on, and the envelopes of its
+    answers."""
 
-    __slots__ = ("answers", "exceptions", "handler", "method")
+    __slots__ = ("answers", "exceptions", "handler", "method", "rule")
 
-    def __init__(self, method: Method, handler: Any) -> None:
+    def __init__(self, method: Method, handler: Any, rule: MethodRule | None = None) -> None:
         self.method = method
         self.handler = handler
+        self.rule = rule
         self.answers = Envelope(method.name.encode(), REPLY)
         self.exceptions = Envelope(method.name.encode(), EXCEPTION)
+
+
+class TlsPort(NamedTuple):
+    """The TLS settings of a port. With `required`, clients that speak plain text are rejected."""
+
+    certificates: CertificateFiles
+    required: bool
 
 
 class Closable(Protocol):
@@ -179,6 +191,9 @@ class BoundedConnection(Closable, Protocol):
     def resume_reading(self) -> None:
         """Continue to read a partial frame, if the limit on the total size of partial frames allows it."""
 
+    def recheck_rights(self) -> None:
+        """Apply changed rights to the connection and to its waiting call."""
+
 
 class Traffic:
     """The bounds that all connections of one server share. Used only on the hub."""
@@ -193,11 +208,15 @@ class Traffic:
         cpu: Callable[[], float] = time.thread_time,
         stopwatch: Callable[[], float] = time.perf_counter,
         shared: Shared | None = None,
+        callers: CallerTable | None = None,
     ) -> None:
         self.loop = loop
+        self.callers = callers
         self.limits = limits
         self.methods = methods
         self.on_closed: Callable[[str], None] | None = None  # the service's, with a connection's peer
+        self.tls: TlsPort | None = None  # None: the port is plain text
+        self.newcomers: Newcomers[BoundedConnection] = Newcomers()
         self.counts = counts
         self.now = clock.monotonic
         self.error_log = ErrorLog(clock.monotonic)
@@ -236,6 +255,14 @@ class Traffic:
         self.counts.count_rejected("gave_way")
         closed.close()
         return True
+
+    def join_newcomers(self, connection: BoundedConnection, address: str) -> None:
+        """Record a connection to a TLS port that must soon make its first call. At a bound, another one is
+        closed for it."""
+        displaced = self.newcomers.join(connection, address, self.now())
+        if displaced is not None:
+            self.counts.count_rejected("gave_way")
+            displaced.close()
 
     def _arm_timer(self, seconds: float) -> None:
         self._timer.once(seconds, self.slices.run_round)
@@ -296,6 +323,10 @@ class Traffic:
         for reader in self.unsent.older_than(now - limits.answer_write_s):
             self.counts.count_rejected("slow_reader")
             reader.close()
+        for newcomer in self.newcomers.list_overdue(now):
+            if newcomer not in self.partial:  # that has its own time
+                self.counts.count_rejected("no_first_call")
+                newcomer.close()
         if limits.idle_s:
             for connection in list(self.connections):
                 if connection.idle_since < now - limits.idle_s and not connection.busy:

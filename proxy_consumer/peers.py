@@ -86,10 +86,12 @@ class Peers:
 class PeerLink(CallLink[_Waiting | PassedReply]):
     """The connections from this proxy to another one, with the calls that wait for a connection."""
 
+    port = "consumer"
     together, connections = ELEMENTS_MAX, CONNECTIONS_MAX
 
     def __init__(self, runtime: Runtime, address: str) -> None:
-        super().__init__(address, LinkBounds(self.connections, CALLS_MAX, self.together, ANSWER_S))
+        bounds = LinkBounds(self.connections, CALLS_MAX, self.together, ANSWER_S)
+        super().__init__(address, bounds, runtime.read_token)
         self._runtime = runtime
         self._failed = runtime.metrics.cell(FORWARDED, "failed")
 

@@ -14,6 +14,7 @@ from typing import Any
 from ddmq_client.idl.codes import Code
 from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, DrainingError, TryLaterError
 from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
+from ddmq_common.security.callers import Caller
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
 from proxy_consumer.config import find_start_error
@@ -145,11 +146,14 @@ class Pulls:
         text = f"group {name} does not exist; pull a topic by name, or create it with `ddmq group set {name}`"
         self._throw_error(pull.call, Code.TOPIC_REFUSED, text)
 
-    def leave(self, group: Group, client: bytes) -> None:
-        """Answer the waiting pulls of a client that stops, and remove it from the list of clients."""
+    def leave(self, group: Group, client: bytes, caller: Caller | None = None) -> None:
+        """Answer the waiting pulls of a client that stops, and remove it from the list of clients. `caller`:
+        only those of this caller."""
         self.consistency.remove_client(group.name.encode(), client)
         for waiter in group.waiting:
-            if isinstance(waiter, Pull) and waiter.call.args.request.clientId == client:
+            if not isinstance(waiter, Pull) or waiter.call.caller is not caller:
+                continue
+            if waiter.call.args.request.clientId == client:
                 waiter.give_up()
 
     def _create(self, pull: Pull, request: Any) -> Subscription | None:

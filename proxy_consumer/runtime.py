@@ -17,6 +17,7 @@ from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import RETRY_PREFIX, qid, retry_qid
+from ddmq_rpc.links import ReadToken
 from proxy_consumer.config import ConsumerConfig
 from proxy_consumer.core.held_pulls import LingerWheel
 from proxy_consumer.core.steps import Delivery
@@ -55,6 +56,8 @@ class Runtime:
         """Recently lost queues, whose results are rejected until their new owner is known."""
         self.traces: TraceWriter | None = None
         self.traced: dict[TickTask, None] = {}  # the traced subscriptions
+        self.read_token: ReadToken | None = None  # logs this process in at other proxies
+        self.checks_rights = False  # pulls of whole groups were checked topic by topic
         self.address = ""  # HOST:PORT where other proxies reach this one; "": nowhere
 
     def now(self) -> float:

@@ -26,6 +26,7 @@ from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
+from ddmq_rpc.links import ReadToken
 from proxy_consumer import answers
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, SubscriptionDefaults
 from proxy_consumer.fetches.service import Fetches
@@ -50,6 +51,7 @@ from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.push.pushers import Pushers
 from proxy_consumer.replies import ReplyHandling, ReplySender
 from proxy_consumer.results import Results
+from proxy_consumer.rights import ConsumerRights
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import BROADCASTING
 from proxy_consumer.tracing.messages import MessageWaits
@@ -71,15 +73,17 @@ class ConsumerService:
         levels: Levels = DEFAULT_LEVELS,
         traces: TraceWriter | None = None,
         replies: ReplySender | None = None,
+        read_token: ReadToken | None = None,
     ) -> None:
         """Create the service of a consumer proxy; `start` begins its work.
 
         `address`: what this proxy advertises unless the configuration's `advertise` is set. `levels`: the
         waits of the level scheduler, for retries. `replies`: sends the messages that acknowledgements carry;
-        None if this proxy cannot send them.
+        None if this proxy cannot send them. `read_token`: returns the token that logs it in at other proxies.
         """
         self._runtime = Runtime(backend, config, metrics, clock, random)
         self._runtime.traces = traces
+        self._runtime.read_token = read_token
         self._runtime.levels = levels
         self._runtime.address = config.advertise or address
         self._directory = Directory(self._runtime)
@@ -109,7 +113,8 @@ class ConsumerService:
             "ack": self._fetches.acks.ack,
         }
         on_closed = self._pulls.consistency.close_connection
-        return Service(consumer, answers.SERVICE, handlers, on_closed)
+        rights = ConsumerRights(self._runtime, self._directory.groups, self._fetches)
+        return Service(consumer, answers.SERVICE, handlers, on_closed, rights.build_rules())
 
     def start(self, *, timer: bool = True) -> None:
         """Load the groups and start to serve; without `timer` the caller must call `tick`."""
@@ -213,7 +218,7 @@ class ConsumerService:
         request = call.args.request
         group = self._directory.groups.get(request.groupId or b"")
         if request.leave and group is not None and request.clientId:
-            self._pulls.leave(group, request.clientId)
+            self._pulls.leave(group, request.clientId, call.caller)
 
         def answer(late: Sequence[Any]) -> None:
             call.reply(answers.IDL.SettleResponse(late=late))

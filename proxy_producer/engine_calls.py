@@ -15,10 +15,10 @@ from ddmq_client.idl import producer
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, RemoteError, TryLaterError
+from ddmq_common.security.connecting import is_closed
 from ddmq_rpc.api import Call, ErrorKind
 from ddmq_rpc.client_side import encode_call
-from ddmq_rpc.links import CallLink, LinkBounds, Links, exchange_frame
-from proxy_producer.transactions.owners import is_closed
+from ddmq_rpc.links import CallLink, LinkBounds, Links, ReadToken, exchange_frame
 from proxy_producer.wire import SERVICE
 
 if TYPE_CHECKING:
@@ -47,7 +47,10 @@ class EngineCall(Completion[bytes]):
 class EngineCalls:
     """Makes the calls of the engine to its other processes, and answers theirs."""
 
-    def __init__(self, backend: Backend, clock: Clock, timeout_ms_max: int) -> None:
+    def __init__(
+        self, backend: Backend, clock: Clock, timeout_ms_max: int, read_token: ReadToken | None = None
+    ) -> None:
+        self._read_token = read_token
         self._backend = backend
         self._clock = clock
         self._timeout_ms_max = timeout_ms_max
@@ -57,7 +60,9 @@ class EngineCalls:
         """Send `data` to the process at `address` (HOST:PORT); see backend.port.PeerCalls."""
         call = EngineCall(data, deadline)
         try:
-            self._links.get_link(address, lambda: EngineLink(address, self._clock)).put(call)
+            self._links.get_link(address, lambda: EngineLink(address, self._clock, self._read_token)).put(
+                call
+            )
         except DdmqError as error:
             call.fail(TryLaterError(str(error)))
         return call
@@ -83,8 +88,10 @@ class EngineCalls:
 class EngineLink(CallLink[EngineCall]):
     """The connections to one other process."""
 
-    def __init__(self, address: str, clock: Clock) -> None:
-        super().__init__(address, BOUNDS)
+    port = "producer"
+
+    def __init__(self, address: str, clock: Clock, read_token: ReadToken | None) -> None:
+        super().__init__(address, BOUNDS, read_token)
         self._clock = clock
 
     def call(self, connection: socket.socket, batch: list[EngineCall]) -> None:

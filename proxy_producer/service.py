@@ -25,6 +25,7 @@ from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.hub_timer import HubTimer, spawn_later
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, ErrorKind, Service
+from ddmq_rpc.links import ReadToken
 from proxy_producer import wire
 from proxy_producer.admission import Admission
 from proxy_producer.batches import COMPLETE_BATCH, PARTIAL_BATCH, BatchDestination, summarize_rejections
@@ -40,6 +41,7 @@ from proxy_producer.engine_calls import EngineCalls
 from proxy_producer.flow import Flow, SweepTimer
 from proxy_producer.pending import EXTENDED_SEND, PLAIN_SEND, PendingSend, SendMember, reject_send
 from proxy_producer.replies import ReplySends
+from proxy_producer.rights import ProducerRights
 from proxy_producer.topics import TopicTable
 from proxy_producer.transactions.prepared.sends import PreparedSends
 from proxy_producer.transactions.service import Transactions
@@ -54,7 +56,7 @@ class ProducerService:
     `new_id` returns 16 bytes, unique across proxies and restarts; by default 8 bytes from `random` (seed it
     from the system, as Random() does) and a counter. `timer` drives the sweep and `transaction_timer` the
     transactions; both are timers of the hub by default. `levels`: the waits of property DELAY=n, the same as
-    at the level scheduler.
+    at the level scheduler. `read_token`: returns the token that logs this process in at other proxies.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class ProducerService:
         later: Later = spawn_later,
         transaction_timer: SweepTimer | None = None,
         traces: TraceWriter | None = None,
+        read_token: ReadToken | None = None,
     ) -> None:
         self._new_id = new_id or message_ids(random.randbytes(PREFIX_BYTES))
         self._wall_ms = clock.wall_ms
@@ -95,9 +98,10 @@ class ProducerService:
             self._levels,
             self.delay.commands,
             transaction_timer or HubTimer(ref=False),
+            read_token,
         )
         self._backend = backend
-        self._engine_calls = EngineCalls(backend, clock, config.timeout_ms_max)
+        self._engine_calls = EngineCalls(backend, clock, config.timeout_ms_max, read_token)
         self._prepared = PreparedSends(self.transactions, self.admission, config)
         self.replies = ReplySends(self.flow, self.admission, config)
         self._cached_topics = self.topics.cached
@@ -136,7 +140,8 @@ class ProducerService:
             "pollTransactionChecks": self.transactions.poll,
             "callEngine": self._engine_calls.handle_call,
         }
-        return Service(producer, wire.SERVICE, handlers)
+        rights = ProducerRights(self._backend, self._cached_topics, self._counts)
+        return Service(producer, wire.SERVICE, handlers, rules=rights.build_rules())
 
     def advertise(self, address: str) -> None:
         """Publish the address (HOST:PORT) at which other processes reach this proxy.
@@ -183,6 +188,7 @@ class ProducerService:
         deadline = self._deadline_of(call, args.timeout)
         if not self._delay_sends.send_fast(call, deadline):
             request = delay_request_of(args.delayMessage, self._wall_ms(), call.frame_bytes)
+            request.own_topic = call.caller is not None
             self._admit_request(call, request, deadline)
 
     # One function: it is the hot path, and each call costs it 0.05 µs.
@@ -346,6 +352,7 @@ class OnewayCall(Call):
         self.received_at = call.received_at
         self.frame_bytes = call.frame_bytes
         self.peer = call.peer
+        self.caller = call.caller
         self.on_abandoned = None
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ddmq_client.idl import producer
 from ddmq_client.idl.codes import Code
 from ddmq_common.metrics.registry import Registry
-from ddmq_rpc.api import Call, Handler, Service
+from ddmq_rpc.api import Call, Handler, MethodRule, Service
 from ddmq_rpc.codec import structs
 from proxy_producer import wire
 from proxy_producer.core.rejections import SendRejection, build_rejection
@@ -65,4 +65,5 @@ def reject_sends(why: Callable[[], str], metrics: Registry) -> Service:
         "endTransaction": reject_end,
         "pollTransactionChecks": reject_poll,
     }
-    return Service(producer, wire.SERVICE, handlers)
+    rule = MethodRule(lambda _: None, lambda *_: None)  # nothing is stored or told
+    return Service(producer, wire.SERVICE, handlers, rules=dict.fromkeys(handlers, rule))

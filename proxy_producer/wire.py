@@ -69,6 +69,7 @@ class SendRequest:
     identity: str | SendRejection | None = None  # by what a second send is recognised, or a rejection
     relative: bool = False  # the due time of `command` counts from now
     due_times: bool = False  # its topic is taken to speak dialect ddmq
+    own_topic: bool = False  # a change applies only to a delayed message of the stated topic
 
     @property
     def now_ms(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import ssl
 from collections.abc import Mapping
 from typing import Any, NoReturn
 from urllib.parse import quote, urlencode
@@ -14,6 +15,10 @@ import msgspec
 from ddmq.address import ADDRESS, ADMIN, HostPort
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import json_option, reason
+from ddmq_client.core.nodes import ProxyAddress, SecureAddress
+from ddmq_client.errors import OptionError
+from ddmq_client.security.login import read_environment_token
+from ddmq_client.security.tls import describe_error, secure_addresses, secure_socket
 
 TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 1.0
@@ -32,6 +37,15 @@ class UnknownResourceError(click.ClickException):
 def admin_address() -> HostPort:
     """Return the admin address for commands without --admin."""
     return ADDRESS.convert(os.environ.get("DDMQ_ADMIN", str(ADMIN)), None, None)
+
+
+def read_token() -> str:
+    """Return the token in the file that DDMQ_TOKEN_FILE names, or in DDMQ_TOKEN; "" without either. Raises
+    click.ClickException."""
+    try:
+        return read_environment_token(os.environ)
+    except OptionError as error:
+        raise click.ClickException(str(error)) from error
 
 
 class AdminClient:
@@ -93,19 +107,32 @@ class AdminClient:
     def _send_request(self, method: str, target: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(*self.address, timeout=self._timeout_s)
         try:
+            connection.connect()
+            connection.sock = secure_socket(self._tls_address(), connection.sock)
             payload = None if body is None else msgspec.json.encode(body)
-            connection.request(method, target, payload, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json"}
+            if token := read_token():
+                headers["Authorization"] = f"Bearer {token}"
+            connection.request(method, target, payload, headers)
             response = connection.getresponse()
             return response.status, response.read()
         except http.client.HTTPException as error:
             raise self._foreign_port_error(reason(error)) from error
         except OSError as error:
+            address = self._tls_address()
+            why = describe_error(error, address) if isinstance(error, ssl.SSLError) else reason(error)
+            if isinstance(address, SecureAddress):
+                raise click.ClickException(f"no server answers with TLS at {self.address}: {why}") from error
             raise click.ClickException(
-                f"no server answers at {self.address} ({reason(error)}); "
+                f"no server answers at {self.address} ({why}); "
                 "start one with `ddmq serve --data-dir DIR`, or name another with --admin HOST:PORT"
             ) from error
         finally:
             connection.close()
+
+    def _tls_address(self) -> ProxyAddress:
+        """Return the address with TLS, if the environment says so (DDMQ_CA)."""
+        return secure_addresses((ProxyAddress(*self.address),), None)[0]
 
     def _decode(self, payload: bytes, status: int) -> Any:
         try:

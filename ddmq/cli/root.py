@@ -71,6 +71,7 @@ COMMANDS = {
         "Undo a change of settings, offsets or a parked key.",
     ),
     "tx": ("ddmq.cli.operate.tx", "tx", "Transactions: list, show, commit, roll back."),
+    "auth": ("ddmq.cli.operate.auth", "auth", "Identities, rights and tokens: explain, make, revoke."),
     "move": ("ddmq.cli.move", "move", "Copy all data to another engine: file log or Kafka."),
     "config": (
         "ddmq.cli.config",
@@ -90,7 +91,7 @@ SECTIONS = {  # of the help; a command that is in none of them stands at the end
     "Run servers": ("serve", "producer", "consumer", "delay-service", "config", "doctor", "completion"),
     "Operate": (
         "findings", "lag", "stats", "topic", "group", "keys", "offset", "dlq", "op",
-        "changes", "undo", "tx", "processes", "clients", "log", "report", "move",
+        "changes", "undo", "tx", "auth", "processes", "clients", "log", "report", "move",
     ),
     "Try": ("demo", "kafka", "bench"),
 }  # fmt: skip

@@ -44,6 +44,7 @@ class InProcessCall(Call):
         self.received_at = at
         self.frame_bytes = size
         self.peer = peer
+        self.caller = None
         self.on_abandoned = None
         self.is_answered = self.is_abandoned = self.is_rejected = False
 

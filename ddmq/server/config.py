@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from backend.engines import ENGINES, FILE_LOG, KAFKA
 from backend.file_log import FileLogOptions
@@ -33,6 +33,7 @@ from ddmq_common import names
 from ddmq_common.config import ConfigLocation, LocatedMapping, build, name_sources, read, resolved, rules
 from ddmq_common.delays.levels import wait_text as shown_wait
 from ddmq_common.errors import ConfigError
+from ddmq_common.security.settings import SecurityConfig
 from ddmq_rpc.server import RpcLimits
 from delay_service.config import DelayConfig
 from proxy_consumer.config import ConsumerConfig, GroupsFile
@@ -41,6 +42,7 @@ from proxy_producer.config import ProducerConfig
 T = TypeVar("T")
 PROCESS_NAME_MAX = 200
 BACKUPS = "backups"  # in data_dir
+ENTRIES_LOGGED_MAX = 10
 ENVIRONMENT = Path("environment")  # in place of a file that does not exist
 
 
@@ -175,6 +177,7 @@ class Configuration:
     delay: DelayConfig = field(default_factory=DelayConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     groups: GroupsFile = field(default_factory=GroupsFile)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     folder: Path | None = None
     flags: frozenset[str] = frozenset()  # keys of `serve` that the command line set
     backend_flags: Mapping[str, str] = field(
@@ -203,6 +206,7 @@ FILES: dict[str, tuple[str, type[Any]]] = {
     "delay": ("delay_service.yaml", DelayConfig),
     "topics": ("topics.yaml", TopicsConfig),
     "groups": ("groups.yaml", GroupsFile),
+    "security": ("security.yaml", SecurityConfig),
 }
 KEYS: tuple[SettingKey, ...] = tuple(list_keys(FILES))
 DECLARED = ("topics", "groups")  # what exists by configuration, not settings of a component
@@ -235,6 +239,8 @@ def load_folder(folder: Path | None, environment: Mapping[str, str] = os.environ
         for key in KEYS
         if key.section in trees and (source := find_source(trees[key.section][1], key, trees[key.section][0]))
     }
+    if "security" in sections:
+        sections["security"] = _resolve_security_paths(sections["security"], folder, sources)
     try:
         config = Configuration(**sections, folder=folder, sources=sources, retired=tuple(retired))
         check_groups(config)
@@ -242,6 +248,18 @@ def load_folder(folder: Path | None, environment: Mapping[str, str] = os.environ
         names = "".join(name_sources(tree, str(error)) for _, tree in trees.values())
         raise ConfigError(f"{error}{names}") from error
     return config
+
+
+def _resolve_security_paths(
+    security: SecurityConfig, folder: Path | None, sources: Mapping[str, str]
+) -> SecurityConfig:
+    """Return the settings with paths of the file below its folder, and paths of variables as they are."""
+
+    def folder_of(key: str) -> Path:
+        from_variable = folder is None or is_variable(sources.get(f"security.{key}", ""))
+        return Path() if from_variable else cast(Path, folder)
+
+    return security.resolve_paths(folder_of)
 
 
 def _section_location(section: str, path: Path) -> ConfigLocation:
@@ -318,8 +336,17 @@ def changed_values(config: Configuration) -> dict[str, Any]:
     """Return the values that differ from the defaults, by `section.key`, with secrets masked."""
     before, now = resolved_values(Configuration()), resolved_values(config)
     return {
-        f"{section}.{key}": str(value) if isinstance(value, Path) else value
+        f"{section}.{key}": _shorten_value(value)
         for section, values in now.items()
         for key, value in values.items()
         if before[section][key] != value
     }
+
+
+def _shorten_value(value: Any) -> Any:
+    """Return a value for one line of the log; of a long mapping only its size."""
+    if isinstance(value, Path):
+        return str(value)
+    return (
+        f"{len(value)} entries" if isinstance(value, Mapping) and len(value) > ENTRIES_LOGGED_MAX else value
+    )

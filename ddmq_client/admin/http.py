@@ -38,6 +38,9 @@ class HttpRequest(NamedTuple):
         """Encode the request for the server at `address`."""
         body = b"" if self.body is None else json.dumps(self.body).encode()
         lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {address}", "Accept: application/json"]
+        token = b"" if address.login is None else address.login.read_token()
+        if token:
+            lines.append(f"Authorization: Bearer {token.decode()}")
         if self.method != "GET":
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         return "\r\n".join([*lines, "", ""]).encode() + body

@@ -15,8 +15,10 @@ from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
-from ddmq_client.net.connection import CONNECT_MAX_S
+from ddmq_client.net.connection import CONNECT_MAX_S, make_login_frame
+from ddmq_client.security.tls import asyncio_options, describe_error, is_rejected_certificate
 from ddmq_client.testing.proxies import connect_protocol
+from ddmq_client.wire.login import find_login_failure
 
 MakeFrame = Callable[[float, int], bytes]
 
@@ -31,6 +33,9 @@ class _Frames(asyncio.Protocol):
         self.error: Exception | None = None
         self._drained = asyncio.Event()
         self._drained.set()
+        self.login = b""  # a frame to be sent ahead of the first call
+        self.awaits_login = False
+        self.name = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -46,12 +51,27 @@ class _Frames(asyncio.Protocol):
         except FrameError as error:
             self._end(error)
             return
+        if payload is not None and self.awaits_login:
+            payload = self._take_login(payload)
         if payload is None:
             return
         if self._answer is None or self._answer.done():
             self._end(FrameError("an answer that nobody asked for"))
         else:
             self._answer.set_result(payload)
+
+    def _take_login(self, payload: bytes) -> bytes | None:
+        """Take the answer to the login; return the next answer if it is complete, too."""
+        self.awaits_login = False
+        failure = find_login_failure(self.name, payload)
+        if failure is not None:
+            self._end(failure)
+            return None
+        try:
+            return self._buffer.feed_bytes(b"")
+        except FrameError as error:
+            self._end(error)
+            return None
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end(error or ConnectionResetError("connection closed"))
@@ -137,7 +157,10 @@ class AsyncFramedConnection:
     def _write(self, connected: _Frames, make_frame: MakeFrame, now: float) -> int:
         assert connected.transport is not None
         self._sequence_id = self._sequence_id % 0x7FFFFFFF + 1
-        connected.transport.write(make_frame(now, self._sequence_id))
+        frame = make_frame(now, self._sequence_id)
+        if connected.login:
+            frame, connected.login, connected.awaits_login = connected.login + frame, b"", True
+        connected.transport.write(frame)
         return self._sequence_id
 
     async def _answer(self, answer: asyncio.Future[bytes], deadline: float) -> bytes:
@@ -149,25 +172,30 @@ class AsyncFramedConnection:
         except TimeoutError as error:
             raise verdicts.timed_out(self.name, loop.time() - started) from error
         except (OSError, FrameError) as error:
-            raise verdicts.answer_lost(self.name, error) from error
+            if is_rejected_certificate(error):
+                raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error
+            raise verdicts.answer_lost(self.name, describe_error(error, self._address)) from error
 
     async def _get_frames(self, deadline: float) -> _Frames:
         if self._frames is not None and self._frames.error is None:
             return self._frames
         loop = asyncio.get_running_loop()
+        login = make_login_frame(self._address)
         self._frames = connect_protocol(self._address, lambda: _Frames(self._frame_bytes_max))
         if self._frames is not None:
+            self._frames.login, self._frames.name = login, self.name
             return self._frames
         until = min(deadline, loop.time() + CONNECT_MAX_S)
         try:
             async with asyncio.timeout_at(until):
                 _, frames = await loop.create_connection(
-                    lambda: _Frames(self._frame_bytes_max), *self._address
+                    lambda: _Frames(self._frame_bytes_max), *self._address, **asyncio_options(self._address)
                 )
         except TimeoutError as error:
             raise verdicts.connect_timed_out(self.name, at_deadline=until == deadline) from error
         except OSError as error:
-            raise verdicts.not_connected(self.name, error) from error
+            raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error
+        frames.login, frames.name = login, self.name
         self._frames = frames
         return frames
 
@@ -184,7 +212,7 @@ async def resolve_addresses(
     resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
         with suppress(OSError, UnicodeError):
-            cache[address] = from_info(await loop.getaddrinfo(*address, type=1))
+            cache[address] = from_info(await loop.getaddrinfo(*address, type=1), address)
         resolved.update(dict.fromkeys(cache.get(address, ())))
     return list(resolved)[:ADDRESSES_MAX]
 

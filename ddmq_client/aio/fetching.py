@@ -16,6 +16,7 @@ consumer is dropped without being closed.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +40,8 @@ from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.process import new_client_id
 from ddmq_client.received import FetchedQueue
+from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import (
     FAILURES,
     FetchSettings,
@@ -63,6 +66,7 @@ class AsyncFetchConsumer:
     consumer_id  the id of this consumer in its group; generated when absent. A proxy gives the queues of an
                  id that was closed, or made no call for 30 s, to other consumers
     timeout_ms   for one call, in addition to its linger time
+    token, token_file  how this client logs in, as for Consumer
     """
 
     @explain_arguments("docs/client.md#reading-by-offset")
@@ -73,9 +77,13 @@ class AsyncFetchConsumer:
         *,
         consumer_id: str | None = None,
         timeout_ms: int = 5_000,
+        tls: bool | TlsOptions | None = None,
+        token: TokenSource = None,
+        token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first fetch connects."""
-        self._proxies = parse_addresses(proxies, CONSUMER_PORT)
+        login = make_login(token, token_file)
+        self._proxies = secure_addresses(parse_addresses(proxies, CONSUMER_PORT, login=login), tls)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         name = new_client_id() if consumer_id is None else consumer_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -23,6 +24,8 @@ from ddmq_client.observer import ClientObserver, SendCall, check_observer, obser
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, check_batch
 from ddmq_client.process import new_client_id
+from ddmq_client.security.login import ClientLogin, TokenSource, make_login
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.serializers import Serializer
 from ddmq_client.transactions import Check, CheckCounts
 from ddmq_client.wire.producing import encode_heartbeat
@@ -39,13 +42,16 @@ class AsyncProducerBase(AsyncSends):
         settings: ProducerSettings,
         check: Check | None = None,
         observer: ClientObserver | None = None,
+        tls: bool | TlsOptions | None = None,
+        login: ClientLogin | None = None,
     ) -> None:
         check_observer(observer)
         self._settings = settings
         self._observer = observer
         self._single = SendCall(settings.client_id)
         self._outbox = Outbox(settings)
-        parsed = parse_addresses(proxies, PRODUCER_PORT)
+        parsed = parse_addresses(proxies, PRODUCER_PORT, login=login or make_login())
+        parsed = secure_addresses(parsed, tls)
         self._router = AsyncProxyRouter(
             parsed, settings.connections_max, encode_heartbeat(settings.client_id)
         )
@@ -262,6 +268,9 @@ class AsyncProducer(AsyncProducerBase):
         client_id: str | None = None,
         serializer: Serializer | None = None,
         observer: ClientObserver | None = None,
+        tls: bool | TlsOptions | None = None,
+        token: TokenSource = None,
+        token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first send connects."""
         settings = ProducerSettings(
@@ -277,4 +286,4 @@ class AsyncProducer(AsyncProducerBase):
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        super().__init__(proxies, settings, check, observer)
+        super().__init__(proxies, settings, check, observer, tls, make_login(token, token_file))

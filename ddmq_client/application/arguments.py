@@ -53,6 +53,18 @@ _COUNTERPARTS = {
     "max_messages": ("batch_size", "count", "limit", "max_batch", "max_num", "max_records", "size"),
     "delay_ms": ("backoff", "countdown", "delay", "delay_s", "delay_seconds", "retry_after"),
     "reason": ("cause", "error", "exc_info", "exception", "message"),
+    "tls": (
+        "cafile",
+        "security_protocol",
+        "ssl",
+        "ssl_ca",
+        "ssl_cafile",
+        "ssl_certfile",
+        "ssl_context",
+        "ssl_keyfile",
+        "use_ssl",
+        "use_tls",
+    ),
     "queues": ("num_partitions", "num_queues", "partition_count", "partitions", "queue_count", "shards"),
 }
 # Names without a counterpart, and what to use instead.
@@ -92,8 +104,8 @@ _ELSEWHERE: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (("priority",), "there are no priorities; give urgent messages a topic of their own (docs/client.md)"),
     (
-        ("access_key", "password", "sasl_mechanism", "secret_key", "security_protocol", "ssl", "tls"),
-        "there is no authentication and no TLS yet (SECURITY.md)",
+        ("access_key", "password", "sasl_mechanism", "secret_key"),
+        "there are no passwords; TLS with a client certificate is `tls=TlsOptions(...)` (docs/security.md)",
     ),
 )
 

@@ -18,10 +18,15 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import OptionError
+
+if TYPE_CHECKING:
+    import ssl
+
+    from ddmq_client.security.login import ClientLogin
 
 PROXIES_MAX = 256
 _BRACKETS = re.compile(r"\[([^]]*)\](?::(.*))?")  # [host]:port
@@ -31,20 +36,59 @@ RESOLVE_EVERY_S = 30.0  # between two resolutions of a name
 UNRESOLVED_RETRY_S = 1.0  # while no name resolves at all
 
 
-class ProxyAddress(NamedTuple):
-    """The address of a proxy: a host name or IP address, and a port."""
-
+class _HostPort(NamedTuple):
     host: str
     port: int
+
+
+class ProxyAddress(_HostPort):
+    """The address of a proxy: a host name or IP address, and a port. `login`: how connections to it log in,
+    which is not part of its identity; None: they do not."""
+
+    login: ClientLogin | None = None
+
+    def with_login(self, login: ClientLogin | None) -> ProxyAddress:
+        """Return the same address with another login."""
+        address = ProxyAddress(*self)
+        address.login = login
+        return address
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class ContextSource(Protocol):
+    """The TLS of one client."""
+
+    def get_context(self) -> ssl.SSLContext:
+        """Return the context for a new connection. Raises OSError if a file cannot be used."""
+
+
+class SecureAddress(ProxyAddress):
+    """The address of a proxy that is reached with TLS. It equals the plain address.
+
+    `server_name`: the name that the certificate must state.
+    """
+
+    tls: ContextSource
+    server_name: str
+
+    @classmethod
+    def build(cls, address: ProxyAddress, tls: ContextSource, server_name: str) -> Self:
+        """Return `address` with TLS."""
+        secure = cls(*address)
+        secure.tls, secure.server_name, secure.login = tls, server_name, address.login
+        return secure
+
+    def secure_like(self, addresses: list[ProxyAddress]) -> list[ProxyAddress]:
+        """Return the addresses to which this name resolves, each with the TLS and the name of this one."""
+        return [self.build(address, self.tls, self.server_name) for address in addresses]
+
+
 def parse_addresses(
-    proxies: str | Sequence[str], default_port: int, name: str = "proxies"
+    proxies: str | Sequence[str], default_port: int, name: str = "proxies", login: ClientLogin | None = None
 ) -> tuple[ProxyAddress, ...]:
-    """Return all addresses in `proxies`, in order, without duplicates.
+    """Return all addresses in `proxies`, in order, without duplicates, with this login.
 
     Raises OptionError if malformed or empty.
     """
@@ -55,7 +99,7 @@ def parse_addresses(
     addresses = dict.fromkeys(_parse_one(text.strip(), default_port, name) for text in texts if text.strip())
     if not 1 <= len(addresses) <= PROXIES_MAX:
         raise OptionError(f"{name}={proxies!r} names {len(addresses)} addresses; allowed: 1 to {PROXIES_MAX}")
-    return tuple(addresses)
+    return tuple(address.with_login(login) for address in addresses)
 
 
 def _parse_one(text: str, default_port: int, name: str) -> ProxyAddress:
@@ -85,12 +129,12 @@ def describe_unresolved(addresses: Iterable[ProxyAddress], *, in_time: bool = Tr
     return f"the time is up (timeout_ms) before the addresses of {names} were known"
 
 
-def from_info(info: Iterable[tuple[object, ...]]) -> list[ProxyAddress]:
-    """Return the addresses in a getaddrinfo answer, without duplicates."""
+def from_info(info: Iterable[tuple[object, ...]], name: ProxyAddress) -> list[ProxyAddress]:
+    """Return the addresses in a getaddrinfo answer about `name`, without duplicates, with its login."""
     pairs = [entry[4] for entry in info]
-    return list(
-        dict.fromkeys(ProxyAddress(str(pair[0]), int(pair[1])) for pair in pairs if isinstance(pair, tuple))
-    )
+    addresses = [ProxyAddress(str(pair[0]), int(pair[1])) for pair in pairs if isinstance(pair, tuple)]
+    addresses = [address.with_login(name.login) for address in dict.fromkeys(addresses)]
+    return name.secure_like(addresses) if isinstance(name, SecureAddress) else addresses
 
 
 def is_literal(address: ProxyAddress) -> bool:

@@ -217,7 +217,28 @@ exception PullException {
     100: optional string option
 }
 
+/* Says who the caller is, ours. For the rest of the connection, or until the next one. */
+struct AuthRequest {
+    /* token */
+    1: string mechanism
+    2: binary credentials
+    3: optional string clientId
+}
+
+struct AuthResponse {
+    /* 0 accepted, 13 not: the connection is closed then */
+    1: i32 code
+    2: string msg
+    /* the name that the credentials stand for */
+    3: optional string identity
+    /* epoch milliseconds; absent: they do not expire */
+    4: optional i64 expiresMs
+}
+
 service ConsumerService {
+    /* ours: may be sent ahead of the first call, and again at any time */
+    AuthResponse authenticate(1: AuthRequest request)
+
     PullResponse pull(1: PullRequest request) throws (1: PullException error)
 
     /* true always: unknown offsets, queues and groups are ignored */

@@ -205,7 +205,28 @@ struct RestMessage {
     9: i32 retryCnt = 3
 }
 
+/* Says who the caller is, ours. For the rest of the connection, or until the next one. */
+struct AuthRequest {
+    /* token */
+    1: string mechanism
+    2: binary credentials
+    3: optional string clientId
+}
+
+struct AuthResponse {
+    /* 0 accepted, 13 not: the connection is closed then */
+    1: i32 code
+    2: string msg
+    /* the name that the credentials stand for */
+    3: optional string identity
+    /* epoch milliseconds; absent: they do not expire */
+    4: optional i64 expiresMs
+}
+
 service ProducerService {
+    /* ours: may be sent ahead of the first call, and again at any time */
+    AuthResponse authenticate(1: AuthRequest request)
+
     /* timeout in ms; absent or <= 0: the proxy's cap of 10 s */
     Result sendSync(1: Message message, 2: i64 timeout)
 

@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info, is_literal
+from ddmq_client.errors import OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
+from ddmq_client.security.tls import describe_error, has_unread, is_rejected_certificate, secure_socket
 from ddmq_client.testing.proxies import connect_in_process
+from ddmq_client.wire.login import encode_login, find_login_failure
 
 CONNECT_MAX_S = 2.0
 IDLE_CHECK_S = 1.0  # a connection idle for longer is checked before it is used
@@ -34,6 +37,8 @@ class FramedConnection:
         self._buffer = FrameBuffer(frame_bytes_max)
         self._sequence_id = 0
         self._used_at = 0.0
+        self._login = b""  # a frame to be sent ahead of the first call
+        self._awaits_login = False
 
     @property
     def closed(self) -> bool:
@@ -64,6 +69,8 @@ class FramedConnection:
         """Send a request that has no answer."""
         try:
             self._send(make_frame, deadline)
+            if self._awaits_login:
+                self._receive_login(deadline)
         except BaseException:
             self.close()
             raise
@@ -78,13 +85,15 @@ class FramedConnection:
     def _send(self, make_frame: Callable[[float, int], bytes], deadline: float) -> int:
         now = time.monotonic()
         open_socket = self._socket  # another thread may close it meanwhile
-        if open_socket is not None and now - self._used_at > IDLE_CHECK_S and _is_stale(open_socket):
+        if open_socket is not None and now - self._used_at > IDLE_CHECK_S and has_unread(open_socket):
             self.close()
         if self._socket is None:
             self._connect(deadline)
             now = time.monotonic()
         sequence_id = self.next_sequence_id()
         frame = make_frame(now, sequence_id)
+        if self._login:
+            frame, self._login, self._awaits_login = self._login + frame, b"", True
         try:
             self._get_socket(deadline).sendall(frame)
         except OSError as error:
@@ -92,19 +101,33 @@ class FramedConnection:
         return sequence_id
 
     def _receive(self, deadline: float) -> bytes:
+        if self._awaits_login:
+            self._receive_login(deadline)
+        return self._receive_answer(deadline)
+
+    def _receive_login(self, deadline: float) -> None:
+        """Receive the answer to the login. Raises CallFailed if it was rejected."""
+        failure = find_login_failure(self.name, self._receive_answer(deadline))
+        if failure is not None:
+            raise failure
+        self._awaits_login = False
+
+    def _receive_answer(self, deadline: float) -> bytes:
         started = time.monotonic()
         try:
-            while True:
+            payload = self._buffer.feed_bytes(b"") if len(self._buffer) else None
+            while payload is None:
                 data = self._get_socket(deadline).recv(READ_BYTES)
                 if not data:
                     raise verdicts.answer_lost(self.name, "connection closed")
                 payload = self._buffer.feed_bytes(data)
-                if payload is not None:
-                    return payload
+            return payload
         except TimeoutError as error:
             raise verdicts.timed_out(self.name, time.monotonic() - started) from error
         except (OSError, FrameError) as error:
-            raise verdicts.answer_lost(self.name, error) from error
+            if is_rejected_certificate(error):
+                raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error
+            raise verdicts.answer_lost(self.name, describe_error(error, self._address)) from error
 
     def _get_socket(self, deadline: float) -> socket.socket:
         """Return the socket, with the remaining time as its time-out."""
@@ -121,30 +144,29 @@ class FramedConnection:
         remaining_s = min(deadline - time.monotonic(), CONNECT_MAX_S)
         if remaining_s <= 0:
             raise verdicts.connect_timed_out(self.name, at_deadline=True)
+        login = make_login_frame(self._address)
         try:
-            fresh = connect_in_process(self._address) or socket.create_connection(
-                self._address, timeout=remaining_s
+            fresh = connect_in_process(self._address) or secure_socket(
+                self._address, socket.create_connection(self._address, timeout=remaining_s)
             )
         except TimeoutError as error:
             raise verdicts.connect_timed_out(self.name, at_deadline=remaining_s < CONNECT_MAX_S) from error
         except OSError as error:
-            raise verdicts.not_connected(self.name, error) from error
+            raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error
         fresh.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fresh.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._buffer = FrameBuffer(self._frame_bytes_max)
-        self._socket = fresh
+        self._socket, self._login, self._awaits_login = fresh, login, False
 
 
-def _is_stale(open_socket: socket.socket) -> bool:
-    """Return whether the proxy has closed the idle connection, or sent bytes that were not requested."""
+def make_login_frame(address: ProxyAddress) -> bytes:
+    """Return the frame that logs a new connection in; b"" if it does not log in. Raises CallFailed if there
+    is a token and it cannot be read."""
     try:
-        open_socket.settimeout(0.0)
-        open_socket.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+        token = b"" if address.login is None else address.login.read_token()
+    except OptionError as error:
+        raise verdicts.not_connected(str(address), error) from error
+    return encode_login(token) if token else b""
 
 
 def _close_socket(open_socket: socket.socket) -> None:
@@ -166,7 +188,7 @@ def resolve_addresses(
     resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
         try:
-            cache[address] = from_info(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
+            cache[address] = from_info(socket.getaddrinfo(*address, type=socket.SOCK_STREAM), address)
         except (OSError, UnicodeError):
             pass
         resolved.update(dict.fromkeys(cache.get(address, ())))

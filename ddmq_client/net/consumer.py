@@ -20,6 +20,7 @@ back for other consumers. A consumer that was started before a fork raises Clien
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -73,6 +74,8 @@ from ddmq_client.observer import (
 from ddmq_client.offsets_file import build_broadcast_settings
 from ddmq_client.process import RUN_POLL_S, Signals, new_client_id
 from ddmq_client.received import Message
+from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.values import deserialize_messages
 from ddmq_client.wire.consuming import pull_settings
@@ -128,11 +131,19 @@ class Consumer:
                    it rejects with a ValueError becomes a dead letter, with the reason, and no handler sees it
     observer       is called for messages that are handed out and handled: see ddmq_client.observer, and
                    ddmq_client.opentelemetry for spans
+    tls            True, or TlsOptions with the CA and the client's own certificate: encrypt the connections,
+                   and verify the servers. None: as the environment says (DDMQ_CA); False: plain text
+    token          the token that this client logs in with: a text, or a function that returns one. It is read
+                   again for each connection; by default from the file that DDMQ_TOKEN_FILE names, or from
+                   DDMQ_TOKEN
+    token_file     a file with the token instead, which only its owner may read
     """
 
     _coordinator: Coordinator | None = None  # this and the next from the start on
     _pool: WorkerPool | None = None
     _state, _stop_completed, _paused = "new", False, False
+    _amid: set[object]  # workers that are starting or stopping the consumer
+    _lock: Lock  # of _state and _stop_completed
 
     @explain_arguments("docs/client.md#receiving")
     def __init__(
@@ -164,6 +175,9 @@ class Consumer:
         on_late: OnLate | None = None,
         on_error: OnError | None = None,
         observer: ClientObserver | None = None,
+        tls: bool | TlsOptions | None = None,
+        token: TokenSource = None,
+        token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); `start` connects."""
         check_observer(observer)
@@ -188,12 +202,12 @@ class Consumer:
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        self._proxies = parse_addresses(proxies, CONSUMER_PORT)
+        login = make_login(token, token_file)
+        self._proxies = secure_addresses(parse_addresses(proxies, CONSUMER_PORT, login=login), tls)
         self._notifications, self._errors = ConsumerNotifications(on_late, on_error), HandlerErrors()
         self._broadcast = build_broadcast_settings(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
-        self._home, self._lock = Home("consumer"), Lock()  # the lock: of _state and _stop_completed
-        self._amid: set[object] = set()  # workers that are starting or stopping the consumer
+        self._home, self._lock, self._amid = Home("consumer"), Lock(), set()
         self._stop_done = Condition(self._lock)
 
     @property

@@ -17,6 +17,7 @@ consumer is dropped without being closed.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -40,6 +41,8 @@ from ddmq_client.net.connection import FramedConnection, resolve_in_time
 from ddmq_client.net.sync import INLINE, Activity, Condition, Home, Lock, now
 from ddmq_client.process import new_client_id
 from ddmq_client.received import FetchedQueue
+from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import (
     FAILURES,
     FetchSettings,
@@ -64,6 +67,7 @@ class FetchConsumer:
     consumer_id  the id of this consumer in its group; generated when absent. A proxy gives the queues of an
                  id that was closed, or made no call for 30 s, to other consumers
     timeout_ms   for one call, in addition to its linger time
+    token, token_file  how this client logs in, as for Consumer
     """
 
     @explain_arguments("docs/client.md#reading-by-offset")
@@ -74,9 +78,13 @@ class FetchConsumer:
         *,
         consumer_id: str | None = None,
         timeout_ms: int = 5_000,
+        tls: bool | TlsOptions | None = None,
+        token: TokenSource = None,
+        token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first fetch connects."""
-        self._proxies = parse_addresses(proxies, CONSUMER_PORT)
+        login = make_login(token, token_file)
+        self._proxies = secure_addresses(parse_addresses(proxies, CONSUMER_PORT, login=login), tls)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         name = new_client_id() if consumer_id is None else consumer_id

@@ -22,6 +22,8 @@ from ddmq_client.net.transactions import Transaction, TransactionCalls
 from ddmq_client.observer import ClientObserver, SendCall, check_observer, observe_send
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, check_batch
+from ddmq_client.security.login import ClientLogin, make_login
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.transactions import Check, CheckCounts
 from ddmq_client.wire.producing import encode_heartbeat
 
@@ -37,13 +39,16 @@ class ProducerBase(Sends):
         settings: ProducerSettings,
         check: Check | None = None,
         observer: ClientObserver | None = None,
+        tls: bool | TlsOptions | None = None,
+        login: ClientLogin | None = None,
     ) -> None:
         check_observer(observer)
         self._settings = settings
         self._observer = observer
         self._single = SendCall(settings.client_id)
         self._outbox = Outbox(settings)
-        parsed = parse_addresses(proxies, PRODUCER_PORT)
+        parsed = parse_addresses(proxies, PRODUCER_PORT, login=login or make_login())
+        parsed = secure_addresses(parsed, tls)
         self._router = ProxyRouter(parsed, settings.connections_max, encode_heartbeat(settings.client_id))
         self._sender = JobSender(self._router)
         self._home = Home("producer")

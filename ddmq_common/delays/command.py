@@ -71,7 +71,8 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     `at_ms`: for an add that continues a message from a backup: the pending occurrence, and when it is due (0:
     at `due_ms`). `moved_at`: for a repeating message, only in the store and never in the log: the offset of
     the last command that rescheduled a delivery of it (0: none). `is_held`: for an add that continues a held
-    message.
+    message. `own_topic`: a change applies only to a message of `topic`, and an add is ended by an earlier
+    cancel that stated `topic`.
     """
 
     op: str
@@ -94,6 +95,7 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     at_ms: Moment = 0
     moved_at: int = 0
     is_held: bool = False
+    own_topic: bool = False
 
 
 class CommandOutcome(msgspec.Struct, frozen=True, omit_defaults=True):

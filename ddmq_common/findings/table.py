@@ -302,6 +302,13 @@ RULES = (
         "ddmq config show", SYSTEM_PAGE, for_s=10 * MINUTE_S,
     ),
     FindingRule(
+        "DdmqCertificatesInvalid", BOUNDED, WARNING,
+        GaugeAbove(metrics.TLS_FILES_INVALID, 0, PROCESS),
+        "{instance} cannot use its changed certificate files and serves the former certificates",
+        "Read why in its log or with ddmq doctor; correct the files before the former ones expire.",
+        DOCTOR, SYSTEM_PAGE, for_s=MINUTE_S,
+    ),
+    FindingRule(
         "DdmqHubBlocked", BOUNDED, WARNING,
         QuantileAbove(metrics.HUB_BLOCKED, 0.999, 200_000, 5 * MINUTE_S, PROCESS),
         "The event loop of {instance} is blocked for more than {threshold} at a time",

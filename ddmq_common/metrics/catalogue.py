@@ -43,6 +43,10 @@ SAMPLES_BYTES = _gauge(
 )
 EVENT_VIEWERS = _gauge("ddmq_event_viewers", "Number of open streams of `GET /events`.")
 EVENTS_SKIPPED = _counter("ddmq_events_skipped_total", "Number of snapshots that slow viewers did not get.")
+TLS_FILES_INVALID = _gauge(
+    "ddmq_tls_files_invalid",
+    "1 if the changed certificate files cannot be used, so that the former certificates stay in use.",
+)
 # --- rpc
 RPC_CONNECTIONS = _gauge("ddmq_rpc_connections", "Number of open client connections.", "service")
 RPC_REFUSED = _counter(

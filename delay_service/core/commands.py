@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import NamedTuple
 
 from backend.progress.ack_map import AckMap
@@ -283,6 +284,11 @@ def assume_from_waiting(message: Pending | None, due_ms: int) -> AssumedMessage:
 def is_pending(state: IdState) -> bool:
     """Return whether a delivery of this id is waiting."""
     return state.kind is IdKind.PENDING
+
+
+def topic_id(uuid: bytes, topic: str) -> bytes:
+    """Return the id under which a tombstone for one topic alone is stored."""
+    return blake2b(uuid + topic.encode(), digest_size=16).digest()
 
 
 class DeferredTopics:

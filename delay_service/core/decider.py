@@ -9,6 +9,8 @@ Rules:
   own offset was fired or cancelled already, by an owner whose store did not live to tell: a cancel that is
   read behind it, and came before it could fire, was the one.
 * A cancel of an unknown uuid leaves a tombstone until its due time and an hour, but at least an hour.
+* A command with `own_topic` applies only to a message of the topic that it states: any other message is
+  unknown to it. The tombstone that it leaves is for uuid and topic, and ends only an add with `own_topic`.
 * `CommandDecisions.done`: offsets at which no message waits any more; a commit finishes them in the group of
   fired messages.
 * A cancel of what became a dead letter is answered as of what fired, with words that say so: it is over.
@@ -58,6 +60,7 @@ from delay_service.core.commands import (
     latest_ms,
     pending_of,
     reply_to,
+    topic_id,
 )
 from delay_service.core.fire_command import moved_at, moved_by, waiting_delivery
 from delay_service.core.held_messages import (
@@ -93,8 +96,9 @@ class CommandRun:
 
     def _read_states(self, commands: Sequence[CommandRecord]) -> dict[bytes, IdState | None]:
         requests = [(command.uuid, command.request) for command in commands if command.request is not None]
-        others = (uuid_bytes(one.unless_cancelled) for _, one in requests if one.unless_cancelled)
-        uuids = list(dict.fromkeys([*(uuid for uuid, _ in requests), *others]))
+        others = [key for _, one in requests if one.unless_cancelled for key in _cancel_keys(one)]
+        by_topic = (topic_id(uuid, one.topic) for uuid, one in requests if one.own_topic)
+        uuids = list(dict.fromkeys([*(uuid for uuid, _ in requests), *others, *by_topic]))
         return dict(zip(uuids, self._context.store.ids(uuids), strict=True))
 
     def end(self) -> CommandDecisions:
@@ -119,7 +123,11 @@ class CommandRun:
         if (
             state is None
             and request.op == ADD
-            and not (request.unless_cancelled or self._context.acks.is_finished(command.offset))
+            and not (
+                request.unless_cancelled
+                or (request.own_topic and self._ids[topic_id(command.uuid, request.topic)] is not None)
+                or self._context.acks.is_finished(command.offset)
+            )
         ):
             self._keep_message(command, request)  # nearly always
             return True
@@ -128,6 +136,9 @@ class CommandRun:
             return False
         if request.op == ADD:
             self._add(command, request)
+        elif request.own_topic and self._is_foreign(state, request):
+            self._finished.append(command.offset)
+            self._answer_command(request, UNKNOWN, "unknown", None)
         elif request.op == CANCEL:
             self._cancel(command, request)
         elif request.op == ID_OUTCOMES:
@@ -137,6 +148,11 @@ class CommandRun:
         else:
             self._move_message(command, request)
         return True
+
+    def _is_foreign(self, state: IdState | None, request: DelayCommand) -> bool:
+        """Return whether the waiting message of an id belongs to another topic than the request states."""
+        message = None if state is None or not is_pending(state) else self._find_waiting(state)
+        return message is not None and message.topic != request.topic
 
     def _is_busy(self, state: IdState) -> bool:
         return state.kind is IdKind.PENDING and state.offset in self._context.busy
@@ -168,7 +184,7 @@ class CommandRun:
         elif state is not None and not self._is_resend_over(state):
             self._finished.append(command.offset)
             self._answer_command(request, *answer_add(state), state)
-        elif self._is_cancelled_elsewhere(request):
+        elif self._is_cancelled_elsewhere(request) or self._is_cancelled_before(command, request):
             self._finished.append(command.offset)
             self._answer_command(request, CANCELLED, "cancelled", None)
         elif self._context.acks.is_finished(command.offset):
@@ -193,9 +209,16 @@ class CommandRun:
         """Return whether an add with a known id counts as new, because the id's resend time has passed."""
         return state.kind in FIRED_KINDS and state.at_ms + RESEND_MS < self._now
 
+    def _is_cancelled_before(self, command: CommandRecord, request: DelayCommand) -> bool:
+        """Return whether a cancel that stated this add's topic came before it."""
+        state = self._ids[topic_id(command.uuid, request.topic)] if request.own_topic else None
+        return state is not None and state.kind is IdKind.TOMBSTONE
+
     def _is_cancelled_elsewhere(self, request: DelayCommand) -> bool:
-        other = self._ids[uuid_bytes(request.unless_cancelled)] if request.unless_cancelled else None
-        return other is not None and other.kind in (IdKind.CANCELLED, IdKind.TOMBSTONE)
+        if not request.unless_cancelled:
+            return False
+        others = [self._ids[key] for key in _cancel_keys(request)]
+        return any(one is not None and one.kind in (IdKind.CANCELLED, IdKind.TOMBSTONE) for one in others)
 
     def _assume_add_fired(self, command: CommandRecord, request: DelayCommand) -> None:
         last_ms = max(last_due_ms(request), command.born_ms)
@@ -276,7 +299,8 @@ class CommandRun:
 
     def _cancel_unknown(self, command: CommandRecord, request: DelayCommand) -> None:
         until = max(latest_ms(request), self._now) + RESEND_MS
-        self._put_id(command.uuid, IdState(IdKind.TOMBSTONE, self._now, 0, until))
+        key = topic_id(command.uuid, request.topic) if request.own_topic else command.uuid
+        self._put_id(key, IdState(IdKind.TOMBSTONE, self._now, 0, until))
         self._answer_unknown(request, request.due_ms or request.timestamp_s * 1_000)
 
     def _answer_unknown(self, request: DelayCommand, due_ms: int) -> None:
@@ -426,6 +450,10 @@ class CommandRun:
             self._add_dead_letter(command)
             return
         state = self._ids[command.uuid]
+        if request.own_topic and self._is_foreign(state, request):
+            self._finished.append(command.offset)
+            self._reply(request, UNKNOWN, None)
+            return
         waits = state is not None and is_pending(state) and state.offset == command.offset
         if not (waits or self._is_moved_by(command, state)):
             self._finished.append(command.offset)
@@ -435,6 +463,12 @@ class CommandRun:
         if state is not None and state.kind is IdKind.CANCELLED:
             self._finished.append(state.offset)
         self._reply(request, code_of(state, PENDING if request.op == CANCEL else ADDED), state)
+
+
+def _cancel_keys(request: DelayCommand) -> tuple[bytes, bytes]:
+    """Return the ids under which a cancel of the other message of an add may be recorded."""
+    uuid = uuid_bytes(request.unless_cancelled)
+    return uuid, topic_id(uuid, request.topic)
 
 
 def decide_commands(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from backend.records import QueueRef
+from ddmq_rpc.api import Call
 from proxy_consumer.fetches.answers import Target
 from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.fetches.owned_topic import OwnedTopic, Position
@@ -160,12 +161,16 @@ class FetchedGroup:
         offsets: Offsets = fetch.call.args.request.fetchOffset or {}
         targets: list[Target] = []
         for position in self.positions_of(fetch.consumer):
+            if not may_read(fetch.call, position.queue.topic):
+                continue
             offset = offsets.get(position.queue.topic.encode(), {}).get(position.qid.encode())
             start = position.start(fetch.consumer, offset)
             targets.append(self._build_target(fetch, position.queue, start.offset, start.stated))
         wanting: list[QueueRef] = []
         only = fetch.call.args.request.topics
         for queue in broadcast_queues(self._runtime, self.group, only):
+            if not may_read(fetch.call, queue.topic):
+                continue
             topic_offsets = offsets.get(queue.topic.encode())
             first_offset = -1
             if topic_offsets:  # a queue added to a topic that the client reads starts at its first message
@@ -194,6 +199,12 @@ class FetchedGroup:
     def _build_target(self, fetch: Fetch, queue: QueueRef, offset: int, stated: bool) -> Target:
         batch_size = fetch.call.args.request.maxBatchSize
         return read_target(self._runtime, self.group, queue, offset, stated, batch_size)
+
+
+def may_read(call: Call, topic: str) -> bool:
+    """Return whether the caller may consume a topic, which the group may have got since the call came."""
+    caller = call.caller
+    return caller is None or caller.may("consume", topic.encode())
 
 
 def broadcast_queues(runtime: Runtime, group: Group, only: Sequence[bytes] | None) -> list[QueueRef]:

@@ -25,7 +25,7 @@ from proxy_consumer import answers
 from proxy_consumer.core.held_pulls import LingerWheel
 from proxy_consumer.fetches.answers import Target, answer_instance_pull
 from proxy_consumer.fetches.fetch import Fetch, FetchPlan
-from proxy_consumer.fetches.group import broadcast_queues
+from proxy_consumer.fetches.group import broadcast_queues, may_read
 from proxy_consumer.filters.message_filters import filter_for
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.runtime import Runtime
@@ -183,6 +183,10 @@ class Instances:
 
     # --- pulls
 
+    def find_group(self, name: bytes) -> Group | None:
+        """Return the broadcasting group of which `name` is an instance, or None."""
+        return self._directory.instance_of(name) if b"%" in name else None
+
     def pull(self, call: Call) -> bool:
         """Handle the pull if it is one of an instance; return whether it was."""
         request = call.args.request
@@ -230,7 +234,7 @@ class Instances:
         for queue in queues:
             subscription = served.group.subscriptions[queue.topic.encode()]
             config = subscription.config
-            if subscription.paused_ms:
+            if subscription.paused_ms or not may_read(pull.call, queue.topic):
                 continue
             count = min(count_max, config.batch_max, config.concurrency - instance.outstanding)
             if count > 0 and pull.requested_topic in (None, queue.topic.encode()):

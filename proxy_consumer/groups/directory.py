@@ -184,13 +184,22 @@ class Directory:
             return
         is_new = subscription is None
         if subscription is None:
-            subscription = self.ready_group(name).add(topic, config)
+            subscription = self._add_subscription(self.ready_group(name), topic, config)
         subscription.created_ms = stored.created_ms
         subscription.set_paused(stored.paused_ms)
         if is_new:
             subscription.join_with_members()
         elif subscription.config != config:
             subscription.apply_config(config)
+
+    def _add_subscription(self, group: Group, topic: str, config: SubscriptionDefaults) -> Subscription:
+        """Add a subscription. If rights are checked, the waiting pulls of the whole group are answered, for
+        their callers may lack the right to the new topic."""
+        if self._runtime.checks_rights:
+            for pull in group.waiting:
+                if pull.topic is None:
+                    pull.give_up()
+        return group.add(topic, config)
 
     def defaults_changed(self) -> None:
         """Apply changed `defaults` of the proxy to subscriptions that do not set the values themselves."""
@@ -281,7 +290,7 @@ class Directory:
         self.check_creation(name, topic)
         check_stated(config)
         group = self.ready_group(name)
-        subscription = group.add(topic, config)
+        subscription = self._add_subscription(group, topic, config)
         subscription.set_paused(paused_ms)
         subscription.creating = True
         self._making[subscription] = creation

@@ -7,7 +7,6 @@ limit do not delay the ends of transactions.
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,9 @@ from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, TryLaterError
 from ddmq_common.names import HALF_TOPIC, TRANSACTION_GROUP
+from ddmq_common.security.connecting import is_closed
 from ddmq_rpc.client_side import encode_call
-from ddmq_rpc.links import CallLink, LinkBounds, Links, exchange_frame
+from ddmq_rpc.links import CallLink, LinkBounds, Links, ReadToken, exchange_frame
 from proxy_producer.wire import SERVICE
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ class Owners:
     `address`: where other proxies reach this one; "" while that is unknown.
     """
 
-    def __init__(self, backend: Backend, clock: Clock) -> None:
+    def __init__(self, backend: Backend, clock: Clock, read_token: ReadToken | None = None) -> None:
         self._backend = backend
+        self._read_token = read_token
         self._clock = clock
         self._cached_addresses: tuple[float, OwnerAddresses] | None = None
         self._pending_lookup: Completion[OwnerAddresses] | None = None
@@ -114,7 +115,9 @@ class Owners:
         passed = ForwardedCall(method, request, done)
         bounds = PREPARE_BOUNDS if method == PREPARES else BOUNDS
         try:
-            link = self._links.get_link((address, method), lambda: OwnerLink(address, bounds))
+            link = self._links.get_link(
+                (address, method), lambda: OwnerLink(address, bounds, self._read_token)
+            )
         except DdmqError as error:
             done(None, error)
         else:
@@ -128,6 +131,8 @@ class Owners:
 
 class OwnerLink(CallLink[ForwardedCall]):
     """The connections to one other proxy for one method."""
+
+    port = "producer"
 
     def call(self, connection: socket.socket, batch: list[ForwardedCall]) -> None:
         (passed,) = batch
@@ -144,10 +149,3 @@ class OwnerLink(CallLink[ForwardedCall]):
             error = TryLaterError(f"the proxy at {self.address} cannot be asked now: {error}")
         for passed in batch:
             passed.done(passed.answer, error)
-
-
-def is_closed(connection: socket.socket) -> bool:
-    """Return whether the peer has closed an idle connection."""
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))

@@ -23,6 +23,7 @@ from ddmq_common.names import (
     TRANSACTION_GROUP,
 )
 from ddmq_rpc.api import Call
+from ddmq_rpc.links import ReadToken
 from proxy_producer.admission import DRAINING
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.rejections import SendRejection, build_illegal_rejection, build_rejection
@@ -73,6 +74,7 @@ class Transactions(QueueOwner[OwnedShard]):
         levels: DelayLevels,
         commands: InternalTopic,
         timer: SweepTimer,
+        read_token: ReadToken | None = None,
     ) -> None:
         backend = self.backend = flow.backend
         super().__init__(backend, clock.monotonic)
@@ -81,7 +83,7 @@ class Transactions(QueueOwner[OwnedShard]):
         self.topics = TransactionTopics(
             backend, config.transactions.shards, clock, config.timeout_ms_max / 1_000
         )
-        self.owners = Owners(backend, clock)
+        self.owners = Owners(backend, clock, read_token)
         self.polls = Polls(self.owners, clock, self.counts, self.list_ready_shards)
         self._ends = EndContext(flow, self.owners, self.counts, self.find_ready_shard, lambda: self.shards)
         self._clock = clock

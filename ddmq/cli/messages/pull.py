@@ -32,6 +32,7 @@ from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import ProxyAddress
 from ddmq_client.core.verdicts import CallFailed
 from ddmq_client.net.connection import FramedConnection
+from ddmq_client.security.tls import secure_addresses
 from ddmq_client.wire.consuming import read_stats, stats_frame
 from ddmq_client.wire.producing import ProxyCallError
 from ddmq_common.plain_text import body_fields
@@ -226,7 +227,7 @@ def _is_ordinary(client: AdminClient, group: str) -> bool:
 
 def _check_proxy(consumer: HostPort, group: str) -> None:
     """Check that a consumer proxy answers, before a group is created. Raises ClickException."""
-    connection = FramedConnection(ProxyAddress(consumer.host, consumer.port))
+    connection = FramedConnection(secure_addresses((ProxyAddress(*consumer),), None)[0])
     try:
         payload, number = connection.call(
             lambda _, number: stats_frame(group, number), time.monotonic() + REACH_S

@@ -12,6 +12,13 @@ import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
+from ddmq.server.admin.access import (
+    allowed_changes,
+    allowed_plans,
+    answer_allowed,
+    check_rules,
+    narrow_for,
+)
 from ddmq.server.admin.changes.service import RecordedChanges
 from ddmq.server.admin.contract import bodies, queries
 from ddmq.server.admin.contract.openapi import encode_document
@@ -58,6 +65,7 @@ from ddmq.server.http.routing import (
     NO_LISTINGS,
     AdminRequest,
     AdminRouter,
+    ForbiddenError,
     Text,
     UncertainOutcomeError,
     Versioned,
@@ -68,6 +76,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import CallerError, RemoteError, TryLaterError, UnsupportedError
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.security.callers import CallerTable
 from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
@@ -83,7 +92,7 @@ class AdminApi:
     `names`: the host names by which clients reach the server, besides loopback. `backups`: the folder for
     backups. `others`: the processes whose counters and findings are added to the answer. `levels`: the delay
     levels. `findings`: what is wrong at this process. `process`: the name of this process, the same after a
-    restart. `info`: what it knows of itself.
+    restart. `info`: what it knows of itself. `callers`: who may do what; None if rights are off.
     """
 
     def __init__(
@@ -102,6 +111,7 @@ class AdminApi:
         findings: FindingsWatch | None = None,
         process: str = "",
         info: ProcessInfo | None = None,
+        callers: CallerTable | None = None,
     ) -> None:
         self.backend = backend
         self.levels = levels
@@ -112,7 +122,7 @@ class AdminApi:
         self._others = others or OtherProcesses()
         self._findings = findings or FindingsWatch(metrics, clock)
         self._groups = None if consumer is None else AdminGroups(backend, consumer, metrics, clock)
-        self.delays = DelayQueries(backend, timers, clock, backups)
+        self.delays = DelayQueries(backend, timers, clock, backups, self._others)
         self.calls = ProducerCalls(backend, producer, clock, self._others, self.delays.list_other_addresses)
         self.messages = MessageSearch(backend, None if consumer is None else consumer.message_state)
         self.transactions = AdminTransactions(backend, clock)
@@ -135,13 +145,19 @@ class AdminApi:
             backend, metrics, clock, lambda: health_fields(health()), self.processes, find_behind,
             self._findings.answer, partial(count_next_hour, self.delays, clock),
         )  # fmt: skip
+        check_rules(ROUTES)
         self.log = LogFiles(backend, consumer, metrics, clock, self.live, self.processes)
-        self.router = AdminRouter(names)
+        self.router = AdminRouter(names, callers=callers)
+        if callers is not None:
+            callers.on_change.append(self.live.end_streams)
         for route in ROUTES:
             self.router.add(route.method, route.path, partial(self._answer_route, route))
 
     def _answer_route(self, route: Route, request: AdminRequest) -> Any:
-        request = check_parameters(route, request)
+        request = check_parameters(route, check_forwarded(request))
+        return answer_allowed(self, route, request, partial(self._answer_checked, route))
+
+    def _answer_checked(self, route: Route, request: AdminRequest) -> Any:
         try:
             if route.method != "GET":
                 self._catch_up()
@@ -161,7 +177,8 @@ class AdminApi:
 
     def _make_change(self, route: Route, request: AdminRequest) -> Any:
         """Return the answer of the route's handler; a change is recorded."""
-        return self.changes.make_recorded(request, lambda: route.answer_request(self, request))
+        narrow = narrow_for(route, request)
+        return self.changes.make_recorded(request, lambda: route.answer_request(self, request, narrow))
 
     def _answer_versioned(
         self, route: Route, request: AdminRequest, version_of: Callable[[Any, AdminRequest], str]
@@ -172,7 +189,7 @@ class AdminApi:
         """
         if route.method == "GET":
             version = version_of(self, request)
-            return Versioned(route.answer_request(self, request), version)
+            return Versioned(route.answer_request(self, request, narrow_for(route, request)), version)
         kind, name = next(iter(request.path.items()))
         with self._locks.hold_lock(kind, name):
             check_version(f"{kind} {name!r}", version_of(self, request), request.if_match)
@@ -244,6 +261,18 @@ class AdminApi:
         if hold is not None:
             topics.hold_delays(self.backend, self.clock, request.topic, hold=hold)
         return topics.describe_topic(self.backend, info)
+
+
+def check_forwarded(request: AdminRequest) -> AdminRequest:
+    """Return a request that another process has passed on without a caller, if that process asks for itself.
+    Raises ForbiddenError if its sender is no node."""
+    caller = request.caller
+    if caller is None or FORWARDED not in request.query or request.on_behalf:
+        return request
+    missing = caller.find_missing("node")
+    if missing is not None:
+        raise ForbiddenError(missing)
+    return request._replace(caller=None)
 
 
 def check_parameters(route: Route, request: AdminRequest) -> AdminRequest:
@@ -354,7 +383,7 @@ ROUTES: tuple[Route, ...] = (
           lambda api, r: api.log.clean(r), body=bodies.LogCleanBody,
           right="manage", answer=log_answers.LogCleanedAnswer),
     Route("GET", "/topics", "one row per topic; `internal=1` adds the system topics",
-          lambda api, r: topics.list_topics(api.backend, internal=r.query.internal, page=r.query.page),
+          lambda api, r: topics.list_topics(api.backend, internal=r.query.internal, page=r.page),
           queries.TopicsQuery, right="describe", answer=list[answers.TopicRow],
           listing=table.TOPICS),
     Route("GET", "/topics/{topic}",
@@ -397,13 +426,13 @@ ROUTES: tuple[Route, ...] = (
           right="browse", answer=answers.StoryAnswer),
     Route("GET", "/groups",
           "one row per subscription, including the messages in flight at the consumer proxy of this process",
-          lambda api, r: api.groups.list_subscriptions(r.query.page), queries.PageQuery,
+          lambda api, r: api.groups.list_subscriptions(r.page), queries.PageQuery,
           right="describe", answer=list[group_answers.SubscriptionRow],
           listing=table.GROUPS),
     Route("GET", "/lag",
           "one row per subscription as in `/groups`, including lag age and rates; the subscription that is "
           "furthest behind comes first",
-          lambda api, r: api.groups.list_lags(r.query.group, r.query.count), queries.LagQuery,
+          lambda api, r: api.groups.list_lags(r.query.group, r.query.count, r.visible()), queries.LagQuery,
           right="describe", answer=list[group_answers.SubscriptionLag],
           listing=table.LAGS),
     Route("GET", "/groups/{group}", "all details of one group, including up to `keys` blocked keys",
@@ -446,7 +475,7 @@ ROUTES: tuple[Route, ...] = (
           queries.KeysQuery, right="describe", answer=group_answers.KeysAnswer,
           listing=table.KEYS),
     Route("GET", "/dlq", "one row per group that has a dead-letter topic",
-          lambda api, r: dlq.list_dead_letters(api.backend, r.query.page), queries.PageQuery,
+          lambda api, r: dlq.list_dead_letters(api.backend, r.page), queries.PageQuery,
           right="describe", answer=list[answers.DeadLetterCounts],
           listing=table.DEAD_LETTER_GROUPS),
     Route("GET", "/dlq/{group}", "open dead letters, oldest first",
@@ -520,7 +549,7 @@ ROUTES: tuple[Route, ...] = (
           right="operate or send", answer=operation_answers.OperationPlannedAnswer,
           errors={404: None, 409: None}),
     Route("GET", "/operations", "the plans of this process and all started operations, newest first",
-          lambda api, _: api.operations.list_rows(),
+          lambda api, r: api.operations.list_rows(allowed_plans(r)),
           queries.ListQuery, right="describe", answer=operation_answers.OperationsAnswer,
           listing=table.OPERATIONS),
     Route("GET", "/operations/{id}", "one plan or operation, including its progress",
@@ -532,7 +561,7 @@ ROUTES: tuple[Route, ...] = (
           right="operate or send", answer=operation_answers.OperationAnswer, errors={409: None}),
     Route("GET", "/changes",
           "the last 1,000 changes of topics, groups, offsets, keys and others, newest first",
-          lambda api, r: api.changes.list_changes(r.query), queries.ChangesQuery,
+          lambda api, r: api.changes.list_changes(r.query, allowed_changes(r)), queries.ChangesQuery,
           right="describe", answer=change_answers.ChangesAnswer),
     Route("GET", "/changes/{id}", "one change, with the state before and after",
           lambda api, r: api.changes.show_change(r.path["id"]),

@@ -122,7 +122,7 @@ def list_dead_letters(backend: Backend, page: Page = ALL_ITEMS) -> list[dict[str
     """Return one row for each group with a dead-letter topic, and one for transactions. Rows with the most
     open letters come first; a page is sorted by name."""
     group_rows = [describe_group(backend, name) for name in paced(page.of(list_groups(backend), str))]
-    return sorted(group_rows, key=lambda row: -row["letters"]) if page == ALL_ITEMS else group_rows
+    return sorted(group_rows, key=lambda row: -row["letters"]) if page[:2] == ALL_ITEMS[:2] else group_rows
 
 
 def list_groups(backend: Backend) -> list[str]:

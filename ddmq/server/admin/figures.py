@@ -13,7 +13,7 @@ import http.client
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -24,11 +24,14 @@ from gevent import socket
 from gevent.lock import BoundedSemaphore
 
 from ddmq.address import HostPort, parse
+from ddmq.server.http.callers import ON_BEHALF
 from ddmq.server.http.pace import yield_if_long
 from ddmq.server.http.routing import FORWARDED, Text
 from ddmq_common.clock import Clock
 from ddmq_common.metrics.catalogue import CATALOGUE
 from ddmq_common.metrics.registry import ANSWERS_S, Registry
+from ddmq_common.security.callers import Caller
+from ddmq_common.security.connecting import secure_connection
 
 PAGE_CHEAP_S = 0.05  # processor time; a page that takes less is made anew each time
 PAGE_RESTS = 10  # others after so many times what they took
@@ -87,9 +90,11 @@ class OtherAnswers(NamedTuple):
 
 
 class OtherProcesses:
-    """The admin addresses of the other processes of the server; empty until a line names one."""
+    """The admin addresses of the other processes of the server; empty until a line names one. `read_token`:
+    returns the token with which this process logs in there; b"": it does not log in."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_token: Callable[[], bytes] = bytes) -> None:
+        self.read_token = read_token
         self._addresses: dict[str, HostPort] = {}
         self._proxies: dict[str, HostPort] = {}
 
@@ -113,7 +118,7 @@ class OtherProcesses:
     ) -> OtherAnswers:
         """Request `path` from all other processes, each about itself alone. An answer without one of the
         `keys` counts as none."""
-        return fetch_answers(self._addresses, path, *keys, query=query)
+        return fetch_answers(self._addresses, path, *keys, query=query, token=self.read_token())
 
 
 def fetch_answers(
@@ -121,12 +126,18 @@ def fetch_answers(
     path: str,
     *keys: str,
     query: Mapping[str, str] = MappingProxyType({}),
+    token: bytes = b"",
+    caller: Caller | None = None,
 ) -> OtherAnswers:
     """Request `path` from the processes at all `addresses`, each about itself alone. An answer without one of
-    the `keys` counts as none."""
+    the `keys` counts as none. `token`: of this process; `caller`: for whom it asks, None for itself."""
     target = f"{path}?{urlencode({**query, FORWARDED: '1'})}"
+    headers = {"Authorization": f"Bearer {token.decode()}"} if token else {}
+    if caller is not None:
+        headers[ON_BEHALF] = caller.name
     requests = {
-        name: gevent.spawn(_fetch_answer, address, target, keys) for name, address in addresses.items()
+        name: gevent.spawn(_fetch_answer, address, target, keys, headers)
+        for name, address in addresses.items()
     }
     gevent.joinall(list(requests.values()), timeout=ANSWERS_WAIT_S)
     answers = {name: each.value for name, each in requests.items() if each.value is not None}
@@ -168,12 +179,15 @@ def _merge_rows(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> 
     return {"count": count, "mean": total / count if count else 0.0} | highest
 
 
-def _fetch_answer(address: HostPort, target: str, keys: Sequence[str]) -> dict[str, Any] | None:
+def _fetch_answer(
+    address: HostPort, target: str, keys: Sequence[str], headers: Mapping[str, str]
+) -> dict[str, Any] | None:
     """Fetch `target` from the process at `address`; None without a valid answer."""
     connection = http.client.HTTPConnection(*address)
     try:
-        connection.sock = socket.create_connection(tuple(address), ANSWERS_WAIT_S)
-        connection.request("GET", target)
+        raw = socket.create_connection(tuple(address), ANSWERS_WAIT_S)
+        connection.sock = secure_connection(raw, "admin", address.host)
+        connection.request("GET", target, headers=headers)
         answer = msgspec.json.decode(connection.getresponse().read(), type=dict[str, Any])
         return answer if answer.keys() >= set(keys) else None
     except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:

@@ -246,12 +246,19 @@ class AdminGroups:
             "blocked_keys_more": len(blocked) > keys_limit,
         }
 
-    def list_lags(self, group: str | None, count: int | None = None) -> list[dict[str, Any]]:
+    def list_lags(
+        self, group: str | None, count: int | None = None, allows: Callable[[str], bool] | None = None
+    ) -> list[dict[str, Any]]:
         """Return the lag of the `count` subscriptions (None: all) that are furthest behind, the largest
-        first. Only the first AGED_MAX rows contain the age of the lag."""
+        first. Only the first AGED_MAX rows contain the age of the lag. `allows`: whether the caller may see a
+        group; None: it may see all."""
         if group is not None:
             require_group(self._consumer, group)
-        group_names = [each.name for each in self._consumer.groups() if group in (None, each.name)]
+        group_names = [
+            each.name
+            for each in self._consumer.groups()
+            if group in (None, each.name) and (allows is None or allows(each.name))
+        ]
         subscriptions = [
             each for name in paced(group_names) for each in self._consumer.group_stats(name).wait(WAIT_S)
         ]

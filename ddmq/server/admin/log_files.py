@@ -135,7 +135,7 @@ class LogFiles:
     def _forward(self, request: AdminRequest) -> Any:
         if not request.is_forwarded:
             for address in self._processes.list_other_addresses():
-                answer = _try_forward(address, request)
+                answer = _try_forward(address, request, self._processes.read_token())
                 if answer is not None:
                     return answer
         if self._backend.capabilities.engine != FILE_LOG:
@@ -166,9 +166,9 @@ class LogFiles:
         return rows[:SEGMENTS_MAX], len(pairs) <= SUBSCRIPTIONS_MAX
 
 
-def _try_forward(address: HostPort, request: AdminRequest) -> Text | None:
+def _try_forward(address: HostPort, request: AdminRequest, token: bytes) -> Text | None:
     try:
-        answer: Text = in_thread(forward_request, str(address), request)
+        answer: Text = in_thread(forward_request, str(address), request, token)
     except TryLaterError:
         return None
     return answer if answer.status != 503 else None

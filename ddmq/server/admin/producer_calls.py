@@ -78,7 +78,7 @@ class ProducerCalls:
         if not request.is_forwarded:
             for address in dict.fromkeys([*self._others.list_proxies(), *self._find_addresses()]):
                 try:
-                    answer = in_thread(forward_request, address, request)
+                    answer = in_thread(forward_request, address, request, self._others.read_token())
                 except TryLaterError:
                     continue
                 if answer.status != 503:  # else it has none, or takes nothing now

@@ -59,10 +59,11 @@ def make_backup(
     open_shards: Sequence[OpenShard],
     elsewhere: Mapping[str, Sequence[int]],
     wall_ms: int,
+    token: bytes = b"",
 ) -> int:
     """Create a backup in `folder`, which is below `backups`; return how many shards were copied.
     `open_shards`: the shards of this process; `elsewhere`: the others, by the admin address of their
-    owner."""
+    owner, at which this process logs in with `token`."""
     try:
         make_private(backups)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def make_backup(
         with _secret_file(folder) as secret:
             copy_shards(folder, open_shards)
             for address, numbers in elsewhere.items():
-                _request_copies(address, folder, numbers, secret)
+                _request_copies(address, folder, numbers, secret, token)
         shards = sorted(
             [one.number for one in open_shards] + [each for some in elsewhere.values() for each in some]
         )
@@ -117,9 +118,9 @@ def _secret_file(folder: Path) -> Iterator[str]:
         path.unlink()
 
 
-def _request_copies(address: str, folder: Path, numbers: Sequence[int], secret: str) -> None:
+def _request_copies(address: str, folder: Path, numbers: Sequence[int], secret: str, token: bytes) -> None:
     body = {"folder": str(folder), "shards": list(numbers), "secret": secret}
-    answer = forward_request(address, AdminRequest({}, Query(), body, "POST", "/delay/backup"))
+    answer = forward_request(address, AdminRequest({}, Query(), body, "POST", "/delay/backup"), token)
     if answer.status != 200:
         why = plain(answer.payload.decode("utf-8", "replace")[:500])
         raise TryLaterError(f"shards {list(numbers)} are not copied by their owner at {address}: {why}")

@@ -84,6 +84,7 @@ def _collect_counts(queries: DelayQueries, query: DelayHistogramQuery) -> DelayH
     others = fetch_answers(
         {address: parse(address) for address in owners.values() if address},
         "/delay/histogram", *DelayHistogramAnswer.__struct_fields__, query=query_texts(query),
+        token=queries.read_token(),
     )  # fmt: skip
     answers = [msgspec.convert(each, DelayHistogramAnswer) for each in others.answers]
     missing = {

@@ -21,6 +21,7 @@ from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
 from ddmq.server.admin.contract.forms import FIRST
 from ddmq.server.admin.contract.queries import DelayCountQuery, DelaysQuery
+from ddmq.server.admin.figures import OtherProcesses
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.backup import OpenShard, backup_folder, check_secret, copy_shards, make_backup
 from ddmq.server.http.pace import paced
@@ -80,7 +81,8 @@ class Cursor(NamedTuple):
 
 class DelayChoice(NamedTuple):
     """A choice of waiting messages: those of `topic` with this `key` (None: any key), due from `start` until
-    before `end`, after the position `cursor`, with `text` in the key or the body."""
+    before `end`, after the position `cursor`, with `text` in the key or the body. `allows`: whether the
+    caller may see a topic; None: it may see all."""
 
     topic: str | None
     key: str | None
@@ -88,19 +90,26 @@ class DelayChoice(NamedTuple):
     end: int
     after: Cursor | None
     text: str | None = None
+    allows: Callable[[str], bool] | None = None
+
+    def has_topic(self, topic: str) -> bool:
+        """Return whether the choice includes messages of a topic."""
+        return self.topic in (None, topic) and (self.allows is None or self.allows(topic))
 
     @property
     def is_examined(self) -> bool:
-        """Whether the content of a message must be examined."""
-        return self.key is not None or self.text is not None
+        """Whether a message must be examined, because the store does not check all criteria."""
+        return self.key is not None or self.text is not None or self.allows is not None
 
     @property
     def includes_all(self) -> bool:
         """Whether the choice includes every waiting message of the topic."""
-        return self == (self.topic, None, 0, FOREVER_MS, None, None)
+        return self == (self.topic, None, 0, FOREVER_MS, None, None, None)
 
     def matches(self, message: Pending) -> bool:
         """Return whether the message has the requested key; the store has checked the other criteria."""
+        if self.allows is not None and not self.allows(message.topic):
+            return False
         texts = [
             text.encode("utf-8", "surrogateescape") for text in (self.key, self.text) if text is not None
         ]
@@ -122,17 +131,24 @@ class DelayQueries:
     """Answers requests about delayed messages. `timers`: the delay service of this process, or None.
     `backups`: the folder for backups."""
 
-    def __init__(self, backend: Backend, timers: DelayService | None, clock: Clock, backups: Path) -> None:
+    def __init__(
+        self, backend: Backend, timers: DelayService | None, clock: Clock, backups: Path,
+        others: OtherProcesses | None = None,
+    ) -> None:  # fmt: skip
         self._backend = backend
         self._timers = timers
         self._clock = clock
         self._backups = backups
+        self._others = others or OtherProcesses()
+        self.read_token = self._others.read_token  # of this process, for requests to others
 
     def answer_anywhere(self, request: AdminRequest, act: Callable[[AdminRequest], Any]) -> Any:
         """Return the answer of `act` or, if another process owns the requested shard, that process's
         answer."""
         address = None if request.is_forwarded else self._other_owner(request)
-        return act(request) if address is None else in_thread(forward_request, address, request)
+        if address is None:
+            return act(request)
+        return in_thread(forward_request, address, request, self.read_token())
 
     def _other_owner(self, request: AdminRequest) -> str | None:
         """Return the address of the owner of the requested shard, or of any owner if no delay service runs
@@ -244,7 +260,7 @@ class DelayQueries:
             raise TryLaterError(f"what waits is not known: {health.reason}")
         service, behind = self._caught_up()
         count = min(max(request.query.count, 1), SHOWN_MAX)
-        choice = _read_choice(request.query)
+        choice = _read_choice(request)
         rows, last = self._find_messages(choice, count, _message_row)
         answer = {"messages": rows, "next": _cursor_text(last), "orders_waiting": sum(behind.values())}
         return answer | {"held": self._list_holds(choice)} | self._missing_shards(service)
@@ -256,7 +272,7 @@ class DelayQueries:
             raise TryLaterError(f"what waits is not known: {health.reason}")
         service, behind = self._caught_up()
         position = page.decode_position(tuple[int, int, int])
-        choice = _read_choice(request.query)._replace(text=page.text)
+        choice = _read_choice(request)._replace(text=page.text)
         choice = choice._replace(after=None if position is None else Cursor(*position))
         rows, last = self._find_messages(choice, page.size, _message_row)
         missing_shards = self._missing_shards(service)
@@ -278,7 +294,7 @@ class DelayQueries:
     def _list_holds(self, choice: DelayChoice) -> dict[str, int]:
         """Return since when the delayed messages of the chosen topics are held, by topic."""
         holds = list_holds(self._backend)
-        return {topic: since_ms for topic, since_ms in holds.items() if choice.topic in (None, topic)}
+        return {topic: since_ms for topic, since_ms in holds.items() if choice.has_topic(topic)}
 
     def _find_messages(
         self, choice: DelayChoice, count: int, convert: Callable[[Pending], T]
@@ -306,8 +322,8 @@ class DelayQueries:
     ) -> Iterator[tuple[Cursor, Pending]]:
         """Yield the chosen messages of a shard with their positions: those that are not held (`shift_ms` 0),
         or the held ones, whose stored due times are HELD_FROM_MS later."""
-        topic, _, start, end, cursor, _ = choice
-        start, end = start + shift_ms, min(end, HELD_FROM_MS) + shift_ms
+        topic, cursor = choice.topic, choice.after
+        start, end = choice.start + shift_ms, min(choice.end, HELD_FROM_MS) + shift_ms
         after = None if cursor is None else cursor.after_in(shard.number)
         if after is not None:
             after = DueKey(after.due_ms + shift_ms, after.offset)
@@ -319,7 +335,7 @@ class DelayQueries:
     def count(self, request: AdminRequest) -> dict[str, Any]:
         service, behind = self._caught_up()
         query: DelayCountQuery = request.query
-        choice, last = _read_choice(query), None
+        choice, last = _read_choice(request), None
         if choice.includes_all:
             counts = service.pending_counts()
             number = counts.total() if choice.topic is None else counts[choice.topic]
@@ -390,7 +406,9 @@ class DelayQueries:
         others = self._shards_by_owner(self._foreign_shards(self._service()))
         if len(open_shards) + sum(map(len, others.values())) < self._queues():
             raise TryLaterError("not every shard is open yet; try again")
-        shards = in_thread(make_backup, self._backups, folder, open_shards, others, self._clock.wall_ms())
+        shards = in_thread(
+            make_backup, self._backups, folder, open_shards, others, self._clock.wall_ms(), self.read_token()
+        )  # fmt: skip
         return {"folder": str(folder), "shards": shards}
 
     def _shards_by_owner(self, numbers: Sequence[int]) -> dict[str, list[int]]:
@@ -512,12 +530,21 @@ def _repeat_fields(command: DelayCommand) -> dict[str, Any]:
     return facts | {"repeats": words}
 
 
-def _read_choice(query: DelayCountQuery) -> DelayChoice:
-    """Return the choice that a query states. `after` is that of form 1."""
+def reads_contents(query: DelayCountQuery) -> bool:
+    """Return whether a query chooses messages by their contents, of which its answer then says something."""
+    return query.key is not None or getattr(query, "text", None) is not None
+
+
+def _read_choice(request: AdminRequest) -> DelayChoice:
+    """Return the choice that the query of a request states, of the topics that its caller may see. `after` is
+    that of form 1."""
+    query: DelayCountQuery = request.query
+    right = "browse" if reads_contents(query) else "describe"
+    allows = request.visible(right) if query.topic is None else None  # a rule checks the right to one topic
     is_first = query.form == FIRST or not isinstance(query, DelaysQuery)
     after = _parse_cursor(query.after) if query.after is not None and is_first else None
     end = FOREVER_MS if query.to_ms is None else query.to_ms
-    return DelayChoice(query.topic, query.key, query.from_ms or 0, end, after)
+    return DelayChoice(query.topic, query.key, query.from_ms or 0, end, after, None, allows)
 
 
 def _ignore_message(_: Pending) -> None:

@@ -28,13 +28,16 @@ from typing import Any, NamedTuple
 
 import gevent
 import msgspec
+from gevent import socket
 from gevent.pywsgi import WSGIHandler, WSGIServer
+from gevent.socket import wait_read
 
 from ddmq.address import HostPort
 from ddmq.console.assets import is_page
 from ddmq.server.http.head import MalformedHeadError, check_request_line, read_headers
 from ddmq.server.http.pace import Accounts, PacedGreenlet
 from ddmq.server.http.streams import EventFeed, EventStream
+from ddmq_rpc.traffic import TlsPort
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -51,6 +54,8 @@ BUSY = b'{"error": "too many requests are being answered; try again"}'
 BUSY_STATUS = "503 Service Unavailable"
 NO_STORE = ("Cache-Control", "no-store")
 _ERROR_HEADERS = f"Content-Type: {JSON}\r\nCache-Control: no-store\r\nConnection: close\r\n"
+PLAIN = b'{"error": "this port requires TLS; use https (commands: with DDMQ_CA in the environment)"}'
+TLS_HANDSHAKE = b"\x16"
 BUSY_HEAD = f"HTTP/1.1 {BUSY_STATUS}\r\n{_ERROR_HEADERS}".encode()
 BAD_HEAD = f"HTTP/1.1 400 Bad Request\r\n{_ERROR_HEADERS}".encode()
 log = logging.getLogger("ddmq.admin")
@@ -64,7 +69,8 @@ class AdminServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
     """The HTTP server of the admin API. It limits its connections, and records which of them wait silently
     for a request, and since when."""
 
-    def __init__(self, listener: Any, application: Any) -> None:
+    def __init__(self, listener: Any, application: Any, tls: TlsPort | None = None) -> None:
+        self.tls = tls
         self.connections: dict[AdminConnection, float] = {}  # since when each is silent; 0: it is not
         self.accounts = Accounts()
         self.unsent = 0
@@ -108,6 +114,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
 
     beyond = False
     application: Any
+    socket: Any
     close_connection: bool
     headers_sent: bool
 
@@ -125,9 +132,31 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
                 return
             self.server.connections[self] = time.monotonic()
             try:
-                super().handle()
+                if self.server.tls is None or self._begin_tls(self.server.tls):
+                    super().handle()
             finally:
                 self.server.connections.pop(self, None)
+
+    def _begin_tls(self, tls: TlsPort) -> bool:
+        """Do the handshake if the first byte of the client asks for TLS. Return whether requests may follow;
+        a client that speaks plain text to a port that requires TLS is told so."""
+        try:
+            with gevent.Timeout(BEYOND_S if self.beyond else HEADER_S):
+                wait_read(self.socket.fileno())
+                first = self.socket.recv(1, socket.MSG_PEEK)
+                if first == TLS_HANDSHAKE:
+                    from gevent.ssl import SSLSocket  # with the first such client
+
+                    context = tls.certificates.server_context
+                    self.socket = SSLSocket(sock=self.socket, server_side=True, _context=context)
+                    self.rfile = self.socket.makefile("rb", -1)
+                    return True
+                if tls.required and first:
+                    self.socket.sendall(BAD_HEAD + b"Content-Length: %d\r\n\r\n" % len(PLAIN) + PLAIN)
+                return bool(first) and not tls.required
+        except (gevent.Timeout, OSError) as error:  # TLS errors, too
+            log.info("TLS handshake failed", extra={"peer": self.client_address[0], "why": str(error)[:100]})
+            return False
 
     def handle_one_request(self) -> Any:
         """Answer one request. Beyond the limits, the answer is 503 and the connection is closed."""
@@ -222,8 +251,14 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             "ddmq.lengths": self.headers.get_all("content-length"),
             "ddmq.own_address": self.own_address,
             "ddmq.silence": self.await_client,
+            "ddmq.certificate": self._client_certificate(),
             "ddmq.account": self.account.probes if self.is_probe else self.account,
         }
+
+    def _client_certificate(self) -> Mapping[str, Any] | None:
+        """Return the verified certificate of a client with TLS; None if there is none, {} without one."""
+        read_certificate = getattr(self.socket, "getpeercert", None)
+        return None if read_certificate is None else read_certificate() or {}
 
     result: Sequence[bytes] | EventStream
     status: bytes

@@ -17,7 +17,7 @@ import gevent
 from gevent.lock import BoundedSemaphore
 
 from ddmq_common.errors import TryLaterError
-from ddmq_rpc.server import address_of
+from ddmq_rpc.addresses import address_of
 
 SLICE_S = 0.001
 SHARE_S = 0.2  # of each second

@@ -29,7 +29,8 @@ class PageRequest(NamedTuple):
     """The page that a request asks for: up to `size` items behind the position `after`, with `text` in a
     name.
 
-    `sort`: the name of the order; `descending`: from its end. `after` "": from the beginning.
+    `sort`: the name of the order; `descending`: from its end. `after` "": from the beginning. `allows`:
+    whether the caller may see a topic or group; None: it may see all.
     """
 
     size: int = ITEMS_DEFAULT
@@ -37,6 +38,7 @@ class PageRequest(NamedTuple):
     descending: bool = False
     after: str = ""
     text: str | None = None
+    allows: Callable[[str], bool] | None = None
 
     @property
     def order(self) -> str:
@@ -68,6 +70,11 @@ class PageRequest(NamedTuple):
     def matches(self, *names: str) -> bool:
         """Return whether one of the names contains the requested text."""
         return self.text is None or any(self.text in name for name in names)
+
+    def selects(self, name: str, *others: str) -> bool:
+        """Return whether the caller may see the topic or group `name`, and one of the names contains the
+        requested text."""
+        return (self.allows is None or self.allows(name)) and self.matches(name, *others)
 
 
 class ItemPage(NamedTuple):

@@ -25,7 +25,8 @@ import msgspec
 
 from ddmq.address import parse
 from ddmq.console.assets import ROOT, Asset, find_asset
-from ddmq.server.http.connection import JSON, NO_STORE, RequestRejection, check_request
+from ddmq.server.http.callers import ON_BEHALF, find_caller
+from ddmq.server.http.connection import JSON, NO_STORE, PROBES, RequestRejection, check_request
 from ddmq.server.http.encoding import GZIP_BYTES_MIN, accepts_gzip, compress_chunks, encode_json
 from ddmq.server.http.pace import Account
 from ddmq.server.http.parameters import Query, query_texts
@@ -38,6 +39,8 @@ from ddmq_common.errors import (
     TryLaterError,
     UnknownTopicError,
 )
+from ddmq_common.security.callers import Caller, CallerTable, LoginRejectedError
+from ddmq_common.security.connecting import secure_connection
 
 COUNT_MAX = 1 << 30  # of names in a listing, where nobody says
 BODY_BYTES_MAX = 1 << 20
@@ -45,8 +48,8 @@ BODY_S = 30.0  # for a whole body to come
 CHANGE_S = 0.002  # processor time that the backend takes for a change
 NO_LISTINGS = ("/health", "/ready", "/metrics")  # wait for none to be made
 _STATUS = {
-    200: "200 OK", 302: "302 Found", 400: "400 Bad Request", 403: "403 Forbidden", 404: "404 Not Found",
-    405: "405 Method Not Allowed", 408: "408 Request Timeout", 409: "409 Conflict",
+    200: "200 OK", 302: "302 Found", 400: "400 Bad Request", 401: "401 Unauthorized", 403: "403 Forbidden",
+    404: "404 Not Found", 405: "405 Method Not Allowed", 408: "408 Request Timeout", 409: "409 Conflict",
     411: "411 Length Required", 412: "412 Precondition Failed", 413: "413 Content Too Large",
     415: "415 Unsupported Media Type", 500: "500 Internal Server Error", 503: "503 Service Unavailable",
     504: "504 Gateway Timeout",
@@ -79,6 +82,10 @@ class NoSuchChangeError(CallerError):
     """The change is not among the recorded ones (404)."""
 
 
+class ForbiddenError(CallerError):
+    """The caller lacks a right (403)."""
+
+
 class UncertainOutcomeError(RemoteError):
     """A change may or may not have been made (504), whether or not this process is ready."""
 
@@ -97,15 +104,18 @@ class Page(NamedTuple):
 
     The next page is requested with the last name of this one, so that no item is repeated or skipped if
     others appear or disappear meanwhile. `after`: a name that need not exist any more; "" means the
-    beginning.
+    beginning. `allows`: whether the caller may see a name; None: it may see all.
     """
 
     after: str = ""
     most: int = COUNT_MAX
+    allows: Callable[[str], bool] | None = None
 
     def of(self, items: Iterable[T], name: Callable[[T], str]) -> list[T]:
         """Return the items of this page, sorted by name."""
-        return sorted((each for each in items if name(each) > self.after), key=name)[: self.most]
+        allows = self.allows
+        items = (each for each in items if name(each) > self.after and (allows is None or allows(name(each))))
+        return sorted(items, key=name)[: self.most]
 
 
 ALL_ITEMS = Page()
@@ -118,7 +128,8 @@ class AdminRequest(NamedTuple):
     `query`: the Struct that its route declares; a mapping of texts before it is checked, and for probes.
     `body`: a JSON object, or the Struct that its route declares. `is_forwarded`: another process passed it
     on, so it must be answered here. `if_match`: the versions of which a change requires one. `address`: that
-    of the client.
+    of the client. `caller`: who makes the request; None: rights are off, or this process makes it.
+    `on_behalf`: a node has passed it on for the caller.
     """
 
     path: Mapping[str, str]
@@ -129,6 +140,23 @@ class AdminRequest(NamedTuple):
     is_forwarded: bool = False
     if_match: str = ""
     address: str = ""
+    caller: Caller | None = None
+    on_behalf: bool = False
+
+    def visible(self, right: str = "describe") -> Callable[[str], bool] | None:
+        """Return a function that says whether the caller may see a name; None: it may see all."""
+        caller = self.caller
+        return (
+            None
+            if caller is None or caller.is_admin
+            else lambda name: caller.may(right, name.encode("utf-8", "replace"))
+        )
+
+    @property
+    def page(self) -> Page:
+        """Return the page of a listing that the query asks for, with the names that the caller may see."""
+        page: Page = self.query.page._replace(allows=self.visible())
+        return page
 
     @property
     def topic(self) -> str:
@@ -168,10 +196,17 @@ Handler = Callable[[AdminRequest], Any]
 
 class AdminRouter:
     """The routes as a WSGI application. `names`: the host names of the server, besides loopback. `closed`: if
-    not empty, the reason with which all unknown paths are answered with 503 for now."""
+    not empty, the reason with which all unknown paths are answered with 503 for now. `callers`: who may do
+    what; None if rights are off."""
 
-    def __init__(self, names: Iterable[str] = (), closed: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        names: Iterable[str] = (),
+        closed: Callable[[], str] | None = None,
+        callers: CallerTable | None = None,
+    ) -> None:
         self._closed = closed
+        self._callers = callers
         self._routes: list[tuple[str, list[str], Handler]] = []
         self._names = tuple(names)
 
@@ -210,6 +245,10 @@ class AdminRouter:
             return self._dispatch_request(environ)
         except _HttpError as error:
             return _error_answer(error.status, str(error), error.headers)
+        except ForbiddenError as error:
+            return _error_answer(403, str(error))
+        except LoginRejectedError as error:
+            return _error_answer(401, str(error), [("WWW-Authenticate", "Bearer")])
         except VersionConflictError as error:
             return _error_answer(412, str(error))
         except _NOT_FOUND as error:
@@ -235,9 +274,11 @@ class AdminRouter:
             if variables is None or route_method != method:
                 continue
             path = "/" + "/".join(pattern)
+            sender = find_caller(None if path in PROBES else self._callers, environ)
             request = AdminRequest(
                 variables, _read_query(environ), _read_body(environ), method, path,
                 if_match=_read_if_match(environ), address=str(environ.get("REMOTE_ADDR", "")),
+                caller=sender.caller, on_behalf=sender.on_behalf,
             )  # fmt: skip
             with _await_slot(environ, path):
                 return _encode_answer(handler(request), environ)
@@ -405,20 +446,28 @@ def _log_rejection(environ: Mapping[str, Any], rejection: RequestRejection) -> N
     log.warning("admin request refused", extra=facts | {"why": why})
 
 
-def forward_request(address: str, request: AdminRequest) -> Text:
-    """Send the request to the process at an admin address and return its answer unchanged. Blocks, so call it
+def forward_request(address: str, request: AdminRequest, token: bytes = b"") -> Text:
+    """Send the request to the process at an admin address and return its answer unchanged. `token`: of this
+    process, with which it acts for the request's caller. Blocks, so call it
     in a native thread. Raises TryLaterError if it changed nothing there, UncertainOutcomeError if a change
     got no answer."""
     filled = re.sub(r"\{(\w+)\}", lambda match: quote(request.path[match[1]], safe=""), request.pattern)
     texts = query_texts(request.query) if isinstance(request.query, Query) else request.query
     target = f"{filled}?{urlencode({**texts, FORWARDED: '1'})}"
-    connection = http.client.HTTPConnection(*parse(address), timeout=OTHER_S)
+    host, port = parse(address)
+    connection = http.client.HTTPConnection(host, port, timeout=OTHER_S)
     is_connected = False
     try:
         connection.connect()
+        connection.sock = secure_connection(connection.sock, "admin", host)
         is_connected = True
         body: Any = msgspec.json.encode(request.body) if request.body else None
-        connection.request(request.method, target, body, {"Content-Type": JSON})
+        headers = {"Content-Type": JSON}
+        if token:
+            headers["Authorization"] = f"Bearer {token.decode()}"
+        if request.caller is not None:
+            headers[ON_BEHALF] = request.caller.name
+        connection.request(request.method, target, body, headers)
         response = connection.getresponse()
         return Text(JSON, response.read(), response.status)
     except (OSError, http.client.HTTPException) as error:

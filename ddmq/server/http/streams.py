@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import gevent
@@ -53,6 +53,7 @@ class Viewer:
 
     def __init__(self, connection: Any, skipped: MetricCell) -> None:
         self._socket = connection
+        self._waits_in_send = hasattr(connection, "pending")  # TLS of gevent's: leave it to the own greenlet
         self._rest: memoryview | None = None  # of the event that is being sent
         self._wake = Event()
         self._sent_at = time.monotonic()
@@ -66,7 +67,7 @@ class Viewer:
             self._skipped.value += not self._ended
             return
         try:
-            sent = self._socket.send(event, 0, 0.0)
+            sent = 0 if self._waits_in_send else self._socket.send(event, 0, 0.0)
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -140,9 +141,7 @@ class EventFeed:
         self.viewers.add(viewer)
         self._viewers_open.value = len(self.viewers)
         try:
-            viewer.offer_event(BEGIN)
-            if self._latest:
-                viewer.offer_event(self._latest)
+            viewer.offer_event(BEGIN + self._latest)
             self._start_producer()
             viewer.run()
         finally:
@@ -186,12 +185,17 @@ class EventFeed:
         if self._end_reason:
             return
         self._end_reason = reason
-        for viewer in list(self.viewers):
-            viewer.end(event)
-        HubTimer(ref=False).once(END_S, self._abort_all)
+        self.end_viewers(event)
 
-    def _abort_all(self) -> None:
-        for viewer in list(self.viewers):
+    def end_viewers(self, event: bytes) -> None:
+        """End the streams of the present viewers with a last event."""
+        viewers = list(self.viewers)
+        for viewer in viewers:
+            viewer.end(event)
+        HubTimer(ref=False).once(END_S, lambda: self._abort_streams(viewers))
+
+    def _abort_streams(self, viewers: Iterable[Viewer]) -> None:
+        for viewer in self.viewers.intersection(viewers):
             viewer.abort_stream()
 
 

@@ -43,6 +43,7 @@ FINDINGS_S = 10.0  # conditions must hold for longer than that anyway
 FRESH_S = 0.9 * PERIOD_S  # a snapshot of this age is given again; the next event has a new one
 FORWARDED_VALUES_MAX = 10_000  # of a series, in an answer to another process, which has planned the range
 STOPPING = "the server is stopping"
+RIGHTS_CHANGED = "rights have changed; connect again"
 Rows = list[dict[str, Any]]
 
 
@@ -118,6 +119,10 @@ class LiveViews:
         self.sampler.stop()
         self.versions.close()
         self.feed.end(STOPPING, encode_event("end", msgspec.json.encode({"reason": STOPPING})))
+
+    def end_streams(self) -> None:
+        """End the open streams, because rights have changed. Viewers connect again, and are checked again."""
+        self.feed.end_viewers(encode_event("end", msgspec.json.encode({"reason": RIGHTS_CHANGED})))
 
     def open_stream(self) -> EventStream:
         """Return a stream of snapshots. Raises TryLaterError at the limit of viewers, or if the server

@@ -51,12 +51,19 @@ from ddmq.server.readable_secrets import warn_of_secrets
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import ConfigError, DdmqError
 from ddmq_common.hub_timer import HubTimer
+from ddmq_common.metrics.catalogue import TLS_FILES_INVALID
 from ddmq_common.metrics.deltas import Deltas
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from ddmq_common.private_files import make_private
+from ddmq_common.security import connecting
+from ddmq_common.security.callers import CallerTable
+from ddmq_common.security.certificates import CHECK_S, CertificateFiles
+from ddmq_common.security.files import CHECK_INTERVAL_S as SECURITY_CHECK_S
+from ddmq_common.security.files import SecurityFiles
+from ddmq_common.security.settings import TlsMode
 from ddmq_rpc.api import Service
-from ddmq_rpc.server import RpcServer
+from ddmq_rpc.server import RpcServer, TlsPort
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
 from delay_service.store.opening import check_store_folder, standby_stores_in, stores_in
@@ -117,7 +124,7 @@ class ServerProcess:
         self.components = tuple(component for component in COMPONENTS if component in set(components))
         self.clock = clock or SystemClock()
         self.metrics = Registry()
-        self.others = OtherProcesses()
+        self.others = OtherProcesses(self._read_node_token)
         self.addresses: dict[str, HostPort] = {}
         self.backend: Backend | None = None
         self.producer: ProducerService | None = None
@@ -128,6 +135,8 @@ class ServerProcess:
         self.delay: LevelService | None = None
         self.timers: DelayService | None = None
         self.traces: TraceWriter | None = None
+        self.certificates: CertificateFiles | None = None
+        self._certificates_timer = HubTimer(ref=False)
         self._operations: Operations | None = None
         self._scheduler: SchedulerWatch | None = None
         self._started_ms = self.clock.wall_ms()
@@ -138,6 +147,9 @@ class ServerProcess:
         self._admin: AdminServer | None = None
         self._admin_socket: Any = None
         self._live: LiveViews | None = None
+        self.callers: CallerTable | None = None  # None: rights are off
+        self._security_files: SecurityFiles | None = None
+        self._security_timer = HubTimer(ref=False)
         self._waits_for = "the log is not open yet"
         self._hub = HubWatch(self.metrics)
         self._stop = Event()
@@ -149,6 +161,7 @@ class ServerProcess:
         self.config.serve.check_reach(component for component in self.components if component != "delay")
         check_ports(self.config, self.components)
         raise_open_files()
+        self._load_certificates()
         self._limits = limits_within(
             self.config.rpc,
             len({"producer", "consumer"} & set(self.components)),
@@ -166,6 +179,7 @@ class ServerProcess:
         log.debug("configuration", extra={"config": resolved_values(self.config)})
         warn_of_secrets(self.config)
         try:
+            self._open_security()
             self.backend = self._open_backend()
             self._apply_topics()
             self._open_ports(self.backend)
@@ -174,6 +188,44 @@ class ServerProcess:
         except BaseException:
             self.close()
             raise
+
+    def _open_security(self) -> None:
+        """Begin to check rights if security.yaml has identities. Raises ConfigError."""
+        folder = self.config.folder
+        if folder is None or self.config.security.identities is None:
+            return
+        self.callers = CallerTable(self.clock.wall_ms)
+        self._security_files = SecurityFiles(folder, self.callers, self.clock.monotonic)
+        self._security_files.start()
+        self._security_timer.every(SECURITY_CHECK_S, self._security_files.check)
+
+    def _read_node_token(self) -> bytes:
+        """Return the token with which this process logs in at the others; b"" if there is none."""
+        return b"" if self._security_files is None else self._security_files.read_node_token()
+
+    def _load_certificates(self) -> None:
+        """Load the certificates of security.yaml, and reload them when their files change. Raises
+        ConfigError."""
+        tls = self.config.security.tls
+        if tls.is_used:
+            invalid = self.metrics.cell(TLS_FILES_INVALID)
+
+            def record_outcome(is_invalid: bool) -> None:
+                invalid.value = float(is_invalid)
+
+            try:
+                self.certificates = CertificateFiles(tls, record_outcome)
+            except ConfigError as error:
+                raise ConfigError(f"security.yaml: tls: {error}") from error
+            self._certificates_timer.every(CHECK_S, self.certificates.reload_changed)
+        connecting.use_certificates(tls, self.certificates)
+
+    def _tls_port(self, component: str) -> TlsPort | None:
+        """Return how the port of a component uses TLS; None if it does not."""
+        mode = self.config.security.tls.mode_of(component)
+        if mode is TlsMode.OFF or self.certificates is None:
+            return None
+        return TlsPort(self.certificates, mode is TlsMode.REQUIRED)
 
     def _open_backend(self) -> Backend:
         """Open the engine that backend.yaml names. Raises DdmqError."""
@@ -230,6 +282,7 @@ class ServerProcess:
         metrics, clock = self.metrics, self.clock
         common: Any = {"metrics": metrics, "clock": clock, "levels": self.config.delay.table}
         common["random"] = random.Random()
+        common["read_token"] = self._read_node_token
         serve = self.config.serve
         traces = self.traces = TraceWriter(
             backend, metrics, clock, self._trace_name(), secrets.token_hex(8), serve.trace_bytes_per_day
@@ -300,7 +353,16 @@ class ServerProcess:
             self._rpc[component].serve(service)
             return
         address = self.config.serve.listen_address(component)
-        server = RpcServer(service, address.host, address.port, self._limits, self.metrics, self.clock)
+        server = RpcServer(
+            service,
+            address.host,
+            address.port,
+            self._limits,
+            self.metrics,
+            self.clock,
+            self._tls_port(component),
+            self.callers,
+        )
         try:
             server.start()
         except ConfigError as error:
@@ -339,6 +401,7 @@ class ServerProcess:
             backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
             self.config.serve.backups, self.others, self.config.delay.table,
             self.producer or self.sends, self._findings, self._trace_name(), self._describe_process(),
+            self.callers,
         )  # fmt: skip
         self._operations = api.operations
         gevent.spawn(self._operations.resume_all)
@@ -365,7 +428,7 @@ class ServerProcess:
         if self._admin is not None:
             self._admin.application = router
         elif self._bind_admin():
-            self._admin = AdminServer(self._admin_socket, router)
+            self._admin = AdminServer(self._admin_socket, router, self._tls_port("admin"))
             self._admin.start()
 
     def health(self) -> Health:
@@ -444,7 +507,9 @@ class ServerProcess:
         for resource in (self._admin_socket, *rpc, self.delay, self.timers, self.traces, self.backend):
             if resource is not None:
                 resource.close()
+        self._certificates_timer.stop()
         self._hub.stop()
+        self._security_timer.stop()
         log.info("stopped")
 
 

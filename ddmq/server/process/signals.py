@@ -38,7 +38,7 @@ from ddmq_common.errors import DdmqError
 
 log = logging.getLogger("ddmq.server")
 SERVE_LIVE = frozenset({"log_level", "drain_ms"})
-RESTART_SECTIONS = ("rpc", "backend", "log", "delay")
+RESTART_SECTIONS = ("rpc", "backend", "log", "delay", "security")
 STDIN = 0
 
 
@@ -58,6 +58,8 @@ def reload_configuration(process: ServerProcess) -> None:
     if folder is None or process.backend is None:
         log.warning("nothing to reload: started without --config")
         return
+    if process.certificates is not None:
+        process.certificates.reload_files()
     try:
         fresh = override_backend(load_folder(folder), process.config.backend_flags)
         source = find_declaring_source(fresh, "topics")

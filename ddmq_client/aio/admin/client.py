@@ -13,6 +13,7 @@ blocking client is safe for many threads; the asyncio one lives in one event loo
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from io import TextIOWrapper
@@ -43,6 +44,8 @@ from ddmq_client.errors import NotFoundError, OptionError, RejectedError
 from ddmq_client.idl.codes import ADMIN_PORT, PRODUCER_PORT
 from ddmq_client.outgoing import OutgoingMessage, ShardKey
 from ddmq_client.process import new_client_id
+from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 
 R = TypeVar("R")
 PAGE = 100  # rows that one request asks for
@@ -63,6 +66,9 @@ class AsyncAdmin:
     producers        producer proxies, if they are to change delayed messages instead of the servers
     timeout_ms       for one request, including connecting
     connections_max  the maximum of open connections; a call beyond it waits
+    tls              True, or TlsOptions: use HTTPS, and verify the servers. None: as the environment says
+                     (DDMQ_CA); False: plain HTTP
+    token, token_file  how this client logs in, as for Producer
     """
 
     @explain_arguments("docs/client.md#administration")
@@ -73,14 +79,18 @@ class AsyncAdmin:
         producers: str | Sequence[str] | None = None,
         timeout_ms: int = 15_000,
         connections_max: int = 4,
+        tls: bool | TlsOptions | None = None,
+        token: TokenSource = None,
+        token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first call connects."""
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         check("connections_max", connections_max, 1, 48)  # the server takes no more from one address
-        addresses = parse_addresses(servers, ADMIN_PORT, "servers")
+        self._login = make_login(token, token_file)
+        addresses = secure_addresses(parse_addresses(servers, ADMIN_PORT, "servers", self._login), tls)
         if producers is not None:
             parse_addresses(producers, PRODUCER_PORT, "producers")
-        self._producers = producers
+        self._producers, self._tls = producers, tls
         self._timeout_ms = timeout_ms
         self._pool = AsyncAdminConnections(addresses, connections_max)
         self._producer: AsyncProducerBase | None = None  # made by the first change that `producers` make
@@ -503,7 +513,7 @@ class AsyncAdmin:
         self._home.check_process()
         if self._producer is None:
             settings = ProducerSettings(timeout_ms=self._timeout_ms, client_id=new_client_id())
-            self._producer = AsyncProducerBase(producers, settings)
+            self._producer = AsyncProducerBase(producers, settings, tls=self._tls, login=self._login)
         return self._producer
 
     # --- sends

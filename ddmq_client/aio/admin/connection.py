@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from ddmq_client.admin.http import HttpRequest, HttpResponse, ResponseReader
 from ddmq_client.core.nodes import ProxyAddress
+from ddmq_client.security.tls import asyncio_options
 
 READ_BYTES = 64 * 1024
 
@@ -27,7 +28,9 @@ class AsyncHttpConnection:
     async def open(self, deadline: float) -> None:
         """Connect to the server. Raises OSError."""
         async with asyncio.timeout_at(deadline):
-            self._reader, self._writer = await asyncio.open_connection(*self.address)
+            self._reader, self._writer = await asyncio.open_connection(
+                *self.address, **asyncio_options(self.address)
+            )
 
     async def call(self, request: HttpRequest, reader: ResponseReader, deadline: float) -> HttpResponse:
         """Send the request and wait for its answer. Raises OSError (TimeoutError) or HttpError."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from ddmq_client.admin.http import HttpRequest, HttpResponse, ResponseReader
 from ddmq_client.core.nodes import ProxyAddress
+from ddmq_client.security.tls import has_unread, secure_socket
 
 READ_BYTES = 64 * 1024
 
@@ -22,20 +23,12 @@ class HttpConnection:
     @property
     def is_stale(self) -> bool:
         """Return whether the server has closed the connection, or sent bytes that no request asked for."""
-        if self._socket is None:
-            return True
-        try:
-            self._socket.settimeout(0.0)
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
+        return self._socket is None or has_unread(self._socket)
 
     def open(self, deadline: float) -> None:
         """Connect to the server. Raises OSError."""
-        self._socket = socket.create_connection(self.address, timeout=_remaining_s(deadline))
+        connected = socket.create_connection(self.address, timeout=_remaining_s(deadline))
+        self._socket = secure_socket(self.address, connected)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def call(self, request: HttpRequest, reader: ResponseReader, deadline: float) -> HttpResponse:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddmq_client.admin.http import HttpError, HttpRequest, HttpResponse, ResponseReader
-from ddmq_client.core.nodes import ProxyAddress
+from ddmq_client.core.nodes import ProxyAddress, SecureAddress
 from ddmq_client.errors import ClosedError, UnavailableError, UnknownChangeError
 from ddmq_client.idl.codes import ADMIN_PORT
 from ddmq_client.net.admin.connection import HttpConnection
 from ddmq_client.net.sync import Condition, Lock, now
+from ddmq_client.security.tls import describe_error
 
 IDLE_MAX_S = 10.0  # the server closes a connection after 30 s without a request
 PORT_HINT = f"; check the address, the admin port is {ADMIN_PORT} by default"
@@ -100,7 +101,7 @@ class AdminConnections:
                 connection.open(until)
             except OSError as error:
                 connection.close()
-                failures.append(f"{address} ({_reason_of(error)})")
+                failures.append(f"{address} ({_reason_of(error, address)})")
                 continue
             with self._lock:
                 self._addresses.remove(address)
@@ -155,13 +156,15 @@ class AdminConnections:
         if isinstance(error, TimeoutError):
             text = f"no answer from {server} within {timeout_s:g} s"
         else:
-            text = f"no answer from {server}: {_reason_of(error)}{hint}"
+            text = f"no answer from {server}: {_reason_of(error, connection.address)}{hint}"
         if request.is_change:
             return UnknownChangeError(f"{text}; the change may or may not have been made", None, server)
         return UnavailableError(text, None, server)
 
 
-def _reason_of(error: Exception) -> str:
+def _reason_of(error: Exception, address: ProxyAddress) -> str:
     if isinstance(error, TimeoutError):
         return "the time is up"
+    if isinstance(address, SecureAddress):
+        return describe_error(error, address) or type(error).__name__
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -41,6 +41,7 @@ class FakeCall(Call):
         self.received_at = 0.0
         self.frame_bytes = 0
         self.peer = "test:1"
+        self.caller = None
         self.on_abandoned = None
         self.encoded: bytes | None = None
         self.error_kind: ErrorKind | None = None

@@ -100,6 +100,7 @@ class FakeCall(Call):
         self.frame_bytes = frame_bytes
         self.wire = wire
         self.peer = "127.0.0.1:1"
+        self.caller = None
         self.on_abandoned = None
         self.method = method
         self.answers: list[Any] = []

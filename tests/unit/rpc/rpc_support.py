@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from struct import unpack
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from gevent import socket
+from gevent import ssl as gevent_ssl
 
 from ddmq_client.idl import consumer, producer
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.catalogue import RPC_ABANDONED, RPC_CONNECTIONS, RPC_FAULTS, RPC_REFUSED
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.security.certificates import CertificateFiles
+from ddmq_common.security.settings import TlsConfig
 from ddmq_rpc.api import Call, Service, Wire
 from ddmq_rpc.client_side import DecodedReply, decode_reply, encode_call
 from ddmq_rpc.codec import structs
 from ddmq_rpc.server import RpcServer
-from ddmq_rpc.traffic import RpcLimits
+from ddmq_rpc.traffic import RpcLimits, TlsPort
+from tests.support.certificates import PEM, write_certificates
 from tests.support.waits import until
 
 PRODUCER, CONSUMER = "ProducerService", "ConsumerService"
@@ -55,9 +61,15 @@ def recordings() -> list[Recorded]:
 class Client:
     """A raw connection; everything it waits for has a deadline."""
 
-    def __init__(self, address: tuple[str, int], source: str = "127.0.0.1") -> None:
-        self.socket = socket.create_connection(address, source_address=(source, 0))
+    def __init__(self, address: tuple[str, int], source: str = "127.0.0.1", tls: Any = None) -> None:
+        self.socket: Any = socket.create_connection(address, source_address=(source, 0))
         self.socket.settimeout(WAIT_S)
+        self.refused = False
+        if tls is not None:
+            try:
+                self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
+            except (ConnectionResetError, gevent_ssl.SSLEOFError):
+                self.refused = True
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -81,7 +93,7 @@ class Client:
     def is_closed(self) -> bool:
         """Waits for the server to end the connection."""
         try:
-            return self.socket.recv(1) == b""
+            return self.refused or self.socket.recv(1) == b""
         except ConnectionResetError:
             return True
 
@@ -92,7 +104,7 @@ class Client:
 class Stage:
     """A running server of the producer service; `calls` are those that no handler has answered."""
 
-    def __init__(self, limits: RpcLimits) -> None:
+    def __init__(self, limits: RpcLimits, tls: TlsPort | None = None) -> None:
         self.clock = ManualClock()
         self.metrics = Registry()
         self.calls: list[Call] = []
@@ -105,12 +117,19 @@ class Stage:
             "sendDelaySync": self._break,
         }
         service = Service(producer, PRODUCER, handlers)
-        self.server = RpcServer(service, "127.0.0.1", 0, limits, self.metrics, self.clock)
+        self.server = RpcServer(service, "127.0.0.1", 0, limits, self.metrics, self.clock, tls)
         self.server.start()
+        self.tls = tls
         self.clients: list[Client] = []
 
     def client(self, source: str = "127.0.0.1") -> Client:
-        """One more, from this address."""
+        """One more, from this address, with TLS if the server requires it."""
+        client = Client(self.server.address, source, Transport.client_context() if self.tls else None)
+        self.clients.append(client)
+        return client
+
+    def raw_client(self, source: str = "127.0.0.1") -> Client:
+        """One more without TLS."""
         client = Client(self.server.address, source)
         self.clients.append(client)
         return client
@@ -146,9 +165,42 @@ class Stage:
         raise RuntimeError("the handler breaks")
 
 
+def client_context(certificate: str = "", folder: Path | None = None) -> Any:
+    """A context of gevent that trusts the tests' CA, with a certificate of `folder`."""
+    context = gevent_ssl.SSLContext(gevent_ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=PEM["ca.crt"])
+    if certificate:
+        assert folder is not None
+        context.load_cert_chain(folder / f"{certificate}.crt", folder / f"{certificate}.key")
+    return context
+
+
+@cache
+def tls_port(required: bool = True) -> TlsPort:
+    """TLS with the tests' certificates."""
+    with TemporaryDirectory() as name:
+        folder = write_certificates(Path(name), "server", "ca")
+        config = TlsConfig(folder / "server.crt", folder / "server.key", folder / "ca.crt")
+        return TlsPort(CertificateFiles(config), required)
+
+
+class Transport:
+    """How servers of the suites serve, and their clients connect. The fixture `transport` sets it."""
+
+    tls = False
+
+    @classmethod
+    def port(cls) -> TlsPort | None:
+        return tls_port() if cls.tls else None
+
+    @classmethod
+    def client_context(cls) -> Any:
+        return client_context() if cls.tls else None
+
+
 @contextmanager
 def stage(**limits: Any) -> Iterator[Stage]:
-    running = Stage(RpcLimits(**limits))
+    running = Stage(RpcLimits(**limits), Transport.port())
     try:
         yield running
     finally:

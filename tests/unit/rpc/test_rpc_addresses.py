@@ -12,6 +12,8 @@ from test_rpc_misbehaviour import sequence_of
 from ddmq_rpc.time_slices import AddressShare, TimeSlices
 from tests.support.waits import until
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 HOSTILE, HONEST = "127.0.0.2", "127.0.0.3"
 
 

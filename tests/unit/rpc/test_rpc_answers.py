@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 
 import gevent
@@ -14,6 +15,7 @@ from rpc_support import (
     Client,
     P,
     Stage,
+    Transport,
     recordings,
     send_async,
     send_oneway,
@@ -34,7 +36,10 @@ from ddmq_rpc.codec import constant_result
 from ddmq_rpc.envelope import CALL, EXCEPTION, ONEWAY, REPLY, Envelope, read_header, sequence_bytes
 from ddmq_rpc.server import RpcServer
 from ddmq_rpc.traffic import RpcLimits
+from tests.support.certificates import PEM
 from tests.support.waits import until
+
+pytestmark = pytest.mark.usefixtures("transport")
 
 WIRES = list(Wire)
 
@@ -257,11 +262,10 @@ def test_recorded_requests_of_every_client_are_answered() -> None:
         handlers = {
             method: lambda call, value=value: call.reply(value) for method, value in by_method.items()
         }
-        server = RpcServer(
-            Service(idl, name, handlers), "127.0.0.1", 0, RpcLimits(), Registry(), SystemClock()
-        )
+        service = Service(idl, name, handlers)
+        server = RpcServer(service, "127.0.0.1", 0, RpcLimits(), Registry(), SystemClock(), Transport.port())
         server.start()
-        client = Client(server.address)
+        client = Client(server.address, tls=Transport.client_context())
         for recorded in (each for each in recordings() if each.idl is idl):
             reply = client.call(recorded.request, idl, name)
             header = read_header(recorded.request)
@@ -274,6 +278,9 @@ def test_recorded_requests_of_every_client_are_answered() -> None:
 @pytest.mark.parametrize("wire", WIRES)
 def test_thriftpy2s_own_client_calls_us(one: Stage, wire: Wire) -> None:
     host, port = one.server.address
+    ssl_context = None
+    if Transport.tls:
+        ssl_context = ssl.create_default_context(cadata=PEM["ca.crt"])
     factory = TCompactProtocolFactory() if wire is Wire.COMPACT else TBinaryProtocolFactory()
 
     def talk() -> list[Any]:
@@ -284,6 +291,7 @@ def test_thriftpy2s_own_client_calls_us(one: Stage, wire: Wire) -> None:
             proto_factory=factory,
             trans_factory=TFramedTransportFactory(),
             timeout=20_000,
+            ssl_context=ssl_context,
         )
         message = producer.Message(topic="t", key="é", body=b"body", properties={"a": "ü"})
         client.sendOneway(message)

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from ddmq_rpc.server import address_of
+from ddmq_rpc.addresses import address_of
 from ddmq_rpc.time_slices import (
     COSTLY_S,
     GIVE_WAY_S,

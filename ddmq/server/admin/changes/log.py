@@ -6,6 +6,7 @@ Each change is a setting `change/ID`, as JSON. Ids sort by time; a new change de
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -70,22 +71,29 @@ class ChangeLog:
         except msgspec.MsgspecError as error:
             raise StorageError(f"setting {CHANGE_PREFIX}{change_id} is not a change: {error}") from error
 
-    def list_changes(self, before_id: str, count: int) -> tuple[list[RecordedChange], str | None]:
+    def list_changes(
+        self, before_id: str, count: int, allows: Callable[[RecordedChange], bool] | None = None
+    ) -> tuple[list[RecordedChange], str | None]:
         """Return up to `count` changes, the newest first, and the id with which the next page begins.
 
         `before_id`: only changes older than this id; "" for all. Changes that cannot be decoded are left out.
+        `allows`: whether the caller may see a change; None: it may see all.
         """
         ids = sorted(self._list_ids(), reverse=True)
         ids = [change_id for change_id in ids if not before_id or change_id < before_id]
-        changes = []
-        for change_id in paced(ids[:count]):
+        changes: list[RecordedChange] = []
+        for change_id in paced(ids):
             try:
                 change = self.get(change_id)
             except StorageError as error:
                 log.warning("a recorded change is left out", extra={"error": str(error)})
                 continue
-            changes += [] if change is None else [change]
-        return changes, ids[count - 1] if len(ids) > count else None
+            if change is None or not (allows is None or allows(change)):
+                continue
+            if len(changes) == count:
+                return changes, changes[-1].id if changes else None
+            changes.append(change)
+        return changes, None
 
     def add(self, change: RecordedChange, undone: RecordedChange | None = None) -> None:
         """Record a change, and delete the oldest ones beyond CHANGES_MAX. `undone`: the change that it

@@ -101,9 +101,11 @@ class RecordedChanges:
 
     # --- requests
 
-    def list_changes(self, query: ChangesQuery) -> dict[str, Any]:
-        """Return a page of the changes, the newest first."""
-        changes, following = self.log.list_changes(query.after or "", min(query.count, COUNT_MAX))
+    def list_changes(
+        self, query: ChangesQuery, allows: Callable[[RecordedChange], bool] | None = None
+    ) -> dict[str, Any]:
+        """Return a page of the changes that the caller may see, the newest first."""
+        changes, following = self.log.list_changes(query.after or "", min(query.count, COUNT_MAX), allows)
         return {"items": [_change_row(each) for each in changes], "next": following}
 
     def show_change(self, change_id: str) -> dict[str, Any]:
@@ -143,10 +145,13 @@ class RecordedChanges:
     def _require_change(self, change_id: str) -> RecordedChange:
         change = self.log.get(change_id)
         if change is None:
-            raise NoSuchChangeError(
-                f"there is no change {change_id[:80]!r}; `ddmq changes` lists the last ones"
-            )
+            raise no_such_change(change_id)
         return change
+
+
+def no_such_change(change_id: str) -> NoSuchChangeError:
+    """Return the error for an id that is not that of a recorded change."""
+    return NoSuchChangeError(f"there is no change {change_id[:80]!r}; `ddmq changes` lists the last ones")
 
 
 def _describe_request(request: AdminRequest) -> str:

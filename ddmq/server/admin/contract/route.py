@@ -40,16 +40,29 @@ class Route:
     errors: Mapping[int, type[Answer] | None] = field(default_factory=dict)
     listing: Listing | None = None
 
-    def answer_request(self, api: Any, request: AdminRequest) -> Any:
-        """Return the answer in the requested form, with the requested fields only. Raises DdmqError."""
+    def answer_request(
+        self, api: Any, request: AdminRequest, narrow: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """Return the answer in the requested form, with the requested fields only. Raises DdmqError.
+
+        `narrow`: leaves out of an answer in form 1, and of the items and further keys of a page, what the
+        caller may not see.
+        """
         query = request.query
-        if not isinstance(query, FormQuery):
-            return self.handler(api, request)
-        if self.listing is not None and query.form != FIRST:
-            page = self.listing.list_page(api, request, self.listing.read_page(query))
-            return page if isinstance(page, Text) else self.listing.format_answer(page, query.fields)
+        if self.listing is not None and isinstance(query, FormQuery) and query.form != FIRST:
+            requested = self.listing.read_page(query)._replace(allows=request.visible())
+            page = self.listing.list_page(api, request, requested)
+            if isinstance(page, Text):
+                return page
+            if narrow is not None:
+                page = page._replace(items=narrow(page.items), more=narrow(page.more))
+            return self.listing.format_answer(page, query.fields)
         answer = self.handler(api, request)
         if isinstance(answer, Text | EventStream):
+            return answer
+        if narrow is not None:
+            answer = narrow(answer)
+        if not isinstance(query, FormQuery):
             return answer
         if query.form != FIRST:
             answer = to_second_form(self.answer, answer)

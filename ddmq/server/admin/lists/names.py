@@ -3,11 +3,12 @@ computed, or all rows are in memory anyway."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from backend.port import Backend
 from ddmq.server.admin import dlq, offsets, topics
+from ddmq.server.admin.operations.plans import Plan
 from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.delays.levels import count_levels
@@ -27,7 +28,7 @@ def page_topics(backend: Backend, page: PageRequest, *, internal: bool) -> ItemP
     matches = [
         info
         for info in backend.topics().values()
-        if page.matches(info.name) and (internal or not names.is_internal(info.name))
+        if page.selects(info.name) and (internal or not names.is_internal(info.name))
     ]
     selected = select_page(matches, lambda info: info.name, str, page)
     return selected._replace(items=topics.list_rows(backend, selected.items))
@@ -35,7 +36,7 @@ def page_topics(backend: Backend, page: PageRequest, *, internal: bool) -> ItemP
 
 def page_dead_letter_groups(backend: Backend, page: PageRequest) -> ItemPage:
     """Return a page of the groups that have a dead-letter topic, by name."""
-    matches = [name for name in dlq.list_groups(backend) if page.matches(name)]
+    matches = [name for name in dlq.list_groups(backend) if page.selects(name)]
     selected = select_page(matches, str, str, page)
     rows = []
     for name in paced(selected.items):
@@ -60,7 +61,7 @@ def page_levels(backend: Backend, levels: Levels, page: PageRequest) -> ItemPage
 
 def page_transactions(transactions: AdminTransactions, group: str | None, page: PageRequest) -> ItemPage:
     """Return a page of the open transactions, by the time at which they began."""
-    rows, complete = transactions.collect_open(group)
+    rows, complete = transactions.collect_open(group, page.allows)
     matches = [row for row in rows if page.matches(row["transaction"], row["group"], *row["topics"])]
     selected = select_page(
         matches, lambda row: (row["began_ms"], row["transaction"]), tuple[int, str], page
@@ -68,11 +69,13 @@ def page_transactions(transactions: AdminTransactions, group: str | None, page: 
     return selected._replace(exact=complete, total=selected.total if complete else None)
 
 
-def page_operations(operations: Operations, page: PageRequest) -> ItemPage:
-    """Return a page of the plans and operations, by the time of their plan."""
+def page_operations(
+    operations: Operations, page: PageRequest, allows: Callable[[Plan], bool] | None = None
+) -> ItemPage:
+    """Return a page of the plans and operations that the caller may see, by the time of their plan."""
     rows = [
         row
-        for row in operations.list_rows()["operations"]
+        for row in operations.list_rows(allows)["operations"]
         if page.matches(row["id"], row["kind"], row["action"], row["state"])
     ]
     return select_page(rows, lambda row: (row["planned_ms"], row["id"]), tuple[int, str], page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from ddmq.server.admin.access import allowed_plans
 from ddmq.server.admin.contract.listing import Listing
 from ddmq.server.admin.contract.structs import (
     answers,
@@ -113,6 +114,6 @@ LEVELS = Listing(
 )
 OPERATIONS = Listing(
     operation_answers.OperationRow,
-    lambda api, _, page: page_operations(api.operations, page),
+    lambda api, r, page: page_operations(api.operations, page, allowed_plans(r)),
     ("-planned_ms", "planned_ms"),
 )

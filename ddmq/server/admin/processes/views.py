@@ -40,6 +40,7 @@ from ddmq.server.http.parameters import query_texts
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, TryLaterError
+from ddmq_common.security.callers import Caller
 from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
 
@@ -83,16 +84,23 @@ class ProcessViews:
         self._timers = timers
         self._clock = clock
         self._others = others
+        self.read_token = others.read_token  # of this process, for requests to others
         self._list_owners = list_owners
         self._info = info
         self._owners: list[str] = []
         self._owners_at = float("-inf")
 
     def fetch_answers(
-        self, path: str, *keys: str, query: Mapping[str, str] = MappingProxyType({})
+        self,
+        path: str,
+        *keys: str,
+        query: Mapping[str, str] = MappingProxyType({}),
+        caller: Caller | None = None,
     ) -> OtherAnswers:
-        """Request `path` from all other processes that are known."""
-        return fetch_answers(self._find_others(), path, *keys, query=query)
+        """Request `path` from all other known processes. `caller`: for whom, None for this process."""
+        return fetch_answers(
+            self._find_others(), path, *keys, query=query, token=self.read_token(), caller=caller
+        )
 
     def list_other_addresses(self) -> list[HostPort]:
         """Return the admin addresses of all other processes that are known."""
@@ -145,10 +153,12 @@ class ProcessViews:
         query: ClientsQuery = request.query
         count = max(min(query.count, CLIENTS_MAX), 1)
         after = None if query.after is None else _decode_position(query.after)
-        rows = self._list_own_clients(query.group)
+        rows = self._list_own_clients(request)
         total, silent = len(rows), dict[str, str]()
         if not request.is_forwarded:
-            others = self.fetch_answers("/clients", "items", "total", query=query_texts(query))
+            others = self.fetch_answers(
+                "/clients", "items", "total", query=query_texts(query), caller=request.caller
+            )
             silent = others.silent
             rows += [msgspec.convert(row, ClientRow) for each in others.answers for row in each["items"]]
             total += sum(each["total"] for each in others.answers)
@@ -161,11 +171,16 @@ class ProcessViews:
             missing=silent,
         )  # fmt: skip
 
-    def _list_own_clients(self, group: str | None) -> list[ClientRow]:
+    def _list_own_clients(self, request: AdminRequest) -> list[ClientRow]:
+        """Return the clients of this process that the caller may see: those of groups by the right to the
+        group, and producers by the right to read the metrics."""
+        group, caller = request.query.group, request.caller
         name, rows = self._info.name, list[ClientRow]()
         now_ms = self._clock.wall_ms()
         if self._consumer is not None:
-            for group_name in paced([group] if group is not None else self._consumer.groups_with_clients()):
+            groups = [group] if group is not None else self._consumer.groups_with_clients()
+            allows = request.visible()
+            for group_name in paced([each for each in groups if allows is None or allows(each)]):
                 rows += [
                     ClientRow(
                         kind="consumer", process=name, address=each.address, group=group_name,
@@ -175,7 +190,7 @@ class ProcessViews:
                     )
                     for each in self._consumer.clients(group_name)
                 ]  # fmt: skip
-        if group is None:
+        if group is None and (caller is None or caller.may("metrics")):
             hosts = Counter(peer.rpartition(":")[0] for peer in self._info.list_peers())
             rows += [
                 ClientRow(kind="producer", process=name, address=host, connections=number)

@@ -1,0 +1,273 @@
+"""`ddmq auth …`: identities, rights and tokens, in the files of a configuration folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddmq.cli.options import combine_options
+from ddmq.cli.output import hint, json_option, print_json, print_line, print_table, print_verdict
+from ddmq.moments import format_moment, read_duration
+
+if TYPE_CHECKING:
+    from ddmq_common.security.files import LoadedRights
+
+config_option = combine_options(
+    click.option(
+        "--config",
+        "folder",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        required=True,
+        help="Folder with security.yaml, as for `ddmq serve`.",
+    ),
+)
+
+
+@click.group("auth")
+def auth() -> None:
+    """Identities, rights and tokens.
+
+    The commands read and write files of the server's configuration folder; running servers apply a change
+    within a second. `ddmq serve` checks rights if security.yaml has `identities` (docs/security.md).
+    """
+
+
+def _load(folder: Path) -> LoadedRights:
+    from ddmq_common.security.files import SECURITY_FILE, load_rights
+
+    rights = load_rights(folder)
+    if rights is None:
+        raise click.ClickException(
+            f"{folder / SECURITY_FILE} has no identities: rights are off, and everybody may do everything"
+        )
+    return rights
+
+
+@auth.command("explain")
+@click.argument("who")
+@click.argument("right")
+@click.argument("name", default="")
+@config_option
+@json_option
+def explain_right(who: str, right: str, name: str, folder: Path, as_json: bool) -> None:
+    """Explain whether the identity WHO has a RIGHT on NAME: the rule that allows it, or what is missing.
+
+    NAME is a topic, a consumer group or a producer group; rights on the whole installation, such as metrics,
+    have none.
+
+    \b
+    Exit code:
+      0  it is allowed
+      1  it is not
+
+    \b
+    Examples:
+      ddmq auth explain billing consume orders --config conf
+      ddmq auth explain billing metrics --config conf
+    """
+    from ddmq_common.security.policy import explain_right as explain_decision
+
+    try:
+        decision = explain_decision(_load(folder).policy, who, right, name)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        print_json({"identity": who, "right": right, "name": name, **decision._asdict()})
+    else:
+        action = f"{who} may {right} {name}".rstrip() if decision.allowed else "not allowed"
+        print_verdict(decision.allowed, f"{action}: {decision.reason}")
+    if not decision.allowed:
+        raise click.exceptions.Exit(1)
+
+
+@auth.command("identities")
+@config_option
+@json_option
+def list_identities(folder: Path, as_json: bool) -> None:
+    """List the identities with their kind, rules and number of valid tokens.
+
+    \b
+    Example:
+      ddmq auth identities --config conf
+    """
+    rights, now_ms = _load(folder), _now_ms()
+    rows: list[dict[str, Any]] = [
+        {
+            "identity": identity.name,
+            "kind": identity.kind,
+            "rules": [str(rule) for rule, _ in identity.rules],
+            "certificates": list(identity.certificates),
+            "tokens": sum(
+                token.identity == identity.name and not token.is_expired(now_ms)
+                for token in rights.tokens.values()
+            ),
+        }
+        for _, identity in sorted(rights.policy.identities.items())
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        "",
+        ("identity", "kind", "tokens", "rules"),
+        [[row["identity"], row["kind"], row["tokens"], ", ".join(row["rules"])] for row in rows],
+    )
+
+
+@auth.group("token")
+def token() -> None:
+    """Make, list and revoke tokens."""
+
+
+@token.command("create")
+@click.argument("identity")
+@click.option("--name", default="", help="What the token is for; shown by `ddmq auth token list`.")
+@click.option("--expires", metavar="DURATION", help="After how long it expires, such as 90d; default: never.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A new file for the token, with mode 0600; default: standard output.",
+)
+@config_option
+def create_token(identity: str, name: str, expires: str | None, out: Path | None, folder: Path) -> None:
+    """Make a token for IDENTITY. It is shown once: the server's files have only its hash.
+
+    \b
+    Examples:
+      ddmq auth token create billing --name laptop --expires 90d --config conf
+      ddmq auth token create server --out conf/node.token --config conf
+    """
+    from ddmq_common.security.policy import list_names
+    from ddmq_common.security.tokens import NEVER_EXPIRES, RANDOM_BYTES, make_token
+
+    rights = _load(folder)
+    if identity not in rights.policy.identities:
+        allowed = list_names(rights.policy.identities)
+        raise click.ClickException(f"there is no identity {identity!r}; allowed: {allowed}")
+    now_ms = _now_ms()
+    try:
+        expires_ms = NEVER_EXPIRES if expires is None else now_ms + read_duration(expires)
+    except ValueError as error:
+        raise click.ClickException(f"--expires: {error}") from error
+    made = make_token(os.urandom(RANDOM_BYTES), identity, name, now_ms, expires_ms)
+    with _TokenTable(folder) as table:
+        if out is not None:
+            _write_private(out, made.text)
+        table.tokens[made.id] = made.entry
+    if out is None:
+        print_line(made.text)
+    hint(f"token {made.id} of {identity}: it is not shown again; `ddmq auth token revoke {made.id}` ends it")
+
+
+@token.command("list")
+@config_option
+@json_option
+def list_tokens(folder: Path, as_json: bool) -> None:
+    """List the tokens: whose they are, when they expire and were last used (to the hour).
+
+    \b
+    Example:
+      ddmq auth token list --config conf
+    """
+    from ddmq_common.security.files import last_uses_ms
+
+    rights, uses, now_ms = _load(folder), last_uses_ms(folder), _now_ms()
+    rows: list[dict[str, Any]] = [
+        {
+            "id": token_id,
+            "identity": entry.identity,
+            "name": entry.name,
+            "created_ms": entry.created_ms,
+            "expires_ms": entry.expires_ms or None,
+            "expired": entry.is_expired(now_ms),
+            "used_ms": uses.get(token_id),
+        }
+        for token_id, entry in sorted(rights.tokens.items(), key=lambda item: item[1].created_ms)
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        "",
+        ("id", "identity", "name", "expires", "last used"),
+        [
+            [
+                row["id"],
+                row["identity"],
+                row["name"],
+                "expired" if row["expired"] else _format_optional(row["expires_ms"]),
+                _format_optional(row["used_ms"]),
+            ]
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+@token.command("revoke")
+@click.argument("token_ids", metavar="ID...", nargs=-1, required=True)
+@config_option
+def revoke_tokens(token_ids: tuple[str, ...], folder: Path) -> None:
+    """Revoke tokens by their ids. Running servers close their connections within a second.
+
+    \b
+    Example:
+      ddmq auth token revoke 0f1e2d3c4b5a69788796a5b4 --config conf
+    """
+    with _TokenTable(folder) as table:
+        for token_id in token_ids:
+            if table.tokens.pop(token_id, None) is None:
+                raise click.ClickException(
+                    f"there is no token {token_id!r}; `ddmq auth token list` has the ids; nothing was revoked"
+                )
+    print_verdict(True, f"revoked: {', '.join(token_ids)}")
+
+
+class _TokenTable:
+    """The stored tokens of a folder, locked while they are changed, and written at the end of the block."""
+
+    def __init__(self, folder: Path) -> None:
+        from ddmq_common.security.files import TOKENS_FILE
+
+        self._folder = folder
+        self._path = folder / TOKENS_FILE
+        self.tokens: dict[str, Any] = {}
+
+    def __enter__(self) -> _TokenTable:
+        import fcntl
+
+        from ddmq_common.security.files import read_tokens
+
+        self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.tokens = read_tokens(self._path)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        from ddmq_common.security.files import write_tokens
+
+        try:
+            if kind is None:
+                write_tokens(self._path, self.tokens)
+        finally:
+            os.close(self._lock)
+
+
+def _write_private(path: Path, text: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise click.ClickException(f"--out {path}: {error.strerror}; allowed: a new file") from error
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _format_optional(wall_ms: int | None) -> str:
+    return "-" if wall_ms is None else format_moment(wall_ms)

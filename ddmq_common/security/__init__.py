@@ -1,0 +1,1 @@
+"""This package decides who may connect to the ports of a server, and who may do what."""

@@ -1,0 +1,103 @@
+"""Calls are checked by the rule of their method before its handler; the method `authenticate` logs in.
+
+With rights on, a handler gets only the calls that its rule lets through. A method without a rule prevents the
+start, also with rights off, so that none is forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddmq_client.idl.codes import OK_TEXT, Code
+from ddmq_common.security.callers import CallerTable, LoginRejectedError
+from ddmq_rpc.api import Call, Handler, MethodRule, Service
+from ddmq_rpc.calls import OpenCall
+from ddmq_rpc.codec import methods, structs
+from ddmq_rpc.connections import RpcConnection
+from ddmq_rpc.traffic import OpenMethod, RpcCounts
+
+AUTHENTICATE = "authenticate"
+CREDENTIALS_BYTES_MAX = 16 << 10
+OPEN_CHANNEL = "a token is accepted over TLS or from this machine alone"
+
+
+def open_methods(service: Service, callers: CallerTable | None, counts: RpcCounts) -> dict[bytes, OpenMethod]:
+    """Return the methods that a server answers. Raises ValueError for a handler that the IDL lacks, or that
+    has no rule."""
+    described = methods(service.idl, service.name)
+    unknown = sorted(set(service.handlers) - set(described))
+    if unknown:
+        raise ValueError(
+            f"{service.name} has no method {unknown[0]!r}; allowed: {', '.join(sorted(described))}"
+        )
+    rules = service.rules
+    if rules is None and callers is not None:
+        raise ValueError(f"{service.name} has no rules, but rights are on")
+    without = sorted(set(service.handlers) - set(rules)) if rules is not None else []
+    if without:
+        raise ValueError(f"method {without[0]} of {service.name} has no rule; who may call it?")
+    opened = {}
+    for name, handler in service.handlers.items():
+        rule = None if callers is None or rules is None else rules[name]
+        opened[name.encode()] = OpenMethod(
+            described[name], handler if rule is None else guard_handler(rule, handler, counts), rule
+        )
+    if AUTHENTICATE in described:
+        answers = structs(service.idl)
+        opened[AUTHENTICATE.encode()] = OpenMethod(
+            described[AUTHENTICATE], Authentication(callers, answers, counts).handle_call
+        )
+    return opened
+
+
+def guard_handler(rule: MethodRule, handler: Handler, counts: RpcCounts) -> Handler:
+    """Return a handler that gets only the calls which `rule` lets through."""
+    find_missing, reject, narrow = rule.find_missing, rule.reject, rule.narrow
+
+    def handle(call: Call) -> None:
+        missing = find_missing(call)
+        if missing is not None:
+            counts.count_rejected("right_missing")
+            reject(call, missing)
+        elif narrow is None:
+            handler(call)
+        elif (narrowed := narrow(call)) is not None:
+            handler(narrowed)
+
+    return handle
+
+
+class Authentication:
+    """Handles `authenticate` for one service. Without callers (rights are off) everybody is accepted."""
+
+    def __init__(self, callers: CallerTable | None, answers: Any, counts: RpcCounts) -> None:
+        self._callers = callers
+        self._answers = answers
+        self._counts = counts
+
+    def handle_call(self, call: Call) -> None:
+        """Log the connection in, or close it."""
+        if self._callers is None:
+            call.reply(self._answers.AuthResponse(code=0, msg="rights are off: everybody may do everything"))
+            return
+        assert isinstance(call, OpenCall)
+        connection = call.connection
+        assert isinstance(connection, RpcConnection)
+        request = call.args.request
+        try:
+            if not connection.has_private_channel:
+                raise LoginRejectedError(OPEN_CHANNEL)
+            credentials = (request.credentials or b"")[:CREDENTIALS_BYTES_MAX]
+            login = self._callers.log_in(request.mechanism or b"", credentials)
+        except LoginRejectedError as error:
+            text = str(error)
+            self._counts.count_rejected("login")
+            rejection = self._answers.AuthResponse(code=int(Code.TOPIC_REFUSED), msg=text)
+            connection.reject_login(lambda: call.reply(rejection))
+            return
+        connection.accept_login(login.caller, login.token_id)
+        call.reply(
+            self._answers.AuthResponse(
+                code=0, msg=OK_TEXT, identity=login.caller.name, expiresMs=login.expires_ms or None
+            )
+        )
