@@ -62,7 +62,7 @@ def _default_text(default: object) -> str:
     """Return a default as text; "" where an absent name means no choice."""
     if isinstance(default, bool):
         return str(int(default))
-    return str(default) if default else ""
+    return "" if default is msgspec.NODEFAULT else str(default or "")
 
 
 def main() -> int:

@@ -64,10 +64,18 @@ def test_a_misspelt_query_name_is_rejected(route: Route) -> None:
             assert f"'{misspelt}' is no query name" in rejection_of(route, {misspelt: "1"}, {})
 
 
+def required_query(route: Route) -> dict[str, str]:
+    """Return the names that the query of a route must have, with values that are allowed."""
+    fields = () if route.query is None else msgspec.structs.fields(route.query)
+    return {field.encode_name: "g" for field in fields if field.required}
+
+
 def test_a_request_without_a_body_takes_no_keys() -> None:
     for route in ROUTES:
         if route.body is None and route.path not in NO_LISTINGS:
-            assert "is no body key of this request (allowed: none)" in rejection_of(route, {}, {"all": True})
+            assert "is no body key of this request (allowed: none)" in rejection_of(
+                route, required_query(route), {"all": True}
+            )
 
 
 @pytest.mark.parametrize("route", DECLARED, ids=lambda route: f"{route.method} {route.path}")
@@ -133,7 +141,9 @@ QUERIES = {route.query for route in ROUTES if route.query is not None}
 def texts_of(kind: type[Query]) -> st.SearchStrategy[dict[str, str]]:
     """Queries with some of the names of a route."""
     described = msgspec.json.schema_components([kind])[1][kind.__name__]["properties"]
-    return st.fixed_dictionaries({}, optional={name: value_texts(each) for name, each in described.items()})
+    required = {field.encode_name for field in msgspec.structs.fields(kind) if field.required}
+    values = {name: value_texts(each) for name, each in described.items()}
+    return st.fixed_dictionaries({name: values.pop(name) for name in required}, optional=values)
 
 
 def value_texts(schema: dict[str, Any]) -> st.SearchStrategy[str]:
