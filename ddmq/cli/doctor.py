@@ -27,7 +27,6 @@ from ddmq_command import INSTALL_AGAIN, UNINSTALLED
 from ddmq_common import compiled
 from ddmq_common.errors import ConfigError, DdmqError
 from ddmq_common.private_files import find_folder_error
-from ddmq_common.security.settings import PORTS
 
 if TYPE_CHECKING:
     from ddmq.server.config import Configuration
@@ -161,6 +160,7 @@ def check_secrets(config: Configuration) -> Iterator[CheckResult]:
 def check_certificates(config: Configuration) -> Iterator[CheckResult]:
     """Check that the certificate files of security.yaml can be used."""
     from ddmq_common.security.certificates import build_contexts
+    from ddmq_common.security.settings import PORTS
 
     tls = config.security.tls
     if tls.certificate is None and tls.server_authority is None:
