@@ -141,7 +141,7 @@ ATTEMPTS: list[Attempt] = [
         {("manage", "team"), ("consume", "mine"), ("push", "")},
         ("groups", "team", "topics", "mine"),
         "",
-        {"push.url": "x"},
+        {"push": {"url": "x"}},
     ),
     Attempt("DELETE", "/groups/{group}", {("manage", "band")}, ("groups", "band")),
     on_group("GET", "/groups/{group}/offsets", "describe", "offsets"),
@@ -356,7 +356,7 @@ def test_changes_are_visible_by_their_object_and_undone_by_the_right_of_the_chan
     setting: SecuredAdmin,
 ) -> None:
     root = setting.admin()
-    changed = root.request("POST", "groups", "team", "topics", "mine", body={"batch_max": 7})[1]["undo"]
+    changed = root.request("POST", "groups", "team", "topics", "mine", body={"paused": True})[1]["undo"]
     assert changed in {row["id"] for row in root.request("GET", "changes")[1]["items"]}
     stranger = setting.admin("no-describe-team")
     assert changed not in {
