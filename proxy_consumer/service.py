@@ -40,7 +40,13 @@ from proxy_consumer.groups.key_loading import KeyLoading
 from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stall
-from proxy_consumer.groups.stats import GroupSummary, LiveState, SubscriptionStats, live_state
+from proxy_consumer.groups.stats import (
+    GroupSummary,
+    LiveState,
+    SubscriptionStats,
+    live_state,
+    summarize_group,
+)
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.push.pushers import Pushers
 from proxy_consumer.replies import ReplyHandling, ReplySender
@@ -282,20 +288,21 @@ class ConsumerService:
 
     def groups(self) -> list[GroupSummary]:
         """Return a summary of each group, by name."""
-        return [
-            GroupSummary(
-                name=group.name,
-                source=group.source,
-                created_ms=group.created_ms,
-                topics=tuple(sorted(each.topic for each in group.subscriptions.values())),
-                waiters=group.waiting.count,
-            )
-            for group in sorted(self._directory.groups.values(), key=lambda group: group.name)
-        ]
+        groups = sorted(self._directory.groups.values(), key=lambda group: group.name)
+        return [summarize_group(group) for group in groups]
+
+    def find_group(self, name: str) -> GroupSummary | None:
+        """Return the summary of one group, or None."""
+        group = self._directory.groups.get(name.encode())
+        return None if group is None else summarize_group(group)
 
     def subscription_names(self) -> list[tuple[str, str]]:
         """Return the (group, topic) of every subscription, in no order."""
-        return [(each.group.name, each.topic) for each in self._directory.all_subscriptions()]
+        return [
+            (group.name, each.topic)
+            for group in self._directory.groups.values()
+            for each in group.subscriptions.values()
+        ]
 
     def count_owned_queues(self) -> dict[tuple[str, str], int]:
         """Return (group, topic) → the number of queues that this proxy owns, of those with any."""

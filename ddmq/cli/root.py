@@ -23,8 +23,12 @@ COMMANDS = {
     "consumer": ("ddmq.cli.serve", "consumer", "Run the consumer proxy alone."),
     "delay-service": ("ddmq.cli.serve", "delay_service", "Run the delay service alone."),
     "topic": ("ddmq.cli.operate.topic", "topic", "List, create, change, delete topics."),
-    "group": ("ddmq.cli.operate.group", "group", "Consumer groups: list, create, change; blocked keys."),
-    "keys": ("ddmq.cli.operate.keys", "list_keys", "Blocked and parked keys of all groups, by error."),
+    "group": (
+        "ddmq.cli.operate.groups.group",
+        "group",
+        "Consumer groups: list, create, change; blocked keys.",
+    ),
+    "keys": ("ddmq.cli.operate.groups.keys", "list_keys", "Blocked and parked keys of all groups, by error."),
     "offset": ("ddmq.cli.operate.offset", "offset", "Show and reset the offsets of consumer groups."),
     "send": ("ddmq.cli.messages.send", "send", "Send messages: arguments, files, standard input."),
     "pull": ("ddmq.cli.messages.pull", "pull", "Take messages as a consumer group and acknowledge them."),
@@ -58,7 +62,7 @@ COMMANDS = {
     ),
     "message": ("ddmq.cli.messages.message", "message", "Find messages by id, key, offset or time."),
     "delay": ("ddmq.cli.messages.delay", "delay", "Delayed messages: add, list, cancel, move, back up."),
-    "dlq": ("ddmq.cli.operate.dlq", "dlq", "Dead letters: list, show, export, resend, purge."),
+    "dlq": ("ddmq.cli.operate.dead_letters.dlq", "dlq", "Dead letters: list, show, export, resend, purge."),
     "op": ("ddmq.cli.operate.op", "op", "Change all that matches: dead letters, keys, delays."),
     "changes": ("ddmq.cli.operate.changes", "list_changes", "The last changes by operators, newest first."),
     "undo": (

@@ -43,3 +43,52 @@ test("arguments are quoted for a shell", () => {
   assert.equal(format.quoteArgument("-rf"), "-- -rf");
   assert.equal(format.quoteArgument(""), "''");
 });
+
+test("events of a stream are the same however it is cut into chunks", async () => {
+  const { splitEvents } = await import("../../ddmq/console/static/lib/live.js");
+  const stream = 'retry: 2000\n\nid: 1\nevent: snapshot\ndata: {"a": "x: y"}\n\n:\n\nevent: end\ndata: {"reason": "stopping"}\n\n';
+  const named = (events) => events.filter((each) => each.name);
+  const expected = [{ name: "snapshot", data: '{"a": "x: y"}' }, { name: "end", data: '{"reason": "stopping"}' }];
+  for (let size = 1; size <= stream.length; size += 1) {
+    let text = "";
+    const received = [];
+    for (let start = 0; start < stream.length; start += size) {
+      const [events, rest] = splitEvents(text + stream.slice(start, start + size));
+      received.push(...events);
+      text = rest;
+    }
+    assert.deepEqual(named(received), expected);
+    assert.equal(text, "");
+  }
+});
+
+test("a change shows only the keys that it changed", async () => {
+  globalThis.localStorage = { getItem: () => null, setItem: () => {} };
+  globalThis.addEventListener ??= () => {};
+  globalThis.location ??= { pathname: "/console/", search: "" };
+  const { difference } = await import("../../ddmq/console/static/pages/changes.js");
+  assert.deepEqual(difference({ a: 1, b: [2] }, { a: 1, b: [3] }), { b: [2] });
+  assert.equal(difference(null, { a: 1 }), null);
+  assert.equal(difference("text", { a: 1 }), "text");
+});
+
+test("a message's span lies on the track of its story", async () => {
+  const { place } = await import("../../ddmq/console/static/pages/message.js");
+  assert.deepEqual(place({ start_ms: 150, ms: 25 }, 100, 200), { left: "25%", width: "12.5%" });
+  assert.deepEqual(place({ start_ms: 100, ms: 0 }, 100, 0), { left: "0%", width: "0%" });
+});
+
+test("a stretch of the timeline may be dragged in any direction and stays inside", async () => {
+  const { stretch } = await import("../../ddmq/console/static/lib/timeline.js");
+  assert.deepEqual(stretch(2, 5, 10), [2, 6]);
+  assert.deepEqual(stretch(5, 2, 10), [2, 6]);
+  assert.deepEqual(stretch(-3, 40, 10), [0, 10]);
+});
+
+test("a line of a chart has a gap where a value is not known, and includes zero", async () => {
+  const { linePaths } = await import("../../ddmq/console/static/lib/spark.js");
+  const { lines, top } = linePaths([1, null, 2, 3], 30, 10);
+  assert.equal(lines.length, 2);
+  assert.equal(top, 3);
+  assert.equal(linePaths([null, null], 30, 10).lines.length, 0);
+});

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tests.console.pages import Console
-from tests.console.populated import DELAYS, FAILING_KEYS
+from tests.console.populated import FAILING_KEYS
 from tests.scenarios.real_server import RealServer
 from tests.support.waits import until
+
+WRONG_DELAYS = 10
 
 
 def parked_keys(server: RealServer) -> set[str]:
@@ -40,20 +42,24 @@ def test_dead_letters_with_one_error_are_resent_to_their_group(console: Console,
 
 
 def test_delays_of_a_topic_are_held_then_cancelled(console: Console, server: RealServer) -> None:
-    console.goto("delays?topic=mail")
-    console.press("Hold mail…")
+    server.admin("POST", "topics", "news", body={"queues": 1})
+    for number in range(WRONG_DELAYS):
+        body = {"topic": "news", "body": "wrong", "delay_ms": (number + 1) * 600_000}
+        server.admin("POST", "messages", body=body)
+    console.goto("delays?topic=news")
+    console.press("Hold news…")
     console.confirm("Hold")
     console.outcome_of_change()
-    assert server.admin("GET", "topics", "mail")["hold_delays"] is True
+    assert server.admin("GET", "topics", "news")["hold_delays"] is True
     console.close_dialog()
     console.press("Cancel…")
     console.confirm("Cancel")
-    assert f"{DELAYS} of {DELAYS}" in console.outcome()
+    assert f"{WRONG_DELAYS} of {WRONG_DELAYS}" in console.outcome()
     console.close_dialog()
-    console.press("Release mail…")
+    console.press("Release news…")
     console.confirm("Release")
     console.outcome_of_change()
-    assert server.admin("GET", "topics", "mail")["hold_delays"] is False
+    assert server.admin("GET", "topics", "news")["hold_delays"] is False
 
 
 def test_a_group_is_paused_and_resumed(console: Console, server: RealServer) -> None:

@@ -362,8 +362,8 @@ class KeyModel:
 
     # --- as GroupOrdering and ConsumerService
 
-    def groups(self) -> Any:
-        return [SimpleNamespace(name="g")]
+    def find_group(self, name: str) -> Any:
+        return SimpleNamespace(name=name) if name == "g" else None
 
     def load_order_keys(self, group: str, *, hold: bool = False) -> Completion[Any]:
         return succeeded(self)

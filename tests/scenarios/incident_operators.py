@@ -181,7 +181,7 @@ class CommandOperator:
         return self._json("delay", "list", topic, "--count", "1000")
 
     def measure_writers(self) -> dict[str, float]:
-        rows = self._json("stats")["counters"]["ddmq_send_bytes_total"]
+        rows = self._json("stats")["counters"].get("ddmq_send_bytes_total", [])
         return {row["topic"]: row["value"] for row in rows}
 
     def change_subscription(self, group: str, topic: str, **settings: int) -> None:

@@ -6,6 +6,8 @@ import { ActionDialog } from "./lib/actions.js";
 import { snapshot, status, watch } from "./lib/live.js";
 import { inUtc, toggleZone } from "./lib/parts.js";
 import { interceptLinks, link, navigate, route } from "./lib/route.js";
+import { refusal } from "./lib/session.js";
+import { Login } from "./pages/login.js";
 import { Now } from "./pages/now.js";
 
 // [title, first segment, key after "g", module of the list, module of one item]
@@ -37,7 +39,6 @@ const MODULES = {
   "messages/*": () => import("./pages/message.js"),
   system: () => import("./pages/system.js"),
   changes: () => import("./pages/changes.js"),
-  access: () => import("./pages/access.js"),
   search: () => import("./pages/search.js"),
 };
 
@@ -104,7 +105,7 @@ function App() {
     <header><a class="brand" href=${link([""])}>ddmq</a><${Navigation} /><${Search} />
       <button type="button" class="quiet" onClick=${toggleZone} title="show times in UTC or in the browser's zone">${inUtc.value ? "UTC" : "local time"}</button><${Ribbon} /></header>
     ${starting && html`<p class="banner" role="status">▲ The server is not ready: ${starting}</p>`}
-    <main id="main" class=${status.value.state === "old" ? "old" : ""}><${Content} /></main>
+    <main id="main" class=${status.value.state === "old" ? "old" : ""}>${refusal.value ? html`<${Login} />` : html`<${Content} />`}</main>
     <${ActionDialog} /><${Help} />`;
 }
 

@@ -20,9 +20,12 @@ from ddmq.server.admin.access import (
     narrow_for,
 )
 from ddmq.server.admin.changes.service import RecordedChanges
-from ddmq.server.admin.contract import (
+from ddmq.server.admin.contract import bodies, queries
+from ddmq.server.admin.contract.openapi import encode_document
+from ddmq.server.admin.contract.queries import FormQuery
+from ddmq.server.admin.contract.route import Route
+from ddmq.server.admin.contract.structs import (
     answers,
-    bodies,
     change_answers,
     delay_answers,
     group_answers,
@@ -30,12 +33,8 @@ from ddmq.server.admin.contract import (
     log_answers,
     operation_answers,
     process_answers,
-    queries,
     search_answers,
 )
-from ddmq.server.admin.contract.openapi import encode_document
-from ddmq.server.admin.contract.queries import FormQuery
-from ddmq.server.admin.contract.route import Route
 from ddmq.server.admin.contract.versions import NameLocks, check_version, group_version, topic_version
 from ddmq.server.admin.figures import MetricsPage, OtherProcesses, merge_counters
 from ddmq.server.admin.groups import AdminGroups
@@ -143,7 +142,7 @@ class AdminApi:
         )  # fmt: skip
         find_behind = None if self._groups is None else partial(self._groups.list_lags, None)
         self.live = LiveViews(
-            backend, metrics, clock, lambda: health_fields(health()), self._others, find_behind,
+            backend, metrics, clock, lambda: health_fields(health()), self.processes, find_behind,
             self._findings.answer, partial(count_next_hour, self.delays, clock),
         )  # fmt: skip
         check_rules(ROUTES)

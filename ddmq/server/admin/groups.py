@@ -290,7 +290,7 @@ class AdminGroups:
         if not isinstance(topics, list) or not topics or not all(isinstance(topic, str) for topic in topics):
             raise CallerError(f"topics is {topics!r}; a list with at least one topic name is wanted")
         _check_names(group, *topics)
-        summary = next((info for info in self._consumer.groups() if info.name == group), None)
+        summary = self._consumer.find_group(group)
         there = () if summary is None else summary.topics
         missing = [topic for topic in dict.fromkeys(topics) if topic not in there]
         for topic in missing:

@@ -17,7 +17,7 @@ from backend.log_state import LogFilesState, LogSegment
 from backend.port import Backend
 from ddmq.address import HostPort
 from ddmq.server.admin.contract.bodies import LogCleanBody
-from ddmq.server.admin.contract.log_answers import (
+from ddmq.server.admin.contract.structs.log_answers import (
     LogAnswer,
     LogCleanedAnswer,
     LogDiskRow,
@@ -87,7 +87,7 @@ class LogFiles:
         return self._metrics.cells_of(SEND_BYTES)
 
     def _add_others(self, answer: LogAnswer, written: Counter[str]) -> None:
-        others = self._processes.fetch_others("/log", *LogAnswer.__struct_fields__)
+        others = self._processes.fetch_answers("/log", *LogAnswer.__struct_fields__)
         for each in others.answers:
             other = msgspec.convert(each, LogAnswer)
             written.update({row.topic: row.bytes for row in other.writers})

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from ddmq.address import parse
-from ddmq.server.admin.contract.delay_answers import DelayHistogramAnswer, DueCount
 from ddmq.server.admin.contract.queries import DelayHistogramQuery
+from ddmq.server.admin.contract.structs.delay_answers import DelayHistogramAnswer, DueCount
 from ddmq.server.admin.figures import fetch_answers
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.parameters import query_texts

@@ -7,15 +7,15 @@ take the longest to find, so they are read every BEHIND_S only, with an account 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from backend.port import Backend
-from ddmq.server.admin.contract.live_answers import HistoryAnswer, SubscriptionName
 from ddmq.server.admin.contract.queries import HistoryQuery
-from ddmq.server.admin.figures import OtherProcesses
+from ddmq.server.admin.contract.structs.live_answers import HistoryAnswer, SubscriptionName
+from ddmq.server.admin.figures import OtherAnswers
 from ddmq.server.findings.watch import merge_findings
 from ddmq.server.http.connection import JSON
 from ddmq.server.http.pace import Account, PacedGreenlet, paced, yield_if_long
@@ -45,6 +45,13 @@ FORWARDED_VALUES_MAX = 10_000  # of a series, in an answer to another process, w
 STOPPING = "the server is stopping"
 RIGHTS_CHANGED = "rights have changed; connect again"
 Rows = list[dict[str, Any]]
+
+
+class AnswerSource(Protocol):
+    """The other processes whose answers are combined with those of this one."""
+
+    def fetch_answers(self, path: str, *keys: str, query: Mapping[str, str] = ...) -> OtherAnswers:
+        """Request `path` from all of them."""
 
 
 class HistoryRequest(NamedTuple):
@@ -79,7 +86,7 @@ class LiveViews:
         metrics: Registry,
         clock: Clock,
         health_fields: Callable[[], dict[str, Any]],
-        others: OtherProcesses,
+        others: AnswerSource,
         find_behind: Callable[[int], Rows] | None,
         list_findings: Callable[[], dict[str, Any]],
         count_next_hour: Callable[[], int | None],

@@ -71,7 +71,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 }
 
 
-class _ChangingLoader(Loader):
+class _AlteringLoader(Loader):
     def __init__(self, loader: Any, change: Callable[[Any], None]) -> None:
         self._loader = loader
         self._change = change
@@ -85,14 +85,14 @@ class _ChangingLoader(Loader):
         self._change(module)
 
 
-class _ChangingFinder:
+class _AlteringFinder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in CHANGES:
             return None
         spec = PathFinder.find_spec(name, path, target)
         assert spec is not None, name
-        spec.loader = _ChangingLoader(spec.loader, CHANGES[name])
+        spec.loader = _AlteringLoader(spec.loader, CHANGES[name])
         return spec
 
 
-sys.meta_path.insert(0, _ChangingFinder())  # type: ignore[arg-type]
+sys.meta_path.insert(0, _AlteringFinder())  # type: ignore[arg-type]

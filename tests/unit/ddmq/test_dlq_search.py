@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backend.records import StoredRecord
 from ddmq.cli.admin_client import AdminClient
-from ddmq.cli.operate import dlq as dlq_command
+from ddmq.cli.operate.dead_letters import dlq as dlq_command
 from ddmq.cli.root import run
 from ddmq.server.admin import dlq
 from ddmq.server.admin.contract.queries import DeadLetterFacetsQuery

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.records import QueueRef
-from ddmq.cli.operate import group_show
+from ddmq.cli.operate.groups import group_show
 from ddmq.cli.operate.stats import drain_text
 from ddmq.server.admin.lag.causes import LagCause, LagFacts, drain_seconds, find_lag_cause
 from ddmq.server.admin.lag.rates import (

@@ -1,6 +1,7 @@
 // Requests to the admin API of the server that this page came from, and data that stays current.
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { snapshot } from "./live.js";
+import { authorization, refusal } from "./session.js";
 
 const REFRESH_MS = 2_000;
 const PLAIN_REFRESH_MS = 5_000;
@@ -35,7 +36,7 @@ async function request(method, address, body, headers = {}) {
   try {
     response = await fetch(address, {
       method,
-      headers: body === undefined ? headers : { "Content-Type": "application/json", ...headers },
+      headers: { ...authorization(), ...(body === undefined ? {} : { "Content-Type": "application/json" }), ...headers },
       body: body === undefined ? undefined : JSON.stringify(body),
     });
   } catch (error) {
@@ -49,6 +50,7 @@ async function request(method, address, body, headers = {}) {
   } catch {
     throw new ApiError(response.status, `The answer is not JSON: ${text.slice(0, 200)}`);
   }
+  if (response.status === 401) refusal.value = answer.error;
   if (!response.ok) throw new ApiError(response.status, answer.error ?? `status ${response.status}`);
   return { answer, etag: response.headers.get("ETag") };
 }

@@ -1,5 +1,6 @@
 // The stream of snapshots, one a second, shared by all parts of a page. Closed while the tab is hidden.
 import { computed, signal } from "../vendor/signals.js";
+import { authorization, refusal } from "./session.js";
 
 const SILENT_MS = 4_000; // a snapshot comes each second
 const REOPEN_MS = 2_000;
@@ -8,8 +9,7 @@ export const snapshot = signal(null);
 export const now = signal(Date.now());
 const receivedAt = signal(0);
 const problem = signal("");
-let source = null;
-let reopening = 0;
+let stream = null; // the AbortController of the open stream
 
 /** `live`, `old` (with the seconds since the last snapshot), `starting` or `lost`. */
 export const status = computed(() => {
@@ -19,33 +19,67 @@ export const status = computed(() => {
   return { state: "live", text: "live" };
 });
 
+/** Split off the complete events of a text: [[{name, data}], the rest]. */
+export function splitEvents(text) {
+  const blocks = text.split("\n\n");
+  const rest = blocks.pop();
+  const events = blocks.map((block) => {
+    const fields = block.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 1).trimStart()]);
+    const valueOf = (name) => fields.filter(([field]) => field === name).map(([, value]) => value).join("\n");
+    return { name: valueOf("event"), data: valueOf("data") };
+  });
+  return [events, rest];
+}
+
+function take(event) {
+  if (event.name === "end") problem.value = JSON.parse(event.data).reason;
+  if (event.name !== "snapshot") return;
+  snapshot.value = JSON.parse(event.data);
+  receivedAt.value = now.value = Date.now();
+  problem.value = "";
+}
+
+async function read(controller) {
+  const response = await fetch("/events", { headers: authorization(), signal: controller.signal });
+  if (!response.ok) {
+    const text = (await response.json().catch(() => ({}))).error ?? `status ${response.status}`;
+    if (response.status === 401) refusal.value = text;
+    throw new Error(text);
+  }
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const [events, rest] = splitEvents(text + value);
+    text = rest;
+    events.forEach(take);
+  }
+}
+
 function open() {
-  if (source || document.hidden) return;
-  source = new EventSource("/events");
-  source.addEventListener("snapshot", (event) => {
-    snapshot.value = JSON.parse(event.data);
-    receivedAt.value = now.value = Date.now();
-    problem.value = "";
-  });
-  source.addEventListener("end", (event) => {
-    problem.value = JSON.parse(event.data).reason;
-    reopen();
-  });
-  source.addEventListener("error", () => {
-    problem.value = "the server does not answer";
-    if (source?.readyState === EventSource.CLOSED) reopen();
+  if (stream || document.hidden) return;
+  const controller = new AbortController();
+  stream = controller;
+  read(controller).catch((error) => {
+    if (!controller.signal.aborted) problem.value = error.message === "Failed to fetch" ? "the server does not answer" : error.message;
+  }).finally(() => {
+    if (stream !== controller) return;
+    stream = null;
+    setTimeout(open, REOPEN_MS);
   });
 }
 
 function close() {
-  source?.close();
-  source = null;
+  const controller = stream;
+  stream = null;
+  controller?.abort();
 }
 
-function reopen() {
+/** Open the stream again, for example with another token. */
+export function reopen() {
   close();
-  clearTimeout(reopening);
-  reopening = setTimeout(open, REOPEN_MS);
+  open();
 }
 
 /** Begin to receive snapshots, and stop whenever nobody can see them. */

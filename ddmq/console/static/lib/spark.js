@@ -33,10 +33,3 @@ export function Sparkline({ values, label, width = 120, height = 28 }) {
       : html`<circle cx=${line[0].split(",")[0]} cy=${line[0].split(",")[1]} r="1.5" />`))}
   </svg>`;
 }
-
-/** Text for the height of a bar's top, as a nice number. */
-export function niceTop(value) {
-  if (value <= 1) return 1;
-  const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
-}

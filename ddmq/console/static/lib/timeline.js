@@ -53,5 +53,5 @@ export function Timeline({ buckets, fromMs, stepMs, selected, onSelect, label })
     ${buckets.map((value, bar) => value > 0 && html`<rect class="bar" x=${bar * width} width=${Math.max(1, width - 1)} y=${(HEIGHT - FOOT) * (1 - value / top)} height=${((HEIGHT - FOOT) * value) / top}><title>${formatCompact(value)} · ${formatTime(timeOf(bar), inUtc.value)}</title></rect>`)}
     <line x1="0" x2=${WIDTH} y1=${HEIGHT - FOOT} y2=${HEIGHT - FOOT} class="zero" />
     ${marked && html`<rect class="chosen" x=${marked[0] * width} width=${(marked[1] - marked[0]) * width} y="0" height=${HEIGHT - FOOT} />`}
-  </svg><div class="cardhead soft">${ticks.map((bar) => html`<span>${formatTime(timeOf(bar), inUtc.value).slice(5, 16)}</span>`)}</div>`;
+  </svg><div class="axis soft">${ticks.map((bar) => html`<span>${formatTime(timeOf(bar), inUtc.value).slice(5, 16)}</span>`)}</div>`;
 }

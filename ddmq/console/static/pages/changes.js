@@ -3,20 +3,26 @@ import { listing, path, post, useData } from "../lib/api.js";
 import { changed, openChange } from "../lib/actions.js";
 import { count, formatNumber, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { Badge, Card, Head, Loaded, Missing, Time } from "../lib/parts.js";
+import { Badge, Card, Head, Loaded, Missing, Name, Time } from "../lib/parts.js";
 import { Pager, Table } from "../lib/table.js";
 
 const KINDS = { done: "good", failed: "bad", running: "warn", interrupted: "warn" };
 
 function undo(change, reload) {
   openChange({
-    title: "Undo this change", verb: "Undo", text: `${visible(change.kind)} of ${visible(change.object)}`, command: `ddmq undo ${change.id}`,
+    title: "Undo this change", verb: "Undo", text: visible(change.object), command: `ddmq undo ${change.id}`,
     apply: async () => {
       await post(path`/changes/${change.id}/undo`);
       reload();
       return "The change is undone.";
     },
   });
+}
+
+/** The keys of a state whose values are others in the second state; the state itself if it has no keys. */
+export function difference(state, other) {
+  if (state == null || other == null || typeof state !== "object" || typeof other !== "object") return state;
+  return Object.fromEntries(Object.entries(state).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(other[name])));
 }
 
 function show(value) {
@@ -31,9 +37,9 @@ export function Page({ query }) {
   const columns = [
     { head: "when", cell: (row) => html`<${Time} ms=${row.at_ms} />` },
     { head: "who", cell: (row) => html`<bdi>${visible(row.who ?? "")}</bdi>` },
-    { head: "what", wide: true, cell: (row) => html`${visible(row.kind)} <bdi class="name">${visible(row.object)}</bdi><div class="soft">${visible(row.request)}</div>` },
-    { head: "before", wide: true, cell: (row) => html`<span class="soft">${show(row.before)}</span>` },
-    { head: "after", wide: true, cell: (row) => html`<span class="soft">${show(row.after)}</span>` },
+    { head: "what", wide: true, cell: (row) => html`<${Name} text=${row.object} /><div class="soft">${visible(row.request)}</div>` },
+    { head: "before", wide: true, cell: (row) => html`<span class="soft">${show(difference(row.before, row.after))}</span>` },
+    { head: "after", wide: true, cell: (row) => html`<span class="soft">${show(difference(row.after, row.before))}</span>` },
     { head: "undo", cell: (row) => (row.undoable ? html`<button type="button" onClick=${() => undo(row, changes.reload)}>Undo…</button>` : html`<span class="soft">${row.undone_by ? "undone" : visible(row.final)}</span>`) },
   ];
   const progress = [

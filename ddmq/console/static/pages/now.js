@@ -74,7 +74,7 @@ function Changes() {
   const { data } = useData("/changes", { count: 5 });
   if (!data?.items?.length) return null;
   return html`<${Card} title="Recent changes" tools=${html`<a class="tools" href=${link(["changes"])}>all changes</a>`}>
-    <ul class="findings">${data.items.map((each) => html`<li key=${each.id}><${Time} ms=${each.at_ms} /><span class="what">${visible(each.kind)} <bdi>${visible(each.object)}</bdi></span><span class="soft">${visible(each.who)}</span></li>`)}</ul>
+    <ul class="findings">${data.items.map((each) => html`<li key=${each.id}><${Time} ms=${each.at_ms} /><span class="what"><bdi>${visible(each.object)}</bdi></span><span class="soft">${visible(each.who)}</span></li>`)}</ul>
   <//>`;
 }
 

@@ -1,6 +1,5 @@
 // Messages that failed and wait for their next delivery, message by message.
 import { listing, useData } from "../lib/api.js";
-import { openOperation } from "../lib/actions.js";
 import { formatNumber, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Card, Chips, Filter, GroupLink, Head, Loaded, MessageLink, Missing, Name, Time, TopicLink } from "../lib/parts.js";
@@ -18,11 +17,6 @@ const COLUMNS = [
   { head: "story", cell: (row) => html`<${MessageLink} id=${row.id}>story<//>` },
 ];
 
-function act(action, filter) {
-  const now = action === "now";
-  openOperation({ title: now ? "Deliver now" : "Move to the dead letters", verb: now ? "Deliver" : "Give up", danger: !now, note: now ? "They are delivered again at once instead of after their pause." : "They become dead letters and can be resent later.", body: { kind: "retries", action, filter } });
-}
-
 /** The groups with messages on the retry path, to choose from. */
 function Choices() {
   const groups = useData("/lag", listing({}, 1_000), { every: 5_000 });
@@ -38,7 +32,6 @@ export function Page({ query }) {
   return html`<${Head} title="Retries" />
     <${Card} note="Messages that failed and wait for their next delivery.">
       <div class="filters"><${Filter} name="group" label="group" query=${query} /></div><${Chips} query=${query} names=${FILTERS} />
-      ${filter.group && html`<p class="actions"><b>All that match:</b><button type="button" onClick=${() => act("now", filter)}>Deliver now…</button><button type="button" onClick=${() => act("dead_letter", filter)}>Give up…</button></p>`}
       ${!filter.group && html`<${Choices} />`}
       ${filter.group && html`<${Loaded} state=${state} absent="This server does not list retries.">${(answer) => html`<${Missing} missing=${answer.missing} />
         <${Table} label="retries" columns=${COLUMNS} rows=${answer.items} rowKey=${(row) => row.id} empty="Nothing waits for a retry." />

@@ -75,13 +75,12 @@ function Disk() {
 }
 
 function Settings({ query }) {
-  const state = useData("/config", {}, { every: 60_000 });
+  const state = useData("/config", { changed: query.get("source") === "all" ? "" : 1 }, { every: 60_000 });
   const text = query.get("setting") ?? "";
   return html`<${Card} title="Settings in force">
-    <div class="filters"><${Filter} name="setting" label="setting contains" query=${query} /><${Filter} name="source" label="from" query=${query} options=${["changed", "default"]} /></div>
+    <div class="filters"><${Filter} name="setting" label="setting contains" query=${query} /><${Filter} name="source" label="which" query=${query} options=${["all"]} empty="changed only" /></div>
     <${Loaded} state=${state} absent="This server does not list its settings.">${(answer) => {
-      const source = query.get("source");
-      const rows = answer.items.filter((row) => row.key.includes(text) && (!source || (source === "changed" ? row.changed : !row.changed)));
+      const rows = answer.items.filter((row) => row.key.includes(text));
       return html`<${Table} label="settings" columns=${SETTINGS} rows=${rows} rowKey=${(row) => row.key} empty="No setting matches." />`;
     }}<//>
   <//>`;

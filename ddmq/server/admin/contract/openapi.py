@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from ddmq.server.admin.contract.answers import ErrorAnswer, ExportText, MetricsText
 from ddmq.server.admin.contract.bodies import SettingsBody
 from ddmq.server.admin.contract.forms import page_form, second_form
-from ddmq.server.admin.contract.live_answers import EventsText
 from ddmq.server.admin.contract.queries import FormQuery
 from ddmq.server.admin.contract.route import Route
+from ddmq.server.admin.contract.structs.answers import ErrorAnswer, ExportText, MetricsText
+from ddmq.server.admin.contract.structs.live_answers import EventsText
 from ddmq.server.http.connection import JSON, NDJSON
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import NO_LISTINGS

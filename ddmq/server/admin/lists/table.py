@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from ddmq.server.admin.access import allowed_plans
-from ddmq.server.admin.contract import (
+from ddmq.server.admin.contract.listing import Listing
+from ddmq.server.admin.contract.structs import (
     answers,
     delay_answers,
     finding_answers,
     group_answers,
     operation_answers,
 )
-from ddmq.server.admin.contract.listing import Listing
 from ddmq.server.admin.lists.dead_letters import page_dead_letters
 from ddmq.server.admin.lists.groups import page_lags, page_subscriptions
 from ddmq.server.admin.lists.keys import page_group_keys, page_keys

@@ -13,16 +13,18 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from backend.port import Backend
 from ddmq.address import HostPort, parse
-from ddmq.server.admin.contract.process_answers import (
+from ddmq.server.admin.contract.queries import ClientsQuery
+from ddmq.server.admin.contract.structs.process_answers import (
     ClientRow,
     ClientsAnswer,
     ConfigAnswer,
@@ -31,7 +33,6 @@ from ddmq.server.admin.contract.process_answers import (
     ProcessesAnswer,
     ProcessRow,
 )
-from ddmq.server.admin.contract.queries import ClientsQuery
 from ddmq.server.admin.figures import OtherAnswers, OtherProcesses, fetch_answers
 from ddmq.server.effective_settings import EffectiveSetting
 from ddmq.server.http.pace import paced
@@ -45,6 +46,7 @@ from proxy_consumer.service import ConsumerService
 
 SUBSCRIPTIONS_MAX = 100  # in the row of a process
 CLIENTS_MAX = 1_000  # in an answer
+OWNERS_S = 5.0  # the owners of delay shards are asked for so often
 Position = tuple[str, str, str, str]  # of a client: group, client id, process, address
 
 
@@ -85,13 +87,19 @@ class ProcessViews:
         self.read_token = others.read_token  # of this process, for requests to others
         self._list_owners = list_owners
         self._info = info
+        self._owners: list[str] = []
+        self._owners_at = float("-inf")
 
-    def fetch_others(
-        self, path: str, *keys: str, query: dict[str, str] | None = None, caller: Caller | None = None
+    def fetch_answers(
+        self,
+        path: str,
+        *keys: str,
+        query: Mapping[str, str] = MappingProxyType({}),
+        caller: Caller | None = None,
     ) -> OtherAnswers:
         """Request `path` from all other known processes. `caller`: for whom, None for this process."""
         return fetch_answers(
-            self._find_others(), path, *keys, query=query or {}, token=self.read_token(), caller=caller
+            self._find_others(), path, *keys, query=query, token=self.read_token(), caller=caller
         )
 
     def list_other_addresses(self) -> list[HostPort]:
@@ -100,7 +108,10 @@ class ProcessViews:
 
     def _find_others(self) -> dict[str, HostPort]:
         addresses = {_reachable(each): (name, each) for name, each in self._others.addresses.items()}
-        for text in self._list_owners():
+        now = self._clock.monotonic()
+        if now >= self._owners_at + OWNERS_S:
+            self._owners, self._owners_at = self._list_owners(), now
+        for text in self._owners:
             addresses.setdefault(_reachable(parse(text)), (text, parse(text)))
         addresses.pop(_reachable(parse(self._info.own_address)) if self._info.own_address else "", None)
         return dict(addresses.values())
@@ -111,7 +122,7 @@ class ProcessViews:
         """Answer GET /processes; to another process, with the row of this one."""
         rows, silent = [self._describe_process()], dict[str, str]()
         if not request.is_forwarded:
-            others = self.fetch_others("/processes", "items")
+            others = self.fetch_answers("/processes", "items")
             silent = others.silent
             rows += [msgspec.convert(row, ProcessRow) for each in others.answers for row in each["items"]]
         by_instance = {row.instance: row for row in rows}
@@ -145,7 +156,7 @@ class ProcessViews:
         rows = self._list_own_clients(request)
         total, silent = len(rows), dict[str, str]()
         if not request.is_forwarded:
-            others = self.fetch_others(
+            others = self.fetch_answers(
                 "/clients", "items", "total", query=query_texts(query), caller=request.caller
             )
             silent = others.silent

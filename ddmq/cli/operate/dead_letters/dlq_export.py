@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.operate.dlq_filters import filter_options, read_filters
+from ddmq.cli.operate.dead_letters.dlq_filters import filter_options, read_filters
 from ddmq.cli.output import hint, print_json, print_line, reason
 from ddmq.cli.values import GROUP
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ddmq.cli.operate.key_actions import client_text
-from ddmq.cli.operate.pause import paused_age
+from ddmq.cli.operate.groups.key_actions import client_text
+from ddmq.cli.operate.groups.pause import paused_age
 from ddmq.cli.operate.stats import drain_text, nobody_text, retry_path
 from ddmq.cli.output import cell, hint, print_alert, print_facts, print_line, print_table
 from ddmq.moments import format_age

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from ddmq.server.admin.contract.answers import GroupsReached
 from ddmq.server.admin.contract.forms import OptionalText
+from ddmq.server.admin.contract.structs.answers import GroupsReached
 from ddmq.server.http.parameters import Answer
 
 OperationKind = Literal["dead_letters", "keys", "delays"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from ddmq.server.admin.contract.live_answers import Missing
+from ddmq.server.admin.contract.structs.live_answers import Missing
 from ddmq.server.http.parameters import Answer
 
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from ddmq.server.admin.contract.finding_answers import FindingsAnswer, UnevaluatedRule
 from ddmq.server.admin.contract.forms import OptionalText
-from ddmq.server.admin.contract.group_answers import SubscriptionRow
+from ddmq.server.admin.contract.structs.finding_answers import FindingsAnswer, UnevaluatedRule
+from ddmq.server.admin.contract.structs.group_answers import SubscriptionRow
 from ddmq.server.http.parameters import Answer
 
 Counters = Annotated[

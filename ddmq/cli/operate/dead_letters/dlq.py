@@ -10,8 +10,8 @@ import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.old_names import count_option
-from ddmq.cli.operate.dlq_export import export_dead_letters
-from ddmq.cli.operate.dlq_filters import build_query, choice_options
+from ddmq.cli.operate.dead_letters.dlq_export import export_dead_letters
+from ddmq.cli.operate.dead_letters.dlq_filters import build_query, choice_options
 from ddmq.cli.output import cell, confirm, hint, print_json, print_line, print_table, show_body
 from ddmq.cli.values import GROUP, TOPIC, Integer, parse_moment
 from ddmq.moments import format_moment

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ddmq.server.admin.contract.answers import HealthAnswer
-from ddmq.server.admin.contract.finding_answers import FindingRow
-from ddmq.server.admin.contract.group_answers import SubscriptionLag
+from ddmq.server.admin.contract.structs.answers import HealthAnswer
+from ddmq.server.admin.contract.structs.finding_answers import FindingRow
+from ddmq.server.admin.contract.structs.group_answers import SubscriptionLag
 from ddmq.server.http.parameters import Answer
 
 Value = Annotated[float | None, Meta(description="null where there was no sample")]

@@ -11,8 +11,8 @@ import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.old_names import count_option
-from ddmq.cli.operate import group_show, key_actions
-from ddmq.cli.operate.pause import pause_group, resume_group, with_paused_column
+from ddmq.cli.operate.groups import group_show, key_actions
+from ddmq.cli.operate.groups.pause import pause_group, resume_group, with_paused_column
 from ddmq.cli.operate.searches import list_retries
 from ddmq.cli.operate.stats import retry_path
 from ddmq.cli.options import combine_options

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ddmq.server.admin.contract.answers import MessageRow
-from ddmq.server.admin.contract.live_answers import Missing
+from ddmq.server.admin.contract.structs.answers import MessageRow
+from ddmq.server.admin.contract.structs.live_answers import Missing
 from ddmq.server.http.parameters import Answer
 
 Total = Annotated[int | None, Meta(description="the number of all matches; null if it is not known")]

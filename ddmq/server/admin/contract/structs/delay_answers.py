@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from ddmq.server.admin.contract.answers import ByTopic, HealthAnswer
 from ddmq.server.admin.contract.forms import OptionalText
+from ddmq.server.admin.contract.structs.answers import ByTopic, HealthAnswer
 from ddmq.server.http.parameters import Answer
 
 HeldTopics = Annotated[dict[str, int], Meta(description="the topics whose delays are held, with since when")]

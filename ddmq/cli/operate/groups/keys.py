@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.operate.group_show import ERROR_SHOWN, format_state
+from ddmq.cli.operate.groups.group_show import ERROR_SHOWN, format_state
 from ddmq.cli.output import hint, print_json, print_line, print_table
 from ddmq.cli.values import GROUP, Integer
 from ddmq.moments import format_age

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from ddmq.server.admin.contract.live_answers import Missing
+from ddmq.server.admin.contract.structs.live_answers import Missing
 from ddmq.server.http.parameters import Answer
 
 
