@@ -35,7 +35,7 @@ from ddmq.server.http.routing import (
     Text,
 )
 from ddmq_common.errors import CallerError
-from ddmq_common.security.callers import Caller
+from ddmq_common.security.callers import Caller, LoginRejectedError
 from proxy_consumer.service import ConsumerService
 
 ALL = "*"  # the name that only the pattern * matches
@@ -85,7 +85,8 @@ def check_rules(routes: Iterable[Route]) -> None:
 def answer_allowed(
     api: AdminComponents, route: Route, request: AdminRequest, answer: Callable[[AdminRequest], Any]
 ) -> Any:
-    """Answer a request if its caller has the rights. Raises ForbiddenError."""
+    """Answer a request if its caller has the rights. Raises ForbiddenError, or LoginRejectedError if
+    the caller has no identity, so that the console asks for a token."""
     caller = request.caller
     if caller is None:
         return answer(request)
@@ -93,7 +94,7 @@ def answer_allowed(
         for right, name in RULES[route.method, route.path].needs(api, request):
             missing = caller.find_missing(right, name.encode("utf-8", "replace"))
             if missing is not None:
-                raise ForbiddenError(missing)
+                raise ForbiddenError(missing) if caller.name else LoginRejectedError(missing)
         return answer(request)
     except ConcealedError as concealed:
         return concealed.answer
