@@ -322,7 +322,7 @@ class CommitQueue:
         while not self._closed and (commit := self._lanes.next_action()) is not None:
             if commit.action is not None:
                 commit.action()
-        if self._closed or self._is_taking_name:
+        if self._closed or self._is_taking_name or self._state.other_cluster:
             return
         if self._renewing:
             if len(self._lanes.in_flight) == len(self._uncertain):
@@ -495,12 +495,18 @@ class CommitQueue:
     # --- the name
 
     def _take_new_name(self) -> None:
+        if self._state.other_cluster:
+            self._is_taking_name = False  # `resume` begins again
+            return
         name = uuid.uuid4().hex
         self._is_taking_name = True
         self._producers.take_new_id(name, lambda outcome: self._on_renamed(name, outcome))
 
     def _on_renamed(self, name: str, outcome: WriteOutcome) -> None:
         if self._closed:
+            return
+        if self._state.other_cluster:
+            self._take_new_name()
             return
         if outcome.error is not None:
             log.warning("no transactional name from Kafka, retrying: %s", outcome.error)
