@@ -9,6 +9,7 @@ any consumer of Kafka would, and judged together with what clients saw (load.py)
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -190,10 +191,7 @@ class KafkaRun:
         senders, clients = self._started(HEALTHY, [group for group in GROUPS if group != SPARE])
         more_senders, more_clients = self._lose_spare_broker()
         senders, clients = senders + more_senders, clients + more_clients
-        for number in range(1, rounds + 1):
-            time.sleep(self.load_s())  # load without a fault: its length is the seed's
-            self._check_servers()
-            self.print_line(f"round {number}: {self.round()}")
+        self._run_rounds(rounds)
         time.sleep(LAST_S)  # load after the last fault
         self._check_servers()
         self._stop(senders)
@@ -202,6 +200,20 @@ class KafkaRun:
         for client in clients:
             client.stop()
         return self.account.judge(stored)
+
+    def _run_rounds(self, rounds: int) -> None:
+        """Run the rounds. Ctrl-C ends them; what was seen until then is judged."""
+        is_over = threading.Event()
+        before = signal.signal(signal.SIGINT, lambda *_: is_over.set())
+        try:
+            for number in range(1, rounds + 1):
+                time.sleep(self.load_s())  # load without a fault: its length is the seed's
+                self._check_servers()
+                self.print_line(f"round {number}: {self.round()}")
+                if is_over.is_set():
+                    break
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _stop(self, senders: Sequence[Sender]) -> None:
         for sender in senders:

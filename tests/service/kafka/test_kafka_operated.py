@@ -1,0 +1,190 @@
+"""What operators do at the admin port of one of two servers holds at the other one, and outlives kills."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddmq_client import Consumer, Message
+from tests.scenarios.real_server import RealServer, ddmq
+from tests.scenarios.test_live_on_servers import watching
+from tests.service.cli.test_admin_sends import change, send, state_of
+from tests.service.cli.test_operation_commands import bury, letters, plan, start, wait_for
+from tests.support.installations import installed
+from tests.support.waits import until
+
+pytestmark = pytest.mark.slow
+HOUR_MS = 3_600_000
+INTERRUPTED_S = 120.0  # an operation is interrupted after 30 s without its process
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[RealServer]]:
+    with installed("kafka") as installation:
+        both = [RealServer(tmp_path / name, installation=installation) for name in ("one", "other")]
+        try:
+            for server in both:
+                server.start()
+            both[0].admin("POST", "topics", "t", body={"queues": 4})
+            until(lambda: both[1].request("GET", "/topics/t")[0] == 200, "the topic is known at both")
+            yield both
+        finally:
+            for server in both:
+                server.end()
+
+
+def run(server: RealServer, *words: str) -> str:
+    """A command at the admin port of a server."""
+    result = ddmq(*words, "--admin", server.address("admin"))
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def subscribe(servers: list[RealServer], group: str) -> None:
+    """A group of the topic, known at both servers."""
+    servers[0].admin("POST", "groups", group, body={"topics": ["t"], "start": "first"})
+    until(lambda: servers[1].request("GET", f"/groups/{group}")[0] == 200, "the group is known at both")
+
+
+def consumers(servers: list[RealServer], group: str, handle: Callable[[Message], object]) -> list[Consumer]:
+    """A client of each server."""
+    return [Consumer(server.address("consumer"), group, "t", handler=handle) for server in servers]
+
+
+def test_a_message_is_sent_at_one_server_and_changed_at_the_other(servers: list[RealServer]) -> None:
+    one, other = servers
+    first = send(one, "t", body="tea", idempotency_key="order-1")
+    again = send(other, "t", body="tea", idempotency_key="order-1")
+    assert (again["duplicate"], again["id"], again["offset"]) == (True, first["id"], first["offset"])
+    cancelled, fired = (send(other, "t", body=body, delay_ms=HOUR_MS) for body in ("cancelled", "fired"))
+    until(lambda: state_of(one, fired["delay_id"]) == "pending")
+    assert change(one, cancelled["delay_id"], "cancel")["status"] == "cancelled"
+    change(one, fired["delay_id"], "fire")
+    until(lambda: other.bodies("t") == ["fired", "tea"], lambda: f"it is fired: {other.bodies('t')}")
+    assert state_of(other, cancelled["delay_id"]) == "cancelled"
+
+
+def test_a_group_is_paused_at_one_server_and_resumed_at_the_other(servers: list[RealServer]) -> None:
+    one, other = servers
+    subscribe(servers, "g")
+    handled: Counter[str] = Counter()
+    clients = consumers(servers, "g", lambda message: handled.update([message.text()]))
+    try:
+        for client in clients:
+            client.start()
+        for number in range(20):
+            send(servers[number % 2], "t", body=f"before {number}")
+        until(lambda: len(handled) == 20, "both deliver")
+        assert "paused g on t" in run(one, "group", "pause", "g")
+        until(lambda: "paused" in run(other, "group", "show", "g"), "it is paused at the other one")
+        for number in range(20):
+            send(servers[number % 2], "t", body=f"meanwhile {number}")
+        until(lambda: other.admin("GET", "groups", "g")["subscriptions"][0]["lag"] >= 20, "they wait")
+        assert len(handled) == 20
+        other.kill()
+        other.start()
+        assert len(handled) == 20, "also after a restart"
+        assert "resumed g on t" in run(other, "group", "resume", "g")
+        until(lambda: len(handled) == 40, lambda: f"all are delivered: {len(handled)}")
+        until(lambda: "is not paused" in run(one, "group", "resume", "g"))
+    finally:
+        for client in clients:
+            client.stop()
+    assert handled.total() - len(handled) <= 20, "only what was not acknowledged came again"
+
+
+def test_delays_are_held_at_one_server_and_released_at_the_other(servers: list[RealServer]) -> None:
+    one, other = servers
+    run(one, "delay", "hold", "t")
+    until(lambda: other.admin("GET", "topics", "t")["hold_delays"], "they are held at the other one")
+    for number in range(40):
+        send(servers[number % 2], "t", body=str(number), delay_ms=1)
+
+    def held(*asked: RealServer) -> float:
+        return sum(server.metric("ddmq_delay_aside_total", topic="t") for server in asked)
+
+    until(lambda: held(one, other) == 40, lambda: f"all are due: {held(one, other)}")
+    one.kill()
+    until(lambda: other.admin("GET", "delay")["topics"] == {"t": 40}, "the other one has all shards")
+    one.start()
+    assert one.bodies("t") == []
+    assert "released" in run(one, "delay", "release", "t")
+    until(lambda: len(other.bodies("t")) >= 40, "they fire")
+    until(lambda: other.admin("GET", "delay")["topics"] == {}, "nothing waits")
+    assert Counter(other.bodies("t")) == Counter(map(str, range(40)))
+
+
+def test_dead_letters_are_resent_at_the_server_that_is_left(servers: list[RealServer]) -> None:
+    one, other = servers
+    subscribe(servers, "else")
+    count = 120
+    bury(one, "g", "t", [str(number) for number in range(count)])
+    until(lambda: letters(other, "g") == count, "they are seen at the other one")
+    planned = plan(one, "dead_letters", "resend", {"group": "g"})
+    start(one, planned, rate=20)
+
+    def changed(server: RealServer) -> int:
+        status, row = server.request("GET", f"/operations/{planned['id']}")
+        return int(row["changed"]) if status == 200 else 0
+
+    until(lambda: changed(other) >= 20, "the other one shows how far it is")
+    one.kill()
+    until(
+        lambda: other.admin("GET", "operations", planned["id"])["state"] == "interrupted",
+        "its process does not come back",
+        seconds=INTERRUPTED_S,
+    )
+    start(other, planned)
+    row = wait_for(other, planned)
+    assert (row["changed"], row["skipped"], row["remaining"]) == (count, {}, 0)
+    assert letters(other, "g") == 0
+    one.start()
+    until(lambda: letters(one, "g") == 0)
+    bodies: Counter[str] = Counter()
+    with Consumer(one.address("consumer"), "g", ["t"], linger_ms=50) as consumer:
+
+        def is_all() -> bool:
+            for message in consumer.pull(200, timeout_ms=1_000):
+                bodies[message.text()] += 1
+                message.ack()
+            return bodies.total() >= count
+
+        until(is_all, lambda: f"each comes again: {bodies.total()}")
+    assert bodies == Counter(map(str, range(count))), "once"
+    others: Counter[str] = Counter()
+    with Consumer(other.address("consumer"), "else", ["t"], linger_ms=50) as consumer:
+
+        def has_drained() -> bool:
+            messages = consumer.pull(200, timeout_ms=1_000)
+            for message in messages:
+                others[message.text()] += 1
+                message.ack()
+            return not messages and len(others) == count
+
+        until(has_drained)
+    assert others == Counter(map(str, range(count))), "what is resent to one group does not go to another"
+
+
+def test_viewers_of_both_servers_see_what_happens_at_either(servers: list[RealServer]) -> None:
+    one, other = servers
+    subscribe(servers, "g")
+    with watching(one) as at_one, watching(other) as at_other:
+        before = {id(viewer): next(viewer.snapshots())["versions"] for viewer in (at_one, at_other)}
+        run(one, "topic", "create", "new")
+        for number in range(10):
+            send(one, "t", body=str(number))
+        for viewer in (at_one, at_other):
+            assert any(_shows(snapshot, before[id(viewer)]) for snapshot in viewer.snapshots())
+        other.terminate()
+        events = list(iter(at_other.read_event, None))
+        assert events[-1] == ("end", {"reason": "the server is stopping"})
+
+
+def _shows(snapshot: dict[str, Any], before: dict[str, int]) -> bool:
+    """Whether a snapshot has the new topic, and the ten messages that the group has not consumed."""
+    lags = {(row["group"], row["topic"]): row["lag"] for row in snapshot["behind"] or ()}
+    return snapshot["versions"]["topics"] != before["topics"] and lags.get(("g", "t"), 0) >= 10
