@@ -30,8 +30,13 @@ from tests.support.waits import until
 LOAD_S = (1.0, 6.0)  # before a fault
 DOWN_S = (0.2, 6.0)  # after a kill
 STOPPED_S = (1.0, 8.0)
-# On a busy machine brokers take each other for dead after the 2 s of a trial; Kafka's own default is 9 s.
-BUSY = {"broker.session.timeout.ms": "6000", "controller.quorum.fetch.timeout.ms": "6000"}
+# On a busy machine brokers take each other for dead after the 2 s of a trial; Kafka's own default is 9 s. A
+# broker may need more than a minute until it knows the others.
+BUSY = {
+    "broker.session.timeout.ms": "6000",
+    "controller.quorum.fetch.timeout.ms": "6000",
+    "initial.broker.registration.timeout.ms": "600000",
+}
 BROKER_SHARE, BOTH_SHARE, STOP_SHARE = 0.35, 0.15, 0.4
 
 
