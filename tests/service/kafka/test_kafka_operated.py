@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddmq_client import Consumer, Message
+from tests.crash.kafka.run import post
 from tests.scenarios.real_server import RealServer, ddmq
 from tests.scenarios.test_live_on_servers import watching
 from tests.service.cli.test_admin_sends import change, send, state_of
@@ -19,6 +20,7 @@ from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
 HOUR_MS = 3_600_000
+READY_S = 180.0  # a broker that has just begun may take long to answer
 INTERRUPTED_S = 120.0  # an operation is interrupted after 30 s without its process
 
 
@@ -28,8 +30,11 @@ def servers(tmp_path: Path) -> Iterator[list[RealServer]]:
         both = [RealServer(tmp_path / name, installation=installation) for name in ("one", "other")]
         try:
             for server in both:
+                server.ready_s = READY_S
                 server.start()
-            both[0].admin("POST", "topics", "t", body={"queues": 4})
+            for server in both:
+                until(lambda: server.request("GET", "/ready")[0] == 200, "it is ready", READY_S)  # noqa: B023
+            post(both[0], "/topics/t", {"create": True, "queues": 4})
             until(lambda: both[1].request("GET", "/topics/t")[0] == 200, "the topic is known at both")
             yield both
         finally:
@@ -46,7 +51,7 @@ def run(server: RealServer, *words: str) -> str:
 
 def subscribe(servers: list[RealServer], group: str) -> None:
     """A group of the topic, known at both servers."""
-    servers[0].admin("POST", "groups", group, body={"topics": ["t"], "start": "first"})
+    post(servers[0], f"/groups/{group}", {"topics": ["t"], "start": "first"})
     until(lambda: servers[1].request("GET", f"/groups/{group}")[0] == 200, "the group is known at both")
 
 
