@@ -460,6 +460,9 @@ class CommitQueue:
         self._retry_batch(planned)
 
     def _on_stored(self, planned: _PlannedBatch, offsets: Sequence[int]) -> None:
+        if self._state.other_cluster:  # the records may be in the log of the other cluster
+            self._end_batch(planned.batch, RemoteError(self._state.other_cluster))
+            return
         planned.plan.apply_stored(offsets)
         self._on_progress(planned.plan.progress)
         self._topics.unavailable.on_stored(record.topic for record in planned.plan.records)

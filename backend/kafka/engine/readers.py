@@ -453,8 +453,9 @@ class Readers:
                         waiting.wait.fail(UnknownTopicError(f"topic {topic} was deleted"))
 
     def end_streams(self, error: Exception) -> None:
-        """Discard everything that was read, and fail every read and wait with `error`."""
+        """Discard everything that is known of the queues, and fail every read and wait with `error`."""
         self.release_waits(error)
+        self._next_offsets.clear()
         completions = [one.completion for queued in self._queued_reads.values() for one in queued]
         self._queued_reads.clear()
         for stream in list(self._streams.values()):

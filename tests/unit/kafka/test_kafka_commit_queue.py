@@ -211,3 +211,12 @@ def test_nothing_is_written_and_no_name_taken_while_the_brokers_are_another_clus
     assert len(rig.producers.names) == 2
     then(stored(writes))
     assert call.error is None
+
+
+def test_what_another_cluster_has_stored_does_not_count(rig: QueueRig) -> None:
+    call = rig.finish(0)
+    writes, then = rig.under_way(1)
+    rig.state.other_cluster = "it is another cluster"
+    then(stored(writes))
+    assert isinstance(call.error, RemoteError)
+    assert rig.state.progress.view(KEY).committed is None
