@@ -166,7 +166,11 @@ class KafkaRun:
         """Kill the only broker of a topic in use; the other topics go on. Returns the load of that topic."""
         admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap})
         placed_first = {*map(Names().to_kafka, INNER), "__consumer_offsets"}
-        until(lambda: placed_first <= admin.list_topics(timeout=READ_S).topics.keys(), "on the other brokers")
+        until(
+            lambda: placed_first <= admin.list_topics(timeout=READ_S).topics.keys(),
+            "all inner topics are there, so none of them will be on the spare broker",
+            READY_S,
+        )
         self.cluster.start([self.cluster.spare], READY_S)
         config = {"message.timestamp.type": "LogAppendTime"}
         alone = [[self.cluster.spare]] * QUEUES
@@ -174,10 +178,14 @@ class KafkaRun:
             [NewTopic(SPARE, QUEUES, replica_assignment=alone, config=config)]
         ).values()
         created.result()
-        until(lambda: self.servers[0].request("GET", f"/topics/{SPARE}")[0] == 200)
+        until(lambda: self.servers[0].request("GET", f"/topics/{SPARE}")[0] == 200, seconds=READY_S)
         self._subscribe(SPARE)
         load = self._started([SPARE], [SPARE])
-        until(lambda: self.account.acknowledged_at_ms[SPARE] and any(self.account.delivered(SPARE)))
+        until(
+            lambda: self.account.acknowledged_at_ms[SPARE] and any(self.account.delivered(SPARE)),
+            "the topic is in use",
+            READY_S,
+        )
         healthy_s, _ = self._watch_pauses("with the spare broker")
         self.cluster.signal(self.cluster.spare, signal.SIGKILL)
         self.happens("the spare broker is lost")
