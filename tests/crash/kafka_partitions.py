@@ -1,8 +1,9 @@
 """The network between Kafka brokers and servers falls apart again and again under load; what came is checked.
 
-    python -m tests.crash.kafka_partitions --seed 7 --rounds 100
+    python -m tests.crash.kafka_partitions --seed 7 --rounds 100 --store-once all
 
 Three brokers (replication 3, min.insync 2) and three `ddmq serve`, each in a network namespace of its own.
+One more broker has a topic of its own and is away all the time.
 Each round cuts links for some seconds and mends them: a broker from the other brokers, or from everybody; a
 server from all brokers, or from one; everything into two groups of which one has the majority of the brokers;
 or one direction of a link only. Clients always reach every server. Load and promises are those of
@@ -16,20 +17,22 @@ import sys
 import time
 from pathlib import Path
 
-from ddmq.trial.cluster import Ports, TrialCluster
+from ddmq.trial.cluster import Ports
+from tests.crash.kafka.cluster import ClusterWithSpareBroker
 from tests.crash.kafka.namespaces import Link, Namespaces, why_not
-from tests.crash.kafka.run import SERVERS, KafkaRun, judged
+from tests.crash.kafka.run import SERVERS, STORE_ONCE, KafkaRun, judged
 from tests.crash.kit.command import PrintLine, long_run, replay_command
 from tests.scenarios.real_server import RealServer, write_config
 
 BROKERS = [f"b{number}" for number in (1, 2, 3)]
+SPARE_BROKER = "b4"  # no link of it is cut
 DDMQ_NODES = [f"s{number}" for number in range(SERVERS)]
 LOAD_S = (2.0, 6.0)  # between two cuts
 PARTITION_S = (1.0, 15.0)
 PORTS = Ports(9092, 9093)  # each broker has an address of its own
 
 
-class SpreadCluster(TrialCluster):
+class SpreadCluster(ClusterWithSpareBroker):
     """Brokers in namespaces."""
 
     def __init__(self, folder: Path, nodes: Namespaces) -> None:
@@ -46,11 +49,13 @@ class SpreadCluster(TrialCluster):
 class Partitions(KafkaRun):
     """One run."""
 
-    def __init__(self, folder: Path, seed: int, nodes: Namespaces, print_line: PrintLine) -> None:
+    def __init__(
+        self, folder: Path, seed: int, nodes: Namespaces, store_once: str, print_line: PrintLine
+    ) -> None:
         self.nodes = nodes
         cluster = SpreadCluster(folder / "kafka", nodes)
-        cluster.make([PORTS] * len(BROKERS))
-        super().__init__(folder, seed, cluster, print_line)
+        cluster.make([PORTS] * (len(BROKERS) + 1))
+        super().__init__(folder, seed, cluster, store_once, print_line)
 
     def server(self, folder: Path, number: int) -> RealServer:
         open_to_others = {**self.config, "ddmq": {"log_level": "info", "beyond_loopback": True}}
@@ -115,12 +120,15 @@ def _between(some: list[str], others: list[str]) -> list[Link]:
     return [*pairs, *((other, one) for one, other in pairs)]
 
 
-def run(folder: Path, seed: int, rounds: int, print_line: PrintLine = print) -> list[str]:
+def run(
+    folder: Path, seed: int, rounds: int, store_once: str = STORE_ONCE[0], print_line: PrintLine = print
+) -> list[str]:
     """Report what the run sees, and return the broken promises."""
-    print_line("the same again: " + replay_command("kafka_partitions", seed=seed, rounds=rounds))
-    nodes = Namespaces([*BROKERS, *DDMQ_NODES])
+    options = {"seed": seed, "rounds": rounds, "store-once": store_once}
+    print_line("the same again: " + replay_command("kafka_partitions", **options))
+    nodes = Namespaces([*BROKERS, SPARE_BROKER, *DDMQ_NODES])
     try:
-        return judged(Partitions(folder, seed, nodes, print_line), rounds)
+        return judged(Partitions(folder, seed, nodes, store_once, print_line), rounds)
     finally:
         nodes.close()
 
@@ -129,7 +137,7 @@ def main() -> int:
     if reason := why_not():
         print(f"NO PARTITION IS TESTED: {reason}")
         return 2
-    return long_run(__doc__, "kafka-partitions", run, seed=None, rounds=200)
+    return long_run(__doc__, "kafka-partitions", run, seed=None, rounds=200, store_once=STORE_ONCE)
 
 
 if __name__ == "__main__":

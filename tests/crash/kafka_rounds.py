@@ -1,8 +1,9 @@
 """Brokers and servers on Kafka are killed and stopped at random moments under load, and what came is checked.
 
-    python -m tests.crash.kafka_rounds --seed 7 --rounds 200 --brokers 3
+    python -m tests.crash.kafka_rounds --seed 7 --rounds 200 --brokers 3 --store-once all
 
 Three brokers (replication 3, min.insync 2), or one, and three `ddmq serve` with their delay services.
+One more broker has a topic of its own and is away all the time.
 Clients send plain, ordered, delayed (some cancelled, some repeated) and failing messages all the time and
 consume them. Each round ends one process by kill -9, or stops it for some seconds: a broker, a server, or at
 times one of each. In the end: nothing acknowledged is lost, no message of a key was given before each earlier
@@ -19,8 +20,9 @@ import sys
 import time
 from pathlib import Path
 
-from ddmq.trial.cluster import Ports, TrialCluster, free_ports
-from tests.crash.kafka.run import READY_S, KafkaRun, judged
+from ddmq.trial.cluster import Ports, free_ports
+from tests.crash.kafka.cluster import ClusterWithSpareBroker
+from tests.crash.kafka.run import READY_S, STORE_ONCE, KafkaRun, judged
 from tests.crash.kit.command import PrintLine, long_run, replay_command
 from tests.scenarios.real_server import RealServer
 from tests.support.waits import until
@@ -28,18 +30,24 @@ from tests.support.waits import until
 LOAD_S = (1.0, 6.0)  # before a fault
 DOWN_S = (0.2, 6.0)  # after a kill
 STOPPED_S = (1.0, 8.0)
-# On a busy machine brokers take each other for dead after the 2 s of a trial; Kafka's own default is 9 s.
-BUSY = {"broker.session.timeout.ms": "6000", "controller.quorum.fetch.timeout.ms": "6000"}
+# On a busy machine brokers take each other for dead after the 2 s of a trial; Kafka's own default is 9 s. A
+# broker may need more than a minute until it knows the others.
+BUSY = {
+    "broker.session.timeout.ms": "6000",
+    "controller.quorum.fetch.timeout.ms": "6000",
+    "initial.broker.registration.timeout.ms": "600000",
+}
 BROKER_SHARE, BOTH_SHARE, STOP_SHARE = 0.35, 0.15, 0.4
 
 
 class Rounds(KafkaRun):
     """One run."""
 
-    def __init__(self, folder: Path, seed: int, brokers: int, print_line: PrintLine) -> None:
-        cluster = TrialCluster(folder / "kafka", BUSY)
-        cluster.make([Ports(*free_ports(2)) for _ in range(brokers)])
-        super().__init__(folder, seed, cluster, print_line)
+    def __init__(self, folder: Path, seed: int, brokers: int, store_once: str, print_line: PrintLine) -> None:
+        cluster = ClusterWithSpareBroker(folder / "kafka", BUSY)
+        ports = free_ports(2 * (brokers + 1))
+        cluster.make([Ports(*pair) for pair in zip(ports[::2], ports[1::2], strict=True)])
+        super().__init__(folder, seed, cluster, store_once, print_line)
         self.ready_s: list[float] = []
 
     def end(self) -> None:
@@ -52,7 +60,7 @@ class Rounds(KafkaRun):
 
     def round(self) -> str:
         brokers, servers = [], []
-        broker, server = self.random.choice(self.cluster.brokers), self.random.choice(self.servers)
+        broker, server = self.random.choice(self.cluster.voters), self.random.choice(self.servers)
         chance = self.random.random()
         if chance < BROKER_SHARE + BOTH_SHARE:
             brokers.append(broker)
@@ -101,14 +109,24 @@ class Rounds(KafkaRun):
             self.print_line(f"  ready again after a kill: at most {max(self.ready_s):.1f} s")
 
 
-def run(folder: Path, seed: int, rounds: int, brokers: int, print_line: PrintLine = print) -> list[str]:
+def run(
+    folder: Path,
+    seed: int,
+    rounds: int,
+    brokers: int,
+    store_once: str = STORE_ONCE[0],
+    print_line: PrintLine = print,
+) -> list[str]:
     """Report what the run sees, and return the broken promises."""
-    print_line("the same again: " + replay_command("kafka_rounds", seed=seed, rounds=rounds, brokers=brokers))
-    return judged(Rounds(folder, seed, brokers, print_line), rounds)
+    options = {"seed": seed, "rounds": rounds, "brokers": brokers, "store-once": store_once}
+    print_line("the same again: " + replay_command("kafka_rounds", **options))
+    return judged(Rounds(folder, seed, brokers, store_once, print_line), rounds)
 
 
 def main() -> int:
-    return long_run(__doc__, "kafka-rounds", run, seed=None, rounds=200, brokers=(3, 1))
+    return long_run(
+        __doc__, "kafka-rounds", run, seed=None, rounds=200, brokers=(3, 1), store_once=STORE_ONCE
+    )
 
 
 if __name__ == "__main__":

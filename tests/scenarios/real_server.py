@@ -65,13 +65,15 @@ def write_config(folder: Path, **files: Any) -> Path:
 class RealServer:
     """One `ddmq serve` (or one part) over one directory. `tree`: the source tree that it runs from.
 
-    `host`: where it listens; `before`: what stands before its command line. `constants`: other values of the
-    product's constants, as MODULE:CLASS.CONSTANT. `environment`: more variables of its processes.
+    `host`: where it listens; `before`: what stands before its command line. `ready_s`: how long it may
+    take to be ready. `constants`: other values of the product's constants, as MODULE:CLASS.CONSTANT.
+    `environment`: more variables of its processes.
     """
 
     tree = _REPOSITORY
     host = "127.0.0.1"
     before: tuple[str, ...] = ()
+    ready_s = PATIENCE_S
     constants: Mapping[str, Any] = {}
     environment: Mapping[str, str] = {}
 
@@ -147,7 +149,7 @@ class RealServer:
         line = b""
         output = poll()  # select() takes no descriptor above 1,023
         output.register(process.stdout, POLLIN)
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.ready_s
         while not line.endswith(b"\n"):
             readable = output.poll(max(deadline - time.monotonic(), 0) * 1_000)
             more = os.read(process.stdout.fileno(), 4096) if readable else b""

@@ -6,6 +6,10 @@ read (markers of transactions have offsets, too). At most BATCHES_MAX batches wa
 is lost, librdkafka reconnects and continues where it was. After any other failure, which is logged, a new
 Consumer continues there.
 
+After every error, before it passes on any record, the thread asks for the cluster's id. If the brokers belong
+to another cluster than at first, its records are not passed on: they would be mixed with the state of the
+first one. The thread then waits until the first cluster is back.
+
 The coordination topic is truncated by time. If that has passed the position that was read, `on_truncated`
 reports it on the hub, and reading resumes at the topic's new beginning.
 """
@@ -55,8 +59,8 @@ class FollowerThread:
 
     The hub releases `capacity` once for each batch that it has applied. The callbacks run in this thread.
     `on_begun(first)`: the first offset of each partition is known. `on_rows`: the next rows.
-    `on_truncated(first)`: the coordination topic now begins at this offset. `on_failed(reason)`: following
-    failed and is retried.
+    `on_truncated(first)`: the coordination topic now begins at this offset. `on_other_cluster()`: the brokers
+    belong to another cluster. `on_failed(reason)`: following failed and is retried.
     """
 
     def __init__(
@@ -66,13 +70,18 @@ class FollowerThread:
         on_begun: Callable[[dict[Partition, int]], object],
         on_rows: Callable[[list[FollowedRow]], object],
         on_truncated: Callable[[int], object],
+        on_other_cluster: Callable[[], object],
         on_failed: Callable[[str], object],
     ) -> None:
         self._options = options
+        self._settings_topic = SystemTopics.named_by(options).settings
+        self._cluster_id = ""
+        self._must_check_cluster = False
         self._client = options.client_settings()
         self._on_begun = on_begun
         self._on_rows = on_rows
         self._on_truncated = on_truncated
+        self._on_other_cluster = on_other_cluster
         self._on_failed = on_failed
         self._stop = False
         self._stopped = threading.Event()
@@ -88,6 +97,10 @@ class FollowerThread:
         self._stopped.set()
         self.capacity.release()
         return self._finished.wait(wait_s)
+
+    def check_cluster(self) -> None:
+        """Ask for the cluster's id before the next rows are passed on. May be called from any thread."""
+        self._must_check_cluster = True
 
     def _run(self) -> None:
         try:
@@ -117,12 +130,13 @@ class FollowerThread:
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "error",
                 "fetch.wait.max.ms": FETCH_WAIT_MS,
+                "error_cb": lambda error: self.check_cluster(),
             }
         )
         try:
             while not self._next and not self._stop:
                 self._find_first_offsets(consumer)
-            if self._next:
+            if self._next and self._await_own_cluster(consumer):
                 consumer.assign(
                     [TopicPartition(*partition, offset) for partition, offset in self._next.items()]
                 )
@@ -147,12 +161,40 @@ class FollowerThread:
     def _find_first_offsets(self, consumer: Consumer) -> None:
         """Query the first offset of every partition, if the brokers answer."""
         try:
+            if not self._cluster_id:
+                self._cluster_id = self._query_cluster_id(consumer)
             first = {partition: self._query_bounds(consumer, partition)[0] for partition in self._partitions}
         except KafkaException as error:
             self._on_failed(f"the system topics cannot be read: {error.args[0].str()}")
             return
         self._on_begun(first)
         self._next.update(first)
+
+    def _query_cluster_id(self, consumer: Consumer) -> str:
+        return consumer.list_topics(self._settings_topic, timeout=REQUEST_S).cluster_id or ""
+
+    def _is_own_cluster(self, consumer: Consumer) -> bool:
+        """Return whether the brokers belong to the cluster that was followed first; wait for an answer."""
+        while not self._stop:
+            self._must_check_cluster = False
+            try:
+                cluster_id = self._query_cluster_id(consumer)
+            except KafkaException:
+                self._stopped.wait(PAUSE_S)
+                continue
+            if cluster_id in ("", self._cluster_id):
+                return True
+            self._on_other_cluster()
+            break
+        return False
+
+    def _await_own_cluster(self, consumer: Consumer) -> bool:
+        """Wait until the brokers belong to the cluster that was followed first; False if stopped."""
+        while not self._stop:
+            if self._is_own_cluster(consumer):
+                return True
+            self._stopped.wait(PAUSE_S)
+        return False
 
     def _query_bounds(self, consumer: Consumer, partition: Partition) -> tuple[int, int]:
         bounds = consumer.get_watermark_offsets(TopicPartition(*partition), timeout=REQUEST_S)
@@ -166,6 +208,10 @@ class FollowerThread:
             if first is None:
                 continue
             messages = [first, *consumer.consume(BATCH_MAX, 0)]
+            errors = [error for message in messages if (error := message.error()) is not None]
+            self._must_check_cluster |= any(error.code() != KafkaError._PARTITION_EOF for error in errors)
+            if self._must_check_cluster and not self._is_own_cluster(consumer):
+                return  # the records may be the other cluster's; a new Consumer reads from the same offsets
             rows = [row for message in messages if (row := self._to_row(consumer, message)) is not None]
             if rows:
                 self.capacity.acquire()

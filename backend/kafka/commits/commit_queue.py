@@ -322,7 +322,7 @@ class CommitQueue:
         while not self._closed and (commit := self._lanes.next_action()) is not None:
             if commit.action is not None:
                 commit.action()
-        if self._closed or self._is_taking_name:
+        if self._closed or self._is_taking_name or self._state.other_cluster:
             return
         if self._renewing:
             if len(self._lanes.in_flight) == len(self._uncertain):
@@ -460,6 +460,9 @@ class CommitQueue:
         self._retry_batch(planned)
 
     def _on_stored(self, planned: _PlannedBatch, offsets: Sequence[int]) -> None:
+        if self._state.other_cluster:  # the records may be in the log of the other cluster
+            self._end_batch(planned.batch, RemoteError(self._state.other_cluster))
+            return
         planned.plan.apply_stored(offsets)
         self._on_progress(planned.plan.progress)
         self._topics.unavailable.on_stored(record.topic for record in planned.plan.records)
@@ -495,12 +498,18 @@ class CommitQueue:
     # --- the name
 
     def _take_new_name(self) -> None:
+        if self._state.other_cluster:
+            self._is_taking_name = False  # `resume` begins again
+            return
         name = uuid.uuid4().hex
         self._is_taking_name = True
         self._producers.take_new_id(name, lambda outcome: self._on_renamed(name, outcome))
 
     def _on_renamed(self, name: str, outcome: WriteOutcome) -> None:
         if self._closed:
+            return
+        if self._state.other_cluster:
+            self._take_new_name()
             return
         if outcome.error is not None:
             log.warning("no transactional name from Kafka, retrying: %s", outcome.error)

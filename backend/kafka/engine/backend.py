@@ -60,6 +60,7 @@ from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import (
     DdmqError,
     DrainingError,
+    RemoteError,
     StorageError,
     TryLaterError,
     UnsupportedError,
@@ -112,6 +113,7 @@ class KafkaBackend(Backend):
             self._appends.when_answered,
             self._watchers.notify_changed,
             lambda name: self._topics.on_info_changed(name),
+            lambda: self._topics.survey(),
             metrics,
         )
         self.state, self._commits = self.process.state, self.process.commits
@@ -124,6 +126,7 @@ class KafkaBackend(Backend):
             self._commits,
             self._appends.add_topic,
             self._on_topic_changed,
+            self._on_other_cluster,
         )
         self._missing_topics = MissingTopics(self._table, self._topics, self.state)
         if metrics is not None:
@@ -204,6 +207,8 @@ class KafkaBackend(Backend):
     def _why_not_ready(self) -> DdmqError | None:
         if self._draining:
             return DrainingError("the Kafka engine is draining; it takes nothing new")
+        if self.state.other_cluster:
+            return TryLaterError(self.state.other_cluster)
         if not self._topics.has_surveyed:
             return TryLaterError(f"the Kafka engine is not ready: {self._health_reason()}")
         return None
@@ -219,6 +224,13 @@ class KafkaBackend(Backend):
 
     def watch_settings(self, listener: Callable[[str], None], *prefixes: str) -> Callable[[], None]:
         return self._watchers.watch(listener, prefixes)
+
+    def _on_other_cluster(self, reason: str) -> None:
+        """Take no part in another cluster, and take new names when the first one is back (`reason` is "")."""
+        self.state.set_other_cluster(reason)
+        self.readers.end_streams(RemoteError(reason or "the brokers have changed"))
+        self._commits.renew(reason or "the brokers belong to the cluster of this process again")
+        self._commits.resume()
 
     def _on_topic_changed(self, name: str, before: KafkaTopic | None) -> None:
         self._watchers.notify_changed(f"topic/{name}")
@@ -351,7 +363,10 @@ class KafkaBackend(Backend):
     # --- reading
 
     def start_read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        self._queries.read(call, completion)
+        if self.state.other_cluster:
+            self._later(completion.fail, RemoteError(self.state.other_cluster))
+        else:
+            self._queries.read(call, completion)
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
         wait = Wait() if into is None else into
@@ -363,6 +378,8 @@ class KafkaBackend(Backend):
             return
         if self._draining:
             wait.fail(DrainingError("the Kafka engine is draining"))
+        elif self.state.other_cluster:
+            wait.fail(RemoteError(self.state.other_cluster))
         else:
             self._queries.wait(queue, offset, deadline, wait)
 

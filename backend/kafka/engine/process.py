@@ -30,8 +30,8 @@ class KafkaProcess:
     """Creates the components that work on the system topics, and closes them in the right order.
 
     Create it on the hub. `when_appended`: see CommitQueue. `on_setting_changed` and `on_info_changed` are
-    called with a changed setting, or a topic whose stored settings changed. Callbacks run on the hub, after
-    all components were created.
+    called with a changed setting, or a topic whose stored settings changed; `on_other_cluster` when the
+    brokers seem to belong to another cluster. Callbacks run on the hub, after all components were created.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class KafkaProcess:
         when_appended: WhenAppended,
         on_setting_changed: Callable[[str], object],
         on_info_changed: Callable[[str], object],
+        on_other_cluster: Callable[[], object] = lambda: None,
         metrics: Registry | None = None,
     ) -> None:
         self.state = KafkaState(
@@ -52,6 +53,7 @@ class KafkaProcess:
             on_info_changed=on_info_changed,
             on_event=self._on_event,
             on_log_truncated=lambda: self.members.on_log_truncated(),
+            on_other_cluster=on_other_cluster,
             on_ready=lambda: self._on_ready(),
         )
         self.producers = MeasuredProducers(

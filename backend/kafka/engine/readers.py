@@ -452,6 +452,20 @@ class Readers:
                     if not waiting.wait.done and not waiting.wait.cancelled:
                         waiting.wait.fail(UnknownTopicError(f"topic {topic} was deleted"))
 
+    def end_streams(self, error: Exception) -> None:
+        """Discard everything that is known of the queues, and fail every read and wait with `error`."""
+        self.release_waits(error)
+        self._next_offsets.clear()
+        completions = [one.completion for queued in self._queued_reads.values() for one in queued]
+        self._queued_reads.clear()
+        for stream in list(self._streams.values()):
+            completions += [one.completion for one in stream.pending_reads]
+            stream.pending_reads = []
+            self._end_stream(stream)
+        for completion in completions:
+            if not completion.done:
+                completion.fail(error)
+
     def release_waits(self, error: Exception) -> None:
         """Fail every parked wait with `error`."""
         self._deadlines.clear()

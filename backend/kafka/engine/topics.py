@@ -57,6 +57,8 @@ class KafkaTopics:
 
     `add_to_producer` makes the producer of appends know a topic, in the cluster's thread; it may wait.
     `on_changed(name, before)` is called for each change, with the topic as it was.
+    `on_other_cluster(reason)`: the brokers belong to another cluster than at first; with "", to the first one
+    again.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class KafkaTopics:
         commits: CommitQueue,
         add_to_producer: Callable[[str], object],
         on_changed: Callable[[str, KafkaTopic | None], None],
+        on_other_cluster: Callable[[str], object],
     ) -> None:
         self._options = options
         self._names = options.names
@@ -82,6 +85,7 @@ class KafkaTopics:
         self._commits = commits
         self._add_to_producer = add_to_producer
         self._on_changed = on_changed
+        self._on_other_cluster = on_other_cluster
         self._described: dict[str, ClusterTopic] = {}  # by our names
         self._deleted_ids: dict[str, None] = {}  # of topics that were deleted here
         self._changes: dict[str, deque[Callable[[], None]]] = {}  # those that wait, by names in change
@@ -174,6 +178,8 @@ class KafkaTopics:
         if self.cluster_id not in ("", survey.cluster_id):
             self._reject_cluster(survey.cluster_id)
             return
+        if self._state.other_cluster:
+            self._on_other_cluster("")
         self._survey_count += 1
         self._set_reason("")
         self.cluster_id = survey.cluster_id
@@ -216,16 +222,18 @@ class KafkaTopics:
         """Ignore a survey's result, because it is from another cluster than the first one."""
         reason = (
             f"Kafka at {self._options.bootstrap} is cluster {cluster_id} now, and this process belongs to"
-            f" cluster {self.cluster_id}: set bootstrap to that cluster's brokers and start it again"
+            f" cluster {self.cluster_id}, in whose place it does nothing: bring that cluster back, or set"
+            " bootstrap to its brokers and start this process again"
         )
-        if reason != self.reason:
-            log.error("%s", reason)
         self.reason, self._is_unreachable = reason, True
+        if reason != self._state.other_cluster:
+            log.error("%s", reason)
+            self._on_other_cluster(reason)
 
     def trim(self, queue: QueueRef, before: int) -> None:
         """Delete the records of a queue below an offset; see Backend.trim."""
         topic = self._table.find_queue_topic(queue)
-        if topic is not None:
+        if topic is not None and not self._state.other_cluster:
             self._upkeep.trim_queue(topic, queue, before)
 
     def on_info_changed(self, name: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Producer
 
-from backend.completion import Completion
+from backend.completion import Completion, failed
 from backend.kafka.clients.admin import SystemTopics
 from backend.kafka.clients.follower import FollowedRow, FollowerThread, Partition
 from backend.kafka.clients.writing import MARK_KEY
@@ -41,7 +41,9 @@ LOG_EVERY = 100_000  # records between two lines about the progress of the start
 class KafkaState:
     """The settings, progress and assignments that this process has read from the system topics.
 
-    `ready`: the state was read up to its end once. `reason`: why it is not ready, or "".
+    `ready`: the state was read up to its end once, and the brokers belong to its cluster. `reason`: why it is
+    not ready, or "". `other_cluster`: what is wrong while the brokers belong to another cluster, or "". Until
+    they belong to the first one again, nothing is read, and barriers fail.
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class KafkaState:
         on_info_changed: Callable[[str], object],
         on_event: Callable[[PlacedEvent], object],
         on_log_truncated: Callable[[], object],
+        on_other_cluster: Callable[[], object],
         on_ready: Callable[[], object],
     ) -> None:
         self.system_topics = SystemTopics.named_by(options)
         self._settings, self.progress = SettingsState(), ProgressState()
         self.coordination = CoordinationLog(0)
-        self.ready = False
+        self._was_read = False
+        self.other_cluster = ""
         self.reason = f"Kafka at {options.bootstrap} is being asked for the system topics"
         self.progress_partitions = 0  # of the progress topic
         self.record_count = 0
@@ -77,8 +81,14 @@ class KafkaState:
             on_begun=lambda first: call(self._on_begun, first),
             on_rows=lambda rows: call(self._apply_rows, rows),
             on_truncated=lambda first: call(self._on_truncated, first),
+            on_other_cluster=lambda: call(on_other_cluster),
             on_failed=lambda reason: call(self._set_reason, reason),
         )
+
+    @property
+    def ready(self) -> bool:
+        """Whether the state was read up to its end, and the brokers belong to its cluster."""
+        return self._was_read and not self.other_cluster
 
     @property
     def settings(self) -> Mapping[str, bytes]:
@@ -110,7 +120,12 @@ class KafkaState:
 
     def catch_up(self) -> Completion[None]:
         """Return a completion that succeeds once every record acknowledged by now was read."""
-        return self._barriers.add()
+        return failed(RemoteError(self.other_cluster)) if self.other_cluster else self._barriers.add()
+
+    def set_other_cluster(self, reason: str) -> None:
+        """Set what is wrong while the brokers belong to another cluster; "" when they do not any more."""
+        self.other_cluster = reason
+        self._thread.check_cluster()
 
     # --- rows from the thread, on the hub
 
@@ -127,7 +142,7 @@ class KafkaState:
             self._set_reason(str(barrier.error))
             HubTimer(ref=False).once(RETRY_S, lambda: self.catch_up().then(self._on_first_barrier))
             return
-        self.ready, self.reason = True, ""
+        self._was_read, self.reason = True, ""
         log.info("the system topics were followed to their end: %d records", self.record_count)
         self._on_ready()
 
@@ -142,9 +157,9 @@ class KafkaState:
             else:
                 self._next[row.topic, row.partition] = row.offset
         before, self.record_count = self.record_count, self.record_count + len(rows)
-        if not self.ready and before // LOG_EVERY != self.record_count // LOG_EVERY:
+        if not self._was_read and before // LOG_EVERY != self.record_count // LOG_EVERY:
             log.info("following the system topics: %d records so far", self.record_count)
-        if self.ready:
+        if self._was_read:
             self.reason = ""
         self._barriers.advance()
 

@@ -1,15 +1,17 @@
 """The load of kafka_rounds.py and kafka_partitions.py, and the account of what was sent, given and finished.
 
-Four kinds of messages, each in its topic:
+Five kinds of messages, each in its topic:
 
     plain     nothing more
     ordered   numbered by key, each key sent by one thread; a handler fails now and then. Every delivery is
               judged: nothing may come again that a later message of its key has followed
     delayed   due 1 to 5 s after the send; some are cancelled at about that time, some repeat
     retried   unordered; some fail and come again over the retry path, "poison" always fails and dies
+    spare     plain and delayed ones, for a topic that has no leader most of the time
 
-A body is sent once: what may be stored is not sent again by the client, so a second stored copy of it is
-somebody else's.
+Where sends are stored once, half of those without a delay have an idempotency key, and are sent again until
+their outcome is certain. Any other body is sent once, unless the client knows that a resend is recognised.
+So a second stored copy is always an error.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ from ddmq_client.errors import ClientError
 from tests.crash.kit.key_order import KeyDelivery, find_returns
 from tests.crash.kit.pull_times import PullTimes
 
-PLAIN, ORDERED, DELAYED, RETRIED = TOPICS = ("plain", "ordered", "delayed", "retried")
+PLAIN, ORDERED, DELAYED, RETRIED = HEALTHY = ("plain", "ordered", "delayed", "retried")
+SPARE = "spare"
+TOPICS = (*HEALTHY, SPARE)
 RETRY, DEAD = INNER = (f"%RETRY%{RETRIED}", f"%DLQ%{RETRIED}")
 QUEUES = 4
-GROUPS = {"any": (PLAIN, DELAYED), "in-order": (ORDERED,), RETRIED: (RETRIED,)}
+GROUPS = {"any": (PLAIN, DELAYED), "in-order": (ORDERED,), RETRIED: (RETRIED,), SPARE: (SPARE,)}
 KEYS = 12  # of one sender
 FAIL_SHARE, FAILS_MAX = 0.05, 2
 RETRY_SHARE, POISON_SHARE = 0.3, 0.1  # of the retried: fail sometimes; always
@@ -41,6 +45,8 @@ DELAY_MS = (1_000, 5_000)
 CANCEL_SHARE, REPEAT_SHARE = 0.3, 0.15
 CANCEL_SPREAD_S = 1.0  # how far from the due time a cancel leaves
 TIMES, EVERY_MS = 3, 1_000
+KEYED_SHARE, RESENDS_MAX = 0.5, 5
+SPARE_DELAYED_SHARE = 0.7
 Location = tuple[str, int, int]  # topic, queue, offset
 
 
@@ -70,6 +76,8 @@ class Account:
         self.lock = threading.Lock()
         self.sent: Counter[str] = Counter()
         self.acknowledged: dict[bytes, str] = {}  # body → topic
+        self.acknowledged_at_ms: dict[str, list[int]] = defaultdict(list)  # by topic
+        self.resent = 0  # because the outcome was unknown
         self.unknown: dict[bytes, str] = {}
         self.refused: dict[bytes, str] = {}
         self.due_ms: dict[bytes, int] = {}
@@ -260,6 +268,23 @@ class Account:
                 violations.append(f"{each.body!r} always fails and was done")
         return violations
 
+    def delivered(self, topic: str) -> list[bytes]:
+        """The bodies from a topic that came to a handler."""
+        with self.lock:
+            return [body for location, body in self.bodies.items() if location[0] == topic]
+
+    def longest_pause_s(self, since_ms: int, until_ms: int) -> tuple[float, str]:
+        """Return the longest time in which a healthy topic stored nothing, or delivered nothing."""
+        with self.lock:
+            calls = {topic: [c.at_ms for c in self.handler_calls if c.queue[0] == topic] for topic in HEALTHY}
+            moments = {f"deliveries from {topic}": times for topic, times in calls.items()}
+            moments |= {f"sends to {topic}": list(self.acknowledged_at_ms[topic]) for topic in HEALTHY}
+        return max(
+            (max(b - a for a, b in itertools.pairwise(sorted({since_ms, until_ms, *within}))) / 1000, what)
+            for what, times in moments.items()
+            for within in [[at for at in times if since_ms < at < until_ms]]
+        )
+
     def handed_over_s(self, since_ms: int, until_ms: int) -> float | None:
         """From `since_ms` until every queue that was given something born afterwards had been."""
         first: dict[tuple[str, tuple[str, int]], int] = {}
@@ -279,8 +304,11 @@ def is_poison(body: bytes) -> bool:
 class Sender(threading.Thread):
     """Sends one kind of messages until it is told to stop."""
 
-    def __init__(self, name: str, topic: str, seed: int, proxies: str, account: Account) -> None:
+    def __init__(
+        self, name: str, topic: str, seed: int, proxies: str, account: Account, keyed: bool = False
+    ) -> None:
         super().__init__(name=name, daemon=True)
+        self._keyed = keyed
         self.random = Random(f"{seed}/{name}")
         self.topic, self.account = topic, account
         self.over = threading.Event()
@@ -306,21 +334,33 @@ class Sender(threading.Thread):
         poison = self.topic == RETRIED and self.random.random() < POISON_SHARE
         body = f"{key}/{self._numbers[key]}{'/poison' if poison else ''}".encode()
         self._numbers[key] += 1
-        more: dict[str, Any] = self._delay(body) if self.topic == DELAYED else {}
-        result = None
-        try:
-            result = self._producer.send(self.topic, body, key=key, shard_key=key, **more)
-        except UnknownOutcomeError:
-            what, cancel_status = "unknown", self.account.unknown
-        except NotStoredError:
-            what, cancel_status = "refused", self.account.refused
-        else:
-            what, cancel_status = "acknowledged", self.account.acknowledged
+        spare_delayed = self.topic == SPARE and self.random.random() < SPARE_DELAYED_SHARE
+        more: dict[str, Any] = self._delay(body) if self.topic == DELAYED or spare_delayed else {}
+        if not more and self._keyed and self.random.random() < KEYED_SHARE:
+            more = {"idempotency_key": body.decode()}
+        result, outcome = self._send_once(body, key, more)
         with self.account.lock:
-            cancel_status[body] = self.topic
-            self.account.sent[f"{self.topic} {what}"] += 1
+            getattr(self.account, outcome)[body] = self.topic
+            self.account.sent[f"{self.topic} {outcome}"] += 1
+            if outcome == "acknowledged":
+                self.account.acknowledged_at_ms[self.topic].append(time.time_ns() // 1_000_000)
         if isinstance(result, DelayResult):
             self._added(body, result)
+
+    def _send_once(self, body: bytes, key: str, more: dict[str, Any]) -> tuple[Any, str]:
+        """Send a message, with an idempotency key again and again while its outcome is unknown."""
+        outcome = "refused"
+        for _ in range(RESENDS_MAX if "idempotency_key" in more else 1):
+            try:
+                return self._producer.send(self.topic, body, key=key, shard_key=key, **more), "acknowledged"
+            except UnknownOutcomeError:
+                outcome = "unknown"
+            except NotStoredError:
+                if outcome == "refused":
+                    break  # no attempt was stored
+            with self.account.lock:
+                self.account.resent += 1
+        return None, outcome
 
     def _delay(self, body: bytes) -> dict[str, Any]:
         delay_ms = self.random.randint(*DELAY_MS)

@@ -1,13 +1,15 @@
 """One run on Kafka under faults: brokers, three `ddmq serve`, the load, and what is checked when all is over.
 
 kafka_rounds.py kills and stops processes, kafka_partitions.py cuts the network between them: each says what
-a round is. In the end everything that is stored is read as any consumer of Kafka would, and judged together
-with what clients saw (load.py).
+a round is. Beside their faults a topic has no leader all the time: the spare broker, which has it alone, is
+killed before the first round and started after the last one. In the end everything that is stored is read as
+any consumer of Kafka would, and judged together with what clients saw (load.py).
 """
 
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,15 +19,19 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, KafkaError, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from backend.kafka.options import Names
-from ddmq.trial.cluster import TrialCluster
+from ddmq_client import Consumer
 from ddmq_common.errors import ConfigError
+from tests.crash.kafka.cluster import ClusterWithSpareBroker
 from tests.crash.kafka.load import (
     GROUPS,
+    HEALTHY,
     INNER,
     QUEUES,
     RETRIED,
+    SPARE,
     TOPICS,
     Account,
     Sender,
@@ -38,6 +44,10 @@ from tests.support.waits import until
 
 SERVERS = 3
 SENDERS = 2  # of each topic
+STORE_ONCE = ("keys", "all", "none")
+PAUSE_MAX_S = 2.0  # of a healthy topic, when the spare broker is lost
+PAUSE_FACTOR = 3.0  # of the longest pause before that: on a busy machine
+WATCHED_S = 20.0  # after the loss, in which messages of its topic fall due
 LAST_S = 6.0  # of load, after the last fault
 DRAIN_S = 240.0
 READ_S = 30.0
@@ -50,6 +60,7 @@ SETTINGS = {
     "any": {**FOREVER, "retry_intervals_ms": [100, -1]},
     "in-order": {**FOREVER, "order_key": "KEY", "order_scope": "topic", "ordered_deliveries_max": -1},
     RETRIED: {**FOREVER, "retry_intervals_ms": [50], "retry_steps": 3},
+    SPARE: {**FOREVER, "retry_intervals_ms": [100, -1]},
 }
 LEVELS = ["100ms", "200ms", "500ms", "1s", "2s"]  # the retry path begins at the third
 
@@ -69,10 +80,19 @@ def post(server: RealServer, target: str, body: dict[str, object]) -> None:
 class KafkaRun:
     """One run. `round` of whoever derives from it does something bad, undoes it, and says what it was."""
 
-    def __init__(self, folder: Path, seed: int, cluster: TrialCluster, print_line: PrintLine) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        cluster: ClusterWithSpareBroker,
+        store_once: str,
+        print_line: PrintLine,
+    ) -> None:
         self.random = Random(f"{seed}/faults")
         self.seed, self.print_line, self.cluster = seed, print_line, cluster
-        backend = {"engine": "kafka", "kafka": {"bootstrap": cluster.bootstrap}}
+        self.store_once = store_once
+        kafka = {"bootstrap": cluster.bootstrap, "store_once": store_once}
+        backend = {"engine": "kafka", "kafka": kafka}
         self.config = {"backend": backend, "ddmq": {"log_level": "info"}, "delay_service": {"levels": LEVELS}}
         self.servers = [self.server(folder, number) for number in range(SERVERS)]
         self.account = Account()
@@ -100,10 +120,13 @@ class KafkaRun:
     def run(self, rounds: int) -> list[str]:
         """What was broken."""
         try:
-            self.cluster.start(ready_s=READY_S)
+            self.cluster.start(list(self.cluster.voters), READY_S)
             for server in self.servers:
                 server.start()
-            self._prepare()
+            for topic in HEALTHY:
+                post(self.servers[0], f"/topics/{topic}", {"create": True, "queues": QUEUES})
+            for group in GROUPS.keys() - {SPARE}:
+                self._subscribe(group)
             return self._under_load(rounds)
         finally:
             self.end()
@@ -115,38 +138,99 @@ class KafkaRun:
         for number in self.cluster.brokers:
             self.cluster.signal(number, signal.SIGKILL)
 
-    def _prepare(self) -> None:
-        for topic in TOPICS:
-            post(self.servers[0], f"/topics/{topic}", {"create": True, "queues": QUEUES})
-        for group, topics in GROUPS.items():
-            post(self.servers[0], f"/groups/{group}", {"topics": topics, **SETTINGS[group]})
+    def _subscribe(self, group: str) -> None:
+        post(self.servers[0], f"/groups/{group}", {"topics": GROUPS[group], **SETTINGS[group]})
 
     def _addresses(self, component: str) -> str:
         return ",".join(self.address(server, component) for server in self.servers)
 
-    def _under_load(self, rounds: int) -> list[str]:
+    def _started(self, topics: Sequence[str], groups: Sequence[str]) -> tuple[list[Sender], list[Consumer]]:
+        """Senders of topics and consumers of groups, at work."""
         producers, consumers = self._addresses("producer"), self._addresses("consumer")
+        keyed = self.store_once != "none"
         senders = [
-            Sender(f"{t}-{n}", t, self.seed, producers, self.account) for t in TOPICS for n in range(SENDERS)
+            Sender(f"{t}-{n}", t, self.seed, producers, self.account, keyed)
+            for t in topics
+            for n in range(SENDERS)
         ]
         clients = [
-            consumer(group, n, self.seed, consumers, self.account) for group in GROUPS for n in range(2)
+            consumer(group, n, self.seed, consumers, self.account) for group in groups for n in range(2)
         ]
         loads: list[Any] = [*senders, *clients]
         with self.account.pulls.installed():
             for each in loads:
                 each.start()
-        for number in range(1, rounds + 1):
-            time.sleep(self.load_s())  # load without a fault: its length is the seed's
-            self._check_servers()
-            self.print_line(f"round {number}: {self.round()}")
+        return senders, clients
+
+    def _lose_spare_broker(self) -> tuple[list[Sender], list[Consumer]]:
+        """Kill the only broker of a topic in use; the other topics go on. Returns the load of that topic."""
+        admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap})
+        placed_first = {*map(Names().to_kafka, INNER), "__consumer_offsets"}
+        until(
+            lambda: placed_first <= admin.list_topics(timeout=READ_S).topics.keys(),
+            "all inner topics are there, so none of them will be on the spare broker",
+            READY_S,
+        )
+        self.cluster.start([self.cluster.spare], READY_S)
+        config = {"message.timestamp.type": "LogAppendTime"}
+        alone = [[self.cluster.spare]] * QUEUES
+        [created] = admin.create_topics(
+            [NewTopic(SPARE, QUEUES, replica_assignment=alone, config=config)]
+        ).values()
+        created.result()
+        until(lambda: self.servers[0].request("GET", f"/topics/{SPARE}")[0] == 200, seconds=READY_S)
+        self._subscribe(SPARE)
+        load = self._started([SPARE], [SPARE])
+        until(
+            lambda: self.account.acknowledged_at_ms[SPARE] and any(self.account.delivered(SPARE)),
+            "the topic is in use",
+            READY_S,
+        )
+        healthy_s, _ = self._watch_pauses("with the spare broker")
+        self.cluster.signal(self.cluster.spare, signal.SIGKILL)
+        self.happens("the spare broker is lost")
+        pause_s, what = self._watch_pauses("without the spare broker")
+        if pause_s > max(PAUSE_MAX_S, PAUSE_FACTOR * healthy_s):
+            self.account.violations.append(
+                f"STALLED: {what} paused for {pause_s:.1f} s, and at most {healthy_s:.1f} s before"
+            )
+        return load
+
+    def _watch_pauses(self, when: str) -> tuple[float, str]:
+        """Return the longest pause of a healthy topic in the next WATCHED_S, and what paused."""
+        since_ms = time.time_ns() // 1_000_000
+        time.sleep(WATCHED_S)  # load without another fault
+        pause_s, what = self.account.longest_pause_s(since_ms, time.time_ns() // 1_000_000)
+        self.print_line(f"{when}: the longest pause was {pause_s:.1f} s ({what})")
+        return pause_s, what
+
+    def _under_load(self, rounds: int) -> list[str]:
+        senders, clients = self._started(HEALTHY, [group for group in GROUPS if group != SPARE])
+        more_senders, more_clients = self._lose_spare_broker()
+        senders, clients = senders + more_senders, clients + more_clients
+        self._run_rounds(rounds)
         time.sleep(LAST_S)  # load after the last fault
         self._check_servers()
         self._stop(senders)
+        self.cluster.start([self.cluster.spare], READY_S)
         stored = self._drained()
         for client in clients:
             client.stop()
         return self.account.judge(stored)
+
+    def _run_rounds(self, rounds: int) -> None:
+        """Run the rounds. Ctrl-C ends them; what was seen until then is judged."""
+        is_over = threading.Event()
+        before = signal.signal(signal.SIGINT, lambda *_: is_over.set())
+        try:
+            for number in range(1, rounds + 1):
+                time.sleep(self.load_s())  # load without a fault: its length is the seed's
+                self._check_servers()
+                self.print_line(f"round {number}: {self.round()}")
+                if is_over.is_set():
+                    break
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _stop(self, senders: Sequence[Sender]) -> None:
         for sender in senders:
@@ -224,7 +308,7 @@ class KafkaRun:
             f"given {len(account.handler_calls)}, done {len(account.done_at)}, "
             f"failed {account.fails.total()} times, "
             f"given again after it was done {account.redelivered} "
-            f"(the latest {account.last_redelivery_s:.1f} s after)"
+            f"(the latest {account.last_redelivery_s:.1f} s after), sent again {account.resent} times"
         )
         for index, (what, at_ms) in enumerate(self.times):
             until_ms = self.times[index + 1][1] if index + 1 < len(self.times) else at_ms + 60_000

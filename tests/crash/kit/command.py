@@ -17,6 +17,7 @@ HELP = {
     "kafka": "on a Kafka broker, not on the file log",
     "processes": "each part as its own process",
     "stops": "proxies stand still, too",
+    "store_once": "which sends are stored once",
     "seconds": "of sending and faults",
     "proxies": "consumer proxies as processes of their own",
 }
@@ -45,7 +46,9 @@ def long_run(doc: str | None, name: str, run: Callable[..., object], **options: 
         if default is False:
             parser.add_argument(flag, action="store_true", help=help_text)
         elif isinstance(default, tuple):
-            parser.add_argument(flag, type=int, choices=default, default=default[0], help=help_text)
+            parser.add_argument(
+                flag, type=type(default[0]), choices=default, default=default[0], help=help_text
+            )
         else:
             parser.add_argument(flag, type=type(default or 0), default=default, help=help_text)
     parser.add_argument("--dir", type=Path, help="where the data is (default: the temporary folder)")

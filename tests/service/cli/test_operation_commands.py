@@ -27,7 +27,7 @@ def bury(server: RealServer, group: str, topic: str, bodies: list[str]) -> None:
     """Let a group fail messages until they are dead letters."""
     server.admin("POST", "groups", group, body={"topics": [topic]} | STEPS)
     before = letters(server, group)
-    with Producer(server.address("producer")) as producer:
+    with Producer(server.address("producer"), timeout_ms=60_000) as producer:
         for body in bodies:
             producer.send(topic, body, key=body)
     failed = 0

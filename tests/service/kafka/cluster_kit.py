@@ -30,6 +30,7 @@ from tests.scenarios.real_server import RealServer, ddmq, write_config
 from tests.support.waits import until
 
 TIMEOUT_S = 2.0
+SEND_MS = 20_000
 SPARE_S = 3.0  # beside the time that the caller gave; the machine may be busy
 
 
@@ -63,6 +64,8 @@ def kill(cluster: TrialCluster) -> None:
 class KafkaServer(RealServer):
     """`ddmq serve` over Kafka, by a folder of configuration."""
 
+    ready_s = 180.0  # brokers that have just begun may take long to answer
+
     def __init__(self, folder: Path, bootstrap: str, processes: bool = False, **kafka: Any) -> None:
         settings = {"engine": "kafka", "kafka": {"bootstrap": bootstrap, **kafka}}
         config = write_config(folder / "conf", backend=settings)
@@ -95,7 +98,8 @@ class KafkaServer(RealServer):
         return result.stdout
 
     def producer(self, **terms: Any) -> OurProducer:
-        return OurProducer(f"127.0.0.1:{self.ports['producer']}", **terms)
+        """A producer whose calls may take long: the machine may be busy."""
+        return OurProducer(f"127.0.0.1:{self.ports['producer']}", **{"timeout_ms": SEND_MS, **terms})
 
     def consumer(self, group: str, topic: str) -> OurConsumer:
         return OurConsumer(f"127.0.0.1:{self.ports['consumer']}", group, topic)
@@ -224,6 +228,18 @@ def is_stored(producer: OurProducer, body: bytes) -> bool:
     except ProxyError:
         return False
     return True
+
+
+def store_next(producer: OurProducer, new_bodies: Iterator[bytes]) -> bytes:
+    """Send one message after the other until one is certainly stored; returns that one."""
+    sent: list[bytes] = []
+
+    def is_next_stored() -> bool:
+        sent.append(next(new_bodies))
+        return is_stored(producer, sent[-1])
+
+    until(is_next_stored, "a message is stored")
+    return sent[-1]
 
 
 def is_refused(producer: OurProducer, body: bytes) -> bool:

@@ -11,11 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.kafka.cluster_kit import KafkaServer, bodies, is_refused, is_stored, own_cluster
+from tests.service.kafka.cluster_kit import (
+    KafkaServer,
+    bodies,
+    is_refused,
+    is_stored,
+    own_cluster,
+    store_next,
+)
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
 SMALL, LARGER = "size=48m", "size=256m"
+FULL_S = 240.0  # until a disk is full, on a busy machine
 
 
 @pytest.fixture
@@ -39,19 +47,23 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, small_d
                 new_bodies = (b"%d " % number + bytes_of.randbytes(500_000) for number in count())
                 until(lambda: is_stored(producer, b"the topic is made"))
                 stored: list[bytes] = []
-                while is_stored(producer, body := next(new_bodies)):
-                    stored.append(body)
+
+                def is_full() -> bool:
+                    body = next(new_bodies)
+                    if is_stored(producer, body):
+                        stored.append(body)
+                    return cluster.pid(1) is None
+
+                until(is_full, "the broker has ended", seconds=FULL_S)
                 assert stored
-                until(lambda: cluster.pid(1) is None, "the broker has ended")
                 until(lambda: not server.ready)
                 refused = {body for body in (b"while %d" % n for n in range(3)) if is_refused(producer, body)}
                 subprocess.run(["mount", "-o", f"remount,{LARGER}", small_disk], check=True)
                 cluster.start()
                 until(lambda: server.ready)
-                until(lambda: is_stored(producer, next(new_bodies)))
-                producer.send("orders", b"last")
+                last = store_next(producer, new_bodies)
             stored_now = bodies(cluster)
-            assert {*stored, b"last"} <= set(stored_now)
+            assert {*stored, last} <= set(stored_now)
             assert not refused & set(stored_now)
         finally:
             server.end()

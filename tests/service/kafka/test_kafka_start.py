@@ -15,10 +15,10 @@ from tests.service.kafka.cluster_kit import (
     KafkaServer,
     bodies,
     is_refused,
-    is_stored,
     kill,
     own_cluster,
     pulled,
+    store_next,
 )
 from tests.support.waits import until
 
@@ -103,10 +103,9 @@ def test_a_cluster_that_is_lost_for_a_minute_costs_time_alone(tmp_path: Path) ->
                 cluster.start()
                 until(lambda: server.ready)
                 after = (b"after %d" % number for number in count())
-                until(lambda: is_stored(producer, next(after)))
-                producer.send("orders", b"last")
+                last = store_next(producer, after)
                 stored_now = bodies(cluster)
-                assert {*stored, b"last"} <= set(stored_now)
+                assert {*stored, last} <= set(stored_now)
                 assert not refused & set(stored_now)
                 assert len(stored_now) == len(set(stored_now))
                 assert {*pulled(client, len(stored_now) - 10), *acked} == set(stored_now)

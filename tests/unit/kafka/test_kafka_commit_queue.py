@@ -25,7 +25,7 @@ UNKNOWN = WriteOutcome(OutcomeKind.UNCERTAIN, [], RemoteError("no answer"))
 class FollowedState(State):
     """With barriers that are over at once."""
 
-    ready, reason = True, ""
+    ready, reason, other_cluster = True, "", ""
 
     def catch_up(self) -> Completion[None]:
         over: Completion[None] = Completion()
@@ -196,3 +196,27 @@ def test_a_commit_whose_entry_is_over_is_not_sent_again(rig: QueueRig) -> None:
     until(lambda: call.done, "it is given up")
     assert isinstance(call.error, FencedError)
     assert len(rig.producers.requests) == 1
+
+
+def test_nothing_is_written_and_no_name_taken_while_the_brokers_are_another_cluster(rig: QueueRig) -> None:
+    rig.state.other_cluster = "it is another cluster"
+    rig.line.renew("it is another cluster")
+    call = rig.finish(0)
+    rig.line.resume()
+    until(lambda: not rig.line.is_busy)
+    assert (rig.producers.requests, len(rig.producers.names), call.done) == ([], 1, False)
+    rig.state.other_cluster = ""
+    rig.line.resume()
+    writes, then = rig.under_way(1)
+    assert len(rig.producers.names) == 2
+    then(stored(writes))
+    assert call.error is None
+
+
+def test_what_another_cluster_has_stored_does_not_count(rig: QueueRig) -> None:
+    call = rig.finish(0)
+    writes, then = rig.under_way(1)
+    rig.state.other_cluster = "it is another cluster"
+    then(stored(writes))
+    assert isinstance(call.error, RemoteError)
+    assert rig.state.progress.view(KEY).committed is None

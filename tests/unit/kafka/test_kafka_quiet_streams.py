@@ -231,3 +231,19 @@ def test_every_record_is_delivered_once_and_in_order(steps: list[tuple[str, int]
         world.pass_time(QUIET_S)
         world.answer_all()
     assert world.reader_names in (["quiet"], [])
+
+
+def test_ended_streams_fail_their_reads_and_know_nothing_of_the_queue_any_more() -> None:
+    world = QueueReadingKit()
+    world.log = [0, 1]
+    world.readers.set_next_offset(world.queue.queue, 9)
+    world.read()
+    world.readers.end_streams(RemoteError("another cluster"))
+    assert (world.reader_names, world.received) == ([], [])
+    for _ in range(2):
+        world.read()
+        world.answer_all()
+    assert world.received == [0, 1]
+    world.read()
+    world.answer_all()
+    assert isinstance(world.pending, Wait), "the end is found: no record below 9 is waited for"

@@ -36,12 +36,14 @@ class TopicCreationKit:
             create_topic=self.create_topic,
         )
         monkeypatch.setattr(module, "topic_admin", admin)
-        state: Any = SimpleNamespace(topic_infos=self.infos, catch_up=lambda: succeeded(None))
+        state: Any = SimpleNamespace(
+            topic_infos=self.infos, catch_up=lambda: succeeded(None), other_cluster=""
+        )
         commits: Any = SimpleNamespace(put_topic_info=self.put_topic_info)
         options = KafkaOptions(topics=patterns, topic_prefix="ours.")
         self.topics = KafkaTopics(
             options, cast(Cluster, self), ManualClock(), TopicRegistry(options.names), state, commits,
-            lambda _: None, lambda *_: None,
+            lambda _: None, lambda *_: None, lambda _: None,
         )  # fmt: skip
 
     def run_job(self, job: Callable[[Any], Any], done: Callable[..., object]) -> None:

@@ -72,11 +72,12 @@ def topics(
         forgotten.append((name, incarnation))
         return succeeded(None)
 
-    state: Any = SimpleNamespace(topic_infos={})
+    state: Any = SimpleNamespace(topic_infos={}, other_cluster="")
     commits: Any = SimpleNamespace(put_topic_info=lambda *_: succeeded(None), drop_progress=forget)
     topics = KafkaTopics(
-        OPTIONS, cast(Cluster, cluster), ManualClock(), table, state, commits, lambda _: None, lambda *_: None
-    )
+        OPTIONS, cast(Cluster, cluster), ManualClock(), table, state, commits,
+        lambda _: None, lambda *_: None, lambda reason: setattr(state, "other_cluster", reason),
+    )  # fmt: skip
     topics.survey()
     cluster.answer("cluster-1", DESCRIBED)
     yield topics
