@@ -89,6 +89,7 @@ lint-pages: $(STAMP)
 	$(PY) tools/server_lock.py --check
 	$(PY) tools/states_page.py --check
 	$(PY) tools/admin_page.py --check
+	$(PY) tools/rights_page.py --check
 	$(PY) tools/dashboard.py --check
 	$(PY) tools/alerts.py --check
 	$(PY) tools/unasync.py --check

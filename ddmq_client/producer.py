@@ -20,8 +20,8 @@ from ddmq_client.callables import check_function
 from ddmq_client.core.pipeline import QueuedSend, needs_own_request
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
-from ddmq_client.login import TokenSource, make_login
 from ddmq_client.net.background import Background
+from ddmq_client.net.login import TokenSource, make_login
 from ddmq_client.net.producer import ProducerBase
 from ddmq_client.net.sync import now
 from ddmq_client.observer import ClientObserver, ObservedSend, observe_send

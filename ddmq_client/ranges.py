@@ -23,8 +23,8 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text, topic_n
 from ddmq_client.core.verdicts import CallFailed
 from ddmq_client.errors import ClosedError, OptionError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT, Code
-from ddmq_client.login import TokenSource, make_login
 from ddmq_client.net.connection import FramedConnection, resolve_in_time
+from ddmq_client.net.login import TokenSource, make_login
 from ddmq_client.process import Home, new_client_id
 from ddmq_client.received import FetchedQueue, Message, fetched_here, queue_number
 from ddmq_client.tls import TlsOptions, secure_addresses

@@ -1,4 +1,4 @@
-"""Who may call: each method's rule before its handler, and the method `authenticate`.
+"""Calls are checked by the rule of their method before its handler; the method `authenticate` logs in.
 
 With rights on, a handler gets only the calls that its rule lets through. A method without a rule prevents the
 start, also with rights off, so that none is forgotten.

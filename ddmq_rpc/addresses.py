@@ -1,4 +1,4 @@
-"""What the addresses of clients mean: which count as one client, and which are on this machine."""
+"""Addresses of clients: which of them count as one client, and which are on this machine."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ from ddmq_client.core.settings import (
 from ddmq_client.delays import start_text
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.login import TokenSource, make_login
+from ddmq_client.net.login import TokenSource, make_login
 from ddmq_client.notifications import ConsumerNotifications, OnError, OnLate
 from ddmq_client.observer import (
     ClientObserver,

@@ -38,7 +38,7 @@ from ddmq_client.core.nodes import (
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.login import TokenSource, make_login
+from ddmq_client.net.login import TokenSource, make_login
 from ddmq_client.process import new_client_id
 from ddmq_client.received import FetchedQueue
 from ddmq_client.tls import TlsOptions, secure_addresses

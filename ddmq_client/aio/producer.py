@@ -20,7 +20,7 @@ from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.delays import CancelOutcome, When, duration_ms, outcome_of, when_of
 from ddmq_client.errors import ClosedError, OptionError, SendError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
-from ddmq_client.login import Login, TokenSource, make_login
+from ddmq_client.net.login import ClientLogin, TokenSource, make_login
 from ddmq_client.observer import ClientObserver, SendCall, check_observer, observe_send
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, check_batch
@@ -43,7 +43,7 @@ class AsyncProducerBase(AsyncSends):
         check: Check | None = None,
         observer: ClientObserver | None = None,
         tls: bool | TlsOptions | None = None,
-        login: Login | None = None,
+        login: ClientLogin | None = None,
     ) -> None:
         check_observer(observer)
         self._settings = settings

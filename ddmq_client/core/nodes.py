@@ -24,7 +24,7 @@ from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import OptionError
 
 if TYPE_CHECKING:
-    from ddmq_client.login import Login
+    from ddmq_client.net.login import ClientLogin
     from ddmq_client.tls import ClientTls
 
 PROXIES_MAX = 256
@@ -44,9 +44,9 @@ class ProxyAddress(_HostPort):
     """The address of a proxy: a host name or IP address, and a port. `login`: how connections to it log in,
     which is not part of its identity; None: they do not."""
 
-    login: Login | None = None
+    login: ClientLogin | None = None
 
-    def with_login(self, login: Login | None) -> ProxyAddress:
+    def with_login(self, login: ClientLogin | None) -> ProxyAddress:
         """Return the same address with another login."""
         address = ProxyAddress(*self)
         address.login = login
@@ -78,7 +78,7 @@ class SecureAddress(ProxyAddress):
 
 
 def parse_addresses(
-    proxies: str | Sequence[str], default_port: int, name: str = "proxies", login: Login | None = None
+    proxies: str | Sequence[str], default_port: int, name: str = "proxies", login: ClientLogin | None = None
 ) -> tuple[ProxyAddress, ...]:
     """Return all addresses in `proxies`, in order, without duplicates, with this login.
 

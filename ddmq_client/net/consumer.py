@@ -45,9 +45,9 @@ from ddmq_client.core.settings import (
 from ddmq_client.delays import start_text
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.login import TokenSource, make_login
 from ddmq_client.net.broadcast import BroadcastPool
 from ddmq_client.net.coordinator import Coordinator
+from ddmq_client.net.login import TokenSource, make_login
 from ddmq_client.net.sync import (
     AWAITS,
     WORKERS,

@@ -14,8 +14,8 @@ from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.delays import CancelOutcome, When, duration_ms, outcome_of, when_of
 from ddmq_client.errors import ClosedError, OptionError, SendError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
-from ddmq_client.login import Login, make_login
 from ddmq_client.net.checks import Checks
+from ddmq_client.net.login import ClientLogin, make_login
 from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sender import JobSender, Sends
 from ddmq_client.net.sync import Home, now
@@ -40,7 +40,7 @@ class ProducerBase(Sends):
         check: Check | None = None,
         observer: ClientObserver | None = None,
         tls: bool | TlsOptions | None = None,
-        login: Login | None = None,
+        login: ClientLogin | None = None,
     ) -> None:
         check_observer(observer)
         self._settings = settings

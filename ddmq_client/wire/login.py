@@ -42,15 +42,15 @@ def find_login_failure(name: str, payload: bytes) -> CallFailed | None:
     try:
         head = frames.reply_head(payload)
         if head.kind == frames.EXCEPTION:
-            return _failure(name, "the proxy does not know logins; it is of an older release")
+            return _build_failure(name, "the proxy does not know logins; it is of an older release")
         answer = decode(payload, head.body_at, _RESULT).success
     except FrameError as error:
         return verdicts.answer_lost(name, error)
     if answer is None or answer.code:
         text = "no reason" if answer is None else printable(answer.msg[:TEXT_CHARS_MAX])
-        return _failure(name, f"the login was rejected: {text}")
+        return _build_failure(name, f"the login was rejected: {text}")
     return None
 
 
-def _failure(name: str, text: str) -> CallFailed:
+def _build_failure(name: str, text: str) -> CallFailed:
     return CallFailed(CallVerdict.NOT_SENT, f"{name}: {text}")

@@ -69,8 +69,8 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     was cancelled, this add stores nothing (compat.md: what an old delay server still sends). `occurrence`,
     `at_ms`: for an add that continues a message from a backup: the pending occurrence, and when it is due (0:
     at `due_ms`). `moved_at`: for a repeating message, only in the store and never in the log: the offset of
-    the last command that rescheduled a delivery of it (0: none). `own_topic`: for a change, it applies only
-    to a message of `topic`.
+    the last command that rescheduled a delivery of it (0: none). `own_topic`: a change applies only to a
+    message of `topic`, and an add is ended by an earlier cancel that stated `topic`.
     """
 
     op: str

@@ -1,1 +1,1 @@
-"""Who may connect to the ports of a server and how, and who may do what."""
+"""This package decides who may connect to the ports of a server, and who may do what."""

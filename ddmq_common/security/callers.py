@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ddmq_common.errors import CallerError
 from ddmq_common.security.certificate_names import CertificateNames
-from ddmq_common.security.policy import ADMIN, NOBODY, Identity, Policy, decide
-from ddmq_common.security.tokens import Token, Tokens, check_token
+from ddmq_common.security.policy import ADMIN, NOBODY, Identity, Policy, decide_right
+from ddmq_common.security.tokens import StoredToken, Tokens, check_token
 
 ALLOWED_NAMES_MAX = 10_000  # remembered names of one caller and right; then it begins again
 NAME_BYTES_MAX = 256  # no longer name can exist
@@ -25,7 +25,7 @@ class LoginRejectedError(CallerError):
     """The credentials are not accepted. The text does not say more to an attacker than that."""
 
 
-class Login(NamedTuple):
+class AcceptedLogin(NamedTuple):
     """An accepted login. `token_id`: to find out later whether it is still valid."""
 
     caller: Caller
@@ -57,16 +57,16 @@ class Caller:
         allowed = self._allowed.get(right)
         if allowed is not None and name in allowed:
             return True
-        return self._decide(right, name or b"")
+        return self._check_rules(right, name or b"")
 
     def find_missing(self, right: str, name: bytes | None = b"") -> str | None:
         """Return the sentence about a missing right, or None if the identity has it."""
         if self.may(right, name):
             return None
-        return decide(self._identity, right, _as_text(name or b"")).reason
+        return decide_right(self._identity, right, _as_text(name or b"")).reason
 
-    def _decide(self, right: str, name: bytes) -> bool:
-        if len(name) > NAME_BYTES_MAX or not decide(self._identity, right, _as_text(name)).allowed:
+    def _check_rules(self, right: str, name: bytes) -> bool:
+        if len(name) > NAME_BYTES_MAX or not decide_right(self._identity, right, _as_text(name)).allowed:
             return False
         allowed = self._allowed.setdefault(right, set())
         if len(allowed) >= ALLOWED_NAMES_MAX:
@@ -129,7 +129,7 @@ class CallerTable:
         identity = self._policy.find_by_certificate(names)
         return None if identity is None else self._caller_of(identity)
 
-    def log_in(self, mechanism: bytes, credentials: bytes) -> Login:
+    def log_in(self, mechanism: bytes, credentials: bytes) -> AcceptedLogin:
         """Check credentials. Raises LoginRejectedError."""
         if mechanism != TOKEN_MECHANISM:
             raise LoginRejectedError(f"mechanism is {_as_text(mechanism[:40])!r}; allowed: token")
@@ -138,11 +138,11 @@ class CallerTable:
         if checked is None or identity is None:
             raise LoginRejectedError(REJECTED)
         self.used_tokens.add(checked[0])
-        return Login(self._caller_of(identity), checked[0], checked[1].expires_ms)
+        return AcceptedLogin(self._caller_of(identity), checked[0], checked[1].expires_ms)
 
     def is_valid(self, token_id: str) -> bool:
         """Return whether a token that was accepted once is still valid."""
-        token: Token | None = self._tokens.get(token_id)
+        token: StoredToken | None = self._tokens.get(token_id)
         if token is None or token.is_expired(self._wall_ms()):
             return False
         return self._policy.find_identity(token.identity) is not None

@@ -21,7 +21,7 @@ from ddmq_common.errors import ConfigError
 from ddmq_common.security.callers import CallerTable
 from ddmq_common.security.policy import Policy
 from ddmq_common.security.settings import SecurityConfig
-from ddmq_common.security.tokens import Token, decode_tokens, encode_tokens
+from ddmq_common.security.tokens import StoredToken, decode_tokens, encode_tokens
 
 SECURITY_FILE = "security.yaml"
 TOKENS_FILE = "security.tokens.json"
@@ -33,7 +33,7 @@ log = logging.getLogger("ddmq.security")
 _FileVersion = tuple[int, int, int]
 
 
-def read_tokens(path: Path) -> dict[str, Token]:
+def read_tokens(path: Path) -> dict[str, StoredToken]:
     """Read the table of tokens; a file that does not exist is an empty table. Raises ConfigError."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
@@ -47,7 +47,7 @@ def read_tokens(path: Path) -> dict[str, Token]:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def write_tokens(path: Path, tokens: Mapping[str, Token]) -> None:
+def write_tokens(path: Path, tokens: Mapping[str, StoredToken]) -> None:
     """Replace the table of tokens atomically; the new file has the owner of the old one and mode 0600. Raises
     ConfigError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -89,7 +89,7 @@ class LoadedRights(NamedTuple):
     """The rights of one reading of the files."""
 
     policy: Policy
-    tokens: Mapping[str, Token]
+    tokens: Mapping[str, StoredToken]
     node_token: Path | None
 
 
@@ -125,7 +125,7 @@ class SecurityFiles:
         rights = load_rights(self._folder)
         if rights is None:
             raise ConfigError(f"{self._paths[0]}: identities is missing")
-        self._use(rights, versions)
+        self._apply_rights(rights, versions)
 
     def check(self) -> None:
         """Apply the files if they have changed, and record which tokens were used. A timer calls this."""
@@ -142,7 +142,7 @@ class SecurityFiles:
                 self.error = str(error)
                 log.error("security files are not used; what was in force stays", extra={"error": self.error})
             else:
-                self._use(rights, versions)
+                self._apply_rights(rights, versions)
                 log.info("security files applied", extra={"identities": len(rights.policy.identities)})
         self._table.expire_tokens()
         self._record_use()
@@ -152,7 +152,7 @@ class SecurityFiles:
         ConfigError."""
         return b"" if self._node_token is None else read_secret(self._node_token)
 
-    def _use(self, rights: LoadedRights, versions: list[_FileVersion | None]) -> None:
+    def _apply_rights(self, rights: LoadedRights, versions: list[_FileVersion | None]) -> None:
         self._versions, self._node_token, self.error = versions, rights.node_token, ""
         self._table.apply(rights.policy, rights.tokens)
 

@@ -16,7 +16,13 @@ from typing import NamedTuple
 from ddmq_common.config import rules
 from ddmq_common.names import HEARTBEAT_TOPIC
 from ddmq_common.security.certificate_names import CertificateNames
-from ddmq_common.security.rights import CLUSTER_RIGHTS, Rule, describe_right, find_subject, parse_rule
+from ddmq_common.security.rights import (
+    CLUSTER_RIGHTS,
+    RightRule,
+    describe_right,
+    find_granted_name,
+    parse_rule,
+)
 
 CLIENT, NODE, ADMIN = "client", "node", "admin"
 IDENTITIES_MAX = 100_000
@@ -47,7 +53,7 @@ class RoleEntry:
 class GrantedRule(NamedTuple):
     """A rule of an identity. `source`: "" for the identity's own rule, else its role."""
 
-    rule: Rule
+    rule: RightRule
     source: str
 
 
@@ -60,7 +66,7 @@ class Identity(NamedTuple):
     certificates: tuple[str, ...] = ()
 
 
-class Decision(NamedTuple):
+class RightDecision(NamedTuple):
     """Whether an action is allowed. `reason`: the rule that allows it, or the right that is missing."""
 
     allowed: bool
@@ -119,30 +125,30 @@ class Policy:
         return None
 
 
-def decide(identity: Identity, right: str, name: str = "") -> Decision:
+def decide_right(identity: Identity, right: str, name: str = "") -> RightDecision:
     """Decide whether an identity has a right on a name; `name` is "" for a right on the installation."""
     if right == "none":
-        return Decision(True, "no right is needed")
+        return RightDecision(True, "no right is needed")
     if identity.kind == ADMIN:
-        return Decision(True, "its kind is admin")
+        return RightDecision(True, "its kind is admin")
     if right in CLUSTER_RIGHTS:
         if right == "node" and identity.kind == NODE:
-            return Decision(True, "its kind is node")
-        subject: str | None = ""
+            return RightDecision(True, "its kind is node")
+        granted_name: str | None = ""
     elif right == "send" and name == HEARTBEAT_TOPIC and identity.name:
-        return Decision(True, "every identity may send heartbeats")
+        return RightDecision(True, "every identity may send heartbeats")
     else:
-        subject = find_subject(name)
-    if subject is not None:
+        granted_name = find_granted_name(name)
+    if granted_name is not None:
         for rule, source in identity.rules:
-            if rule.allows(right, subject):
-                return Decision(True, f"rule `{rule}`" + (f" of role {source}" if source else ""))
-    missing = describe_right(right, name if subject is None else subject)
+            if rule.is_granting(right, granted_name):
+                return RightDecision(True, f"rule `{rule}`" + (f" of role {source}" if source else ""))
+    missing = describe_right(right, name if granted_name is None else granted_name)
     who = f"identity {identity.name!r}" if identity.name else "a connection without an identity"
-    return Decision(False, f"{who} lacks the right `{missing}`")
+    return RightDecision(False, f"{who} lacks the right `{missing}`")
 
 
-def explain(policy: Policy, who: str, right: str, name: str) -> Decision:
+def explain_right(policy: Policy, who: str, right: str, name: str) -> RightDecision:
     """Explain whether the identity `who` has a right on a name. Raises ValueError for an unknown identity or
     right."""
     identity = policy.find_identity(who)
@@ -151,7 +157,7 @@ def explain(policy: Policy, who: str, right: str, name: str) -> Decision:
     parse_rule(right if right in CLUSTER_RIGHTS else f"{right} *")
     if right not in CLUSTER_RIGHTS and not name:
         raise ValueError(f"{right} is a right on a name; state the topic or group")
-    return decide(identity, right, name)
+    return decide_right(identity, right, name)
 
 
 def list_names(names: Iterable[str], most: int = 10) -> str:

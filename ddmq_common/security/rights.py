@@ -32,7 +32,6 @@ CLUSTER_RIGHTS = {
     "push": "set push targets, scripts and secrets of a subscription",
     "relay": "send as an old delay service, by the property from_chronos",
     "backup": "make backups",
-    "security": "see identities and tokens",
     "node": "act for others, as the processes of an installation do",
 }
 RIGHTS = {"none": "no right is needed"} | NAME_RIGHTS | CLUSTER_RIGHTS
@@ -41,7 +40,7 @@ PATTERN_MAX = 127
 _PATTERN = re.compile(r"[A-Za-z0-9_\-%|]*\*?\Z")
 
 
-class Rule(NamedTuple):
+class RightRule(NamedTuple):
     """One right on the names that a pattern matches; `pattern` is "" for a right on the installation."""
 
     right: str
@@ -50,7 +49,7 @@ class Rule(NamedTuple):
     def __str__(self) -> str:
         return f"{self.right} {self.pattern}".rstrip()
 
-    def allows(self, right: str, name: str) -> bool:
+    def is_granting(self, right: str, name: str) -> bool:
         """Return whether this rule grants `right` on `name`."""
         if right != self.right and not (right == "describe" and self.right in DESCRIBING):
             return False
@@ -58,20 +57,22 @@ class Rule(NamedTuple):
         return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
-def parse_rule(text: str) -> Rule:
+def parse_rule(text: str) -> RightRule:
     """Parse `RIGHT PATTERN` or `RIGHT`. Raises ValueError that names what is wrong and what is allowed."""
     words = text.split()
     right = words[0] if words else ""
     if right not in NAME_RIGHTS and right not in CLUSTER_RIGHTS:
-        near = difflib.get_close_matches(right, RIGHTS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; allowed: {', '.join(RIGHTS)}"
+        near = difflib.get_close_matches(right, NAME_RIGHTS | CLUSTER_RIGHTS, n=1)
+        hint = (
+            f"; did you mean {near[0]}?" if near else f"; allowed: {', '.join(NAME_RIGHTS | CLUSTER_RIGHTS)}"
+        )
         raise ValueError(f"rule {plain(text)!r}: {right!r} is no right{hint}")
     if right in CLUSTER_RIGHTS:
         if len(words) > 1:
             raise ValueError(
                 f"rule {plain(text)!r}: {right} is a right on the installation; write only {right}"
             )
-        return Rule(right, "")
+        return RightRule(right, "")
     if len(words) != 2:
         raise ValueError(f"rule {plain(text)!r}: allowed: {right} NAME, {right} PREFIX*, {right} *")
     pattern = words[1]
@@ -83,10 +84,10 @@ def parse_rule(text: str) -> Rule:
     for prefix in (DLQ_PREFIX, RETRY_PREFIX):
         if pattern.startswith(prefix):
             raise ValueError(f"rule {plain(text)!r}: {prefix}G follows the rules for group G; name the group")
-    return Rule(right, pattern)
+    return RightRule(right, pattern)
 
 
-def find_subject(name: str) -> str | None:
+def find_granted_name(name: str) -> str | None:
     """Return the name whose rules apply to `name`: the group for its dead letters, retries and broadcast
     instances. None for a name that is accessible to administrators alone."""
     for prefix in (DLQ_PREFIX, RETRY_PREFIX):
@@ -100,5 +101,5 @@ def find_subject(name: str) -> str | None:
 
 def describe_right(right: str, name: str) -> str:
     """Return a right and its name as messages show them, on one line."""
-    shown = plain(name[:PATTERN_MAX])
-    return f"{right} {shown}" if shown and right in NAME_RIGHTS else right
+    text = plain(name[:PATTERN_MAX])
+    return f"{right} {text}" if text and right in NAME_RIGHTS else right

@@ -23,8 +23,9 @@ NEVER_EXPIRES = 0
 _TOKEN = re.compile(rb"ddmq_([0-9a-f]{24})_[0-9a-f]{64}\Z")
 
 
-class Token(msgspec.Struct, frozen=True, gc=False):
-    """What is stored of a token. Times are epoch milliseconds; `expires_ms` 0: it does not expire."""
+class StoredToken(msgspec.Struct, frozen=True, gc=False):
+    """A token as it is stored: its hash and its facts. Times are epoch milliseconds; `expires_ms` 0: it does
+    not expire."""
 
     sha256: str
     identity: str
@@ -41,13 +42,13 @@ class NewToken(NamedTuple):
 
     id: str
     text: str
-    entry: Token
+    entry: StoredToken
 
     def __repr__(self) -> str:
         return f"NewToken(id={self.id!r})"
 
 
-Tokens = Mapping[str, Token]
+Tokens = Mapping[str, StoredToken]
 
 
 def make_token(random: bytes, identity: str, name: str, now_ms: int, expires_ms: int) -> NewToken:
@@ -56,7 +57,9 @@ def make_token(random: bytes, identity: str, name: str, now_ms: int, expires_ms:
         raise ValueError(f"a token is made of {RANDOM_BYTES} random bytes, not {len(random)}")
     token_id = random[:ID_BYTES].hex()
     text = f"ddmq_{token_id}_{random[ID_BYTES:].hex()}"
-    return NewToken(token_id, text, Token(_hash(text.encode()), identity, name, now_ms, expires_ms))
+    return NewToken(
+        token_id, text, StoredToken(_hash_token(text.encode()), identity, name, now_ms, expires_ms)
+    )
 
 
 def parse_token_id(text: bytes) -> str | None:
@@ -65,13 +68,13 @@ def parse_token_id(text: bytes) -> str | None:
     return None if match is None else match[1].decode()
 
 
-def check_token(tokens: Tokens, text: bytes, now_ms: int) -> tuple[str, Token] | None:
+def check_token(tokens: Tokens, text: bytes, now_ms: int) -> tuple[str, StoredToken] | None:
     """Return the id and entry of a valid token, or None. Compares in constant time."""
     token_id = parse_token_id(text)
     entry = None if token_id is None else tokens.get(token_id)
     if token_id is None or entry is None or entry.is_expired(now_ms):
         return None
-    return (token_id, entry) if hmac.compare_digest(_hash(text), entry.sha256) else None
+    return (token_id, entry) if hmac.compare_digest(_hash_token(text), entry.sha256) else None
 
 
 def encode_tokens(tokens: Tokens) -> bytes:
@@ -79,10 +82,10 @@ def encode_tokens(tokens: Tokens) -> bytes:
     return msgspec.json.format(msgspec.json.encode(dict(sorted(tokens.items()))), indent=1) + b"\n"
 
 
-def decode_tokens(data: bytes) -> dict[str, Token]:
+def decode_tokens(data: bytes) -> dict[str, StoredToken]:
     """Decode a stored table of tokens. Raises ValueError."""
     try:
-        tokens = msgspec.json.decode(data, type=dict[str, Token]) if data.strip() else {}
+        tokens = msgspec.json.decode(data, type=dict[str, StoredToken]) if data.strip() else {}
     except msgspec.DecodeError as error:
         raise ValueError(f"is not a table of tokens: {error}") from None
     if len(tokens) > TOKENS_MAX:
@@ -90,5 +93,5 @@ def decode_tokens(data: bytes) -> dict[str, Token]:
     return tokens
 
 
-def _hash(text: bytes) -> str:
+def _hash_token(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()

@@ -268,15 +268,9 @@ def is_pending(state: IdState) -> bool:
     return state.kind is IdKind.PENDING
 
 
-def topic_mark(topic: str) -> int:
-    """Return the number that stands for a topic in the `offset` of a tombstone. It is never 0, which means
-    any topic."""
-    return 1 + int.from_bytes(blake2b(topic.encode(), digest_size=7).digest())
-
-
-def is_other_topics(state: IdState, topic: str) -> bool:
-    """Return whether this is a tombstone that ends only adds to another topic."""
-    return state.kind is IdKind.TOMBSTONE and state.offset not in (0, topic_mark(topic))
+def topic_id(uuid: bytes, topic: str) -> bytes:
+    """Return the id under which a tombstone for one topic alone is stored."""
+    return blake2b(uuid + topic.encode(), digest_size=16).digest()
 
 
 class DeferredTopics:

@@ -10,8 +10,7 @@ Rules:
   read behind it, and came before it could fire, was the one.
 * A cancel of an unknown uuid leaves a tombstone until its due time and an hour, but at least an hour.
 * A command with `own_topic` applies only to a message of the topic that it states: any other message is
-unknown
-  to it, and so is the tombstone of another topic. The tombstone that it leaves ends only an add to its topic.
+  unknown to it. The tombstone that it leaves is for uuid and topic, and ends only an add with `own_topic`.
 * `CommandDecisions.done`: offsets at which no message waits any more; a commit finishes them in the group of
   fired messages.
 * A cancel of what became a dead letter is answered as of what fired, with words that say so: it is over.
@@ -54,12 +53,11 @@ from delay_service.core.commands import (
     assume_from_add,
     assume_from_waiting,
     code_of,
-    is_other_topics,
     is_pending,
     latest_ms,
     pending_of,
     reply_to,
-    topic_mark,
+    topic_id,
 )
 from delay_service.core.fire_command import moved_at, moved_by, waiting_delivery
 from delay_service.core.id_outcomes import decode_id_outcomes, select_new_ids
@@ -89,7 +87,8 @@ class CommandRun:
     def _read_states(self, commands: Sequence[CommandRecord]) -> dict[bytes, IdState | None]:
         requests = [(command.uuid, command.request) for command in commands if command.request is not None]
         others = (uuid_bytes(one.unless_cancelled) for _, one in requests if one.unless_cancelled)
-        uuids = list(dict.fromkeys([*(uuid for uuid, _ in requests), *others]))
+        by_topic = (topic_id(uuid, one.topic) for uuid, one in requests if one.own_topic)
+        uuids = list(dict.fromkeys([*(uuid for uuid, _ in requests), *others, *by_topic]))
         return dict(zip(uuids, self._context.store.ids(uuids), strict=True))
 
     def end(self) -> CommandDecisions:
@@ -114,7 +113,11 @@ class CommandRun:
         if (
             state is None
             and request.op == ADD
-            and not (request.unless_cancelled or self._context.acks.is_finished(command.offset))
+            and not (
+                request.unless_cancelled
+                or (request.own_topic and self._ids[topic_id(command.uuid, request.topic)] is not None)
+                or self._context.acks.is_finished(command.offset)
+            )
         ):
             self._keep_message(command, request)  # nearly always
             return True
@@ -164,14 +167,12 @@ class CommandRun:
 
     def _add(self, command: CommandRecord, request: DelayCommand) -> None:
         state = self._ids[command.uuid]
-        if state is not None and is_other_topics(state, request.topic):
-            state = None
         if state is not None and state.offset == command.offset and state.kind is not IdKind.TOMBSTONE:
             self._repeat_add(command, request)
         elif state is not None and not self._is_resend_over(state):
             self._finished.append(command.offset)
             self._answer_command(request, *answer_add(state), state)
-        elif self._is_cancelled_elsewhere(request):
+        elif self._is_cancelled_elsewhere(request) or self._is_cancelled_before(command, request):
             self._finished.append(command.offset)
             self._answer_command(request, CANCELLED, "cancelled", None)
         elif self._context.acks.is_finished(command.offset):
@@ -195,6 +196,11 @@ class CommandRun:
     def _is_resend_over(self, state: IdState) -> bool:
         """Return whether an add with a known id counts as new, because the id's resend time has passed."""
         return state.kind in FIRED_KINDS and state.at_ms + RESEND_MS < self._now
+
+    def _is_cancelled_before(self, command: CommandRecord, request: DelayCommand) -> bool:
+        """Return whether a cancel that stated this add's topic came before it."""
+        state = self._ids[topic_id(command.uuid, request.topic)] if request.own_topic else None
+        return state is not None and state.kind is IdKind.TOMBSTONE
 
     def _is_cancelled_elsewhere(self, request: DelayCommand) -> bool:
         other = self._ids[uuid_bytes(request.unless_cancelled)] if request.unless_cancelled else None
@@ -249,7 +255,7 @@ class CommandRun:
     def _cancel(self, command: CommandRecord, request: DelayCommand) -> None:
         self._finished.append(command.offset)
         state = self._true_state(command.uuid)
-        if state is None or is_other_topics(state, request.topic):
+        if state is None:
             self._cancel_unknown(command, request)
         elif state.kind is IdKind.PENDING:
             message = self._remove_waiting(DueKey(state.at_ms, state.offset))
@@ -279,8 +285,8 @@ class CommandRun:
 
     def _cancel_unknown(self, command: CommandRecord, request: DelayCommand) -> None:
         until = max(latest_ms(request), self._now) + RESEND_MS
-        mark = topic_mark(request.topic) if request.own_topic else 0
-        self._put_id(command.uuid, IdState(IdKind.TOMBSTONE, self._now, mark, until))
+        key = topic_id(command.uuid, request.topic) if request.own_topic else command.uuid
+        self._put_id(key, IdState(IdKind.TOMBSTONE, self._now, 0, until))
         self._answer_unknown(request, request.due_ms or request.timestamp_s * 1_000)
 
     def _answer_unknown(self, request: DelayCommand, due_ms: int) -> None:

@@ -105,8 +105,7 @@ class IdKind(IntEnum):
 class IdState(NamedTuple):
     """The state of an id, retained until `forget_ms`.
 
-    `at_ms`: the due time while PENDING; else when it fired, was cancelled or became a dead letter. `offset`
-    of a TOMBSTONE: the mark of the only topic whose add it ends (`topic_mark`); 0: any topic.
+    `at_ms`: the due time while PENDING; else when it fired, was cancelled or became a dead letter.
     """
 
     kind: IdKind

@@ -130,7 +130,10 @@ class DelaySends:
         ):
             return False
         shard, expire, name = crc32(uuid) % commands.queues, second + EXPIRE_AFTER_S, uuid.decode()
-        command = DelayCommand("add", name, topic.name, ONCE, second * 1_000, second, expire, 0, 0, shard)
+        command = DelayCommand(
+            "add", name, topic.name, ONCE, second * 1_000, second, expire, 0, 0, shard,
+            own_topic=call.caller is not None,
+        )  # fmt: skip
         delivery = encode_keyless(body, tags, _CHRONOS_ONLY)
         record = NewRecord(
             DELAY_TOPIC, shard, self._new_id(), born_ms, delivery, b"", b"", 0, 0,
@@ -166,11 +169,16 @@ class DelaySends:
 
     def _build_command(self, request: SendRequest, delay: DelayRequest) -> CommandWithId:
         shards, name, now_ms = self._commands.queues, request.topic_name, request.now_ms
+        built = self._build_any_command(request, delay, shards, name, now_ms)
+        if not request.own_topic:
+            return built
+        return built._replace(command=msgspec.structs.replace(built.command, own_topic=True))
+
+    def _build_any_command(
+        self, request: SendRequest, delay: DelayRequest, shards: int, name: str, now_ms: int
+    ) -> CommandWithId:
         if not request.adds_message:
-            change = changing_command(delay, name, now_ms // 1_000 + self._delay_s_max, shards)
-            if not request.own_topic:
-                return change
-            return change._replace(command=msgspec.structs.replace(change.command, own_topic=True))
+            return changing_command(delay, name, now_ms // 1_000 + self._delay_s_max, shards)
         uuid = delay.uuid.decode() or uuid_of(self._random.randbytes(16))
         if delay.schedule is None:
             return add_command(delay, name, uuid, shards)

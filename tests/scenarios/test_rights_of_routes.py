@@ -12,7 +12,7 @@ import pytest
 from ddmq.server.admin.api import ROUTES
 from ddmq_client.idl.codes import DelayAction
 from tests.scenarios.real_server import RealServer
-from tests.support.rights import AdminClient, Need, P, RawClient, everybody, write_rights
+from tests.support.rights import AdminClient, Need, P, TokenClient, everybody, write_rights
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ OPEN, METRICS = set[Need](), {("metrics", "")}
 
 
 class Attempt:
-    """One request and the rights that it needs; `needs` None: all names, which only an administrator has here."""
+    """One request and the rights that it needs; `needs` None: all names, which only an administrator has."""
 
     def __init__(
         self, method: str, route: str, needs: set[Need] | None, path: tuple[str, ...], query: str = "",
@@ -46,41 +46,89 @@ def plain(route: str, needs: set[Need] | None, query: str = "") -> Attempt:
 
 
 ATTEMPTS: list[Attempt] = [
-    plain("/health", OPEN), plain("/ready", OPEN), plain("/openapi.json", OPEN), plain("/metrics", METRICS),
-    plain("/stats", METRICS), plain("/findings", METRICS), plain("/snapshot", METRICS), plain("/history", METRICS),
-    plain("/topics", OPEN), plain("/topics", None, "internal=1"), plain("/groups", OPEN), plain("/lag", OPEN),
-    plain("/lag", {("describe", "team")}, "group=team"), plain("/keys", None),
-    plain("/keys", {("describe", "team")}, "group=team"), plain("/dlq", OPEN), plain("/transactions", None),
-    plain("/transactions", {("describe", "pay")}, "group=pay"), plain("/delay", OPEN),
-    plain("/delay/messages", OPEN), plain("/delay/messages", {("describe", "mine")}, "topic=mine"),
-    plain("/delay/count", OPEN), plain("/delay/count", {("describe", "mine")}, "topic=mine"),
-    plain("/delay/levels", None), plain("/operations", None),
+    plain("/health", OPEN),
+    plain("/ready", OPEN),
+    plain("/openapi.json", OPEN),
+    plain("/metrics", METRICS),
+    plain("/stats", METRICS),
+    plain("/findings", METRICS),
+    plain("/snapshot", METRICS),
+    plain("/history", METRICS),
+    plain("/topics", OPEN),
+    plain("/topics", None, "internal=1"),
+    plain("/groups", OPEN),
+    plain("/lag", OPEN),
+    plain("/lag", {("describe", "team")}, "group=team"),
+    plain("/keys", None),
+    plain("/keys", {("describe", "team")}, "group=team"),
+    plain("/dlq", OPEN),
+    plain("/transactions", None),
+    plain("/transactions", {("describe", "pay")}, "group=pay"),
+    plain("/delay", OPEN),
+    plain("/delay/messages", OPEN),
+    plain("/delay/messages", {("describe", "mine")}, "topic=mine"),
+    plain("/delay/count", OPEN),
+    plain("/delay/count", {("describe", "mine")}, "topic=mine"),
+    plain("/delay/levels", None),
+    plain("/operations", None),
     on_topic("GET", "/topics/{topic}", "describe"),
     Attempt("GET", "/topics/{topic}", None, ("topics", "%DELAY")),
     Attempt("POST", "/topics/{topic}", {("create", "fresh")}, ("topics", "fresh"), "", {"queues": 0}),
     on_topic("POST", "/topics/{topic}", "manage", queues=0),
     Attempt("DELETE", "/topics/{topic}", {("manage", "band")}, ("topics", "band")),
     on_topic("GET", "/topics/{topic}/messages", "browse", "messages"),
-    Attempt("GET", "/topics/{topic}/messages", {("browse", "mine"), ("describe", "team")},
-            ("topics", "mine", "messages"), "group=team"),
+    Attempt(
+        "GET",
+        "/topics/{topic}/messages",
+        {("browse", "mine"), ("describe", "team")},
+        ("topics", "mine", "messages"),
+        "group=team",
+    ),
     Attempt("GET", "/topics/{topic}/messages", {("browse", "team")}, ("topics", "%DLQ%team", "messages")),
     Attempt("GET", "/topics/{topic}/messages", None, ("topics", "%DELAY", "messages")),
     on_topic("GET", "/topics/{topic}/story", "browse", "story", query=f"id={ABSENT}"),
     Attempt("POST", "/messages", {("send", "mine")}, ("messages",), "", {"topic": "mine", "body": "x"}),
-    Attempt("POST", "/messages", {("send", "fresh"), ("create", "fresh")}, ("messages",), "",
-            {"topic": "fresh"}),
+    Attempt(
+        "POST", "/messages", {("send", "fresh"), ("create", "fresh")}, ("messages",), "", {"topic": "fresh"}
+    ),
     Attempt("GET", "/messages/{id}", OPEN, ("messages", ABSENT)),
     Attempt("GET", "/messages/{id}", {("describe", "team")}, ("messages", ABSENT), "group=team"),
-    Attempt("GET", "/messages/{id}/story", {("describe", "team")}, ("messages", ABSENT, "story"), "group=team"),
+    Attempt(
+        "GET", "/messages/{id}/story", {("describe", "team")}, ("messages", ABSENT, "story"), "group=team"
+    ),
     on_group("GET", "/groups/{group}", "describe"),
-    Attempt("POST", "/groups/{group}", {("create", "band"), ("consume", "mine")}, ("groups", "band"), "",
-            {"topics": ["mine"], "batch_max": 0}),
-    Attempt("POST", "/groups/{group}", {("create", "band"), ("consume", "mine"), ("push", "")},
-            ("groups", "band"), "", {"topics": ["mine"], "actions": ["nonsense"]}),
-    Attempt("POST", "/groups/{group}/topics/{topic}", {("manage", "team"), ("consume", "mine")},
-            ("groups", "team", "topics", "mine"), "", {"batch_max": 0}),
-    Attempt("POST", "/groups/{group}/topics/{topic}", {("manage", "team"), ("consume", "mine"), ("push", "")},
-            ("groups", "team", "topics", "mine"), "", {"push.url": "x"}),
+    Attempt(
+        "POST",
+        "/groups/{group}",
+        {("create", "band"), ("consume", "mine")},
+        ("groups", "band"),
+        "",
+        {"topics": ["mine"], "batch_max": 0},
+    ),
+    Attempt(
+        "POST",
+        "/groups/{group}",
+        {("create", "band"), ("consume", "mine"), ("push", "")},
+        ("groups", "band"),
+        "",
+        {"topics": ["mine"], "actions": ["nonsense"]},
+    ),
+    Attempt(
+        "POST",
+        "/groups/{group}/topics/{topic}",
+        {("manage", "team"), ("consume", "mine")},
+        ("groups", "team", "topics", "mine"),
+        "",
+        {"batch_max": 0},
+    ),
+    Attempt(
+        "POST",
+        "/groups/{group}/topics/{topic}",
+        {("manage", "team"), ("consume", "mine"), ("push", "")},
+        ("groups", "team", "topics", "mine"),
+        "",
+        {"push.url": "x"},
+    ),
     Attempt("DELETE", "/groups/{group}", {("manage", "band")}, ("groups", "band")),
     on_group("GET", "/groups/{group}/offsets", "describe", "offsets"),
     on_group("POST", "/groups/{group}/offsets", "operate", "offsets", topic="mine", to="first", dry_run=True),
@@ -88,23 +136,63 @@ ATTEMPTS: list[Attempt] = [
     on_group("POST", "/groups/{group}/keys", "operate", "keys", action="park", key="k"),
     Attempt("GET", "/dlq/{group}", {("describe", "team")}, ("dlq", "team")),
     Attempt("GET", "/dlq/{group}/facets", {("describe", "team")}, ("dlq", "team", "facets")),
-    Attempt("POST", "/dlq/{group}/resend", {("operate", "team"), ("send", "mine")}, ("dlq", "team", "resend"), "",
-            {"topic": "mine", "dry_run": True}),
-    Attempt("POST", "/dlq/{group}/purge", {("operate", "team")}, ("dlq", "team", "purge"), "",
-            {"all": True, "dry_run": True}),
-    Attempt("POST", "/delay/backup", {("node", "")}, ("delay", "backup"), "",
-            {"folder": "x", "shards": [0], "secret": "x"}),
+    Attempt(
+        "POST",
+        "/dlq/{group}/resend",
+        {("operate", "team"), ("send", "mine")},
+        ("dlq", "team", "resend"),
+        "",
+        {"topic": "mine", "dry_run": True},
+    ),
+    Attempt(
+        "POST",
+        "/dlq/{group}/purge",
+        {("operate", "team")},
+        ("dlq", "team", "purge"),
+        "",
+        {"all": True, "dry_run": True},
+    ),
+    Attempt(
+        "POST",
+        "/delay/backup",
+        {("node", "")},
+        ("delay", "backup"),
+        "",
+        {"folder": "x", "shards": [0], "secret": "x"},
+    ),
     Attempt("POST", "/delay/backup", {("backup", "")}, ("delay", "backup"), "", {"folder": "/"}),
-    Attempt("POST", "/operations", {("operate", "team"), ("send", "mine")}, ("operations",), "",
-            {"kind": "dead_letters", "action": "resend", "filter": {"group": "team", "topic": "mine"}}),
-    Attempt("POST", "/operations", {("operate", "team")}, ("operations",), "",
-            {"kind": "keys", "action": "skip", "filter": {"group": "team"}}),
-    Attempt("POST", "/operations", {("send", "mine")}, ("operations",), "",
-            {"kind": "delays", "action": "cancel", "filter": {"topic": "mine"}}),
-    Attempt("POST", "/operations", None, ("operations",), "", {"kind": "delays", "action": "cancel", "filter": {}}),
-    *(Attempt("GET", route, {("node", "")}, tuple(route.strip("/").split("/")), "forwarded=1")
-      for route in ("/stats", "/findings", "/snapshot")),
-]  # fmt: skip
+    Attempt(
+        "POST",
+        "/operations",
+        {("operate", "team"), ("send", "mine")},
+        ("operations",),
+        "",
+        {"kind": "dead_letters", "action": "resend", "filter": {"group": "team", "topic": "mine"}},
+    ),
+    Attempt(
+        "POST",
+        "/operations",
+        {("operate", "team")},
+        ("operations",),
+        "",
+        {"kind": "keys", "action": "skip", "filter": {"group": "team"}},
+    ),
+    Attempt(
+        "POST",
+        "/operations",
+        {("send", "mine")},
+        ("operations",),
+        "",
+        {"kind": "delays", "action": "cancel", "filter": {"topic": "mine"}},
+    ),
+    Attempt(
+        "POST", "/operations", None, ("operations",), "", {"kind": "delays", "action": "cancel", "filter": {}}
+    ),
+    *(
+        Attempt("GET", route, {("node", "")}, tuple(route.strip("/").split("/")), "forwarded=1")
+        for route in ("/stats", "/findings", "/snapshot")
+    ),
+]
 # Their objects are looked up, so that a caller without the right gets the answer for one that does not exist.
 BY_ID = {
     ("POST", "/delay/messages/{id}"), ("GET", "/delay/messages/{id}"), ("GET", "/transactions/{id}"),
@@ -113,7 +201,7 @@ BY_ID = {
 }  # fmt: skip
 
 
-class Setting:
+class SecuredAdmin:
     def __init__(self, server: RealServer, tokens: dict[str, str]) -> None:
         self.server = server
         self.tokens = tokens
@@ -121,12 +209,14 @@ class Setting:
     def admin(self, who: str = "root") -> AdminClient:
         return AdminClient(self.server.ports["admin"], self.tokens[who] if who else "")
 
-    def producer(self, who: str = "root") -> RawClient:
-        return RawClient("producer", self.server.ports["producer"], self.tokens[who])
+    def producer(self, who: str = "root") -> TokenClient:
+        return TokenClient("producer", self.server.ports["producer"], self.tokens[who])
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["one process", "processes"])
-def setting(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Setting]:
+def setting(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[SecuredAdmin]:
     folder = tmp_path_factory.mktemp("rights")
     tokens = write_rights(folder / "conf", PEOPLE)
     (folder / "conf" / "topics.yaml").write_text(json.dumps({"topics": {"mine": {"queues": 1}}}))
@@ -134,7 +224,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     (folder / "conf" / "groups.yaml").write_text(json.dumps({"groups": groups}))
     server = RealServer(folder, folder / "conf", request.param)
     try:
-        yield Setting(server.start(), tokens)
+        yield SecuredAdmin(server.start(), tokens)
     finally:
         server.end()
 
@@ -145,7 +235,7 @@ def test_the_matrix_has_every_route() -> None:
     }
 
 
-def test_no_route_does_what_the_matrix_forbids(setting: Setting) -> None:
+def test_no_route_does_what_the_matrix_forbids(setting: SecuredAdmin) -> None:
     for who in PEOPLE:
         client = setting.admin(who.name)
         for attempt in ATTEMPTS:
@@ -170,7 +260,7 @@ def test_no_route_does_what_the_matrix_forbids(setting: Setting) -> None:
                 assert "lacks the right `" in answer["error"], shown
 
 
-def test_nobody_gets_anything_without_a_login_but_probes(setting: Setting) -> None:
+def test_nobody_gets_anything_without_a_login_but_probes(setting: SecuredAdmin) -> None:
     client = setting.admin("")
     for attempt in ATTEMPTS:
         status, _ = client.request(attempt.method, *attempt.path, query=attempt.query, body=attempt.body)
@@ -184,7 +274,7 @@ def test_nobody_gets_anything_without_a_login_but_probes(setting: Setting) -> No
     assert client.request("GET", "topics", headers={"Authorization": "Basic cm9vdDp4"})[0] == 401
 
 
-def test_listings_have_the_rows_that_the_caller_may_see(setting: Setting) -> None:
+def test_listings_have_the_rows_that_the_caller_may_see(setting: SecuredAdmin) -> None:
     root, blind = setting.admin(), setting.admin("no-describe-mine")
     names = [row["topic"] for row in root.request("GET", "topics")[1]]
     assert "mine" in names
@@ -198,14 +288,14 @@ def test_listings_have_the_rows_that_the_caller_may_see(setting: Setting) -> Non
     assert "team" not in {row["group"] for row in lags}
 
 
-def add_delay(setting: Setting, topic: str = "mine") -> str:
+def add_delay(setting: SecuredAdmin, topic: str = "mine") -> str:
     message = P.DelayMessage(topic=topic, tags="", body=b"secret", action=DelayAction.ADD, dmsgtype=5,
                              delayMs=10**7, clientId="t")  # fmt: skip
     with setting.producer() as client:
         return client.call("sendDelaySync", delayMessage=message, timeout=0).uniqDelayMsgId.decode()
 
 
-def test_a_delayed_message_of_a_foreign_topic_looks_as_one_that_does_not_exist(setting: Setting) -> None:
+def test_a_delayed_message_of_a_foreign_topic_looks_as_one_that_does_not_exist(setting: SecuredAdmin) -> None:
     identity, absent = add_delay(setting), "00000000-0000-4000-8000-000000000000"
     until(
         lambda: setting.admin().request("GET", "delay", "messages", identity)[1].get("topic") == "mine",
@@ -230,7 +320,7 @@ def test_a_delayed_message_of_a_foreign_topic_looks_as_one_that_does_not_exist(s
     assert (status, answer["outcome"]) == (200, "cancelled")
 
 
-def test_a_message_of_a_foreign_topic_is_not_found_by_its_id(setting: Setting) -> None:
+def test_a_message_of_a_foreign_topic_is_not_found_by_its_id(setting: SecuredAdmin) -> None:
     root = setting.admin()
     message = root.request("POST", "messages", body={"topic": "mine", "body": "secret"})[1]["id"]
     assert root.request("GET", "messages", message)[1][0]["body"] == "secret"
@@ -242,7 +332,7 @@ def test_a_message_of_a_foreign_topic_is_not_found_by_its_id(setting: Setting) -
     assert root.request("GET", "messages", message, "story")[0] == 200
 
 
-def test_an_operation_is_known_to_those_who_could_have_planned_it(setting: Setting) -> None:
+def test_an_operation_is_known_to_those_who_could_have_planned_it(setting: SecuredAdmin) -> None:
     root = setting.admin()
     plan = root.request("POST", "operations", body={
         "kind": "delays", "action": "cancel", "filter": {"topic": "mine"}})[1]  # fmt: skip
@@ -254,7 +344,7 @@ def test_an_operation_is_known_to_those_who_could_have_planned_it(setting: Setti
     assert other.request("POST", "operations", plan["id"], "start", body={"token": plan["token"]})[0] == 200
 
 
-def test_a_stream_of_events_ends_when_rights_change(setting: Setting) -> None:
+def test_a_stream_of_events_ends_when_rights_change(setting: SecuredAdmin) -> None:
     assert setting.admin("no-metrics-all").request("GET", "events")[0] == 403
     path = setting.server.folder / "conf" / "security.yaml"
     connection = http.client.HTTPConnection("127.0.0.1", setting.server.ports["admin"], timeout=30)

@@ -139,6 +139,7 @@ SYSTEM = "changes the machine, as root"
 COMMANDS = {
     "ddmq": RUN,
     "ddmq serve": NotRun(f"{LASTS}; each server of the tests is one", check_settings),
+    "ddmq auth": NotRun("needs a folder of its own; tests/service/cli/test_auth.py", check_command_line),
     "ddmq tail": NotRun(f"{LASTS}; tests/service/cli/test_streams.py runs it", check_command_line),
     "ddmq findings": NotRun("a finding takes time; tests/service/cli/test_findings.py", check_command_line),
     "ddmq demo": NotRun("takes a quarter of a minute; tests/scenarios/test_demo.py", check_command_line),

@@ -1,5 +1,5 @@
-"""A server with rights on, and who calls it: one identity that has everything, and for each right on each name one
-that has everything but that."""
+"""A server with rights on, and its callers: one identity with all rights, and for each right on each name
+one with all others."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def write_rights(folder: Path, people: Iterable[Who], **sections: Any) -> dict[s
     return {name: each.text for name, each in made.items()}
 
 
-class RawClient:
+class TokenClient:
     """A connection to a Thrift port that logs in with a token, if there is one."""
 
     def __init__(self, kind: str, port: int, token: str = "") -> None:
@@ -89,7 +89,7 @@ class RawClient:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
         self.login = self.log_in(token) if token else None
 
-    def __enter__(self) -> RawClient:
+    def __enter__(self) -> TokenClient:
         return self
 
     def __exit__(self, *_: object) -> None:

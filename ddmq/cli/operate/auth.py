@@ -69,10 +69,10 @@ def explain_right(who: str, right: str, name: str, folder: Path, as_json: bool) 
       ddmq auth explain billing consume orders --config conf
       ddmq auth explain billing metrics --config conf
     """
-    from ddmq_common.security.policy import explain
+    from ddmq_common.security.policy import explain_right as explain_decision
 
     try:
-        decision = explain(_load(folder).policy, who, right, name)
+        decision = explain_decision(_load(folder).policy, who, right, name)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
@@ -196,8 +196,11 @@ def list_tokens(folder: Path, as_json: bool) -> None:
         ("id", "identity", "name", "expires", "last used"),
         [
             [
-                row["id"], row["identity"], row["name"],
-                "expired" if row["expired"] else _moment(row["expires_ms"]), _moment(row["used_ms"]),
+                row["id"],
+                row["identity"],
+                row["name"],
+                "expired" if row["expired"] else _format_optional(row["expires_ms"]),
+                _format_optional(row["used_ms"]),
             ]
             for row in rows
         ],
@@ -266,5 +269,5 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _moment(wall_ms: int | None) -> str:
+def _format_optional(wall_ms: int | None) -> str:
     return "-" if wall_ms is None else format_moment(wall_ms)

@@ -1,4 +1,4 @@
-"""Who may make which request to the admin API: one rule for each route.
+"""Requests to the admin API are checked by rights: there is one rule for each route.
 
 A rule has the rights that a request needs, by the names in its path, query and body. For a request by an id,
 the object is looked up first; if the caller lacks the right to it, the answer is the one for an id that does
@@ -12,11 +12,15 @@ rights of the identity that it states (`ON_BEHALF`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from backend.port import Backend
 from ddmq.server.admin.contract.route import Route
+from ddmq.server.admin.operations.service import Operations
+from ddmq.server.admin.transactions import AdminTransactions
+from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.connection import JSON
 from ddmq.server.http.parameters import Query
 from ddmq.server.http.routing import (
@@ -28,9 +32,7 @@ from ddmq.server.http.routing import (
 )
 from ddmq_common.errors import CallerError
 from ddmq_common.security.callers import Caller
-
-if TYPE_CHECKING:
-    from ddmq.server.admin.api import AdminApi
+from proxy_consumer.service import ConsumerService
 
 ALL = "*"  # the name that only the pattern * matches
 INTERNAL = "%"  # a name that only administrators may access
@@ -38,6 +40,19 @@ PUSH_SETTINGS = frozenset(("actions", "push"))
 CONTENTS = ("key", "tags", "preview", "body", "body_base64", "properties", "error", "contents")
 Needs = Iterable[tuple[str, str]]  # rights and names, all of which are needed
 May = Callable[[str, str], bool]
+
+
+class AdminApi(Protocol):
+    """The components of the admin API that rules look names and objects up in."""
+
+    backend: Backend
+    transactions: AdminTransactions
+    delays: DelayQueries
+    operations: Operations
+
+    @property
+    def consumer(self) -> ConsumerService:
+        """Return the consumer proxy of this process. Raises UnsupportedError."""
 
 
 class RouteRule(NamedTuple):
@@ -90,12 +105,12 @@ def _may_of(caller: Caller) -> May:
 # --- rights by the names of a request
 
 
-def _need(right: str, *keys: str) -> RouteRule:
+def _need_right(right: str, *keys: str) -> RouteRule:
     """Return a rule for a right on the names in the path; without keys, for a right on the installation."""
     return RouteRule(lambda _, request: [(right, request.path[key]) for key in keys] or [(right, "")])
 
 
-def _optional(right: str, name: str | None) -> list[tuple[str, str]]:
+def _need_optional(right: str, name: str | None) -> list[tuple[str, str]]:
     return [] if name is None else [(right, name)]
 
 
@@ -128,8 +143,8 @@ def _by_group(right: str) -> Callable[[AdminApi, AdminRequest], Needs]:
     return lambda _, request: [(right, ALL if request.query.group is None else request.query.group)]
 
 
-def _browse(_: AdminApi, request: AdminRequest) -> Needs:
-    return [("browse", request.topic), *_optional("describe", request.query.group)]
+def _need_browse(_: AdminApi, request: AdminRequest) -> Needs:
+    return [("browse", request.topic), *_need_optional("describe", request.query.group)]
 
 
 def _resend(_: AdminApi, request: AdminRequest) -> Needs:
@@ -138,7 +153,7 @@ def _resend(_: AdminApi, request: AdminRequest) -> Needs:
 
 def _end_transaction(api: AdminApi, request: AdminRequest) -> Needs:
     group = api.transactions.show(request).get("group")
-    if group is None or not (_may_of(_caller(request))("transact", group)):
+    if group is None or not (_may_of(_get_caller(request))("transact", group)):
         identity = request.path["id"]
         raise CallerError(f"transaction {identity[:80]} is not open, and how it ended is not known")
     return [("operate", group)]
@@ -149,7 +164,7 @@ def _change_delay(api: AdminApi, request: AdminRequest) -> Needs:
     row = api.delays.answer_anywhere(looked_up, api.delays.message)
     if isinstance(row, Text):
         row = msgspec.json.decode(row.payload)
-    topic, caller = row.get("topic"), _caller(request)
+    topic, caller = row.get("topic"), _get_caller(request)
     if not caller.is_admin and (topic is None or not _may_of(caller)("send", topic)):
         identity = request.path["id"]
         fields = {"id": identity, "outcome": "unknown", "fired_ms": None, "due_ms": None}
@@ -159,7 +174,7 @@ def _change_delay(api: AdminApi, request: AdminRequest) -> Needs:
 
 
 def _by_topic(right: str) -> Callable[[AdminApi, AdminRequest], Needs]:
-    return lambda _, request: _optional(right, request.query.topic)
+    return lambda _, request: _need_optional(right, request.query.topic)
 
 
 def _backup(_: AdminApi, request: AdminRequest) -> Needs:
@@ -188,12 +203,12 @@ def _known_operation(api: AdminApi, request: AdminRequest) -> Needs:
     needs = [] if plan is None else _operation_needs(
         plan.kind, plan.action, plan.filter, bool(plan.options.get("to_topic"))
     )  # fmt: skip
-    if not all(_may_of(_caller(request))(right, name) for right, name in needs):
+    if not all(_may_of(_get_caller(request))(right, name) for right, name in needs):
         raise NoSuchOperationError(f"there is no operation {request.path['id'][:80]!r}")
     return []
 
 
-def _caller(request: AdminRequest) -> Caller:
+def _get_caller(request: AdminRequest) -> Caller:
     assert request.caller is not None
     return request.caller
 
@@ -205,16 +220,16 @@ def _keep_rows(right: str, key: str) -> Callable[[May, Any], Any]:
     return lambda may, rows: [row for row in rows if may(right, row[key])]
 
 
-def _mask(may: May, value: Any) -> Any:
+def _mask_contents(may: May, value: Any) -> Any:
     """Empty the contents of messages of topics that the caller may not browse, at any depth."""
     if isinstance(value, list):
-        return [_mask(may, each) for each in value]
+        return [_mask_contents(may, each) for each in value]
     if not isinstance(value, dict):
         return value
     topic = value.get("topic")
     hidden = isinstance(topic, str) and topic and not may("browse", topic)
     return {
-        name: type(each)() if hidden and name in CONTENTS and each is not None else _mask(may, each)
+        name: type(each)() if hidden and name in CONTENTS and each is not None else _mask_contents(may, each)
         for name, each in value.items()
     }
 
@@ -244,7 +259,7 @@ def _shown_transaction(may: May, row: Any) -> Any:
     group = row.get("group")
     if group is not None and not may("transact", group):
         return {"transaction": row["transaction"], "state": "unknown"}
-    return _mask(may, row)
+    return _mask_contents(may, row)
 
 
 def _shown_transactions(may: May, answer: Any) -> Any:
@@ -260,7 +275,7 @@ def _keep_topics(may: May, answer: Any) -> Any:
             kept[name] = {topic: each for topic, each in kept[name].items() if may("describe", topic)}
     if "topics" in kept:
         kept["pending"] = sum(kept["topics"].values())
-    return _mask(may, kept)
+    return _mask_contents(may, kept)
 
 
 def _shown_delay(may: May, row: Any) -> Any:
@@ -271,7 +286,7 @@ def _shown_delay(may: May, row: Any) -> Any:
 
 
 _OPEN = RouteRule(lambda *_: ())
-_METRICS = _need("metrics")
+_METRICS = _need_right("metrics")
 _DESCRIBE_ALL = RouteRule(lambda *_: [("describe", ALL)])
 RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/health"): _OPEN,
@@ -286,34 +301,34 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/topics"): RouteRule(
         lambda _, request: [("describe", INTERNAL)] if request.query.internal else []
     ),
-    ("GET", "/topics/{topic}"): _need("describe", "topic"),
+    ("GET", "/topics/{topic}"): _need_right("describe", "topic"),
     ("POST", "/topics/{topic}"): RouteRule(_change_topic),
-    ("DELETE", "/topics/{topic}"): _need("manage", "topic"),
-    ("GET", "/topics/{topic}/messages"): RouteRule(_browse),
-    ("GET", "/topics/{topic}/story"): RouteRule(_browse, _keep_groups),
+    ("DELETE", "/topics/{topic}"): _need_right("manage", "topic"),
+    ("GET", "/topics/{topic}/messages"): RouteRule(_need_browse),
+    ("GET", "/topics/{topic}/story"): RouteRule(_need_browse, _keep_groups),
     ("POST", "/messages"): RouteRule(_send),
     ("GET", "/messages/{id}"): RouteRule(
-        lambda _, request: _optional("describe", request.query.group), _keep_rows("browse", "topic")
+        lambda _, request: _need_optional("describe", request.query.group), _keep_rows("browse", "topic")
     ),
     ("GET", "/messages/{id}/story"): RouteRule(
-        lambda _, request: _optional("describe", request.query.group), _found_story
+        lambda _, request: _need_optional("describe", request.query.group), _found_story
     ),
     ("GET", "/groups"): _OPEN,
-    ("GET", "/lag"): RouteRule(lambda _, request: _optional("describe", request.query.group)),
-    ("GET", "/groups/{group}"): RouteRule(_need("describe", "group").needs, _mask),
-    ("POST", "/groups/{group}"): RouteRule(_change_group, _mask),
-    ("POST", "/groups/{group}/topics/{topic}"): RouteRule(_change_group, _mask),
-    ("DELETE", "/groups/{group}"): _need("manage", "group"),
-    ("GET", "/groups/{group}/offsets"): _need("describe", "group"),
-    ("POST", "/groups/{group}/offsets"): _need("operate", "group"),
-    ("GET", "/groups/{group}/keys"): RouteRule(_need("describe", "group").needs, _mask),
-    ("POST", "/groups/{group}/keys"): _need("operate", "group"),
-    ("GET", "/keys"): RouteRule(_by_group("describe"), _mask),
+    ("GET", "/lag"): RouteRule(lambda _, request: _need_optional("describe", request.query.group)),
+    ("GET", "/groups/{group}"): RouteRule(_need_right("describe", "group").needs, _mask_contents),
+    ("POST", "/groups/{group}"): RouteRule(_change_group, _mask_contents),
+    ("POST", "/groups/{group}/topics/{topic}"): RouteRule(_change_group, _mask_contents),
+    ("DELETE", "/groups/{group}"): _need_right("manage", "group"),
+    ("GET", "/groups/{group}/offsets"): _need_right("describe", "group"),
+    ("POST", "/groups/{group}/offsets"): _need_right("operate", "group"),
+    ("GET", "/groups/{group}/keys"): RouteRule(_need_right("describe", "group").needs, _mask_contents),
+    ("POST", "/groups/{group}/keys"): _need_right("operate", "group"),
+    ("GET", "/keys"): RouteRule(_by_group("describe"), _mask_contents),
     ("GET", "/dlq"): _OPEN,
-    ("GET", "/dlq/{group}"): RouteRule(_need("describe", "group").needs, _mask),
-    ("GET", "/dlq/{group}/facets"): _need("describe", "group"),
+    ("GET", "/dlq/{group}"): RouteRule(_need_right("describe", "group").needs, _mask_contents),
+    ("GET", "/dlq/{group}/facets"): _need_right("describe", "group"),
     ("POST", "/dlq/{group}/resend"): RouteRule(_resend),
-    ("POST", "/dlq/{group}/purge"): _need("operate", "group"),
+    ("POST", "/dlq/{group}/purge"): _need_right("operate", "group"),
     ("GET", "/transactions"): RouteRule(_by_group("describe"), _shown_transactions),
     ("GET", "/transactions/{id}"): RouteRule(lambda *_: (), _shown_transaction),
     ("POST", "/transactions/{id}"): RouteRule(_end_transaction),

@@ -1,4 +1,4 @@
-"""Who makes a request to the admin port: by its token, else by its address."""
+"""Find out who makes a request to the admin port: by its token, its certificate or its address."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ddmq_common.security.callers import TOKEN_MECHANISM, Caller, CallerTable, LoginRejectedError
+from ddmq_common.security.certificate_names import read_names
 from ddmq_rpc.addresses import is_loopback
 
 BEARER = "bearer "
@@ -13,7 +14,8 @@ ON_BEHALF = "X-Ddmq-Identity"  # for whom another process of the installation pa
 
 
 class RequestCaller(NamedTuple):
-    """Who makes a request; `caller` None: rights are off. `on_behalf`: a node makes it for the caller."""
+    """The identity that makes a request; `caller` None: rights are off. `on_behalf`: a node makes it for the
+    caller."""
 
     caller: Caller | None = None
     on_behalf: bool = False
@@ -25,11 +27,14 @@ def find_caller(callers: CallerTable | None, environ: Mapping[str, Any]) -> Requ
         return RequestCaller()
     header = environ.get("HTTP_AUTHORIZATION")
     address = environ.get("REMOTE_ADDR", "")
+    certificate: Mapping[str, Any] | None = environ.get("ddmq.certificate")  # None: plain HTTP
+    names = read_names(certificate)
     if header is None:
-        caller = callers.at_address(address)
+        by_certificate = None if names is None else callers.of_certificate(names)
+        caller = by_certificate or callers.at_address(address)
     elif not header.lower().startswith(BEARER):
         raise LoginRejectedError("Authorization has another scheme; allowed: Bearer TOKEN")
-    elif environ.get("wsgi.url_scheme") != "https" and not is_loopback(address):
+    elif certificate is None and not is_loopback(address):
         raise LoginRejectedError("a token is accepted over TLS or from this machine alone")
     else:
         token = header[len(BEARER) :].strip().encode("utf-8", "replace")

@@ -248,8 +248,14 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             "ddmq.lengths": self.headers.get_all("content-length"),
             "ddmq.own_address": self.own_address,
             "ddmq.silence": self.await_client,
+            "ddmq.certificate": self._client_certificate(),
             "ddmq.account": self.account.probes if self.is_probe else self.account,
         }
+
+    def _client_certificate(self) -> Mapping[str, Any] | None:
+        """Return the verified certificate of a client with TLS; None if there is none, {} without one."""
+        read_certificate = getattr(self.socket, "getpeercert", None)
+        return None if read_certificate is None else read_certificate() or {}
 
     result: Sequence[bytes] | EventStream
     status: bytes

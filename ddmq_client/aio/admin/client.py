@@ -41,7 +41,7 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, t
 from ddmq_client.delays import CancelOutcome, When, epoch_ms, when_of
 from ddmq_client.errors import NotFoundError, OptionError, RejectedError
 from ddmq_client.idl.codes import ADMIN_PORT, PRODUCER_PORT
-from ddmq_client.login import TokenSource, make_login
+from ddmq_client.net.login import TokenSource, make_login
 from ddmq_client.outgoing import OutgoingMessage, ShardKey
 from ddmq_client.process import new_client_id
 from ddmq_client.tls import TlsOptions, secure_addresses

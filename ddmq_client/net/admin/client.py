@@ -39,8 +39,8 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, t
 from ddmq_client.delays import CancelOutcome, When, epoch_ms, when_of
 from ddmq_client.errors import NotFoundError, OptionError, RejectedError
 from ddmq_client.idl.codes import ADMIN_PORT, PRODUCER_PORT
-from ddmq_client.login import TokenSource, make_login
 from ddmq_client.net.admin.pool import AdminConnections
+from ddmq_client.net.login import TokenSource, make_login
 from ddmq_client.net.producer import ProducerBase
 from ddmq_client.net.sync import Home, run_blocking
 from ddmq_client.outgoing import OutgoingMessage, ShardKey

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddmq_common.security.callers import CallerTable
 from ddmq_common.security.certificate_names import CertificateNames
-from ddmq_common.security.policy import IdentityEntry, Policy, RoleEntry, decide, explain
+from ddmq_common.security.policy import IdentityEntry, Policy, RoleEntry, decide_right, explain_right
 from ddmq_common.security.rights import CLUSTER_RIGHTS, NAME_RIGHTS, parse_rule
 
 NAMES = ("orders", "orders-eu", "order", "billing", "%DLQ%billing", "%RETRY%orders", "%DELAY", "%DLQ%%DELAY")
@@ -56,7 +56,7 @@ def test_decisions_and_cached_decisions_agree_with_the_model(
     caller = table.at_address("10.1.2.3")
     for right, name in requests * 2:
         expected = model_allows(kind, own + of_role, right, name)
-        assert decide(policy.identities["app"], right, name).allowed is expected, (right, name)
+        assert decide_right(policy.identities["app"], right, name).allowed is expected, (right, name)
         assert caller.may(right, name.encode()) is expected
         assert (caller.find_missing(right, name.encode()) is None) is expected
 
@@ -141,12 +141,12 @@ def test_a_certificate_logs_in_by_its_uri_before_its_other_names() -> None:
 def test_an_explanation_names_the_rule_or_the_missing_right() -> None:
     policy = Policy({"app": IdentityEntry(roles=("sender",)), "root": IdentityEntry("admin")},
                     {"sender": RoleEntry(("send order*",))})  # fmt: skip
-    assert explain(policy, "app", "send", "orders").reason == "rule `send order*` of role sender"
-    assert explain(policy, "app", "consume", "%DLQ%billing").reason == (
+    assert explain_right(policy, "app", "send", "orders").reason == "rule `send order*` of role sender"
+    assert explain_right(policy, "app", "consume", "%DLQ%billing").reason == (
         "identity 'app' lacks the right `consume billing`"
     )
-    assert explain(policy, "root", "browse", "%DELAY").allowed
+    assert explain_right(policy, "root", "browse", "%DELAY").allowed
     with pytest.raises(ValueError, match="no identity 'nobody'; allowed: app, root"):
-        explain(policy, "nobody", "send", "orders")
+        explain_right(policy, "nobody", "send", "orders")
     with pytest.raises(ValueError, match="state the topic or group"):
-        explain(policy, "app", "send", "")
+        explain_right(policy, "app", "send", "")

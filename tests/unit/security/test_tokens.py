@@ -55,7 +55,7 @@ def test_no_other_text_is_a_token(text: bytes) -> None:
     assert check_token({}, text, 0) is None
 
 
-class Rig:
+class RightsFolder:
     def __init__(self, folder: Path) -> None:
         self.folder, self.now_ms, self.changes = folder, 1_000, 0
         (folder / SECURITY_FILE).write_text(POLICY)
@@ -71,7 +71,7 @@ class Rig:
 
 
 def test_a_token_is_valid_until_it_is_revoked_or_expires(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    rig = RightsFolder(tmp_path)
     login = rig.table.log_in(b"token", rig.made.text.encode())
     assert (login.caller.name, login.token_id, login.expires_ms) == ("app", rig.made.id, 5_000)
     rig.files.check()
@@ -94,7 +94,7 @@ def test_a_token_is_valid_until_it_is_revoked_or_expires(tmp_path: Path) -> None
 
 
 def test_a_removed_identity_ends_its_tokens_and_its_rights(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    rig = RightsFolder(tmp_path)
     caller = rig.table.log_in(b"token", rig.made.text.encode()).caller
     assert caller.may("send", b"orders")
     (tmp_path / SECURITY_FILE).write_text("identities: {}\n")
@@ -106,7 +106,7 @@ def test_a_removed_identity_ends_its_tokens_and_its_rights(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", [SECURITY_FILE, TOKENS_FILE])
 def test_a_broken_file_changes_nothing_and_is_reported(tmp_path: Path, name: str) -> None:
-    rig = Rig(tmp_path)
+    rig = RightsFolder(tmp_path)
     caller = rig.table.log_in(b"token", rig.made.text.encode()).caller
     (tmp_path / name).write_text("identities: {app: {allow: [snd orders]}}")
     rig.files.check()
@@ -120,7 +120,7 @@ def test_a_broken_file_changes_nothing_and_is_reported(tmp_path: Path, name: str
 
 
 def test_rights_are_not_switched_off_by_a_file_that_is_gone(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    rig = RightsFolder(tmp_path)
     (tmp_path / SECURITY_FILE).unlink()
     rig.files.check()
     assert "restart" in rig.files.error

@@ -1,4 +1,4 @@
-"""How a client logs in: by a token from the application, a file or the environment.
+"""Clients log in by a token from the application, a file or the environment.
 
 The token is read again for each connection, so that it can be renewed without a restart. It is never part of
 a repr, an error or a span.
@@ -18,7 +18,7 @@ TOKEN, TOKEN_FILE = "DDMQ_TOKEN", "DDMQ_TOKEN_FILE"
 TokenSource = str | Callable[[], str] | None
 
 
-class Login:
+class ClientLogin:
     """Reads the token of one client. `token`: a text, or a function that returns one."""
 
     __slots__ = ("_file", "_token")
@@ -28,7 +28,7 @@ class Login:
         self._file = token_file
 
     def __repr__(self) -> str:
-        return "Login(…)"
+        return "ClientLogin(…)"
 
     def read_token(self) -> bytes:
         """Return the token for a new connection; b"" for none. Raises OptionError, without the token."""
@@ -39,13 +39,13 @@ class Login:
         return read_environment_token(os.environ).encode()
 
 
-def make_login(token: TokenSource = None, token_file: str | os.PathLike[str] | None = None) -> Login:
+def make_login(token: TokenSource = None, token_file: str | os.PathLike[str] | None = None) -> ClientLogin:
     """Return the login of a client with these options. Raises OptionError."""
     if token is not None and token_file is not None:
         raise OptionError("token and token_file are both set; allowed: one of them")
     if token is not None and not isinstance(token, str) and not callable(token):
         raise OptionError(f"token is of type {type(token).__name__}; allowed: a text, or a function")
-    return Login(token, token_file)
+    return ClientLogin(token, token_file)
 
 
 def read_environment_token(environment: Mapping[str, str]) -> str:
