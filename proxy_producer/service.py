@@ -140,7 +140,7 @@ class ProducerService:
             "pollTransactionChecks": self.transactions.poll,
             "callEngine": self._engine_calls.handle_call,
         }
-        rights = ProducerRights(self._backend, self._cached_topics, self._counts)
+        rights = ProducerRights(self._backend, self._cached_topics, self._counts, self.flow.monotonic)
         return Service(producer, wire.SERVICE, handlers, rules=rights.build_rules())
 
     def advertise(self, address: str) -> None:

@@ -22,10 +22,10 @@ from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.connection import JSON
+from ddmq.server.http.oversight import ForbiddenError
 from ddmq.server.http.parameters import Query
 from ddmq.server.http.routing import (
     AdminRequest,
-    ForbiddenError,
     NoSuchMessageError,
     NoSuchOperationError,
     Text,
