@@ -130,6 +130,10 @@ class Subject(NamedTuple):
     client: str = ""
 
 
+def _clean(text: str) -> str:
+    return plain(text[:TEXT_MAX])
+
+
 class AuditLog:
     """Queues lines for the files. Used on the hub. `timer`: a repeating timer of the hub."""
 
@@ -167,8 +171,10 @@ class AuditLog:
         self._put_repeated(self._build_line(event, subject, "authenticate", "", reason))
 
     def _build_line(self, event: str, subject: Subject, action: str, names: str, reason: str) -> AuditLine:
-        texts = [plain(text[:TEXT_MAX]) for text in (*subject, action, names, reason)]
-        return AuditLine(self._wall_ms(), event, *texts)
+        who, address, client = map(_clean, subject)
+        return AuditLine(
+            self._wall_ms(), event, who, address, client, _clean(action), _clean(names), _clean(reason)
+        )
 
     def _put_repeated(self, line: AuditLine) -> None:
         """Write the first of equal lines at once, and those of the next second as a count."""

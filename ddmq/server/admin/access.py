@@ -294,6 +294,7 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/openapi.json"): _OPEN,
     ("GET", "/metrics"): _METRICS,
     ("GET", "/stats"): _METRICS,
+    ("GET", "/usage"): _METRICS,
     ("GET", "/findings"): _METRICS,
     ("GET", "/snapshot"): _METRICS,
     ("GET", "/events"): _METRICS,

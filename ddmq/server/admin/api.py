@@ -34,6 +34,7 @@ from ddmq.server.admin.search import dead_letters as dlq_search
 from ddmq.server.admin.search import keys as all_keys
 from ddmq.server.admin.sends import send_message
 from ddmq.server.admin.transactions import AdminTransactions
+from ddmq.server.admin.usage import list_usage
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.changes import change_message
 from ddmq.server.delays.levels import count_levels
@@ -122,6 +123,7 @@ class AdminApi:
             self._findings.answer,
         )  # fmt: skip
         check_rules(ROUTES)
+        self.callers = callers
         self.router = AdminRouter(names, callers=callers)
         if callers is not None:
             callers.on_change.append(self.live.end_streams)
@@ -317,6 +319,9 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/stats",
           "health, findings, topics, groups and all counters, as printed by `ddmq stats --json`",
           AdminApi.stats, right="metrics", answer=answers.StatsAnswer),
+    Route("GET", "/usage",
+          "what each identity uses of this process, and what its quotas have rejected; empty without rights",
+          lambda api, _: list_usage(api.callers), right="metrics", answer=list[answers.UsageRow]),
     Route("GET", "/findings",
           "what is wrong now, the most urgent first, as printed by `ddmq findings --json`",
           AdminApi.list_findings, right="metrics", answer=answers.ServerFindingsAnswer),

@@ -33,7 +33,7 @@ def test_topics_that_are_listed_stay_admitted(tmp_path: Path) -> None:
 
 def test_a_variable_lists_topics_too(tmp_path: Path) -> None:
     (tmp_path / "security.yaml").write_text(IDENTITIES)
-    config = load_folder(tmp_path, {"DDMQ_BACKEND_KAFKA_TOPICS": "[shop]"})
+    config = load_folder(tmp_path, {"DDMQ_BACKEND__KAFKA__TOPICS": "[shop]"})
     assert config.backend.kafka.topics == ("shop",)
 
 
