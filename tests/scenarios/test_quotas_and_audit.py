@@ -16,7 +16,7 @@ from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
 BODY, KEY = b"card 4111", "order-17"
-GRANTS = frozenset({("send", "mine"), ("manage", "mine"), ("metrics", "")})
+GRANTS = frozenset({("send", "mine"), ("create", "own"), ("metrics", "")})
 PEOPLE = [Who("app", GRANTS), Who("other", GRANTS), Who("small", GRANTS)]
 
 
@@ -101,7 +101,7 @@ def test_the_audit_log_says_who_did_what_without_bodies_and_secrets(setting: Set
         assert send(app, "theirs").code == 13
     wrong = f"ddmq_{'0' * 24}_{'a' * 64}"
     setting.client("app", wrong).__exit__()
-    changed = setting.admin("app", "POST", "/topics/mine", '{"create": false, "body_bytes_max": 54321}')
+    changed = setting.admin("app", "POST", "/topics/own", '{"queues": 1, "body_bytes_max": 54321}')
     assert changed.status == 200, changed.text
     assert setting.admin("app", "DELETE", "/topics/theirs").status == 403
     folder = Path(setting.server.data_dir) / "audit"
@@ -116,7 +116,7 @@ def test_the_audit_log_says_who_did_what_without_bodies_and_secrets(setting: Set
     reason = "identity 'app' lacks the right `send theirs`"
     until(lambda: has(event="rejected", who="app", client="till-7", action="sendSync", reason=reason))
     until(lambda: has(event="rejected", reason=reason, count=49))
-    until(lambda: has(event="change", who="app", action="POST /topics/{topic}", object="topic=mine"))
+    until(lambda: has(event="change", who="app", action="POST /topics/{topic}", object="topic=own"))
     until(lambda: has(event="rejected", who="app", action="DELETE /topics/{topic}"))
     until(lambda: has(event="login", who="app"))
     until(lambda: has(event="login_rejected"))
