@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import msgspec
@@ -85,9 +84,9 @@ def decode_sends(data: bytes, sends: StoredSends) -> list[SliceRow]:
         saved: SavedSends = _decode(data)
     except msgspec.MsgspecError as error:
         raise DamagedError(f"sends in a checkpoint: {error}") from error
-    for (name, below, active_ms, locations), owner in zip_longest(
-        saved.producers, saved.owners[: len(saved.producers)], fillvalue=NO_OWNER
-    ):
+    producers = saved.producers
+    owners = saved.owners if len(saved.owners) == len(producers) else [NO_OWNER] * len(producers)
+    for (name, below, active_ms, locations), owner in zip(producers, owners, strict=True):
         sends.put_producer(name, ProducerSequences(below, active_ms, locations, owner))
     sends.forgotten_ms, sends.ahead_ms = saved.forgotten_ms, saved.ahead_ms
     return saved.slices
