@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import time
 from collections.abc import Callable
 
@@ -14,12 +15,14 @@ Next = Callable[[int, bytes | None], bytes | None]
 PayloadReader = Callable[[bytes], bytes | None]
 
 
-def connect(address: tuple[str, int], count: int) -> list[socket.socket]:
-    """That many connections."""
+def connect(address: tuple[str, int], count: int, tls: ssl.SSLContext | None = None) -> list[socket.socket]:
+    """That many connections, with TLS if there is a context."""
     connections = []
     for _ in range(count):
         one = socket.create_connection(address, timeout=10)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            one = tls.wrap_socket(one, server_hostname="localhost")
         one.setblocking(False)
         connections.append(one)
     return connections
@@ -113,7 +116,10 @@ def driven(
 def _receive(
     one: socket.socket, partial: dict[int, bytearray], index: int, read_payload: PayloadReader
 ) -> bytes | None:
-    data = one.recv(1 << 18)
+    try:
+        data = one.recv(1 << 18)
+    except ssl.SSLWantReadError:  # a session ticket
+        return None
     if not data:
         raise ConnectionError("the server closed a connection under load")
     gathered = partial.get(index)

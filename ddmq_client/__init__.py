@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from ddmq_client.ranges import QueueBounds, RangeReader
     from ddmq_client.received import FetchedQueue, LateResult, Message, Outcome
     from ddmq_client.replies import Replies
+    from ddmq_client.security.tls import TlsOptions
     from ddmq_client.serializers import JsonSerializer, MsgspecSerializer, Serializer
-    from ddmq_client.tls import TlsOptions
     from ddmq_client.transactions import CheckCounts, Decision, UndecidedTransaction
 
 __all__ = [
@@ -123,7 +123,7 @@ _HOMES = {
     "QueueBounds": "ranges",
     "RangeReader": "ranges",
     "Replies": "replies",
-    "TlsOptions": "tls",
+    "TlsOptions": "security.tls",
     "JsonSerializer": "serializers",
     "MsgspecSerializer": "serializers",
     "Serializer": "serializers",

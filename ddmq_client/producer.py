@@ -21,15 +21,15 @@ from ddmq_client.core.pipeline import QueuedSend, needs_own_request
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.net.background import Background
-from ddmq_client.net.login import TokenSource, make_login
 from ddmq_client.net.producer import ProducerBase
 from ddmq_client.net.sync import now
 from ddmq_client.observer import ClientObserver, ObservedSend, observe_send
 from ddmq_client.outbox import send_alone_at
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
+from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.tls import TlsOptions
 from ddmq_client.serializers import Serializer
-from ddmq_client.tls import TlsOptions
 from ddmq_client.transactions import Check
 
 

@@ -24,10 +24,10 @@ from ddmq_client.core.verdicts import CallFailed
 from ddmq_client.errors import ClosedError, OptionError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT, Code
 from ddmq_client.net.connection import FramedConnection, resolve_in_time
-from ddmq_client.net.login import TokenSource, make_login
 from ddmq_client.process import Home, new_client_id
 from ddmq_client.received import FetchedQueue, Message, fetched_here, queue_number
-from ddmq_client.tls import TlsOptions, secure_addresses
+from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import FetchSettings, fetch_frame, read_fetched
 from ddmq_client.wire.producing import ProxyCallError
 

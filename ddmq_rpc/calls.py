@@ -76,22 +76,24 @@ class AnswerSender(ABC):
     def write(self, data: bytes) -> None:
         """Send a complete frame."""
         if self._tls is None:
-            self._transmit(data)
+            self._send_bytes(data)
         else:
-            self._encrypt((data,))
+            self._send_encrypted((data,))
 
-    def _encrypt(self, parts: tuple[bytes, ...]) -> None:
+    def _send_encrypted(self, parts: tuple[bytes, ...]) -> None:
         """Send a complete frame that is given in parts over TLS."""
         tls = self._tls
         assert tls is not None
         try:
-            records = tls.encrypt(parts[0]) if len(parts) == 1 else b"".join(map(tls.encrypt, parts))
+            records = (
+                tls.encrypt_bytes(parts[0]) if len(parts) == 1 else b"".join(map(tls.encrypt_bytes, parts))
+            )
         except OSError:
             self.answer_lost()
             return
-        self._transmit(records)
+        self._send_bytes(records)
 
-    def _transmit(self, data: bytes) -> None:
+    def _send_bytes(self, data: bytes) -> None:
         try:
             sent = self._send(data)
         except (BlockingIOError, InterruptedError):
@@ -105,7 +107,7 @@ class AnswerSender(ABC):
     def write_beside(self, head: bytes, result: bytes) -> None:
         """Send a frame given as header and body, so that a large body need not be copied."""
         if self._tls is not None:
-            self._encrypt((head, result))
+            self._send_encrypted((head, result))
             return
         try:
             sent = self._socket.sendmsg((head, result))

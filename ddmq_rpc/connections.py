@@ -183,7 +183,7 @@ class RpcConnection(AnswerSender):
             assert traffic.tls is not None
             if not traffic.tls.required:
                 traffic.join_newcomers(self, self._share.address)
-            self._tls = session = TlsSession(traffic.tls.certificates.server)
+            self._tls = session = TlsSession(traffic.tls.certificates.server_context)
             self._read_records(session, data)
         elif traffic.tls is not None and traffic.tls.required:
             traffic.counts.count_rejected("plain_text")
@@ -226,7 +226,7 @@ class RpcConnection(AnswerSender):
             self.traffic.counts.count_rejected("unread_answers")
             self.close()
         else:
-            self._transmit(output)
+            self._send_bytes(output)
         return not self.closed
 
     def _await_record(self, session: TlsSession) -> None:
@@ -242,7 +242,7 @@ class RpcConnection(AnswerSender):
         the connection or its time is over. Closed at once, the answer could be lost."""
         answer = rejection.feed_bytes(data)
         if answer:
-            self._transmit(answer)
+            self._send_bytes(answer)
             if not self.closed:
                 self._socket.shutdown(socket.SHUT_WR)
         elif rejection.expects_no_answer:

@@ -64,7 +64,7 @@ class Newcomers(Generic[N]):
             if not own:
                 del self._heard[entry[0]]
 
-    def overdue(self, now: float) -> Iterator[N]:
+    def list_overdue(self, now: float) -> Iterator[N]:
         """Yield the connections whose first call is overdue. They may be removed meanwhile."""
         for connection, (_, joined_at) in list(self._joined.items()):
             if joined_at > now - FIRST_CALL_S:

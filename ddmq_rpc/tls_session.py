@@ -55,15 +55,15 @@ class TlsSession:
         """Process received bytes; return the plain text that they complete. Call `take_output` afterwards."""
         records = self._take_records(data)
         if len(records) <= RECORD_BYTES_MAX:
-            return self._decrypt(records)
+            return self._decrypt_records(records)
         return b"".join(
             [
-                self._decrypt(records[at : at + RECORD_BYTES_MAX])
+                self._decrypt_records(records[at : at + RECORD_BYTES_MAX])
                 for at in range(0, len(records), RECORD_BYTES_MAX)
             ]
         )
 
-    def encrypt(self, data: bytes) -> bytes:
+    def encrypt_bytes(self, data: bytes) -> bytes:
         """Return the records of `data`, behind whatever else has to be sent."""
         tls, outgoing = self._tls, self._outgoing
         if len(data) <= PLAIN_BYTES_MAX:
@@ -104,7 +104,7 @@ class TlsSession:
         self._rest = data[end:] if end < size else b""
         return data[:end] if end < size else data
 
-    def _decrypt(self, records: bytes) -> bytes:
+    def _decrypt_records(self, records: bytes) -> bytes:
         tls, incoming = self._tls, self._incoming
         incoming.write(records)
         plain = b""

@@ -166,7 +166,7 @@ class OpenMethod:
 
 
 class TlsPort(NamedTuple):
-    """How a port uses TLS. `required`: clients that speak plain text are rejected."""
+    """The TLS settings of a port. With `required`, clients that speak plain text are rejected."""
 
     certificates: CertificateFiles
     required: bool
@@ -322,7 +322,7 @@ class Traffic:
         for reader in self.unsent.older_than(now - limits.answer_write_s):
             self.counts.count_rejected("slow_reader")
             reader.close()
-        for newcomer in self.newcomers.overdue(now):
+        for newcomer in self.newcomers.list_overdue(now):
             if newcomer not in self.partial:  # that has its own time
                 self.counts.count_rejected("no_first_call")
                 newcomer.close()

@@ -17,8 +17,8 @@ from ddmq.cli.options import combine_options
 from ddmq.cli.output import json_option, reason
 from ddmq_client.core.nodes import ProxyAddress, SecureAddress
 from ddmq_client.errors import OptionError
-from ddmq_client.net.login import read_environment_token
-from ddmq_client.tls import describe_error, secure_addresses, secure_socket
+from ddmq_client.security.login import read_environment_token
+from ddmq_client.security.tls import describe_error, secure_addresses, secure_socket
 
 TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 1.0

@@ -42,6 +42,7 @@ from proxy_producer.config import ProducerConfig
 T = TypeVar("T")
 PROCESS_NAME_MAX = 200
 BACKUPS = "backups"  # in data_dir
+ENTRIES_LOGGED_MAX = 10
 ENVIRONMENT = Path("environment")  # in place of a file that does not exist
 
 
@@ -343,8 +344,17 @@ def changed_values(config: Configuration) -> dict[str, Any]:
     """Return the values that differ from the defaults, by `section.key`, with secrets masked."""
     before, now = resolved_values(Configuration()), resolved_values(config)
     return {
-        f"{section}.{key}": str(value) if isinstance(value, Path) else value
+        f"{section}.{key}": _shorten_value(value)
         for section, values in now.items()
         for key, value in values.items()
         if before[section][key] != value
     }
+
+
+def _shorten_value(value: Any) -> Any:
+    """Return a value for one line of the log; of a long mapping only its size."""
+    if isinstance(value, Path):
+        return str(value)
+    return (
+        f"{len(value)} entries" if isinstance(value, Mapping) and len(value) > ENTRIES_LOGGED_MAX else value
+    )

@@ -16,8 +16,8 @@ from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_client.net.connection import CONNECT_MAX_S, make_login_frame
+from ddmq_client.security.tls import asyncio_options, describe_error, is_rejected_certificate
 from ddmq_client.testing.proxies import connect_protocol
-from ddmq_client.tls import asyncio_options, describe_error, is_rejected_certificate
 from ddmq_client.wire.login import find_login_failure
 
 MakeFrame = Callable[[float, int], bytes]

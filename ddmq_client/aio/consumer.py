@@ -61,7 +61,6 @@ from ddmq_client.core.settings import (
 from ddmq_client.delays import start_text
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.net.login import TokenSource, make_login
 from ddmq_client.notifications import ConsumerNotifications, OnError, OnLate
 from ddmq_client.observer import (
     ClientObserver,
@@ -74,9 +73,10 @@ from ddmq_client.observer import (
 from ddmq_client.offsets_file import build_broadcast_settings
 from ddmq_client.process import RUN_POLL_S, Signals, new_client_id
 from ddmq_client.received import Message
+from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.values import deserialize_messages
-from ddmq_client.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import pull_settings
 
 _log = logging.getLogger("ddmq_client.consumer")
@@ -141,6 +141,8 @@ class AsyncConsumer:
     _coordinator: AsyncCoordinator | None = None  # this and the next from the start on
     _pool: AsyncWorkerPool | None = None
     _state, _stop_completed, _paused = "new", False, False
+    _amid: set[object]  # workers that are starting or stopping the consumer
+    _lock: Lock  # of _state and _stop_completed
 
     @explain_arguments("docs/client.md#receiving")
     def __init__(
@@ -204,8 +206,7 @@ class AsyncConsumer:
         self._notifications, self._errors = ConsumerNotifications(on_late, on_error), HandlerErrors()
         self._broadcast = build_broadcast_settings(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
-        self._home, self._lock = Home("consumer"), Lock()  # the lock: of _state and _stop_completed
-        self._amid: set[object] = set()  # workers that are starting or stopping the consumer
+        self._home, self._lock, self._amid = Home("consumer"), Lock(), set()
         self._stop_done = Condition(self._lock)
 
     @property

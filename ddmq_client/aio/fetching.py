@@ -38,10 +38,10 @@ from ddmq_client.core.nodes import (
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.net.login import TokenSource, make_login
 from ddmq_client.process import new_client_id
 from ddmq_client.received import FetchedQueue
-from ddmq_client.tls import TlsOptions, secure_addresses
+from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import (
     FAILURES,
     FetchSettings,

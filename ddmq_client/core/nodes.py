@@ -18,14 +18,15 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import OptionError
 
 if TYPE_CHECKING:
-    from ddmq_client.net.login import ClientLogin
-    from ddmq_client.tls import ClientTls
+    import ssl
+
+    from ddmq_client.security.login import ClientLogin
 
 PROXIES_MAX = 256
 _BRACKETS = re.compile(r"\[([^]]*)\](?::(.*))?")  # [host]:port
@@ -56,17 +57,24 @@ class ProxyAddress(_HostPort):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class ContextSource(Protocol):
+    """The TLS of one client."""
+
+    def get_context(self) -> ssl.SSLContext:
+        """Return the context for a new connection. Raises OSError if a file cannot be used."""
+
+
 class SecureAddress(ProxyAddress):
     """The address of a proxy that is reached with TLS. It equals the plain address.
 
     `server_name`: the name that the certificate must state.
     """
 
-    tls: ClientTls
+    tls: ContextSource
     server_name: str
 
     @classmethod
-    def build(cls, address: ProxyAddress, tls: ClientTls, server_name: str) -> Self:
+    def build(cls, address: ProxyAddress, tls: ContextSource, server_name: str) -> Self:
         """Return `address` with TLS."""
         secure = cls(*address)
         secure.tls, secure.server_name, secure.login = tls, server_name, address.login

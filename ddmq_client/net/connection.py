@@ -17,8 +17,8 @@ from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info, is_literal
 from ddmq_client.errors import OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
+from ddmq_client.security.tls import describe_error, has_unread, is_rejected_certificate, secure_socket
 from ddmq_client.testing.proxies import connect_in_process
-from ddmq_client.tls import describe_error, has_unread, is_rejected_certificate, secure_socket
 from ddmq_client.wire.login import encode_login, find_login_failure
 
 CONNECT_MAX_S = 2.0

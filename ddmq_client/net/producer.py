@@ -15,7 +15,6 @@ from ddmq_client.delays import CancelOutcome, When, duration_ms, outcome_of, whe
 from ddmq_client.errors import ClosedError, OptionError, SendError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.net.checks import Checks
-from ddmq_client.net.login import ClientLogin, make_login
 from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sender import JobSender, Sends
 from ddmq_client.net.sync import Home, now
@@ -23,7 +22,8 @@ from ddmq_client.net.transactions import Transaction, TransactionCalls
 from ddmq_client.observer import ClientObserver, SendCall, check_observer, observe_send
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, check_batch
-from ddmq_client.tls import TlsOptions, secure_addresses
+from ddmq_client.security.login import ClientLogin, make_login
+from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.transactions import Check, CheckCounts
 from ddmq_client.wire.producing import encode_heartbeat
 

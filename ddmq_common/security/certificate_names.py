@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 class CertificateNames(NamedTuple):
     """The names in a verified certificate, in its order: URIs and DNS names of its alternative names, and
-    the common names of its subject."""
+    its common names."""
 
     uris: tuple[str, ...]
     dns_names: tuple[str, ...]

@@ -132,7 +132,7 @@ class CertificateFiles:
         on_checked(False)
 
     @property
-    def server(self) -> ssl.SSLContext:
+    def server_context(self) -> ssl.SSLContext:
         """The context for the next connection that is accepted."""
         assert self.contexts.server is not None
         return self.contexts.server
@@ -140,9 +140,9 @@ class CertificateFiles:
     def reload_changed(self) -> None:
         """Reload the files if one of them has changed since the last reload."""
         if _read_states(self._paths) != self._states:
-            self.reload()
+            self.reload_files()
 
-    def reload(self) -> None:
+    def reload_files(self) -> None:
         """Reload the files. If one is not valid, the contexts in force stay, and the error is logged."""
         self._states = _read_states(self._paths)
         try:

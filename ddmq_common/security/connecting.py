@@ -1,7 +1,7 @@
-"""How this process connects to the ports of other processes of its installation: with TLS, or without.
+"""Connections of this process to the ports of other processes of its installation, with TLS or without.
 
 All processes of an installation have the same conf/security.yaml. So if a port of this process offers TLS,
-that port of another process does, too. `configure` is called once, at the start of a server process.
+that port of another process does, too. `use_certificates` is called once, at the start of a server process.
 
 On loopback the other process is on this machine; its certificate must be valid, but need not have the name
 of loopback.
@@ -29,7 +29,7 @@ class _State:
 _state = _State()
 
 
-def configure(config: TlsConfig, files: CertificateFiles | None) -> None:
+def use_certificates(config: TlsConfig, files: CertificateFiles | None) -> None:
     """Use these settings for all connections that follow. `files`: None without any certificates."""
     _state.config, _state.files = config, files
 

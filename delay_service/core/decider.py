@@ -86,7 +86,7 @@ class CommandRun:
 
     def _read_states(self, commands: Sequence[CommandRecord]) -> dict[bytes, IdState | None]:
         requests = [(command.uuid, command.request) for command in commands if command.request is not None]
-        others = (uuid_bytes(one.unless_cancelled) for _, one in requests if one.unless_cancelled)
+        others = [key for _, one in requests if one.unless_cancelled for key in _cancel_keys(one)]
         by_topic = (topic_id(uuid, one.topic) for uuid, one in requests if one.own_topic)
         uuids = list(dict.fromkeys([*(uuid for uuid, _ in requests), *others, *by_topic]))
         return dict(zip(uuids, self._context.store.ids(uuids), strict=True))
@@ -203,8 +203,10 @@ class CommandRun:
         return state is not None and state.kind is IdKind.TOMBSTONE
 
     def _is_cancelled_elsewhere(self, request: DelayCommand) -> bool:
-        other = self._ids[uuid_bytes(request.unless_cancelled)] if request.unless_cancelled else None
-        return other is not None and other.kind in (IdKind.CANCELLED, IdKind.TOMBSTONE)
+        if not request.unless_cancelled:
+            return False
+        others = [self._ids[key] for key in _cancel_keys(request)]
+        return any(one is not None and one.kind in (IdKind.CANCELLED, IdKind.TOMBSTONE) for one in others)
 
     def _assume_add_fired(self, command: CommandRecord, request: DelayCommand) -> None:
         last_ms = max(last_due_ms(request), command.born_ms)
@@ -422,6 +424,12 @@ class CommandRun:
         if state is not None and state.kind is IdKind.CANCELLED:
             self._finished.append(state.offset)
         self._reply(request, code_of(state, PENDING if request.op == CANCEL else ADDED), state)
+
+
+def _cancel_keys(request: DelayCommand) -> tuple[bytes, bytes]:
+    """Return the ids under which a cancel of the other message of an add may be recorded."""
+    uuid = uuid_bytes(request.unless_cancelled)
+    return uuid, topic_id(uuid, request.topic)
 
 
 def decide_commands(

@@ -32,7 +32,7 @@ from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import ProxyAddress
 from ddmq_client.core.verdicts import CallFailed
 from ddmq_client.net.connection import FramedConnection
-from ddmq_client.tls import secure_addresses
+from ddmq_client.security.tls import secure_addresses
 from ddmq_client.wire.consuming import read_stats, stats_frame
 from ddmq_client.wire.producing import ProxyCallError
 from ddmq_common.plain_text import body_fields

@@ -42,7 +42,7 @@ Needs = Iterable[tuple[str, str]]  # rights and names, all of which are needed
 May = Callable[[str, str], bool]
 
 
-class AdminApi(Protocol):
+class AdminComponents(Protocol):
     """The components of the admin API that rules look names and objects up in."""
 
     backend: Backend
@@ -58,7 +58,7 @@ class AdminApi(Protocol):
 class RouteRule(NamedTuple):
     """The rights that a route needs. `narrow`: leaves out of an answer what the caller may not see."""
 
-    needs: Callable[[AdminApi, AdminRequest], Needs]
+    needs: Callable[[AdminComponents, AdminRequest], Needs]
     narrow: Callable[[May, Any], Any] | None = None
 
 
@@ -78,7 +78,7 @@ def check_rules(routes: Iterable[Route]) -> None:
 
 
 def answer_allowed(
-    api: AdminApi, route: Route, request: AdminRequest, answer: Callable[[AdminRequest], Any]
+    api: AdminComponents, route: Route, request: AdminRequest, answer: Callable[[AdminRequest], Any]
 ) -> Any:
     """Answer a request if its caller has the rights, and leave out what it may not see. Raises
     ForbiddenError."""
@@ -114,11 +114,11 @@ def _need_optional(right: str, name: str | None) -> list[tuple[str, str]]:
     return [] if name is None else [(right, name)]
 
 
-def _change_topic(api: AdminApi, request: AdminRequest) -> Needs:
+def _change_topic(api: AdminComponents, request: AdminRequest) -> Needs:
     return [("create" if api.backend.topic(request.topic) is None else "manage", request.topic)]
 
 
-def _change_group(api: AdminApi, request: AdminRequest) -> Needs:
+def _change_group(api: AdminComponents, request: AdminRequest) -> Needs:
     group, body = request.group, request.body
     known = any(each.name == group for each in api.consumer.groups())
     yield ("manage" if known else "create"), group
@@ -131,27 +131,27 @@ def _change_group(api: AdminApi, request: AdminRequest) -> Needs:
         yield "push", ""
 
 
-def _send(api: AdminApi, request: AdminRequest) -> Needs:
+def _send(api: AdminComponents, request: AdminRequest) -> Needs:
     topic = request.body.topic
     yield "send", topic
     if api.backend.topic(topic) is None:
         yield "create", topic
 
 
-def _by_group(right: str) -> Callable[[AdminApi, AdminRequest], Needs]:
+def _by_group(right: str) -> Callable[[AdminComponents, AdminRequest], Needs]:
     """Return the needs of a request that may state a group; without one it is about all groups."""
     return lambda _, request: [(right, ALL if request.query.group is None else request.query.group)]
 
 
-def _need_browse(_: AdminApi, request: AdminRequest) -> Needs:
+def _need_browse(_: AdminComponents, request: AdminRequest) -> Needs:
     return [("browse", request.topic), *_need_optional("describe", request.query.group)]
 
 
-def _resend(_: AdminApi, request: AdminRequest) -> Needs:
+def _resend(_: AdminComponents, request: AdminRequest) -> Needs:
     return [("operate", request.group), ("send", ALL if request.body.topic is None else request.body.topic)]
 
 
-def _end_transaction(api: AdminApi, request: AdminRequest) -> Needs:
+def _end_transaction(api: AdminComponents, request: AdminRequest) -> Needs:
     group = api.transactions.show(request).get("group")
     if group is None or not (_may_of(_get_caller(request))("transact", group)):
         identity = request.path["id"]
@@ -159,7 +159,7 @@ def _end_transaction(api: AdminApi, request: AdminRequest) -> Needs:
     return [("operate", group)]
 
 
-def _change_delay(api: AdminApi, request: AdminRequest) -> Needs:
+def _change_delay(api: AdminComponents, request: AdminRequest) -> Needs:
     looked_up = AdminRequest({"id": request.path["id"]}, Query(), {}, "GET", "/delay/messages/{id}")
     row = api.delays.answer_anywhere(looked_up, api.delays.message)
     if isinstance(row, Text):
@@ -173,11 +173,11 @@ def _change_delay(api: AdminApi, request: AdminRequest) -> Needs:
     return []
 
 
-def _by_topic(right: str) -> Callable[[AdminApi, AdminRequest], Needs]:
+def _by_topic(right: str) -> Callable[[AdminComponents, AdminRequest], Needs]:
     return lambda _, request: _need_optional(right, request.query.topic)
 
 
-def _backup(_: AdminApi, request: AdminRequest) -> Needs:
+def _backup(_: AdminComponents, request: AdminRequest) -> Needs:
     return [("backup" if request.body.shards is None else "node", "")]
 
 
@@ -191,13 +191,13 @@ def _operation_needs(kind: str, action: str, chosen: Mapping[str, Any], to_topic
     return needs
 
 
-def _plan_operation(_: AdminApi, request: AdminRequest) -> Needs:
+def _plan_operation(_: AdminComponents, request: AdminRequest) -> Needs:
     body = request.body
     chosen = body.filter if isinstance(body.filter, dict) else {}
     return _operation_needs(body.kind, body.action, chosen, bool(body.to_topic))
 
 
-def _known_operation(api: AdminApi, request: AdminRequest) -> Needs:
+def _known_operation(api: AdminComponents, request: AdminRequest) -> Needs:
     """Return no needs if the caller has the rights of the operation; else there is none with this id."""
     plan = api.operations.find_plan(request.path["id"])
     needs = [] if plan is None else _operation_needs(

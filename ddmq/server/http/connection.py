@@ -144,7 +144,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
                 if first == TLS_HANDSHAKE:
                     from gevent.ssl import SSLSocket  # with the first such client
 
-                    context = tls.certificates.server
+                    context = tls.certificates.server_context
                     self.socket = SSLSocket(sock=self.socket, server_side=True, _context=context)
                     self.rfile = self.socket.makefile("rb", -1)
                     return True

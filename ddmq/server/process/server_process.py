@@ -226,7 +226,7 @@ class ServerProcess:
             except ConfigError as error:
                 raise ConfigError(f"security.yaml: tls: {error}") from error
             self._certificates_timer.every(CHECK_S, self.certificates.reload_changed)
-        connecting.configure(tls, self.certificates)
+        connecting.use_certificates(tls, self.certificates)
 
     def _tls_port(self, component: str) -> TlsPort | None:
         """Return how the port of a component uses TLS; None if it does not."""

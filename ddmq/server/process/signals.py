@@ -59,7 +59,7 @@ def reload_configuration(process: ServerProcess) -> None:
         log.warning("nothing to reload: started without --config")
         return
     if process.certificates is not None:
-        process.certificates.reload()
+        process.certificates.reload_files()
     try:
         fresh = override_backend(load_folder(folder), process.config.backend_flags)
         source = find_declaring_source(fresh, "topics")

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from ddmq_client.admin.http import HttpRequest, HttpResponse, ResponseReader
 from ddmq_client.core.nodes import ProxyAddress
-from ddmq_client.tls import asyncio_options
+from ddmq_client.security.tls import asyncio_options
 
 READ_BYTES = 64 * 1024
 

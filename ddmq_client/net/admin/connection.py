@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from ddmq_client.admin.http import HttpRequest, HttpResponse, ResponseReader
 from ddmq_client.core.nodes import ProxyAddress
-from ddmq_client.tls import has_unread, secure_socket
+from ddmq_client.security.tls import has_unread, secure_socket
 
 READ_BYTES = 64 * 1024
 

@@ -15,7 +15,7 @@ from ddmq_client.errors import ClosedError, UnavailableError, UnknownChangeError
 from ddmq_client.idl.codes import ADMIN_PORT
 from ddmq_client.net.admin.connection import HttpConnection
 from ddmq_client.net.sync import Condition, Lock, now
-from ddmq_client.tls import describe_error
+from ddmq_client.security.tls import describe_error
 
 IDLE_MAX_S = 10.0  # the server closes a connection after 30 s without a request
 PORT_HINT = f"; check the address, the admin port is {ADMIN_PORT} by default"

@@ -18,7 +18,7 @@ from ddmq_client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
 from ddmq_client.core.nodes import ProxyAddress, SecureAddress, parse_addresses
 from ddmq_client.errors import RejectedError
 from ddmq_client.received import Message
-from ddmq_client.tls import choose_tls, secure_addresses
+from ddmq_client.security.tls import choose_tls, secure_addresses
 from tests.scenarios.real_server import RealServer, ddmq_command, running
 from tests.support.certificates import write_certificates, write_pair
 from tests.support.waits import until

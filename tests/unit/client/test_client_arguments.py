@@ -54,7 +54,7 @@ def produce(**options: Any) -> None:
             "order_scope",
             "--order-scope ...`, or Admin.update_subscription(GROUP, TOPIC, order_scope=...)",
         ),
-        (consume, "ssl", "there is no authentication and no TLS yet"),
+        (consume, "ssl", "did you mean tls?"),
         (consume, "colour", "allowed: proxies, group, topics, handler,"),
         (produce, "group", "Producer() has no argument 'group'; did you mean producer_group?"),
         (produce, "retries", "did you mean attempts_max?"),
@@ -123,7 +123,7 @@ def send_batch(**options: Any) -> None:
         (fail, "delay", "fail() has no argument 'delay'; did you mean delay_ms? (docs/retries.md)"),
         (fail, "error", "did you mean reason?"),
         (administer, "timeout", "Admin() has no argument 'timeout'; did you mean timeout_ms?"),
-        (administer, "ssl", "there is no authentication and no TLS yet"),
+        (administer, "ssl", "did you mean tls?"),
         (
             enqueue,
             "host",

@@ -82,7 +82,7 @@ class Compared(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         overdue = [key for key, entry in self.entries.items() if entry[1] <= self.now - FIRST_CALL_S]
-        assert list(self.tested.overdue(self.now)) == overdue
+        assert list(self.tested.list_overdue(self.now)) == overdue
         for connection in overdue:
             self.close(connection)
 

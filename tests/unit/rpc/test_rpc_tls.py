@@ -308,7 +308,7 @@ def test_renegotiation_is_refused(required: Stage) -> None:
     context.maximum_version = gevent_ssl.TLSVersion.TLSv1_2
     client = Client(required.server.address, tls=context)
     assert client.call(send_sync(1)).sequence == 1
-    assert required.traffic.tls.certificates.server.options & gevent_ssl.OP_NO_RENEGOTIATION
+    assert required.traffic.tls.certificates.server_context.options & gevent_ssl.OP_NO_RENEGOTIATION
     client.close()
 
 

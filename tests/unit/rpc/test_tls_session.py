@@ -112,7 +112,7 @@ def test_plain_text_arrives_whatever_the_chunks(
         assert session.buffered_bytes < RECORD_BYTES_MAX
     assert received == expected
     assert session.buffered_bytes == 0
-    for chunk in chunks(data, session.encrypt(expected) if expected else b""):
+    for chunk in chunks(data, session.encrypt_bytes(expected) if expected else b""):
         peer.feed(chunk)
     assert peer.plain == expected
 

@@ -25,7 +25,7 @@ _EXPIRED, _NOT_YET_VALID = 10, 9
 
 @dataclass(frozen=True)
 class TlsOptions:
-    """How a client uses TLS.
+    """The TLS options of a client.
 
     ca           PEM file of the CAs that may sign the servers' certificates; None: those that the operating
                  system trusts

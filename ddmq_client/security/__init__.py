@@ -1,0 +1,1 @@
+"""The secured connections of the client library."""
