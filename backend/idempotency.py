@@ -12,15 +12,20 @@ Bounds:
 * A topic may have as many keys as are free of `keys_max`: half of them when it is alone, a third each when
   two topics take all they can, so that some are always free for the next topic. It may have `keys_max` /
   SHARE keys in any case, while there are at most twice `keys_max` in all. More keys are refused.
+* An owner (the identity or address that sends) may have at most OWNER_PARTS times as many keys as are free
+  of `keys_max`, whatever its topics: three quarters when it is alone. After a restart, earlier keys have no
+  owner.
 * There may be PRODUCERS_MAX producers and SEQUENCES_ALL_MAX open sequences, SEQUENCES_MAX of one producer.
-  Beyond that a producer with many sequences loses its oldest, and else the producer that was silent for
-  longest is forgotten. Sequences forgotten before their time are counted.
+  Beyond that a producer with many sequences loses its oldest, and else the owner that has the most producers
+  and sequences loses the producer that was silent for longest. Sequences forgotten before their time are
+  counted.
 
 All times are store times minus `ahead_ms`. While the engine runs they follow the monotonic clock (`start`,
 `stamp`), so that entries do not expire because the wall clock was set forward.
 
-After producers were forgotten only `forgotten_ms` remains: the newest time at which one of them was active.
-A send that was under way before that, and that is not recorded, is refused, because it may be stored.
+After producers were forgotten, only the newest time at which one of them was active remains: of an owner, or
+`forgotten_ms` of all. A send of that owner that was under way before that, and that is not recorded, is
+refused, because it may be stored.
 """
 
 from __future__ import annotations
@@ -32,14 +37,17 @@ from struct import Struct
 
 import google_crc32c
 
+from backend.owner_shares import OwnerShares
 from backend.records import FirstStored
 from ddmq_common.errors import BoundReachedError, CallerError, DdmqError
-from ddmq_common.send_identity import DIGEST_BYTES, parse_key, parse_sequence
+from ddmq_common.send_identity import DIGEST_BYTES, NO_OWNER, owner_of, parse_key, parse_sequence
 
 WINDOW_MS = 3_600_000
 KEYS_MAX = 1_000_000
 SHARE = 10_000  # every topic may have keys_max / SHARE keys, however many the others have
+OWNER_PARTS = 3
 PRODUCERS_MAX = 100_000
+FORGETFUL_OWNERS_MAX = 1_000  # owners whose producers were forgotten; beyond that, it counts for all
 SEQUENCES_MAX = 65_536
 SEQUENCES_ALL_MAX = 262_144
 ARRIVES_MS = 60_000  # a send may arrive this much later than it states; window / SLICES if that is shorter
@@ -83,11 +91,16 @@ class ProducerSequences:
     `encoded` caches the encoded form for the checkpoint until something changes.
     """
 
-    __slots__ = ("active_ms", "below", "encoded", "locations")
+    __slots__ = ("active_ms", "below", "encoded", "locations", "owner")
 
     def __init__(
-        self, below: int = 0, active_ms: int = 0, locations: Mapping[int, bytes] | None = None
+        self,
+        below: int = 0,
+        active_ms: int = 0,
+        locations: Mapping[int, bytes] | None = None,
+        owner: str = NO_OWNER,
     ) -> None:
+        self.owner = owner  # that of its first send
         self.below = below  # lower sequences are forgotten, because the producer has their answers
         self.active_ms = active_ms
         self.encoded: object | None = None
@@ -122,18 +135,21 @@ class KeySlice:
     `number` ascends. `unsaved` holds the rows that follow the `saved` ones and are in no file yet.
     """
 
-    __slots__ = ("counts", "first_ms", "last_ms", "locations", "number", "saved", "unsaved")
+    __slots__ = ("counts", "first_ms", "last_ms", "locations", "number", "owned", "saved", "unsaved")
 
     def __init__(self, number: int, first_ms: int) -> None:
         self.number = number
         self.first_ms = self.last_ms = first_ms
         self.locations: dict[bytes, bytes] = {}
         self.counts: Counter[int] = Counter()  # keys by incarnation of their topic
+        self.owned: Counter[str] = Counter()  # keys by owner, without those that have none
         self.saved = 0
         self.unsaved = bytearray()
 
-    def add(self, digest: bytes, location: bytes, incarnation: int, stored_ms: int) -> None:
+    def add(self, digest: bytes, location: bytes, incarnation: int, stored_ms: int, owner: str) -> None:
         self.locations[digest] = location
+        if owner:
+            self.owned[owner] += 1
         self.counts[incarnation] += 1
         self.last_ms = max(self.last_ms, stored_ms)
 
@@ -158,6 +174,10 @@ class StoredSends:
         self._base_ms = 0.0  # this clock when the monotonic clock was at 0
         self.forgotten = 0  # entries forgotten before their time
         self.forgotten_ms = -1  # the newest activity of a forgotten producer
+        self._forgotten_of: dict[str, int] = {}  # the same by owner
+        self._shares = OwnerShares()  # producers and their sequences by owner
+        self._producers_of: dict[str, OrderedDict[str, None]] = {}  # by owner, the latest active one last
+        self._owned_keys: Counter[str] = Counter()
         self._counts: Counter[int] = Counter()
         self._keys = self._sequences = 0
         self._next_slice = 0
@@ -167,9 +187,10 @@ class StoredSends:
             0,
         )  # the latest text, parsed: `add_pending` follows `find_first`
         self._ahead: dict[Name, bytes] = {}
-        # Not confirmed yet: name, checksum or answered_below, location, incarnation, store time.
-        self.pending: list[tuple[Name, int, bytes, int, int]] = []
+        # Not confirmed yet: name, checksum or answered_below, location, incarnation, store time, owner.
+        self.pending: list[tuple[Name, int, bytes, int, int, str]] = []
         self._pending_counts: Counter[int] = Counter()  # pending keys by incarnation
+        self._pending_owned: Counter[str] = Counter()  # pending keys by owner
         self._pending_keys = 0  # all of these
 
     def set_bounds(self, window_ms: int, keys_max: int) -> None:
@@ -199,7 +220,7 @@ class StoredSends:
             if text[:1] == "k":
                 digest, checksum = parse_key(text)
                 self._parsed = text, digest, checksum
-                return self._first_of_key(digest, checksum, incarnation, now_ms)
+                return self._first_of_key(text, digest, checksum, incarnation, now_ms)
             name, below, under_way_ms = parse_sequence(text)
         except ValueError as error:
             raise CallerError(f"identity {text[:100]!r} of a send: {error}") from error
@@ -207,13 +228,13 @@ class StoredSends:
         location = self._location_of(name)
         if location is None:
             if under_way_ms is not None:
-                self._check_forgotten(name, now_ms - under_way_ms)
+                self._check_forgotten(name, now_ms - under_way_ms, owner_of(text))
             return None
         message_id, offset, queue_id, stored_incarnation, _, _ = LOCATION.unpack(location)
         return FirstStored(message_id, queue_id, offset, False) if stored_incarnation == incarnation else None
 
     def _first_of_key(
-        self, digest: bytes, checksum: int, incarnation: int, now_ms: int
+        self, text: str, digest: bytes, checksum: int, incarnation: int, now_ms: int
     ) -> FirstStored | None:
         location = self._ahead.get(digest)
         if location is None:
@@ -229,10 +250,10 @@ class StoredSends:
                 return FirstStored(message_id, queue_id, offset, checksum != sum_before)
         self._expire_slices(now_ms)
         if 2 * (self._keys + len(self.pending)) >= self.keys_max:
-            self._check_capacity(incarnation)
+            self._check_capacity(incarnation, owner_of(text))
         return None
 
-    def _check_capacity(self, incarnation: int) -> None:
+    def _check_capacity(self, incarnation: int, owner: str) -> None:
         keys = self._keys + self._pending_keys
         own = self._counts[incarnation] + self._pending_counts[incarnation]
         free, share = max(0, self.keys_max - keys), self.keys_max // SHARE
@@ -241,6 +262,13 @@ class StoredSends:
                 f"{own} of its idempotency keys are remembered, and {keys} of all topics; allowed: as many as"
                 f" are free, {free} of {self.keys_max} (idempotency_keys_max), and {share} in any case; a key"
                 f" is remembered for {self.window_ms} ms: retry later, or have the bound raised"
+            )
+        owned = self._owned_keys[owner] + self._pending_owned[owner] if owner else 0
+        if owned >= OWNER_PARTS * free and owned >= share:
+            raise BoundReachedError(
+                f"{owned} idempotency keys of this sender's identity or address are remembered; allowed:"
+                f" {OWNER_PARTS} times as many as are free, {free} of {self.keys_max} (idempotency_keys_max);"
+                f" a key is remembered for {self.window_ms} ms: retry later, or have the bound raised"
             )
 
     def _location_of(self, name: tuple[str, int]) -> bytes | None:
@@ -256,9 +284,10 @@ class StoredSends:
                 location = sequences.locations.get(sequence)
         return location
 
-    def _check_forgotten(self, name: tuple[str, int], since_ms: int) -> None:
+    def _check_forgotten(self, name: tuple[str, int], since_ms: int, owner: str) -> None:
         """Raise CallerError unless a sequence under way since `since_ms` is certainly not stored."""
-        if since_ms - min(ARRIVES_MS, self.window_ms // SLICES) <= self.forgotten_ms:
+        forgotten_ms = max(self.forgotten_ms, self._forgotten_of.get(owner, -1))
+        if since_ms - min(ARRIVES_MS, self.window_ms // SLICES) <= forgotten_ms:
             raise CallerError(
                 f"sequence {name[1]} of producer {name[0]} is sent again, and it is not known any more"
                 " whether it was stored: producers that were heard of as long ago are forgotten"
@@ -273,20 +302,23 @@ class StoredSends:
         parsed_text, name, rest = self._parsed
         if parsed_text != text:
             name, rest = parse_identity(text)
-        checksum = 0
+        checksum, owner = 0, owner_of(text)
         if isinstance(name, bytes):
             checksum = rest
+            if owner:
+                self._pending_owned[owner] += 1
             self._pending_counts[incarnation] += 1
             self._pending_keys += 1
         location = LOCATION.pack(message_id, offset, queue_id, incarnation, checksum, stored_ms)
         self._ahead[name] = location
-        self.pending.append((name, rest, location, incarnation, stored_ms))
+        self.pending.append((name, rest, location, incarnation, stored_ms, owner))
 
     def back_to(self, mark: int) -> None:
         """Discard all pending sends after the first `mark` of them."""
         del self.pending[mark:]
         self._ahead = {entry[0]: entry[2] for entry in self.pending}
         self._pending_counts = Counter([entry[3] for entry in self.pending if isinstance(entry[0], bytes)])
+        self._pending_owned = Counter([entry[5] for entry in self.pending if isinstance(entry[0], bytes)])
         self._pending_keys = self._pending_counts.total()
 
     def confirm_pending(self) -> None:
@@ -295,22 +327,25 @@ class StoredSends:
             None,
             ProducerSequences(),
         )  # of the sequence before: a batch has them one behind the other
-        for name, rest, location, incarnation, stored_ms in self.pending:
+        for name, rest, location, incarnation, stored_ms, owner in self.pending:
             if isinstance(name, bytes):
-                self._keep_key(name, location, incarnation, stored_ms)
+                self._keep_key(name, location, incarnation, stored_ms, owner)
                 continue
             producer, sequence = name
             sender, locations = (producer, rest, stored_ms), sequences.locations
             full = len(locations) >= SEQUENCES_MAX or self._sequences >= SEQUENCES_ALL_MAX
             if full or sender != last or sequence < sequences.below:
-                self._keep_sequence(producer, sequence, rest, location, stored_ms)
+                self._keep_sequence(producer, sequence, rest, location, stored_ms, owner)
                 last, sequences = sender, self.producers[producer]
             else:
-                self._sequences += sequence not in locations
+                if sequence not in locations:
+                    self._sequences += 1
+                    self._shares.add(sequences.owner, 1)
                 locations[sequence] = location
         self._forget_producers(self.pending[-1][4] if self.pending else 0)
         self.pending, self._ahead = [], {}
         self._pending_counts.clear()
+        self._pending_owned.clear()
         self._pending_keys = 0
 
     def restore(
@@ -322,7 +357,7 @@ class StoredSends:
 
     # --- what counts
 
-    def _keep_key(self, digest: bytes, location: bytes, incarnation: int, stored_ms: int) -> None:
+    def _keep_key(self, digest: bytes, location: bytes, incarnation: int, stored_ms: int, owner: str) -> None:
         last = self.slices[-1] if self.slices else None
         if (
             last is None
@@ -333,10 +368,12 @@ class StoredSends:
             last = KeySlice(self._next_slice, stored_ms)
             self._next_slice += 1
             self.slices.append(last)
-        last.add(digest, location, incarnation, stored_ms)
+        last.add(digest, location, incarnation, stored_ms, owner)
         if self._saving:
             last.unsaved += row_of(digest + location)
         self._counts[incarnation] += 1
+        if owner:
+            self._owned_keys[owner] += 1
         self._keys += 1
         if self._keys > self._all_max:  # commits do not check the bound
             self._expire_slices(stored_ms)
@@ -354,27 +391,41 @@ class StoredSends:
         count = sum(oldest.counts.values())
         self._keys -= count
         self._counts -= oldest.counts
+        self._owned_keys -= oldest.owned
         return count
 
     def _keep_sequence(
-        self, producer: str, sequence: int, below: int, location: bytes, stored_ms: int
+        self, producer: str, sequence: int, below: int, location: bytes, stored_ms: int, owner: str
     ) -> None:
         sequences = self.producers.get(producer)
         if sequences is None:
-            sequences = self.producers[producer] = ProducerSequences()
+            sequences = ProducerSequences(owner=owner)
+            self._add_producer(producer, sequences)
         else:
             self.producers.move_to_end(producer)
+            self._producers_of[sequences.owner].move_to_end(producer)
         sequences.encoded = None
         if stored_ms > sequences.active_ms:
             sequences.active_ms = stored_ms
         if below > sequences.below:
-            self._sequences -= sequences.raise_below(below)
+            self._count_sequences(sequences, -sequences.raise_below(below))
         if sequence >= sequences.below:
             locations = sequences.locations
-            self._sequences += sequence not in locations
+            if sequence not in locations:
+                self._count_sequences(sequences, 1)
             locations[sequence] = location
             if len(locations) > SEQUENCES_MAX or self._sequences > SEQUENCES_ALL_MAX:
                 self._forget_own(sequences)
+
+    def _add_producer(self, name: str, sequences: ProducerSequences) -> None:
+        self.producers[name] = sequences
+        self._producers_of.setdefault(sequences.owner, OrderedDict())[name] = None
+        self._shares.add(sequences.owner, 1)
+        self._count_sequences(sequences, len(sequences.locations))
+
+    def _count_sequences(self, sequences: ProducerSequences, change: int) -> None:
+        self._sequences += change
+        self._shares.add(sequences.owner, change)
 
     def _forget_own(self, sequences: ProducerSequences) -> None:
         """Forget the oldest sequences of a producer that has many of them, until the bounds are kept."""
@@ -382,29 +433,55 @@ class StoredSends:
             self._sequences > SEQUENCES_ALL_MAX and len(sequences.locations) > SEQUENCES_ALL_MAX // MANY
         ):
             sequences.forget_oldest()
-            self._sequences -= 1
+            self._count_sequences(sequences, -1)
             self.forgotten += 1
 
     def _forget_producers(self, now_ms: int) -> None:
-        """Forget the producers that were silent for longest, until the bounds are kept."""
-        while len(self.producers) > 1 and self._must_forget_producer(now_ms):
-            _, oldest = self.producers.popitem(last=False)
-            self._sequences -= len(oldest.locations)
-            self.forgotten_ms = max(self.forgotten_ms, oldest.active_ms)
-            if oldest.active_ms >= now_ms - self.window_ms:
-                self.forgotten += 1 + len(oldest.locations)
+        """Forget producers that were silent for the window, and others until the bounds are kept."""
+        while len(self.producers) > 1:
+            name = next(iter(self.producers))
+            if self.producers[name].active_ms < now_ms - self.window_ms:
+                self.forgotten_ms = max(self.forgotten_ms, self._drop_producer(name).active_ms)
+            elif len(self.producers) > PRODUCERS_MAX or self._sequences > SEQUENCES_ALL_MAX:
+                self._forget_producer_of(self._shares.find_largest(), now_ms)
+            else:
+                return
 
-    def _must_forget_producer(self, now_ms: int) -> bool:
-        if len(self.producers) > PRODUCERS_MAX or self._sequences > SEQUENCES_ALL_MAX:
-            return True
-        return next(iter(self.producers.values())).active_ms < now_ms - self.window_ms
+    def _forget_producer_of(self, owner: str, now_ms: int) -> None:
+        """Forget the producer of an owner that was silent for longest."""
+        oldest = self._drop_producer(next(iter(self._producers_of[owner])))
+        if owner:
+            before_ms = self._forgotten_of.pop(owner, -1)
+            self._forgotten_of[owner] = max(before_ms, oldest.active_ms)
+            if len(self._forgotten_of) > FORGETFUL_OWNERS_MAX:
+                others_ms = self._forgotten_of.pop(next(iter(self._forgotten_of)))
+                self.forgotten_ms = max(self.forgotten_ms, others_ms)
+        else:
+            self.forgotten_ms = max(self.forgotten_ms, oldest.active_ms)
+        if oldest.active_ms >= now_ms - self.window_ms:
+            self.forgotten += 1 + len(oldest.locations)
+
+    def _drop_producer(self, name: str) -> ProducerSequences:
+        sequences = self.producers.pop(name)
+        owner = sequences.owner
+        names = self._producers_of[owner]
+        del names[name]
+        if not names:
+            del self._producers_of[owner]
+        self._shares.add(owner, -1)
+        self._count_sequences(sequences, -len(sequences.locations))
+        return sequences
 
     # --- across restarts
 
     def put_producer(self, name: str, sequences: ProducerSequences) -> None:
         """Restore a producer from a checkpoint, where the latest active producers come last."""
-        self.producers[name] = sequences
-        self._sequences += len(sequences.locations)
+        self._add_producer(name, sequences)
+
+    @property
+    def saved_forgotten_ms(self) -> int:
+        """The newest activity of a forgotten producer of any owner, for a checkpoint."""
+        return max(self.forgotten_ms, *self._forgotten_of.values(), -1)
 
     def has_key(self, text: str, stored_ms: int) -> bool:
         """Return whether the key `text` of a record stored at `stored_ms` (store time) or later is
@@ -428,7 +505,7 @@ class StoredSends:
             _, _, _, incarnation, _, stored_ms = LOCATION.unpack(location)
             if slice_ is None:
                 slice_ = KeySlice(number, stored_ms)
-            slice_.add(row[:DIGEST_BYTES], location, incarnation, stored_ms)
+            slice_.add(row[:DIGEST_BYTES], location, incarnation, stored_ms, NO_OWNER)
         if slice_ is not None:
             if complete:
                 slice_.saved = len(rows)

@@ -1,15 +1,19 @@
 """Calls are checked by the rule of their method before its handler; the method `authenticate` logs in.
 
-With rights on, a handler gets only the calls that its rule lets through. A method without a rule prevents the
+With rights on, a handler gets only the calls that its rule lets through, and that are within the quotas of
+their caller. Rejected calls and logins are in the audit log. A method without a rule prevents the
 start, also with rights off, so that none is forgotten.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ddmq_client.idl.codes import OK_TEXT, Code
+from ddmq_common.security.audit import Subject, client_of
 from ddmq_common.security.callers import CallerTable, LoginRejectedError
+from ddmq_common.security.quotas import OverQuota, describe_cause
 from ddmq_rpc.api import Call, Handler, MethodRule, Service
 from ddmq_rpc.calls import OpenCall
 from ddmq_rpc.codec import methods, structs
@@ -21,9 +25,11 @@ CREDENTIALS_BYTES_MAX = 16 << 10
 OPEN_CHANNEL = "a token is accepted over TLS or from this machine alone"
 
 
-def open_methods(service: Service, callers: CallerTable | None, counts: RpcCounts) -> dict[bytes, OpenMethod]:
-    """Return the methods that a server answers. Raises ValueError for a handler that the IDL lacks, or that
-    has no rule."""
+def open_methods(
+    service: Service, callers: CallerTable | None, counts: RpcCounts, now: Callable[[], float]
+) -> dict[bytes, OpenMethod]:
+    """Return the methods that a server answers. `now`: monotonic seconds. Raises ValueError for a handler
+    that the IDL lacks, or that has no rule."""
     described = methods(service.idl, service.name)
     unknown = sorted(set(service.handlers) - set(described))
     if unknown:
@@ -40,7 +46,11 @@ def open_methods(service: Service, callers: CallerTable | None, counts: RpcCount
     for name, handler in service.handlers.items():
         rule = None if callers is None or rules is None else rules[name]
         opened[name.encode()] = OpenMethod(
-            described[name], handler if rule is None else guard_handler(rule, handler, counts), rule
+            described[name],
+            handler
+            if rule is None or callers is None
+            else guard_handler(rule, handler, counts, callers, name, now),
+            rule,
         )
     if AUTHENTICATE in described:
         answers = structs(service.idl)
@@ -50,15 +60,39 @@ def open_methods(service: Service, callers: CallerTable | None, counts: RpcCount
     return opened
 
 
-def guard_handler(rule: MethodRule, handler: Handler, counts: RpcCounts) -> Handler:
-    """Return a handler that gets only the calls which `rule` lets through."""
-    find_missing, reject, narrow = rule.find_missing, rule.reject, rule.narrow
+def guard_handler(
+    rule: MethodRule,
+    handler: Handler,
+    counts: RpcCounts,
+    callers: CallerTable,
+    name: str,
+    now: Callable[[], float],
+) -> Handler:
+    """Return a handler that gets only the calls which quotas and `rule` let through."""
+    find_missing, narrow, finishes = rule.find_missing, rule.narrow, rule.finishes
+
+    def reject_call(call: Call, missing: str) -> None:
+        is_over = isinstance(missing, OverQuota)
+        counts.count_rejected("quota" if is_over else "right_missing")
+        caller = call.caller
+        if callers.audit is not None and caller is not None:
+            subject = Subject(caller.name, call.peer, client_of(call.args))
+            callers.audit.record_rejection(subject, name, describe_cause(missing))
+        if is_over and rule.reject_over is not None:
+            rule.reject_over(call, missing)
+        else:
+            rule.reject(call, missing)
 
     def handle(call: Call) -> None:
+        caller = call.caller
+        if caller is not None:
+            over = caller.usage.count_request(call.frame_bytes, now())
+            if over is not None and not finishes:
+                reject_call(call, over)
+                return
         missing = find_missing(call)
         if missing is not None:
-            counts.count_rejected("right_missing")
-            reject(call, missing)
+            reject_call(call, missing)
         elif narrow is None:
             handler(call)
         elif (narrowed := narrow(call)) is not None:
@@ -92,12 +126,26 @@ class Authentication:
         except LoginRejectedError as error:
             text = str(error)
             self._counts.count_rejected("login")
+            self._record(call, "", text)
             rejection = self._answers.AuthResponse(code=int(Code.TOPIC_REFUSED), msg=text)
             connection.reject_login(lambda: call.reply(rejection))
             return
-        connection.accept_login(login.caller, login.token_id)
+        over = connection.accept_login(login.caller, login.token_id)
+        if over is not None:
+            self._counts.count_rejected("quota")
+            self._record(call, login.caller.name, over.cause)
+            busy = self._answers.AuthResponse(code=int(Code.BUSY), msg=str(over))
+            connection.reject_login(lambda: call.reply(busy))
+            return
+        self._record(call, login.caller.name)
         call.reply(
             self._answers.AuthResponse(
                 code=0, msg=OK_TEXT, identity=login.caller.name, expiresMs=login.expires_ms or None
             )
         )
+
+    def _record(self, call: Call, who: str, reason: str = "") -> None:
+        """Add a login, or with `reason` a rejected one, to the audit log."""
+        if self._callers is not None and self._callers.audit is not None:
+            subject = Subject(who, call.peer, client_of(call.args))
+            self._callers.audit.record_login(subject, reason)

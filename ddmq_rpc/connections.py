@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.security.callers import Caller
+from ddmq_common.security.quotas import OverQuota
 from ddmq_rpc.addresses import is_loopback
 from ddmq_rpc.api import ErrorKind, Wire
 from ddmq_rpc.calls import UNSENT, AnswerSender, OpenCall
@@ -92,7 +93,7 @@ class RpcConnection(AnswerSender):
         self._share = traffic.slices.join(address, self)
         self._silent = True
         self._token_id = ""
-        self.caller = self._default_caller()
+        self.caller = None
         self._reader = traffic.loop.io(accepted.fileno(), _READ)
         self._reader.start(self._on_readable)
         traffic.connections.add(self)
@@ -101,6 +102,7 @@ class RpcConnection(AnswerSender):
         self._secured = traffic.tls is not None  # until the first byte says otherwise
         if traffic.tls is not None and traffic.tls.required:
             traffic.join_newcomers(self, address)
+        self._use_default_caller()
 
     # --- reading
 
@@ -199,7 +201,7 @@ class RpcConnection(AnswerSender):
             return
         if not established and session.established:
             self.certificate_names = session.certificate_names
-            self.caller = self._default_caller()
+            self._use_default_caller()
         if plain:
             if self.busy:
                 self._read_ahead(plain)
@@ -505,9 +507,28 @@ class RpcConnection(AnswerSender):
         caller = None if names is None else callers.of_certificate(names)
         return caller or callers.at_address(self._host)
 
-    def accept_login(self, caller: Caller, token_id: str) -> None:
-        """Use the connection as `caller`, as long as the token is valid."""
-        self.caller, self._token_id = caller, token_id
+    def _use_default_caller(self) -> None:
+        caller = self._default_caller()
+        if caller is not None and self._use_caller(caller) is not None:
+            self.traffic.counts.count_rejected("quota")
+            self.traffic.loop.run_callback(self.close)
+
+    def _use_caller(self, caller: Caller) -> OverQuota | None:
+        """Use the connection as `caller`, unless that is over its quota."""
+        if caller is self.caller:
+            return None
+        over = caller.usage.count_connection()
+        if over is None:
+            if self.caller is not None:
+                self.caller.usage.connections -= 1
+            self.caller = caller
+        return over
+
+    def accept_login(self, caller: Caller, token_id: str) -> OverQuota | None:
+        """Use the connection as `caller`, while the token is valid, unless that is over a quota."""
+        if (over := self._use_caller(caller)) is None:
+            self._token_id = token_id
+        return over
 
     def reject_login(self, answer: Callable[[], None]) -> None:
         """Answer a login that failed, charge it to the address, and close the connection a little later."""
@@ -531,7 +552,7 @@ class RpcConnection(AnswerSender):
             self.close()
             return
         if not self._token_id:
-            self.caller = self._default_caller()
+            self._use_default_caller()
         call = self._call
         if call is not None:
             call.recheck_rights()
@@ -563,6 +584,9 @@ class RpcConnection(AnswerSender):
         call, self._call = self._call, None
         if call is not None:
             call.mark_abandoned()
+        if self.caller is not None:
+            self.caller.usage.connections -= 1
+            self.caller = None
         if traffic.on_closed is not None:
             traffic.on_closed(self.peer)
 

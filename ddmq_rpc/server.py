@@ -58,7 +58,7 @@ class RpcServer:
         self._counts = RpcCounts(metrics, service.name)
         self._clock = clock
         self._tls = tls
-        self._methods = open_methods(service, callers, self._counts)
+        self._methods = open_methods(service, callers, self._counts, clock.monotonic)
         self._on_closed = service.on_closed
         self._traffic: Traffic | None = None
         self._listener: socket.socket | None = None
@@ -89,7 +89,7 @@ class RpcServer:
     def serve(self, service: Service) -> None:
         """Use another service of the same IDL for new calls. Connections stay open."""
         self._methods, self._on_closed = (
-            open_methods(service, self._callers, self._counts), service.on_closed
+            open_methods(service, self._callers, self._counts, self._clock.monotonic), service.on_closed
         )  # fmt: skip
         if self._traffic is not None:
             self._traffic.methods, self._traffic.on_closed = self._methods, self._on_closed

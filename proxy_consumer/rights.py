@@ -15,6 +15,7 @@ from typing import Any
 from ddmq_client.idl.codes import FROM_CHRONOS, Code
 from ddmq_common.names import HEARTBEAT_TOPIC
 from ddmq_common.security.callers import Caller
+from ddmq_common.security.quotas import OverQuota
 from ddmq_rpc.api import Call, MethodRule
 from proxy_consumer import answers
 from proxy_consumer.fetches.answers import TRUE, reject_fetch
@@ -42,12 +43,14 @@ class ConsumerRights:
         """Return the rule of each method."""
         return {
             "pull": MethodRule(self.find_missing_for_pull, reject_pull, self.narrow_pull, waits=True),
-            "submit": MethodRule(self.find_missing_for_submit, reject_pull, self.narrow_submit),
-            "settle": MethodRule(self.find_missing_for_settle, reject_pull),
+            "submit": MethodRule(
+                self.find_missing_for_submit, reject_pull, self.narrow_submit, finishes=True
+            ),
+            "settle": MethodRule(self.find_missing_for_settle, reject_pull, finishes=True),
             "reply": MethodRule(self.find_missing_for_reply, reject_reply),
             "getConsumeStats": MethodRule(find_missing_for_stats, reject_stats),
             "fetch": MethodRule(self.find_missing_for_fetch, reject_request, waits=True),
-            "ack": MethodRule(self.find_missing_for_ack, self.ignore_ack),
+            "ack": MethodRule(self.find_missing_for_ack, self.ignore_ack, finishes=True),
         }
 
     # --- pull
@@ -76,7 +79,8 @@ class ConsumerRights:
         or it is an instance of a group that exists."""
         if not self._runtime.config.auto_create_groups or self._fetches.instances.find_group(group):
             return None
-        return caller.find_missing("create", group)
+        missing = caller.find_missing("create", group)
+        return missing or caller.usage.count_creation(self._runtime.clock.monotonic())
 
     def narrow_pull(self, call: Call) -> Call:
         request = call.args.request
@@ -238,12 +242,17 @@ def find_missing_for_stats(call: Call) -> str | None:
     return caller_of(call).find_missing("describe", call.args.request.group)
 
 
+def code_of(missing: str) -> Code:
+    """Return the code of a rejection for a missing right, or for a quota."""
+    return Code.BUSY if isinstance(missing, OverQuota) else Code.TOPIC_REFUSED
+
+
 def reject_pull(call: Call, missing: str) -> None:
-    answers.throw_pull_error(call, Code.TOPIC_REFUSED, missing)
+    answers.throw_pull_error(call, code_of(missing), missing)
 
 
 def reject_reply(call: Call, missing: str) -> None:
-    call.reply(answers.IDL.ReplyResponse(code=int(Code.TOPIC_REFUSED), msg=missing))
+    call.reply(answers.IDL.ReplyResponse(code=int(code_of(missing)), msg=missing))
 
 
 def reject_stats(call: Call, missing: str) -> None:
@@ -252,4 +261,4 @@ def reject_stats(call: Call, missing: str) -> None:
 
 
 def reject_request(call: Call, missing: str) -> None:
-    reject_fetch(call, Code.TOPIC_REFUSED, missing)
+    reject_fetch(call, code_of(missing), missing)

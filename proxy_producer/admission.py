@@ -21,7 +21,7 @@ from ddmq_common.send_identity import IDENTITY
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_requests import check_delay_request
 from proxy_producer.core.dialects import counts_from_now, drop_dialects, read_command, select_dialects
-from proxy_producer.core.identity import KEY_PROPERTY, IdentityOf
+from proxy_producer.core.identity import KEY_PROPERTY, IdentityOf, Sender
 from proxy_producer.core.rejections import SendRejection, build_illegal_rejection, build_rejection
 from proxy_producer.core.validation import (
     CHRONOS,
@@ -197,12 +197,13 @@ class Admission:
 
     # One function: it is the hot path, and each call costs it 0.05 µs.
     def make_record(
-        self, message: Any, topic: CachedTopic, born_ms: int | None
+        self, message: Any, topic: CachedTopic, born_ms: int | None, sender: Sender | None
     ) -> NewRecord | SendRejection | None:
         """Check a plain message and build its record; return a rejection if its content is wrong.
 
         Return None for a message that only the table of checks can judge, such as one that asks for a delay.
-        `born_ms`: the message's creation time in epoch milliseconds; None means now.
+        `born_ms`: the message's creation time in epoch milliseconds; None means now. `sender`: the call, or
+        None for a message of a transaction or acknowledgement.
         """
         flags, system, properties = 0, None, message.properties
         if not topic.plain_now:
@@ -223,7 +224,7 @@ class Admission:
             or message.idempotencyKey is not None
             or (properties and KEY_PROPERTY in properties)
         ):
-            identity = self.identity_of(message, properties)
+            identity = self.identity_of(message, properties, sender)
             if isinstance(identity, SendRejection):
                 return identity
             system = None if identity is None else {IDENTITY: identity}
@@ -246,11 +247,12 @@ class Admission:
         *,
         partial: bool = False,
         due_times: Container[int] = (),
+        sender: Sender | None = None,
     ) -> tuple[list[SendMember], dict[int, SendRejection]]:
         """Check the messages one by one; return the accepted ones, and the rejections of the others by index.
 
         Unless `partial`, stop at the first rejection. `due_times`: indexes of messages that may use the delay
-        properties of dialect ddmq whatever their topic accepts.
+        properties of dialect ddmq whatever their topic accepts. `sender`: see make_record.
         """
         members: list[SendMember] = []
         rejections: dict[int, SendRejection] = {}
@@ -260,9 +262,9 @@ class Admission:
             request: SendRequest | None = None
             topic = None if index in due_times else topics.get(message.topic)
             if topic is not None:
-                record = self.make_record(message, topic, born_ms)
+                record = self.make_record(message, topic, born_ms, sender)
             if record is None:
-                identity = self.identity_of(message, message.properties)
+                identity = self.identity_of(message, message.properties, sender)
                 request = request_of(kind, message, born_ms, 0, identity)
                 request.due_times = index in due_times
                 record = self.check_request(request) or request.make_record(self._new_id())

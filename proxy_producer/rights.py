@@ -7,13 +7,14 @@ and the same words whether or not the topic exists.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from backend.port import Backend
 from ddmq_client.idl import producer
 from ddmq_client.idl.codes import Code, DelayAction
 from ddmq_common.security.callers import Caller
+from ddmq_common.security.quotas import OverQuota
 from ddmq_rpc.api import Call, ErrorKind, MethodRule
 from ddmq_rpc.codec import structs
 from proxy_producer import wire
@@ -30,10 +31,17 @@ class ProducerRights:
     """Checks calls by the rules of their callers. `backend` and `cached_topics`: whether a send makes its
     topic."""
 
-    def __init__(self, backend: Backend, cached_topics: Container[bytes], counts: SendCounts) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        cached_topics: Container[bytes],
+        counts: SendCounts,
+        monotonic: Callable[[], float],
+    ) -> None:
         self._backend = backend
         self._cached_topics = cached_topics
         self._counts = counts
+        self._monotonic = monotonic
 
     def build_rules(self) -> dict[str, MethodRule]:
         """Return the rule of each method."""
@@ -43,10 +51,12 @@ class ProducerRights:
             "sendAsync": single,
             "sendOneway": MethodRule(self.find_missing_for_message, self.reject_oneway),
             "sendBatchSync": MethodRule(self.find_missing_for_batch, self.reject_batch),
-            "sendBatch": MethodRule(find_no_missing, self.reject_send, self.narrow_batch),
+            "sendBatch": MethodRule(
+                find_no_missing, self.reject_send, self.narrow_batch, reject_over=self.reject_each
+            ),
             "sendDelaySync": MethodRule(self.find_missing_for_delay, self.reject_delay),
             "sendPrepared": MethodRule(self.find_missing_for_prepare, self.reject_prepare),
-            "endTransaction": MethodRule(self.find_missing_for_end, self.reject_end),
+            "endTransaction": MethodRule(self.find_missing_for_end, self.reject_end, finishes=True),
             "pollTransactionChecks": MethodRule(self.find_missing_for_end, self.reject_poll, waits=True),
             "callEngine": MethodRule(self.find_missing_for_engine, self.reject_engine_call),
         }
@@ -59,7 +69,7 @@ class ProducerRights:
             return caller.find_missing("send", topic)
         if topic in self._cached_topics or not self._makes_topic(topic or b""):
             return None
-        return caller.find_missing("create", topic)
+        return caller.find_missing("create", topic) or caller.usage.count_creation(self._monotonic())
 
     def _makes_topic(self, topic: bytes) -> bool:
         return topic != HEARTBEAT and self._backend.topic(topic.decode("utf-8", "replace")) is None
@@ -116,6 +126,10 @@ class ProducerRights:
 
     def reject_send(self, call: Call, missing: str) -> None:
         call.reply(wire.rejected_result(self._reject(missing)))
+
+    def reject_each(self, call: Call, missing: str) -> None:
+        size = len(call.args.messages)
+        call.reply([wire.rejected_result(self._reject(missing, size))] * size)
 
     def reject_oneway(self, call: Call, missing: str) -> None:
         self._reject(missing)
@@ -223,5 +237,7 @@ def drop_unproven_relay(caller: Caller, message: Any) -> None:
 
 
 def build_right_rejection(missing: str) -> SendRejection:
-    """Build the rejection of a send whose caller lacks a right."""
+    """Build the rejection of a send whose caller lacks a right, or is over a quota."""
+    if isinstance(missing, OverQuota):
+        return SendRejection(Code.BUSY, "quota", missing)
     return build_rejection(Code.TOPIC_REFUSED, "right_missing", missing, ALLOWED)

@@ -140,7 +140,7 @@ class ProducerService:
             "pollTransactionChecks": self.transactions.poll,
             "callEngine": self._engine_calls.handle_call,
         }
-        rights = ProducerRights(self._backend, self._cached_topics, self._counts)
+        rights = ProducerRights(self._backend, self._cached_topics, self._counts, self.flow.monotonic)
         return Service(producer, wire.SERVICE, handlers, rules=rights.build_rules())
 
     def advertise(self, address: str) -> None:
@@ -201,7 +201,7 @@ class ProducerService:
             and flow.inflight_bytes + call.frame_bytes <= self._inflight_bytes_max
             and not flow.draining
         ):
-            record = self._make_record(message, topic, None)
+            record = self._make_record(message, topic, None, call)
         if topic is None or record is None:
             self._send_slowly(call, message, deadline)
             return
@@ -231,7 +231,7 @@ class ProducerService:
         if message.topic == HEARTBEAT and not self.flow.draining:
             call.reply_encoded(wire.OK[call.wire])
             return
-        identity, now_ms = self._identity_of(message, message.properties), self._wall_ms()
+        identity, now_ms = self._identity_of(message, message.properties, call), self._wall_ms()
         request = request_of(RequestKind.SINGLE, message, now_ms, call.frame_bytes, identity)
         self._admit_request(call, request, deadline)
 
@@ -301,7 +301,7 @@ class ProducerService:
         rejection = self.admission.check_batch(messages)
         if rejection is None:
             members, rejections = self.admission.check_messages(
-                RequestKind.MEMBER, messages, partial=is_partial
+                RequestKind.MEMBER, messages, partial=is_partial, sender=call
             )
             if rejections and not is_partial:
                 rejection = summarize_rejections(rejections, size, 0)

@@ -26,7 +26,7 @@ from backend.file_log.segments import SegmentSet
 from backend.file_log.storage import Storage, is_full
 from backend.idempotency import ROW_BYTES, KeySlice, ProducerSequences, StoredSends, is_valid_row
 from ddmq_common.errors import DamagedError
-from ddmq_common.send_identity import IDENTITY, is_key
+from ddmq_common.send_identity import IDENTITY, NO_OWNER, is_key
 
 log = logging.getLogger(__name__)
 SliceRow = tuple[int, int, int]  # number, rows, time of the last one on the clock of StoredSends
@@ -34,12 +34,13 @@ ProducerRow = tuple[str, int, int, dict[int, bytes]]
 
 
 class SavedSends(msgspec.Struct, array_like=True):
-    """The sends as a checkpoint stores them."""
+    """The sends as a checkpoint stores them. `owners`: of the producers, in their order; none: unknown."""
 
     slices: list[SliceRow]
     producers: list[ProducerRow]
     forgotten_ms: int = -1
     ahead_ms: int = 0
+    owners: list[str] = []
 
 
 _decode: Any = msgspec.msgpack.Decoder(SavedSends).decode
@@ -63,7 +64,8 @@ def encode_sends(sends: StoredSends) -> bytes:
     producers = [item.encoded or _encode_producer(name, item) for name, item in sends.producers.items()]
     if not slices and not producers:
         return b""
-    data: bytes = _encode((slices, producers, sends.forgotten_ms, sends.ahead_ms))
+    owners = [item.owner for item in sends.producers.values()]
+    data: bytes = _encode((slices, producers, sends.saved_forgotten_ms, sends.ahead_ms, owners))
     return data
 
 
@@ -82,8 +84,10 @@ def decode_sends(data: bytes, sends: StoredSends) -> list[SliceRow]:
         saved: SavedSends = _decode(data)
     except msgspec.MsgspecError as error:
         raise DamagedError(f"sends in a checkpoint: {error}") from error
-    for name, below, active_ms, locations in saved.producers:
-        sends.put_producer(name, ProducerSequences(below, active_ms, locations))
+    producers = saved.producers
+    owners = saved.owners if len(saved.owners) == len(producers) else [NO_OWNER] * len(producers)
+    for (name, below, active_ms, locations), owner in zip(producers, owners, strict=True):
+        sends.put_producer(name, ProducerSequences(below, active_ms, locations, owner))
     sends.forgotten_ms, sends.ahead_ms = saved.forgotten_ms, saved.ahead_ms
     return saved.slices
 

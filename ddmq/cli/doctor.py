@@ -14,7 +14,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ddmq.server.config import Configuration
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
+NAMES_SHOWN = 10
 SERVERS = 2  # producer and consumer proxy in one process
 SLOW_SYNC_MS = 10.0
 SYNC_ROUNDS = 20
@@ -216,6 +217,25 @@ def check_kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
         summary = f"{finding.resource_names}: {finding.setting}: {finding.breaks}"
         status = FAILED if finding.loses or finding.stops else WARNING
         yield CheckResult("kafka setting", status, summary, finding.remedy)
+    if config.security.identities is not None:
+        from backend.kafka.cluster_rules import Kind
+
+        others = [resource.name for resource in facts.resources if resource.kind is Kind.OTHERS]
+        yield describe_admitted_topics(others)
+
+
+def describe_admitted_topics(names: Sequence[str]) -> CheckResult:
+    """Report which topics of other programs clients reach, by the rights of this server on the cluster."""
+    if not names:
+        return CheckResult("kafka topics", OK, "no topic of another program is admitted")
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    listed = ", ".join(sorted(names)[:NAMES_SHOWN])
+    summary = f"{len(names)} topics of other programs are admitted: {listed}{more}"
+    remedy = (
+        "for these, the rules of security.yaml count, not the cluster's own for the client; list in"
+        " kafka.topics of backend.yaml only those that clients shall reach"
+    )
+    return CheckResult("kafka topics", WARNING, summary, remedy)
 
 
 def check_python() -> CheckResult:

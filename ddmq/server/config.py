@@ -241,6 +241,8 @@ def load_folder(folder: Path | None, environment: Mapping[str, str] = os.environ
     }
     if "security" in sections:
         sections["security"] = _resolve_security_paths(sections["security"], folder, sources)
+        if sections["security"].identities is not None and "backend.kafka.topics" not in sources:
+            sections["backend"] = _admit_no_topics(sections.get("backend", BackendConfig()))
     try:
         config = Configuration(**sections, folder=folder, sources=sources, retired=tuple(retired))
         check_groups(config)
@@ -248,6 +250,12 @@ def load_folder(folder: Path | None, environment: Mapping[str, str] = os.environ
         names = "".join(name_sources(tree, str(error)) for _, tree in trees.values())
         raise ConfigError(f"{error}{names}") from error
     return config
+
+
+def _admit_no_topics(backend: BackendConfig) -> BackendConfig:
+    """Return the settings without topics of other programs: with rights on, each must be admitted by name,
+    because clients reach it with the rights that the proxy has on the cluster."""
+    return dataclasses.replace(backend, kafka=dataclasses.replace(backend.kafka, topics=()))
 
 
 def _resolve_security_paths(

@@ -47,6 +47,11 @@ TLS_FILES_INVALID = _gauge(
     "ddmq_tls_files_invalid",
     "1 if the changed certificate files cannot be used, so that the former certificates stay in use.",
 )
+AUDIT_LINES = _counter("ddmq_audit_lines_total", "Number of lines that were written to the audit log.")
+AUDIT_DROPPED = _counter(
+    "ddmq_audit_dropped_total",
+    "Number of lines that the audit log lacks, because its queue was full or the disk failed.",
+)
 # --- rpc
 RPC_CONNECTIONS = _gauge("ddmq_rpc_connections", "Number of open client connections.", "service")
 RPC_REFUSED = _counter(

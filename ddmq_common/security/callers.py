@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ddmq_common.errors import CallerError
+from ddmq_common.security.audit import AuditLog
 from ddmq_common.security.certificate_names import CertificateNames
 from ddmq_common.security.policy import ADMIN, NOBODY, Identity, Policy, decide_right
+from ddmq_common.security.quotas import Usage, UsageFigures
 from ddmq_common.security.tokens import StoredToken, Tokens, check_token
 
 ALLOWED_NAMES_MAX = 10_000  # remembered names of one caller and right; then it begins again
@@ -34,18 +36,20 @@ class AcceptedLogin(NamedTuple):
 
 
 class Caller:
-    """The rights of one identity. `name` is "" for connections without an identity."""
+    """The rights of one identity, and what it uses. `name` is "" for connections without an identity."""
 
-    __slots__ = ("_allowed", "_identity", "kind", "name")
+    __slots__ = ("_allowed", "_identity", "kind", "name", "usage")
 
     def __init__(self, identity: Identity) -> None:
         self.name = identity.name
+        self.usage = Usage()
         self.use_identity(identity)
 
     def use_identity(self, identity: Identity) -> None:
         """Decide by these rules from now on."""
         self._identity = identity
         self.kind = identity.kind
+        self.usage.use_quotas(identity.quotas)
         self._allowed: dict[str, set[bytes]] = {}
 
     @property
@@ -88,6 +92,7 @@ class CallerTable:
         self._tokens: Tokens = {}
         self._callers: dict[str, Caller] = {}
         self.anonymous = Caller(NOBODY)
+        self.audit: AuditLog | None = None  # set at the start of a server
         self.used_tokens: set[str] = set()  # since somebody last took them
         self.on_change: list[Callable[[], None]] = []
         self._next_expiry = 0
@@ -146,6 +151,11 @@ class CallerTable:
         if token is None or token.is_expired(self._wall_ms()):
             return False
         return self._policy.find_identity(token.identity) is not None
+
+    def list_usage(self) -> dict[str, UsageFigures]:
+        """Return what each identity that has used this process uses of it, by name."""
+        callers = (self.anonymous, *self._callers.values())
+        return {caller.name: caller.usage.figures for caller in callers}
 
     def _caller_of(self, identity: Identity | None) -> Caller:
         if identity is None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ddmq_common.config import rules
 from ddmq_common.names import HEARTBEAT_TOPIC
 from ddmq_common.security.certificate_names import CertificateNames
+from ddmq_common.security.quotas import DEFAULTS, QuotaEntry, Quotas, combine_quotas
 from ddmq_common.security.rights import (
     CLUSTER_RIGHTS,
     RightRule,
@@ -41,6 +42,7 @@ class IdentityEntry:
     roles: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     certificates: tuple[str, ...] = ()
+    quotas: QuotaEntry = field(default_factory=QuotaEntry)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class RoleEntry:
     """One entry of `roles` in conf/security.yaml."""
 
     allow: tuple[str, ...] = ()
+    quotas: QuotaEntry = field(default_factory=QuotaEntry)
 
 
 class GrantedRule(NamedTuple):
@@ -64,6 +67,7 @@ class Identity(NamedTuple):
     kind: str
     rules: tuple[GrantedRule, ...] = ()
     certificates: tuple[str, ...] = ()
+    quotas: Quotas = DEFAULTS
 
 
 class RightDecision(NamedTuple):
@@ -91,7 +95,7 @@ class Policy:
             name: _parse_rules(f"roles.{name}", entry.allow, name) for name, entry in (roles or {}).items()
         }
         self.identities = {
-            name: _build_identity(name, entry, role_rules) for name, entry in identities.items()
+            name: _build_identity(name, entry, role_rules, roles or {}) for name, entry in identities.items()
         }
         self._networks = _parse_networks(legacy or {}, self.identities)
         self._certificates = _index_certificates(self.identities.values())
@@ -168,7 +172,10 @@ def list_names(names: Iterable[str], most: int = 10) -> str:
 
 
 def _build_identity(
-    name: str, entry: IdentityEntry, role_rules: Mapping[str, tuple[GrantedRule, ...]]
+    name: str,
+    entry: IdentityEntry,
+    role_rules: Mapping[str, tuple[GrantedRule, ...]],
+    roles: Mapping[str, RoleEntry],
 ) -> Identity:
     if not _NAME.match(name):
         raise ValueError(
@@ -187,7 +194,8 @@ def _build_identity(
                 f"identities.{name}.certificates: {certificate!r} is not a certificate's name; "
                 "allowed: DNS:NAME, CN:NAME"
             )
-    return Identity(name, entry.kind, tuple(granted), entry.certificates)
+    quotas = combine_quotas(entry.quotas, [roles[role].quotas for role in entry.roles], entry.kind == CLIENT)
+    return Identity(name, entry.kind, tuple(granted), entry.certificates, quotas)
 
 
 def _parse_rules(where: str, texts: Iterable[str], source: str) -> tuple[GrantedRule, ...]:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 from backend.port import Backend
 from ddmq_client.idl.codes import IDEMPOTENCY_KEY
+from ddmq_common.security.callers import Caller
 from ddmq_common.send_identity import (
     KEY_CHARACTERS_MAX,
     PRODUCER_BYTES_MAX,
     SEQUENCE_MAX,
+    add_owner,
     is_key,
     key_identity,
+    make_owner,
     parse_key,
     sequence_identity,
     sequence_name,
@@ -28,30 +31,57 @@ from proxy_producer.core.validation import CHRONOS, DELAY
 
 KEY_PROPERTY = IDEMPOTENCY_KEY.encode()
 _KEY_ALLOWED = f"allowed: 1 to {KEY_CHARACTERS_MAX} characters of UTF-8 that are not all blank"
-IdentityOf = Callable[[Any, Mapping[bytes, bytes] | None], str | SendRejection | None]
 
 
-def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRejection | None:
+class Sender(Protocol):
+    """Who sends: a call, or None for a message whose transaction or acknowledgement identifies its sender."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def caller(self) -> Caller | None: ...
+
+
+IdentityOf = Callable[[Any, Mapping[bytes, bytes] | None, Sender | None], str | SendRejection | None]
+
+
+def identity_of(
+    message: Any, properties: Mapping[bytes, bytes] | None, sender: Sender | None
+) -> str | SendRejection | None:
     """Return the identity of a wire Message for duplicate detection, a rejection, or None if it has none.
 
     The body may be None here; a later check rejects such a message.
     """
     key = _key_of(message, properties)
     if key is not None:
-        return _key_identity(message, key, properties)
+        return _key_identity(message, key, properties, sender)
     sequence = message.sequence
     if sequence is None:
         return None
-    return _sequence_identity(message.producerId or b"", sequence, message.answeredBelow, message.underWayMs)
+    identity = _sequence_identity(
+        message.producerId or b"", sequence, message.answeredBelow, message.underWayMs
+    )
+    return _add_owner(identity, sender) if isinstance(identity, str) else identity
 
 
-def key_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRejection | None:
+def key_identity_of(
+    message: Any, properties: Mapping[bytes, bytes] | None, sender: Sender | None
+) -> str | SendRejection | None:
     """Return the identity of a message by its idempotency key, a rejection, or None if it has no key.
 
     This engine recognises no sequences.
     """
     key = _key_of(message, properties)
-    return None if key is None else _key_identity(message, key, properties)
+    return None if key is None else _key_identity(message, key, properties, sender)
+
+
+def _add_owner(identity: str, sender: Sender | None) -> str:
+    """Return the identity with its owner: the identity that is logged in, else the address."""
+    if sender is None:
+        return identity
+    caller = sender.caller
+    name = caller.name if caller is not None and caller.name else sender.peer.rpartition(":")[0]
+    return add_owner(identity, make_owner(name)) if name else identity
 
 
 def choose_identity_of(backend: Backend) -> IdentityOf:
@@ -61,7 +91,14 @@ def choose_identity_of(backend: Backend) -> IdentityOf:
     return identity_of if backend.recognises_numbers else key_identity_of
 
 
-def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRejection | None:
+def own_sequence(identity: str, sender: Sender) -> str:
+    """Return the identity of a message of a transaction, with its owner if it is a sequence."""
+    return identity if is_key(identity) else _add_owner(identity, sender)
+
+
+def no_identity_of(
+    message: Any, properties: Mapping[bytes, bytes] | None, sender: Sender | None
+) -> str | SendRejection | None:
     """Return a rejection of an idempotency key, because this engine detects no duplicates; else None."""
     key = _key_of(message, properties)
     if key is None:
@@ -86,7 +123,9 @@ def _key_of(message: Any, properties: Mapping[bytes, bytes] | None) -> bytes | N
     return key
 
 
-def _key_identity(message: Any, key: bytes, properties: Mapping[bytes, bytes] | None) -> str | SendRejection:
+def _key_identity(
+    message: Any, key: bytes, properties: Mapping[bytes, bytes] | None, sender: Sender | None
+) -> str | SendRejection:
     """Return the identity of a message by its idempotency key, or the rejection of an invalid key.
 
     A message with a delay level and one without never count as duplicates.
@@ -101,7 +140,9 @@ def _key_identity(message: Any, key: bytes, properties: Mapping[bytes, bytes] | 
     topic = message.topic or b""
     if properties is not None and DELAY in properties:
         topic = b"\x00" + topic
-    return key_identity(topic, key, message.body or message.value or b"")
+    caller = None if sender is None else sender.caller
+    body = message.body or message.value or b""
+    return _add_owner(key_identity(topic, key, body, "" if caller is None else caller.name), sender)
 
 
 def _sequence_identity(

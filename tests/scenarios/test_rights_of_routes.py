@@ -52,6 +52,7 @@ ATTEMPTS: list[Attempt] = [
     plain("/metrics", METRICS),
     plain("/stats", METRICS),
     plain("/findings", METRICS),
+    plain("/usage", METRICS),
     plain("/snapshot", METRICS),
     plain("/history", METRICS),
     plain("/topics", OPEN),

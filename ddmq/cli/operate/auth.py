@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import hint, json_option, print_json, print_line, print_table, print_verdict
 from ddmq.moments import format_moment, read_duration
@@ -224,6 +225,36 @@ def revoke_tokens(token_ids: tuple[str, ...], folder: Path) -> None:
                     f"there is no token {token_id!r}; `ddmq auth token list` has the ids; nothing was revoked"
                 )
     print_verdict(True, f"revoked: {', '.join(token_ids)}")
+
+
+@auth.command("usage")
+@admin_options
+def show_usage(admin: AdminClient, as_json: bool) -> None:
+    """Show what each identity uses of the server's process, and what its quotas have rejected.
+
+    The numbers count since the start of the process that answers. Identities that have not used it are not
+    listed.
+    """
+    rows = admin.get("usage")
+    if as_json:
+        print_json(rows)
+        return
+    columns = ("identity", "connections", "requests", "bytes", "created", "rejected")
+    print_table(
+        "usage",
+        columns,
+        [
+            (
+                row["identity"] or "(none)",
+                row["connections"],
+                row["requests"],
+                row["bytes"],
+                row["created"],
+                ", ".join(f"{quota} {count}" for quota, count in row["rejected"].items()) or "-",
+            )
+            for row in rows
+        ],
+    )
 
 
 class _TokenTable:

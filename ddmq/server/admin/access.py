@@ -27,10 +27,10 @@ from ddmq.server.admin.operations.service import Operations, no_such_operation
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.delays.queries import DelayQueries, reads_contents
 from ddmq.server.http.connection import JSON
+from ddmq.server.http.oversight import ForbiddenError
 from ddmq.server.http.parameters import Query
 from ddmq.server.http.routing import (
     AdminRequest,
-    ForbiddenError,
     NoSuchMessageError,
     Text,
 )
@@ -397,6 +397,7 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/openapi.json"): _OPEN,
     ("GET", "/metrics"): _METRICS,
     ("GET", "/stats"): _METRICS,
+    ("GET", "/usage"): _METRICS,
     ("GET", "/findings"): _METRICS,
     ("GET", "/snapshot"): _METRICS,
     ("GET", "/events"): _METRICS,

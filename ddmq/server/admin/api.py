@@ -51,6 +51,7 @@ from ddmq.server.admin.search.messages import search_messages
 from ddmq.server.admin.search.retries import list_retries
 from ddmq.server.admin.sends import send_message
 from ddmq.server.admin.transactions import AdminTransactions
+from ddmq.server.admin.usage import list_usage
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.changes import change_message
 from ddmq.server.delays.histogram import answer_histogram, count_next_hour
@@ -147,6 +148,7 @@ class AdminApi:
         )  # fmt: skip
         check_rules(ROUTES)
         self.log = LogFiles(backend, consumer, metrics, clock, self.live, self.processes)
+        self.callers = callers
         self.router = AdminRouter(names, callers=callers)
         if callers is not None:
             callers.on_change.append(self.live.end_streams)
@@ -352,6 +354,9 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/stats",
           "health, findings, topics, groups and all counters, as printed by `ddmq stats --json`",
           AdminApi.stats, query=None, right="metrics", answer=answers.StatsAnswer),
+    Route("GET", "/usage",
+          "what each identity uses of this process, and what its quotas have rejected; empty without rights",
+          lambda api, _: list_usage(api.callers), right="metrics", answer=list[answers.UsageRow]),
     Route("GET", "/findings",
           "what is wrong now, the most urgent first, as printed by `ddmq findings --json`",
           AdminApi.list_findings, queries.ListQuery, right="metrics", answer=answers.ServerFindingsAnswer,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import http.client
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,9 +26,10 @@ import msgspec
 
 from ddmq.address import parse
 from ddmq.console.assets import ROOT, Asset, find_asset
-from ddmq.server.http.callers import ON_BEHALF, find_caller
+from ddmq.server.http.callers import ON_BEHALF
 from ddmq.server.http.connection import JSON, NO_STORE, PROBES, RequestRejection, check_request
 from ddmq.server.http.encoding import GZIP_BYTES_MIN, accepts_gzip, compress_chunks, encode_json
+from ddmq.server.http.oversight import ForbiddenError, OverQuotaError, Oversight
 from ddmq.server.http.pace import Account
 from ddmq.server.http.parameters import Query, query_texts
 from ddmq.server.http.streams import EVENT_STREAM, EventStream
@@ -51,8 +53,8 @@ _STATUS = {
     200: "200 OK", 302: "302 Found", 400: "400 Bad Request", 401: "401 Unauthorized", 403: "403 Forbidden",
     404: "404 Not Found", 405: "405 Method Not Allowed", 408: "408 Request Timeout", 409: "409 Conflict",
     411: "411 Length Required", 412: "412 Precondition Failed", 413: "413 Content Too Large",
-    415: "415 Unsupported Media Type", 500: "500 Internal Server Error", 503: "503 Service Unavailable",
-    504: "504 Gateway Timeout",
+    415: "415 Unsupported Media Type", 429: "429 Too Many Requests", 500: "500 Internal Server Error",
+    503: "503 Service Unavailable", 504: "504 Gateway Timeout",
 }  # fmt: skip
 _NO_SNIFF = ("X-Content-Type-Options", "nosniff")
 STREAM_HEADERS = [
@@ -80,10 +82,6 @@ class NoSuchOperationError(CallerError):
 
 class NoSuchChangeError(CallerError):
     """The change is not among the recorded ones (404)."""
-
-
-class ForbiddenError(CallerError):
-    """The caller lacks a right (403)."""
 
 
 class UncertainOutcomeError(RemoteError):
@@ -206,7 +204,7 @@ class AdminRouter:
         callers: CallerTable | None = None,
     ) -> None:
         self._closed = closed
-        self._callers = callers
+        self._oversight = Oversight(callers)
         self._routes: list[tuple[str, list[str], Handler]] = []
         self._names = tuple(names)
 
@@ -249,6 +247,8 @@ class AdminRouter:
             return _error_answer(403, str(error))
         except LoginRejectedError as error:
             return _error_answer(401, str(error), [("WWW-Authenticate", "Bearer")])
+        except OverQuotaError as error:
+            return _error_answer(429, str(error), [("Retry-After", str(math.ceil(error.wait_s)))])
         except VersionConflictError as error:
             return _error_answer(412, str(error))
         except _NOT_FOUND as error:
@@ -274,13 +274,13 @@ class AdminRouter:
             if variables is None or route_method != method:
                 continue
             path = "/" + "/".join(pattern)
-            sender = find_caller(None if path in PROBES else self._callers, environ)
+            sender = self._oversight.admit_request(environ, f"{method} {path}", path in PROBES)
             request = AdminRequest(
                 variables, _read_query(environ), _read_body(environ), method, path,
                 if_match=_read_if_match(environ), address=str(environ.get("REMOTE_ADDR", "")),
                 caller=sender.caller, on_behalf=sender.on_behalf,
             )  # fmt: skip
-            with _await_slot(environ, path):
+            with _await_slot(environ, path), self._oversight.watch_request(request, environ):
                 return _encode_answer(handler(request), environ)
         if self._closed is not None:
             raise TryLaterError(self._closed())

@@ -51,12 +51,14 @@ from ddmq.server.readable_secrets import warn_of_secrets
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import ConfigError, DdmqError
 from ddmq_common.hub_timer import HubTimer
-from ddmq_common.metrics.catalogue import TLS_FILES_INVALID
+from ddmq_common.metrics.catalogue import AUDIT_DROPPED, AUDIT_LINES, TLS_FILES_INVALID
 from ddmq_common.metrics.deltas import Deltas
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from ddmq_common.private_files import make_private
 from ddmq_common.security import connecting
+from ddmq_common.security.audit import FOLDER as AUDIT_FOLDER
+from ddmq_common.security.audit import AuditFiles, AuditLog
 from ddmq_common.security.callers import CallerTable
 from ddmq_common.security.certificates import CHECK_S, CertificateFiles
 from ddmq_common.security.files import CHECK_INTERVAL_S as SECURITY_CHECK_S
@@ -197,6 +199,15 @@ class ServerProcess:
         self.callers = CallerTable(self.clock.wall_ms)
         self._security_files = SecurityFiles(folder, self.callers, self.clock.monotonic)
         self._security_files.start()
+        data_dir = self.config.serve.data_dir
+        name = self.config.serve.build_process_name(self.components, socket.gethostname())
+        self.callers.audit = AuditLog(
+            AuditFiles(data_dir / AUDIT_FOLDER, name),
+            self.clock.wall_ms,
+            HubTimer(ref=False),
+            self.metrics.cell(AUDIT_LINES),
+            self.metrics.cell(AUDIT_DROPPED),
+        )
         self._security_timer.every(SECURITY_CHECK_S, self._security_files.check)
 
     def _read_node_token(self) -> bytes:
@@ -510,6 +521,8 @@ class ServerProcess:
         self._certificates_timer.stop()
         self._hub.stop()
         self._security_timer.stop()
+        if self.callers is not None and self.callers.audit is not None:
+            self.callers.audit.close()
         log.info("stopped")
 
 

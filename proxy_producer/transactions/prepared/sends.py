@@ -27,7 +27,7 @@ from proxy_producer import wire
 from proxy_producer.admission import DRAINING, Admission
 from proxy_producer.batches import summarize_rejections
 from proxy_producer.config import ProducerConfig, TransactionLimits
-from proxy_producer.core.identity import identity_of
+from proxy_producer.core.identity import identity_of, own_sequence
 from proxy_producer.core.rejections import (
     SendRejection,
     build_illegal_rejection,
@@ -214,7 +214,7 @@ class PreparedSends:
         if transactions.shards and not is_owned:
             self._wait_for_owner(call, deadline, prepare)
             return
-        members = self._check_messages(prepare)
+        members = self._check_messages(prepare, call)
         if isinstance(members, SendRejection):
             retry = partial(self.prepare, call, deadline)
             if not self._flow.delay.presence.will_retry(members, retry):
@@ -250,12 +250,12 @@ class PreparedSends:
         owned = transactions.find_shard_of(transaction)
         if owned is None or flow.check_bounds(call.frame_bytes) is not None:
             return False
-        record = self._admission.make_record(message, topic, None)
+        record = self._admission.make_record(message, topic, None, None)
         if record is None or isinstance(record, SendRejection):
             return False
         if record.system is not None:
             identity = half_identity(record.system[IDENTITY], transaction)
-            record.system = {IDENTITY: identity}
+            record.system = {IDENTITY: own_sequence(identity, call)}
             record.message_id = message_id_of(identity, transaction)
         elif message.sequence is not None:
             return False
@@ -341,7 +341,7 @@ class PreparedSends:
                 )
         return -1
 
-    def _check_messages(self, prepare: Prepare) -> SendRejection | list[SendMember]:
+    def _check_messages(self, prepare: Prepare, call: Call) -> SendRejection | list[SendMember]:
         messages, count = prepare.messages, len(prepare.messages)
         due_times = range(count) if prepare.due_times else ()
         members, rejections = self._admission.check_messages(
@@ -350,7 +350,7 @@ class PreparedSends:
         if rejections:
             return rejections[0] if count == 1 else summarize_rejections(rejections, count, 0)
         for member in members:
-            _set_identity(member.record, messages[member.index], prepare.transaction)
+            _set_identity(member.record, messages[member.index], prepare.transaction, call)
             if member.request is not None:
                 member.request.identity = (member.record.system or {}).get(IDENTITY)
         return members
@@ -396,18 +396,18 @@ class PreparedSends:
         )  # fmt: skip
 
 
-def _set_identity(record: NewRecord, message: Any, transaction: bytes) -> None:
+def _set_identity(record: NewRecord, message: Any, transaction: bytes, call: Call) -> None:
     """Set the identity and the message id of a half message that has a key or a sequence.
 
     The shard uses them to detect duplicates even if the engine does not.
     """
     identity = None if not record.system else record.system[IDENTITY]
     if identity is None and message.sequence is not None:
-        stated = identity_of(message, None)
+        stated = identity_of(message, None, None)
         identity = stated if isinstance(stated, str) else None
     if identity is not None:
         identity = half_identity(identity, transaction)
-        record.system = {IDENTITY: identity}
+        record.system = {IDENTITY: own_sequence(identity, call)}
         record.message_id = message_id_of(identity, transaction)
 
 

@@ -107,9 +107,9 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     visitor = Visitor(shell.server)
     visit = visitor.visit
 
-    for path in ("/health", "/ready", "/metrics", "/openapi.json", "/stats", "/findings", "/snapshot",
-                 "/history", "/topics?internal=1", "/groups", "/lag", "/dlq", "/transactions", "/delay",
-                 "/delay/levels"):  # fmt: skip
+    for path in ("/health", "/ready", "/metrics", "/openapi.json", "/stats", "/usage", "/findings",
+                 "/snapshot", "/history", "/topics?internal=1", "/groups", "/lag", "/dlq", "/transactions",
+                 "/delay", "/delay/levels"):  # fmt: skip
         visit("GET", path)
     visitor.operations.add("GET /events")  # a stream has no end: test_live_on_servers.py reads one
     assert visit("GET", "/openapi.json") == json.loads(json.dumps(described()))

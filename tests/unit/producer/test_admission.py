@@ -186,7 +186,7 @@ def test_the_short_way_answers_as_the_table() -> None:
         sent = message(**random_fields(random))
         topic = rig.proxy.topics.find_topic(sent.topic.decode())
         assert topic is not None
-        record = admission.make_record(sent, topic, NOW_MS)
+        record = admission.make_record(sent, topic, NOW_MS, None)
         if record is None:
             continue
         request = request_of(RequestKind.SINGLE, sent, NOW_MS, 200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 
@@ -24,15 +25,20 @@ def test_a_method_without_a_rule_prevents_the_start() -> None:
     service = Service(producer, "ProducerService", handlers, rules={"sendSync": RULE})
     for callers in (None, CallerTable(lambda: 0)):
         with pytest.raises(ValueError, match="method sendAsync of ProducerService has no rule"):
-            open_methods(service, callers, COUNTS)
+            open_methods(service, callers, COUNTS, time.monotonic)
     with pytest.raises(ValueError, match="ProducerService has no rules, but rights are on"):
-        open_methods(Service(producer, "ProducerService", handlers), CallerTable(lambda: 0), COUNTS)
+        open_methods(
+            Service(producer, "ProducerService", handlers), CallerTable(lambda: 0), COUNTS, time.monotonic
+        )
 
 
 def test_without_rights_a_handler_is_called_as_it_is() -> None:
     service = Service(producer, "ProducerService", {"sendSync": print}, rules={"sendSync": RULE})
-    assert open_methods(service, None, COUNTS)[b"sendSync"].handler is print
-    assert open_methods(service, CallerTable(lambda: 0), COUNTS)[b"sendSync"].handler is not print
+    assert open_methods(service, None, COUNTS, time.monotonic)[b"sendSync"].handler is print
+    assert (
+        open_methods(service, CallerTable(lambda: 0), COUNTS, time.monotonic)[b"sendSync"].handler
+        is not print
+    )
 
 
 def test_a_route_without_a_rule_prevents_the_start() -> None:

@@ -70,6 +70,18 @@ class StatsAnswer(Answer):
     groups: list[SubscriptionRow] | UnsetType = UNSET
 
 
+class UsageRow(Answer):
+    """What one identity uses of this process; `identity` is empty for clients without one. `requests`,
+    `bytes`, `created` and `rejected` count since the start of the process."""
+
+    identity: str
+    connections: int
+    requests: int
+    bytes: int
+    created: Annotated[int, Meta(description="topics and subscriptions that were made by using them")]
+    rejected: Annotated[dict[str, int], Meta(description="a number for each quota")]
+
+
 class ServerFindingsAnswer(FindingsAnswer, kw_only=True):
     """The findings of the server, and the health of the process that answers."""
 

@@ -1,0 +1,99 @@
+"""Quotas and audit of the admin port: what each request counts for, and what the audit log says about it.
+
+Changes are recorded with their outcome, and so are rejected requests and logins. Requests that a process has
+passed on are recorded there, not here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ddmq.server.http.callers import RequestCaller, find_caller
+from ddmq_common.errors import CallerError, DdmqError
+from ddmq_common.security.audit import AuditLog, Subject
+from ddmq_common.security.callers import CallerTable, LoginRejectedError
+from ddmq_common.security.quotas import OverQuota
+
+if TYPE_CHECKING:
+    from ddmq.server.http.routing import AdminRequest
+
+READING = ("GET", "HEAD")
+
+
+class ForbiddenError(CallerError):
+    """The caller lacks a right (403)."""
+
+
+class OverQuotaError(DdmqError):
+    """The caller is over a quota (429). `wait_s`: when it may send the request again."""
+
+    def __init__(self, over: OverQuota) -> None:
+        super().__init__(str(over))
+        self.wait_s = over.wait_s
+
+
+class Oversight:
+    """Counts the requests of callers, and records what they do. `callers`: None if rights are off."""
+
+    def __init__(self, callers: CallerTable | None, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._callers = callers
+        self._monotonic = monotonic
+
+    @property
+    def _audit(self) -> AuditLog | None:
+        return None if self._callers is None else self._callers.audit
+
+    def admit_request(self, environ: Mapping[str, Any], action: str, is_probe: bool) -> RequestCaller:
+        """Return who makes a request, and count it. Raises LoginRejectedError and OverQuotaError."""
+        address, audit = str(environ.get("REMOTE_ADDR", "")), self._audit
+        try:
+            sender = find_caller(None if is_probe else self._callers, environ)
+        except LoginRejectedError as error:
+            if audit is not None:
+                audit.record_login(Subject("", address), str(error))
+            raise
+        caller = sender.caller
+        if caller is None or sender.on_behalf:
+            return sender
+        size = environ.get("CONTENT_LENGTH") or "0"
+        over = caller.usage.count_request(int(size) if size.isdigit() else 0, self._monotonic())
+        if over is not None:
+            if audit is not None:
+                audit.record_rejection(Subject(caller.name, address), action, over.cause)
+            raise OverQuotaError(over)
+        return sender
+
+    @contextmanager
+    def watch_request(self, request: AdminRequest, environ: Mapping[str, Any]) -> Iterator[None]:
+        """Record the outcome of the request that is answered inside the context."""
+        audit, caller = self._audit, request.caller
+        if audit is None or caller is None or request.on_behalf:
+            yield
+            return
+        subject = Subject(caller.name, str(environ.get("REMOTE_ADDR", "")))
+        action = f"{request.method} {request.pattern}"
+        try:
+            yield
+        except ForbiddenError as error:
+            audit.record_rejection(subject, action, str(error))
+            raise
+        except Exception as error:
+            if request.method not in READING:
+                audit.record_change(
+                    subject, action, _name_objects(request), f"failed: {type(error).__name__}"
+                )
+            raise
+        if request.method not in READING:
+            audit.record_change(subject, action, _name_objects(request))
+
+
+def _name_objects(request: AdminRequest) -> str:
+    """Return the names of what a request changes: those of its path, and the topic of a message."""
+    names = dict(request.path)
+    topic = getattr(request.body, "topic", None)
+    if isinstance(topic, str):
+        names.setdefault("topic", topic)
+    return " ".join(f"{kind}={name}" for kind, name in names.items())
