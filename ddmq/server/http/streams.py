@@ -53,6 +53,7 @@ class Viewer:
 
     def __init__(self, connection: Any, skipped: MetricCell) -> None:
         self._socket = connection
+        self._waits_in_send = hasattr(connection, "pending")  # TLS of gevent's: leave it to the own greenlet
         self._rest: memoryview | None = None  # of the event that is being sent
         self._wake = Event()
         self._sent_at = time.monotonic()
@@ -66,7 +67,7 @@ class Viewer:
             self._skipped.value += not self._ended
             return
         try:
-            sent = self._socket.send(event, 0, 0.0)
+            sent = 0 if self._waits_in_send else self._socket.send(event, 0, 0.0)
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -140,9 +141,7 @@ class EventFeed:
         self.viewers.add(viewer)
         self._viewers_open.value = len(self.viewers)
         try:
-            viewer.offer_event(BEGIN)
-            if self._latest:
-                viewer.offer_event(self._latest)
+            viewer.offer_event(BEGIN + self._latest)
             self._start_producer()
             viewer.run()
         finally:

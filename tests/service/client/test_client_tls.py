@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import signal
+import socket
+import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +25,8 @@ from ddmq_client.security.tls import choose_tls, secure_addresses
 from tests.scenarios.real_server import RealServer, ddmq_command, running
 from tests.support.certificates import write_certificates, write_pair
 from tests.support.waits import until
+
+pytestmark = pytest.mark.slow  # server processes
 
 SECURED = (
     "tls: {certificate: server.crt, key: server.key, client_ca: ca.crt,"
@@ -167,6 +172,28 @@ def test_the_admin_client_says_what_is_wrong(secured: SecuredServer) -> None:
         pytest.raises(UnavailableError, match="certificate is not trusted"),
     ):
         admin.list_topics()
+
+
+def test_events_are_streamed_over_https(secured: SecuredServer) -> None:
+    host, _, port = secured.address("admin").rpartition(":")
+    context = ssl.create_default_context(cafile=secured.folder / "ca.crt")
+    connection = http.client.HTTPSConnection(host, int(port), timeout=60, context=context)
+    connection.request("GET", "/events")
+    response = connection.getresponse()
+    lines = {response.readline() for _ in range(4)}
+    connection.close()
+    assert b"event: snapshot\n" in lines
+
+
+def test_a_half_open_handshake_leaves_the_admin_port_open(secured: SecuredServer) -> None:
+    host, _, port = secured.address("admin").rpartition(":")
+    half_open = [socket.create_connection((host, int(port)), 60) for _ in range(60)]
+    for connection in half_open:
+        connection.sendall(b"\x16\x03\x01\x02\x00")
+    with Admin(secured.address("admin"), tls=secured.options()) as admin:
+        assert admin.list_topics() is not None
+    for connection in half_open:
+        connection.close()
 
 
 def test_commands_use_the_environment(secured: SecuredServer) -> None:
