@@ -1,0 +1,1 @@
+"""What `ddmq secure` makes: certificates, and the files of a secured installation."""
