@@ -56,7 +56,7 @@ COMMANDS = {
     "tx": ("ddmq.cli.operate.tx", "tx", "Transactions: list, show, commit, roll back."),
     "auth": ("ddmq.cli.operate.auth", "auth", "Identities, rights and tokens: explain, make, revoke."),
     "move": ("ddmq.cli.move", "move", "Copy all data to another engine: file log or Kafka."),
-    "secure": ("ddmq.cli.secure", "secure", "Make certificates, rules and a login; renew certificates."),
+    "secure": ("ddmq.cli.secure", "secure", "Make or renew certificates, rules and a login."),
     "config": (
         "ddmq.cli.config",
         "config_command",
@@ -72,7 +72,9 @@ COMMANDS = {
 
 SECTIONS = {  # of the help; a command that is in none of them stands at the end
     "Use messages": ("send", "pull", "tail", "message", "delay"),
-    "Run servers": ("serve", "producer", "consumer", "delay-service", "secure", "config", "doctor", "completion"),
+    "Run servers": (
+        "serve", "producer", "consumer", "delay-service", "secure", "config", "doctor", "completion",
+    ),
     "Operate": (
         "findings", "lag", "stats", "topic", "group", "keys", "offset", "dlq", "op", "tx", "auth", "report",
         "move",
@@ -140,7 +142,9 @@ If you know other tools:
     package_name="ddmq-proxy", prog_name="ddmq", message=f"%(prog)s, version %(version)s ({compiled.STATE})"
 )
 @click.option(
-    "--profile", metavar="NAME", envvar="DDMQ_PROFILE",
+    "--profile",
+    metavar="NAME",
+    envvar="DDMQ_PROFILE",
     help="Profile of ~/.config/ddmq: addresses, TLS and login of one installation (or set DDMQ_PROFILE).",
 )
 @click.pass_context

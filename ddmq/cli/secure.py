@@ -95,7 +95,9 @@ def make_files(hosts: tuple[str, ...], folder: Path, profile: str | None, force:
 
 
 @secure.command("renew")
-@click.option("--host", "hosts", metavar="NAME", multiple=True, help="A further name of a server; repeatable.")
+@click.option(
+    "--host", "hosts", metavar="NAME", multiple=True, help="A further name of a server; repeatable."
+)
 @click.option(
     "--dir", "folder", type=FOLDER, default="conf", show_default=True,
     help="Folder of `ddmq secure init`, with ca.crt and ca.key.",

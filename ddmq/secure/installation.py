@@ -1,4 +1,4 @@
-"""The files of a secured installation: certificates, security.yaml, ddmq.yaml, and the administrator's profile.
+"""The files of a secured installation: certificates, security.yaml, ddmq.yaml, an administrator's profile.
 
 Nothing is written before all files are known to be new (or `force` is given), and each file is replaced
 atomically. Private files have mode 0600.
@@ -38,8 +38,8 @@ HOSTS_MAX = 100
 _HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_*]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\Z")
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 SECURITY_TEXT = """\
-# Made by `ddmq secure init`; docs/security.md explains each key. Whatever no rule allows is denied. Running servers
-# apply a change of identities, roles and legacy within a second.
+# Made by `ddmq secure init`; docs/security.md explains each key. Whatever no rule allows is denied. Running
+# servers apply a change of identities, roles and legacy within a second.
 
 tls:
   certificate: server.crt     # valid for 90 days; `ddmq secure renew` renews it
@@ -55,10 +55,11 @@ identities:
 # billing: {roles: [orders-reader], allow: [consume billing, create billing]}
 
 roles:
-  orders-reader: {allow: ["consume orders*", "describe orders*"]}    # an example; it is in force where it is listed
+  # an example, which nobody has yet
+  orders-reader: {allow: ["consume orders*", "describe orders*"]}
 
-# Clients that can neither log in nor use TLS, by their address. Set producer and consumer above to `optional` for
-# them, and add an identity that has only the rights that they need.
+# Clients that can neither log in nor use TLS, by their address. Set producer and consumer above to `optional`
+# for them, and add an identity that has only the rights that they need.
 legacy: {}
 # 10.1.0.0/16: old-app
 """

@@ -83,8 +83,8 @@ def find_profile(name: str, environment: Mapping[str, str] = os.environ) -> Path
         return Path(name)
     if not _NAME.match(name):
         raise OptionError(
-            f"profile {name[:100]!r} is no name; allowed: up to 100 letters, digits, _ . @ -, or the path of a "
-            "file with a slash"
+            f"profile {name[:100]!r} is no name; allowed: up to 100 letters, digits, _ . @ -, or the path of "
+            "a file with a slash"
         )
     return find_profile_folder(environment) / f"{name}.yaml"
 
@@ -143,9 +143,7 @@ def _read_private(path: Path) -> str:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             if status.st_uid not in (os.geteuid(), 0):
-                raise OptionError(
-                    f"{path} belongs to user {status.st_uid}; allowed: {os.geteuid()}, or root"
-                )
+                raise OptionError(f"{path} belongs to user {status.st_uid}; allowed: {os.geteuid()}, or root")
             if status.st_mode & 0o077:
                 raise OptionError(
                     f"{path} has mode {stat.S_IMODE(status.st_mode):04o}: others may read it; "

@@ -16,9 +16,7 @@ _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18
 
 def read_expiries(pem: bytes) -> list[datetime.datetime]:
     """Return when each certificate of a PEM text expires. Raises ValueError."""
-    return [
-        _read_expiry(ssl.PEM_cert_to_DER_cert(match[0].decode())) for match in _CERTIFICATE.finditer(pem)
-    ]
+    return [_read_expiry(ssl.PEM_cert_to_DER_cert(match[0].decode())) for match in _CERTIFICATE.finditer(pem)]
 
 
 def _read_expiry(der: bytes) -> datetime.datetime:

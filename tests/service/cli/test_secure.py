@@ -75,7 +75,9 @@ def test_the_example_of_the_file_is_valid_once_it_is_not_a_comment(folder: Path)
     rights = load_rights(folder)
     assert rights is not None
     assert decide_right(rights.policy.identities["billing"], "consume", "orders-eu").allowed
-    path.write_text(text.replace("legacy: {}", "legacy:").replace("# 10.1.0.0/16: old-app", "  10.1.0.0/16: billing"))
+    path.write_text(
+        text.replace("legacy: {}", "legacy:").replace("# 10.1.0.0/16: old-app", "  10.1.0.0/16: billing")
+    )
     changed = load_rights(folder)
     assert changed is not None
     found = changed.policy.find_by_address("10.1.2.3")
