@@ -106,7 +106,7 @@ def run_checks(data_dir: Path | None, config_dir: Path | None) -> Iterator[Check
         return  # the servers' own modules, which know the rest, cannot be loaded
     yield CheckResult("libraries", OK, f"all {len(NEEDED)} there")
     yield check_report()
-    from ddmq.cli.security_checks import check_security
+    from ddmq.secure.checks import check_security
     from ddmq.server.config import Configuration, load_folder
 
     config, config_error = Configuration(), ""

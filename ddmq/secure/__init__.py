@@ -1,1 +1,1 @@
-"""What `ddmq secure` makes: certificates, and the files of a secured installation."""
+"""Secured installations: their certificates and files, and the checks of both."""

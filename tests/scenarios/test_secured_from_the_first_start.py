@@ -23,7 +23,7 @@ LINGER_MS = 25_000
 BILLING = "\n  billing: {allow: [send orders, consume orders, consume billing, create billing]}\n"
 
 
-class SecuredServer(RealServer):
+class ServerBehindTls(RealServer):
     host = "127.0.0.2"
 
 
@@ -33,9 +33,9 @@ def ddmq(*words: str) -> Result:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SecuredServer]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerBehindTls]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-    server = SecuredServer(tmp_path, tmp_path / "conf")
+    server = ServerBehindTls(tmp_path, tmp_path / "conf")
     write_config(tmp_path / "conf", ddmq={component: server.address(component) for component in COMPONENTS})
     made = ddmq("secure", "init", "--host", server.host, "--dir", str(tmp_path / "conf"), "--profile", "lab")
     assert made.exit_code == 0, made.output
@@ -45,7 +45,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SecuredS
         server.end()
 
 
-def make_application(server: SecuredServer) -> str:
+def make_application(server: ServerBehindTls) -> str:
     """Make the identity billing with a token and the profile billing; return the token's id."""
     assert server.config is not None
     rules = server.config / "security.yaml"
@@ -60,7 +60,7 @@ def make_application(server: SecuredServer) -> str:
     return token.read_text().split("_")[1]
 
 
-def test_from_init_to_a_token_that_is_revoked_while_its_client_pulls(server: SecuredServer) -> None:
+def test_from_init_to_a_token_that_is_revoked_while_its_client_pulls(server: ServerBehindTls) -> None:
     created = ddmq("--profile", "lab", "topic", "create", "orders")
     assert created.exit_code == 0, created.output
     token_id = make_application(server)
@@ -89,7 +89,7 @@ def test_from_init_to_a_token_that_is_revoked_while_its_client_pulls(server: Sec
         assert time.monotonic() - begin < LINGER_MS / 2_000, "long before the pull would have ended"
 
 
-def test_a_client_without_tls_is_told_so(server: SecuredServer) -> None:
+def test_a_client_without_tls_is_told_so(server: ServerBehindTls) -> None:
     words = "this port requires TLS and the connection is plain text"
     plain_producer = Producer(server.address("producer"), tls=False, timeout_ms=5_000)
     with plain_producer as producer, pytest.raises(ClientError, match=words):
@@ -107,7 +107,7 @@ def sent(producer: Producer) -> bool:
     return True
 
 
-def server_waits(server: SecuredServer) -> bool:
+def server_waits(server: ServerBehindTls) -> bool:
     """Whether a pull of billing waits at the server."""
     with Admin(profile="lab") as admin:
         return admin.get_group("billing").waiting_pulls > 0
