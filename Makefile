@@ -55,8 +55,10 @@ test-interpreted: $(STAMP)
 	DDMQ_COMPILED=0 $(ALONE) -m interpreted
 
 KAFKA_TESTS ?= tests
+# Another release of the broker, such as 3.3.2; empty: the one of ddmq/trial/jars.py.
+KAFKA_VERSION ?=
 test-kafka: setup
-	$(PYTEST) -m "kafka and not long" $(KAFKA_TESTS)
+	KAFKA_VERSION=$(KAFKA_VERSION) $(PYTEST) -m "kafka and not long" $(KAFKA_TESTS)
 
 test-long: setup
 	$(PYTEST) -m "long and not kafka"

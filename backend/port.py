@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 from backend.completion import Completion, failed, succeeded
 from backend.engine import TopicAnswer, check_find, check_read
+from backend.log_state import LogFilesState, LogSegment
 from backend.records import (
     AppendResult,
     Bounds,
@@ -357,6 +358,21 @@ class Backend(ABC):
 
         Returns at once.
         """
+
+    def read_log_state(self) -> LogFilesState | None:
+        """Return the state of the log's files and their disk. Blocks the calling greenlet.
+
+        None: the engine has no files of its own, or another process writes them. Raises StorageError.
+        """
+        return None
+
+    def clean_log(self, before_ms: int, dry_run: bool) -> list[LogSegment] | None:
+        """Delete the segments all of whose records were stored before this time, apart from those that a hold
+        retains; return them. Blocks the calling greenlet.
+
+        `dry_run`: only return them. None: as in `read_log_state`. Raises StorageError.
+        """
+        return None
 
     @abstractmethod
     def health(self) -> Health:

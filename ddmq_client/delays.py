@@ -41,6 +41,8 @@ class DelayStatus(Enum):
 
     CANCELLED = "cancelled"  # it is not delivered any more
     RESCHEDULED = "rescheduled"
+    HELD = "held"  # it does not fire until it is released
+    RELEASED = "released"
     FIRED = "already fired"  # delivered, before or (fire_now) by this call: `fired_at`
     UNKNOWN = "unknown"  # there never was such a message; it will not be delivered if it comes now
     TOO_OLD = "older than what is kept"
@@ -82,10 +84,10 @@ class DelayResult(SendResult):
 
 @dataclass(frozen=True, slots=True)
 class CancelOutcome:
-    """The outcome of a cancel, a reschedule or a fire_now.
+    """The outcome of a change of a delayed message, such as a cancel.
 
-    `fired_at` and `due_at`: in UTC, if known (with FIRED and RESCHEDULED respectively). `text`: a remark of
-    the delay service, or "".
+    `fired_at` and `due_at`: in UTC, if known (with FIRED; with RESCHEDULED, HELD and RELEASED). `text`: a
+    remark of the delay service, or "".
     """
 
     status: DelayStatus

@@ -38,6 +38,7 @@ LAG_GROUP = "%SPEAKER"  # who holds queue 0 of SCHEDULE_TOPIC in it speaks for w
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"  # what happened to messages that are traced; RocketMQ's name
 TRACE_PREFIX = "trace/"  # settings: by topic, of how many messages one is traced
 HOLD_PREFIX = "hold/"  # settings: by topic, since when its delayed messages are held
+CHANGE_PREFIX = "change/"  # settings: the last changes by the admin API, by id
 OPERATION_PREFIX = "operation/"  # settings: operations that an operator has started, by id
 SENDS_TOPIC = "%SENDS"  # on Kafka: entries of sends that are stored once; queue = shard
 SENDS_GROUP = SENDS_TOPIC  # whose progress there fences former owners of a shard

@@ -106,6 +106,10 @@ class RpcServer:
         """Return the number of calls without an answer; 0 means drained."""
         return self._traffic.open_calls if self._traffic else 0
 
+    def list_peers(self) -> list[str]:
+        """Return the peer address (HOST:PORT) of each open connection."""
+        return [] if self._traffic is None else [each.peer for each in self._traffic.connections]
+
     def close_slow_connections(self) -> None:
         """Close the connections that exceed a time limit. A timer calls this every half second."""
         if self._traffic is not None:

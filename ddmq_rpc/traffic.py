@@ -183,6 +183,7 @@ class BoundedConnection(Closable, Protocol):
 
     busy: int
     idle_since: float
+    peer: str
 
     def resume_call(self) -> None:
         """Handle the waiting frame, because the bytes of open calls are under their bound again."""

@@ -23,7 +23,7 @@ from backend.completion import Completion
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError, StorageError
-from ddmq_common.event_loop import spawn
+from ddmq_common.event_loop import sleep, spawn
 from ddmq_common.names import DELAY_GROUP, FIRED_GROUP, WAITING_TOPIC
 from ddmq_common.native_threads import ignore_outcome, in_thread, off_hub
 from delay_service.context import DelayServiceContext, Generations, ShardContext
@@ -38,6 +38,8 @@ from delay_service.waiting.follow import Follower, followed_to
 log = logging.getLogger("ddmq.delay")
 T = TypeVar("T")
 PAUSE_S = 0.2  # pause after opening or work failed for a reason that passes, doubling …
+COUNT_AT_ONCE = 200  # messages of an earlier release; that takes about a millisecond …
+COUNT_PAUSE_S = 0.01  # … and then others run
 CALM_S = 60.0  # … as long as the last time was less than this ago
 
 
@@ -211,9 +213,24 @@ class Shard:
 
     def _on_caught_up(self) -> None:
         self.why = ""
+        if self.context is not None and self.context.store.count_older(0):
+            spawn(self._count_older, self.context)
         if self._fire is not None and self._service.fires:
             self._fire.open()
         self._opened()
+
+    def _count_older(self, context: ShardContext) -> None:
+        """Count the messages that an earlier release stored, a few at a time."""
+        more = True
+
+        def count() -> None:
+            nonlocal more
+            more = context.store.count_older(COUNT_AT_ONCE)
+
+        while more and context.running and self.context is context:
+            if not context.run_safely("count", count):
+                return
+            sleep(COUNT_PAUSE_S)
 
     # --- at work
 

@@ -40,7 +40,13 @@ from proxy_consumer.groups.key_loading import KeyLoading
 from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stall
-from proxy_consumer.groups.stats import GroupSummary, LiveState, SubscriptionStats, live_state
+from proxy_consumer.groups.stats import (
+    GroupSummary,
+    LiveState,
+    SubscriptionStats,
+    live_state,
+    summarize_group,
+)
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.push.pushers import Pushers
 from proxy_consumer.replies import ReplyHandling, ReplySender
@@ -282,16 +288,30 @@ class ConsumerService:
 
     def groups(self) -> list[GroupSummary]:
         """Return a summary of each group, by name."""
+        groups = sorted(self._directory.groups.values(), key=lambda group: group.name)
+        return [summarize_group(group) for group in groups]
+
+    def find_group(self, name: str) -> GroupSummary | None:
+        """Return the summary of one group, or None."""
+        group = self._directory.groups.get(name.encode())
+        return None if group is None else summarize_group(group)
+
+    def subscription_names(self) -> list[tuple[str, str]]:
+        """Return the (group, topic) of every subscription, in no order."""
         return [
-            GroupSummary(
-                name=group.name,
-                source=group.source,
-                created_ms=group.created_ms,
-                topics=tuple(sorted(each.topic for each in group.subscriptions.values())),
-                waiters=group.waiting.count,
-            )
-            for group in sorted(self._directory.groups.values(), key=lambda group: group.name)
+            (group.name, each.topic)
+            for group in self._directory.groups.values()
+            for each in group.subscriptions.values()
         ]
+
+    def count_owned_queues(self) -> dict[tuple[str, str], int]:
+        """Return (group, topic) → the number of queues that this proxy owns, of those with any."""
+        counts = {
+            (group.name, each.topic): len(own_states(each))
+            for group in self._directory.groups.values()
+            for each in group.subscriptions.values()
+        }
+        return {name: count for name, count in counts.items() if count}
 
     def find_push_error(self, group: str, topic: str) -> str:
         """Return why this proxy does not push the subscription; "" if it does, or if it is not a push
@@ -373,6 +393,10 @@ class ConsumerService:
         return self._gauges.stalled.stalls_of(
             group, self._directory.group_named(group).subscriptions.values()
         )
+
+    def groups_with_clients(self) -> list[str]:
+        """Return the names of the groups with clients at this proxy, sorted."""
+        return self._pulls.consistency.list_groups()
 
     def clients(self, group: str) -> list[GroupClient]:
         """Return the clients that pull for a group at this proxy, with their messages in flight."""

@@ -50,7 +50,8 @@ SLOWEST = (
 ONE_BY_ONE = "tests/scenarios/test_bench_smoke.py"  # shares nothing between its tests, and is the longest
 KAFKA_FOLDER = "service/kafka"
 SLOW_FOLDERS = (
-    "crash", "interop", "recorded", "scenarios", "spark", "service/cli", "service/hostile", KAFKA_FOLDER,
+    "console", "crash", "interop", "recorded", "scenarios", "spark", "service/cli", "service/hostile",
+    KAFKA_FOLDER,
 )  # fmt: skip
 HERE = Path(__file__).parent
 MEMORY, MEMORY_BYTES_MIN = Path("/dev/shm"), 2_000_000_000

@@ -8,18 +8,23 @@ from pathlib import Path
 import msgspec.structs
 
 from ddmq.server.admin.api import ROUTES
+from ddmq.server.admin.contract.queries import FormQuery
 from ddmq.server.admin.contract.route import Route
 
+COMMON = FormQuery.__struct_fields__  # of all queries
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "admin-api.md"
 HEAD = "| request | response or effect |\n|---|---|\n"
-_TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*")
+SORTS_HEAD = "| list | `sort` (the default first) |\n|---|---|\n"
 
 
 def build_page(page: str) -> str:
-    """Return the page with the table of all routes in place of its own."""
-    if not _TABLE.search(page):
-        raise ValueError(f"{PAGE.name} has no table with the head {HEAD.splitlines()[0]!r}")
-    return _TABLE.sub(lambda _: build_table(), page, count=1)
+    """Return the page with the tables of all routes and all lists in place of its own."""
+    for head, build in ((HEAD, build_table), (SORTS_HEAD, build_sorts)):
+        table = re.compile(re.escape(head) + r"(?:\|.*\n)*")
+        if not table.search(page):
+            raise ValueError(f"{PAGE.name} has no table with the head {head.splitlines()[0]!r}")
+        page = table.sub(build(), page, count=1)
+    return page
 
 
 def build_table() -> str:
@@ -29,13 +34,28 @@ def build_table() -> str:
     )
 
 
+def build_sorts() -> str:
+    """Return the table of the orders of each list."""
+    return SORTS_HEAD + "".join(
+        f"| `{_shown_path(route)}` | {', '.join(f'`{order}`' for order in route.listing.sorts)} |\n"
+        for route in ROUTES
+        if route.listing is not None and route.listing.sorts
+    )
+
+
 def describe_target(route: Route) -> str:
     """Return the path of a route, with variables in upper case, and its query."""
-    path = re.sub(r"\{(\w+)\}", lambda variable: variable[1].upper(), route.path)
+    path = _shown_path(route)
     if route.query is None:
         return path
-    fields = msgspec.structs.fields(route.query)
+    fields = [each for each in msgspec.structs.fields(route.query) if each.name not in COMMON]
+    if not fields:
+        return path
     return f"{path}?{'&'.join(f'{field.encode_name}={_default_text(field.default)}' for field in fields)}"
+
+
+def _shown_path(route: Route) -> str:
+    return re.sub(r"\{(\w+)\}", lambda variable: variable[1].upper(), route.path)
 
 
 def _default_text(default: object) -> str:

@@ -133,6 +133,7 @@ LAYOUT: dict[str, list[Panel]] = {
         Panel("Sends refused by partition", "ddmq_kafka_sends_refused_total", ("instance", "reason")),
         Panel("Partitions in quarantine, moves", "ddmq_kafka_quarantines_total", ("instance",)),
         Panel("Retired transactional ids", "ddmq_kafka_retired_ids", ("instance",)),
+        Panel("Feature level", "ddmq_kafka_feature_level", ("instance",)),
         Panel("Round trip to a broker, slowest 1 %", "ddmq_kafka_broker_rtt_ms", ("broker",)),
         Panel("Delayed by a quota", "ddmq_kafka_throttle_ms", ("broker",)),
         Panel("Follower lag", "ddmq_kafka_follower_lag_ms", ("instance",)),

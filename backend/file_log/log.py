@@ -30,6 +30,7 @@ from backend.file_log.opened import OpenedDirectory
 from backend.file_log.options import FileLogOptions
 from backend.file_log.start.recovery import Recovered
 from backend.file_log.state import TopicState
+from backend.log_state import LogFilesState, LogSegment
 from backend.ownership.group import Grant
 from backend.ownership.memberships import Answered, Memberships, raised_epochs
 from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
@@ -340,6 +341,12 @@ class FileLog(Backend):
         return self._checkpoints.floor
 
     # --- the engine itself
+
+    def read_log_state(self) -> LogFilesState | None:
+        return self._retention.read_state()
+
+    def clean_log(self, before_ms: int, dry_run: bool) -> list[LogSegment] | None:
+        return self._retention.clean(before_ms, dry_run)
 
     def health(self) -> Health:
         writer = self._writer

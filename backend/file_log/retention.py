@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import gevent
 from gevent.lock import Semaphore
@@ -36,14 +36,16 @@ from backend.file_log.core.retention import (
     RetentionMoment,
     RetentionOptions,
     SegmentHold,
+    apply_marks,
     decide_admission,
     describe_disk_shortage,
     plan_deletions,
     show_bytes,
 )
 from backend.file_log.storage import Storage
+from backend.log_state import LogFilesState, LogSegment
 from ddmq_common.clock import Clock
-from ddmq_common.errors import DdmqError, DiskFullError
+from ddmq_common.errors import DdmqError, DiskFullError, StorageError
 from ddmq_common.metrics.catalogue import (
     LOG_BYTES,
     LOG_CLOCK_AHEAD,
@@ -61,6 +63,9 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 2.0
 PAUSE_S = 0.05
 SETTLE_S = 30.0
+_NO_MARKS = {
+    f"{mark}_free_{unit}": 0 for mark in ("clean", "refuse", "reserve") for unit in ("bytes", "percent")
+}
 
 Release = Callable[[OldSegment], Callable[[], None]]
 """Removes a segment from the log's set, on the hub; returns the blocking call that removes its files."""
@@ -178,6 +183,49 @@ class Retention:
         self._begin_settling(disk, deleted)
         return deleted
 
+    # --- for operators
+
+    def read_state(self) -> LogFilesState:
+        """Return the state of the disk and of the segments. Blocks the greenlet. Raises StorageError."""
+        disk, holds, dead_letters = self._measure_disk(), list(self._holds()), self._dead_letter_holds()
+        marks, segments = apply_marks(self.options, disk.total), self._segments()
+        return LogFilesState(
+            disk.free, disk.total, *marks, self.admission is DiskAdmission.OPEN, self.options.age_ms,
+            self.options.log_bytes_max, [(hold.position, hold.reason) for hold in sorted(holds)],
+            [*_with_holds(segments[:-1], holds, dead_letters), *map(_describe_segment, segments[-1:])],
+        )  # fmt: skip
+
+    def clean(self, before_ms: int, dry_run: bool) -> list[LogSegment]:
+        """Delete the segments whose records were all stored before this time, apart from held ones; return
+        them.
+
+        Segments with young dead letters are not deleted. `dry_run`: only return them. Blocks the greenlet.
+        Raises StorageError.
+        """
+        with self._round:
+            disk = self._measure_disk()
+            moment = self._measure_moment(disk)
+            age_ms = max(moment.now_ms - before_ms + 1, 0)
+            options = replace(
+                self.options, age_ms=age_ms, cleaning_hour=None, log_bytes_max=None, **_NO_MARKS
+            )
+            plan, _ = plan_deletions(
+                self._segments(), moment, options, list(self._holds()), self._dead_letter_holds()
+            )
+            cleaned = []
+            for deletion in plan:
+                if not dry_run and not self._delete(deletion):
+                    break
+                if not deletion.keep:
+                    cleaned.append(_describe_segment(deletion.segment))
+            return cleaned
+
+    def _measure_disk(self) -> LogDisk:
+        try:
+            return LogDisk(*in_thread(self._storage.space, self._folder))
+        except OSError as error:
+            raise StorageError(f"the disk of {self._folder} cannot be measured: {error}") from error
+
     def _measure_moment(self, disk: LogDisk) -> RetentionMoment:
         now_ms = self._clock.wall_ms()
         until, enough = self._settle
@@ -243,6 +291,23 @@ class Retention:
     def _count_failure(self, text: str, *arguments: object) -> None:
         self._registry.cell(LOG_RETENTION_FAILURES).value += 1
         log.error(text, *arguments)
+
+
+def _with_holds(
+    segments: Sequence[OldSegment], holds: Sequence[Hold], dead_letters: SegmentHold
+) -> list[LogSegment]:
+    """Describe segments with the hold that retains each, if there is one."""
+    lowest = min(holds, default=None)
+    rows = []
+    for segment in segments:
+        hold = lowest if lowest is not None and segment.end > lowest.position else dead_letters(segment)
+        rows.append(_describe_segment(segment, "" if hold is None else hold.reason))
+    return rows
+
+
+def _describe_segment(segment: OldSegment, held_by: str = "") -> LogSegment:
+    start, end, bytes_on_disk, newest_ms, dead_letters_only = segment
+    return LogSegment(start, end, bytes_on_disk, newest_ms, held_by, dead_letters_only)
 
 
 def record_limits(storage: Storage, directory: str, options: RetentionOptions) -> None:

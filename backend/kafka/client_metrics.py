@@ -90,12 +90,14 @@ class ClientCollector:
         producers: Producers,
         members: KafkaMemberships,
         monotonic: Callable[[], float],
+        level: Callable[[], int],
     ) -> None:
         self._metrics = metrics
         self._appends = appends
         self._producers = producers
         self._members = members
         self._monotonic = monotonic
+        self._level = level
         self._decoded = ""
         metrics.add_collector(self.set_gauges)
 
@@ -111,6 +113,7 @@ class ClientCollector:
         cell(catalogue.KAFKA_SENDS_REFUSED, "share").value = self._appends.refused_by_share
         cell(catalogue.KAFKA_QUARANTINES).value = self._appends.quarantined_count
         cell(catalogue.KAFKA_RETIRED_IDS).value = len(self._producers.retired)
+        cell(catalogue.KAFKA_FEATURE_LEVEL).value = self._level()
         sent_at, returned_at = self._members.heartbeat_times
         age_s = self._monotonic() - returned_at if returned_at and returned_at < sent_at else 0.0
         cell(catalogue.KAFKA_FOLLOWER_LAG).value = round(age_s * 1000)

@@ -7,7 +7,8 @@ factor is no setting in Kafka; here it counts as one, under REPLICAS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ IN_SYNC = 2
 RESOURCES_NAMED = 5  # by name; of the others how many there are
 BATCH_BYTES = "1000000"  # librdkafka's own batch.size
 REPLICAS = "replication factor"
+BROKER_VERSION = "inter.broker.protocol.version"  # of Kafka 3 and older
+BROKER_VERSION_MIN = (3, 3)  # the oldest that is tested
+_NEWER_BROKERS = "allowed: Kafka 3.3 or newer, with this setting at 3.3 or higher"
 # Of a value, with all settings of its place, and the number of brokers.
 IsViolated = Callable[[str, Mapping[str, str], int], bool]
 
@@ -57,13 +61,15 @@ class CheckedResource(NamedTuple):
 class ClusterFacts(NamedTuple):
     """The checked settings of a cluster.
 
-    `same_prefix_roots`: other installations with the same `topic_prefix`.
+    `same_prefix_roots`: other installations with the same `topic_prefix`. `feature_level`: the recorded one,
+    if it was read.
     """
 
     cluster_id: str
     brokers: int
     resources: tuple[CheckedResource, ...]
     same_prefix_roots: tuple[str, ...] = ()
+    feature_level: int | None = None
 
 
 class ClusterFinding(NamedTuple):
@@ -141,7 +147,13 @@ _MOVE = (
 
 def rules_for(options: KafkaOptions) -> tuple[ClusterRule, ...]:
     """Return the rules that apply to an installation with these options."""
-    return (*_safety_rules(), *_retention_rules(), *_message_rules(options), *_broker_rules(options))
+    return (
+        *_safety_rules(),
+        *_retention_rules(),
+        *_message_rules(options),
+        _version_rule(),
+        *_broker_rules(options),
+    )
 
 
 def _safety_rules() -> tuple[ClusterRule, ...]:
@@ -289,6 +301,13 @@ def _message_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
     )
 
 
+def _version_rule() -> ClusterRule:
+    oldest = ".".join(map(str, BROKER_VERSION_MIN))
+    broker = frozenset((Kind.BROKER,))
+    breaks = "processes do not start"
+    return ClusterRule(broker, BROKER_VERSION, _is_too_old, oldest, breaks, True, _NEWER_BROKERS)
+
+
 def _broker_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
     broker = frozenset((Kind.BROKER,))
 
@@ -346,6 +365,20 @@ def _broker_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
             )._replace(remedy=remedy_text)
         )
     return tuple(rules)
+
+
+def find_version_error(resources: Iterable[CheckedResource]) -> str:
+    """Return why these brokers are too old, or "". Kafka 4 has no such setting, and is new enough."""
+    for resource in resources:
+        version = (resource.settings or {}).get(BROKER_VERSION, "")
+        if resource.kind is Kind.BROKER and _is_too_old(version, {}, 0):
+            return f"broker {resource.name} runs with {BROKER_VERSION}={version}; {_NEWER_BROKERS}"
+    return ""
+
+
+def _is_too_old(version: str, _: Mapping[str, str], __: int) -> bool:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return match is not None and (int(match[1]), int(match[2])) < BROKER_VERSION_MIN
 
 
 def find_violations(facts: ClusterFacts, options: KafkaOptions) -> list[ClusterFinding]:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import gevent
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource
+from confluent_kafka.admin import AclOperation, AdminClient, ClusterMetadata, ConfigResource
 
 from backend.kafka.admission import TopicAdmission
 from backend.kafka.clients.admin import WAITING_TOPICS, SystemTopics
@@ -32,14 +32,21 @@ from backend.kafka.cluster_rules import (
     ClusterFacts,
     ClusterFinding,
     Kind,
+    find_version_error,
     find_violations,
+)
+from backend.kafka.coordination.feature_level import (
+    CLUSTER_SETTING,
+    ClusterRecord,
+    format_cluster_record,
+    parse_cluster_record,
+    recorded_level,
 )
 from backend.kafka.engine.backend import KafkaBackend
 from backend.kafka.errors import LastError, client_settings, has_code, is_unknown_topic
 from backend.kafka.options import KafkaOptions
 from backend.kafka.state.tables import SettingsState
 from backend.kafka.tokens import TokenProvider
-from backend.port import Backend
 from backend.records import CommitBatch
 from ddmq_common.clock import Clock
 from ddmq_common.errors import ConfigError, DdmqError, RemoteError
@@ -81,8 +88,8 @@ def open_kafka(
                 next_log_at += LOG_INTERVAL_S
                 _log_waiting(options, health.reason)
             gevent.sleep(POLL_INTERVAL_S)
-        topic = SystemTopics.named_by(options).settings
-        check_recorded_setting(backend.setting(SETTING), topic, cluster_id, options.bootstrap)
+            check_recorded(backend, options, cluster_id)
+        check_recorded(backend, options, cluster_id)
         record_cluster_id(backend, clock, data_dir, cluster_id)
     except BaseException:
         backend.close()
@@ -98,7 +105,9 @@ def _await_cluster(options: KafkaOptions, clock: Clock, on_waiting: Callable[[st
     while True:
         try:
             check = check or in_thread(ClusterCheck, options)
-            return in_thread(check.read_cluster_id)
+            cluster_id = in_thread(check.read_cluster_id)
+            in_thread(check.check_versions)
+            return cluster_id
         except RemoteError as error:
             reason = str(error)
         on_waiting(reason)
@@ -155,6 +164,16 @@ class ClusterCheck:
         """Return the cluster's id, asking the cluster each time."""
         return self._call_cluster(lambda: str(self._admin.list_topics(timeout=ANSWER_S).cluster_id or ""))
 
+    def check_versions(self) -> None:
+        """Raise ConfigError if a broker is too old. Nothing is known if this user may not see that."""
+        self._end = time.monotonic() + CHECK_TIMEOUT_S  # the cluster may have been away for longer
+        brokers = self._call_cluster(
+            lambda: self._read_brokers(self._admin.list_topics(timeout=self._remaining_s()))
+        )
+        error = find_version_error(brokers)
+        if error:
+            raise ConfigError(f"Kafka at {self._options.bootstrap}: {error}")
+
     def _call_cluster(self, request: Callable[[], T]) -> T:
         try:
             return request()
@@ -174,10 +193,13 @@ class ClusterCheck:
     def _read_facts(self, facts: frozenset[str] | None) -> ClusterFacts:
         listed = self._admin.list_topics(timeout=self._remaining_s())
         system = SystemTopics.named_by(self._options)
+        level = None
         if facts is None:
-            facts = (
-                self._read_topic_names(system.settings) if system.settings in listed.topics else frozenset()
-            )
+            facts = frozenset()
+            if system.settings in listed.topics:
+                state = self._read_settings(system.settings)
+                facts = frozenset(state.topic_infos)
+                level = recorded_level(state.settings, self._options.supported_level)
         admission = TopicAdmission(self._options.names)
         names = admission.select_topics(listed.topics.keys(), facts)
         kinds = {
@@ -188,10 +210,10 @@ class ClusterCheck:
         topics = [
             resource for batch in _in_batches(list(kinds)) for resource in self._read_topics(batch, kinds)
         ]
-        brokers = [self._read_broker(number) for number in sorted(listed.brokers)[:BROKERS_MAX]]
+        brokers = self._read_brokers(listed)
         same_prefix_roots = tuple(admission.find_same_prefix_roots())
         return ClusterFacts(
-            listed.cluster_id or "", len(listed.brokers), (*brokers, *topics), same_prefix_roots
+            listed.cluster_id or "", len(listed.brokers), (*brokers, *topics), same_prefix_roots, level
         )
 
     def _kind_of(
@@ -213,8 +235,8 @@ class ClusterCheck:
             return Kind.INNER
         return Kind.CREATED if topic in created else Kind.OTHERS
 
-    def _read_topic_names(self, topic: str) -> frozenset[str]:
-        """Return the topics that have stored settings, read from the settings topic `topic`."""
+    def _read_settings(self, topic: str) -> SettingsState:
+        """Return the content of the settings topic `topic`."""
         state = SettingsState()
         consumer = Consumer(self._options.client_settings(
             group_id=self._options.names.system_group("check"), enable_auto_commit=False,
@@ -227,7 +249,7 @@ class ClusterCheck:
                 error = None if message is None else message.error()
                 if message is None or error is not None:
                     if error is not None and error.code() == KafkaError._PARTITION_EOF:
-                        return frozenset(state.topic_infos)
+                        return state
                     raise KafkaException(error or KafkaError(KafkaError._TIMED_OUT))
                 try:
                     state.apply(message.key() or b"", message.value())
@@ -265,6 +287,9 @@ class ClusterCheck:
                 )
             )
         return checked
+
+    def _read_brokers(self, listed: ClusterMetadata) -> list[CheckedResource]:
+        return [self._read_broker(number) for number in sorted(listed.brokers)[:BROKERS_MAX]]
 
     def _read_broker(self, number: int) -> CheckedResource:
         resource = ConfigResource(ConfigResource.Type.BROKER, str(number))
@@ -321,7 +346,6 @@ def _log_violations(options: KafkaOptions, created: frozenset[str]) -> None:
 
 
 FILE = "kafka-cluster"  # in the data directory
-SETTING = "kafka/cluster"
 WAIT_S = 10.0
 
 
@@ -344,17 +368,25 @@ def check_directory(data_dir: Path, cluster_id: str, bootstrap: str) -> None:
         )
 
 
-def check_recorded_setting(recorded: bytes | None, topic: str, cluster_id: str, bootstrap: str) -> None:
-    """Raise ConfigError if the settings topic was copied from another cluster."""
-    if recorded is not None and recorded.decode() != cluster_id:
+def check_recorded(backend: KafkaBackend, options: KafkaOptions, cluster_id: str) -> None:
+    """Raise ConfigError if the settings topic was copied from another cluster, or the installation is at a
+    feature level that this process does not support."""
+    if not backend.state.ready:
+        return
+    value = backend.setting(CLUSTER_SETTING)
+    recorded = None if value is None else parse_cluster_record(value)
+    if recorded is not None and recorded.cluster_id != cluster_id:
+        topic, bootstrap = SystemTopics.named_by(options).settings, options.bootstrap
         raise ConfigError(
-            f"the topic {topic} belongs to Kafka cluster {recorded.decode()}, and {bootstrap} is cluster"
+            f"the topic {topic} belongs to Kafka cluster {recorded.cluster_id}, and {bootstrap} is cluster"
             f" {cluster_id}: the topics were copied, and offsets and progress in them are the other"
             " cluster's; set bootstrap to its brokers, or choose another namespace for this one"
         )
+    if backend.process.level.error:
+        raise ConfigError(backend.process.level.error)
 
 
-def record_cluster_id(backend: Backend, clock: Clock, data_dir: Path | None, cluster_id: str) -> None:
+def record_cluster_id(backend: KafkaBackend, clock: Clock, data_dir: Path | None, cluster_id: str) -> None:
     """Record the cluster's id in the directory and the settings topic, where it is missing.
 
     Raises OSError if the directory cannot be written.
@@ -366,9 +398,10 @@ def record_cluster_id(backend: Backend, clock: Clock, data_dir: Path | None, clu
             file.flush()
             os.fsync(file.fileno())
         making.replace(data_dir / FILE)
-    if backend.setting(SETTING) is None:
+    if backend.setting(CLUSTER_SETTING) is None:
         try:
-            batch = CommitBatch(settings={SETTING: cluster_id.encode()})
+            value = format_cluster_record(ClusterRecord(cluster_id, backend.process.level.level))
+            batch = CommitBatch(settings={CLUSTER_SETTING: value})
             backend.commit(batch, clock.monotonic() + WAIT_S).wait(WAIT_S)
         except (DdmqError, TimeoutError) as error:  # the next start does it
             log.warning("the cluster's id is not in the settings yet", extra={"reason": str(error)})

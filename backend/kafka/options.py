@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import ClassVar, NamedTuple
 
+from backend.kafka.coordination.feature_level import LEVEL, NUMBERS_LEVEL
 from backend.kafka.tokens import TokenProvider, load_provider
 from backend.records import Capabilities, Durability
 from ddmq_common.errors import CallerError, ConfigError
@@ -190,6 +191,7 @@ class KafkaOptions:
         StoreOnce.KEYS
     )  # the sends of which a resend is recognised; these are transactions
     librdkafka: Mapping[str, str] = field(default_factory=dict)  # to every client: TLS, SASL, compression
+    feature_level: int = 0  # the highest level that this process states; 0 = that of its version
     token_provider: str = ""  # MODULE:FUNCTION that returns the tokens of SASL OAUTHBEARER
 
     heartbeat_ms_max: ClassVar[int] = 500
@@ -230,6 +232,7 @@ class KafkaOptions:
             "min_insync": 0,
             "retention_ms": -1,
             "session_ms": HEARTBEATS_PER_SESSION,
+            "feature_level": 0,
         }
         for name in (option.name for option in fields(self)):
             value = getattr(self, name)
@@ -237,8 +240,19 @@ class KafkaOptions:
                 _reject(name, value, f"{lows.get(name, 1)} or more")
         if self.replication_factor and self.min_insync > self.replication_factor:
             _reject("min_insync", self.min_insync, f"at most replication_factor, {self.replication_factor}")
+        if self.feature_level > LEVEL:
+            _reject("feature_level", self.feature_level, f"0 to {LEVEL}")
+        if self.store_once == StoreOnce.ALL and self.supported_level < NUMBERS_LEVEL:
+            _reject(
+                "store_once", self.store_once, f"none, keys, because feature_level is {self.feature_level}"
+            )
         if self.window_bytes > self.windows_bytes_max:
             _reject("window_bytes", self.window_bytes, f"at most windows_bytes_max, {self.windows_bytes_max}")
+
+    @property
+    def supported_level(self) -> int:
+        """The highest feature level that this process states."""
+        return self.feature_level or LEVEL
 
     @property
     def heartbeat_ms(self) -> int:

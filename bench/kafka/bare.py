@@ -16,7 +16,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (  # type: ignore[attr-defined]
+    Consumer,
+    KafkaException,
+    Message,
+    Producer,
+    ShareConsumer,
+    TopicPartition,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
 
 from bench.harness import percentiles
 
@@ -186,6 +199,88 @@ def latency(bootstrap: str, topic: str, queues: str, count: str) -> None:
     print_figures(percentiles(latencies) | {"cpu_us": spent / int(count) * 1e6})
 
 
+# --- share groups (KIP-932)
+
+
+def share(bootstrap: str, topic: str, group: str, count: str, body: str) -> None:
+    """A share group that accepts each message and commits each answer of `poll` before it goes on.
+
+    It fills the topic, which is new, itself. The time begins with the second answer: to join takes seconds.
+    """
+    consumer = _share_consumer(bootstrap, topic, group)
+    producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 5})
+    for number in range(int(count)):
+        producer.produce(topic, bytes(int(body)), b"k%d" % (number % 100))
+        producer.poll(0)
+    producer.flush(GIVE_UP_S)
+    ready()
+    first, cpu, answers = _accept_next(consumer), time.process_time(), 1
+    began, came = time.perf_counter(), 0
+    while first + came < int(count):
+        came += _accept_next(consumer)
+        answers += 1
+    seconds, spent = time.perf_counter() - began, time.process_time() - cpu
+    consumer.close()
+    print_figures({"per_s": came / seconds, "cpu_us": spent / came * 1e6, "per_answer": int(count) / answers})
+
+
+def share_latency(bootstrap: str, topic: str, group: str, count: str) -> None:
+    """As `latency`, through a share group that is warm when it says so: it has had a message."""
+    consumer = _share_consumer(bootstrap, topic, group)
+    producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap})
+    producer.produce(topic, b"warm")
+    producer.flush(GIVE_UP_S)
+    _accept_next(consumer)
+    ready()
+    cpu, latencies = time.process_time(), list[float]()
+    silent = time.perf_counter()
+    while len(latencies) < int(count):
+        messages = consumer.poll(1.0)
+        now = time.perf_counter()
+        for message in messages:
+            body = message.value() or b""
+            if body.startswith(MARK):
+                latencies.append(now - STAMP.unpack_from(body, len(MARK))[0])
+                silent = now
+            consumer.acknowledge(message)
+        if messages:
+            consumer.commit_async()
+        elif now - silent > GIVE_UP_S:
+            raise AssertionError(f"{count} sent, {len(latencies)} came")
+    spent = time.process_time() - cpu
+    consumer.close()  # else the last messages come again in the next round
+    print_figures(percentiles(latencies) | {"cpu_us": spent / int(count) * 1e6})
+
+
+def _share_consumer(bootstrap: str, topic: str, group: str) -> ShareConsumer:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    start = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.GROUP, group, incremental_configs=[start])
+    admin.incremental_alter_configs([resource])[resource].result(GIVE_UP_S)
+    consumer = ShareConsumer(
+        {"bootstrap.servers": bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit",
+         "log_level": 2}
+    )  # fmt: skip
+    consumer.subscribe([topic])
+    return consumer
+
+
+def _accept_next(consumer: ShareConsumer) -> int:
+    """Accept the messages of the next answer that has some, and commit that; return their number."""
+    give_up = time.monotonic() + GIVE_UP_S
+    while time.monotonic() < give_up:
+        messages = consumer.poll(1.0)
+        for message in messages:
+            if message.error():
+                raise AssertionError(f"a share group was answered {message.error()}")
+            consumer.acknowledge(message)
+        if messages:
+            if any(consumer.commit_sync(GIVE_UP_S).values()):
+                raise AssertionError("an acknowledgement of a share group was refused")
+            return len(messages)
+    raise AssertionError("a share group got nothing")
+
+
 def member(bootstrap: str, topic: str, group: str) -> None:
     """One of a group, as a plain program is: says each queue that a message came of, and when; commits."""
     consumer = Consumer(
@@ -202,7 +297,8 @@ def member(bootstrap: str, topic: str, group: str) -> None:
 
 
 WHAT: dict[str, Callable[..., None]] = {
-    "produce": produce, "consume": consume, "latency": latency, "member": member,
+    "produce": produce, "consume": consume, "latency": latency, "member": member, "share": share,
+    "share_latency": share_latency,
 }  # fmt: skip
 
 if __name__ == "__main__":

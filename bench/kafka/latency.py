@@ -1,7 +1,8 @@
 """T20c, on Kafka: send → delivered, open loop, beside bare produce → poll at the same rate.
 
 Each body has the moment when its sending was due, so a late generator counts as lateness. Floor: a producer
-in the load generator, a consumer on the server's core that only polls.
+in the load generator, a consumer on the server's core that only polls. A share group commits each answer, and
+does not wait for that.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ TOTAL = int(RATE * SECONDS)
 REACH = "p50 ≤ 1.5 ms above the floor"
 
 
-def floor(rig: Rig, topic: str) -> dict[str, float]:
+def floor(rig: Rig, topic: str, what: str = "latency", *arguments: object) -> dict[str, float]:
     """Produce on schedule; a bare consumer measures."""
     producer = Producer({**PRODUCER, "bootstrap.servers": rig.bootstrap})
     for number in range(QUEUES):
         producer.produce(topic, b"warm", partition=number)
     producer.flush(10)
-    with rig.bare_started("latency", topic, QUEUES, TOTAL, core=SERVER_CORE) as consumer:
+    with rig.bare_started(what, topic, *(arguments or (QUEUES,)), TOTAL, core=SERVER_CORE) as consumer:
         late_s, began = 0.0, time.perf_counter() + 0.2
         for number in range(TOTAL):
             due = began + number / RATE
@@ -78,5 +79,8 @@ def main(rig: Rig) -> None:
         rig.make_topic(bare)
         measure(server, topic, sized(500, 100))
         below = Series("bare produce to poll", lambda: floor(rig, bare))
+        shared = rig.name("shared")
+        rig.make_topic(shared)
+        share = Series("share group", lambda: floor(rig, shared, "share_latency", shared))
         delivery = Series("send to delivered", lambda: measure(server, topic), below.name, REACH)
-        rig.run("t20c_kafka_latency", __doc__ or "", [below, delivery], rate=RATE, body=BODY)
+        rig.run("t20c_kafka_latency", __doc__ or "", [below, share, delivery], rate=RATE, body=BODY)

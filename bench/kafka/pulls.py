@@ -2,7 +2,8 @@
 
 8 connections. Floor: a bare consumer on the server's core that takes the same messages, 100 at a time, and
 commits after each 100 before it goes on. A second one commits without waiting; that one has promised nothing
-when it goes on. Two rounds of ours are not counted: brokers that have just started take several times as long
+when it goes on. A share group accepts each message and commits each answer; it chooses how many messages an
+answer has. Two rounds of ours are not counted: brokers that have just started take several times as long
 for the same progress.
 """
 
@@ -52,6 +53,12 @@ class Pulls:
             "consume", self._topic, QUEUES, f"bare-{how}", self._first, MESSAGES, how, core=SERVER_CORE
         )
 
+    def share(self) -> dict[str, float]:
+        """A share group on a new topic, which it fills itself."""
+        topic = self._rig.name("shared")
+        self._rig.make_topic(topic, QUEUES)
+        return self._rig.bare("share", topic, topic, MESSAGES, BODY, core=SERVER_CORE)
+
     def measure_pulls(self) -> dict[str, float]:
         """Raises unless every message came once and is acknowledged."""
         topic = self._topic.encode()
@@ -79,6 +86,7 @@ def main(rig: Rig) -> None:
         every = [
             Series(below, lambda: pulls.bare("sync")),
             Series("bare consume, commit not waited for", lambda: pulls.bare("async")),
+            Series("share group, commit each answer", pulls.share),
             Series("pull and ack", pulls.measure_pulls, below, REACH),
         ]
         rig.run("t20b_kafka_pulls", __doc__ or "", every, messages=MESSAGES, batch=BATCH, body=BODY)

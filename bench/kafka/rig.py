@@ -119,7 +119,12 @@ def figures(process: subprocess.Popen[str]) -> dict[str, float]:
 @contextmanager
 def rig(fsync: bool = FSYNC) -> Iterator[Rig]:
     """Fresh brokers, gone afterwards."""
-    more = {"log.flush.interval.messages": "1"} if fsync else {}
+    more = {
+        "share.coordinator.state.topic.replication.factor": str(min(BROKERS, 3)),
+        "share.coordinator.state.topic.min.isr": str(2 if BROKERS > 2 else 1),
+    }
+    if fsync:
+        more["log.flush.interval.messages"] = "1"
     with tempfile.TemporaryDirectory(prefix="kafka-", dir=scratch()) as folder:
         cluster = TrialCluster(Path(folder) / "cluster", more)
         ports = free_ports(2 * BROKERS)

@@ -40,7 +40,9 @@ class Kafka(Queued):
 
     @classmethod
     def version(cls) -> str:
-        return f"Kafka {jars.VERSION}, confluent-kafka {importlib.metadata.version('confluent-kafka')}"
+        return (
+            f"Kafka {jars.broker_version()}, confluent-kafka {importlib.metadata.version('confluent-kafka')}"
+        )
 
     def sessions(self) -> set[int]:
         cluster = self._rig.cluster

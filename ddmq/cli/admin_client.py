@@ -6,7 +6,7 @@ import http.client
 import os
 import ssl
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote, urlencode
 
 import click
@@ -22,6 +22,7 @@ from ddmq_client.security.tls import describe_error, secure_addresses, secure_so
 
 TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 1.0
+ITEMS_MAX = 1_000  # of a page of a list
 
 
 class UnknownResourceError(click.ClickException):
@@ -58,6 +59,28 @@ class AdminClient:
         """Return the JSON answer of GET /path/segments?query; None values are left out."""
         return self._call("GET", path, query, None)
 
+    def list_items(self, *path: str, **query: Any) -> list[dict[str, Any]]:
+        """Return all items of GET /path/segments?query in form 2, page by page; absent values are absent.
+
+        A server of the release before this one ignores `form`, and answers the complete list.
+        """
+        items: list[dict[str, Any]] = []
+        while True:
+            answer = self.get(*path, **query, form=2)
+            if isinstance(answer, list):
+                return answer
+            items += answer["items"]
+            if "next" not in answer:
+                return items
+            query |= {"after": answer["next"], "count": ITEMS_MAX}
+
+    def get_bytes(self, *path: str, **query: Any) -> bytes:
+        """Return the body of the answer of GET /path/segments?query, which is not one JSON document."""
+        status, payload = self._send_request("GET", _build_target(path, query), None)
+        if status >= 400:
+            self._raise_error(status, payload)
+        return payload
+
     def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send `body` by POST, and return the JSON answer."""
         return self._call("POST", path, {}, body or {})
@@ -69,18 +92,17 @@ class AdminClient:
     def _call(
         self, method: str, path: tuple[str, ...], query: Mapping[str, Any], body: Mapping[str, Any] | None
     ) -> Any:
-        target = "/" + "/".join(quote(segment, safe="") for segment in path)
-        parameters = {key: value for key, value in query.items() if value is not None}
-        if parameters:
-            target += "?" + urlencode(parameters)
-        status, payload = self._send_request(method, target, body)
-        answer = self._decode(payload, status)
+        status, payload = self._send_request(method, _build_target(path, query), body)
         if status >= 400:
-            if not isinstance(answer, dict):
-                raise self._foreign_port_error(f"status {status}, {payload[:40]!r}")
-            text = str(answer.get("error", f"HTTP status {status}"))
-            raise UnknownResourceError(text, answer) if status == 404 else click.ClickException(text)
-        return answer
+            self._raise_error(status, payload)
+        return self._decode(payload, status)
+
+    def _raise_error(self, status: int, payload: bytes) -> NoReturn:
+        answer = self._decode(payload, status)
+        if not isinstance(answer, dict):
+            raise self._foreign_port_error(f"status {status}, {payload[:40]!r}")
+        text = str(answer.get("error", f"HTTP status {status}"))
+        raise UnknownResourceError(text, answer) if status == 404 else click.ClickException(text)
 
     def _send_request(self, method: str, target: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(*self.address, timeout=self._timeout_s)
@@ -122,6 +144,12 @@ class AdminClient:
         return click.ClickException(
             f"{self.address} is not a ddmq admin port ({why}); the `ready` line of `ddmq serve` names it"
         )
+
+
+def _build_target(path: tuple[str, ...], query: Mapping[str, Any]) -> str:
+    target = "/" + "/".join(quote(segment, safe="") for segment in path)
+    parameters = {key: value for key, value in query.items() if value is not None}
+    return target + ("?" + urlencode(parameters) if parameters else "")
 
 
 def find_admin_port_hint(address: HostPort, option: str, proxy: str) -> str:

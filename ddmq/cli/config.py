@@ -1,13 +1,15 @@
-"""`ddmq config show`: the settings that a server would have, and where each comes from."""
+"""`ddmq config …`: the settings that a server would have or has, and where each comes from."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddmq.address import ADDRESS
+from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import hint, json_option, print_json, print_line
 from ddmq.cli.serve import server_options
@@ -58,6 +60,32 @@ def show_settings(
         hint("every setting has its default; without --changed they are listed")
     for retired in configuration.retired:
         hint(str(retired))
+
+
+@config_command.command("running")
+@click.option("--changed", is_flag=True, help="Only the settings that are not the defaults.")
+@admin_options
+def show_running_settings(changed: bool, admin: AdminClient, as_json: bool) -> None:
+    """Print the value of every setting of a running server process, and its source. Secrets are masked.
+
+    \b
+    Examples:
+      ddmq config running --changed
+      ddmq config running --admin 127.0.0.1:9913
+    """
+    answer = admin.get("config", changed="1" if changed else None)
+    if as_json:
+        return print_json(answer)
+    rows = [(item["key"], item["source"], _format_value(item["value"])) for item in answer["items"]]
+    if rows:
+        _print_columns([("key", "source", "value"), *rows])
+    else:
+        hint("every setting has its default; without --changed they are listed")
+    return None
+
+
+def _format_value(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
 def _print_columns(rows: list[tuple[str, str, str]]) -> None:

@@ -170,6 +170,7 @@ def check_kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
     try:
         from backend.kafka.cluster_rights import find_denied
         from backend.kafka.cluster_rules import find_violations
+        from backend.kafka.coordination.feature_level import find_level_error
         from backend.kafka.opening import ClusterCheck, check_directory
     except ImportError as error:
         remedy = "run, in the source tree: pip install '.[kafka]'"
@@ -189,6 +190,11 @@ def check_kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
     except ConfigError as error:
         problem, _, remedy = str(error).partition(": ")
         yield CheckResult("kafka cluster", FAILED, problem, remedy)
+    if facts.feature_level is not None:
+        level, supported = facts.feature_level, options.supported_level
+        problem, _, remedy = find_level_error(level, supported).partition("; ")
+        summary = problem or f"the installation is at level {level}; this process would support {supported}"
+        yield CheckResult("kafka feature level", FAILED if problem else OK, summary, remedy)
     for finding in (*find_denied(facts), *find_violations(facts, options)):
         summary = f"{finding.resource_names}: {finding.setting}: {finding.breaks}"
         status = FAILED if finding.loses or finding.stops else WARNING

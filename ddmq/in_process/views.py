@@ -11,6 +11,7 @@ from backend.records import StoredRecord
 from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common.delivery import decode
 from ddmq_common.names import SCHEDULE_TOPIC, dlq_topic, is_internal, retry_topic
+from delay_service.core.held_messages import plain_due_ms
 from delay_service.service import DelayService
 from delay_service.store.port import Pending, Scan
 from proxy_consumer.retries.headers import headers_of
@@ -101,8 +102,8 @@ def list_delays(service: DelayService) -> list[dict[str, Any]]:
         if shard.store is not None:
             waiting += shard.store.scan(everything)
     return [
-        {"topic": message.topic, "due_ms": message.due_ms, **content_row(message.delivery)}
-        for message in sorted(waiting, key=lambda message: message.due_ms)
+        {"topic": message.topic, "due_ms": plain_due_ms(message.due_ms), **content_row(message.delivery)}
+        for message in sorted(waiting, key=lambda message: plain_due_ms(message.due_ms))
     ]
 
 

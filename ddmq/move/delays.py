@@ -40,6 +40,7 @@ from ddmq_common.native_threads import in_thread
 from delay_service.config import DelayConfig
 from delay_service.context import ShardContext
 from delay_service.core.fire_command import still_waiting
+from delay_service.core.held_messages import plain_due_ms
 from delay_service.core.id_outcomes import IdOutcome, encode_id_outcomes
 from delay_service.service import DelayService
 from delay_service.store.port import DueKey, IdKind, IdState, Pending, Scan, StoreOpener
@@ -170,7 +171,7 @@ class DelayMove:
                 continue
             waiting = still_waiting(message, shard.acks, now_ms, config.catch_up_max)
             if waiting is None:
-                state = IdState(IdKind.FIRED, message.due_ms, 0, now_ms + config.kept_ms)
+                state = IdState(IdKind.FIRED, plain_due_ms(message.due_ms), 0, now_ms + config.kept_ms)
                 outcomes.append(IdOutcome(message.uuid, state))
                 continue
             try:

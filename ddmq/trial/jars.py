@@ -1,4 +1,4 @@
-"""Finds Kafka's program: an installation, or its jars, which Maven downloads once.
+"""Finds Kafka's program: an installation, or its jars, which Maven downloads once for each version.
 
 Nothing of this is needed to run on a cluster that exists; it is for trials and tests.
 """
@@ -6,6 +6,7 @@ Nothing of this is needed to run on a cluster that exists; it is for trials and 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,10 +17,8 @@ from ddmq_common.errors import ConfigError
 from ddmq_common.java import JAVA_MIN, find_java, packaged_java
 
 VERSION = "4.3.1"  # 4.4.0 names a dependency that is nowhere to be had
-_DEPENDENCIES = (
-    ("org.apache.kafka", "kafka_2.13", VERSION),
-    ("org.slf4j", "slf4j-simple", "1.7.36"),
-)
+_LOGGER = ("org.slf4j", "slf4j-simple", "1.7.36")
+_VERSION = re.compile(r"\d{1,3}(\.\d{1,3}){2}")
 _POM = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -43,9 +42,19 @@ def java() -> Path:
     return program
 
 
+def broker_version(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the version of Kafka that is downloaded: KAFKA_VERSION, or VERSION. Raises ConfigError."""
+    version = environment.get("KAFKA_VERSION") or VERSION
+    if _VERSION.fullmatch(version) is None:
+        raise ConfigError(
+            f"KAFKA_VERSION is {version[:40]}; allowed: the number of a release, such as {VERSION}"
+        )
+    return version
+
+
 def libraries(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the folder with Kafka's jars: `libs` in KAFKA_HOME, else a cache, into which they are downloaded
-    if necessary. Raises ConfigError if that is impossible."""
+    if necessary, in the version KAFKA_VERSION. Raises ConfigError if that is impossible."""
     home = environment.get("KAFKA_HOME")
     if home:
         folder = Path(home) / "libs"
@@ -54,33 +63,35 @@ def libraries(environment: Mapping[str, str] = os.environ) -> Path:
                 f"KAFKA_HOME is {home}, but {folder} holds no Kafka; it needs the jars of Kafka 4"
             )
         return folder
-    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddmq" / f"kafka-{VERSION}"
+    version = broker_version(environment)
+    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddmq" / f"kafka-{version}"
     if not cache.is_dir():
-        _download_jars(cache, environment)
+        _download_jars(version, cache, environment)
     return cache
 
 
-def _download_jars(cache: Path, environment: Mapping[str, str]) -> None:
+def _download_jars(version: str, cache: Path, environment: Mapping[str, str]) -> None:
     """Download the jars into the cache: either all of them or, on failure, none."""
     maven = shutil.which("mvn", path=environment.get("PATH"))
     if maven is None:
         raise ConfigError(
-            f"Kafka {VERSION} is brought by Maven, and there is no mvn on PATH; install it (Debian: maven), "
+            f"Kafka {version} is brought by Maven, and there is no mvn on PATH; install it (Debian: maven), "
             "or set KAFKA_HOME to an unpacked Kafka 4"
         )
     cache.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".kafka-", dir=cache.parent) as scratch:
         folder = Path(scratch)
-        dependencies = "".join(_DEPENDENCY.format(*one) for one in _DEPENDENCIES)
+        needed = (("org.apache.kafka", "kafka_2.13", version), _LOGGER)
+        dependencies = "".join(_DEPENDENCY.format(*dependency) for dependency in needed)
         (folder / "pom.xml").write_text(_POM.format(dependencies=dependencies), encoding="utf-8")
         command = [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder / 'libs'}"]
         try:
             result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=BRING_S)
         except subprocess.TimeoutExpired as error:
-            raise ConfigError(f"Maven has not brought Kafka {VERSION} within {BRING_S:g} s") from error
+            raise ConfigError(f"Maven has not brought Kafka {version} within {BRING_S:g} s") from error
         if result.returncode:
             cause = next((line for line in result.stdout.splitlines() if "ERROR" in line), "no reason given")
-            raise ConfigError(f"Maven could not bring Kafka {VERSION}: {cause.strip()}")
+            raise ConfigError(f"Maven could not bring Kafka {version}: {cause.strip()}")
         try:
             (folder / "libs").rename(cache)
         except OSError:

@@ -1,5 +1,12 @@
 """The records that admin clients return, and the settings that they take."""
 
+from ddmq_client.admin.operations import (
+    ChangeDescription,
+    FindingDescription,
+    GroupKeyDescription,
+    OperationChoice,
+    OperationDescription,
+)
 from ddmq_client.admin.records import (
     ClientDescription,
     DeadLetterCount,
@@ -25,6 +32,7 @@ from ddmq_client.admin.records import (
 from ddmq_client.admin.settings import DeadLetterChoice, DeadLetterReason, GroupSettings, TopicSettings
 
 __all__ = [
+    "ChangeDescription",
     "ClientDescription",
     "DeadLetterChoice",
     "DeadLetterCount",
@@ -34,11 +42,15 @@ __all__ = [
     "DelayCount",
     "DelayState",
     "DelayedMessage",
+    "FindingDescription",
     "GroupDescription",
+    "GroupKeyDescription",
     "GroupSettings",
     "KeyChange",
     "KeyDescription",
     "OffsetReset",
+    "OperationChoice",
+    "OperationDescription",
     "QueueLag",
     "QueueOffset",
     "QueueRange",

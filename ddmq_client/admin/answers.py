@@ -18,8 +18,9 @@ from ddmq_client.errors import (
 )
 
 _ERRORS: Mapping[int, type[AdminError]] = {
-    400: RejectedError, 401: AccessError, 403: AccessError, 404: NotFoundError, 405: RejectedError,
-    408: RejectedError, 411: RejectedError, 413: RejectedError, 415: RejectedError, 503: UnavailableError,
+    400: RejectedError, 401: AccessError, 403: AccessError, 404: NotFoundError,
+    405: RejectedError, 408: RejectedError, 409: RejectedError, 411: RejectedError, 413: RejectedError,
+    415: RejectedError, 503: UnavailableError,
 }  # fmt: skip
 
 
@@ -49,8 +50,29 @@ def read_answer(request: HttpRequest, response: HttpResponse, server: str) -> An
     raise kind(sentence, status, server)
 
 
+def read_page(answer: Any) -> tuple[list[Any], Mapping[str, object] | None]:
+    """Return the rows of a list, and what to add to the query for its next page; None at the end.
+
+    A server of the release before this one answers a list without pages, or a page with other keys.
+    Raises AdminError for anything else.
+    """
+    if isinstance(answer, list):
+        return answer, None
+    for rows, cursor in (("items", "after"), ("messages", "after"), ("shown", "from")):
+        if isinstance(answer, Mapping) and isinstance(answer.get(rows), list):
+            after = answer.get("next")
+            return answer[rows], None if after is None else {cursor: after}
+    raise AdminError("the answer has no list; is the server of another release?")
+
+
 def decode_body(row: Mapping[str, Any]) -> bytes:
     """Return the body of a message in an answer, which is text or base64."""
     if "body_base64" in row:
         return base64.b64decode(row["body_base64"])
     return str(row.get("body", "")).encode()
+
+
+def add_counts(totals: dict[str, int], counts: Mapping[str, int]) -> None:
+    """Add the counts of one answer to those of all answers."""
+    for name, count in counts.items():
+        totals[name] = totals.get(name, 0) + count

@@ -79,7 +79,7 @@ class SubscriptionDescription:
     lag: int
     in_flight: int
     retrying: int
-    order_key: str
+    order_key: str = ""
     dead_letters: int = 0  # open ones of the whole group
     waiting_pulls: int = 0
     retry_waiting: int | None = None  # messages on the retry path
@@ -266,13 +266,13 @@ class DeadLetterDescription:
     queue_id: int
     offset: int
     message_id: str
-    key: str
-    tags: str
-    reason: str
-    error: str
-    topic: str
-    topic_queue_id: int
-    topic_offset: int
+    key: str = ""
+    tags: str = ""
+    reason: str = ""
+    error: str = ""
+    topic: str = ""
+    topic_queue_id: int | None = None
+    topic_offset: int | None = None
     attempts: int
     resent: int
     body_bytes: int
@@ -322,6 +322,7 @@ class DelayedMessage:
     preview: str = ""
     properties: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
+    is_held: bool = False  # it does not fire until it is released
     error: str = ""  # the stored message is damaged
 
 
@@ -387,7 +388,7 @@ _KEYS: Mapping[str, Mapping[str, str]] = {  # record → field → key of the ro
         "died_at": "time_ms",
     },
     "DeadLettersResent": {"not_sent": "kept"},
-    "DelayedMessage": {"delay_id": "id"},
+    "DelayedMessage": {"delay_id": "id", "is_held": "held"},
     "SentMessage": {"queue_id": "queue", "message_id": "id"},
 }
 

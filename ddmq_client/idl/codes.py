@@ -51,6 +51,8 @@ class DelayAction(IntEnum):
     CANCEL = 2
     RESCHEDULE = 100
     FIRE = 101
+    HOLD = 102
+    RELEASE = 103
 
 
 class DelayType(IntEnum):

@@ -56,7 +56,7 @@ struct DelayMessage {
     2: optional string uniqDelayMsgId
     3: optional binary body
     4: string tags
-    /* 1 add, 2 cancel; of ours: 100 reschedule, 101 fire now */
+    /* 1 add, 2 cancel; of ours: 100 reschedule, 101 fire now, 102 hold, 103 release */
     5: i32 action
     6: optional i64 timestamp
     /* 2 delay, 3 loop, 4 exponential loop; of ours: 5 schedule */

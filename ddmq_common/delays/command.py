@@ -31,6 +31,7 @@ from ddmq_common.errors import DamagedError
 COMMAND_PROPERTY = "delay-order"
 
 ADD, CANCEL, RESCHEDULE, FIRE = "add", "cancel", "reschedule", "fire"
+HOLD, RELEASE = "hold", "release"
 ID_OUTCOMES = "known"  # outcomes from another installation, listed in the body (core/id_outcomes.py)
 ONCE, LOOP, EXPONENTIAL, SCHEDULE = 2, 3, 4, 5  # the first three are the wire's dmsgtype
 
@@ -57,8 +58,8 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A command to the delay service: an add, a cancel, a reschedule or a fire now; or a copy of known ids,
-    which has no uuid.
+    """A command to the delay service: an add, a cancel, a reschedule, a fire now, a hold or a release; or a
+    copy of known ids, which has no uuid.
 
     `uuid`: 36 characters, lower case. Times are epoch milliseconds or seconds, by the ends of their names.
     `timestamp_s`, `expire_s`, `interval_s`, `times`: as the add sent them; they make up the ids of the
@@ -69,8 +70,9 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     was cancelled, this add stores nothing (compat.md: what an old delay server still sends). `occurrence`,
     `at_ms`: for an add that continues a message from a backup: the pending occurrence, and when it is due (0:
     at `due_ms`). `moved_at`: for a repeating message, only in the store and never in the log: the offset of
-    the last command that rescheduled a delivery of it (0: none). `own_topic`: a change applies only to a
-    message of `topic`, and an add is ended by an earlier cancel that stated `topic`.
+    the last command that rescheduled a delivery of it (0: none). `is_held`: for an add that continues a held
+    message. `own_topic`: a change applies only to a message of `topic`, and an add is ended by an earlier
+    cancel that stated `topic`.
     """
 
     op: str
@@ -92,6 +94,7 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     occurrence: int = 0
     at_ms: Moment = 0
     moved_at: int = 0
+    is_held: bool = False
     own_topic: bool = False
 
 

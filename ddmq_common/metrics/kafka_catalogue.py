@@ -49,6 +49,10 @@ KAFKA_QUARANTINES = _counter(
     "ddmq_kafka_quarantines_total", "Number of times that a partition was quarantined."
 )
 KAFKA_RETIRED_IDS = _gauge("ddmq_kafka_retired_ids", "Number of transactional ids that cannot be used.")
+KAFKA_FEATURE_LEVEL = _gauge(
+    "ddmq_kafka_feature_level",
+    "Feature level of the installation: the highest that all its processes supported when it rose.",
+)
 KAFKA_FOLLOWER_LAG = _gauge(
     "ddmq_kafka_follower_lag_ms",
     "Age of the last heartbeat that this process has read back from Kafka, measured while a later heartbeat "

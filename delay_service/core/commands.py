@@ -21,7 +21,9 @@ from ddmq_common.delays.command import (
     CANCEL,
     CANCELLED,
     FIRE,
+    HOLD,
     ID_OUTCOMES,
+    RELEASE,
     RESCHEDULE,
     UNKNOWN,
     CommandOutcome,
@@ -33,11 +35,13 @@ from ddmq_common.delivery import tag_of
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.core.fire_command import UNFIT
+from delay_service.core.held_messages import HELD_FROM_MS, is_held_ms, plain_due_ms
 from delay_service.core.occurrences import CATCH_UP_MAX, next_after
 from delay_service.store.port import DelayStore, IdKind, IdState, Pending, StoreChanges
 
-OPS = frozenset((ADD, CANCEL, RESCHEDULE, FIRE, ID_OUTCOMES))
+OPS = frozenset((ADD, CANCEL, RESCHEDULE, FIRE, HOLD, RELEASE, ID_OUTCOMES))
 FIRED_KINDS = (IdKind.FIRED, IdKind.DEAD)
+HELD_TEXT = "it is held; it fires when it is released"
 DEAD_TEXT = f"it could not be delivered and is a dead letter in {DELAY_DLQ_TOPIC}"
 
 
@@ -80,7 +84,7 @@ def pending_of(command: CommandRecord) -> Pending:
     offset, request, uuid, text, message_id, born_ms, flags, delivery = command
     if request is None:
         raise DamagedError(f"command at offset {offset} does not parse")
-    due_ms = max(request.at_ms or request.due_ms, 0)
+    due_ms = _stored_due_ms(request)
     tag = tag_of(delivery)
     return Pending(
         due_ms,
@@ -95,6 +99,12 @@ def pending_of(command: CommandRecord) -> Pending:
         tag,
         delivery,
     )
+
+
+def _stored_due_ms(request: DelayCommand) -> int:
+    """Return the due time with which an add command is stored."""
+    due_ms = max(request.at_ms or request.due_ms, 0)
+    return due_ms + HELD_FROM_MS if request.is_held else due_ms
 
 
 # --- what commands came to
@@ -166,15 +176,15 @@ def code_of(state: IdState | None, pending: int) -> int:
     return ALREADY_FIRED if state.kind in FIRED_KINDS else CANCELLED
 
 
-def reply_to(request: DelayCommand, code: int, state: IdState | None) -> OutcomeReply:
+def reply_to(request: DelayCommand, code: int, state: IdState | None, text: str = "") -> OutcomeReply:
     """Build the reply to the requester; None as `state`: the code says everything."""
     kind, at_ms = (None, 0) if state is None else (state.kind, state.at_ms)
     outcome = CommandOutcome(
         reply_id=request.reply_id,
         code=code,
         fired_at_ms=at_ms if kind in FIRED_KINDS else 0,
-        due_ms=at_ms if kind is IdKind.PENDING else 0,
-        text=DEAD_TEXT if kind is IdKind.DEAD else "",
+        due_ms=plain_due_ms(at_ms) if kind is IdKind.PENDING else 0,
+        text=DEAD_TEXT if kind is IdKind.DEAD else text,
     )
     return OutcomeReply(request.reply_queue, outcome)
 
@@ -214,24 +224,32 @@ class AssumedMessage:
     the next due time; None: the message is finished.
     """
 
-    __slots__ = ("_command", "_occurrence", "due_ms")
+    __slots__ = ("_command", "_held", "_occurrence", "due_ms")
 
     def __init__(self, command: DelayCommand | None, occurrence: int, due_ms: int) -> None:
         self._command = command
         self._occurrence = occurrence
-        self.due_ms: int | None = due_ms
+        self._held = is_held_ms(due_ms)
+        self.due_ms: int | None = plain_due_ms(due_ms)
 
     def apply_move(self, request: DelayCommand, born_ms: int) -> None:
         """Apply a command that rescheduled the message or fired it at once. `born_ms`: when it was sent."""
         if self.waits_at(born_ms):
-            if request.op == FIRE:
-                self._fire(born_ms)
-            else:
+            if request.op != FIRE:
                 self.due_ms = request.due_ms
+            elif self._held:
+                self.due_ms = min(self.due_ms or 0, born_ms)
+            else:
+                self._fire(born_ms)
+
+    def set_held(self, is_held: bool, born_ms: int) -> None:
+        """Apply a command that held or released the message. `born_ms`: when it was sent."""
+        if self.waits_at(born_ms):
+            self._held = is_held
 
     def waits_at(self, at_ms: int) -> bool:
         """Return whether a delivery still waited at `at_ms`. Successive calls need ascending times."""
-        if self.due_ms is not None and self.due_ms <= at_ms:
+        if self.due_ms is not None and self.due_ms <= at_ms and not self._held:
             self._fire(at_ms)
         return self.due_ms is not None
 
@@ -248,7 +266,7 @@ class AssumedMessage:
 
 def assume_from_add(request: DelayCommand) -> AssumedMessage:
     """Build the assumed message of an add command."""
-    return AssumedMessage(request, request.occurrence, request.at_ms or request.due_ms)
+    return AssumedMessage(request, request.occurrence, _stored_due_ms(request))
 
 
 def assume_from_waiting(message: Pending | None, due_ms: int) -> AssumedMessage:

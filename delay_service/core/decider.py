@@ -32,8 +32,10 @@ from ddmq_common.delays.command import (
     CANCEL,
     CANCELLED,
     FIRE,
+    HOLD,
     ID_OUTCOMES,
     PENDING,
+    RELEASE,
     TOO_OLD,
     UNKNOWN,
     DelayCommand,
@@ -42,6 +44,7 @@ from ddmq_common.delays.command import (
 from ddmq_common.errors import DamagedError
 from delay_service.core.commands import (
     FIRED_KINDS,
+    HELD_TEXT,
     AssumedMessage,
     CommandDecisions,
     CommandRecord,
@@ -60,6 +63,13 @@ from delay_service.core.commands import (
     topic_id,
 )
 from delay_service.core.fire_command import moved_at, moved_by, waiting_delivery
+from delay_service.core.held_messages import (
+    held_message,
+    is_held_ms,
+    plain_due_ms,
+    released_message,
+    with_hold_of,
+)
 from delay_service.core.id_outcomes import decode_id_outcomes, select_new_ids
 from delay_service.core.occurrences import last_due_ms
 from delay_service.store.port import DueKey, IdKind, IdState, Pending
@@ -86,7 +96,7 @@ class CommandRun:
 
     def _read_states(self, commands: Sequence[CommandRecord]) -> dict[bytes, IdState | None]:
         requests = [(command.uuid, command.request) for command in commands if command.request is not None]
-        others = (uuid_bytes(one.unless_cancelled) for _, one in requests if one.unless_cancelled)
+        others = [key for _, one in requests if one.unless_cancelled for key in _cancel_keys(one)]
         by_topic = (topic_id(uuid, one.topic) for uuid, one in requests if one.own_topic)
         uuids = list(dict.fromkeys([*(uuid for uuid, _ in requests), *others, *by_topic]))
         return dict(zip(uuids, self._context.store.ids(uuids), strict=True))
@@ -133,6 +143,8 @@ class CommandRun:
             self._cancel(command, request)
         elif request.op == ID_OUTCOMES:
             self._learn_ids(command)
+        elif request.op in (HOLD, RELEASE):
+            self._hold_or_release(command, request)
         else:
             self._move_message(command, request)
         return True
@@ -159,9 +171,9 @@ class CommandRun:
         tally = self._decisions.tally
         tally[what] = tally.get(what, 0) + count
 
-    def _reply(self, request: DelayCommand, code: int, state: IdState | None) -> None:
+    def _reply(self, request: DelayCommand, code: int, state: IdState | None, text: str = "") -> None:
         if request.reply_queue >= 0:
-            self._decisions.replies.append(reply_to(request, code, state))
+            self._decisions.replies.append(reply_to(request, code, state, text))
 
     # --- add
 
@@ -203,8 +215,10 @@ class CommandRun:
         return state is not None and state.kind is IdKind.TOMBSTONE
 
     def _is_cancelled_elsewhere(self, request: DelayCommand) -> bool:
-        other = self._ids[uuid_bytes(request.unless_cancelled)] if request.unless_cancelled else None
-        return other is not None and other.kind in (IdKind.CANCELLED, IdKind.TOMBSTONE)
+        if not request.unless_cancelled:
+            return False
+        others = [self._ids[key] for key in _cancel_keys(request)]
+        return any(one is not None and one.kind in (IdKind.CANCELLED, IdKind.TOMBSTONE) for one in others)
 
     def _assume_add_fired(self, command: CommandRecord, request: DelayCommand) -> None:
         last_ms = max(last_due_ms(request), command.born_ms)
@@ -323,7 +337,9 @@ class CommandRun:
         state = IdState(IdKind.PENDING, moved.due_ms, moved.offset)
         self._put_id(command.uuid, state)
         self._count_outcome("fired now" if request.op == FIRE else "rescheduled")
-        if request.op == FIRE and request.reply_queue >= 0:
+        if request.op == FIRE and is_held_ms(moved.due_ms):
+            self._reply(request, PENDING, state, HELD_TEXT)
+        elif request.op == FIRE and request.reply_queue >= 0:
             self._decisions.awaited_fires.append(FireNow(moved.offset, request.reply_queue, request.reply_id))
         else:
             self._reply(request, ADDED, state)
@@ -331,13 +347,36 @@ class CommandRun:
     def _apply_move(self, command: CommandRecord, request: DelayCommand, message: Pending) -> Pending:
         """Return the removed `message` with the due time of `command`."""
         then = command.born_ms if self._context.acks.is_finished(command.offset) else self._now
-        due_ms = min(then, message.due_ms) if request.op == FIRE else max(request.due_ms, 0)
-        moved = moved_by(message, due_ms, command.offset)
+        plain_ms = plain_due_ms(message.due_ms)
+        due_ms = min(then, plain_ms) if request.op == FIRE else max(request.due_ms, 0)
+        moved = with_hold_of(moved_by(message, due_ms, command.offset), message)
         self._unrecorded += [offset for offset in moved_at(message) if offset != command.offset]
         if not moved_at(moved):
             self._finished.append(command.offset)
         self._fresh[moved.key] = moved
         return moved
+
+    def _hold_or_release(self, command: CommandRecord, request: DelayCommand) -> None:
+        """Hold a waiting message, or release it. The hold does not depend on the due time: a move changes
+        only that. So a command that is read again changes nothing that the commands after it do not change
+        back."""
+        self._finished.append(command.offset)
+        state = self._true_state(command.uuid)
+        if state is None:
+            self._answer_unknown(request, request.timestamp_s * 1_000)
+            return
+        if command.uuid in self._context.assumed:
+            self._context.assumed[command.uuid].set_held(request.op == HOLD, command.born_ms)
+        message = self._remove_waiting(DueKey(state.at_ms, state.offset)) if is_pending(state) else None
+        if message is None:
+            self._answer_command(request, *answer_cancel(state), state)
+            return
+        delivery = self._find_delivery(command, message)
+        changed = held_message(delivery) if request.op == HOLD else released_message(delivery)
+        self._fresh[changed.key] = changed
+        state = IdState(IdKind.PENDING, changed.due_ms, changed.offset)
+        self._put_id(command.uuid, state)
+        self._answer_command(request, ADDED, "held" if request.op == HOLD else "released", state)
 
     def _has_move_fired(self, command: CommandRecord, state: IdState) -> bool:
         """Return whether this move was applied before and the moved delivery has fired.
@@ -360,10 +399,11 @@ class CommandRun:
 
     def _find_delivery(self, command: CommandRecord, message: Pending) -> Pending:
         """Return the delivery to move, corrected by fires that only the log knows."""
-        context = self._context
-        before = command.offset < context.reread_to and command.born_ms < message.due_ms
-        put_off = message._replace(due_ms=0) if before else message  # never put off so far: this came before
-        return waiting_delivery(message, put_off, context.acks, self._now, context.catch_up_max) or message
+        context, plain = self._context, released_message(message)
+        before = command.offset < context.reread_to and command.born_ms < plain.due_ms
+        put_off = plain._replace(due_ms=0) if before else plain  # never put off so far: this came before
+        delivery = waiting_delivery(plain, put_off, context.acks, self._now, context.catch_up_max)
+        return with_hold_of(delivery or plain, message)
 
     def _is_moved_by(self, command: CommandRecord, state: IdState | None) -> bool:
         """Return whether this command set the message's current due time."""
@@ -384,7 +424,8 @@ class CommandRun:
         message = self._remove_waiting(DueKey(state.at_ms, state.offset))
         # the store may not know the last move
         self._unrecorded += [] if message is None else moved_at(message)
-        return self._assume_fired(uuid, state.offset, state.at_ms, assume_from_waiting(message, state.at_ms))
+        assumed = assume_from_waiting(message, state.at_ms)
+        return self._assume_fired(uuid, state.offset, plain_due_ms(state.at_ms), assumed)
 
     def _remove_waiting(self, key: DueKey) -> Pending | None:
         """Remove a waiting message and return it; None if the store has lost it."""
@@ -422,6 +463,12 @@ class CommandRun:
         if state is not None and state.kind is IdKind.CANCELLED:
             self._finished.append(state.offset)
         self._reply(request, code_of(state, PENDING if request.op == CANCEL else ADDED), state)
+
+
+def _cancel_keys(request: DelayCommand) -> tuple[bytes, bytes]:
+    """Return the ids under which a cancel of the other message of an add may be recorded."""
+    uuid = uuid_bytes(request.unless_cancelled)
+    return uuid, topic_id(uuid, request.topic)
 
 
 def decide_commands(

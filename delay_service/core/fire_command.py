@@ -16,6 +16,7 @@ from ddmq_common.delivery import key_of, varint
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from ddmq_common.queue_choice import BY_HASH, choose_queue
+from delay_service.core.held_messages import released_message, with_hold_of
 from delay_service.core.occurrences import CATCH_UP_MAX, next_after, occurrence_id, to_fire
 from delay_service.store.port import IdKind, IdState, Pending
 
@@ -123,8 +124,11 @@ def waiting_delivery(
 
 def still_waiting(message: Pending, acks: AckMap, now_ms: int, catch_up_max: int) -> Pending | None:
     """Return the delivery of a message that waits according to `acks`; None if the message is finished."""
-    is_finished = acks.is_finished(message.offset)
-    return None if is_finished else waiting_delivery(message, message, acks, now_ms, catch_up_max)
+    if acks.is_finished(message.offset):
+        return None
+    plain = released_message(message)
+    delivery = waiting_delivery(plain, plain, acks, now_ms, catch_up_max)
+    return None if delivery is None else with_hold_of(delivery, message)
 
 
 def offsets_of(message: Pending) -> list[int]:

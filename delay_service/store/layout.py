@@ -15,7 +15,7 @@ import msgspec
 from ddmq_common.errors import DamagedError, NewerFormatError, newer_format
 from delay_service.store.port import DueKey, IdKind, IdState, Pending
 
-DUE, ID, FORGET, ASIDE, COUNT, META = b"d", b"i", b"x", b"w", b"c", b"m"
+DUE, ID, FORGET, ASIDE, COUNT, META, DUE_COUNT = b"d", b"i", b"x", b"w", b"c", b"m", b"h"
 UUID_BYTES = 16
 DUE_MS_MAX = OFFSET_MAX = (1 << 63) - 1
 
@@ -29,6 +29,12 @@ _STATE = struct.Struct(">BBQQQ")
 _COUNT = struct.Struct(">BQQQ")
 _COUNT_1 = struct.Struct(">BQQ")  # as the first release wrote it, without bytes
 _COUNT_VERSION = 2
+_DAY_COUNT, _HOUR_COUNT = b"d", b"h"  # the two kinds of blocks
+_BLOCK_NUMBER = struct.Struct(">Q")
+COUNTED_NONE, COUNTED_ALL = DueKey(-1, 0), DueKey(DUE_MS_MAX, OFFSET_MAX)
+COUNTED_KEY = META + b".counted"
+COUNTED_EPOCH_KEY = META + b".counted-epoch"
+COUNT_ROUND_KEY = META + b".counted-round"
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Pending).decode
 _pack_state = _STATE.pack
@@ -43,8 +49,8 @@ def range_end(prefix: bytes) -> bytes:
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
-DUE_END, ID_END, FORGET_END, ASIDE_END, COUNT_END, META_END = map(
-    range_end, (DUE, ID, FORGET, ASIDE, COUNT, META)
+DUE_END, ID_END, FORGET_END, ASIDE_END, COUNT_END, META_END, DUE_COUNT_END = map(
+    range_end, (DUE, ID, FORGET, ASIDE, COUNT, META, DUE_COUNT)
 )
 
 
@@ -89,6 +95,38 @@ def read_forget(key: bytes) -> tuple[int, bytes]:
     return moment_ms, uuid
 
 
+def hour_count_key(topic: str, hour: int) -> bytes:
+    """Return the key of the block with the counts of an hour's minutes: `h`, topic, 0, `h`, hour."""
+    return b"%b%b\0%b%b" % (DUE_COUNT, topic.encode(), _HOUR_COUNT, _BLOCK_NUMBER.pack(hour))
+
+
+def day_count_key(topic: str, day: int) -> bytes:
+    """Return the key of the block with the counts of a day's hours: `h`, topic, 0, `d`, day."""
+    return b"%b%b\0%b%b" % (DUE_COUNT, topic.encode(), _DAY_COUNT, _BLOCK_NUMBER.pack(day))
+
+
+def day_count_range(topic: str) -> tuple[bytes, bytes]:
+    """Return the range `[start, end)` of the keys of a topic's day blocks."""
+    prefix = b"%b%b\0%b" % (DUE_COUNT, topic.encode(), _DAY_COUNT)
+    return prefix, range_end(prefix)
+
+
+def count_row_key(number: int) -> bytes:
+    """Return the key of a row of changes that the blocks do not have yet; its number begins at 0."""
+    return b"%b.counted-row-%04d" % (META, number)
+
+
+def is_day_count(key: bytes) -> bool:
+    """Return whether the key is that of a day block, not of an hour block."""
+    return key[-_BLOCK_NUMBER.size - 1 : -_BLOCK_NUMBER.size] == _DAY_COUNT
+
+
+def read_count_number(key: bytes) -> int:
+    """Parse the number of the hour or day of a block's key."""
+    number: int = _BLOCK_NUMBER.unpack_from(key, len(key) - _BLOCK_NUMBER.size)[0]
+    return number
+
+
 # --- values
 
 
@@ -100,7 +138,7 @@ def encode_pending(message: Pending) -> bytes:
 def decode_pending(value: bytes) -> Pending:
     """Decode a waiting message. Raises DamagedError."""
     if value[:1] != _PREFIX:
-        raise _unreadable_value("pending message", value)
+        raise unreadable_value("pending message", value)
     try:
         return _decode(value[1:])
     except msgspec.DecodeError as error:
@@ -128,7 +166,7 @@ def encode_state(state: IdState) -> bytes:
 def decode_state(value: bytes) -> IdState:
     """Decode the stored state of a delay id. Raises DamagedError."""
     if value[:1] != _PREFIX:
-        raise _unreadable_value("state of an id", value)
+        raise unreadable_value("state of an id", value)
     try:
         _, kind, at_ms, offset, forget_ms = _STATE.unpack(value)
         return IdState(_KINDS[kind], at_ms, offset, forget_ms)
@@ -147,12 +185,26 @@ def decode_count(value: bytes) -> tuple[int, int, int]:
         _, pending, aside = _COUNT_1.unpack(value)
         return pending, aside, 0
     if value[:1] != bytes((_COUNT_VERSION,)) or len(value) != _COUNT.size:
-        raise _unreadable_value("count of a topic", value, _COUNT_VERSION)
+        raise unreadable_value("count of a topic", value, _COUNT_VERSION)
     _, pending, aside, pending_bytes = _COUNT.unpack(value)
     return pending, aside, pending_bytes
 
 
-def _unreadable_value(what: str, value: bytes, version: int = VERSION) -> DamagedError | NewerFormatError:
+def encode_position(key: DueKey) -> bytes:
+    """Encode the position up to which messages are counted: due time and offset as decimal numbers."""
+    return b"%d %d" % key
+
+
+def decode_position(value: bytes) -> DueKey:
+    """Decode a position. Raises DamagedError."""
+    try:
+        due_ms, offset = map(int, value.split(b" "))
+    except ValueError as error:
+        raise DamagedError(f"a position in the delay store, {value.hex()}, does not parse") from error
+    return DueKey(due_ms, offset)
+
+
+def unreadable_value(what: str, value: bytes, version: int = VERSION) -> DamagedError | NewerFormatError:
     """Return the error for a value that cannot be decoded: NewerFormatError for a higher version, else
     DamagedError.
     """

@@ -6,6 +6,7 @@ Sorted lists and dicts; nothing survives the process. `flush` does nothing, `che
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
@@ -17,6 +18,7 @@ from delay_service.store.port import (
     UNBOUNDED,
     DelayStore,
     DueKey,
+    DueTimeCounts,
     IdState,
     Pending,
     Scan,
@@ -24,6 +26,7 @@ from delay_service.store.port import (
     weigh_message,
 )
 
+MINUTE_MS = 60_000
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -180,6 +183,23 @@ class MemoryDelayStore(DelayStore):
 
     def sizes(self) -> Mapping[str, int]:
         return self._sizes
+
+    def count_due(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueTimeCounts:
+        self._check()
+        minutes = Counter(
+            message.due_ms // MINUTE_MS
+            for ordered in (self._due, *self._aside.values())
+            for message in ordered.messages.values()
+            if topic in (None, message.topic)
+        )
+        counts = Counter[int]()
+        for minute, count in minutes.items():
+            if from_minute <= minute < to_minute:
+                counts[minute - minute % step] += count
+        before = sum(count for minute, count in minutes.items() if minute < from_minute)
+        after = sum(count for minute, count in minutes.items() if minute >= to_minute)
+        first, end = (min(minutes) // 60 * 60, (max(minutes) // 60 + 1) * 60) if minutes else (None, None)
+        return DueTimeCounts(dict(counts), before, after, first, end, complete=True)
 
     def meta(self, name: str) -> bytes | None:
         self._check()

@@ -17,6 +17,7 @@ from pathlib import Path
 from backend.records import QueueRef
 from ddmq_common.errors import CallerError, ConfigError, DamagedError, FencedError, StorageError
 from ddmq_common.rocks.database import Rocks, RocksOptions, WalRecovery, WriteBatch, lacks_only_log_ends
+from delay_service.store import layout
 from delay_service.store.copies import (
     DAMAGED,
     Copy,
@@ -275,6 +276,9 @@ def _open_database(
     try:
         _check_identity(database, shard)
         batch = WriteBatch()
+        if database.get(layout.COUNTED_EPOCH_KEY) != database.get(own_key(".epoch")):
+            batch.delete(layout.COUNTED_KEY)  # a release without these counters may have changed the store
+        batch.put(layout.COUNTED_EPOCH_KEY, b"%d" % copy.epoch)
         batch.put(own_key(".schema"), b"%d" % SCHEMA)
         batch.put(own_key(".shard"), b"%d" % shard)
         batch.put(own_key(".epoch"), b"%d" % copy.epoch)

@@ -92,6 +92,22 @@ class Scan(NamedTuple):
     bytes_max: int = UNBOUNDED
 
 
+class DueTimeCounts(NamedTuple):
+    """The number of waiting messages by due time, in steps that begin at multiples of their length.
+
+    `counts`: by the first minute of each step in the range that has messages. `before`, `after`: due before
+    and after the range. `first`, `end`: the hours with messages begin and end at these minutes; None: there
+    are none. `complete` False: messages of an earlier release are still being counted, the earliest first.
+    """
+
+    counts: dict[int, int]
+    before: int
+    after: int
+    first: int | None
+    end: int | None
+    complete: bool
+
+
 class IdKind(IntEnum):
     """The kinds of states of a delay id, from the stored message to its end."""
 
@@ -204,6 +220,21 @@ class DelayStore(ABC):
 
         Answered from memory.
         """
+
+    @abstractmethod
+    def count_due(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueTimeCounts:
+        """Return the number of waiting messages of `topic` (None: of all), by due time, from counters.
+
+        Minutes are those since the epoch. The range must begin and end at a multiple of `step`, and `step`
+        must divide 60, be 60 times a divisor of 24, or be a multiple of 1,440.
+        """
+
+    def count_older(self, limit: int) -> bool:
+        """Count up to `limit` messages that an earlier release stored; return whether there may be more.
+
+        Raises StorageError.
+        """
+        return False
 
     @abstractmethod
     def meta(self, name: str) -> bytes | None:

@@ -17,18 +17,29 @@ from heapq import merge
 from pathlib import Path
 
 from ddmq_common.errors import DamagedError, StorageError
-from ddmq_common.rocks.database import FIRST_CHUNK, Pair, Rocks
+from ddmq_common.rocks.database import FIRST_CHUNK, Pair, Rocks, WriteBatch
 from delay_service.store import layout
 from delay_service.store.copies import sync_path
 from delay_service.store.due_ahead import BYTES_MAX
+from delay_service.store.due_counts import DueCounters
 from delay_service.store.layout import decode_all, decode_count, decode_pending, decode_state
-from delay_service.store.port import UNBOUNDED, DelayStore, DueKey, IdState, Pending, Scan, StoreChanges
+from delay_service.store.port import (
+    UNBOUNDED,
+    DelayStore,
+    DueKey,
+    DueTimeCounts,
+    IdState,
+    Pending,
+    Scan,
+    StoreChanges,
+)
 from delay_service.store.salvage import StoreDamage, mark_damaged
 from delay_service.store.writing import FRONT, Front, Fronts, PendingCounts, make_batch, own_key
 
 TIDY_AT = 100_000  # removed messages that make a compaction worth it …
 TIDY_BYTES = 64 << 20  # … or so many bytes of them, when they are half of what the tables hold
 AT_ONCE_MAX = 16  # pairs of the due order: what follows may be as large as messages get
+_COUNT_BYTES_MAX = 1 << 20  # of messages that `count_older` reads at once
 _STALE_MAX = 4  # `forgettable` reads at most this many times its limit
 
 
@@ -54,6 +65,7 @@ class RocksStore(DelayStore):
         self._at_once = FIRST_CHUNK  # pairs of the due order: as many as fit when they are like the last
         self.damage = damage
         self._counts = PendingCounts()
+        self._due_counters = DueCounters(database.get_many, self._read_pairs)
         with self._guarded_calls():
             self._load()
 
@@ -61,6 +73,10 @@ class RocksStore(DelayStore):
         self._fronts = Fronts(self._db.get(own_key(FRONT)) or layout.DUE)
         for key, value in self._read_pairs(layout.COUNT, layout.COUNT_END):
             self._counts.load(key[1:].decode(), *decode_count(value))
+        batch = WriteBatch()
+        position = self._db.get(layout.COUNTED_KEY)
+        self._due_counters.load(batch, position, sum(self._counts.pending.values()))
+        self._db.write(batch)
 
     @property
     def folder(self) -> Path:
@@ -78,7 +94,7 @@ class RocksStore(DelayStore):
 
     def write(self, changes: StoreChanges) -> None:
         with self._guarded_calls(writing=True):
-            self._db.write(make_batch(changes, self._fronts, self._counts))
+            self._db.write(make_batch(changes, self._fronts, self._counts, self._due_counters))
             self._removed += len(changes.removed) + len(changes.deferred)
             for removed in (changes.removed, changes.removed_deferred):
                 self._removed_bytes += sum(len(message.delivery) for message in removed)
@@ -249,6 +265,23 @@ class RocksStore(DelayStore):
 
     def sizes(self) -> Mapping[str, int]:
         return self._counts.sizes
+
+    def count_due(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueTimeCounts:
+        with self._guarded_calls():
+            return self._due_counters.read(topic, from_minute, to_minute, step)
+
+    def count_older(self, limit: int) -> bool:
+        counters = self._due_counters
+        if counters.is_complete or limit == 0:
+            return not counters.is_complete
+        scan = Scan(None, 0, layout.DUE_MS_MAX, limit, counters.counted_to, _COUNT_BYTES_MAX)
+        messages = self.scan(scan)
+        with self._guarded_calls(writing=True):
+            batch = WriteBatch()
+            position = counters.put_older(batch, messages)
+            self._db.write(batch)
+            counters.move_to(position)
+        return not counters.is_complete
 
     def meta(self, name: str) -> bytes | None:
         with self._guarded_calls():

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ddmq_common.rocks.database import Pair, WriteBatch
 from delay_service.store import layout
 from delay_service.store.due_ahead import DueAhead
+from delay_service.store.due_counts import DueCounters
 from delay_service.store.layout import encode_all, encode_count, encode_state
 from delay_service.store.port import IdState, Pending, StoreChanges, weigh_message
 
@@ -226,7 +227,9 @@ def _set(totals: dict[str, int], topic: str, count: int) -> None:
         totals.pop(topic, None)
 
 
-def make_batch(changes: StoreChanges, fronts: Fronts, counts: PendingCounts) -> WriteBatch:
+def make_batch(
+    changes: StoreChanges, fronts: Fronts, counts: PendingCounts, due_counters: DueCounters
+) -> WriteBatch:
     """Build the RocksDB batch of these changes, and update fronts and counters."""
     batch = WriteBatch()
     leaving = layout.due_keys([*changes.removed, *changes.deferred])
@@ -244,6 +247,7 @@ def make_batch(changes: StoreChanges, fronts: Fronts, counts: PendingCounts) -> 
     if changes.ids or fronts.stale:
         _put_ids(batch, changes.ids, fronts)
     _put_counts(batch, counts.apply_changes(changes), counts)
+    due_counters.put_changes(batch, changes)
     _put_meta(batch, changes.meta)
     if fronts.due.start != fronts.saved:
         fronts.saved = fronts.due.start

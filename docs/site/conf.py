@@ -20,9 +20,9 @@ MENU = {
     "Start": "first-steps README promises from-ddmq from-rocketmq from-celery",
     "Use": """client order-keys retries delay filters transactions replies push fetching spark dramatiq
         opentelemetry testing-handlers""",
-    "Operate": """running deployment kubernetes kafka kafka-security operating-groups configuration bounds
-        retention metrics alerts report story metrics-job metrics-job-streaming admin-api performance
-        licences""",
+    "Operate": """running deployment kubernetes kafka kafka-upgrades kafka-compared kafka-security
+        operating-groups configuration bounds retention metrics alerts report story metrics-job
+        metrics-job-streaming admin-api performance licences""",
     "Inside": """architecture glossary states wire-additions testing formats formats-index formats-progress
         formats-delay formats-transactions formats-sessions formats-samples formats-trace formats-kafka
         decisions/README""",

@@ -253,6 +253,10 @@ class Consistency:
 
     # --- for people
 
+    def list_groups(self) -> list[str]:
+        """Return the names of the groups with clients at this proxy, sorted."""
+        return sorted(map(_as_text, self._groups))
+
     def list_clients(self, group: str) -> list[GroupClient]:
         """Return the clients that pull for a group at this proxy, those with most messages in flight
         first."""

@@ -96,6 +96,12 @@ class GroupSummary:
     waiters: int
 
 
+def summarize_group(group: Group) -> GroupSummary:
+    """Return the row of a group."""
+    topics = tuple(sorted(each.topic for each in group.subscriptions.values()))
+    return GroupSummary(group.name, group.source, group.created_ms, topics, group.waiting.count)
+
+
 def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completion[SubscriptionStats]:
     """Return the progress of a subscription; the backend is asked for progress and bounds in bulk."""
     info = runtime.backend.topic(subscription.topic)

@@ -4,8 +4,8 @@ The checks of sendDelaySync come after 11, 13 and 18, in wire order. Add: timest
 expire 36, interval 37, base 38, then the uuid 30. Cancel: the id's shape 30, its type 31, its shard 34. Any
 other action: 32. A command comes with the id that its caller is told.
 
-Callers with fields of ours have two more actions (reschedule, fire now) and one more type, the schedule,
-which is kind 5 (docs/wire-additions.md); for all others these are as unknown as ever.
+Callers with fields of ours have four more actions (reschedule, fire now, hold, release) and one more type,
+the schedule, which is kind 5 (docs/wire-additions.md); for all others these are as unknown as ever.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from ddmq_common.delays.command import (
     CANCEL,
     EXPIRE_AFTER_S,
     FIRE,
+    HOLD,
     ONCE,
+    RELEASE,
     RESCHEDULE,
     SCHEDULE,
     DelayCommand,
@@ -78,7 +80,7 @@ def check_delay_request(
         return _check_add(request, limits, now_ms)
     if request.action == DelayAction.CANCEL:
         return check_delay_id(request.delay_id, shards, extended_client=request.extended_client)
-    if request.extended_client and request.action in (DelayAction.RESCHEDULE, DelayAction.FIRE):
+    if request.extended_client and request.action in _OPS:
         rejection = check_delay_id(request.delay_id, shards, extended_client=True)
         if rejection is None and request.action == DelayAction.RESCHEDULE:
             rejection = check_timestamp(request, limits, now_ms)
@@ -244,7 +246,10 @@ def _show_number(value: int | None) -> str:
 
 ANY_QUEUE = -2
 EXPIRE_S_MAX = 9_999_999_999  # ten digits, as an id has; what lies beyond (the year 2286) is cut
-_OPS = {DelayAction.CANCEL: CANCEL, DelayAction.RESCHEDULE: RESCHEDULE, DelayAction.FIRE: FIRE}
+_OPS = {
+    DelayAction.CANCEL: CANCEL, DelayAction.RESCHEDULE: RESCHEDULE, DelayAction.FIRE: FIRE,
+    DelayAction.HOLD: HOLD, DelayAction.RELEASE: RELEASE,
+}  # fmt: skip
 
 
 class CommandWithId(NamedTuple):
@@ -291,7 +296,7 @@ def schedule_id(command: DelayCommand) -> bytes:
 
 
 def changing_command(request: DelayRequest, topic: str, latest_s: int, shards: int) -> CommandWithId:
-    """Build the command of a cancel, a reschedule or a fire-now, whose id has been checked.
+    """Build the command of a change of a delayed message (not an add), whose id has been checked.
 
     The id names the shard; for an id that is only a uuid the shard follows from the uuid. Times in the id
     that are later than `latest_s` are lowered to it: no add can have them, and the command is kept until

@@ -3,7 +3,7 @@
 Orders, fires, clock steps both ways, commits that succeed, are refused, or of which nobody knows, owners that
 die with and without what they had not flushed, in any order. At the end everything left is fired. Then:
 nothing came early, nothing is lost, nothing came twice, and every answer to a cancel is true. Nothing of a
-held topic fires, and what was overdue at its release fires in due order.
+held topic or of a held message fires, and what was overdue at its release fires in due order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from ddmq_common.delays.command import (
     CANCELLED,
     COMMAND_PROPERTY,
     FIRE,
+    HOLD,
     ONCE,
+    RELEASE,
     RESCHEDULE,
     SCHEDULE,
     UNKNOWN,
@@ -124,6 +126,8 @@ class DelayMachine(RuleBasedStateMachine):
         self.changed: set[int] = set()  # rescheduled, or told to fire
         self.moved: set[int] = set()  # rescheduled: what of a series fell due meanwhile is passed over
         self.cancels: dict[int, int] = {}  # reply → number
+        self.holds: list[tuple[int, int, bool]] = []  # offset of the command, number, hold or release
+        self.first_add: dict[int, int] = {}  # number → offset of its first add
 
     # --- asking
 
@@ -153,6 +157,7 @@ class DelayMachine(RuleBasedStateMachine):
             )
             self.added[number] = order
             self.floor[number] = min(due, self.floor.get(number, due))
+        self.first_add.setdefault(number, len(self.world.log.orders))
         self._append(order, number)
 
     @rule(number=NUMBERS)
@@ -174,6 +179,28 @@ class DelayMachine(RuleBasedStateMachine):
         self.changed.add(number)
         self.floor[number] = 0
         self._append(DelayCommand(FIRE, _uuid(number)), number)
+
+    @rule(number=NUMBERS)
+    def hold(self, number: int) -> None:
+        """Like a move, because deliveries of a series that fall due during the hold may be passed over."""
+        self.moved.add(number)
+        self.holds.append((len(self.world.log.orders), number, True))
+        self._append(DelayCommand(HOLD, _uuid(number)), number)
+
+    @rule(number=NUMBERS)
+    def release(self, number: int) -> None:
+        self.holds.append((len(self.world.log.orders), number, False))
+        self._append(DelayCommand(RELEASE, _uuid(number)), number)
+
+    def _is_held(self, number: int) -> bool:
+        """Whether the last command about the hold of a message that waits, as far as commands are ingested,
+        is a hold."""
+        add = self.first_add.get(number)
+        state = False
+        for offset, other, held in self.holds:
+            if other == number and add is not None and add < offset < self.process.position:
+                state = held
+        return state
 
     # --- the world
 
@@ -212,6 +239,7 @@ class DelayMachine(RuleBasedStateMachine):
         for fire in plan.fires:
             message = fire.message
             assert message.topic not in world.held
+            assert not self._is_held(int(fire.record.delivery[-1:])), "a held message fires"
             busy.add(message.offset)
             if message.due_ms > world.released_ms.get(message.topic, -1):
                 continue
@@ -348,6 +376,8 @@ class DelayMachine(RuleBasedStateMachine):
 
     def _finish(self) -> None:
         self.world.open = True
+        for number in self.added:
+            self.release(number)
         for topic in list(self.world.held):
             self.an_operator_holds_or_releases(topic)
         for _ in range(200):

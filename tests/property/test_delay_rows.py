@@ -30,6 +30,8 @@ ACTS = st.one_of(
     st.tuples(st.just("add"), st.integers(0, IDS - 1), WAITS_S),
     st.tuples(st.just("cancel"), st.integers(0, IDS - 1)),
     st.tuples(st.just("move"), st.integers(0, IDS - 1), WAITS_S),
+    st.tuples(st.just("hold"), st.integers(0, IDS - 1)),
+    st.tuples(st.just("release"), st.integers(0, IDS - 1)),
     st.tuples(st.just("advance"), st.integers(1, 30)),
     st.tuples(st.just("lose_commits")),
     st.tuples(st.just("other_machine"), st.integers(0, 2)),
@@ -54,6 +56,7 @@ class Machines:
         self._commit: Callable[..., Completion[object]] = self.memory.commit
         self.lost = False
         self.waiting: dict[int, int] = {}  # message → when it is due
+        self.held: set[int] = set()  # waiting messages
         self.delivered: list[bytes] = []
         self.next = 0
         self.names: dict[int, int] = {}  # what the acts call it → which message that is now
@@ -75,6 +78,7 @@ class Machines:
             return
         reply = len(self.replies) + 1
         waits = self.waiting.pop(number, None) is not None
+        self.held.discard(number)
         delivered = b"%d" % number in self.delivered
         self.replies[reply] = CANCELLED if waits or not delivered else ALREADY_FIRED
         self.rig.cancel(number, born_ms=self.now(), reply_queue=0, reply_id=reply)
@@ -86,6 +90,21 @@ class Machines:
             if number in self.waiting:
                 self.waiting[number] = self.now() + wait_s * 1_000
             self.rig.reschedule(number, self.now() + wait_s * 1_000, born_ms=self.now())
+            self.settle()
+
+    def hold(self, name: int) -> None:
+        number = self.names.get(name)
+        if number is not None:
+            if number in self.waiting:
+                self.held.add(number)
+            self.rig.hold(number, held=True, born_ms=self.now())
+            self.settle()
+
+    def release(self, name: int) -> None:
+        number = self.names.get(name)
+        if number is not None:
+            self.held.discard(number)
+            self.rig.hold(number, held=False, born_ms=self.now())
             self.settle()
 
     def advance(self, seconds: int) -> None:
@@ -104,7 +123,8 @@ class Machines:
             return
         self.rig.settle()
         self.rig.ring()
-        due = [number for number, due_ms in self.waiting.items() if due_ms <= self.now()]
+        now, held = self.now(), self.held
+        due = [number for number, due_ms in self.waiting.items() if due_ms <= now and number not in held]
         for number in due:
             del self.waiting[number]
         before, self.delivered = len(self.delivered), self.rig.bodies()
@@ -151,6 +171,10 @@ class Machines:
     def end(self) -> None:
         """All that waits comes, on a machine that has nothing; everybody was told the truth."""
         self.empty_disk()
+        for number in list(self.held):
+            self.held.discard(number)
+            self.rig.hold(number, held=False, born_ms=self.now())
+        self.settle()
         self.rig.advance(1_000)
         self.settle()
         self.empty_disk()
@@ -159,6 +183,8 @@ class Machines:
         assert codes == self.replies
 
 
+@example([("add", 0, 5), ("hold", 0), ("advance", 20), ("empty_disk",), ("cancel", 0), ("empty_disk",)])
+@example([("add", 0, 5), ("hold", 0), ("trim",), ("other_machine", 1), ("advance", 20), ("release", 0)])
 @example([("add", 0, 600), ("trim",), ("lose_commits",), ("cancel", 0), ("other_machine", 0)])
 @given(st.lists(ACTS, max_size=30))
 @settings(max_examples=examples(60), deadline=None)

@@ -15,7 +15,7 @@ from backend.completion import Completion, succeeded
 from backend.memory import MemoryBackend
 from backend.records import QueueRef
 from ddmq.server.admin.contract.bodies import OperationPlanBody
-from ddmq.server.admin.operations.delays import HELD, REJECTED
+from ddmq.server.admin.operations.delays import HELD, HELD_BEFORE, HELD_ITSELF, NOT_HELD, REJECTED
 from ddmq.server.admin.operations.runner import OperationRun
 from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.operations.state import OperationState
@@ -77,13 +77,14 @@ class OperationUnderTest:
 
 @dataclass(frozen=True)
 class WaitingMessage:
-    """A delayed message of the model. `repeats`: another delivery follows each one."""
+    """A delayed message of the model. `repeats`: another delivery follows each one. `held`: by itself."""
 
     due_ms: int
     topic: str
     occurrence: int = 0
     repeats: bool = False
     state: str = "pending"
+    held: bool = False
 
     def fired(self) -> WaitingMessage:
         if self.repeats:
@@ -117,8 +118,10 @@ class DelayModel:
         if row.state == "pending":
             changes = {
                 "cancel": replace(row, state="cancelled"),
-                "fire": row.fired(),
+                "fire": row if row.held else row.fired(),
                 "move": replace(row, due_ms=due_ms),
+                "hold": replace(row, held=True),
+                "release": replace(row, held=False),
             }
             self.rows[delay_id] = changes[action]
 
@@ -130,7 +133,11 @@ class DelayModel:
         row = self.rows[delay_id]
         return {
             "state": row.state, "due_ms": row.due_ms, "occurrence": row.occurrence, "topic": row.topic,
+            "held": row.held,
         }  # fmt: skip
+
+    def allows_due_ms(self, due_ms: int) -> bool:
+        return True
 
     def is_held(self, topic: str) -> bool:
         return self.held and topic == "t"
@@ -144,9 +151,10 @@ class DelayModel:
         at = int(query.after or "0")
         page = list(rows.items())[at : at + 2]
         messages = [
-            {"id": each, "due_ms": row.due_ms, "occurrence": row.occurrence, "born_ms": 1, "topic": row.topic}
+            {"id": each, "due_ms": row.due_ms, "occurrence": row.occurrence, "born_ms": 1, "topic": row.topic,
+             "held": row.held}
             for each, row in page
-        ]
+        ]  # fmt: skip
         more = str(at + 2) if at + 2 < len(rows) else None
         held = {"t": 1} if self.held else {}
         scope = {"orders_waiting": 0, "elsewhere": [], "not_open": [], "held": held}
@@ -156,29 +164,44 @@ class DelayModel:
         delay_id, body = request.path["id"], request.body
         row = self.rows[delay_id]
         self.commands.append((delay_id, row))
-        assert not (body.action == "fire" and self.is_held(row.topic))
+        assert not (body.action == "fire" and (row.held or self.is_held(row.topic)))
         if row.state != "pending":
             return {"outcome": row.state}
         changes = {
             "cancel": replace(row, state="cancelled"),
             "fire": row.fired(),
             "reschedule": replace(row, due_ms=body.due_ms or 0),
+            "hold": replace(row, held=True),
+            "release": replace(row, held=False),
         }
         self.rows[delay_id] = changes[body.action]
-        return {"outcome": {"cancel": "cancelled", "fire": "fired", "reschedule": "rescheduled"}[body.action]}
+        return {"outcome": OUTCOMES[body.action]}
 
 
+OUTCOMES = {
+    "cancel": "cancelled", "fire": "fired", "reschedule": "rescheduled", "hold": "held",
+    "release": "released",
+}  # fmt: skip
 DUE = st.integers(1, 40)
-MESSAGES = st.builds(WaitingMessage, DUE, st.sampled_from("tu"), repeats=st.booleans())
-CHANGES = st.tuples(st.integers(0, 30), st.sampled_from(["cancel", "fire", "move"]), DUE)
+MESSAGES = st.builds(WaitingMessage, DUE, st.sampled_from("tu"), repeats=st.booleans(), held=st.booleans())
+CHANGES = st.tuples(st.integers(0, 30), st.sampled_from(["cancel", "fire", "move", "hold", "release"]), DUE)
 HAPPENINGS = st.lists(
     st.one_of(MESSAGES, CHANGES, st.sampled_from(["batch", "crash", "crash in batch", "hold or release"])),
     max_size=14,
 )
 ACTIONS = st.sampled_from(
     [("cancel", {}), ("fire", {}), ("reschedule", {"shift_ms": 5}), ("reschedule", {"shift_ms": -3}),
-     ("reschedule", {"due_ms": 99})]
+     ("reschedule", {"due_ms": 99}), ("hold", {}), ("release", {})]
 )  # fmt: skip
+
+
+def find_obstacle(action: str, row: WaitingMessage, *, topic_held: bool) -> str:
+    """Return why an operation does not change a message as it is now; "" if it does."""
+    if action == "fire" and topic_held:
+        return HELD
+    if row.held:
+        return {"fire": HELD_ITSELF, "hold": HELD_BEFORE}.get(action, "")
+    return NOT_HELD if action == "release" else ""
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=12), ACTIONS, DUE, DUE, st.booleans(), HAPPENINGS)
@@ -199,9 +222,10 @@ def test_delayed_messages_are_changed_in_the_version_that_was_shown(
     name, options = action
     chosen = {"topic": "t", "from_ms": start, "to_ms": start + length}
     work.make_plan("delays", name, chosen, **options)
-    skips_all = held and name == "fire"
-    assert (work.plan["counted"], work.plan["exact"]) == (0 if skips_all else len(shown), True)
-    assert work.plan["skipped"] == ({HELD: len(shown)} if skips_all and shown else {})
+    obstacles = {each: find_obstacle(name, row, topic_held=held) for each, row in shown.items()}
+    changeable = {each for each, obstacle in obstacles.items() if not obstacle}
+    assert (work.plan["counted"], work.plan["exact"]) == (len(changeable), True)
+    assert work.plan["skipped"] == Counter(each for each in obstacles.values() if each)
     run, crashes, changes = work.load(), 0, 0
     for happening in happenings:
         if happening == "batch":
@@ -221,28 +245,31 @@ def test_delayed_messages_are_changed_in_the_version_that_was_shown(
     while not run.is_over:
         run.run_batch()
     commanded = Counter(delay_id for delay_id, _ in model.commands)
-    assert commanded.keys() <= shown.keys(), "nothing that was not shown"
+    assert commanded.keys() <= changeable, "nothing that was not shown, or shown as skipped"
     for delay_id, before in model.commands:
         version = shown[delay_id]
         again = name == "cancel" and before.occurrence > version.occurrence  # of a repeating message
-        assert again or before == version
+        flag_only = replace(before, held=version.held) == version
+        assert again or (flag_only and not find_obstacle(name, before, topic_held=False))
     row = work.show()
     assert (row["state"], row["remaining"]) == ("done", 0)
     assert row["changed"] + sum(row["skipped"].values()) == len(shown)
-    if skips_all:
-        assert (row["changed"], commanded) == (0, {})
-    elif not changes:
-        assert commanded == dict.fromkeys(shown, 1), "all of it, once"
-        assert crashes or row["changed"] == len(shown)
+    if not changes:
+        assert commanded == dict.fromkeys(changeable, 1), "all of it, once"
+        assert crashes or row["changed"] == row["counted"]
 
 
 class LimitedDelayModel(DelayModel):
-    """A delay service that allows due times up to 50. `is_remote`: it runs in another process."""
+    """A delay service that allows due times up to `latest_ms`. `is_remote`: it runs in another process."""
 
+    latest_ms = 99
     is_remote = False
 
+    def allows_due_ms(self, due_ms: int) -> bool:
+        return self.is_remote or due_ms <= self.latest_ms
+
     def _command(self, request: AdminRequest) -> Any:
-        if request.body.due_ms <= 50:
+        if request.body.due_ms <= self.latest_ms:
             return super()._command(request)
         if self.is_remote:
             return Text("application/json", b'{"error": "the due time is 51"}', 400)
@@ -250,19 +277,35 @@ class LimitedDelayModel(DelayModel):
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_a_message_whose_new_due_time_is_not_allowed_is_skipped(is_remote: bool) -> None:
+def test_a_message_whose_new_due_time_is_not_allowed_any_more_is_skipped(is_remote: bool) -> None:
     model = LimitedDelayModel()
     model.is_remote = is_remote
     for due_ms in (10, 20, 46, 30, 49):
         model.add(WaitingMessage(due_ms, "t"))
     work = OperationUnderTest(delays=model, calls=model)
     work.make_plan("delays", "reschedule", {"topic": "t", "from_ms": 0, "to_ms": 99}, shift_ms=5)
+    model.latest_ms = 50
     run = work.load()
     while not run.is_over:
         run.run_batch()
     row = work.show()
     assert (row["state"], row["changed"], row["skipped"]) == ("done", 3, {REJECTED: 2})
     assert sorted(message.due_ms for message in model.rows.values()) == [15, 25, 35, 46, 49]
+
+
+def test_a_plan_does_not_count_messages_whose_new_due_time_is_not_allowed() -> None:
+    model = LimitedDelayModel()
+    model.latest_ms = 50
+    for due_ms in (10, 20, 46, 30, 49):
+        model.add(WaitingMessage(due_ms, "t"))
+    work = OperationUnderTest(delays=model, calls=model)
+    work.make_plan("delays", "reschedule", {"topic": "t", "from_ms": 0, "to_ms": 99}, shift_ms=5)
+    assert (work.plan["counted"], work.plan["skipped"]) == (3, {REJECTED: 2})
+    assert [row["due_ms"] for row in work.plan["sample"]] == [10, 20, 30]
+    run = work.load()
+    while not run.is_over:
+        run.run_batch()
+    assert (work.show()["changed"], len(model.commands)) == (3, 3)
 
 
 class ClosedShardModel(DelayModel):
@@ -319,8 +362,8 @@ class KeyModel:
 
     # --- as GroupOrdering and ConsumerService
 
-    def groups(self) -> Any:
-        return [SimpleNamespace(name="g")]
+    def find_group(self, name: str) -> Any:
+        return SimpleNamespace(name=name) if name == "g" else None
 
     def load_order_keys(self, group: str, *, hold: bool = False) -> Completion[Any]:
         return succeeded(self)

@@ -66,13 +66,14 @@ class RealServer:
     """One `ddmq serve` (or one part) over one directory. `tree`: the source tree that it runs from.
 
     `host`: where it listens; `before`: what stands before its command line. `constants`: other values of the
-    product's constants, as MODULE:CLASS.CONSTANT.
+    product's constants, as MODULE:CLASS.CONSTANT. `environment`: more variables of its processes.
     """
 
     tree = _REPOSITORY
     host = "127.0.0.1"
     before: tuple[str, ...] = ()
     constants: Mapping[str, Any] = {}
+    environment: Mapping[str, str] = {}
 
     def __init__(
         self,
@@ -117,7 +118,12 @@ class RealServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command(), stdout=subprocess.PIPE, stderr=log, cwd=self.tree, start_new_session=True
+                self._command(),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=self.tree,
+                env=os.environ | self.environment,
+                start_new_session=True,
             )
         self._groups.add(self.process.pid)
 

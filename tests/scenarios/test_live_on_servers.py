@@ -110,3 +110,32 @@ def test_processes_are_watched_as_one(tmp_path: Path) -> None:
         assert status == 200
         assert 9.5 <= sum(value or 0 for value in history["series"]["in_per_s"]) <= 10.5
         assert history["missing"] == {}
+
+
+def test_two_servers_on_one_directory_are_watched_as_one(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        other = RealServer(tmp_path)
+        try:
+            other.start()
+            prepare(server)
+            until(lambda: server.admin("GET", "delay")["elsewhere"], "both own delay shards")
+            for _ in range(20):
+                body = {"topic": "t", "body": "tea", "delay_ms": 1_800_000}
+                server.admin("POST", "messages", body=body)
+            for each in (server, other):
+
+                def sees_all(each: RealServer = each) -> bool:
+                    snapshot = each.admin("GET", "snapshot")
+                    return snapshot["totals"]["delayed"] == snapshot["due_next_hour"] == 20
+
+                until(sees_all, "the delayed messages of both are in the snapshot of each")
+            send_some(other)
+            until(lambda: stored_in_history(server) >= 10, "the history of one has the sends of the other")
+            assert server.admin("GET", "snapshot")["missing"] == {}
+        finally:
+            other.end()
+
+
+def stored_in_history(server: RealServer) -> float:
+    answer = server.request("GET", "/history?series=in_per_s&step_s=1")[1]
+    return sum(value or 0 for value in answer["series"]["in_per_s"])

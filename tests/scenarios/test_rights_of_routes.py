@@ -70,7 +70,21 @@ ATTEMPTS: list[Attempt] = [
     plain("/delay/count", OPEN),
     plain("/delay/count", {("describe", "mine")}, "topic=mine"),
     plain("/delay/levels", None),
-    plain("/operations", None),
+    plain("/delay/messages", {("browse", "mine")}, "topic=mine&key=k"),
+    plain("/delay/count", {("browse", "mine")}, "topic=mine&key=k"),
+    plain("/delay/histogram", None),
+    plain("/delay/histogram", {("describe", "mine")}, "topic=mine"),
+    plain("/operations", OPEN),
+    plain("/changes", OPEN),
+    plain("/processes", METRICS),
+    plain("/config", METRICS),
+    plain("/log", METRICS),
+    plain("/clients", OPEN),
+    plain("/clients", {("describe", "team")}, "group=team"),
+    plain("/keys", {("browse", "team")}, "group=team&text=x"),
+    plain("/retries", {("browse", "team")}, "group=team"),
+    Attempt("POST", "/log/clean", None, ("log", "clean"), "", {"before_ms": 0, "dry_run": True}),
+    on_topic("POST", "/topics/{topic}/search", "browse", "search", text="x"),
     on_topic("GET", "/topics/{topic}", "describe"),
     Attempt("GET", "/topics/{topic}", None, ("topics", "%DELAY")),
     Attempt("POST", "/topics/{topic}", {("create", "fresh")}, ("topics", "fresh"), "", {"queues": 0}),
@@ -127,7 +141,7 @@ ATTEMPTS: list[Attempt] = [
         {("manage", "team"), ("consume", "mine"), ("push", "")},
         ("groups", "team", "topics", "mine"),
         "",
-        {"push.url": "x"},
+        {"push": {"url": "x"}},
     ),
     Attempt("DELETE", "/groups/{group}", {("manage", "band")}, ("groups", "band")),
     on_group("GET", "/groups/{group}/offsets", "describe", "offsets"),
@@ -135,7 +149,10 @@ ATTEMPTS: list[Attempt] = [
     on_group("GET", "/groups/{group}/keys", "describe", "keys"),
     on_group("POST", "/groups/{group}/keys", "operate", "keys", action="park", key="k"),
     Attempt("GET", "/dlq/{group}", {("describe", "team")}, ("dlq", "team")),
+    Attempt("GET", "/dlq/{group}", {("browse", "team")}, ("dlq", "team"), "text=x"),
     Attempt("GET", "/dlq/{group}/facets", {("describe", "team")}, ("dlq", "team", "facets")),
+    Attempt("GET", "/dlq/{group}/facets", {("browse", "team")}, ("dlq", "team", "facets"), "text=x"),
+    Attempt("GET", "/dlq/{group}/export", {("browse", "team")}, ("dlq", "team", "export")),
     Attempt(
         "POST",
         "/dlq/{group}/resend",
@@ -190,14 +207,30 @@ ATTEMPTS: list[Attempt] = [
     ),
     *(
         Attempt("GET", route, {("node", "")}, tuple(route.strip("/").split("/")), "forwarded=1")
-        for route in ("/stats", "/findings", "/snapshot")
+        for route in (
+            "/stats",
+            "/findings",
+            "/snapshot",
+            "/processes",
+            "/clients",
+            "/log",
+            "/delay/histogram",
+        )
     ),
+]
+# Lists in form 2 need the same rights as in form 1.
+LISTS = {(route.method, route.path) for route in ROUTES if route.listing is not None}
+ATTEMPTS += [
+    Attempt(each.method, each.route, each.needs, each.path, "&".join(filter(None, (each.query, "form=2"))))
+    for each in ATTEMPTS
+    if (each.method, each.route) in LISTS and "forwarded" not in each.query
 ]
 # Their objects are looked up, so that a caller without the right gets the answer for one that does not exist.
 BY_ID = {
     ("POST", "/delay/messages/{id}"), ("GET", "/delay/messages/{id}"), ("GET", "/transactions/{id}"),
     ("POST", "/transactions/{id}"), ("GET", "/operations/{id}"), ("POST", "/operations/{id}/start"),
-    ("POST", "/operations/{id}/stop"), ("GET", "/events"),
+    ("POST", "/operations/{id}/stop"), ("GET", "/events"), ("GET", "/changes/{id}"),
+    ("POST", "/changes/{id}/undo"),
 }  # fmt: skip
 
 
@@ -264,7 +297,8 @@ def test_nobody_gets_anything_without_a_login_but_probes(setting: SecuredAdmin) 
     client = setting.admin("")
     for attempt in ATTEMPTS:
         status, _ = client.request(attempt.method, *attempt.path, query=attempt.query, body=attempt.body)
-        assert (status == 403) is not (attempt.needs == OPEN), (attempt.path, attempt.query, status)
+        is_rejected = status == (403 if "forwarded" in attempt.query else 401)
+        assert is_rejected is not (attempt.needs == OPEN), (attempt.path, attempt.query, status)
     assert client.request("GET", "topics") == (200, [])
     wrong = AdminClient(setting.server.ports["admin"], "ddmq_wrong")
     assert wrong.request("GET", "topics")[0] == 401
@@ -286,6 +320,81 @@ def test_listings_have_the_rows_that_the_caller_may_see(setting: SecuredAdmin) -
     }
     lags = setting.admin("no-describe-team").request("GET", "lag", query="count=10")[1]
     assert "team" not in {row["group"] for row in lags}
+
+
+@pytest.mark.parametrize("route", ["topics", "groups", "lag"])
+def test_pages_have_the_rows_that_the_caller_may_see_and_no_others_in_their_total(
+    setting: SecuredAdmin, route: str
+) -> None:
+    hidden, name = ("mine", "topic") if route == "topics" else ("team", "group")
+    shown = []
+    for who in ("root", f"no-describe-{hidden}"):
+        answer = setting.admin(who).request("GET", route, query="form=2")[1]
+        assert answer["total"] == len(answer["items"]), who
+        first = setting.admin(who).request("GET", route, query="form=2&count=1")[1]
+        assert first["total"] == answer["total"], who
+        shown.append({row[name] for row in answer["items"]})
+    assert shown[1] == shown[0] - {hidden} != shown[0]
+
+
+def test_contents_are_hidden_whatever_fields_a_page_selects(setting: SecuredAdmin) -> None:
+    add_delay(setting)
+    read = setting.admin().request
+    until(lambda: read("GET", "delay", "messages", query="topic=mine&form=2")[1]["items"], "a message waits")
+    query = "topic=mine&form=2&fields=preview"
+    assert {"secret"} == {row["preview"] for row in read("GET", "delay", "messages", query=query)[1]["items"]}
+    blind = setting.admin("no-browse-mine").request("GET", "delay", "messages", query=query)[1]
+    assert all(row.get("preview", "") == "" for row in blind["items"])
+    assert blind["items"]
+    status, answer = setting.admin("no-describe-mine").request("GET", "delay", "messages", query="form=2")
+    assert (status, answer["items"]) == (200, [])
+    assert "total" not in answer
+    found = setting.admin("no-browse-mine").request("GET", "delay", "messages", query="form=2&text=secret")[1]
+    assert found["items"] == []
+
+
+def test_changes_are_visible_by_their_object_and_undone_by_the_right_of_the_change(
+    setting: SecuredAdmin,
+) -> None:
+    root = setting.admin()
+    changed = root.request("POST", "groups", "team", "topics", "mine", body={"paused": True})[1]["undo"]
+    assert changed in {row["id"] for row in root.request("GET", "changes")[1]["items"]}
+    stranger = setting.admin("no-describe-team")
+    assert changed not in {
+        row["id"] for row in stranger.request("GET", "changes", query="count=200")[1]["items"]
+    }
+    absent = "0" * len(changed)
+    answers = [stranger.request("GET", "changes", each) for each in (changed, absent)]
+    answers += [stranger.request("POST", "changes", each, "undo") for each in (changed, absent)]
+    assert [status for status, _ in answers] == [404] * 4
+    assert len({answer["error"].replace(changed, absent) for _, answer in answers}) == 1
+    reader = setting.admin("no-manage-team")
+    assert reader.request("GET", "changes", changed)[0] == 200
+    assert reader.request("POST", "changes", changed, "undo")[0] == 403
+    assert setting.admin("no-consume-mine").request("POST", "changes", changed, "undo")[0] == 403
+    assert setting.admin("everything").request("POST", "changes", changed, "undo")[0] == 200
+
+
+def test_clients_are_those_of_visible_groups_and_producers_need_metrics(setting: SecuredAdmin) -> None:
+    with setting.producer():
+        producers = "producer"
+        until(
+            lambda: (
+                producers in {row["kind"] for row in setting.admin().request("GET", "clients")[1]["items"]}
+            ),
+            "the producer is connected",
+        )
+        answer = setting.admin("no-metrics-all").request("GET", "clients")[1]
+    assert producers not in {row["kind"] for row in answer["items"]}
+    assert answer["total"] == len(answer["items"])
+
+
+def test_the_console_is_served_without_a_login_and_its_data_is_not(setting: SecuredAdmin) -> None:
+    client = setting.admin("")
+    assert client.request("GET", "console", "")[0] == 200
+    status, answer = client.request("GET", "snapshot")
+    assert status == 401
+    assert "lacks the right `metrics`" in answer["error"]
 
 
 def add_delay(setting: SecuredAdmin, topic: str = "mine") -> str:
@@ -336,8 +445,18 @@ def test_an_operation_is_known_to_those_who_could_have_planned_it(setting: Secur
     root = setting.admin()
     plan = root.request("POST", "operations", body={
         "kind": "delays", "action": "cancel", "filter": {"topic": "mine"}})[1]  # fmt: skip
-    stranger, other = setting.admin("no-send-mine"), setting.admin("everything")
+    stranger, other = setting.admin("nothing"), setting.admin("everything")
+    reader = setting.admin("no-send-mine")
+    for form in ("form=1", "form=2"):
+        rows = [who.request("GET", "operations", query=form)[1] for who in (other, reader, stranger)]
+        shown = [
+            plan["id"] in {each["id"] for each in row.get("operations", row.get("items"))} for row in rows
+        ]
+        assert shown == [True, True, False], form
     assert other.request("GET", "operations", plan["id"])[0] == 200
+    assert reader.request("GET", "operations", plan["id"])[0] == 200
+    assert reader.request("POST", "operations", plan["id"], "start", body={"token": plan["token"]})[0] == 403
+    assert reader.request("POST", "operations", plan["id"], "stop")[0] == 403
     for method, *rest in (("GET",), ("POST", "stop"), ("POST", "start")):
         body = {"token": plan["token"]} if rest == ["start"] else None
         assert stranger.request(method, "operations", plan["id"], *rest, body=body)[0] == 404, rest

@@ -105,6 +105,8 @@ class Producers:
         ]
         self._namespace = TransactionThread(call, min_insync, topics.progress, lambda: None)
         self._free = deque(range(LANES_MAX))  # the least recently used first: see write_transaction
+        self._reserved: set[int] = set()  # lanes that may not be used: see use_lanes
+        self.lanes_in_use = LANES_MAX
         self.retired: set[int] = set()  # lanes of the present name whose ids are never used again
         _thread.start_new_thread(self._run, ())
 
@@ -114,6 +116,14 @@ class Producers:
     def free_ids(self) -> int:
         """The number of transactions that can begin now."""
         return len(self._free)
+
+    def use_lanes(self, count: int) -> None:
+        """Let new transactions use only the first `count` lanes; those of the others finish."""
+        self.lanes_in_use = count
+        idle = [*self._free, *sorted(self._reserved)]
+        self._free = deque(lane for lane in idle if lane < count)
+        self._reserved = {lane for lane in idle if lane >= count}
+        self._on_free()
 
     def write_plain(self, writes: Sequence[ProducerRecord], then: Callable[[WriteOutcome], None]) -> None:
         """Write records without a transaction."""
@@ -185,7 +195,10 @@ class Producers:
         return all(event.wait(max(0.0, end - time.monotonic())) for event in events)
 
     def _on_lane_free(self, lane: int) -> None:
-        self._free.append(lane)
+        if lane < self.lanes_in_use:
+            self._free.append(lane)
+        else:
+            self._reserved.add(lane)
         self._on_free()
 
     def _on_lane_retired(self, lane: int) -> None:

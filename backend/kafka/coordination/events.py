@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from backend.kafka.coordination.feature_level import UNSTATED
 from backend.ownership.group import AssignmentState
 from backend.port import Sharing
 
@@ -24,18 +25,20 @@ class _Event(msgspec.Struct, array_like=True):
 class Begun(_Event, tag="begin"):
     """Starts an empty table; ignored if a table or snapshot was written after offset `read_until`.
 
-    Epochs are granted above `epoch`, which is above every epoch granted before.
+    Epochs are granted above `epoch`, which is above every epoch granted before. `level`: see feature_level.
     """
 
     epoch: int
     read_until: int
+    level: int = UNSTATED
 
 
 class Joined(_Event, tag="join"):
     """A process joined a group for a topic.
 
     `incarnation`, `queue_count`: the topic as that process sees it. `lanes`: how many transactional ids the
-    process uses; 0 if an earlier version wrote the event.
+    process uses; 0 if an earlier version wrote the event. `level`: the highest feature level that it
+    supports; 0 if its version knows nothing of levels.
     """
 
     process: str
@@ -49,6 +52,7 @@ class Joined(_Event, tag="join"):
     incarnation: int
     queue_count: int
     lanes: int = 0
+    level: int = 0
 
 
 class Left(_Event, tag="leave"):
@@ -95,6 +99,16 @@ class Retired(_Event, tag="retired"):
 
     process: str
     lanes: list[int]
+
+
+class LevelRaised(_Event, tag="level"):
+    """Raises the feature level; ignored if the table has a process that is not listed here.
+
+    `processes`: those of which the writer knows that they support the level.
+    """
+
+    level: int
+    processes: list[str]
 
 
 class TopicChanged(_Event, tag="topic"):
@@ -151,7 +165,8 @@ class SnapshotGroup(_Event):
 class Snapshot(_Event, tag="snapshot"):
     """The whole table as it was after all events before offset `at`.
 
-    `lanes`: of the processes that stated them. `retired`: see Retired.
+    `lanes`: of the processes that stated them. `retired`: see Retired. `level`: the feature level;
+    `levels`: the highest that each process supports, of those that stated it.
     """
 
     at: int
@@ -163,9 +178,14 @@ class Snapshot(_Event, tag="snapshot"):
     groups: list[SnapshotGroup]
     lanes: list[tuple[str, int]] = []
     retired: list[tuple[str, list[int]]] = []
+    level: int = UNSTATED
+    levels: list[tuple[str, int]] = []
 
 
-Event = Begun | Joined | Left | Released | Recalled | HeartbeatSent | Died | Retired | TopicChanged | Snapshot
+Event = (
+    Begun | Joined | Left | Released | Recalled | HeartbeatSent | Died | Retired | LevelRaised | TopicChanged
+    | Snapshot
+)  # fmt: skip
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 

@@ -35,6 +35,7 @@ from backend.kafka.coordination.events import (
     TopicChanged,
     encode_event,
 )
+from backend.kafka.coordination.feature_level import recorded_level
 from backend.kafka.coordination.table import ROWS_MAX, PlacedEvent, TableState
 from backend.kafka.options import KafkaOptions
 from backend.kafka.state.followed import KafkaState
@@ -67,6 +68,7 @@ class KafkaMemberships:
         topics: TopicRegistry,
     ) -> None:
         self._session_s = options.session_ms / 1000
+        self._level = options.supported_level
         self._heartbeat_s = options.heartbeat_ms / 1000
         self._state = state
         self._commits = commits
@@ -266,12 +268,14 @@ class KafkaMemberships:
             join.member,
             *self._topics.incarnation_and_queues(join.topic),
             lanes=LANES_MAX,
+            level=self._level,
         )
 
     def _begin_log(self) -> None:
         """Write a Begun event, because the log contains no table."""
         epoch = max(self._clock.wall_ms() * 1000, self._state.progress.highest_epoch() + EPOCH_GAP)
-        self._write_event(Begun(epoch, self._state.coordination.next), self._name)
+        level = recorded_level(self._state.settings, self._level)
+        self._write_event(Begun(epoch, self._state.coordination.next, level), self._name)
 
     def send_heartbeat(self, now: float) -> None:
         """Write a heartbeat of this process."""

@@ -11,6 +11,7 @@ in it depends on the time or the knowledge of one process:
 * A grant is durable as soon as its event is, so it is answered while that event is applied. Its epoch is
   above every epoch ever granted: the log begins with one, and each grant raises it.
 * A name that is dead stays dead (the last DEAD_MAX names): late events of that process change nothing.
+* The feature level only rises, and only to what every process of the table supports (feature_level.py).
 
 A new process starts from a snapshot and applies the events since the state of the snapshot; it has retained
 the earlier records for this. Without any snapshot the log restarts with `Begun`. A `Begun` counts only if its
@@ -34,6 +35,7 @@ from backend.kafka.coordination.events import (
     Id,
     Joined,
     Left,
+    LevelRaised,
     Recalled,
     Released,
     Retired,
@@ -44,6 +46,7 @@ from backend.kafka.coordination.events import (
     SnapshotRow,
     TopicChanged,
 )
+from backend.kafka.coordination.feature_level import UNSTATED
 from backend.ownership.group import (
     AssignedGroup,
     AssignmentRow,
@@ -67,8 +70,10 @@ class TableState:
     Only events change it.
     """
 
-    def __init__(self, epoch: int, rows_max: int = ROWS_MAX) -> None:
+    def __init__(self, epoch: int, rows_max: int = ROWS_MAX, level: int = UNSTATED) -> None:
         self.epoch = epoch  # the highest that was granted
+        self.level = level  # the feature level
+        self.levels: dict[str, int] = {}  # process → the level that it supports, if that was read here
         self.members: dict[Id, GroupMember] = {}
         self.ids: dict[GroupMember, Id] = {}
         self.processes: dict[str, int] = {}  # with how many memberships, the oldest first
@@ -109,7 +114,14 @@ class TableState:
             return []
         if isinstance(event, TopicChanged):
             return self._change_topic(event, now)
+        if isinstance(event, LevelRaised):
+            self._raise_level(event)
         return []
+
+    def _raise_level(self, event: LevelRaised) -> None:
+        if event.level > self.level and self.processes.keys() <= set(event.processes):
+            self.level = event.level
+            self.levels.update(dict.fromkeys(self.processes, event.level))
 
     def _apply_grants(self, decisions: Iterable[Decision], now: float) -> list[Decision]:
         other_decisions: list[Decision] = []
@@ -125,7 +137,7 @@ class TableState:
 
     def _add_membership(self, event: Joined, now: float) -> list[Decision]:
         name = (event.process, event.number)
-        if event.process in self.dead or name in self.members:
+        if event.process in self.dead or name in self.members or 0 < event.level < self.level:
             return []
         member = GroupMember(
             event.group,
@@ -147,6 +159,8 @@ class TableState:
         self.add_member(name, member)
         if event.lanes > 0:
             self.lanes[event.process] = max(event.lanes, self.lanes.get(event.process, 0))
+        if event.level > 0:
+            self.levels[event.process] = max(event.level, self.levels.get(event.process, 0))
         return decisions
 
     def add_member(self, name: Id, member: GroupMember) -> None:
@@ -164,6 +178,7 @@ class TableState:
                 decisions += self.table.leave(member, now)
                 if _decrement_count(self.processes, name[0]):
                     self.lanes.pop(name[0], None)
+                    self.levels.pop(name[0], None)
                     self.retired.pop(name[0], None)
                 if _decrement_count(self.joined, member.topic):
                     self.topics.pop(member.topic, None)
@@ -188,6 +203,14 @@ class TableState:
         return self.table.topic_changed(event.topic, now)
 
 
+def find_address(table: TableState, process: str) -> str:
+    """Return the address that a process stated, for people; its name if it stated none."""
+    for (name, _), member in table.members.items():
+        if name == process and member.name != member.process:
+            return member.name.partition("/")[0]
+    return process
+
+
 def _decrement_count(counts: dict[str, int], key: str) -> bool:
     """Decrement the count of `key`; return whether that was the last."""
     counts[key] -= 1
@@ -209,6 +232,8 @@ def to_snapshot(at: int, state: TableState) -> Snapshot:
         [_snapshot_group(state, name, group) for name, group in state.table.groups.items()],
         list(state.lanes.items()),
         [(process, sorted(lanes)) for process, lanes in state.retired.items()],
+        state.level,
+        list(state.levels.items()),
     )
 
 
@@ -245,10 +270,11 @@ def _snapshot_member(state: TableState, member: GroupMember) -> SnapshotMember:
 
 def from_snapshot(event: Snapshot) -> TableState:
     """Restore the coordination table from a snapshot event."""
-    state = TableState(event.epoch)
+    state = TableState(event.epoch, level=event.level)
     state.processes = dict.fromkeys(event.processes, 0)
     state.dead = dict.fromkeys(event.dead)
     state.lanes = dict(event.lanes)
+    state.levels = dict(event.levels)
     state.retired = {process: set(lanes) for process, lanes in event.retired}
     state.topics = {name: (incarnation, count) for name, incarnation, count in event.topics}
     state.table.put({group.group: _restore_group(state, group) for group in event.groups}, event.serial)
@@ -344,7 +370,7 @@ class CoordinationLog:
         unknown = self.state is None and event.read_until < self._first
         if unknown or (self.state is not None and self.base_offset >= event.read_until):
             return
-        self.state = TableState(event.epoch)
+        self.state = TableState(event.epoch, level=event.level)
         self.begin_count += 1
         self.base_offset = offset
         self._early_events.clear()

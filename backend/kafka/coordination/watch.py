@@ -41,9 +41,10 @@ from typing import NamedTuple
 
 from backend.kafka.clients.transactions import LANES_MAX, fence_names, lane_id, namespace_transactional_id
 from backend.kafka.coordination.events import Died, Event, Snapshot
+from backend.kafka.coordination.feature_level import UNSTATED
 from backend.kafka.coordination.memberships import TICKS, KafkaMemberships
 from backend.kafka.coordination.shared_addresses import SharedAddresses
-from backend.kafka.coordination.table import TableState
+from backend.kafka.coordination.table import TableState, find_address
 from backend.kafka.options import KafkaOptions
 from backend.ownership.group import AssignmentState, GroupMember
 from backend.ownership.table import REVOKE_S
@@ -61,7 +62,7 @@ RevokedQueue = tuple[str, QueueRef, int]  # group, queue, epoch
 class MemberWatch:
     """Periodically ticks the memberships and checks other processes for silence.
 
-    `call` runs a function on the hub, from any thread.
+    `call` runs a function on the hub, from any thread; `raise_level(now)` is called with each tick.
     """
 
     def __init__(
@@ -70,15 +71,18 @@ class MemberWatch:
         members: KafkaMemberships,
         call: Callable[..., object],
         now: Callable[[], float],
+        raise_level: Callable[[float], object] = lambda now: None,
     ) -> None:
         self._options = options
         self._members = members
         self._call = call
         self._now = now
+        self._raise_level = raise_level
         self._name = ""
         self._silence = SilenceDetector(options.session_ms / 1000)
         self._revoked_at: dict[RevokedQueue, float] = {}  # of this process, and not released
         self._overdue: set[RevokedQueue] = set()  # those that were released for their member
+        self._ending_earlier: set[str] = set()  # processes that do not support the feature level
         self._snapshot_at = now()
         self._event_count = 0
         self.shared_addresses = SharedAddresses()
@@ -108,8 +112,11 @@ class MemberWatch:
             self._silence.clear()
             self._revoked_at.clear()
             self._overdue.clear()
+            self._ending_earlier.clear()
         self._check_others(table, now)
         self._check_own(table, now)
+        self._check_levels(table)
+        self._raise_level(now)
         self.shared_addresses.check(table, self._name, now)
         if next(iter(table.processes), "") == self._name:
             is_old = now - self._snapshot_at > SNAPSHOT_S and self._event_count > 0
@@ -130,9 +137,30 @@ class MemberWatch:
             self._members.send_heartbeat(now)
         for process, silent_s in silent.to_end:
             log.warning("process %s is fenced: silent for %.1f s", process, silent_s)
-            retired = table.retired.get(process, ())
-            lanes = [lane for lane in range(table.lanes.get(process, LANES_MAX)) if lane not in retired]
-            _thread.start_new_thread(self._fence_process, (process, lanes, self._name))
+            self._start_fencing(table, process)
+
+    def _check_levels(self, table: TableState) -> None:
+        """End processes that know nothing of levels, if they join after the level has risen.
+
+        They were suspended while it rose; from the start such a process is refused (opening.py).
+        """
+        supporting = [process for process in table.processes if table.levels.get(process, 0) >= table.level]
+        if table.level == UNSTATED or next(iter(supporting), self._name) != self._name:
+            return
+        for process in table.processes.keys() - supporting - self._ending_earlier:
+            log.error(
+                "process %s is of a version that does not support feature level %d; it is ended: stop it",
+                find_address(table, process),
+                table.level,
+            )
+            self._ending_earlier.add(process)
+            self._start_fencing(table, process)
+        self._ending_earlier &= table.processes.keys()
+
+    def _start_fencing(self, table: TableState, process: str) -> None:
+        retired = table.retired.get(process, ())
+        lanes = [lane for lane in range(table.lanes.get(process, LANES_MAX)) if lane not in retired]
+        _thread.start_new_thread(self._fence_process, (process, lanes, self._name))
 
     def _fence_process(self, process: str, lanes: Sequence[int], name: str) -> None:
         """Take over the transactional ids of a silent process; runs in a native thread."""
@@ -153,6 +181,7 @@ class MemberWatch:
         else:
             log.warning("process %s could not be fenced, retrying: %s", process, error)
             self._silence.on_end_failed(process)
+            self._ending_earlier.discard(process)
 
     # --- this process
 

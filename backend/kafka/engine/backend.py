@@ -21,6 +21,7 @@ from backend.kafka.client_metrics import ClientCollector
 from backend.kafka.clients.admin import Cluster
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.commits.plan import OffsetEntry
+from backend.kafka.coordination.feature_level import NUMBERS_LEVEL
 from backend.kafka.engine.appends import Appends
 from backend.kafka.engine.missing_topics import MissingTopics
 from backend.kafka.engine.process import KafkaProcess
@@ -127,7 +128,12 @@ class KafkaBackend(Backend):
         self._missing_topics = MissingTopics(self._table, self._topics, self.state)
         if metrics is not None:
             ClientCollector(
-                metrics, self._appends, self.process.producers, self.process.members, self._clock.monotonic
+                metrics,
+                self._appends,
+                self.process.producers,
+                self.process.members,
+                self._clock.monotonic,
+                lambda: self.process.level.level,
             )
         offsets = Offsets(cluster.admin, self._bridge, self._clock)
         self._queries = KafkaQueries(self._table, self.readers, offsets)
@@ -423,11 +429,17 @@ class KafkaBackend(Backend):
         if self._draining:
             return Health(False, "draining")
         reason = self._health_reason()
-        warning = self.process.watch.shared_addresses.health_warning
-        return Health(not reason, reason or self._appends.health_reason(), warning)
+        warnings = (self.process.watch.shared_addresses.health_warning, self.process.level.warning)
+        return Health(not reason, reason or self._appends.health_reason(), "; ".join(filter(None, warnings)))
 
     def _health_reason(self) -> str:
-        return self.state.reason or self._topics.reason
+        return self.state.reason or self._topics.reason or self._level_reason()
+
+    def _level_reason(self) -> str:
+        level = self.process.level
+        if self.recognises_numbers and level.level < NUMBERS_LEVEL and not level.error:
+            return f"store_once is all; {level.warning or 'the feature level is about to rise'}"
+        return level.error
 
     def clock_ms(self) -> int:
         return self._store_clock.now_ms()

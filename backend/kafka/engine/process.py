@@ -10,6 +10,8 @@ from backend.kafka.clients.bridge import Bridge
 from backend.kafka.clients.transactions import LANES_MAX
 from backend.kafka.commits.commit_queue import CommitQueue, WhenAppended
 from backend.kafka.commits.offset_mirror import OffsetMirror
+from backend.kafka.coordination.feature_level import CLUSTER_SETTING, LANES_LEVEL
+from backend.kafka.coordination.level_keeper import LevelKeeper
 from backend.kafka.coordination.memberships import KafkaMemberships
 from backend.kafka.coordination.table import PlacedEvent
 from backend.kafka.coordination.watch import MemberWatch
@@ -21,7 +23,7 @@ from ddmq_common.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 CLOSE_S = 8.0
-RETIRED_MAX = LANES_MAX - 2  # transactional ids that are given up before the process takes new ones
+USABLE_MIN = 2  # with fewer transactional ids the process takes new ones
 
 
 class KafkaProcess:
@@ -46,11 +48,11 @@ class KafkaProcess:
         self.state = KafkaState(
             options,
             bridge.call,
-            on_setting_changed=on_setting_changed,
+            on_setting_changed=lambda key: self._on_setting_changed(key, on_setting_changed),
             on_info_changed=on_info_changed,
             on_event=self._on_event,
             on_log_truncated=lambda: self.members.on_log_truncated(),
-            on_ready=lambda: self.commits.resume(),
+            on_ready=lambda: self._on_ready(),
         )
         self.producers = MeasuredProducers(
             options,
@@ -77,20 +79,36 @@ class KafkaProcess:
         self.members: KafkaMemberships = KafkaMemberships(
             options, self.state, self.commits, self.producers, clock, topics
         )
-        self.watch = MemberWatch(options, self.members, bridge.call, clock.monotonic)
+        self.level = LevelKeeper(options, self.state, self.commits, self.members, self._on_level)
+        self.watch = MemberWatch(options, self.members, bridge.call, clock.monotonic, self.level.tick)
         self.mirror: OffsetMirror = OffsetMirror(
             options, self.state, self.members.holds_queue, topics.kafka_name, bridge.call
         )
+        self.producers.use_lanes(1)  # until the level is known
         self._closed = False
 
     def _on_event(self, placed: PlacedEvent) -> None:
         if self.members.on_event(placed):
             self.watch.on_event(placed.event)
+        self.level.refresh()
+
+    def _on_setting_changed(self, key: str, then: Callable[[str], object]) -> None:
+        if key == CLUSTER_SETTING:
+            self.level.refresh()
+        then(key)
+
+    def _on_ready(self) -> None:
+        self.level.refresh()
+        self.commits.resume()
+
+    def _on_level(self, level: int) -> None:
+        self.producers.use_lanes(LANES_MAX if level >= LANES_LEVEL else 1)
 
     def _on_id_retired(self) -> None:
         """Tell the other processes, and take new ids if most of them are gone."""
         self.members.announce_retired()
-        if len(self.producers.retired) > RETIRED_MAX:
+        usable = self.producers.lanes_in_use - len(self.producers.retired)
+        if usable < min(USABLE_MIN, self.producers.lanes_in_use):
             self.commits.renew(f"{len(self.producers.retired)} transactional ids cannot be used any more")
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import click
 
 from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.messages import delay_changes, delay_hold
+from ddmq.cli.messages import delay_changes, delay_histogram, delay_hold
 from ddmq.cli.messages.sending import add_all, producer_option, read_timing, timeout_option, when_options
 from ddmq.cli.messages.waiting import (
     choice_of,
@@ -187,6 +187,8 @@ def _message_facts(row: dict[str, Any]) -> dict[str, Any]:
     ):
         if row.get(name):
             facts[label] = format_moment(row[name])
+    if row.get("held"):
+        facts["held"] = "yes: it does not fire until `ddmq delay release ID`"
     for name in ("topic", "repeats", "key", "tags", "shard", "body_bytes"):
         if row.get(name) not in (None, ""):
             facts[name.replace("_", " ")] = row[name]
@@ -291,7 +293,7 @@ def restore(folder: Path, data_dir: Path, config_dir: Path | None, as_json: bool
 
 _COMMANDS = (
     delay_changes.cancel, delay_changes.reschedule, delay_changes.fire,
-    delay_hold.hold_delays, delay_hold.release_delays,
+    delay_histogram.count_by_time, delay_hold.hold_delays, delay_hold.release_delays,
 )  # fmt: skip
 for _command in _COMMANDS:
     delay.add_command(_command)

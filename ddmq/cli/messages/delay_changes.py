@@ -97,7 +97,7 @@ def cancel(
         choose_requests(producer, admin, timeout_ms, many=topic is not None, quiet=as_json)
     ) as requests:
         if topic is None:
-            _print_outcomes(ids, _request_changes(requests, ids, _CANCELLING), as_json, DelayStatus.CANCELLED)
+            print_outcomes(ids, request_changes(requests, ids, _CANCELLING), as_json, DelayStatus.CANCELLED)
         else:
             _cancel_choice(_Cancelling(requests), admin, choice, as_json)
     return None
@@ -223,8 +223,8 @@ def reschedule(
     if not timing:
         raise click.UsageError("say when: --delay DURATION or --at TIME")
     with closing(choose_requests(producer, admin, timeout_ms, many=False, quiet=as_json)) as requests:
-        outcomes = _request_changes(requests, (delay_id,), DelayChange(RESCHEDULE, timing))
-    _print_outcomes((delay_id,), outcomes, as_json, DelayStatus.RESCHEDULED)
+        outcomes = request_changes(requests, (delay_id,), DelayChange(RESCHEDULE, timing))
+    print_outcomes((delay_id,), outcomes, as_json, DelayStatus.RESCHEDULED)
 
 
 @click.command(short_help="Deliver messages now.")
@@ -240,11 +240,11 @@ def fire(
     Exit code 1 if one was delivered neither by this command nor earlier.
     """
     with closing(choose_requests(producer, admin, timeout_ms, many=False, quiet=as_json)) as requests:
-        outcomes = _request_changes(requests, ids, DelayChange(FIRE))
-    _print_outcomes(ids, outcomes, as_json, DelayStatus.FIRED)
+        outcomes = request_changes(requests, ids, DelayChange(FIRE))
+    print_outcomes(ids, outcomes, as_json, DelayStatus.FIRED)
 
 
-def _request_changes(
+def request_changes(
     requests: ChangeRequests, ids: tuple[str, ...], change: DelayChange
 ) -> list[CancelOutcome | str]:
     """Request the change of each id; return for each its outcome, or the text of the error if there is no
@@ -252,9 +252,10 @@ def _request_changes(
     return [find_delay_id_error(one) or requests.request_change(one, change) for one in ids]
 
 
-def _print_outcomes(
+def print_outcomes(
     ids: tuple[str, ...], outcomes: list[CancelOutcome | str], as_json: bool, expected: DelayStatus
 ) -> None:
+    """Print the outcome of each change. Exit code 1 unless all of them are the `expected` one."""
     if as_json:
         print_json([outcome_json(one, outcome) for one, outcome in zip(ids, outcomes, strict=True)])
     else:

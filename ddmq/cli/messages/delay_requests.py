@@ -19,7 +19,7 @@ from ddmq.cli.messages.sending import Patience, client_of, in_options
 from ddmq_client import CancelOutcome, ClientError, DelayStatus, Producer
 from ddmq_client.delays import to_datetime, when_of
 
-CANCEL, RESCHEDULE, FIRE = "cancel", "reschedule", "fire"
+CANCEL, RESCHEDULE, FIRE, HOLD, RELEASE = "cancel", "reschedule", "fire", "hold", "release"
 GRACE_S = 2.0  # for the answer of a server that has used up the time of a request
 TIMEOUT_MS_MAX = 10**9
 _RANKS = {ParameterSource.COMMANDLINE: 2, ParameterSource.ENVIRONMENT: 1}

@@ -17,7 +17,7 @@ import click
 
 from ddmq.address import ADDRESS, CONSUMER, HostPort
 from ddmq.cli.admin_client import AdminClient, admin_options, find_admin_port_hint
-from ddmq.cli.operate.pause import paused_text
+from ddmq.cli.operate.groups.pause import paused_text
 from ddmq.cli.output import (
     hint,
     print_json,

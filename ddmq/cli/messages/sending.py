@@ -312,6 +312,8 @@ def describe_outcome(outcome: CancelOutcome, expected: DelayStatus) -> str:
         text = "not done: it was cancelled before"
     elif outcome.status is DelayStatus.RESCHEDULED and outcome.due_at is not None:
         text = f"rescheduled, due {format_due(outcome.due_at, now)}"
+    elif outcome.status in (DelayStatus.HELD, DelayStatus.RELEASED) and outcome.due_at is not None:
+        text = f"{outcome.status.value}, due {format_due(outcome.due_at, now)}"
     elif outcome.status is DelayStatus.UNKNOWN:
         text = "unknown: there is no such message"
     elif outcome.status is DelayStatus.PENDING:

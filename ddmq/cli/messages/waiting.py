@@ -145,7 +145,8 @@ def print_messages(rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
         return
     cells = [
-        [row["id"][-UUID_LENGTH:], format_moment(row["due_ms"]), row["topic"], row.get("repeats") or None,
+        [row["id"][-UUID_LENGTH:], format_moment(row["due_ms"]) + (" (held)" if row.get("held") else ""),
+         row["topic"], row.get("repeats") or None,
          row.get("key") or None, show_body(row.get("preview", "").encode())[:40]]
         for row in rows
     ]  # fmt: skip

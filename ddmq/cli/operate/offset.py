@@ -49,9 +49,9 @@ def show_offsets(group: str, topic: str | None, admin: AdminClient, as_json: boo
     it; "attempted": the number of unfinished messages that failed or timed out before; "generation" grows
     with each reset.
     """
-    rows = admin.get("groups", group, "offsets", topic=topic)
     if as_json:
-        return print_json(rows)
+        return print_json(admin.get("groups", group, "offsets", topic=topic))
+    rows = admin.list_items("groups", group, "offsets", topic=topic)
     if rows:
         print_table("", SHOW_COLUMNS, ([row[name] for name in SHOW_COLUMNS] for row in rows))
     else:

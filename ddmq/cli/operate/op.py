@@ -15,7 +15,7 @@ from ddmq.moments import format_moment
 from ddmq_client.admin.settings import DEAD_LETTER_REASONS
 
 KINDS = {"dead-letters": "dead_letters", "keys": "keys", "delays": "delays"}
-ACTIONS = ("resend", "purge", "park", "skip", "replay", "cancel", "fire", "reschedule")
+ACTIONS = ("resend", "purge", "park", "skip", "replay", "cancel", "fire", "reschedule", "hold", "release")
 NOUNS = {"dead_letters": "dead letter", "keys": "key", "delays": "delayed message"}
 COLUMNS = ("id", "kind", "action", "state", "planned", "counted", "changed", "skipped")
 FACTS = ("topic", "key", "error", "reason", "state", "due_ms", "preview")  # of a sample, in this order
@@ -106,8 +106,8 @@ def plan_operation(
     --error, --text, --reason, --offset, --since, --until.
     Of keys, park, skip or replay those that match --group, --error, --text,
     --state, --key.
-    Of delays, cancel, fire or reschedule those that match --topic, --key,
-    --from, --to, --born-from, --born-to.
+    Of delays, cancel, fire, reschedule, hold or release those that match
+    --topic, --key, --from, --to, --born-from, --born-to.
 
     \b
     Examples:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.operate.findings import format_since
-from ddmq.cli.operate.pause import paused_text, with_paused_column
+from ddmq.cli.operate.groups.pause import paused_text, with_paused_column
 from ddmq.cli.output import (
     console,
     hint,

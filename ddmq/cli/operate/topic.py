@@ -8,6 +8,7 @@ import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.old_names import add_old_name
+from ddmq.cli.operate.searches import search_messages
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import confirm, count_queues, hint, print_facts, print_json, print_line, print_table
 from ddmq.cli.values import TOPIC, Integer
@@ -91,9 +92,9 @@ def list_topics(internal: bool, admin: AdminClient, as_json: bool) -> None:
 
     "source": "log" for a topic that a command or a send created, else the file that declares it.
     """
-    rows = admin.get("topics", internal=int(internal))
     if as_json:
-        return print_json(rows)
+        return print_json(admin.get("topics", internal=int(internal)))
+    rows = admin.list_items("topics", internal=int(internal))
     columns = ["topic", "queues", "messages", "durability", "delay", "readable", "writable", "source"]
     if rows:
         print_table("", columns, ([row[name] for name in columns] for row in rows))
@@ -198,3 +199,6 @@ def _count_delayed(client: AdminClient, name: str) -> int:
 
 def _drop_unset(changes: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in changes.items() if value is not None}
+
+
+topic.add_command(search_messages)

@@ -2,8 +2,9 @@
 
 A rule has the rights that a request needs, by the names in its path, query and body. For a request by an id,
 the object is looked up first; if the caller lacks the right to it, the answer is the one for an id that does
-not exist. Listings and contents are narrowed after the handler: rows of names that the caller may not see are
-left out, and bodies, keys and properties of topics that it may not browse are empty.
+not exist. Lists have only the names that the caller may see (`AdminRequest.visible`), in both forms. Answers
+are narrowed after the handler, in form 1 and with all fields: bodies, keys and properties of topics that the
+caller may not browse are empty.
 
 A request that another process has passed on (`forwarded`) is accepted from nodes alone, and answered by the
 rights of the identity that it states (`ON_BEHALF`).
@@ -12,26 +13,29 @@ rights of the identity that it states (`ON_BEHALF`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from backend.port import Backend
+from ddmq.server.admin.changes.log import RecordedChange
+from ddmq.server.admin.changes.service import RecordedChanges, no_such_change
 from ddmq.server.admin.contract.route import Route
-from ddmq.server.admin.operations.service import Operations
+from ddmq.server.admin.operations.plans import Plan
+from ddmq.server.admin.operations.service import Operations, no_such_operation
 from ddmq.server.admin.transactions import AdminTransactions
-from ddmq.server.delays.queries import DelayQueries
+from ddmq.server.delays.queries import DelayQueries, reads_contents
 from ddmq.server.http.connection import JSON
 from ddmq.server.http.parameters import Query
 from ddmq.server.http.routing import (
     AdminRequest,
     ForbiddenError,
     NoSuchMessageError,
-    NoSuchOperationError,
     Text,
 )
 from ddmq_common.errors import CallerError
-from ddmq_common.security.callers import Caller
+from ddmq_common.security.callers import Caller, LoginRejectedError
 from proxy_consumer.service import ConsumerService
 
 ALL = "*"  # the name that only the pattern * matches
@@ -49,6 +53,7 @@ class AdminComponents(Protocol):
     transactions: AdminTransactions
     delays: DelayQueries
     operations: Operations
+    changes: RecordedChanges
 
     @property
     def consumer(self) -> ConsumerService:
@@ -80,22 +85,47 @@ def check_rules(routes: Iterable[Route]) -> None:
 def answer_allowed(
     api: AdminComponents, route: Route, request: AdminRequest, answer: Callable[[AdminRequest], Any]
 ) -> Any:
-    """Answer a request if its caller has the rights, and leave out what it may not see. Raises
-    ForbiddenError."""
+    """Answer a request if its caller has the rights. Raises ForbiddenError, or LoginRejectedError if
+    the caller has no identity, so that the console asks for a token."""
     caller = request.caller
     if caller is None:
         return answer(request)
-    rule = RULES[route.method, route.path]
-    may = _may_of(caller)
     try:
-        for right, name in rule.needs(api, request):
+        for right, name in RULES[route.method, route.path].needs(api, request):
             missing = caller.find_missing(right, name.encode("utf-8", "replace"))
             if missing is not None:
-                raise ForbiddenError(missing)
-        answered = answer(request)
-        return answered if rule.narrow is None or isinstance(answered, Text) else rule.narrow(may, answered)
+                raise ForbiddenError(missing) if caller.name else LoginRejectedError(missing)
+        return answer(request)
     except ConcealedError as concealed:
         return concealed.answer
+
+
+def narrow_for(route: Route, request: AdminRequest) -> Callable[[Any], Any] | None:
+    """Return the function that leaves out of the route's answer what the caller may not see; None if it may
+    see everything."""
+    narrow = RULES[route.method, route.path].narrow
+    if narrow is None or request.caller is None:
+        return None
+    return partial(narrow, _may_of(request.caller))
+
+
+def allowed_plans(request: AdminRequest) -> Callable[[Plan], bool] | None:
+    """Return a function that says whether the caller may see a plan; None: it may see all.
+
+    It may if it may describe the topic and the group of the plan, or if it could have made the plan.
+    """
+    if request.caller is None or request.caller.is_admin:
+        return None
+    may = _may_of(request.caller)
+    return lambda plan: _has_all(may, _plan_names(plan.filter)) or _has_all(may, _plan_needs(plan))
+
+
+def allowed_changes(request: AdminRequest) -> Callable[[RecordedChange], bool] | None:
+    """Return a function that says whether the caller may see a recorded change; None: it may see all."""
+    if request.caller is None or request.caller.is_admin:
+        return None
+    may = _may_of(request.caller)
+    return lambda change: _has_all(may, _change_names(change))
 
 
 def _may_of(caller: Caller) -> May:
@@ -143,6 +173,13 @@ def _by_group(right: str) -> Callable[[AdminComponents, AdminRequest], Needs]:
     return lambda _, request: [(right, ALL if request.query.group is None else request.query.group)]
 
 
+def _by_group_and_text(_: AdminComponents, request: AdminRequest) -> Needs:
+    """Return the needs of a request for keys or dead letters: a search in their contents needs browse."""
+    group = request.path.get("group") or getattr(request.query, "group", None)
+    right = "describe" if getattr(request.query, "text", None) is None else "browse"
+    return [(right, ALL if group is None else group)]
+
+
 def _need_browse(_: AdminComponents, request: AdminRequest) -> Needs:
     return [("browse", request.topic), *_need_optional("describe", request.query.group)]
 
@@ -173,8 +210,9 @@ def _change_delay(api: AdminComponents, request: AdminRequest) -> Needs:
     return []
 
 
-def _by_topic(right: str) -> Callable[[AdminComponents, AdminRequest], Needs]:
-    return lambda _, request: _need_optional(right, request.query.topic)
+def _choose_delays(_: AdminComponents, request: AdminRequest) -> Needs:
+    right = "browse" if reads_contents(request.query) else "describe"
+    return _need_optional(right, request.query.topic)
 
 
 def _backup(_: AdminComponents, request: AdminRequest) -> Needs:
@@ -197,15 +235,79 @@ def _plan_operation(_: AdminComponents, request: AdminRequest) -> Needs:
     return _operation_needs(body.kind, body.action, chosen, bool(body.to_topic))
 
 
-def _known_operation(api: AdminComponents, request: AdminRequest) -> Needs:
-    """Return no needs if the caller has the rights of the operation; else there is none with this id."""
+def _plan_needs(plan: Plan) -> Needs:
+    """Return the rights of those who could have made a plan."""
+    return _operation_needs(plan.kind, plan.action, plan.filter, bool(plan.options.get("to_topic")))
+
+
+def _plan_names(chosen: Mapping[str, Any]) -> Needs:
+    """Return the rights to describe the topic and the group that a filter states; of all without any."""
+    names = [chosen[key] for key in ("group", "topic") if isinstance(chosen.get(key), str)]
+    return [("describe", name) for name in names or [ALL]]
+
+
+def _show_operation(api: AdminComponents, request: AdminRequest) -> Needs:
+    """Return no needs if the caller may see the operation. Raises NoSuchOperationError if it may not."""
+    allows = allowed_plans(request)
     plan = api.operations.find_plan(request.path["id"])
-    needs = [] if plan is None else _operation_needs(
-        plan.kind, plan.action, plan.filter, bool(plan.options.get("to_topic"))
-    )  # fmt: skip
-    if not all(_may_of(_get_caller(request))(right, name) for right, name in needs):
-        raise NoSuchOperationError(f"there is no operation {request.path['id'][:80]!r}")
+    if plan is not None and allows is not None and not allows(plan):
+        raise no_such_operation(request.path["id"])
     return []
+
+
+def _change_operation(api: AdminComponents, request: AdminRequest) -> Needs:
+    _show_operation(api, request)
+    plan = api.operations.find_plan(request.path["id"])
+    return [] if plan is None else _plan_needs(plan)
+
+
+def _change_names(change: RecordedChange) -> Needs:
+    """Return the rights with which a change is visible: those to describe its topic or group. A key is
+    visible to those who may operate the group."""
+    names = change.path
+    if change.kind == "operation":
+        return _plan_names(change.after["filter"]) if isinstance(change.after, dict) else [("describe", ALL)]
+    if "group" in names:
+        return [("operate" if change.kind == "key" else "describe", names["group"])]
+    return [("describe", names.get("topic", ALL))]
+
+
+def _show_change(api: AdminComponents, request: AdminRequest) -> Needs:
+    """Return no needs if the caller may see the change. Raises NoSuchChangeError if it may not."""
+    allows = allowed_changes(request)
+    change = api.changes.log.get(request.path["id"])
+    if change is not None and allows is not None and not allows(change):
+        raise no_such_change(request.path["id"])
+    return []
+
+
+def _undo_change(api: AdminComponents, request: AdminRequest) -> Needs:
+    """Return the rights of the request that an undo is; a change that cannot be undone needs those, too."""
+    _show_change(api, request)
+    change = api.changes.log.get(request.path["id"])
+    if change is None:
+        return
+    names = change.path
+    if change.kind.startswith(("topic", "subscription", "group")):
+        yield "manage", names.get("group") or names["topic"]
+    else:
+        yield "operate", names.get("group", ALL)
+    if change.kind == "subscription":
+        yield "consume", names["topic"]
+        if any(name.split(".")[0] in PUSH_SETTINGS for name in _changed_settings(change)):
+            yield "push", ""
+
+
+def _changed_settings(change: RecordedChange) -> set[str]:
+    """Return the names of the settings of a subscription that a change has changed."""
+    before, after = (
+        state["settings"] if isinstance(state, dict) else {} for state in (change.before, change.after)
+    )
+    return {name for name in {*before, *after} if before.get(name) != after.get(name)}
+
+
+def _has_all(may: May, needs: Needs) -> bool:
+    return all(may(right, name) for right, name in needs)
 
 
 def _get_caller(request: AdminRequest) -> Caller:
@@ -262,13 +364,10 @@ def _shown_transaction(may: May, row: Any) -> Any:
     return _mask_contents(may, row)
 
 
-def _shown_transactions(may: May, answer: Any) -> Any:
-    rows = [row for row in answer["transactions"] if may("describe", row["group"])]
-    return answer | {"transactions": rows}
-
-
 def _keep_topics(may: May, answer: Any) -> Any:
     """Leave topics out of an overview of delayed messages, and count only the others."""
+    if not isinstance(answer, Mapping):  # the rows of a page
+        return _mask_contents(may, answer)
     kept = dict(answer)
     for name in ("topics", "set_aside", "held"):
         if name in kept:
@@ -285,6 +384,10 @@ def _shown_delay(may: May, row: Any) -> Any:
     return row
 
 
+def _mask_sample(may: May, row: Any) -> Any:
+    return row | {"sample": _mask_contents(may, row["sample"])}
+
+
 _OPEN = RouteRule(lambda *_: ())
 _METRICS = _need_right("metrics")
 _DESCRIBE_ALL = RouteRule(lambda *_: [("describe", ALL)])
@@ -298,6 +401,11 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/snapshot"): _METRICS,
     ("GET", "/events"): _METRICS,
     ("GET", "/history"): _METRICS,
+    ("GET", "/processes"): _METRICS,
+    ("GET", "/clients"): RouteRule(lambda _, request: _need_optional("describe", request.query.group)),
+    ("GET", "/config"): _METRICS,
+    ("GET", "/log"): _METRICS,
+    ("POST", "/log/clean"): RouteRule(lambda *_: [("manage", ALL)]),
     ("GET", "/topics"): RouteRule(
         lambda _, request: [("describe", INTERNAL)] if request.query.internal else []
     ),
@@ -305,6 +413,8 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("POST", "/topics/{topic}"): RouteRule(_change_topic),
     ("DELETE", "/topics/{topic}"): _need_right("manage", "topic"),
     ("GET", "/topics/{topic}/messages"): RouteRule(_need_browse),
+    ("POST", "/topics/{topic}/search"): _need_right("browse", "topic"),
+    ("GET", "/retries"): RouteRule(lambda _, request: [("browse", request.query.group)]),
     ("GET", "/topics/{topic}/story"): RouteRule(_need_browse, _keep_groups),
     ("POST", "/messages"): RouteRule(_send),
     ("GET", "/messages/{id}"): RouteRule(
@@ -321,27 +431,34 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("DELETE", "/groups/{group}"): _need_right("manage", "group"),
     ("GET", "/groups/{group}/offsets"): _need_right("describe", "group"),
     ("POST", "/groups/{group}/offsets"): _need_right("operate", "group"),
-    ("GET", "/groups/{group}/keys"): RouteRule(_need_right("describe", "group").needs, _mask_contents),
+    ("GET", "/groups/{group}/keys"): RouteRule(_by_group_and_text, _mask_contents),
     ("POST", "/groups/{group}/keys"): _need_right("operate", "group"),
-    ("GET", "/keys"): RouteRule(_by_group("describe"), _mask_contents),
+    ("GET", "/keys"): RouteRule(_by_group_and_text, _mask_contents),
     ("GET", "/dlq"): _OPEN,
-    ("GET", "/dlq/{group}"): RouteRule(_need_right("describe", "group").needs, _mask_contents),
-    ("GET", "/dlq/{group}/facets"): _need_right("describe", "group"),
+    ("GET", "/dlq/{group}"): RouteRule(_by_group_and_text, _mask_contents),
+    ("GET", "/dlq/{group}/facets"): RouteRule(_by_group_and_text),
+    ("GET", "/dlq/{group}/export"): _need_right("browse", "group"),
     ("POST", "/dlq/{group}/resend"): RouteRule(_resend),
     ("POST", "/dlq/{group}/purge"): _need_right("operate", "group"),
-    ("GET", "/transactions"): RouteRule(_by_group("describe"), _shown_transactions),
+    ("GET", "/transactions"): RouteRule(_by_group("describe")),
     ("GET", "/transactions/{id}"): RouteRule(lambda *_: (), _shown_transaction),
     ("POST", "/transactions/{id}"): RouteRule(_end_transaction),
     ("GET", "/delay"): RouteRule(lambda *_: (), _keep_topics),
-    ("GET", "/delay/messages"): RouteRule(_by_topic("describe"), _keep_topics),
+    ("GET", "/delay/messages"): RouteRule(_choose_delays, _keep_topics),
     ("GET", "/delay/messages/{id}"): RouteRule(lambda *_: (), _shown_delay),
     ("POST", "/delay/messages/{id}"): RouteRule(_change_delay),
-    ("GET", "/delay/count"): RouteRule(_by_topic("describe"), _keep_topics),
+    ("GET", "/delay/count"): RouteRule(_choose_delays, _keep_topics),
+    ("GET", "/delay/histogram"): RouteRule(
+        lambda _, request: [("describe", ALL if request.query.topic is None else request.query.topic)]
+    ),
     ("GET", "/delay/levels"): _DESCRIBE_ALL,
     ("POST", "/delay/backup"): RouteRule(_backup),
-    ("POST", "/operations"): RouteRule(_plan_operation),
-    ("GET", "/operations"): _DESCRIBE_ALL,
-    ("GET", "/operations/{id}"): RouteRule(_known_operation),
-    ("POST", "/operations/{id}/start"): RouteRule(_known_operation),
-    ("POST", "/operations/{id}/stop"): RouteRule(_known_operation),
+    ("POST", "/operations"): RouteRule(_plan_operation, _mask_sample),
+    ("GET", "/operations"): _OPEN,
+    ("GET", "/operations/{id}"): RouteRule(_show_operation, _mask_sample),
+    ("POST", "/operations/{id}/start"): RouteRule(_change_operation, _mask_sample),
+    ("POST", "/operations/{id}/stop"): RouteRule(_change_operation, _mask_sample),
+    ("GET", "/changes"): _OPEN,
+    ("GET", "/changes/{id}"): RouteRule(_show_change),
+    ("POST", "/changes/{id}/undo"): RouteRule(_undo_change),
 }

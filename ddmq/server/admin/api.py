@@ -12,30 +12,48 @@ import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
-from ddmq.server.admin.access import answer_allowed, check_rules
-from ddmq.server.admin.contract import (
+from ddmq.server.admin.access import (
+    allowed_changes,
+    allowed_plans,
+    answer_allowed,
+    check_rules,
+    narrow_for,
+)
+from ddmq.server.admin.changes.service import RecordedChanges
+from ddmq.server.admin.contract import bodies, queries
+from ddmq.server.admin.contract.openapi import encode_document
+from ddmq.server.admin.contract.queries import FormQuery
+from ddmq.server.admin.contract.route import Route
+from ddmq.server.admin.contract.structs import (
     answers,
-    bodies,
+    change_answers,
     delay_answers,
     group_answers,
     live_answers,
+    log_answers,
     operation_answers,
-    queries,
+    process_answers,
+    search_answers,
 )
-from ddmq.server.admin.contract.openapi import encode_document
-from ddmq.server.admin.contract.route import Route
 from ddmq.server.admin.contract.versions import NameLocks, check_version, group_version, topic_version
 from ddmq.server.admin.figures import MetricsPage, OtherProcesses, merge_counters
 from ddmq.server.admin.groups import AdminGroups
+from ddmq.server.admin.lists import table
+from ddmq.server.admin.log_files import LogFiles
 from ddmq.server.admin.messages import MessageSearch
 from ddmq.server.admin.operations.service import Operations
+from ddmq.server.admin.processes.views import ProcessInfo, ProcessViews
 from ddmq.server.admin.producer_calls import ProducerCalls
 from ddmq.server.admin.search import dead_letters as dlq_search
 from ddmq.server.admin.search import keys as all_keys
+from ddmq.server.admin.search.export import export_page
+from ddmq.server.admin.search.messages import search_messages
+from ddmq.server.admin.search.retries import list_retries
 from ddmq.server.admin.sends import send_message
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.changes import change_message
+from ddmq.server.delays.histogram import answer_histogram, count_next_hour
 from ddmq.server.delays.levels import count_levels
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.findings.watch import FindingsWatch, merge_findings
@@ -74,7 +92,7 @@ class AdminApi:
     `names`: the host names by which clients reach the server, besides loopback. `backups`: the folder for
     backups. `others`: the processes whose counters and findings are added to the answer. `levels`: the delay
     levels. `findings`: what is wrong at this process. `process`: the name of this process, the same after a
-    restart. `callers`: who may do what; None if rights are off.
+    restart. `info`: what it knows of itself. `callers`: who may do what; None if rights are off.
     """
 
     def __init__(
@@ -92,6 +110,7 @@ class AdminApi:
         producer: ProducerService | None = None,
         findings: FindingsWatch | None = None,
         process: str = "",
+        info: ProcessInfo | None = None,
         callers: CallerTable | None = None,
     ) -> None:
         self.backend = backend
@@ -115,13 +134,19 @@ class AdminApi:
         )
         self.operations = Operations(backend, clock, lambda: self.consumer, self.delays, self.calls, process)
         self.page = MetricsPage(metrics, clock)
-        self._changes = NameLocks()
+        self._locks = NameLocks()
+        self.changes = RecordedChanges(self, self._locks)
+        self.processes = ProcessViews(
+            backend, consumer, timers, clock, self._others, self.delays.list_other_addresses,
+            info or ProcessInfo(process),
+        )  # fmt: skip
         find_behind = None if self._groups is None else partial(self._groups.list_lags, None)
         self.live = LiveViews(
-            backend, metrics, clock, lambda: health_fields(health()), self._others, find_behind,
-            self._findings.answer,
+            backend, metrics, clock, lambda: health_fields(health()), self.processes, find_behind,
+            self._findings.answer, partial(count_next_hour, self.delays, clock),
         )  # fmt: skip
         check_rules(ROUTES)
+        self.log = LogFiles(backend, consumer, metrics, clock, self.live, self.processes)
         self.router = AdminRouter(names, callers=callers)
         if callers is not None:
             callers.on_change.append(self.live.end_streams)
@@ -138,7 +163,7 @@ class AdminApi:
                 self._catch_up()
             if route.version is not None:
                 return self._answer_versioned(route, request, route.version)
-            return route.handler(self, request)
+            return self._make_change(route, request)
         except UncertainOutcomeError:
             raise
         except (TimeoutError, RemoteError) as error:
@@ -150,6 +175,11 @@ class AdminApi:
             if route.method != "GET":
                 self.live.versions.note_request(route.path)
 
+    def _make_change(self, route: Route, request: AdminRequest) -> Any:
+        """Return the answer of the route's handler; a change is recorded."""
+        narrow = narrow_for(route, request)
+        return self.changes.make_recorded(request, lambda: route.answer_request(self, request, narrow))
+
     def _answer_versioned(
         self, route: Route, request: AdminRequest, version_of: Callable[[Any, AdminRequest], str]
     ) -> Any:
@@ -159,11 +189,11 @@ class AdminApi:
         """
         if route.method == "GET":
             version = version_of(self, request)
-            return Versioned(route.handler(self, request), version)
+            return Versioned(route.answer_request(self, request, narrow_for(route, request)), version)
         kind, name = next(iter(request.path.items()))
-        with self._changes.hold_lock(kind, name):
+        with self._locks.hold_lock(kind, name):
             check_version(f"{kind} {name!r}", version_of(self, request), request.if_match)
-            answer = route.handler(self, request)
+            answer = self._make_change(route, request)
             version = version_of(self, request)
         return Versioned(answer, version) if version else answer
 
@@ -257,9 +287,13 @@ def check_parameters(route: Route, request: AdminRequest) -> AdminRequest:
         raise CallerError("If-Match is not for this request: what it changes has no ETag")
     texts = {name: text for name, text in request.query.items() if name != FORWARDED}
     query, body = read_query(route.query or Query, texts), request.body
+    if route.listing is not None and isinstance(query, FormQuery):
+        route.listing.check_form(query.form, texts)
     if route.body is None:
         check_names("body key", body, ())
-    elif isinstance(route.body, type):
+    elif isinstance(route.body, bodies.SettingsBody):
+        check_names("body key", body, route.body.schema["properties"])
+    else:
         body = read_body(route.body, body)
     return request._replace(query=query, body=body, is_forwarded=FORWARDED in request.query)
 
@@ -306,32 +340,52 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/health",
           '200 while the process is alive: `{"alive", "ready", "reason"}`, and `warning` if there is a '
           "problem with the setup",
-          lambda api, _: alive_answer(api.health()), right="none", answer=answers.AliveAnswer),
+          lambda api, _: alive_answer(api.health()), query=None, right="none", answer=answers.AliveAnswer),
     Route("GET", "/ready", "200 when sends are accepted; otherwise 503 with the reason",
           lambda api, _: ready_answer(api.health()),
-          right="none", answer=answers.HealthAnswer, errors={503: answers.HealthAnswer}),
+          query=None, right="none", answer=answers.HealthAnswer, errors={503: answers.HealthAnswer}),
     Route("GET", "/metrics", "the metrics in Prometheus' text format, listed in [metrics.md](metrics.md)",
-          lambda api, _: api.page.text(), right="metrics", answer=answers.MetricsText),
+          lambda api, _: api.page.text(), query=None, right="metrics", answer=answers.MetricsText),
     Route("GET", "/openapi.json", "the description of all requests as an OpenAPI 3.1 document",
-          lambda api, _: Text(JSON, encode_document(ROUTES)), right="none", answer=answers.Document),
+          lambda api, _: Text(JSON, encode_document(ROUTES)),
+          query=None, right="none", answer=answers.Document),
     Route("GET", "/stats",
           "health, findings, topics, groups and all counters, as printed by `ddmq stats --json`",
-          AdminApi.stats, right="metrics", answer=answers.StatsAnswer),
+          AdminApi.stats, query=None, right="metrics", answer=answers.StatsAnswer),
     Route("GET", "/findings",
           "what is wrong now, the most urgent first, as printed by `ddmq findings --json`",
-          AdminApi.list_findings, right="metrics", answer=answers.ServerFindingsAnswer),
+          AdminApi.list_findings, queries.ListQuery, right="metrics", answer=answers.ServerFindingsAnswer,
+          listing=table.FINDINGS),
     Route("GET", "/snapshot",
           "the state of the server at this moment: totals, rates, and the groups that are furthest behind",
-          lambda api, r: api.live.answer_snapshot(r), right="metrics", answer=live_answers.SnapshotAnswer),
+          lambda api, r: api.live.answer_snapshot(r),
+          query=None, right="metrics", answer=live_answers.SnapshotAnswer),
     Route("GET", "/events", "the same snapshot every second, as a stream of server-sent events",
-          lambda api, _: api.live.open_stream(), right="metrics", answer=live_answers.EventsText),
+          lambda api, _: api.live.open_stream(),
+          query=None, right="metrics", answer=live_answers.EventsText),
     Route("GET", "/history",
           "how totals, or the numbers of a busy topic or subscription, developed over the last 24 hours",
           lambda api, r: api.live.answer_history(r), queries.HistoryQuery,
           right="metrics", answer=live_answers.HistoryAnswer, errors={404: None}),
+    Route("GET", "/processes", "the processes of the server: version, addresses, memory, and what they own",
+          lambda api, r: api.processes.list_processes(r),
+          right="metrics", answer=process_answers.ProcessesAnswer),
+    Route("GET", "/clients", "who is connected: the clients of groups, and the hosts of producers",
+          lambda api, r: api.processes.list_clients(r), queries.ClientsQuery,
+          right="describe", answer=process_answers.ClientsAnswer),
+    Route("GET", "/config", "the settings of the process, and where each comes from; secrets are masked",
+          lambda api, r: api.processes.list_settings(r), queries.ConfigQuery,
+          right="metrics", answer=process_answers.ConfigAnswer),
+    Route("GET", "/log", "the disk of the log: free space, what fills it, and what keeps its segments",
+          lambda api, r: api.log.answer(r), right="metrics", answer=log_answers.LogAnswer),
+    Route("POST", "/log/clean",
+          "deletes segments of the log all of whose messages were stored before `before_ms`; `dry_run`",
+          lambda api, r: api.log.clean(r), body=bodies.LogCleanBody,
+          right="manage", answer=log_answers.LogCleanedAnswer),
     Route("GET", "/topics", "one row per topic; `internal=1` adds the system topics",
           lambda api, r: topics.list_topics(api.backend, internal=r.query.internal, page=r.page),
-          queries.TopicsQuery, right="describe", answer=list[answers.TopicRow]),
+          queries.TopicsQuery, right="describe", answer=list[answers.TopicRow],
+          listing=table.TOPICS),
     Route("GET", "/topics/{topic}",
           "the topic's settings and, in `by_queue`, the minimum and next offset of each queue",
           lambda api, r: topics.show_topic(api.backend, r.topic),
@@ -345,14 +399,23 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/topics/{topic}/messages",
           "the newest messages, or the messages selected by `id=`, `key=`, `queue=&offset=`, or `time_ms=`",
           lambda api, r: api.messages.in_topic(r), queries.MessagesQuery,
-          right="browse", answer=list[answers.MessageRow]),
+          right="browse", answer=list[answers.MessageRow],
+          listing=table.MESSAGES),
+    Route("POST", "/topics/{topic}/search",
+          "the messages that contain `text` or match the filter `sql`, in a range of time; changes nothing",
+          lambda api, r: search_messages(api.backend, api.clock, r), body=bodies.MessageSearchBody,
+          right="browse", answer=search_answers.MessagesFoundAnswer),
+    Route("GET", "/retries", "the messages of a group that wait for a retry, one by one",
+          lambda api, r: list_retries(api.backend, api.clock, r.query), queries.RetriesQuery,
+          right="browse", answer=search_answers.RetriesAnswer),
     Route("POST", "/messages", "sends one message to `topic`, now or with a delay",
           lambda api, r: api.calls.answer_anywhere(r, partial(send_message, api.calls, api.levels)),
           body=bodies.MessageSendBody, right="send", answer=answers.MessageSentAnswer, errors={404: None}),
     Route("GET", "/messages/{id}",
           "the message with the specified id in any topic, as a list that contains one message or is empty",
           lambda api, r: api.messages.by_id(r), queries.MessageQuery,
-          right="browse", answer=list[answers.MessageRow]),
+          right="browse", answer=list[answers.MessageRow],
+          listing=table.MESSAGE),
     Route("GET", "/messages/{id}/story", "everything that happened to the message ([story.md](story.md))",
           lambda api, r: api.stories.by_id(r), queries.StoryQuery,
           right="browse", answer=answers.StoryAnswer),
@@ -364,12 +427,14 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/groups",
           "one row per subscription, including the messages in flight at the consumer proxy of this process",
           lambda api, r: api.groups.list_subscriptions(r.page), queries.PageQuery,
-          right="describe", answer=list[group_answers.SubscriptionRow]),
+          right="describe", answer=list[group_answers.SubscriptionRow],
+          listing=table.GROUPS),
     Route("GET", "/lag",
           "one row per subscription as in `/groups`, including lag age and rates; the subscription that is "
           "furthest behind comes first",
           lambda api, r: api.groups.list_lags(r.query.group, r.query.count, r.visible()), queries.LagQuery,
-          right="describe", answer=list[group_answers.SubscriptionLag]),
+          right="describe", answer=list[group_answers.SubscriptionLag],
+          listing=table.LAGS),
     Route("GET", "/groups/{group}", "all details of one group, including up to `keys` blocked keys",
           lambda api, r: api.groups.show_group(r.group, r.query.keys), queries.GroupDetailQuery,
           right="describe", answer=group_answers.GroupShownAnswer, version=_group_version),
@@ -385,15 +450,17 @@ ROUTES: tuple[Route, ...] = (
           lambda api, r: api.groups.delete(r.group, r.query.topic), queries.GroupTopicQuery,
           right="manage", answer=answers.EmptyAnswer, version=_group_version),
     Route("GET", "/groups/{group}/offsets", "the group's progress in each queue",
-          lambda api, r: offsets.list_positions(api.backend, r.group, r.query.topic), queries.GroupTopicQuery,
-          right="describe", answer=list[answers.OffsetRow]),
+          lambda api, r: offsets.list_positions(api.backend, r.group, r.query.topic), queries.OffsetsQuery,
+          right="describe", answer=list[answers.OffsetRow],
+          listing=table.OFFSETS),
     Route("POST", "/groups/{group}/offsets", "resets the offsets: `topic`, `to`, `queue`, `dry_run`",
           lambda api, r: offsets.reset(api.backend, api.clock, r.group, r.body.topic, r.body.to, r.body.queue,
                                         r.body.dry_run),
           body=bodies.OffsetResetBody, right="operate", answer=answers.OffsetResetAnswer),
     Route("GET", "/groups/{group}/keys", "blocked and parked keys",
           lambda api, r: keys.list_blocked_keys(api.consumer, r.group, r.query.limit), queries.GroupKeysQuery,
-          right="describe", answer=list[group_answers.BlockedKeyRow]),
+          right="describe", answer=list[group_answers.BlockedKeyRow],
+          listing=table.GROUP_KEYS),
     Route("POST", "/groups/{group}/keys",
           "parks, skips or replays a key: `action` (`park`, `skip`, `replay`) and `key`; with `replay` also "
           "`take_away`",
@@ -405,20 +472,28 @@ ROUTES: tuple[Route, ...] = (
           lambda api, r: all_keys.list_keys(
               api.backend, api.consumer, api.clock, all_keys.selection_of(r.query),
               all_keys.position_of(r.query), min(r.query.count, all_keys.COUNT_MAX)),
-          queries.KeysQuery, right="describe", answer=group_answers.KeysAnswer),
+          queries.KeysQuery, right="describe", answer=group_answers.KeysAnswer,
+          listing=table.KEYS),
     Route("GET", "/dlq", "one row per group that has a dead-letter topic",
           lambda api, r: dlq.list_dead_letters(api.backend, r.page), queries.PageQuery,
-          right="describe", answer=list[answers.DeadLetterCounts]),
+          right="describe", answer=list[answers.DeadLetterCounts],
+          listing=table.DEAD_LETTER_GROUPS),
     Route("GET", "/dlq/{group}", "open dead letters, oldest first",
           lambda api, r: dlq_search.show_dead_letters(
               api.backend, api.clock, r.group, dlq_search.filter_of(r.query), dlq_search.order_of(r.query),
               min(r.query.count, dlq_search.SHOWN_MAX)),
-          queries.DeadLettersQuery, right="describe", answer=answers.DeadLettersAnswer),
+          queries.DeadLettersQuery, right="describe", answer=answers.DeadLettersAnswer,
+          listing=table.DEAD_LETTERS),
     Route("GET", "/dlq/{group}/facets",
           "the number of open dead letters by reason, error class, topic and hour",
           lambda api, r: dlq_search.count_facets(
               api.backend, api.clock, r.group, dlq_search.filter_of(r.query), dlq_search.order_of(r.query)),
           queries.DeadLetterFacetsQuery, right="describe", answer=answers.DeadLetterFacetsAnswer),
+    Route("GET", "/dlq/{group}/export",
+          "open dead letters with their bodies, as [one JSON document a line](#exporting-dead-letters)",
+          lambda api, r: export_page(
+              api.backend, api.clock, r.group, dlq_search.filter_of(r.query), r.query.after),
+          queries.DeadLetterExportQuery, right="browse", answer=answers.ExportText),
     Route("POST", "/dlq/{group}/resend", "sends dead letters to GROUP again",
           lambda api, r: dlq_changes.resend(api.backend, api.clock, r.group, r.body),
           body=bodies.DeadLetterResendBody, right="operate and send", answer=answers.DeadLettersResentAnswer),
@@ -429,7 +504,8 @@ ROUTES: tuple[Route, ...] = (
           body=bodies.DeadLetterPurgeBody, right="operate", answer=answers.DeadLettersPurgedAnswer),
     Route("GET", "/transactions", "the open transactions, oldest first",
           lambda api, r: api.transactions.rows(r), queries.TransactionsQuery,
-          right="describe", answer=answers.TransactionsAnswer),
+          right="describe", answer=answers.TransactionsAnswer,
+          listing=table.TRANSACTIONS),
     Route("GET", "/transactions/{id}", "one transaction, or its outcome",
           lambda api, r: api.transactions.show(r),
           right="transact or browse", answer=answers.TransactionAnswer),
@@ -443,20 +519,26 @@ ROUTES: tuple[Route, ...] = (
           right="describe", answer=delay_answers.DelayAnswer),
     Route("GET", "/delay/messages", "waiting messages in the order of their due times",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.messages), queries.DelaysQuery,
-          right="describe", answer=delay_answers.DelaysAnswer),
+          right="describe", answer=delay_answers.DelaysAnswer,
+          listing=table.DELAYS),
     Route("GET", "/delay/messages/{id}", "one message by its delay id or uuid",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.message),
           right="browse", answer=delay_answers.DelayStateAnswer),
-    Route("POST", "/delay/messages/{id}", "changes one message: `action` (`cancel`, `fire`, `reschedule`)",
+    Route("POST", "/delay/messages/{id}",
+          "changes one message: `action` (`cancel`, `fire`, `reschedule`, `hold`, `release`)",
           lambda api, r: api.calls.answer_anywhere(r, partial(change_message, api.calls)),
           body=bodies.DelayChangeBody, right="send",
           answer=delay_answers.DelayChangeAnswer, errors={404: delay_answers.DelayNotFoundAnswer}),
     Route("GET", "/delay/count", "the number of waiting messages",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.count), queries.DelayCountQuery,
           right="describe", answer=delay_answers.DelayCountAnswer),
+    Route("GET", "/delay/histogram", "the number of waiting messages by due time",
+          lambda api, r: answer_histogram(api.delays, r), queries.DelayHistogramQuery,
+          right="describe", answer=delay_answers.DelayHistogramAnswer),
     Route("GET", "/delay/levels", "the number of messages that wait at each delay level",
           lambda api, _: count_levels(api.backend, api.levels),
-          right="describe", answer=list[delay_answers.DelayLevelRow]),
+          queries.ListQuery, right="describe", answer=list[delay_answers.DelayLevelRow],
+          listing=table.LEVELS),
     Route("POST", "/delay/backup", "copies all shards into a new `folder` below `backup_dir`",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.backup),
           body=bodies.DelayBackupBody, right="backup", answer=delay_answers.DelayBackupAnswer),
@@ -467,8 +549,9 @@ ROUTES: tuple[Route, ...] = (
           right="operate or send", answer=operation_answers.OperationPlannedAnswer,
           errors={404: None, 409: None}),
     Route("GET", "/operations", "the plans of this process and all started operations, newest first",
-          lambda api, _: api.operations.list_rows(),
-          right="describe", answer=operation_answers.OperationsAnswer),
+          lambda api, r: api.operations.list_rows(allowed_plans(r)),
+          queries.ListQuery, right="describe", answer=operation_answers.OperationsAnswer,
+          listing=table.OPERATIONS),
     Route("GET", "/operations/{id}", "one plan or operation, including its progress",
           lambda api, r: api.operations.show_operation(r.path["id"]),
           right="describe", answer=operation_answers.OperationAnswer, errors={409: None}),
@@ -476,6 +559,16 @@ ROUTES: tuple[Route, ...] = (
           "starts the plan, or continues the operation: `token`, and optionally `rate`",
           lambda api, r: api.operations.start(r.path["id"], r.body), body=bodies.OperationStartBody,
           right="operate or send", answer=operation_answers.OperationAnswer, errors={409: None}),
+    Route("GET", "/changes",
+          "the last 1,000 changes of topics, groups, offsets, keys and others, newest first",
+          lambda api, r: api.changes.list_changes(r.query, allowed_changes(r)), queries.ChangesQuery,
+          right="describe", answer=change_answers.ChangesAnswer),
+    Route("GET", "/changes/{id}", "one change, with the state before and after",
+          lambda api, r: api.changes.show_change(r.path["id"]),
+          right="describe", answer=change_answers.ChangeAnswer),
+    Route("POST", "/changes/{id}/undo", "[undoes](#undo) the change, unless its object was changed meanwhile",
+          lambda api, r: api.changes.undo(r),
+          right="manage or operate", answer=change_answers.ChangeAnswer, errors={409: None}),
     Route("POST", "/operations/{id}/stop", "stops the operation after the batch that is in progress",
           lambda api, r: api.operations.stop(r.path["id"]),
           right="operate or send", answer=operation_answers.OperationAnswer, errors={409: None}),

@@ -121,17 +121,36 @@ class OpenDeadLetters:
 def list_dead_letters(backend: Backend, page: Page = ALL_ITEMS) -> list[dict[str, Any]]:
     """Return one row for each group with a dead-letter topic, and one for transactions. Rows with the most
     open letters come first; a page is sorted by name."""
-    topics = [name.removeprefix(DLQ_PREFIX) for name in backend.topics() if name.startswith(DLQ_PREFIX)]
-    if backend.topic(TRANSACTION_DEAD_TOPIC) is not None:
-        topics.append(TRANSACTION_DEAD_TOPIC)
-    group_rows = [_group_row(backend, name) for name in paced(page.of(topics, str))]
+    group_rows = [describe_group(backend, name) for name in paced(page.of(list_groups(backend), str))]
     return sorted(group_rows, key=lambda row: -row["letters"]) if page[:2] == ALL_ITEMS[:2] else group_rows
 
 
-def _group_row(backend: Backend, group: str) -> dict[str, Any]:
+def list_groups(backend: Backend) -> list[str]:
+    """Return the names of the groups with a dead-letter topic, and that of the topic for transactions."""
+    groups = [name.removeprefix(DLQ_PREFIX) for name in backend.topics() if name.startswith(DLQ_PREFIX)]
+    return groups if backend.topic(TRANSACTION_DEAD_TOPIC) is None else [*groups, TRANSACTION_DEAD_TOPIC]
+
+
+def count_open(backend: Backend, groups: Iterable[str]) -> dict[str, int]:
+    """Count the open dead letters of each group; 0 without a dead-letter topic."""
+    counts = dict.fromkeys(groups, 0)
+    infos = {group: backend.topic(dead_letter_topic(group)) for group in counts}
+    queues = [(group, queue) for group, info in infos.items() if info is not None for queue in info.refs()]
+    bounds, opened = read_open_dead_letters(backend, [queue for _, queue in queues])
+    for (group, _), each, limits in zip(queues, opened, bounds, strict=True):
+        counts[group] += each.count(*limits)
+    return counts
+
+
+def describe_group(backend: Backend, group: str) -> dict[str, Any]:
+    """Return a group with the numbers of its dead letters. Raises NoSuchGroupError."""
     queues = list_dead_letter_queues(backend, group)
     bounds, opened = read_open_dead_letters(backend, queues)
-    oldest = [_stored_ms(backend, queue, each.first) for queue, each in zip(queues, opened, strict=True)]
+    oldest = [
+        _stored_ms(backend, queue, each.first)
+        for queue, each, limits in zip(queues, opened, bounds, strict=True)
+        if each.first < limits.next
+    ]
     return {
         "group": group,
         "topic": dead_letter_topic(group),

@@ -24,11 +24,13 @@ from gevent import socket
 from gevent.lock import BoundedSemaphore
 
 from ddmq.address import HostPort, parse
+from ddmq.server.http.callers import ON_BEHALF
 from ddmq.server.http.pace import yield_if_long
 from ddmq.server.http.routing import FORWARDED, Text
 from ddmq_common.clock import Clock
 from ddmq_common.metrics.catalogue import CATALOGUE
 from ddmq_common.metrics.registry import ANSWERS_S, Registry
+from ddmq_common.security.callers import Caller
 from ddmq_common.security.connecting import secure_connection
 
 PAGE_CHEAP_S = 0.05  # processor time; a page that takes less is made anew each time
@@ -102,6 +104,11 @@ class OtherProcesses:
         addresses = self._proxies if kind == PROXY else self._addresses
         addresses[name] = parse(address)
 
+    @property
+    def addresses(self) -> Mapping[str, HostPort]:
+        """Return the admin addresses of the processes whose answers are added to this one's, by name."""
+        return self._addresses
+
     def list_proxies(self) -> list[str]:
         """Return the admin addresses of the processes with a producer proxy, as far as lines name them."""
         return [str(address) for address in self._proxies.values()]
@@ -111,17 +118,32 @@ class OtherProcesses:
     ) -> OtherAnswers:
         """Request `path` from all other processes, each about itself alone. An answer without one of the
         `keys` counts as none."""
-        target = f"{path}?{urlencode({**query, FORWARDED: '1'})}"
-        token = self.read_token()
-        requests = {
-            name: gevent.spawn(_fetch_answer, address, target, keys, token)
-            for name, address in self._addresses.items()
-        }
-        gevent.joinall(list(requests.values()), timeout=ANSWERS_WAIT_S)
-        answers = {name: each.value for name, each in requests.items() if each.value is not None}
-        gevent.killall(list(requests.values()), block=False)
-        silent = {name: str(self._addresses[name]) for name in requests.keys() - answers.keys()}
-        return OtherAnswers(list(answers.values()), silent)
+        return fetch_answers(self._addresses, path, *keys, query=query, token=self.read_token())
+
+
+def fetch_answers(
+    addresses: Mapping[str, HostPort],
+    path: str,
+    *keys: str,
+    query: Mapping[str, str] = MappingProxyType({}),
+    token: bytes = b"",
+    caller: Caller | None = None,
+) -> OtherAnswers:
+    """Request `path` from the processes at all `addresses`, each about itself alone. An answer without one of
+    the `keys` counts as none. `token`: of this process; `caller`: for whom it asks, None for itself."""
+    target = f"{path}?{urlencode({**query, FORWARDED: '1'})}"
+    headers = {"Authorization": f"Bearer {token.decode()}"} if token else {}
+    if caller is not None:
+        headers[ON_BEHALF] = caller.name
+    requests = {
+        name: gevent.spawn(_fetch_answer, address, target, keys, headers)
+        for name, address in addresses.items()
+    }
+    gevent.joinall(list(requests.values()), timeout=ANSWERS_WAIT_S)
+    answers = {name: each.value for name, each in requests.items() if each.value is not None}
+    gevent.killall(list(requests.values()), block=False)
+    silent = {name: str(addresses[name]) for name in requests.keys() - answers.keys()}
+    return OtherAnswers(list(answers.values()), silent)
 
 
 def component_line(name: str, address: HostPort, kind: str = PART) -> str:
@@ -157,13 +179,14 @@ def _merge_rows(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> 
     return {"count": count, "mean": total / count if count else 0.0} | highest
 
 
-def _fetch_answer(address: HostPort, target: str, keys: Sequence[str], token: bytes) -> dict[str, Any] | None:
+def _fetch_answer(
+    address: HostPort, target: str, keys: Sequence[str], headers: Mapping[str, str]
+) -> dict[str, Any] | None:
     """Fetch `target` from the process at `address`; None without a valid answer."""
     connection = http.client.HTTPConnection(*address)
     try:
         raw = socket.create_connection(tuple(address), ANSWERS_WAIT_S)
         connection.sock = secure_connection(raw, "admin", address.host)
-        headers = {"Authorization": f"Bearer {token.decode()}"} if token else {}
         connection.request("GET", target, headers=headers)
         answer = msgspec.json.decode(connection.getresponse().read(), type=dict[str, Any])
         return answer if answer.keys() >= set(keys) else None

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
+from backend.completion import Completion
 from backend.port import Backend
 from backend.records import QueueRef, ReadStatus, TopicInfo
 from ddmq.server.admin import keys
 from ddmq.server.admin.consumed import Owners, find_owners, is_consumed, is_held_elsewhere
+from ddmq.server.admin.dlq import count_open
 from ddmq.server.admin.dlq import list_dead_letters as dead_letter_rows
 from ddmq.server.admin.keys import require_group
 from ddmq.server.admin.lag.causes import LagFacts, drain_seconds, find_lag_cause
+from ddmq.server.admin.lag.order import LagOrder
 from ddmq.server.admin.lag.rates import ProgressSample, ProgressSampler
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
@@ -154,6 +158,7 @@ class AdminGroups:
         self._clock = clock
         self._rates = Rates()
         self._sampler = ProgressSampler(backend, consumer, clock.monotonic)
+        self.lags = LagOrder(lambda group: consumer.group_stats(group).wait(WAIT_S), clock)
 
     def sample(self) -> None:
         """Sample the counters and the progress of all groups. Must be called every PERIOD_S seconds."""
@@ -170,6 +175,35 @@ class AdminGroups:
                 row = subscription_row(each, dead_letters) | retries.row(each.group, each.topic)
                 subscriptions.append(row | {"clients": self._count_clients(each)})
         return subscriptions
+
+    def list_names(self, group: str | None = None) -> list[tuple[str, str]]:
+        """Return the (group, topic) of all subscriptions, or of those of one group. Raises
+        NoSuchGroupError."""
+        if group is not None:
+            return [(group, topic) for topic in require_group(self._consumer, group).topics]
+        return self._consumer.subscription_names()
+
+    def describe_subscriptions(
+        self, names: Sequence[tuple[str, str]], *, with_lag: bool = False
+    ) -> list[dict[str, Any]]:
+        """Return the rows of these subscriptions, as far as they still exist. `with_lag`: with lag age and
+        rates; only the first AGED_MAX rows contain the age of the lag."""
+        retries = RetryPathView(self._consumer, self._clock)
+        groups = list(dict.fromkeys(group for group, _ in names))
+        pending: list[Completion[list[SubscriptionStats]]] = []
+        for group in paced(groups):
+            with suppress(CallerError):  # it was deleted meanwhile
+                pending.append(self._consumer.group_stats(group))
+        dead_letters = count_open(self._backend, groups)
+        stats = {(each.group, each.topic): each for counted in pending for each in counted.wait(WAIT_S)}
+        rows: list[dict[str, Any]] = []
+        for each in paced([stats[name] for name in names if name in stats]):
+            row = subscription_row(each, dead_letters) | retries.row(each.group, each.topic)
+            row["clients"] = self._count_clients(each)
+            if with_lag:
+                row |= self._lag_columns(each, with_lookups=len(rows) < AGED_MAX)
+            rows.append(row)
+        return rows
 
     def show_group(self, group: str, keys_limit: int) -> dict[str, Any]:
         """Load the keys of a group, and return it. If loading fails, `blocked_keys_error` says so."""
@@ -256,7 +290,7 @@ class AdminGroups:
         if not isinstance(topics, list) or not topics or not all(isinstance(topic, str) for topic in topics):
             raise CallerError(f"topics is {topics!r}; a list with at least one topic name is wanted")
         _check_names(group, *topics)
-        summary = next((info for info in self._consumer.groups() if info.name == group), None)
+        summary = self._consumer.find_group(group)
         there = () if summary is None else summary.topics
         missing = [topic for topic in dict.fromkeys(topics) if topic not in there]
         for topic in missing:

@@ -164,7 +164,7 @@ def add_waiting(row: BlockedKey, queue: QueueRef | None, ends: Mapping[tuple[str
 
 def require_group(consumer: ConsumerService, group: str) -> GroupSummary:
     """Return the group. Raises NoSuchGroupError, whose text says how to list the groups."""
-    summary = next((summary_of for summary_of in consumer.groups() if summary_of.name == group), None)
+    summary = consumer.find_group(group)
     if summary is None:
         raise NoSuchGroupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
     return summary

@@ -45,15 +45,15 @@ class MessageSearch:
     def __init__(self, backend: Backend, live: Live | None) -> None:
         self._backend = backend
         self._live = live
-        self._search_lock = BoundedSemaphore()
+        self.lock = BoundedSemaphore()
 
     def by_id(self, request: AdminRequest) -> Any:
         """Return the message with the id in the path, from any topic: a list of one or none."""
-        return self._message_rows(find_by_id(self._backend, None, request.path["id"]), request.query.group)
+        return self.describe_records(find_by_id(self._backend, None, request.path["id"]), request.query.group)
 
     def in_topic(self, request: AdminRequest) -> Any:
         """Return messages of a topic. One search runs at a time, because each may hold many messages."""
-        with self._search_lock:
+        with self.lock:
             return self._in_topic(request)
 
     def _in_topic(self, request: AdminRequest) -> list[dict[str, Any]]:
@@ -70,9 +70,9 @@ class MessageSearch:
             records = find_by_time(self._backend, topic, query.time_ms, count)
         else:
             records = find_newest(self._backend, topic, count)
-        return self._message_rows(records, query.group, in_full=by_offset)
+        return self.describe_records(records, query.group, in_full=by_offset)
 
-    def _message_rows(
+    def describe_records(
         self, records: Sequence[StoredRecord], group: str | None, *, in_full: bool = False
     ) -> list[dict[str, Any]]:
         """Return a row per message, at most ANSWER_BYTES_MAX in total unless they are wanted in full. With a
@@ -265,19 +265,21 @@ def find_newest(backend: Backend, topic: str, count: int) -> list[StoredRecord]:
     records: list[StoredRecord] = []
     for queue, b in zip(queues, bounds, strict=True):
         if b is not None and count:
-            records += _read_last(backend, queue, b, count, _total_bytes(records))
+            records += read_last(backend, queue, b, count, _total_bytes(records))
             records = sorted(records, key=_stored_order)[-count:]
     return records
 
 
-def _read_last(
+def read_last(
     backend: Backend, queue: QueueRef, bounds: Bounds, count: int, used_bytes: int
 ) -> list[StoredRecord]:
     """Read the last `count` messages of a queue. If some offsets hold no message, read from further back."""
     back = count
     while True:
         first = max(bounds.min, bounds.next - back)
-        records = read(backend, queue, first, back, SEARCH_BYTES_MAX, used_bytes=used_bytes)
+        count_max = min(back, bounds.next - first)
+        records = read(backend, queue, first, count_max, SEARCH_BYTES_MAX, used_bytes=used_bytes)
+        records = [record for record in records if record.offset < bounds.next]
         if len(records) >= count or first == bounds.min or back >= BACK_MAX:
             return records[-count:]
         back = min(2 * back, BACK_MAX)

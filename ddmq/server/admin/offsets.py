@@ -8,7 +8,7 @@ messages that were finished above the new offset come again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -41,8 +41,8 @@ _ALLOWED = (
 
 
 class ResetTarget(NamedTuple):
-    """The position to which offsets are reset. `kind`: first, last, offset or time; `value`: the offset or
-    epoch ms."""
+    """The position to which offsets are reset. `kind`: first, last, offset, time or undo; `value`: the offset
+    or epoch ms."""
 
     kind: str
     value: int
@@ -54,6 +54,8 @@ class ResetTarget(NamedTuple):
             return f"the first message stored at or after {format_moment(self.value)}"
         if self.kind == "offset":
             return f"offset {self.value}"
+        if self.kind == "undo":
+            return "the offsets before the last reset"
         return "the first message" if self.kind == "first" else "the end, behind the last message"
 
 
@@ -173,6 +175,20 @@ def _commit(
     except FencedError:
         return False
     return True
+
+
+def restore_offsets(
+    backend: Backend, clock: Clock, group: str, topic: str, targets: Mapping[int, int]
+) -> None:
+    """Move the group's offsets on `topic` to those of `targets`, by queue; to the oldest message where that
+    is later. Messages that were finished above are delivered again."""
+    for _ in range(TRIES_MAX):
+        positions = [each for each in read_positions(backend, group, topic) if each.queue.queue_id in targets]
+        target = ResetTarget("undo", 0)
+        at = [max(each.bounds.min, targets[each.queue.queue_id]) for each in positions]
+        if _commit(backend, clock, group, topic, target, positions, at):
+            return
+    raise FencedError(f"queues of {topic!r} change hands just now; try again")
 
 
 class _LastReset(msgspec.Struct):

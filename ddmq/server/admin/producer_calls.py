@@ -30,6 +30,7 @@ from ddmq_common.native_threads import in_thread
 from ddmq_rpc.api import ErrorKind
 from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
 from ddmq_rpc.codec import structs
+from proxy_producer.core.delay_requests import TIMESTAMP_S_MIN
 from proxy_producer.core.rejections import NOT_STORED
 from proxy_producer.service import ProducerService
 from proxy_producer.wire import SERVICE
@@ -63,6 +64,8 @@ class ProducerCalls:
     ) -> None:
         self._backend = backend
         self._service = None if service is None else InProcessService(service.service(), clock)
+        self._proxy = service
+        self._wall_ms = clock.wall_ms
         self._others = others
         self._find_addresses = find_addresses
 
@@ -83,6 +86,14 @@ class ProducerCalls:
         if answer is not None:
             return answer
         raise TryLaterError(NO_PRODUCER)
+
+    def allows_due_ms(self, due_ms: int) -> bool:
+        """Return whether a message may be rescheduled to this time. A producer proxy of another process is
+        not asked: it rejects the change itself."""
+        if self._proxy is None:
+            return True
+        latest_s = (self._wall_ms() + self._proxy.delay.limits.delay_ms_max) // 1_000
+        return TIMESTAMP_S_MIN <= due_ms // 1_000 <= latest_s
 
     def call(self, method: str, topic: str = "", **arguments: Any) -> Any:
         """Call a method of the wire, and return the struct of its answer. `topic`: the one that is sent to.

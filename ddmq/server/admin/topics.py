@@ -67,7 +67,11 @@ def describe_topic(backend: Backend, info: TopicInfo) -> dict[str, Any]:
 def list_topics(backend: Backend, *, internal: bool, page: Page = ALL_ITEMS) -> list[dict[str, Any]]:
     """Return every topic with its message count, by name."""
     some = [info for info in backend.topics().values() if internal or not names.is_internal(info.name)]
-    infos = page.of(some, lambda info: info.name)
+    return list_rows(backend, page.of(some, lambda info: info.name))
+
+
+def list_rows(backend: Backend, infos: Sequence[TopicInfo]) -> list[dict[str, Any]]:
+    """Return these topics as rows, with their message counts."""
     rows: list[dict[str, Any]] = []
     for start in paced(range(0, len(infos), TOPICS_AT_ONCE)):
         some = infos[start : start + TOPICS_AT_ONCE]

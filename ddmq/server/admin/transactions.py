@@ -6,7 +6,7 @@ is the proxy that owns its shard; it is asked as a client asks it, with the grou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -98,8 +98,16 @@ class AdminTransactions:
 
     def rows(self, request: AdminRequest) -> dict[str, Any]:
         """Return the open transactions, oldest first. `whole` is False if the scan stopped at SCANNED_MAX."""
-        group, allows = request.query.group, request.visible()
         count = min(max(request.query.count, 1), SHOWN_MAX)
+        rows, complete = self.collect_open(request.query.group, request.visible())
+        rows.sort(key=lambda row: (row["began_ms"], row["transaction"]))
+        return {"open": len(rows), "whole": complete, "transactions": rows[:count]}
+
+    def collect_open(
+        self, group: str | None, allows: Callable[[str], bool] | None = None
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """Return the open transactions of a group or of all, in no order, and whether these are all of them:
+        the scan stops at SCANNED_MAX. `allows`: whether the caller may see a group; None: it may see all."""
         by_id: dict[str, dict[str, Any]] = {}
         scanned = 0
         for each in paced(open_halves(self._backend)):
@@ -109,8 +117,7 @@ class AdminTransactions:
             mark = each.half.mark.group
             if group in (None, mark) and (allows is None or allows(mark)):
                 _add(by_id, each)
-        rows = sorted(by_id.values(), key=lambda row: (row["began_ms"], row["transaction"]))
-        return {"open": len(rows), "whole": scanned <= SCANNED_MAX, "transactions": rows[:count]}
+        return list(by_id.values()), scanned <= SCANNED_MAX
 
     def show(self, request: AdminRequest) -> dict[str, Any]:
         """Return one transaction: its messages while it is open, else its outcome."""

@@ -1,4 +1,5 @@
-"""Changes of a single delayed message, `POST /delay/messages/ID`: cancel, fire and reschedule.
+"""Changes of a single delayed message, `POST /delay/messages/ID`: cancel, fire, reschedule,
+hold and release.
 
 A change is a delay command that a producer proxy stores, as for a client of the wire; so it survives every
 crash once it is answered. The delay service that owns the message's shard decides its outcome.
@@ -17,7 +18,11 @@ from ddmq.server.http.routing import AdminRequest, Text
 from ddmq_client.idl.codes import OK_TEXT, DelayAction, DelayOutcome
 from ddmq_common.errors import CallerError
 
-ACTIONS = {"cancel": DelayAction.CANCEL, "fire": DelayAction.FIRE, "reschedule": DelayAction.RESCHEDULE}
+ACTIONS = {
+    "cancel": DelayAction.CANCEL, "fire": DelayAction.FIRE, "reschedule": DelayAction.RESCHEDULE,
+    "hold": DelayAction.HOLD, "release": DelayAction.RELEASE,
+}  # fmt: skip
+ADDED_WORDS = {"hold": "held", "release": "released"}  # what ADDED means, by action; else "rescheduled"
 OUTCOMES = {
     DelayOutcome.ADDED: "rescheduled", DelayOutcome.CANCELLED: "cancelled",
     DelayOutcome.ALREADY_FIRED: "fired", DelayOutcome.UNKNOWN: "unknown",
@@ -43,6 +48,8 @@ def change_message(calls: ProducerCalls, request: AdminRequest) -> dict[str, Any
     )  # fmt: skip
     result = calls.call("sendDelaySync", delayMessage=change, timeout=body.timeout_ms or 0)
     outcome = OUTCOMES[DelayOutcome(result.outcome)]
+    if result.outcome == DelayOutcome.ADDED:
+        outcome = ADDED_WORDS.get(body.action, outcome)
     row = {"id": delay_id, "outcome": outcome, "fired_ms": result.firedAtMs, "due_ms": result.dueMs}
     text = result.msg.decode("utf-8", "replace")
     if text != OK_TEXT:

@@ -19,11 +19,13 @@ import msgspec
 
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
-from ddmq.server.admin.contract.queries import DelayCountQuery
+from ddmq.server.admin.contract.forms import FIRST
+from ddmq.server.admin.contract.queries import DelayCountQuery, DelaysQuery
 from ddmq.server.admin.figures import OtherProcesses
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.backup import OpenShard, backup_folder, check_secret, copy_shards, make_backup
 from ddmq.server.http.pace import paced
+from ddmq.server.http.paging import ItemPage, PageRequest
 from ddmq.server.http.parameters import Query
 from ddmq.server.http.routing import AdminRequest, Text, forward_request
 from ddmq_client.idl.codes import FROM_CHRONOS
@@ -41,10 +43,11 @@ from ddmq_common.errors import CallerError, DamagedError, DdmqError, TryLaterErr
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from ddmq_common.native_threads import in_thread
 from ddmq_common.plain_text import body_fields
+from delay_service.core.held_messages import HELD_FROM_MS, is_held_ms, plain_due_ms
 from delay_service.core.occurrences import occurrence_id
 from delay_service.due.holds import is_held, list_holds
 from delay_service.service import DelayService
-from delay_service.store.port import DelayStore, DueKey, IdKind, Pending, Scan
+from delay_service.store.port import DelayStore, DueKey, DueTimeCounts, IdKind, Pending, Scan
 
 T = TypeVar("T")
 PAGE = 500
@@ -78,33 +81,50 @@ class Cursor(NamedTuple):
 
 class DelayChoice(NamedTuple):
     """A choice of waiting messages: those of `topic` with this `key` (None: any key), due from `start` until
-    before `end`, after the position `cursor`. `allows`: whether the caller may see a topic; None: all."""
+    before `end`, after the position `cursor`, with `text` in the key or the body. `allows`: whether the
+    caller may see a topic; None: it may see all."""
 
     topic: str | None
     key: str | None
     start: int
     end: int
     after: Cursor | None
+    text: str | None = None
     allows: Callable[[str], bool] | None = None
+
+    def has_topic(self, topic: str) -> bool:
+        """Return whether the choice includes messages of a topic."""
+        return self.topic in (None, topic) and (self.allows is None or self.allows(topic))
+
+    @property
+    def is_examined(self) -> bool:
+        """Whether a message must be examined, because the store does not check all criteria."""
+        return self.key is not None or self.text is not None or self.allows is not None
 
     @property
     def includes_all(self) -> bool:
         """Whether the choice includes every waiting message of the topic."""
-        return self == (self.topic, None, 0, FOREVER_MS, None, None)
+        return self == (self.topic, None, 0, FOREVER_MS, None, None, None)
 
     def matches(self, message: Pending) -> bool:
         """Return whether the message has the requested key; the store has checked the other criteria."""
         if self.allows is not None and not self.allows(message.topic):
             return False
-        if self.key is None:
-            return True
-        key = self.key.encode("utf-8", "surrogateescape")
-        if key not in message.delivery:  # much cheaper than to parse it
+        texts = [
+            text.encode("utf-8", "surrogateescape") for text in (self.key, self.text) if text is not None
+        ]
+        if not all(text in message.delivery for text in texts):  # much cheaper than to parse it
             return False
+        if not texts:
+            return True
         try:
-            return delivery.decode(message.delivery).key == key
+            content = delivery.decode(message.delivery)
         except DamagedError:
             return False
+        text = None if self.text is None else texts[-1]
+        return self.key in (None, content.key.decode("utf-8", "surrogateescape")) and (
+            text is None or text in content.key or text in content.value
+        )
 
 
 class DelayQueries:
@@ -120,6 +140,7 @@ class DelayQueries:
         self._clock = clock
         self._backups = backups
         self._others = others or OtherProcesses()
+        self.read_token = self._others.read_token  # of this process, for requests to others
 
     def answer_anywhere(self, request: AdminRequest, act: Callable[[AdminRequest], Any]) -> Any:
         """Return the answer of `act` or, if another process owns the requested shard, that process's
@@ -127,7 +148,7 @@ class DelayQueries:
         address = None if request.is_forwarded else self._other_owner(request)
         if address is None:
             return act(request)
-        return in_thread(forward_request, address, request, self._others.read_token())
+        return in_thread(forward_request, address, request, self.read_token())
 
     def _other_owner(self, request: AdminRequest) -> str | None:
         """Return the address of the owner of the requested shard, or of any owner if no delay service runs
@@ -154,6 +175,39 @@ class DelayQueries:
         except (DdmqError, TimeoutError):
             return []
         return [address for shard, address in addresses.items() if shard not in owned]
+
+    def list_other_owners(self) -> dict[int, str]:
+        """Return, for each shard that this process does not own, the admin address of its owner; "" if that
+        is not known."""
+        owned = {} if self._timers is None else self._timers.shards
+        try:
+            addresses = self._owner_addresses()
+        except (DdmqError, TimeoutError):
+            addresses = {}
+        return {number: addresses.get(number, "") for number in range(self._queues()) if number not in owned}
+
+    def count_due(self, topic: str | None, start: int, end: int, step: int) -> list[DueTimeCounts]:
+        """Return the numbers of waiting messages by due time, in minutes, of each open shard that this
+        process owns."""
+        if self._timers is None:
+            return []
+        return [one.store.count_due(topic, start, end, step) for one in self._open_shards()]
+
+    def list_closed_shards(self) -> dict[int, str]:
+        """Return the shards of this process that are not open, with the reasons."""
+        shards = {} if self._timers is None else self._timers.shards
+        return {number: shard.why for number, shard in shards.items() if not shard.running}
+
+    def is_behind(self) -> bool:
+        """Return whether this process has not processed all commands that were stored before this call."""
+        if self._timers is None:
+            return False
+        shards = [shard for shard in self._timers.shards.values() if shard.running]
+        bounds = self._backend.bounds([shard.queue for shard in shards]).wait(WAIT_S)
+        return any(
+            limits is not None and limits.next > (shard.position or 0)
+            for shard, limits in zip(shards, bounds, strict=True)
+        )
 
     # --- what there is
 
@@ -206,10 +260,32 @@ class DelayQueries:
             raise TryLaterError(f"what waits is not known: {health.reason}")
         service, behind = self._caught_up()
         count = min(max(request.query.count, 1), SHOWN_MAX)
-        choice = _read_choice(request.query, request.visible())
+        choice = _read_choice(request)
         rows, last = self._find_messages(choice, count, _message_row)
         answer = {"messages": rows, "next": _cursor_text(last), "orders_waiting": sum(behind.values())}
         return answer | {"held": self._list_holds(choice)} | self._missing_shards(service)
+
+    def page_messages(self, page: PageRequest, request: AdminRequest) -> ItemPage:
+        """Return a page of the waiting messages of the open shards, by due time."""
+        health = self._backend.health()
+        if not health.ready:
+            raise TryLaterError(f"what waits is not known: {health.reason}")
+        service, behind = self._caught_up()
+        position = page.decode_position(tuple[int, int, int])
+        choice = _read_choice(request)._replace(text=page.text)
+        choice = choice._replace(after=None if position is None else Cursor(*position))
+        rows, last = self._find_messages(choice, page.size, _message_row)
+        missing_shards = self._missing_shards(service)
+        more = {"orders_waiting": sum(behind.values()), "held": self._list_holds(choice)} | missing_shards
+        counts = service.pending_counts()
+        total = counts.total() if choice.topic is None else counts[choice.topic]
+        return ItemPage(
+            rows,
+            None if last is None else page.encode_position(last),
+            total if choice._replace(after=None).includes_all else None,
+            exact=not behind and not any(missing_shards.values()),
+            more=more,
+        )
 
     def is_held(self, topic: str) -> bool:
         """Return whether the delayed messages of a topic are held."""
@@ -218,7 +294,7 @@ class DelayQueries:
     def _list_holds(self, choice: DelayChoice) -> dict[str, int]:
         """Return since when the delayed messages of the chosen topics are held, by topic."""
         holds = list_holds(self._backend)
-        return {topic: since_ms for topic, since_ms in holds.items() if choice.topic in (None, topic)}
+        return {topic: since_ms for topic, since_ms in holds.items() if choice.has_topic(topic)}
 
     def _find_messages(
         self, choice: DelayChoice, count: int, convert: Callable[[Pending], T]
@@ -226,29 +302,40 @@ class DelayQueries:
         """Return up to `count` matching messages, each converted by `convert` (its body is freed right after
         that), and the position to continue from, which is None at the end. A search by key examines at most
         EXAMINED_MAX messages per call."""
-        walks = [self._walk_shard(one, choice) for one in self._open_shards()]
+        walks = [
+            self._walk_shard(one, choice, shift_ms)
+            for one in self._open_shards()
+            for shift_ms in (0, HELD_FROM_MS)
+        ]
         rows: list[T] = []
         examined, last = 0, None
         for position, message in merge(*walks, key=itemgetter(0)):
             if len(rows) == count or examined == EXAMINED_MAX:
                 return rows, last
-            examined, last = examined + (choice.key is not None or choice.allows is not None), position
+            examined, last = examined + choice.is_examined, position
             if choice.matches(message):
                 rows.append(convert(message))
         return rows, None
 
-    def _walk_shard(self, shard: OpenShard, choice: DelayChoice) -> Iterator[tuple[Cursor, Pending]]:
-        topic, _, start, end, cursor, _ = choice
+    def _walk_shard(
+        self, shard: OpenShard, choice: DelayChoice, shift_ms: int
+    ) -> Iterator[tuple[Cursor, Pending]]:
+        """Yield the chosen messages of a shard with their positions: those that are not held (`shift_ms` 0),
+        or the held ones, whose stored due times are HELD_FROM_MS later."""
+        topic, cursor = choice.topic, choice.after
+        start, end = choice.start + shift_ms, min(choice.end, HELD_FROM_MS) + shift_ms
         after = None if cursor is None else cursor.after_in(shard.number)
+        if after is not None:
+            after = DueKey(after.due_ms + shift_ms, after.offset)
         while page := in_thread(shard.store.scan, Scan(topic, start, end, PAGE, after, PAGE_BYTES)):
             after = page[-1].key
             for message in paced(page):
-                yield Cursor(message.due_ms, shard.number, message.offset), message
+                yield Cursor(message.due_ms - shift_ms, shard.number, message.offset), message
 
     def count(self, request: AdminRequest) -> dict[str, Any]:
         service, behind = self._caught_up()
         query: DelayCountQuery = request.query
-        choice, last = _read_choice(query, request.visible()), None
+        choice, last = _read_choice(request), None
         if choice.includes_all:
             counts = service.pending_counts()
             number = counts.total() if choice.topic is None else counts[choice.topic]
@@ -320,8 +407,7 @@ class DelayQueries:
         if len(open_shards) + sum(map(len, others.values())) < self._queues():
             raise TryLaterError("not every shard is open yet; try again")
         shards = in_thread(
-            make_backup, self._backups, folder, open_shards, others, self._clock.wall_ms(),
-            self._others.read_token(),
+            make_backup, self._backups, folder, open_shards, others, self._clock.wall_ms(), self.read_token()
         )  # fmt: skip
         return {"folder": str(folder), "shards": shards}
 
@@ -401,9 +487,11 @@ class DelayQueries:
 def _message_row(message: Pending, *, with_body: bool = False) -> dict[str, Any]:
     """Return a pending message as a row for people and programs."""
     row: dict[str, Any] = {
-        "due_ms": message.due_ms, "topic": message.topic, "occurrence": message.occurrence,
+        "due_ms": plain_due_ms(message.due_ms), "topic": message.topic, "occurrence": message.occurrence,
         "message_id": message.message_id.hex(), "born_ms": message.born_ms,
     }  # fmt: skip
+    if is_held_ms(message.due_ms):
+        row["held"] = True
     try:
         command = decode_command(message.command)
         content = delivery.decode(message.delivery)
@@ -442,10 +530,21 @@ def _repeat_fields(command: DelayCommand) -> dict[str, Any]:
     return facts | {"repeats": words}
 
 
-def _read_choice(query: DelayCountQuery, allows: Callable[[str], bool] | None) -> DelayChoice:
-    after = None if query.after is None else _parse_cursor(query.after)
+def reads_contents(query: DelayCountQuery) -> bool:
+    """Return whether a query chooses messages by their contents, of which its answer then says something."""
+    return query.key is not None or getattr(query, "text", None) is not None
+
+
+def _read_choice(request: AdminRequest) -> DelayChoice:
+    """Return the choice that the query of a request states, of the topics that its caller may see. `after` is
+    that of form 1."""
+    query: DelayCountQuery = request.query
+    right = "browse" if reads_contents(query) else "describe"
+    allows = request.visible(right) if query.topic is None else None  # a rule checks the right to one topic
+    is_first = query.form == FIRST or not isinstance(query, DelaysQuery)
+    after = _parse_cursor(query.after) if query.after is not None and is_first else None
     end = FOREVER_MS if query.to_ms is None else query.to_ms
-    return DelayChoice(query.topic, query.key, query.from_ms or 0, end, after, allows)
+    return DelayChoice(query.topic, query.key, query.from_ms or 0, end, after, None, allows)
 
 
 def _ignore_message(_: Pending) -> None:

@@ -36,6 +36,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, QUEUES_DEFAULT
 from ddmq_common.private_files import make_private
 from delay_service.core.decider import INGESTED
+from delay_service.core.held_messages import is_held_ms, plain_due_ms
 from delay_service.ingest import ingested_offset
 from delay_service.store.opening import open_store, restore
 from delay_service.store.port import DelayStore, DueKey, Pending, Scan
@@ -203,7 +204,8 @@ def command_record(message: Pending, queues: int) -> NewRecord:
     command = msgspec.structs.replace(
         decode_command(message.command),
         occurrence=message.occurrence,
-        at_ms=message.due_ms,
+        at_ms=plain_due_ms(message.due_ms),
+        is_held=is_held_ms(message.due_ms),
         moved_at=0,
         reply_queue=-1,
         unless_cancelled="",

@@ -10,7 +10,8 @@ What is not HTTP is one short line in the log.
 A request names this server and comes from no page of another site. A browser sends what any page tells it
 to, also to loopback, and a name of an attacker may point there. It cannot lie about Host, Origin and
 Sec-Fetch-Site, nor send JSON to another site unasked. So Host must be an address or name of this server, an
-Origin the same as Host, and a POST JSON. Lengths and header lines (head.py) are exact, so that no proxy in
+Origin the same as Host, and a POST JSON; only the console's HTML, which has no data, may be opened by a link
+of another site. Lengths and header lines (head.py) are exact, so that no proxy in
 front sees other requests than this server.
 """
 
@@ -32,12 +33,14 @@ from gevent.pywsgi import WSGIHandler, WSGIServer
 from gevent.socket import wait_read
 
 from ddmq.address import HostPort
+from ddmq.console.assets import is_page
 from ddmq.server.http.head import MalformedHeadError, check_request_line, read_headers
 from ddmq.server.http.pace import Accounts, PacedGreenlet
 from ddmq.server.http.streams import EventFeed, EventStream
 from ddmq_rpc.traffic import TlsPort
 
 JSON = "application/json"
+NDJSON = "application/x-ndjson"
 CONNECTIONS_MAX = 64
 ADDRESS_CONNECTIONS_MAX = 48  # of one address
 BEYOND_MAX = 64  # connections beyond these bounds, which are told so, or answered /health and /ready
@@ -375,11 +378,24 @@ def _check_origin(environ: Mapping[str, Any]) -> RequestRejection | None:
     if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
         return RequestRejection(403, f"Origin is {origin[:100]!r}: pages of other sites may not use this API")
     site = environ.get("HTTP_SEC_FETCH_SITE", "none")
-    if site not in ("none", "same-origin"):
+    if site not in ("none", "same-origin") and not _opens_console(environ):
         return RequestRejection(
             403, f"Sec-Fetch-Site is {site[:40]!r}: pages of other sites may not use this API"
         )
     return None
+
+
+def _opens_console(environ: Mapping[str, Any]) -> bool:
+    """Return whether a browser follows a link to a page of the console, such as the link in an alert.
+
+    The console's HTML contains no data, so a link from any site may open it.
+    """
+    return (
+        environ["REQUEST_METHOD"] == "GET"
+        and environ.get("HTTP_SEC_FETCH_MODE") == "navigate"
+        and environ.get("HTTP_SEC_FETCH_DEST") == "document"
+        and is_page(environ.get("RAW_URI", environ.get("PATH_INFO", "")).partition("?")[0])
+    )
 
 
 def _check_content_type(environ: Mapping[str, Any]) -> RequestRejection | None:

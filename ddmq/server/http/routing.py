@@ -24,6 +24,7 @@ import gevent
 import msgspec
 
 from ddmq.address import parse
+from ddmq.console.assets import ROOT, Asset, find_asset
 from ddmq.server.http.callers import ON_BEHALF, find_caller
 from ddmq.server.http.connection import JSON, NO_STORE, PROBES, RequestRejection, check_request
 from ddmq.server.http.encoding import GZIP_BYTES_MIN, accepts_gzip, compress_chunks, encode_json
@@ -47,7 +48,7 @@ BODY_S = 30.0  # for a whole body to come
 CHANGE_S = 0.002  # processor time that the backend takes for a change
 NO_LISTINGS = ("/health", "/ready", "/metrics")  # wait for none to be made
 _STATUS = {
-    200: "200 OK", 400: "400 Bad Request", 401: "401 Unauthorized", 403: "403 Forbidden",
+    200: "200 OK", 302: "302 Found", 400: "400 Bad Request", 401: "401 Unauthorized", 403: "403 Forbidden",
     404: "404 Not Found", 405: "405 Method Not Allowed", 408: "408 Request Timeout", 409: "409 Conflict",
     411: "411 Length Required", 412: "412 Precondition Failed", 413: "413 Content Too Large",
     415: "415 Unsupported Media Type", 500: "500 Internal Server Error", 503: "503 Service Unavailable",
@@ -77,6 +78,10 @@ class NoSuchOperationError(CallerError):
     """The plan or operation does not exist (404)."""
 
 
+class NoSuchChangeError(CallerError):
+    """The change is not among the recorded ones (404)."""
+
+
 class ForbiddenError(CallerError):
     """The caller lacks a right (403)."""
 
@@ -87,6 +92,11 @@ class UncertainOutcomeError(RemoteError):
 
 class VersionConflictError(CallerError):
     """The version of what is to be changed is none of those that the request requires (412)."""
+
+
+_NOT_FOUND = (
+    UnknownTopicError, NoSuchGroupError, NoSuchMessageError, NoSuchOperationError, NoSuchChangeError,
+)  # fmt: skip
 
 
 class Page(NamedTuple):
@@ -117,9 +127,9 @@ class AdminRequest(NamedTuple):
 
     `query`: the Struct that its route declares; a mapping of texts before it is checked, and for probes.
     `body`: a JSON object, or the Struct that its route declares. `is_forwarded`: another process passed it
-    on, so it must be answered here. `if_match`: the versions of which a change requires one. `caller`: who
-    makes the request; None: rights are off, or this process makes it. `on_behalf`: a node has passed it on
-    for the caller.
+    on, so it must be answered here. `if_match`: the versions of which a change requires one. `address`: that
+    of the client. `caller`: who makes the request; None: rights are off, or this process makes it.
+    `on_behalf`: a node has passed it on for the caller.
     """
 
     path: Mapping[str, str]
@@ -129,13 +139,18 @@ class AdminRequest(NamedTuple):
     pattern: str = ""
     is_forwarded: bool = False
     if_match: str = ""
+    address: str = ""
     caller: Caller | None = None
     on_behalf: bool = False
 
     def visible(self, right: str = "describe") -> Callable[[str], bool] | None:
-        """Return whether the caller may see a name; None: it may see all."""
+        """Return a function that says whether the caller may see a name; None: it may see all."""
         caller = self.caller
-        return None if caller is None else lambda name: caller.may(right, name.encode())
+        return (
+            None
+            if caller is None or caller.is_admin
+            else lambda name: caller.may(right, name.encode("utf-8", "replace"))
+        )
 
     @property
     def page(self) -> Page:
@@ -236,7 +251,7 @@ class AdminRouter:
             return _error_answer(401, str(error), [("WWW-Authenticate", "Bearer")])
         except VersionConflictError as error:
             return _error_answer(412, str(error))
-        except (UnknownTopicError, NoSuchGroupError, NoSuchMessageError, NoSuchOperationError) as error:
+        except _NOT_FOUND as error:
             return _error_answer(404, str(error))
         except ConflictError as error:
             return _error_answer(409, str(error))
@@ -252,6 +267,8 @@ class AdminRouter:
 
     def _dispatch_request(self, environ: Mapping[str, Any]) -> _Answer:
         method, segments = _read_target(environ)
+        if method == "GET" and (segments[0] == ROOT or _is_front_door(environ, segments)):
+            return _answer_page(environ, segments)
         for route_method, pattern, handler in self._routes:
             variables = _match(pattern, segments)
             if variables is None or route_method != method:
@@ -260,7 +277,8 @@ class AdminRouter:
             sender = find_caller(None if path in PROBES else self._callers, environ)
             request = AdminRequest(
                 variables, _read_query(environ), _read_body(environ), method, path,
-                if_match=_read_if_match(environ), caller=sender.caller, on_behalf=sender.on_behalf,
+                if_match=_read_if_match(environ), address=str(environ.get("REMOTE_ADDR", "")),
+                caller=sender.caller, on_behalf=sender.on_behalf,
             )  # fmt: skip
             with _await_slot(environ, path):
                 return _encode_answer(handler(request), environ)
@@ -393,6 +411,29 @@ def _encode_answer(value: Any, environ: Mapping[str, Any]) -> _Answer:
         chunks = compress_chunks(chunks)
         headers.append(("Content-Encoding", "gzip"))
     return _Answer(status, content_type, chunks, headers)
+
+
+def _is_front_door(environ: Mapping[str, Any], segments: Sequence[str]) -> bool:
+    """Return whether a browser opens the bare address of the server."""
+    return list(segments) == [""] and "text/html" in environ.get("HTTP_ACCEPT", "")
+
+
+def _answer_page(environ: Mapping[str, Any], segments: list[str]) -> _Answer:
+    """Answer with a file of the console, or send a browser from the bare address to the console."""
+    if segments[0] != ROOT or _raw_path(environ) == f"/{ROOT}":
+        return _Answer(302, "text/plain", [], [("Location", f"/{ROOT}/")])
+    asset = find_asset(segments)
+    if asset is None:
+        return _error_answer(404, f"no such file: /{'/'.join(segments)}; reload the page")
+    return _encode_asset(asset, environ)
+
+
+def _encode_asset(asset: Asset, environ: Mapping[str, Any]) -> _Answer:
+    headers = [*asset.headers, ("Vary", "Accept-Encoding")]
+    if not accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")):
+        return _Answer(200, asset.content_type, [asset.plain], headers)
+    headers.append(("Content-Encoding", "gzip"))
+    return _Answer(200, asset.content_type, [asset.compressed], headers)
 
 
 def _error_answer(status: int, text: str, headers: Sequence[tuple[str, str]] = ()) -> _Answer:

@@ -7,15 +7,15 @@ take the longest to find, so they are read every BEHIND_S only, with an account 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from backend.port import Backend
-from ddmq.server.admin.contract.live_answers import HistoryAnswer, SubscriptionName
 from ddmq.server.admin.contract.queries import HistoryQuery
-from ddmq.server.admin.figures import OtherProcesses
+from ddmq.server.admin.contract.structs.live_answers import HistoryAnswer, SubscriptionName
+from ddmq.server.admin.figures import OtherAnswers
 from ddmq.server.findings.watch import merge_findings
 from ddmq.server.http.connection import JSON
 from ddmq.server.http.pace import Account, PacedGreenlet, paced, yield_if_long
@@ -47,6 +47,13 @@ RIGHTS_CHANGED = "rights have changed; connect again"
 Rows = list[dict[str, Any]]
 
 
+class AnswerSource(Protocol):
+    """The other processes whose answers are combined with those of this one."""
+
+    def fetch_answers(self, path: str, *keys: str, query: Mapping[str, str] = ...) -> OtherAnswers:
+        """Request `path` from all of them."""
+
+
 class HistoryRequest(NamedTuple):
     """A request for the history. `names`: of the series; empty: all that the subscription, the topic (no
     group) or the server (neither) has. `from_ms`, `step_s` None: not stated."""
@@ -69,7 +76,8 @@ class LiveViews:
     """Snapshots, events and history.
 
     `find_behind`: returns so many rows of the subscriptions that are furthest behind; None if the consumer
-    proxy runs elsewhere. `list_findings`: returns what is wrong at this process.
+    proxy runs elsewhere. `list_findings`: returns what is wrong at this process. `count_next_hour`: returns
+    how many delayed messages of this process are due within an hour; None if it has none to count.
     """
 
     def __init__(
@@ -78,15 +86,17 @@ class LiveViews:
         metrics: Registry,
         clock: Clock,
         health_fields: Callable[[], dict[str, Any]],
-        others: OtherProcesses,
+        others: AnswerSource,
         find_behind: Callable[[int], Rows] | None,
         list_findings: Callable[[], dict[str, Any]],
+        count_next_hour: Callable[[], int | None],
     ) -> None:
         self._clock = clock
         self._health_fields = health_fields
         self._others = others
         self._find_behind = find_behind
         self._list_findings = list_findings
+        self._count_next_hour = count_next_hour
         self._findings: dict[str, Any] = {}
         self._findings_at = float("-inf")
         self._behind, self._behind_at = Behind(), float("-inf")
@@ -129,7 +139,16 @@ class LiveViews:
         """Return the share of this process in a snapshot."""
         self.sampler.note_watched()
         start_s, tails = self.sampler.read_tails()
-        return ProcessShare(self.sampler.totals, start_s, tails, self.versions.read(), self._read_findings())
+        return ProcessShare(
+            self.sampler.totals, start_s, tails, self.versions.read(), self._read_findings(),
+            self._read_due_next_hour(),
+        )  # fmt: skip
+
+    def _read_due_next_hour(self) -> int | None:
+        try:
+            return self._count_next_hour()
+        except (DdmqError, TimeoutError):
+            return None
 
     def _read_findings(self) -> dict[str, Any]:
         """Return what is wrong at this process, found now or at most FINDINGS_S ago."""

@@ -30,7 +30,9 @@ from ddmq.server.admin import groups, topics
 from ddmq.server.admin.api import AdminApi, build_starting_router
 from ddmq.server.admin.figures import OtherProcesses
 from ddmq.server.admin.operations.service import Operations
+from ddmq.server.admin.processes.views import ProcessInfo
 from ddmq.server.config import Configuration, changed_values, find_declaring_source, resolved_values
+from ddmq.server.effective_settings import list_settings
 from ddmq.server.findings.watch import FindingsWatch
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.http.routing import AdminRouter
@@ -74,6 +76,7 @@ DECLARE_WAIT_S = 15.0
 LEVELS_WAIT_S = 3.0
 OWNERS_WAIT_S = 1.0  # how long a health check waits for the owners of the levels
 FRESH_S = 1.0  # how long the answer of a health check is reused
+BATCH_WAIT_S = 5.0  # at a stop, for the batches of operations
 COMPONENTS = ("producer", "consumer", "delay", "admin")
 NO_SCHEDULER = Health(
     False,
@@ -397,7 +400,7 @@ class ServerProcess:
         api = AdminApi(
             backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
             self.config.serve.backups, self.others, self.config.delay.table,
-            self.producer or self.sends, self._findings, self._trace_name(),
+            self.producer or self.sends, self._findings, self._trace_name(), self._describe_process(),
             self.callers,
         )  # fmt: skip
         self._operations = api.operations
@@ -407,6 +410,18 @@ class ServerProcess:
         self._live = api.live
         self._live.start()
         self._answer_admin(api.router)
+
+    def _describe_process(self) -> ProcessInfo:
+        return ProcessInfo(
+            self._trace_name(),
+            secrets.token_hex(8),
+            self.components,
+            self._started_ms,
+            lambda: {name: str(reachable_address(address)) for name, address in self.addresses.items()},
+            lambda: list_settings(self.config),
+            lambda: self._rpc["producer"].list_peers() if "producer" in self._rpc else [],
+            self._bind_admin(),
+        )
 
     def _answer_admin(self, router: AdminRouter) -> None:
         """Let `router` answer the requests to the admin port."""
@@ -462,7 +477,7 @@ class ServerProcess:
         for server in self._rpc.values():
             server.stop_accepting()
         if self._operations is not None:
-            self._operations.runner.close()
+            self._operations.runner.close(min(BATCH_WAIT_S, deadline - self.clock.monotonic()))
         if self._samples is not None:
             self._samples.begin_stop()
         for service in (self.producer, self.consumer, self.sends, self.delay, self.timers):

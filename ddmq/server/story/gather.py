@@ -162,6 +162,10 @@ class StoryGatherer:
                 )
                 delay_state = {"state": PENDING}
             state = str(delay_state["state"])
+            if delay_state.get("held"):
+                self._add_caveat(
+                    "an operator holds it: it fires when it is released (`ddmq delay release ID`)"
+                )
             yield copy._replace(due_ms=delay_state.get("due_ms", copy.due_ms))
             if state.startswith(CANCELLED):
                 at_ms = max(delay_state.get("at_ms", 0), copy.stored_ms)

@@ -21,9 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
 
-from ddmq_client.admin import records
-from ddmq_client.admin.answers import decode_body, read_answer
+from ddmq_client.admin import operations, records
+from ddmq_client.admin.answers import add_counts, decode_body, read_answer, read_page
 from ddmq_client.admin.http import HttpRequest, build_target
+from ddmq_client.admin.queries import choice_query, delay_query
 from ddmq_client.admin.records import (
     group_settings_body,
     read_row,
@@ -31,7 +32,7 @@ from ddmq_client.admin.records import (
     topic_settings_body,
 )
 from ddmq_client.admin.sends import change_body, message_body, read_outcome
-from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSettings, check_reason
+from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSettings
 from ddmq_client.aio.admin.pool import AsyncAdminConnections
 from ddmq_client.aio.producer import AsyncProducerBase
 from ddmq_client.aio.sync import Home, run_blocking
@@ -49,6 +50,9 @@ from ddmq_client.security.tls import TlsOptions, secure_addresses
 
 R = TypeVar("R")
 PAGE = 100  # rows that one request asks for
+_ABSENT: dict[str, Any] = dict.fromkeys(
+    ("key", "tags", "reason", "error", "topic", "transaction", "delay"), ""
+) | {"topic_queue": None, "topic_offset": None}  # what an exported dead letter has where the server has none
 LIMIT_MAX = 1_000_000  # rows that one call returns
 
 
@@ -117,7 +121,8 @@ class AsyncAdmin:
 
     async def list_topics(self, *, internal: bool = False) -> list[records.TopicDescription]:
         """Return every topic by name; with `internal` also those of the system."""
-        return list(read_rows(records.TopicDescription, await self._get("topics", internal=int(internal))))
+        rows = await self._list_rows("topics", internal=int(internal))
+        return list(read_rows(records.TopicDescription, rows))
 
     async def get_topic(self, name: str) -> records.TopicDescription:
         """Return one topic with each queue's range of offsets. Raises NotFoundError."""
@@ -155,7 +160,7 @@ class AsyncAdmin:
 
     async def list_groups(self) -> list[records.SubscriptionDescription]:
         """Return every subscription, sorted by group."""
-        return list(read_rows(records.SubscriptionDescription, await self._get("groups")))
+        return list(read_rows(records.SubscriptionDescription, await self._list_rows("groups")))
 
     async def list_lag(
         self, group: str | None = None, *, limit: int = PAGE
@@ -202,7 +207,8 @@ class AsyncAdmin:
 
     async def list_offsets(self, group: str, *, topic: str | None = None) -> list[records.QueueOffset]:
         """Return the group's offset on every queue of its topics, or of one topic."""
-        return list(read_rows(records.QueueOffset, await self._get("groups", group, "offsets", topic=topic)))
+        rows = await self._list_rows("groups", group, "offsets", topic=topic)
+        return list(read_rows(records.QueueOffset, rows))
 
     async def reset_offsets(
         self,
@@ -254,11 +260,79 @@ class AsyncAdmin:
     async def _change_key(self, group: str, body: Mapping[str, Any]) -> records.KeyChange:
         return read_row(records.KeyChange, await self._post_body("groups", group, "keys", body=body))
 
+    async def find_keys(
+        self,
+        *,
+        group: str | None = None,
+        state: str | None = None,
+        error: str | None = None,
+        text: str | None = None,
+        limit: int = PAGE,
+    ) -> list[operations.GroupKeyDescription]:
+        """Return up to `limit` blocked and parked keys of all groups, or those that match what is stated."""
+        query: dict[str, Any] = {"group": group, "state": state, "error": error, "text": text}
+        rows = await self._list_rows("keys", limit=_checked_limit(limit), **query)
+        return list(read_rows(operations.GroupKeyDescription, rows))
+
+    # --- operations, findings, changes
+
+    @explain_arguments("docs/client.md#administration")
+    async def plan_operation(
+        self,
+        kind: operations.OperationKind,
+        action: str,
+        *,
+        to_topic: bool = False,
+        due_at: datetime | None = None,
+        shift: timedelta | None = None,
+        **choice: Unpack[operations.OperationChoice],
+    ) -> operations.OperationDescription:
+        """Plan `action` on everything that matches `choice`; changes nothing. Start it with its token."""
+        body = operations.plan_body(kind, action, choice, to_topic=to_topic, due_at=due_at, shift=shift)
+        return read_row(operations.OperationDescription, await self._post_body("operations", body=body))
+
+    async def start_operation(
+        self, operation_id: str, token: str, *, rate: int | None = None
+    ) -> operations.OperationDescription:
+        """Start a plan, or continue an operation. `rate`: the most changes per second."""
+        body = {"token": token, "rate": rate}
+        row = await self._post_body("operations", operation_id, "start", body=body)
+        return read_row(operations.OperationDescription, row)
+
+    async def stop_operation(self, operation_id: str) -> operations.OperationDescription:
+        """Stop an operation after the batch that is in progress."""
+        row = await self._post_body("operations", operation_id, "stop", body={})
+        return read_row(operations.OperationDescription, row)
+
+    async def get_operation(self, operation_id: str) -> operations.OperationDescription:
+        """Return a plan or an operation with its progress. Raises NotFoundError."""
+        return read_row(operations.OperationDescription, await self._get("operations", operation_id))
+
+    async def list_operations(self) -> list[operations.OperationDescription]:
+        """Return the plans of the process that answers, and all started operations, the newest first."""
+        return list(read_rows(operations.OperationDescription, await self._list_rows("operations")))
+
+    async def list_findings(self) -> list[operations.FindingDescription]:
+        """Return what is wrong now, the most urgent first."""
+        return list(read_rows(operations.FindingDescription, (await self._get("findings"))["items"]))
+
+    async def list_changes(self, *, limit: int = PAGE) -> list[operations.ChangeDescription]:
+        """Return up to `limit` recorded changes, the newest first."""
+        rows = await self._list_rows("changes", limit=_checked_limit(limit))
+        return list(read_rows(operations.ChangeDescription, rows))
+
+    async def undo_change(self, change_id: str) -> operations.ChangeDescription:
+        """Undo a change; return the change that this is. Raises RejectedError if it cannot be undone."""
+        return read_row(
+            operations.ChangeDescription, await self._post_body("changes", change_id, "undo", body={})
+        )
+
     # --- dead letters
 
     async def count_dead_letters(self) -> list[records.DeadLetterCount]:
         """Return the number of dead letters of each group, the largest first."""
-        return list(read_rows(records.DeadLetterCount, await self._get("dlq")))
+        counts = read_rows(records.DeadLetterCount, await self._list_rows("dlq"))
+        return sorted(counts, key=lambda count: -count.open)
 
     async def list_dead_letters(
         self, group: str, *, limit: int = PAGE, **choice: Unpack[DeadLetterChoice]
@@ -279,7 +353,7 @@ class AsyncAdmin:
 
         With `to_topic` they go to every group of their topics. Repeats the request until none is left.
         """
-        body: dict[str, Any] = {**_choice_query(choice), "to_topic": to_topic, "dry_run": dry_run}
+        body: dict[str, Any] = {**choice_query(choice), "to_topic": to_topic, "dry_run": dry_run}
         if offsets:
             body["offsets"] = list(offsets)
         elif not choice:
@@ -289,8 +363,8 @@ class AsyncAdmin:
         while True:
             answer = await self._post_body("dlq", group, "resend", body=body)
             page = read_row(records.DeadLettersResent, answer)
-            _add_counts(resent, page.resent)
-            _add_counts(not_sent, page.not_sent)
+            add_counts(resent, page.resent)
+            add_counts(not_sent, page.not_sent)
             if not answer.get("cursor"):
                 return records.DeadLettersResent(
                     group=page.group,
@@ -329,15 +403,8 @@ class AsyncAdmin:
         self, group: str, limit: int, choice: DeadLetterChoice
     ) -> list[Mapping[str, Any]]:
         _checked_limit(limit)
-        letters: dict[tuple[int, int], Mapping[str, Any]] = {}
-        query: dict[str, Any] = {**_choice_query(choice), "count": min(limit, PAGE)}
-        while True:
-            answer = await self._get("dlq", group, **query)
-            for row in answer["shown"]:
-                letters[row["queue"], row["offset"]] = row
-            if answer.get("next") is None or len(letters) >= limit:
-                return list(letters.values())[:limit]
-            query["from"] = answer["next"]
+        query = {**choice_query(choice), "count": min(limit, PAGE)}
+        return await self._list_rows("dlq", group, **query, limit=limit)
 
     async def _read_bodies(
         self, group: str, letters: Sequence[Mapping[str, Any]]
@@ -379,14 +446,9 @@ class AsyncAdmin:
     ) -> list[records.DelayedMessage]:
         """Return up to `limit` delayed messages that are not due yet, sorted by due time."""
         _checked_limit(limit)
-        query = _delay_query(topic, key, due_from, due_before)
-        rows: list[records.DelayedMessage] = []
-        while True:
-            answer = await self._get("delay", "messages", **query, count=min(limit - len(rows), PAGE))
-            rows += read_rows(records.DelayedMessage, answer["messages"])
-            if answer.get("next") is None or len(rows) >= limit:
-                return rows[:limit]
-            query["after"] = answer["next"]
+        query = delay_query(topic, key, due_from, due_before)
+        rows = await self._list_rows("delay", "messages", **query, count=min(limit, PAGE), limit=limit)
+        return list(read_rows(records.DelayedMessage, rows))
 
     async def count_delays(
         self,
@@ -400,7 +462,7 @@ class AsyncAdmin:
 
         Counts those of a topic, with a key, due in a time range, as stated.
         """
-        query = _delay_query(topic, key, due_from, due_before)
+        query = delay_query(topic, key, due_from, due_before)
         return read_row(records.DelayCount, await self._get("delay", "count", **query))
 
     async def get_delay(self, delay_id: str) -> records.DelayState:
@@ -439,6 +501,14 @@ class AsyncAdmin:
         if self._producers is not None:
             return await self._get_producer(self._producers).fire_now(delay_id)
         return await self._change_delay(delay_id, "fire", None)
+
+    async def hold_delay(self, delay_id: str) -> CancelOutcome:
+        """Let a delayed message wait, also when it is due, until it is released."""
+        return await self._change_delay(delay_id, "hold", None)
+
+    async def release_delay(self, delay_id: str) -> CancelOutcome:
+        """Let a held message fire: when it is due, or now if it is overdue."""
+        return await self._change_delay(delay_id, "release", None)
 
     async def _change_delay(self, delay_id: str, action: str, when: When | None) -> CancelOutcome:
         body = {**change_body(action, when), "timeout_ms": self._proxy_timeout_ms()}
@@ -493,6 +563,17 @@ class AsyncAdmin:
     async def _get(self, *path: str, **query: object) -> Any:
         return await self._send_request("GET", path, query, None)
 
+    async def _list_rows(self, *path: str, limit: int = LIMIT_MAX, **query: object) -> list[Any]:
+        """Return up to `limit` rows of a list, page by page. A server of the release before this one ignores
+        `form`, and answers a short list completely."""
+        rows: list[Any] = []
+        while True:
+            page, more = read_page(await self._get(*path, **query, form=2))
+            rows += page
+            if more is None or len(rows) >= limit:
+                return rows[:limit]
+            query.update(more)
+
     async def _post_body(self, *path: str, body: Mapping[str, Any]) -> Any:
         return await self._send_request("POST", path, {}, body)
 
@@ -512,33 +593,12 @@ def _checked_limit(limit: int) -> int:
     return limit
 
 
-def _choice_query(choice: DeadLetterChoice) -> dict[str, Any]:
-    check_reason(choice)
-    query: dict[str, Any] = {name: value for name, value in choice.items() if name != "since"}
-    if "since" in choice:
-        query["since_ms"] = epoch_ms("since", choice["since"])
-    return query
-
-
-def _delay_query(
-    topic: str | None, key: str | None, due_from: datetime | None, due_before: datetime | None
-) -> dict[str, Any]:
-    from_ms = None if due_from is None else epoch_ms("due_from", due_from)
-    to_ms = None if due_before is None else epoch_ms("due_before", due_before)
-    return {"topic": topic, "key": key, "from_ms": from_ms, "to_ms": to_ms}
-
-
-def _add_counts(totals: dict[str, int], counts: Mapping[str, int]) -> None:
-    for name, count in counts.items():
-        totals[name] = totals.get(name, 0) + count
-
-
 def _write_letters(
     lines: TextIOWrapper,
     letters: Sequence[Mapping[str, Any]],
     bodies: Mapping[tuple[int, int], Mapping[str, Any]],
 ) -> None:
     for letter in letters:
-        row = {name: value for name, value in letter.items() if name != "preview"}
+        row = _ABSENT | {name: value for name, value in letter.items() if name != "preview"}
         row |= bodies[letter["queue"], letter["offset"]]
         lines.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -82,6 +82,7 @@ def assert_same(store: DelayStore, model: DelayStore) -> None:
     """Everything that can be asked."""
     assert store.scan(Scan(None, 0, FOREVER, UUIDS * 10)) == model.scan(Scan(None, 0, FOREVER, UUIDS * 10))
     assert dict(store.counts()) == dict(model.counts())
+    assert store.count_due(None, 0, 1_440, 1) == model.count_due(None, 0, 1_440, 1)
     assert store.next_due() == model.next_due()
     assert store.due(FOREVER, UUIDS * 10, FOREVER) == model.due(FOREVER, UUIDS * 10, FOREVER)
     for topic in TOPICS:

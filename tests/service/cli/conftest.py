@@ -96,7 +96,8 @@ def check_commands(server: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:
         def checked(self: AdminClient, *path: str, **named: Any) -> Any:
             answer = call(self, *path, **named)
             if self.address.port == server.ports["admin"]:
-                target = "/" + "/".join(quote(segment, safe="") for segment in path)
+                form = f"?form={named.get('form', 1)}"
+                target = "/" + "/".join(quote(segment, safe="") for segment in path) + form
                 check_answer(name.upper(), target, 200, answer)
             return answer
 

@@ -37,12 +37,18 @@ expected-statuses = ["400", "403", "404", "405", "408", "409", "411", "412", "41
 """
 
 
+TWO_FORMS = {f"{route.method} {route.path}" for route in ROUTES if route.query is not None}
+TWO_FORMS -= {"GET /history", "GET /dlq/{group}/export"}
+PAGED = {f"{route.method} {route.path}" for route in ROUTES if route.listing is not None}
+
+
 class Visitor:
     """Makes requests to a server, checks the answers, and collects the operations that were answered."""
 
     def __init__(self, server: RealServer) -> None:
         self._server = server
         self.operations: set[str] = set()
+        self.most_items: dict[str, int] = {}  # in form 2, by operation
 
     def visit(self, method: str, target: str, body: Any = None) -> Any:
         """The answer to a request, which is no error."""
@@ -51,7 +57,24 @@ class Visitor:
         operation = check_answer(method, target, status, answer)
         assert operation is not None
         self.operations.add(operation)
+        if method == "GET" and operation in TWO_FORMS:
+            self._visit_second_form(operation, target)
         return answer
+
+    def _visit_second_form(self, operation: str, target: str) -> None:
+        """Request form 2, of a list page by page, and check the answers."""
+        target += f"{'&' if '?' in target else '?'}form=2"
+        after = ""
+        for _ in range(1_000):
+            status, answer = self._server.request("GET", target + after)
+            assert status == 200, (target, after, answer)
+            check_answer("GET", target, status, answer)
+            if operation in PAGED:
+                self.most_items[operation] = max(len(answer["items"]), self.most_items.get(operation, 0))
+            if "next" not in answer or operation not in PAGED:
+                return
+            after = f"&after={answer['next']}"
+        raise AssertionError(f"{target} has no end")
 
 
 @pytest.fixture
@@ -91,6 +114,10 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     visitor.operations.add("GET /events")  # a stream has no end: test_live_on_servers.py reads one
     assert visit("GET", "/openapi.json") == json.loads(json.dumps(described()))
     visit("GET", f"/topics/{topic}")
+    undo_id = visit("POST", f"/topics/{topic}", {"create": False, "trace_one_in": 1})["undo"]
+    assert undo_id in [row["id"] for row in visit("GET", "/changes")["items"]]
+    assert visit("GET", f"/changes/{undo_id}")["undoable"]
+    assert visit("POST", f"/changes/{undo_id}/undo")["undoes"] == undo_id
     visit("POST", f"/topics/{topic}", {"create": False, "trace_one_in": 1})
     for choice in ("", "?queue=0&offset=0", "?time_ms=0", f"?count=2&group={dead_group}"):
         (first, *_) = visit("GET", f"/topics/{topic}/messages{choice}")
@@ -112,6 +139,7 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     visit("POST", f"/groups/{dead_group}/keys", {"action": "skip", "key": "k"})
     assert visit("GET", f"/dlq/{dead_group}")["shown"]
     assert visit("GET", f"/dlq/{dead_group}/facets")["by_error"]
+    visit("GET", f"/dlq/{dead_group}/export")
     planned = visit("POST", "/operations", {"kind": "dead_letters", "action": "resend", "filter": chosen})
     assert (bool(planned["sample"]), planned["reaches"].keys()) == (True, {topic})
     operation = f"/operations/{planned['id']}"
@@ -134,10 +162,20 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     visit("POST", f"/delay/messages/{waiting['id']}", {"action": "cancel"})
     visit("GET", f"/delay/messages/{waiting['id']}")
     visit("GET", f"/delay/count?topic={topic}")
+    visit("GET", f"/delay/histogram?topic={topic}")
+    for path in ("/processes", "/clients", "/config?changed=1", "/log", f"/retries?group={dead_group}"):
+        visit("GET", path)
+    visit("POST", f"/topics/{topic}/search", {"text": "one"})
+    if shell.server.admin("GET", "log")["disk"] is not None:
+        visit("POST", "/log/clean", {"before_ms": 1, "dry_run": True})
+    else:
+        visitor.operations.add("POST /log/clean")  # the engine deletes by itself
     visit("POST", "/delay/backup", {"folder": topic[:40]})
     visit("DELETE", f"/groups/{dead_group}")
     visit("DELETE", f"/topics/{topic}")
     assert visitor.operations == {f"{route.method} {route.path}" for route in ROUTES}
+    assert visitor.most_items.keys() == PAGED
+    assert {name for name, items in visitor.most_items.items() if not items} <= {"GET /findings"}
     calls.close()
 
 

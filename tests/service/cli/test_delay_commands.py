@@ -330,3 +330,17 @@ def test_messages_of_a_shard_that_is_not_open_are_reported_missing(tmp_path: Pat
         )
         assert done.returncode == 1
         assert '"not_open":[0]' in done.stdout
+
+
+def test_a_histogram_of_what_waits(shell, topic):
+    shell("topic", "create", topic)
+    for _ in range(3):
+        added(shell, topic, "--delay", "90m")
+    added(shell, topic, "--delay", "10h")
+    answer = shell.json("delay", "histogram", topic)
+    assert (answer["total"], sum(item["count"] for item in answer["items"])) == (4, 4)
+    output = shell("delay", "histogram", topic, "--from", "+1h", "--to", "+2h", "--steps", "1")
+    assert "4 in all (1 after this time)" in output
+    assert "3" in output
+    assert "allowed" not in shell.error
+    shell("delay", "histogram", topic, "--steps", "201", code=2)

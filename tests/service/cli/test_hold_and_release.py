@@ -67,6 +67,34 @@ def test_what_is_held_can_be_cancelled_and_moved(shell: Shell, topic: str) -> No
     assert shell.json("delay", "count", topic)["count"] == 1
 
 
+def test_a_held_message_waits_while_others_fire(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic)
+    first, second = (
+        shell.json("delay", "add", topic, body, "--delay", "1h")["results"][0]["id"]
+        for body in ("tea", "jam")
+    )
+    assert shell("delay", "hold", first).startswith("held, due ")
+    assert shell.json("delay", "hold", first, second)[1]["outcome"] == "held"
+    assert shell("delay", "release", second).startswith("released, due ")
+    for delay_id in (first, second):
+        assert shell("delay", "reschedule", delay_id, "--delay", "1ms").startswith("rescheduled")
+    until(lambda: bodies(shell.server, topic) == ["jam"], "what is not held")
+    row = shell.json("delay", "show", first)
+    assert (row["state"], row["held"], "held" in shell("delay", "show", first)) == ("pending", True, True)
+    (listed,) = shell.json("delay", "list", topic)["messages"]
+    assert (listed["id"], listed["held"], listed["due_ms"]) == (first, True, row["due_ms"])
+    assert "(held)" in shell("delay", "list", topic)
+    assert shell.json("delay", "count", topic, "--to", "+0s")["count"] == 1, "its due time is as it was"
+    notes = shell.json("message", "--id", row["message_id"], "--story")["notes"]
+    assert any("an operator holds it" in note for note in notes)
+    answer = shell.json("delay", "fire", first, code=1)[0]
+    assert (answer["outcome"], answer["text"]) == ("pending", "it is held; it fires when it is released")
+    assert shell("delay", "release", first).startswith("released, due ")
+    until(lambda: bodies(shell.server, topic) == ["jam", "tea"], "it fires at once")
+    assert "already fired" in shell("delay", "hold", first, code=1)
+    assert "give one TOPIC, or IDS" in shell.refused("delay", "hold", topic, topic, code=2)
+
+
 def test_only_the_delays_of_topics_that_exist_can_be_held(shell: Shell, topic: str) -> None:
     assert "does not exist" in shell.refused("delay", "hold", f"{topic}-none")
     assert "belongs to the system" in shell.refused("delay", "hold", "%DELAY")
@@ -118,3 +146,30 @@ def test_nothing_is_lost_or_fired_twice_by_kills_during_a_hold_and_a_release(
         until(lambda: len(bodies(server, "t")) >= count, "all fire")
         until(lambda: server.admin("GET", "delay")["topics"] == {}, "nothing waits")
         assert Counter(bodies(server, "t")) == Counter(map(str, range(count)))
+
+
+def test_a_held_message_survives_kills_and_fires_once_after_its_release(
+    tmp_path: Path, installation: Installation
+) -> None:
+    with running(tmp_path, installation=installation) as server:
+        server.admin("POST", "topics", "t", body={"queues": 1})
+        with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:
+            held = producer.send("t", b"held", delay=timedelta(seconds=30)).delay_id
+            producer.send("t", b"free", delay=timedelta(milliseconds=1))
+        path = ("delay", "messages", held)
+        assert server.admin("POST", *path, body={"action": "hold"})["outcome"] == "held"
+        server.kill()
+        server.start()
+        assert server.admin("POST", *path, body={"action": "reschedule", "delay_ms": 0})["due_ms"]
+        until(lambda: bodies(server, "t") == ["free"], "only that")
+        for _ in range(2):
+            server.kill()
+            server.start()
+            assert server.admin("GET", *path)["held"]
+            assert bodies(server, "t") == ["free"]
+        assert server.admin("POST", *path, body={"action": "release"})["outcome"] == "released"
+        server.kill()
+        server.start()
+        until(lambda: len(bodies(server, "t")) >= 2, "it fires")
+        until(lambda: server.admin("GET", "delay")["topics"] == {}, "nothing waits")
+        assert bodies(server, "t") == ["free", "held"]

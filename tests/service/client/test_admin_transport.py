@@ -76,9 +76,9 @@ def test_one_connection_carries_all_requests(server: AdminStandin, connect: Any)
         admin.get_group("g")
     assert admin.list_groups() == []
     assert [each.line for each in server.calls] == [
-        "GET /topics?internal=0 HTTP/1.1",
+        "GET /topics?internal=0&form=2 HTTP/1.1",
         "GET /groups/g HTTP/1.1",
-        "GET /groups HTTP/1.1",
+        "GET /groups?form=2 HTTP/1.1",
     ]
     assert {each.connection for each in server.calls} == {0}
     assert {each.headers["Host"] for each in server.calls} == {server.address}
@@ -270,27 +270,55 @@ def test_names_that_are_none_are_rejected_before_anything_is_sent(server: AdminS
 
 
 def test_long_lists_come_page_by_page(server: AdminStandin, connect: Any) -> None:
-    def row(offset: int) -> dict[str, Any]:
-        return {
-            "queue": 0, "offset": offset, "id": "", "key": "", "tags": "", "reason": "failed", "error": "",
-            "topic": "t", "topic_queue": 0, "topic_offset": 1, "attempts": 1, "resent": 0, "body_bytes": 1,
-            "preview": "",
-        }  # fmt: skip
-
     server.answers = [
-        {"shown": [row(0), row(1)], "next": 1},
-        {"shown": [row(1), row(2)], "next": 3},
-        {"shown": [row(3)], "next": None},
+        {"items": [letter_row(0), letter_row(1)], "next": "x", "exact": True, "missing": {}},
+        {"items": [], "next": "y", "exact": True, "missing": {}},
+        {"items": [letter_row(2)], "exact": True, "missing": {}},
     ]
     since = datetime(2026, 11, 22, 12, tzinfo=UTC)
     letters = connect(server.address).list_dead_letters("g", limit=9, reason="failed", since=since)
-    assert [letter.offset for letter in letters] == [0, 1, 2, 3]
+    assert [(letter.offset, letter.key, letter.topic_offset) for letter in letters] == [
+        (0, "", None), (1, "", None), (2, "", None),
+    ]  # fmt: skip
     query = "reason=failed&since_ms=1795348800000&count=9"
     assert [each.line.split()[1] for each in server.calls] == [
-        f"/dlq/g?{query}",
-        f"/dlq/g?{query}&from=1",
-        f"/dlq/g?{query}&from=3",
+        f"/dlq/g?{query}&form=2",
+        f"/dlq/g?{query}&after=x&form=2",
+        f"/dlq/g?{query}&after=y&form=2",
     ]
+
+
+def test_lists_of_a_server_of_the_release_before_are_understood(server: AdminStandin, connect: Any) -> None:
+    absent = {"key": "", "tags": "", "error": "", "topic_queue": None, "topic_offset": None}
+    delayed = {"id": "d", "due_ms": 1, "topic": "t"}
+    server.answers = [
+        [],
+        {"shown": [letter_row(0) | absent], "next": 3},
+        {"shown": [letter_row(3) | absent], "next": None},
+        {"messages": [delayed], "next": "7.0.1", "orders_waiting": 0},
+        {"messages": [delayed], "next": None, "orders_waiting": 0},
+        {"rows": []},
+    ]
+    admin = connect(server.address)
+    assert admin.count_dead_letters() == []
+    assert [letter.offset for letter in admin.list_dead_letters("g")] == [0, 3]
+    assert len(admin.list_delays(topic="t")) == 2
+    with pytest.raises(AdminError, match="no list; is the server of another release"):
+        admin.list_topics()
+    assert [each.line.split()[1] for each in server.calls][1:5] == [
+        "/dlq/g?count=100&form=2",
+        "/dlq/g?count=100&from=3&form=2",
+        "/delay/messages?topic=t&count=100&form=2",
+        "/delay/messages?topic=t&count=100&after=7.0.1&form=2",
+    ]
+
+
+def letter_row(offset: int) -> dict[str, Any]:
+    """A dead letter as a server states it, without absent values."""
+    return {
+        "queue": 0, "offset": offset, "id": "", "reason": "failed", "topic": "t", "attempts": 1, "resent": 0,
+        "body_bytes": 1, "preview": "",
+    }  # fmt: skip
 
 
 def test_a_resend_is_repeated_until_nothing_is_left(server: AdminStandin, connect: Any) -> None:

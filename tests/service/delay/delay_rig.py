@@ -20,6 +20,8 @@ from ddmq_common.delays.command import (
     CANCEL,
     COMMAND_PROPERTY,
     FIRE,
+    HOLD,
+    RELEASE,
     RESCHEDULE,
     CommandOutcome,
     DelayCommand,
@@ -186,6 +188,10 @@ class DelayRig(BackendRig):
 
     def fire_now(self, number: int, born_ms: int = 0, **rest: object) -> None:
         order = DelayCommand(FIRE, uuid_of(number), **rest)  # type: ignore[arg-type]
+        self.append(order, born_ms=born_ms)
+
+    def hold(self, number: int, *, held: bool, born_ms: int = 0, **rest: object) -> None:
+        order = DelayCommand(HOLD if held else RELEASE, uuid_of(number), **rest)  # type: ignore[arg-type]
         self.append(order, born_ms=born_ms)
 
     # --- looking

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from backend.kafka.opening import FILE, SETTING
+from backend.kafka.coordination.feature_level import CLUSTER_SETTING, LEVEL
+from backend.kafka.opening import FILE
 from backend.kafka.state.tables import setting_key, wrap_value
 from ddmq.trial.cluster import TrialCluster
 from tests.scenarios.real_server import NotReady, ddmq
 from tests.service.kafka.cluster_kit import KafkaServer, Tools, own_cluster
+from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
 OTHER = "another-cluster-0000000"
@@ -58,10 +60,12 @@ def test_settings_of_another_cluster_are_rejected(tmp_path: Path, cluster: Trial
         first.kill()
         tools = Tools(cluster.bootstrap)
         [recorded] = [
-            each.value() for each in tools.read("copied.settings") if each.key() == setting_key(SETTING)
+            each.value()
+            for each in tools.read("copied.settings")
+            if each.key() == setting_key(CLUSTER_SETTING)
         ]
-        assert recorded == wrap_value(cluster_id(cluster).encode())
-        tools.send("copied.settings", [(setting_key(SETTING), wrap_value(OTHER.encode()))])
+        assert recorded == wrap_value(f"{cluster_id(cluster)} (feature level {LEVEL})".encode())
+        tools.send("copied.settings", [(setting_key(CLUSTER_SETTING), wrap_value(OTHER.encode()))])
         with pytest.raises(NotReady) as refused:
             second.start()
         assert OTHER in str(refused.value)
@@ -71,3 +75,45 @@ def test_settings_of_another_cluster_are_rejected(tmp_path: Path, cluster: Trial
     finally:
         first.end()
         second.end()
+
+
+def test_a_higher_feature_level_is_rejected(tmp_path: Path, cluster: TrialCluster) -> None:
+    terms = {"namespace": "later"}
+    first, second = (KafkaServer(tmp_path / name, cluster.bootstrap, **terms) for name in ("one", "two"))
+    try:
+        first.start()
+        first.kill()
+        record = f"{cluster_id(cluster)} (feature level {LEVEL + 1})".encode()
+        tools = Tools(cluster.bootstrap)
+        tools.send("later.settings", [(setting_key(CLUSTER_SETTING), wrap_value(record))])
+        with pytest.raises(NotReady) as refused:
+            second.start()
+        assert f"start a version that supports level {LEVEL + 1}" in str(refused.value)
+        words = ("--config", str(second.config), "--data-dir", str(second.data_dir))
+        assert f"the installation is at feature level {LEVEL + 1}" in ddmq("doctor", *words, "--json").stdout
+    finally:
+        first.end()
+        second.end()
+
+
+def test_the_level_can_be_held(tmp_path: Path, cluster: TrialCluster) -> None:
+    held, free = (
+        KafkaServer(tmp_path / f"{level}", cluster.bootstrap, namespace="held", feature_level=level)
+        for level in (1, 0)
+    )
+    try:
+        held.start()
+        free.start()
+        until(lambda: "stays at 1 until" in free.request("GET", "/health")[1].get("warning", ""))
+        assert held.metric("ddmq_kafka_feature_level") == 1
+        held.terminate()
+        held.wait()
+        until(lambda: free.metric("ddmq_kafka_feature_level") == LEVEL)
+        with pytest.raises(NotReady) as refused:
+            held.start()
+        assert f"feature_level is 1; a level never falls; allowed: 0, or {LEVEL} or more" in str(
+            refused.value
+        )
+    finally:
+        held.end()
+        free.end()

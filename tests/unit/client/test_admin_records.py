@@ -211,7 +211,7 @@ def test_an_outcome_of_any_release_is_read() -> None:
     row = {"id": "i", "outcome": "rescheduled", "fired_ms": None, "due_ms": 1_800_000_000_000, "more": 1}
     assert read_outcome(row) == CancelOutcome(DelayStatus.RESCHEDULED, None, due)
     assert read_outcome({"outcome": "too_old"}) == CancelOutcome(DelayStatus.TOO_OLD)
-    assert read_outcome({"outcome": "held"}) == CancelOutcome(DelayStatus.PENDING), "one of a newer release"
+    assert read_outcome({"outcome": "new"}) == CancelOutcome(DelayStatus.PENDING), "one of a newer release"
     for answer in ({}, [], {"outcome": 7}):
         with pytest.raises(AdminError, match="lacks 'outcome'"):
             read_outcome(answer)

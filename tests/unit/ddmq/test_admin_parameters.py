@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -27,16 +26,9 @@ from ddmq.server.http.parameters import (
 )
 from ddmq.server.http.routing import FORWARDED, NO_LISTINGS, AdminRequest
 from ddmq_common.errors import CallerError
+from tests.support.misspellings import misspellings
 
 DECLARED = [route for route in ROUTES if isinstance(route.body, type) and issubclass(route.body, Body)]
-
-
-def misspellings(name: str) -> Iterator[str]:
-    """The name without one of its letters, with one doubled, and with one in upper case."""
-    for at, letter in enumerate(name):
-        yield name[:at] + name[at + 1 :]
-        yield name[:at] + letter + name[at:]
-        yield name[:at] + letter.swapcase() + name[at + 1 :]
 
 
 def query_names(route: Route) -> tuple[str, ...]:

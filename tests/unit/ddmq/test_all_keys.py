@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq.cli.operate import keys as keys_command
-from ddmq.cli.operate.keys import merge_counts
+from ddmq.cli.operate.groups import keys as keys_command
+from ddmq.cli.operate.groups.keys import merge_counts
 from ddmq.server.admin.contract.queries import KeysQuery, KeyState
 from ddmq.server.admin.search import keys as all_keys
 from ddmq.server.admin.search.error_classes import classify_error

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backend.records import StoredRecord
 from ddmq.cli.admin_client import AdminClient
-from ddmq.cli.operate import dlq as dlq_command
+from ddmq.cli.operate.dead_letters import dlq as dlq_command
 from ddmq.cli.root import run
 from ddmq.server.admin import dlq
 from ddmq.server.admin.contract.queries import DeadLetterFacetsQuery
@@ -291,8 +291,8 @@ def test_what_a_search_may_have_in_its_query() -> None:
     assert dlq_search.filter_of(read(since_ms="12", until_ms="13", error="", text="x")) == DeadLetterFilter(
         since_ms=12, until_ms=13, error="", text="x"
     )
-    assert dlq_search.order_of(read(order="newest", **{"from": "0"})) == (True, 0)
-    assert dlq_search.order_of(read()) == (False, None)
+    assert dlq_search.order_of(read(order="newest", **{"from": "0"})) == (True, 0, None)
+    assert dlq_search.order_of(read()) == (False, None, None)
     for query, error in (
         ({"order": "down"}, "order is 'down'; allowed: oldest, newest"),
         ({"from": "-1"}, "from is '-1'"),

@@ -51,8 +51,8 @@ class BlockedKeysConsumer:
         self.order_key = order_key
         self.done: list[tuple[str, str, str]] = []
 
-    def groups(self) -> list[GroupSummary]:
-        return [GroupSummary("G", "log", 0, ("T",), 0)]
+    def find_group(self, name: str) -> GroupSummary | None:
+        return GroupSummary("G", "log", 0, ("T",), 0) if name == "G" else None
 
     def load_order_keys(self, group: str, *, hold: bool = False) -> Completion[GroupKeys]:
         return succeeded(GroupKeys(self, group))

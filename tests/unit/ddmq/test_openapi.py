@@ -63,6 +63,12 @@ def test_it_is_made_once() -> None:
     assert msgspec.json.decode(encode_document(ROUTES)) == described()
 
 
+@pytest.mark.parametrize("target", ["/topics?form=2", "/lag?form=2", "/keys?form=2"])
+def test_each_form_is_held_to_its_own_description(target: str) -> None:
+    with pytest.raises(AssertionError):
+        check_answer("GET", target, 200, [])
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [(200, [{"topic": "a"}]), (200, {}), (200, [{"topic": "a", "shoe_size": 44}]), (418, {"error": "tea"})],
@@ -74,6 +80,8 @@ def test_an_answer_that_is_not_described_is_noticed(status: int, body: object) -
 
 def test_a_described_answer_passes() -> None:
     assert check_answer("GET", "/topics?count=3", 200, []) == "GET /topics"
+    empty = {"items": [], "exact": True, "missing": {}, "total": 0}
+    assert check_answer("GET", "/topics?form=2", 200, empty) == "GET /topics"
     assert check_answer("GET", "/topics/a%2Fb", 404, {"error": "none"}) == "GET /topics/{topic}"
     assert check_answer("PUT", "/topics", 405, {"error": "PUT is not for /topics"}) is None
 

@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any, cast
 
 import gevent
+import gevent.event
 import pytest
 
-from backend.records import AppendStatus
+from backend.records import AppendStatus, CommitBatch
 from ddmq.server.admin.contract.bodies import OperationPlanBody, OperationStartBody
 from ddmq.server.admin.operations import runner, storing
 from ddmq.server.admin.operations.dead_letters import DeadLetterTarget
@@ -21,7 +22,7 @@ from ddmq.server.http import pace
 from ddmq.server.http.parameters import read_body
 from ddmq.server.http.routing import NoSuchOperationError
 from ddmq_common.clock import ManualClock
-from ddmq_common.errors import CallerError, ConflictError, RemoteError, TryLaterError
+from ddmq_common.errors import CallerError, ConflictError, RemoteError, StorageError, TryLaterError
 from tests.support.dead_letters import DeadLettersRig
 from tests.support.waits import until
 
@@ -352,3 +353,42 @@ def test_others_run_while_the_items_of_a_plan_are_encoded(monkeypatch: pytest.Mo
         return len(chunks)
 
     assert (wait_sliced(encode), events) == (5, ["other", "encoded"])
+
+
+def test_an_operation_that_cannot_be_decoded_is_left_out(rig: OperationsRig) -> None:
+    rig.die(2)
+    plan = rig.plan("purge")
+    rig.start(plan)
+    rig.wait_for(plan, "done")
+    broken = storing.make_id(rig.wall.wall_ms())
+    settings = {f"operation/{broken}": b"{", f"operation/{broken}/progress": b"{}"}
+    rig.backend.commit(CommitBatch(settings=settings), rig.deadline()).wait(20)
+    assert [row["id"] for row in rig.here.list_rows()["operations"]] == [plan["id"]]
+    rig.here.runner.resume_all()
+    rig.start(rig.plan("purge"))
+    with pytest.raises(StorageError, match=f"operation/{broken} is not an operation"):
+        rig.here.show_operation(broken)
+
+
+def test_a_stop_of_the_process_waits_for_the_batch_but_not_for_ever(
+    rig: OperationsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.die(500)
+    goes_on, begun, run_batch = gevent.event.Event(), gevent.event.Event(), DeadLetterTarget.run_batch
+
+    def run_slowly(self: DeadLetterTarget, *arguments: Any) -> Any:
+        begun.set()
+        goes_on.wait()
+        return run_batch(self, *arguments)
+
+    monkeypatch.setattr(DeadLetterTarget, "run_batch", run_slowly)
+    plan = rig.plan("purge")
+    rig.start(plan)
+    assert begun.wait(20)
+    rig.here.runner.close(0.01)
+    assert rig.here.runner.is_running(plan["id"]), "it did not wait longer"
+    gevent.spawn_later(0.01, goes_on.set)
+    rig.here.runner.close(20)
+    assert not rig.here.runner.is_running(plan["id"])
+    row = rig.here.show_operation(plan["id"])
+    assert (row["state"], row["changed"]) == ("running", 200), "one batch, and its progress is stored"

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from ddmq.cli.messages.pull import _queue_number
-from ddmq.cli.operate.group import GROUP_COLUMNS, GROUP_SPARE, group_cells
-from ddmq.cli.operate.group_show import stall_text
+from ddmq.cli.operate.groups.group import GROUP_COLUMNS, GROUP_SPARE, group_cells
+from ddmq.cli.operate.groups.group_show import stall_text
 from ddmq.cli.operate.stats import LAG_COLUMNS, LAG_SPARE, build_view, lag_cells, print_lag
 from ddmq.cli.output import (
     cell,

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ddmq.cli.operate.group import select_settings, setting_name, settings_options
+from ddmq.cli.operate.groups.group import select_settings, setting_name, settings_options
 from ddmq.settings import TABLE, WORDS
 from proxy_consumer.config import SubscriptionDefaults
 

@@ -32,7 +32,7 @@ class CollectorRig:
         )  # fmt: skip
         self.producers: Any = SimpleNamespace(statistics="", replaced=2, retired={3, 4})
         self.members: Any = SimpleNamespace(heartbeat_times=(0.0, 0.0))
-        ClientCollector(self.metrics, self.appends, self.producers, self.members, lambda: self.now)
+        ClientCollector(self.metrics, self.appends, self.producers, self.members, lambda: self.now, lambda: 2)
 
     def value(self, metric: Any, *labels: str) -> float:
         self.metrics.run_collectors()

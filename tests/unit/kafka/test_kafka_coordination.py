@@ -13,6 +13,7 @@ from backend.kafka.coordination.events import (
     HeartbeatSent,
     Joined,
     Left,
+    LevelRaised,
     Recalled,
     Released,
     Retired,
@@ -47,6 +48,7 @@ JOINS = st.builds(
     incarnation=st.integers(1, 2),
     queue_count=st.integers(0, 4),
     lanes=st.integers(0, 3),
+    level=st.integers(0, 3),
 )
 OTHERS = st.one_of(
     st.builds(Left, process=PROCESS, numbers=st.lists(NUMBERS, max_size=2)),
@@ -54,6 +56,7 @@ OTHERS = st.one_of(
     st.builds(Released, process=PROCESS, number=NUMBERS, queues=st.lists(QUEUE, max_size=4)),
     st.builds(Recalled, group=GROUP, topic=TOPIC),
     st.builds(HeartbeatSent, process=PROCESS, number=NUMBERS),
+    st.builds(LevelRaised, level=st.integers(1, 3), processes=st.lists(PROCESS, max_size=3)),
     st.builds(Retired, process=PROCESS, lanes=st.lists(st.integers(0, 2), max_size=2)),
     st.builds(Died, process=st.sampled_from([*PROCESSES, "d"]), by=PROCESS),
     st.builds(
@@ -171,13 +174,13 @@ def test_a_word_that_this_version_does_not_have_makes_no_event() -> None:
         assert decode_event(data.replace(word, word[::-1])) is None
 
 
-def test_events_of_the_version_before_state_no_lanes() -> None:
+def test_events_of_the_version_before_state_no_lanes_and_no_level() -> None:
     """Its arrays are shorter; nothing is left out of what they have."""
     joined, snapshot = (
         join("a"),
-        Snapshot(5, 7, 1, ["a"], [], [("orders", 1, 1)], [], [("a", 6)], [("a", [2])]),
+        Snapshot(5, 7, 1, ["a"], [], [("orders", 1, 1)], [], [("a", 6)], [("a", [2])], 2, [("a", 2)]),
     )
-    for event, fields in ((joined, 1), (snapshot, 2)):
+    for event, fields in ((joined, 2), (snapshot, 4)):
         words = msgspec.msgpack.decode(encode_event(event)[1:])
         decoded = decode_event(encode_event(event)[:1] + msgspec.msgpack.encode(words[:-fields]))
         assert decoded == type(event)(*msgspec.structs.astuple(event)[:-fields])

@@ -61,7 +61,7 @@ def test_a_queue_that_was_let_go_takes_what_was_called_before_and_nothing_after(
     monkeypatch.setattr("backend.kafka.coordination.assignments.FLOOR_TTL_S", 0.05)
     called: list[Callable[[], None]] = []
     line: Any = SimpleNamespace(run_after_progress=lambda queues, act: called.append(act))
-    options: Any = SimpleNamespace(session_ms=3_000, heartbeat_ms=500)
+    options: Any = SimpleNamespace(session_ms=3_000, heartbeat_ms=500, supported_level=2)
     nothing: Any = SimpleNamespace()
     members = KafkaMemberships(options, nothing, line, nothing, ManualClock(), nothing)
     join: Any = SimpleNamespace(group="g", topic="orders")

@@ -6,11 +6,13 @@ import pytest
 
 from backend.kafka.cluster_rights import find_denied
 from backend.kafka.cluster_rules import (
+    BROKER_VERSION,
     REPLICAS,
     CheckedResource,
     ClusterFacts,
     ClusterFinding,
     Kind,
+    find_version_error,
     find_violations,
 )
 from backend.kafka.options import KafkaOptions
@@ -168,3 +170,32 @@ def test_an_installation_with_the_same_topic_names_is_a_finding() -> None:
     assert finding.resources == ("installation ns2",)
     assert "topic_prefix of its own" in finding.remedy
     assert not finding.loses
+
+
+@pytest.mark.parametrize(
+    ("version", "is_rejected"),
+    [
+        ("2.8-IV1", True),
+        ("3.2-IV0", True),
+        ("3.3-IV3", False),
+        ("3.9-IV0", False),
+        ("10.0", False),
+        ("?", False),
+    ],
+)
+def test_brokers_that_are_too_old_are_rejected(version: str, is_rejected: bool) -> None:
+    brokers = [
+        CheckedResource("1", Kind.BROKER, {}),
+        CheckedResource("2", Kind.BROKER, {BROKER_VERSION: version}),
+    ]
+    error = find_version_error(brokers)
+    assert bool(error) == is_rejected
+    if is_rejected:
+        assert error == (
+            f"broker 2 runs with inter.broker.protocol.version={version};"
+            " allowed: Kafka 3.3 or newer, with this setting at 3.3 or higher"
+        )
+
+
+def test_brokers_whose_version_is_not_to_be_seen_are_accepted() -> None:
+    assert find_version_error([CheckedResource("1", Kind.BROKER, None)]) == ""

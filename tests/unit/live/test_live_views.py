@@ -64,9 +64,20 @@ def no_findings() -> dict[str, Any]:
     return {"items": [], "left_out": {}, "unevaluated": []}
 
 
+def no_delays() -> None:
+    """Of a process without a delay service."""
+
+
 def build_views(process: SampledProcess, find_behind: Callable[[int], list[dict[str, Any]]]) -> LiveViews:
     return LiveViews(
-        process.backend, process.metrics, process.clock, dict, OtherProcesses(), find_behind, no_findings
+        process.backend,
+        process.metrics,
+        process.clock,
+        dict,
+        OtherProcesses(),
+        find_behind,
+        no_findings,
+        no_delays,
     )
 
 
@@ -101,7 +112,14 @@ def test_a_snapshot_is_made_once_for_all_that_ask_for_it() -> None:
         return [{"group": "g", "lag": 5}]
 
     live = LiveViews(
-        process.backend, process.metrics, process.clock, dict, OtherProcesses(), find_behind, no_findings
+        process.backend,
+        process.metrics,
+        process.clock,
+        dict,
+        OtherProcesses(),
+        find_behind,
+        no_findings,
+        no_delays,
     )
     requests = [gevent.spawn(live.fetch_snapshot) for _ in range(5)]
     gevent.joinall(requests, timeout=PATIENCE_S, raise_error=True)
@@ -124,7 +142,14 @@ def test_who_is_behind_keeps_its_rows_when_it_cannot_be_read() -> None:
         return [{"group": "g"}]
 
     live = LiveViews(
-        process.backend, process.metrics, process.clock, dict, OtherProcesses(), find_behind, no_findings
+        process.backend,
+        process.metrics,
+        process.clock,
+        dict,
+        OtherProcesses(),
+        find_behind,
+        no_findings,
+        no_delays,
     )
     before = decode(live.fetch_snapshot())
     errors.append(TryLaterError("the writer is away"))
@@ -144,7 +169,14 @@ def test_a_slow_reading_of_who_is_behind_delays_no_snapshot(monkeypatch: pytest.
         return [{"group": "g"}]
 
     live = LiveViews(
-        process.backend, process.metrics, process.clock, dict, OtherProcesses(), find_behind, no_findings
+        process.backend,
+        process.metrics,
+        process.clock,
+        dict,
+        OtherProcesses(),
+        find_behind,
+        no_findings,
+        no_delays,
     )
     assert decode(live.fetch_snapshot())["behind"] is None
     end.set()
@@ -160,7 +192,14 @@ def test_findings_are_read_every_ten_seconds() -> None:
         return no_findings() | {"items": [{"id": "A", "severity": "info", "since_ms": 1, "labels": {}}]}
 
     live = LiveViews(
-        process.backend, process.metrics, process.clock, dict, OtherProcesses(), None, list_findings
+        process.backend,
+        process.metrics,
+        process.clock,
+        dict,
+        OtherProcesses(),
+        None,
+        list_findings,
+        no_delays,
     )
     for _ in range(11):
         (finding,) = decode(live.fetch_snapshot())["findings"]

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import cast
 
+import pytest
+
 from backend.engine import StoreClock
 from backend.file_log.core.retention import (
     GIB,
@@ -16,6 +18,7 @@ from backend.file_log.core.retention import (
 from backend.file_log.retention import Retention, local_hour
 from backend.file_log.storage import Space, Storage
 from ddmq_common.clock import ManualClock
+from ddmq_common.errors import StorageError
 from ddmq_common.metrics.catalogue import (
     LOG_BYTES,
     LOG_RETENTION_FAILURES,
@@ -220,3 +223,35 @@ def test_a_round_that_fails_in_an_unknown_way_is_not_the_last() -> None:
 
 def test_local_hour() -> None:
     assert local_hour(0) in range(24)
+
+
+def test_an_operator_deletes_what_is_older_than_a_time() -> None:
+    house = RetentionRig(5)
+    house.holds.append(Hold(3 * GIB + 5, "delay commands"))
+    house.letters[1] = Hold(GIB, "dead letters")
+    now = house.clock.wall_ms()
+    house.segments = [one._replace(newest_ms=now - 1_000 + at) for at, one in enumerate(house.segments)]
+    house.clock.advance(60)
+    before_ms = now - 1_000 + 2
+    plan = house.retention.clean(before_ms, dry_run=True)
+    assert [segment.start // GIB for segment in plan] == [0]
+    assert house.events == []
+    plan = house.retention.clean(now, dry_run=True)
+    assert [segment.start // GIB for segment in plan] == [0, 2], "3 is held, and 4 is live"
+    assert house.retention.clean(now, dry_run=False) == plan
+    assert [segment.start // GIB for segment in house.segments] == [1, 3, 4]
+    assert house.segments[0].dead_letters_only
+    assert house.registry.cell(LOG_SEGMENTS_DELETED, "age").value == 2
+
+
+def test_the_state_says_what_keeps_each_segment() -> None:
+    house = RetentionRig(4)
+    house.holds.append(Hold(2 * GIB + 5, "delay commands"))
+    house.letters[1] = Hold(GIB, "dead letters")
+    state = house.retention.read_state()
+    assert [segment.held_by for segment in state.segments] == ["", "dead letters", "delay commands", ""]
+    assert (state.free_bytes, state.total_bytes, state.refuse_bytes) == (500 * GIB, 1000 * GIB, 2 * GIB)
+    assert state.holds == [(2 * GIB + 5, "delay commands")]
+    house.broken = OSError("gone")
+    with pytest.raises(StorageError, match="gone"):
+        house.retention.read_state()

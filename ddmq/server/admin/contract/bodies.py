@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from ddmq.server.admin.contract.queries import TEXT_CHARS_MAX
 from ddmq.server.config import TopicEntry
-from ddmq.server.http.parameters import Body
+from ddmq.server.http.parameters import NUMBER_MAX, Body
 from ddmq.settings import TABLE, Setting, list_settings
 from ddmq_common.trace.sampling import ONE_IN_MAX
 
@@ -74,6 +74,31 @@ class DeadLetterPurgeBody(Body):
     dry_run: Flag = False
 
 
+class MessageSearchBody(Body):
+    """Which messages of a topic are searched for: those that contain `text`, and match `sql`."""
+
+    text: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=200)] | None,
+        Meta(description="a text of 1 to 200 characters"),
+    ] = None
+    sql: Annotated[
+        Annotated[str, Meta(min_length=1)] | None, Meta(description="an SQL filter, see docs/filters.md")
+    ] = None
+    from_ms: EpochMs = None
+    to_ms: EpochMs = None
+    count: Annotated[Annotated[int, Meta(ge=1, le=100)], Meta(description="1 to 100")] = 20
+    after: Annotated[str | None, Meta(description="the `next` of an earlier answer")] = None
+
+
+class LogCleanBody(Body):
+    """Which segments of the log are deleted: those whose records were all stored before `before_ms`."""
+
+    before_ms: Annotated[
+        Annotated[int, Meta(ge=0, le=NUMBER_MAX)], Meta(description="a time in epoch milliseconds")
+    ]
+    dry_run: Flag = False
+
+
 class TransactionEndBody(Body):
     """An operator's decision about an open transaction."""
 
@@ -123,7 +148,10 @@ class MessageSendBody(Body):
 class DelayChangeBody(Body):
     """An operator's change of a delayed message. `due_ms` or `delay_ms`: the new due time."""
 
-    action: Annotated[Literal["cancel", "fire", "reschedule"], Meta(description="cancel, fire, reschedule")]
+    action: Annotated[
+        Literal["cancel", "fire", "reschedule", "hold", "release"],
+        Meta(description="cancel, fire, reschedule, hold, release"),
+    ]
     due_ms: DueMs = None
     delay_ms: DurationMs = None
     timeout_ms: TimeoutMs = None
@@ -132,7 +160,7 @@ class DelayChangeBody(Body):
 OPERATION_ACTIONS = {
     "dead_letters": ("resend", "purge"),
     "keys": ("park", "skip", "replay"),
-    "delays": ("cancel", "fire", "reschedule"),
+    "delays": ("cancel", "fire", "reschedule", "hold", "release"),
 }  # by kind
 GroupName = Annotated[str, Meta(min_length=1, description="the name of a consumer group")]
 FilterText = Annotated[
@@ -148,8 +176,10 @@ class OperationPlanBody(Body):
 
     kind: Annotated[Literal["dead_letters", "keys", "delays"], Meta(description="dead_letters, keys, delays")]
     action: Annotated[
-        Literal["resend", "purge", "park", "skip", "replay", "cancel", "fire", "reschedule"],
-        Meta(description="resend, purge, park, skip, replay, cancel, fire, reschedule"),
+        Literal[
+            "resend", "purge", "park", "skip", "replay", "cancel", "fire", "reschedule", "hold", "release"
+        ],
+        Meta(description="resend, purge, park, skip, replay, cancel, fire, reschedule, hold, release"),
     ]
     filter: Annotated[dict[str, Any], Meta(description="a map of names to values, as the kind allows")]
     dry_run: Flag = True

@@ -13,11 +13,13 @@ from typing import Any
 
 import msgspec
 
-from ddmq.server.admin.contract.answers import ErrorAnswer, MetricsText
 from ddmq.server.admin.contract.bodies import SettingsBody
-from ddmq.server.admin.contract.live_answers import EventsText
+from ddmq.server.admin.contract.forms import page_form, second_form
+from ddmq.server.admin.contract.queries import FormQuery
 from ddmq.server.admin.contract.route import Route
-from ddmq.server.http.connection import JSON
+from ddmq.server.admin.contract.structs.answers import ErrorAnswer, ExportText, MetricsText
+from ddmq.server.admin.contract.structs.live_answers import EventsText
+from ddmq.server.http.connection import JSON, NDJSON
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import NO_LISTINGS
 from ddmq.server.http.streams import EVENT_STREAM
@@ -40,7 +42,11 @@ ERRORS = {
     504: "no response arrived in time, and the requested change may or may not have been made",
 }
 _OF_ALL = (400, 403, 405, 411, 413, 415, 503)
-_MEDIA_TYPES = ((MetricsText, "text/plain"), (EventsText, EVENT_STREAM))  # of answers that are not JSON
+_MEDIA_TYPES = (
+    (MetricsText, "text/plain"),
+    (EventsText, EVENT_STREAM),
+    (ExportText, NDJSON),
+)  # of answers that are not JSON
 _HEX_ID = "[0-9A-Fa-f]{32}"
 _VARIABLES: dict[str, dict[str, Any]] = {
     "topic": {"description": "the name of a topic"},
@@ -48,6 +54,7 @@ _VARIABLES: dict[str, dict[str, Any]] = {
     "/messages/{id}": {"description": "the id of a message", "pattern": f"^{_HEX_ID}$"},
     "/transactions/{id}": {"description": "the id of a transaction", "pattern": f"^{_HEX_ID}$"},
     "/operations/{id}": {"description": "the id of a plan or operation", "pattern": "^[0-9a-f]{20}$"},
+    "/changes/{id}": {"description": "the id of a change", "pattern": "^[0-9a-f]{20}$"},
     "/delay/messages/{id}": {"description": "the id or the UUID of a delayed message"},
 }
 _VARIABLE = re.compile(r"\{(\w+)\}")
@@ -94,7 +101,7 @@ class _Schemas:
     def __init__(self, routes: Iterable[Route]) -> None:
         self._schemas: list[tuple[Any, dict[str, Any]]] = []
         self.components: dict[str, Any] = {}
-        kinds = [ErrorAnswer, *(route.answer for route in routes)]
+        kinds = [ErrorAnswer, *(kind for route in routes for kind in _describe_forms(route))]
         kinds += [route.body for route in routes if isinstance(route.body, type)]
         kinds += [kind for route in routes for kind in route.errors.values() if kind is not None]
         for kind in paced(kinds):
@@ -176,9 +183,10 @@ def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def _describe_responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     media_type = next((name for kind, name in _MEDIA_TYPES if route.answer is kind), JSON)
+    forms = [schemas.find_schema(kind) for kind in _describe_forms(route)]
     answer: dict[str, Any] = {
-        "description": "the answer",
-        "content": _as_content(schemas.find_schema(route.answer), media_type),
+        "description": "the answer" if len(forms) == 1 else "the answer in form 1, or in form 2",
+        "content": _as_content(forms[0] if len(forms) == 1 else {"anyOf": forms}, media_type),
     }
     if route.version is not None and route.method != "DELETE":
         answer["headers"] = {"ETag": _ETAG}
@@ -190,6 +198,15 @@ def _describe_responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
             schema = {"anyOf": [schemas.find_schema(kind), schemas.find_schema(ErrorAnswer)]}
             errors[str(status)] = {"description": ERRORS[status], "content": _as_content(schema, JSON)}
     return {"200": answer} | dict(sorted(errors.items()))
+
+
+def _describe_forms(route: Route) -> list[Any]:
+    """Return the types of the answer in form 1 and in form 2; one type if there is only form 1."""
+    if route.query is None or not issubclass(route.query, FormQuery):
+        return [route.answer]
+    if route.listing is not None:
+        return [route.answer, page_form(route.listing.item, route.listing.more)]
+    return [route.answer, second_form(route.answer)]
 
 
 def _describe_errors(schemas: _Schemas) -> dict[str, Any]:

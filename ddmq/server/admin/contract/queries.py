@@ -24,9 +24,6 @@ Count = Annotated[_Number, Meta(title="the most entries that are returned", desc
 PageCount = Annotated[
     _Number | None, Meta(title="the most entries that are returned; absent: all", description=_WHOLE)
 ]
-AfterName = Annotated[
-    str, Meta(title="the last name of the previous page", description="a name, which need not exist any more")
-]
 Cursor = Annotated[
     str | None, Meta(title="the position to continue from", description="the `next` of an earlier answer")
 ]
@@ -51,16 +48,45 @@ KeysMax = Annotated[
 ]
 
 
-class PageQuery(Query):
-    """One page of a listing that is sorted by name."""
+Sort = Annotated[
+    Annotated[str, Meta(min_length=1)] | None,
+    Meta(title="the order; for form 2", description="a field by which the list can be sorted, or -field"),
+]
+
+
+class FormQuery(Query):
+    """The form of an answer, which every query may state."""
+
+    form: Annotated[
+        Annotated[int, Meta(ge=1, le=2)],
+        Meta(title="the form of the answer: 1 is that of earlier releases", description="1, 2"),
+    ] = 1
+    fields: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            title="only these fields of the object, or of each item, even if the others are required",
+            description="names of fields with commas between them",
+        ),
+    ] = None
+
+
+class ListQuery(FormQuery):
+    """One page of a list. The names are for form 2, as far as a list has not had them before."""
 
     count: PageCount = None
-    after: AfterName = ""
+    after: Cursor = None
+    sort: Sort = None
+    text: Annotated[SearchText, Meta(title="only items with this text in a name; for form 2")] = None
+
+
+class PageQuery(ListQuery):
+    """One page of a listing that is sorted by name. In form 1, `after` is the last name of the page before,
+    and all entries are returned without a count."""
 
     @property
     def page(self) -> Page:
-        """The page of the listing; without a count, all entries after `after`."""
-        return Page(self.after, COUNT_MAX if self.count is None else self.count)
+        """The page of the listing in form 1."""
+        return Page(self.after or "", COUNT_MAX if self.count is None else self.count)
 
 
 class TopicsQuery(PageQuery):
@@ -69,7 +95,7 @@ class TopicsQuery(PageQuery):
     internal: Annotated[Flag, Meta(title="include the system's own topics")] = False
 
 
-class MessagesQuery(Query):
+class MessagesQuery(ListQuery):
     """A choice of messages of one topic: by id, key, offset or time, else the newest."""
 
     id: MessageId = None
@@ -81,19 +107,19 @@ class MessagesQuery(Query):
     group: Annotated[GroupName, Meta(title="add the state of each message in this group")] = None
 
 
-class MessageQuery(Query):
+class MessageQuery(FormQuery):
     """A message with its state in a group."""
 
     group: Annotated[GroupName, Meta(title="add the state of the message in this group")] = None
 
 
-class StoryQuery(Query):
+class StoryQuery(FormQuery):
     """The story of a message that the path names."""
 
     group: GroupName = None
 
 
-class TopicStoryQuery(Query):
+class TopicStoryQuery(FormQuery):
     """A choice of one message of a topic: by id, by key, or by queue and offset."""
 
     id: MessageId = None
@@ -103,32 +129,37 @@ class TopicStoryQuery(Query):
     group: GroupName = None
 
 
-class LagQuery(Query):
+class LagQuery(ListQuery):
     """A choice of the subscriptions that are furthest behind."""
 
     group: GroupName = None
-    count: PageCount = None
 
 
-class GroupDetailQuery(Query):
+class GroupDetailQuery(FormQuery):
     """The extent of the answer about a group."""
 
     keys: Annotated[KeysMax, Meta(title="the most blocked keys that are returned")] = LIMIT_DEFAULT
 
 
-class GroupTopicQuery(Query):
+class GroupTopicQuery(FormQuery):
     """A choice of one subscription of a group, or of all."""
 
     topic: TopicName = None
 
 
-class GroupKeysQuery(Query):
+class OffsetsQuery(ListQuery):
+    """A choice of the queues of one topic, or of all that a group consumes."""
+
+    topic: TopicName = None
+
+
+class GroupKeysQuery(ListQuery):
     """The extent of a listing of blocked keys."""
 
     limit: KeysMax = LIMIT_DEFAULT
 
 
-class KeysQuery(Query):
+class KeysQuery(ListQuery):
     """A choice of the blocked and parked keys of all groups."""
 
     group: GroupName = None
@@ -138,11 +169,10 @@ class KeysQuery(Query):
     ] = None
     text: Annotated[SearchText, Meta(title="only keys with this text in the key or in the error")] = None
     count: Count = 20
-    after: Cursor = None
 
 
-class DeadLetterFacetsQuery(Query):
-    """A choice of open dead letters that are counted, and the order in which they are examined."""
+class DeadLetterChoiceQuery(FormQuery):
+    """A choice of open dead letters."""
 
     reason: Annotated[str | None, Meta(title="only dead letters with this reason", description="a text")] = (
         None
@@ -157,6 +187,17 @@ class DeadLetterFacetsQuery(Query):
     text: Annotated[
         SearchText, Meta(title="only dead letters with this text in the key, the error or the body")
     ] = None
+
+
+class DeadLetterExportQuery(DeadLetterChoiceQuery):
+    """A choice of open dead letters that are exported."""
+
+    after: Cursor = None
+
+
+class DeadLetterFacetsQuery(DeadLetterChoiceQuery):
+    """A choice of open dead letters that are counted, and the order in which they are examined."""
+
     order: Annotated[
         Literal["oldest", "newest"],
         Meta(title="the dead letters with which to begin", description="oldest, newest"),
@@ -168,12 +209,21 @@ class DeadLetterFacetsQuery(Query):
 
 
 class DeadLettersQuery(DeadLetterFacetsQuery):
-    """A choice of open dead letters that are listed."""
+    """A choice of open dead letters that are listed. `from` and `order` are for form 1."""
 
     count: Count = 20
+    after: Cursor = None
+    sort: Sort = None
 
 
-class TransactionsQuery(Query):
+class ChangesQuery(FormQuery):
+    """A page of the recorded changes, the newest first."""
+
+    count: Count = 20
+    after: Cursor = None
+
+
+class TransactionsQuery(ListQuery):
     """A choice of open transactions."""
 
     group: Annotated[
@@ -182,7 +232,7 @@ class TransactionsQuery(Query):
     count: Count = 20
 
 
-class DelayCountQuery(Query):
+class DelayCountQuery(FormQuery):
     """A choice of delayed messages that are counted."""
 
     topic: TopicName = None
@@ -199,6 +249,53 @@ class DelaysQuery(DelayCountQuery):
     """A choice of delayed messages that are listed."""
 
     count: Count = 20
+    sort: Sort = None
+    text: Annotated[
+        SearchText, Meta(title="only messages with this text in the key or the body; for form 2")
+    ] = None
+
+
+BUCKETS_MAX = 200
+
+
+class DelayHistogramQuery(Query):
+    """A range of due times that is divided into steps of equal length."""
+
+    topic: TopicName = None
+    from_ms: Annotated[Time, Meta(title="the first due time; absent: that of the first message")] = None
+    to_ms: Annotated[
+        Time, Meta(title="the end of the due times, exclusive; absent: after the last message")
+    ] = None
+    buckets: Annotated[
+        Annotated[int, Meta(ge=1, le=BUCKETS_MAX)],
+        Meta(title="the most steps", description=f"1 to {BUCKETS_MAX}"),
+    ] = BUCKETS_MAX
+
+
+class ClientsQuery(Query):
+    """A choice of the clients of all groups."""
+
+    group: GroupName = None
+    count: Count = 100
+    after: Cursor = None
+
+
+class RetriesQuery(Query):
+    """A choice of the messages on the retry path of a group."""
+
+    group: Annotated[
+        Annotated[str, Meta(min_length=1)],
+        Meta(title="the group", description="the name of a group"),
+    ]
+    topic: TopicName = None
+    count: Count = 100
+    after: Cursor = None
+
+
+class ConfigQuery(Query):
+    """A choice of the settings of a process. `changed`: only those that are not the defaults."""
+
+    changed: Annotated[Flag, Meta(title="only settings that are not the defaults")] = False
 
 
 class HistoryQuery(Query):

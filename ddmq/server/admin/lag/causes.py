@@ -5,6 +5,7 @@ docs/operating-groups.md has the same conditions as a table, with what to do abo
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -100,4 +101,5 @@ def drain_seconds(
     if unfinished is None or arriving_per_s is None or finished_per_s is None:
         return None
     falling_per_s = finished_per_s - arriving_per_s
-    return unfinished / falling_per_s if falling_per_s > 0 else None
+    seconds = unfinished / falling_per_s if falling_per_s > 0 else math.inf
+    return seconds if math.isfinite(seconds) else None

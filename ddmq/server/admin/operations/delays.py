@@ -1,15 +1,16 @@
-"""Operations on delayed messages: cancel, fire and reschedule.
+"""Operations on delayed messages: cancel, fire, reschedule, hold and release.
 
 A plan lists the messages with the due time and the number of the delivery of each. A message that differs by
 now is skipped: it was fired, cancelled or rescheduled since it was shown. Messages of a topic whose delays
-are held are not fired, because the outcome of each would be known only after the release. Messages are read
-and changed by the requests of the admin API, so any process can run the operation that reaches the delay
+are held, and messages that are held themselves, are not fired, because the outcome of each would be known
+only after the release. A reschedule does not count messages whose new due time is not allowed. Messages are
+read and changed by the requests of the admin API, so any process can run the operation that reaches the delay
 service and a producer proxy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -37,21 +38,33 @@ CONCURRENCY = 32
 DUE_MAX_MS = 253_402_300_799_999  # the end of the year 9999
 SAMPLE_FIELDS = ("id", "due_ms", "topic", "key", "born_ms", "repeats", "preview")
 HELD = "the delays of its topic are held"
+HELD_ITSELF = "it is held"
+HELD_BEFORE = "it is held already"
+NOT_HELD = "it is not held"
 REJECTED = "the change is not allowed"  # such as a new due time that is too late
-CHANGED = {"cancel": "cancelled", "fire": "fired", "reschedule": "rescheduled"}  # outcomes by action
+CHANGED = {
+    "cancel": "cancelled", "fire": "fired", "reschedule": "rescheduled", "hold": "held",
+    "release": "released",
+}  # outcomes by action  # fmt: skip
 
 
 def plan_delays(
-    delays: DelayQueries, clock: Clock, action: str, body: DelayChoiceBody, options: dict[str, Any]
+    delays: DelayQueries,
+    clock: Clock,
+    calls: ProducerCalls,
+    action: str,
+    body: DelayChoiceBody,
+    options: dict[str, Any],
 ) -> PlanDraft:
-    """List the delayed messages that match, the earliest due first; at most ITEMS_MAX."""
+    """List the delayed messages that match, the earliest due first; at most ITEMS_MAX. `calls`: know which
+    due times are allowed."""
     if action != "reschedule" and options:
         raise CallerError(f"{' and '.join(options)} with action {action!r}; allowed: none")
     if action == "reschedule" and len(options) != 1:
         raise CallerError("due_ms and shift_ms with action 'reschedule'; allowed: exactly one of them")
     items: list[list[Any]] = []
     sample: list[dict[str, Any]] = []
-    held_count, complete = 0, True
+    skipped, complete = dict[str, int](), True
     stop_at = clock.monotonic() + PLAN_S
     for page in _read_pages(delays, body):
         complete &= not (page["orders_waiting"] or page["elsewhere"] or page["not_open"])
@@ -62,16 +75,34 @@ def plan_delays(
                 complete = False
                 break
             items.append([row["id"], row["due_ms"], row["occurrence"]])
-            if action == "fire" and row["topic"] in page["held"]:
-                items[-1].append(HELD)
-                held_count += 1
+            reason = _find_obstacle(action, row, topic_held=row["topic"] in page["held"])
+            if action == "reschedule" and not calls.allows_due_ms(_new_due_ms(options, row["due_ms"])):
+                reason = REJECTED
+            if reason:
+                items[-1].append(reason)
+                skipped[reason] = skipped.get(reason, 0) + 1
             elif len(sample) < SAMPLE_MAX:
                 sample.append(shorten_fields(row, SAMPLE_FIELDS))
         if len(items) == ITEMS_MAX or (page["next"] is not None and clock.monotonic() >= stop_at):
             complete &= page["next"] is None
             break
-    skipped = {HELD: held_count} if held_count else {}
-    return PlanDraft(len(items) - held_count, complete, skipped, sample, {}, 0, items)
+    return PlanDraft(len(items) - sum(skipped.values()), complete, skipped, sample, {}, 0, items)
+
+
+def _find_obstacle(action: str, row: Mapping[str, Any], *, topic_held: bool) -> str:
+    """Return why a message as it is now cannot be changed; "" if it can."""
+    is_held = bool(row.get("held"))
+    if action == "fire":
+        return HELD if topic_held else HELD_ITSELF if is_held else ""
+    if action == "hold":
+        return HELD_BEFORE if is_held else ""
+    return NOT_HELD if action == "release" and not is_held else ""
+
+
+def _new_due_ms(options: Mapping[str, int], due_ms: int) -> int:
+    """Return the due time to which a reschedule moves a message that is due at `due_ms`."""
+    target_ms = options["due_ms"] if "due_ms" in options else due_ms + options["shift_ms"]
+    return min(max(target_ms, 0), DUE_MAX_MS)
 
 
 def _was_born_in(born_ms: int, body: DelayChoiceBody) -> bool:
@@ -160,13 +191,11 @@ class DelayTarget:
         reason = _find_difference(self._plan.action, row, due_ms, occurrence)
         if reason:
             return reason
-        if self._plan.action == "fire" and self._delays.is_held(row["topic"]):
-            return HELD
-        options = self._plan.options
-        target_ms = None
-        if self._plan.action == "reschedule":
-            target_ms = options["due_ms"] if "due_ms" in options else due_ms + options["shift_ms"]
-            target_ms = min(max(target_ms, 0), DUE_MAX_MS)
+        reason = _find_obstacle(self._plan.action, row, topic_held=self._delays.is_held(row["topic"]))
+        if reason:
+            return reason
+        is_move = self._plan.action == "reschedule"
+        target_ms = _new_due_ms(self._plan.options, due_ms) if is_move else None
         body = DelayChangeBody(action=self._plan.action, due_ms=target_ms)  # type: ignore[arg-type]
         request = AdminRequest({"id": delay_id}, Query(), body, "POST", "/delay/messages/{id}")
         try:

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+import gevent
 from gevent.event import Event
 
 from ddmq.server.admin.operations.plans import Plan
@@ -49,6 +50,7 @@ class OperationRunner:
         self._make_target = make_target
         self.home = home
         self._wake_ups: dict[str, Event] = {}  # by id of the operation
+        self._greenlets: set[Any] = set()
         self._closed = False
 
     def check_capacity(self) -> None:
@@ -75,7 +77,9 @@ class OperationRunner:
         event = self._wake_ups[operation_id] = Event()
         facts = {"operation": operation_id, "kind": operation.plan.kind, "action": operation.plan.action}
         log.info("operation started", extra=facts | {"items": operation.plan.item_count})
-        spawn_sliced(self._run, operation, progress, event)
+        greenlet = spawn_sliced(self._run, operation, progress, event)
+        self._greenlets.add(greenlet)
+        greenlet.link(self._greenlets.discard)
 
     def wake_up(self, operation_id: str) -> None:
         """Let a runner of this process see a stop request now."""
@@ -85,7 +89,7 @@ class OperationRunner:
     def resume_all(self) -> None:
         """Continue the operations that this process ran when it ended."""
         for operation_id in self._store.list_ids():
-            stored = self._store.get(operation_id)
+            stored = self._store.get_decodable(operation_id)
             if stored is None or self.is_running(operation_id):
                 continue
             operation, progress = stored
@@ -96,11 +100,15 @@ class OperationRunner:
                 if not stop:
                     self.start(operation, following)
 
-    def close(self) -> None:
-        """End all runners after their batch; their operations continue when the process starts again."""
+    def close(self, seconds: float = 0.0) -> None:
+        """End all runners after their batch, and wait for these batches, at most `seconds`. The operations
+        continue when the process starts again."""
         self._closed = True
         for event in self._wake_ups.values():
             event.set()
+        gevent.joinall(list(self._greenlets), timeout=max(seconds, 0.0))
+        if self._greenlets:
+            log.warning("batches of operations have not ended in time", extra={"count": len(self._greenlets)})
 
     # --- one operation
 

@@ -136,16 +136,22 @@ class Operations:
             self.store.add(planned, body.rate, progress)
             self.shelf.remove(operation_id)
         else:
-            raise _no_such(operation_id)
+            raise no_such_operation(operation_id)
         self.runner.start(operation, progress)
         self._delete_old()
         return self._operation_row(operation, progress)
 
-    def list_rows(self) -> dict[str, Any]:
-        """Return the plans of this process and all started operations, the newest first."""
-        rows = [self._plan_row(plan) for plan in self.shelf.list_plans()]
-        started = [self.store.get(operation_id) for operation_id in self.store.list_ids()]
-        rows += [self._operation_row(*stored) for stored in started if stored is not None]
+    def list_rows(self, allows: Callable[[Plan], bool] | None = None) -> dict[str, Any]:
+        """Return the plans of this process and all started operations, the newest first. `allows`: whether
+        the caller may see a plan; None: it may see all."""
+        plans = self.shelf.list_plans()
+        rows = [self._plan_row(plan) for plan in plans if allows is None or allows(plan)]
+        started = [self.store.get_decodable(operation_id) for operation_id in self.store.list_ids()]
+        rows += [
+            self._operation_row(*stored)
+            for stored in started
+            if stored is not None and (allows is None or allows(stored[0].plan))
+        ]
         rows.sort(key=lambda row: row["id"], reverse=True)
         return {"operations": [{name: row[name] for name in SUMMARY} for row in rows]}
 
@@ -156,7 +162,7 @@ class Operations:
             return self._operation_row(*stored)
         planned = self.shelf.get(operation_id)
         if planned is None:
-            raise _no_such(operation_id)
+            raise no_such_operation(operation_id)
         return self._plan_row(planned.plan)
 
     def find_plan(self, operation_id: str) -> Plan | None:
@@ -173,7 +179,7 @@ class Operations:
         stored = self._find_stored(operation_id)
         if stored is None:
             if self.shelf.get(operation_id) is None:
-                raise _no_such(operation_id)
+                raise no_such_operation(operation_id)
             raise ConflictError(f"operation {operation_id} is planned and not started")
         operation, progress = stored
         if progress.state is OperationState.RUNNING:
@@ -204,7 +210,7 @@ class Operations:
             return plan_dead_letters(self._backend, self._clock, body.action, choice, to_topic=body.to_topic)
         if body.kind == "keys":
             return plan_keys(self._find_consumer(), body.action, choice)
-        return plan_delays(self._delays, self._clock, body.action, choice, timing)
+        return plan_delays(self._delays, self._clock, self._calls, body.action, choice, timing)
 
     def _complete_plan(
         self, body: OperationPlanBody, chosen: dict[str, Any], options: dict[str, Any], draft: PlanDraft
@@ -241,7 +247,7 @@ class Operations:
 
     def _find_stored(self, operation_id: str) -> tuple[StoredOperation, Progress] | None:
         if not is_id(operation_id):
-            raise _no_such(operation_id)
+            raise no_such_operation(operation_id)
         return self.store.get(operation_id)
 
     def _shown_state(self, operation_id: str, progress: Progress) -> OperationState:
@@ -256,7 +262,7 @@ class Operations:
         try:
             deletable = []
             for operation_id in self.store.list_ids():
-                stored = self.store.get(operation_id)
+                stored = self.store.get_decodable(operation_id)
                 if stored is None or stored[1].state is not OperationState.RUNNING:
                     deletable.append(operation_id)
             self.store.delete_old(deletable)
@@ -290,7 +296,8 @@ class Operations:
         }  # fmt: skip
 
 
-def _no_such(operation_id: str) -> NoSuchOperationError:
+def no_such_operation(operation_id: str) -> NoSuchOperationError:
+    """Return the error for an id that is not that of a plan or operation."""
     return NoSuchOperationError(
         f"there is no operation {operation_id[:80]!r}; plans expire after {EXPIRY_MS // 60_000} min, and are "
         "known only to the process that made them"

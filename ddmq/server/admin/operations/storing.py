@@ -11,6 +11,7 @@ own key, which only the runner writes; requests write the stop.
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import zlib
@@ -31,6 +32,7 @@ from ddmq_common.names import OPERATION_PREFIX
 
 CHUNK = 500  # items in one setting
 KEPT_MAX = 100  # started operations that are remembered
+log = logging.getLogger("ddmq.operations")
 _ID = re.compile(r"[0-9a-f]{20}")
 
 
@@ -62,6 +64,15 @@ class OperationStore:
             return msgspec.json.decode(head, type=StoredOperation), decode_progress(progress)
         except msgspec.MsgspecError as error:
             raise StorageError(f"setting {_head_key(operation_id)} is not an operation: {error}") from error
+
+    def get_decodable(self, operation_id: str) -> tuple[StoredOperation, Progress] | None:
+        """Return an operation and its progress, or None; also for one that cannot be decoded, which is
+        logged."""
+        try:
+            return self.get(operation_id)
+        except StorageError as error:
+            log.warning("a stored operation is left out", extra={"error": str(error)})
+            return None
 
     def get_progress(self, operation_id: str) -> Progress | None:
         """Return the progress of an operation, or None."""

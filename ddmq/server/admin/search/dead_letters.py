@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from backend.internal_topics import DeadLetter
 from backend.port import Backend
-from ddmq.server.admin.contract.queries import DeadLetterFacetsQuery
+from ddmq.server.admin.contract.queries import DeadLetterChoiceQuery, DeadLetterFacetsQuery
 from ddmq.server.admin.dlq import (
     BATCH,
     DeadLetterFilter,
@@ -34,10 +34,12 @@ SEARCH_S = 2.0
 
 class SearchOrder(NamedTuple):
     """The direction of a search, and the offset at which it begins; None: at the end of the queue from which
-    the direction leads."""
+    the direction leads. `queue_id`: the queue of `start`, and the first one of the search; None: every queue
+    begins there."""
 
     newest: bool = False
     start: int | None = None
+    queue_id: int | None = None
 
 
 class DeadLetterScan:
@@ -45,7 +47,7 @@ class DeadLetterScan:
 
     Iterate over `walk_letters`, and call `stop` where the answer is full. `scanned`: the number of dead
     letters that were examined; `next`: the offset from which another scan continues, None if this one reached
-    the end.
+    the end. `position`: the same as a queue and an offset, which no dead letter of another queue shares.
     """
 
     def __init__(self, backend: Backend, clock: Clock, group: str, order: SearchOrder) -> None:
@@ -54,6 +56,7 @@ class DeadLetterScan:
         self.open = sum(each.count(*limits) for each, limits in zip(self._opened, bounds, strict=True))
         self.scanned = 0
         self.next: int | None = None
+        self.position: tuple[int, int] | None = None
         self._backend = backend
         self._clock = clock
         self._newest = order.newest
@@ -62,9 +65,12 @@ class DeadLetterScan:
         self._ranges: list[DeadLetterRange] = []
         for queue, limits in zip(queues, bounds, strict=True):
             low, end = limits
-            if order.start is not None:
+            if order.queue_id is not None and queue.queue_id < order.queue_id:
+                continue
+            if order.start is not None and order.queue_id in (None, queue.queue_id):
                 low, end = (low, min(end, order.start + 1)) if order.newest else (max(low, order.start), end)
             self._ranges.append(DeadLetterRange(queue, low, end))
+        self._opened = self._opened[len(queues) - len(self._ranges) :]
 
     def stop(self) -> None:
         """End the scan after the dead letter that `walk_letters` has yielded last."""
@@ -87,7 +93,9 @@ class DeadLetterScan:
                     self._full = True
                     break
             if remaining.at < remaining.end:
-                continued.append(remaining.end - 1 if self._newest else remaining.at)
+                offset = remaining.end - 1 if self._newest else remaining.at
+                continued.append(offset)
+                self.position = self.position or (remaining.queue.queue_id, offset)
         self.next = max(continued, default=None) if self._newest else min(continued, default=None)
 
     def _read_batches(
@@ -142,6 +150,18 @@ def show_dead_letters(
     offset from which the next page begins, None at the end.
     """
     scan = DeadLetterScan(backend, clock, group, order)
+    rows = collect_letters(scan, choice, count)
+    return {
+        "group": group,
+        "letters": scan.open,
+        "shown": rows,
+        "next": scan.next,
+        "scanned": scan.scanned,
+    }
+
+
+def collect_letters(scan: DeadLetterScan, choice: DeadLetterFilter, count: int) -> list[dict[str, Any]]:
+    """Return up to `count` dead letters that match as rows. The scan ends after the last one."""
     rows: list[dict[str, Any]] = []
     size = 0
     if not count:
@@ -153,13 +173,7 @@ def show_dead_letters(
         size += sum(map(len, rows[-1]["properties"].values())) + len(rows[-1]["error"])
         if len(rows) == count or size > ANSWER_BYTES_MAX:
             scan.stop()
-    return {
-        "group": group,
-        "letters": scan.open,
-        "shown": rows,
-        "next": scan.next,
-        "scanned": scan.scanned,
-    }
+    return rows
 
 
 def count_facets(
@@ -185,7 +199,7 @@ def count_facets(
     } | counts.as_rows()
 
 
-def filter_of(query: DeadLetterFacetsQuery) -> DeadLetterFilter:
+def filter_of(query: DeadLetterChoiceQuery) -> DeadLetterFilter:
     """Return the filter that a query states."""
     return DeadLetterFilter(
         reason=query.reason,

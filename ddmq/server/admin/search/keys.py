@@ -300,7 +300,7 @@ def list_keys(
     missing, unchecked = find_missing(backend, consumer, clock, names)
     by_error = page.counts.as_rows()
     return {
-        "keys": _complete_rows(consumer, page),
+        "keys": complete_rows(consumer, page),
         "next": None if page.next is None else page.next.encode(),
         "total": page.counts.total,
         "complete": page.complete,
@@ -312,7 +312,7 @@ def list_keys(
     }
 
 
-def _complete_rows(consumer: ConsumerService, page: KeysPage) -> list[dict[str, Any]]:
+def complete_rows(consumer: ConsumerService, page: KeysPage) -> list[dict[str, Any]]:
     """Return the rows of the answer; behind a key that is a whole queue all messages of the queue wait."""
     queues = {name: _find_chain_queues(consumer, name) for name in {each[0].group for each in page.rows}}
     ends = {name: keys.read_next_offsets(consumer, name) for name, chains in queues.items() if chains}

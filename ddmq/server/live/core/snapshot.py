@@ -17,13 +17,15 @@ DECIMALS = 3
 
 class ProcessShare(msgspec.Struct, frozen=True):
     """The share of one process in a snapshot. `tails`: the values of the last TAIL_S seconds by series, from
-    `tails_from_s` on. `findings`: what is wrong at the process, as GET /findings has it."""
+    `tails_from_s` on. `findings`: what is wrong at the process, as GET /findings has it. `due_next_hour`: of
+    its delayed messages; None: it has no delay service."""
 
     totals: dict[str, float | None]
     tails_from_s: int
     tails: dict[str, list[float | None]]
     versions: dict[str, int]
     findings: dict[str, Any] = {}
+    due_next_hour: int | None = None
 
 
 class Behind(NamedTuple):
@@ -45,7 +47,8 @@ def combine_shares(shares: Sequence[ProcessShare]) -> ProcessShare:
         steps = [(share.tails_from_s, share.tails.get(series.name, ())) for share in shares]
         tails[series.name] = combine_steps(series, start_s, count, 1, steps)
     versions = {name: sum(share.versions.get(name, 0) for share in shares) for name in VERSIONS}
-    return ProcessShare(totals, start_s, tails, versions)
+    counts = [share.due_next_hour for share in shares if share.due_next_hour is not None]
+    return ProcessShare(totals, start_s, tails, versions, due_next_hour=sum(counts) if counts else None)
 
 
 def _end_of(share: ProcessShare) -> int:
@@ -68,7 +71,7 @@ def build_snapshot(
         "at_ms": at_ms,
         "health": health,
         "totals": {name: round_value(value) for name, value in share.totals.items()},
-        "due_next_hour": None,  # in this release
+        "due_next_hour": share.due_next_hour,
         "behind": behind.rows,
         "behind_at_ms": behind.at_ms,
         "tails": {

@@ -1,0 +1,57 @@
+// The address of the page: its path and query are the only state that a reload, a link or "back" needs.
+import { signal } from "../vendor/signals.js";
+
+export const BASE = "/console";
+
+function readLocation() {
+  const path = location.pathname.startsWith(BASE) ? location.pathname.slice(BASE.length) : "/";
+  return { path: path.replace(/\/+$/, "") || "/", query: new URLSearchParams(location.search) };
+}
+
+export const route = signal(readLocation());
+
+function publish() {
+  route.value = readLocation();
+}
+
+addEventListener("popstate", publish);
+
+/** The address of a page: its segments are quoted, empty query values are left out. */
+export function link(segments, query = {}) {
+  const path = segments.map((segment) => encodeURIComponent(segment)).join("/");
+  const filled = Object.entries(query).filter(([, value]) => value !== "" && value != null);
+  const text = new URLSearchParams(filled.map(([name, value]) => [name, String(value)])).toString();
+  return `${BASE}/${path}${text ? `?${text}` : ""}`;
+}
+
+/** Open a page of the console. */
+export function navigate(address, { replace = false } = {}) {
+  history[replace ? "replaceState" : "pushState"](null, "", address);
+  publish();
+}
+
+/** Change query values of this page. The position in a list is dropped, unless it is what changes. */
+export function setQuery(changes, { replace = true } = {}) {
+  const query = new URLSearchParams(location.search);
+  if (!("after" in changes)) query.delete("after");
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === "" || value == null) query.delete(name);
+    else query.set(name, String(value));
+  }
+  const text = query.toString();
+  navigate(location.pathname + (text ? `?${text}` : ""), { replace });
+}
+
+/** Let plain clicks on links to pages change the page without loading it again. */
+export function interceptLinks() {
+  document.addEventListener("click", (event) => {
+    const anchor = event.target instanceof Element && event.target.closest("a[href]");
+    if (!anchor || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey) return;
+    const address = anchor.getAttribute("href");
+    if (anchor.hasAttribute("target") || anchor.hasAttribute("download") || !address.startsWith(`${BASE}/`)) return;
+    event.preventDefault();
+    navigate(address);
+    scrollTo(0, 0);
+    document.querySelector("h1")?.focus();
+  });
+}

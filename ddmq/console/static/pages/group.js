@@ -1,0 +1,118 @@
+// One group: why it is behind and what to do about it, its queues, keys, clients and settings.
+import { getVersioned, path, post, useData } from "../lib/api.js";
+import { openChange } from "../lib/actions.js";
+import { ABSENT, count, formatDuration, formatNumber, formatRate, quoteArgument, visible } from "../lib/format.js";
+import { History } from "../lib/chart.js";
+import { html } from "../lib/html.js";
+import { Badge, Card, Facts, Head, Loaded, Name, Time, TopicLink } from "../lib/parts.js";
+import { link } from "../lib/route.js";
+import { Table } from "../lib/table.js";
+import { CAUSES, REMEDIES } from "../lib/words.js";
+
+const QUEUES = [
+  { head: "queue", number: true, cell: (row) => row.queue },
+  { head: "committed", number: true, cell: (row) => formatNumber(row.committed) },
+  { head: "next offset", number: true, cell: (row) => formatNumber(row.next) },
+  { head: "lag", number: true, cell: (row) => formatNumber(row.lag) },
+  { head: "oldest waits", number: true, cell: (row) => (row.lag_age_s == null ? ABSENT : formatDuration(row.lag_age_s * 1_000)) },
+  { head: "in flight", number: true, cell: (row) => formatNumber(row.in_flight) },
+  { head: "retrying", number: true, cell: (row) => formatNumber(row.retrying) },
+  { head: "held by", cell: (row) => (row.held ? "this proxy" : visible(row.holder ?? ABSENT)) },
+];
+const CLIENTS = [
+  { head: "client", wide: true, cell: (row) => html`<${Name} text=${row.client_id} />` },
+  { head: "address", cell: (row) => html`<bdi>${visible(row.address)}</bdi>` },
+  { head: "topics", cell: (row) => visible(row.topics.join(", ")) },
+  { head: "in flight", number: true, cell: (row) => formatNumber(row.in_flight) },
+  { head: "silent for", number: true, cell: (row) => formatDuration(row.idle_s * 1_000) },
+  { head: "since", cell: (row) => html`<${Time} ms=${row.since_ms} />` },
+  { head: "connection", cell: (row) => (row.connected ? html`<${Badge} kind="good">connected<//>` : html`<${Badge}>gone<//>`) },
+];
+
+async function changeSubscription(row, settings) {
+  const { etag } = await getVersioned(path`/groups/${row.group}`);
+  const answer = await post(path`/groups/${row.group}/topics/${row.topic}`, settings, { etag });
+  return { text: answer.changed?.map((each) => `${each.key}: ${each.before} → ${each.after}`).join(", ") || "Done.", undo: answer.undo };
+}
+
+function pause(row, paused) {
+  const names = `${quoteArgument(row.group)} --topic ${quoteArgument(row.topic)}`;
+  openChange({
+    title: `${paused ? "Pause" : "Resume"} ${row.group} on ${row.topic}`,
+    verb: paused ? "Pause" : "Resume",
+    text: paused ? "Nothing is delivered to the group from this topic until it is resumed; messages wait. Deliveries in flight finish." : "Deliveries go on where they stopped.",
+    command: `ddmq group ${paused ? "pause" : "resume"} ${names}`,
+    apply: () => changeSubscription(row, { paused }),
+  });
+}
+
+function raise(row, setting, value) {
+  openChange({
+    title: `Change ${setting} of ${row.group} on ${row.topic}`,
+    verb: "Change",
+    facts: [["now", value]],
+    fields: [{ name: "value", label: `new ${setting}`, type: "number", value: String(Math.max(1, value * 2)), required: true }],
+    command: (values) => `ddmq group set ${quoteArgument(row.group)} --topic ${quoteArgument(row.topic)} ${setting}=${values.value}`,
+    apply: (values) => changeSubscription(row, { [setting]: Number(values.value) }),
+  });
+}
+
+function reset(row) {
+  const body = (values) => ({ topic: row.topic, to: values.to });
+  openChange({
+    title: `Reset the offsets of ${row.group} on ${row.topic}`,
+    verb: "Reset",
+    danger: true,
+    text: "Messages behind the new offset are delivered again; messages before it are passed over.",
+    fields: [{ name: "to", label: "to: first, last, an offset, or a time such as 2026-11-28 14:00", value: "last", required: true }],
+    command: (values) => `ddmq group reset ${quoteArgument(row.group)} --topic ${quoteArgument(row.topic)} --to ${quoteArgument(values.to)}`,
+    preview: async (values) => {
+      const effect = await post(path`/groups/${row.group}/offsets`, { ...body(values), dry_run: true });
+      return [["delivered again", effect.again], ["passed over", effect.passed_over], ["queues", effect.queues.length]];
+    },
+    apply: async (values) => {
+      const effect = await post(path`/groups/${row.group}/offsets`, body(values));
+      return { text: `${count(effect.again, "message")} will be delivered again, ${formatNumber(effect.passed_over)} are passed over.`, undo: effect.undo };
+    },
+  });
+}
+
+function Cause({ row }) {
+  const remedy = REMEDIES[row.why];
+  const unfinished = row.unfinished ?? row.lag;
+  if (!unfinished) return html`<p><${Badge} kind="good">up to date<//></p>`;
+  const drains = row.drain_s == null ? "at these rates it never catches up" : `it catches up in ${formatDuration(row.drain_s * 1_000)}`;
+  return html`<p><${Badge} kind=${row.why ? "warn" : "plain"}>${CAUSES[row.why] ?? "no cause is known"}<//> ${count(unfinished, "message")} unfinished: ${drains}${" "}
+    (${formatRate(row.arriving_per_s)}/s in, ${formatRate(row.finished_per_s)}/s out). ${remedy?.text ?? ""}
+    ${remedy?.page === "keys" && html` <a href=${link(["keys"], { group: row.group })}>Show the keys</a>`}</p>
+    ${remedy?.setting && html`<p class="actions"><button type="button" class="act" onClick=${() => raise(row, remedy.setting, row.settings[remedy.setting])}>Change ${remedy.setting}…</button></p>`}`;
+}
+
+function Subscription({ row }) {
+  return html`<${Card} title=${`${row.group} on ${row.topic}`} tools=${html`<div class="tools actions">
+      ${row.paused ? html`<button type="button" class="act" onClick=${() => pause(row, false)}>Resume…</button>` : html`<button type="button" onClick=${() => pause(row, true)}>Pause…</button>`}
+      <button type="button" onClick=${() => reset(row)}>Reset offsets…</button></div>`}>
+    <${Cause} row=${row} />
+    ${row.paused && html`<p><${Badge} kind="warn">paused<//> since <${Time} ms=${row.paused_since_ms} /></p>`}
+    ${row.push_fault && html`<p class="warn">▲ ${visible(row.push_fault)}</p>`}
+    <${Facts} facts=${[
+      ["topic", html`<${TopicLink} topic=${row.topic} />`], ["order", row.order_key || "none"], ["filter", row.filter && visible(row.filter)],
+      ["in flight", row.in_flight], ["retrying", row.retrying], ["on the retry path", row.retry_waiting],
+      ["dead letters", html`<a href=${link(["dead-letters", row.group])}>${formatNumber(row.dead_letters_open)}</a>`],
+    ]} />
+    <${History} query=${{ group: row.group, topic: row.topic }} series=${["acked_per_s", "lag"]} />
+    <details><summary>Queues</summary><${Table} label="queues" columns=${QUEUES} rows=${row.queues} rowKey=${(queue) => queue.queue} /></details>
+    <details><summary>Settings</summary><${Facts} facts=${Object.entries(row.settings).map(([name, value]) => [row.set_here.includes(name) ? `${name} (set here)` : name, typeof value === "object" && value !== null ? JSON.stringify(value) : String(value)])} /></details>
+  <//>`;
+}
+
+export function Page({ segments }) {
+  const group = segments[1];
+  const state = useData(path`/groups/${group}`, {}, { every: 3_000 });
+  return html`<${Loaded} state=${state}>${(info) => html`
+    <${Head} title=${html`Group <${Name} text=${group} />`}><div class="tools actions"><a class="button" href=${link(["keys"], { group })}>Keys</a><a class="button" href=${link(["dead-letters", group])}>${count(info.dead_letters_open, "dead letter")}</a><a class="button" href=${link(["retries"], { group })}>Retries</a></div><//>
+    ${info.stalled.map((each) => html`<p class="warn" role="status">▲ Queues ${each.queues.join(", ")} of ${visible(each.topic)} have made no progress for ${formatDuration(each.seconds * 1_000)}.</p>`)}
+    ${info.differences.map((each) => html`<p class="warn">▲ ${visible(each.client_id)} differs on ${visible(each.topic)}: ${visible(each.what)}</p>`)}
+    ${info.subscriptions.map((row) => html`<${Subscription} key=${row.topic} row=${{ ...row, group }} />`)}
+    <${Card} title="Clients at this proxy"><${Table} label="clients" columns=${CLIENTS} rows=${info.clients} rowKey=${(row) => `${row.client_id} ${row.address}`} empty="No client pulls here." />${info.clients_more > 0 && html`<p class="soft">and ${formatNumber(info.clients_more)} more</p>`}<//>`}<//>`;
+}

@@ -1,0 +1,40 @@
+// Messages that failed and wait for their next delivery, message by message.
+import { listing, useData } from "../lib/api.js";
+import { formatNumber, shorten, visible } from "../lib/format.js";
+import { html } from "../lib/html.js";
+import { Card, Chips, Filter, GroupLink, Head, Loaded, MessageLink, Missing, Name, Time, TopicLink } from "../lib/parts.js";
+import { setQuery } from "../lib/route.js";
+import { Pager, Table } from "../lib/table.js";
+
+const FILTERS = ["group", "topic"];
+const COLUMNS = [
+  { head: "group", cell: (row) => html`<${GroupLink} group=${row.group} />` },
+  { head: "topic", cell: (row) => html`<${TopicLink} topic=${row.topic} />` },
+  { head: "key", cell: (row) => html`<${Name} text=${shorten(row.key ?? "", 60)} />` },
+  { head: "deliveries", number: true, cell: (row) => formatNumber(row.deliveries) },
+  { head: "due", cell: (row) => html`<${Time} ms=${row.due_ms} />` },
+  { head: "error", wide: true, cell: (row) => html`<span class="soft">${visible(shorten(row.error ?? "", 160))}</span>` },
+  { head: "story", cell: (row) => html`<${MessageLink} id=${row.id}>story<//>` },
+];
+
+/** The groups with messages on the retry path, to choose from. */
+function Choices() {
+  const groups = useData("/lag", listing({}, 1_000), { every: 5_000 });
+  return html`<${Loaded} state=${groups}>${(answer) => {
+    const rows = answer.items.filter((row) => row.retry_waiting);
+    return rows.length ? html`<div class="chips">${rows.map((row) => html`<button type="button" onClick=${() => setQuery({ group: row.group, topic: row.topic })}>${visible(row.group)} on ${visible(row.topic)}: ${formatNumber(row.retry_waiting)}</button>`)}</div>` : html`<p class="soft">Nothing waits for a retry.</p>`;
+  }}<//>`;
+}
+
+export function Page({ query }) {
+  const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
+  const state = useData(filter.group ? "/retries" : null, { ...filter, count: 50, after: query.get("after") }, { version: "retries" });
+  return html`<${Head} title="Retries" />
+    <${Card} note="Messages that failed and wait for their next delivery.">
+      <div class="filters"><${Filter} name="group" label="group" query=${query} /></div><${Chips} query=${query} names=${FILTERS} />
+      ${!filter.group && html`<${Choices} />`}
+      ${filter.group && html`<${Loaded} state=${state} absent="This server does not list retries.">${(answer) => html`<${Missing} missing=${answer.missing} />
+        <${Table} label="retries" columns=${COLUMNS} rows=${answer.items} rowKey=${(row) => row.id} empty="Nothing waits for a retry." />
+        <${Pager} answer=${answer} shown=${answer.items.length} noun="message" query=${query} />`}<//>`}
+    <//>`;
+}

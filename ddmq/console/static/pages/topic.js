@@ -1,0 +1,112 @@
+// One topic: its queues, settings and messages, with search; messages can be sent from here.
+import { useState } from "../vendor/hooks.js";
+import { del, getVersioned, listing, path, post, useData } from "../lib/api.js";
+import { openChange } from "../lib/actions.js";
+import { formatNumber, formatSize, quoteArgument, shorten, visible } from "../lib/format.js";
+import { html } from "../lib/html.js";
+import { Badge, Card, Facts, Filter, Head, Loaded, MessageLink, Missing, Name, Problem, Time } from "../lib/parts.js";
+import { link, navigate } from "../lib/route.js";
+import { Pager, Table } from "../lib/table.js";
+import { History } from "../lib/chart.js";
+
+const MESSAGES = [
+  { head: "stored", cell: (row) => html`<${Time} ms=${row.stored_ms} />` },
+  { head: "queue/offset", cell: (row) => html`<${MessageLink} id=${row.id}>${row.queue}/${formatNumber(row.offset)}<//>` },
+  { head: "key", cell: (row) => html`<${Name} text=${shorten(row.key, 60)} />` },
+  { head: "tags", cell: (row) => html`<${Name} text=${row.tags} />` },
+  { head: "bytes", number: true, cell: (row) => formatNumber(row.body_bytes) },
+  { head: "body", wide: true, cell: (row) => html`<span class="soft">${row.body == null ? "binary" : visible(shorten(row.body, 160))}</span>` },
+];
+const QUEUES = [
+  { head: "queue", number: true, cell: (row) => row.queue },
+  { head: "first offset", number: true, cell: (row) => formatNumber(row.min) },
+  { head: "next offset", number: true, cell: (row) => formatNumber(row.next) },
+  { head: "messages", number: true, cell: (row) => formatNumber(row.messages) },
+];
+
+export function sendMessage(topic, message = {}) {
+  openChange({
+    title: `Send a message to ${topic}`,
+    verb: "Send",
+    text: "Every group that consumes the topic gets it.",
+    fields: [
+      { name: "key", label: "key", value: message.key ?? "" },
+      { name: "tags", label: "tags", value: message.tags ?? "" },
+      { name: "body", label: "body", lines: 6, value: message.body ?? "" },
+      { name: "delay_s", label: "delay in seconds (empty: none)", type: "number" },
+    ],
+    command: (values) => `ddmq send ${quoteArgument(topic)} ${quoteArgument(shorten(values.body, 60) || "BODY")}${values.key ? ` --key ${quoteArgument(values.key)}` : ""}${values.delay_s ? ` --delay ${values.delay_s}s` : ""}`,
+    apply: async (values) => {
+      const delay = values.delay_s ? { delay_ms: Number(values.delay_s) * 1_000 } : {};
+      const sent = await post("/messages", { topic, body: values.body, ...(values.key ? { key: values.key } : {}), ...(values.tags ? { tags: values.tags } : {}), ...delay });
+      return sent.delay_id ? "The message is stored and waits until it is due." : `The message is stored as ${sent.queue}/${sent.offset}.`;
+    },
+  });
+}
+
+function changeTopic(topic, { title, verb, text, settings, command, danger = false }) {
+  openChange({
+    title, verb, text, command, danger,
+    apply: async () => {
+      const { etag } = await getVersioned(path`/topics/${topic}`);
+      const answer = await post(path`/topics/${topic}`, { ...settings, create: false }, { etag });
+      return { text: `${title}: done.`, undo: answer.undo };
+    },
+  });
+}
+
+function Actions({ info }) {
+  const name = info.topic;
+  const quoted = quoteArgument(name);
+  const close = () => changeTopic(name, { title: `Close ${name} to sends`, verb: "Close", text: "Sends are rejected until it is opened again. Stored messages stay and are delivered.", settings: { writable: false }, command: `ddmq topic set ${quoted} writable=false`, danger: true });
+  const reopen = () => changeTopic(name, { title: `Open ${name} to sends`, verb: "Open", settings: { writable: true }, command: `ddmq topic set ${quoted} writable=true` });
+  const hold = () => changeTopic(name, { title: `Hold the delays of ${name}`, verb: "Hold", text: "No delayed message of this topic fires until the delays are released. Nothing is lost.", settings: { hold_delays: true }, command: `ddmq delay hold ${quoted}` });
+  const release = () => changeTopic(name, { title: `Release the delays of ${name}`, verb: "Release", text: "Overdue messages fire at once.", settings: { hold_delays: false }, command: `ddmq delay release ${quoted}` });
+  const remove = () => openChange({
+    title: `Delete ${name}`, verb: "Delete", danger: true,
+    text: `The topic and its ${formatNumber(info.messages)} messages are deleted for good. This cannot be undone.`,
+    command: `ddmq topic delete ${quoted}`,
+    apply: async () => {
+      await del(path`/topics/${name}`);
+      navigate(link(["topics"]));
+      return `Topic ${name} is deleted.`;
+    },
+  });
+  return html`<div class="tools actions"><button type="button" onClick=${() => sendMessage(name)}>Send…</button>
+    ${info.hold_delays ? html`<button type="button" class="act" onClick=${release}>Release delays…</button>` : html`<button type="button" onClick=${hold}>Hold delays…</button>`}
+    ${info.writable ? html`<button type="button" onClick=${close}>Close to sends…</button>` : html`<button type="button" class="act" onClick=${reopen}>Open to sends…</button>`}
+    ${!info.internal && html`<button type="button" onClick=${remove}>Delete…</button>`}</div>`;
+}
+
+function Messages({ topic, query }) {
+  const [answer, setAnswer] = useState(null);
+  const [error, setError] = useState(null);
+  const text = query.get("text");
+  const search = text ? { count: 50, text } : null;
+  const listed = useData(search ? null : path`/topics/${topic}/messages`, listing({ key: query.get("key"), queue: query.get("offset") && query.get("queue"), offset: query.get("offset"), time_ms: query.get("time_ms"), after: query.get("after") }));
+  const run = (after) => post(path`/topics/${topic}/search`, { ...search, ...(after ? { after } : {}) }).then(setAnswer, setError);
+  return html`<div class="filters"><${Filter} name="key" label="key" query=${query} /><${Filter} name="text" label="text in body or properties" query=${query} />
+      <${Filter} name="queue" label="queue" query=${query} type="number" /><${Filter} name="offset" label="from offset" query=${query} type="number" /></div>
+    ${search
+      ? html`<p class="actions"><button type="button" class="act" onClick=${() => run("")}>Search</button>${answer?.next && html`<button type="button" onClick=${() => run(answer.next)}>Go on</button>`}${answer && html`<span class="soft" role="status">${formatNumber(answer.scanned)} messages examined</span>`}</p>
+          <${Problem} error=${error} />${answer && html`<${Table} label="messages" columns=${MESSAGES} rows=${answer.items} rowKey=${(row) => `${row.queue}/${row.offset}`} empty="No message matches so far." />`}`
+      : html`<${Loaded} state=${listed}>${(page) => html`<${Table} label="messages" columns=${MESSAGES} rows=${page.items} rowKey=${(row) => `${row.queue}/${row.offset}`} empty="No message." /><${Pager} answer=${page} shown=${page.items.length} noun="message" query=${query} />`}<//>`}`;
+}
+
+export function Page({ segments, query }) {
+  const topic = segments[1];
+  const state = useData(path`/topics/${topic}`, {}, { version: "topics" });
+  return html`<${Loaded} state=${state}>${(info) => html`
+    <${Head} title=${html`Topic <${Name} text=${topic} />`}>
+      ${!info.writable && html`<${Badge} kind="warn">closed to sends<//>`}${info.hold_delays && html`<${Badge} kind="warn">delays are held since <${Time} ms=${info.delays_held_since_ms} /><//>`}
+      <${Actions} info=${info} /><//>
+    <${Missing} missing=${info.missing} />
+    <div class="columns"><${Card} title="At a glance"><${Facts} facts=${[
+      ["messages", info.messages], ["queues", info.queues], ["durability", info.durability], ["delays", info.delay],
+      ["largest body", info.body_bytes_max == null ? "as the log takes" : formatSize(info.body_bytes_max)],
+      ["settings come from", info.source], ["traced", info.trace_one_in ? `one message in ${info.trace_one_in}` : "none"],
+    ]} /><p><a href=${link(["delays"], { topic })}>delayed messages</a> · <a href=${link(["groups"], { text: topic })}>groups</a></p><//>
+    <${Card} title="Messages per second"><${History} query=${{ topic }} series=${["in_per_s"]} /><//></div>
+    <${Card} title="Messages"><${Messages} topic=${topic} query=${query} /><//>
+    <${Card} title="Queues"><${Table} label="queues" columns=${QUEUES} rows=${info.by_queue} rowKey=${(row) => row.queue} /><//>`}<//>`;
+}

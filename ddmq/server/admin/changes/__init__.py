@@ -1,0 +1,1 @@
+"""The list of the last changes by the admin API, and their undo."""

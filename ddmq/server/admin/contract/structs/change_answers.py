@@ -1,0 +1,41 @@
+"""The answers of requests about recorded changes. Times are epoch milliseconds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from ddmq.server.http.parameters import Answer
+
+State = Annotated[
+    Any, Meta(description="the state of the object; null: it did not exist, or is not recorded")
+]
+
+
+class ChangeAnswer(Answer):
+    """A change that was made.
+
+    `who`: the address of the client. `undoable`: it can be undone, if nothing changes meanwhile. `final`: why
+    it cannot. `undoes`, `undone_by`: ids of other changes, or empty.
+    """
+
+    id: str
+    at_ms: int
+    who: str
+    request: str
+    kind: str
+    object: str
+    before: State
+    after: State
+    final: str
+    undoes: str
+    undone_by: str
+    undoable: bool
+
+
+class ChangesAnswer(Answer):
+    """A page of the recorded changes, the newest first. `next`: null at the end."""
+
+    items: list[ChangeAnswer]
+    next: str | None

@@ -1,0 +1,58 @@
+"""The answers of searches that walk over stored messages within limits of time and number."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from ddmq.server.admin.contract.structs.answers import MessageRow
+from ddmq.server.admin.contract.structs.live_answers import Missing
+from ddmq.server.http.parameters import Answer
+
+Total = Annotated[int | None, Meta(description="the number of all matches; null if it is not known")]
+
+
+class MessagesFoundAnswer(Answer):
+    """Messages of a topic that match. `scanned`: the number of messages that this request has examined.
+
+    `exact`: this request has examined all messages of the requested time.
+    """
+
+    items: list[MessageRow]
+    next: str | None
+    total: Total
+    exact: bool
+    missing: Missing
+    scanned: int
+
+
+class RetryRow(Answer):
+    """A message on the retry path. `queue`, `offset`: in its `topic`; `due_ms`: when it is or was due;
+    `step`: the retries so far; `deliveries`: the deliveries so far; `error`: of the last one."""
+
+    group: str
+    topic: str
+    queue: int
+    offset: int
+    id: str
+    key: str
+    state: Literal["waiting", "due"]
+    due_ms: int
+    step: int
+    deliveries: int
+    since_ms: int
+    error: str
+    body_bytes: int
+
+
+class RetriesAnswer(Answer):
+    """Messages on the retry path of a group. `scanned`: the number of messages that this request has
+    examined. `exact`: this request has examined all."""
+
+    items: list[RetryRow]
+    next: str | None
+    total: Total
+    exact: bool
+    missing: Missing
+    scanned: int

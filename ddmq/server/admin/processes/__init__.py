@@ -1,0 +1,1 @@
+"""Answers about the processes of a server, their clients and their configuration."""

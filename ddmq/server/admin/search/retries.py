@@ -1,0 +1,82 @@
+"""GET /retries: the messages of a group on the retry path, one by one.
+
+A message waits at a delay level until its retry is due, and then in the group's retry topic until it is
+finished. Any process can read both.
+"""
+
+from __future__ import annotations
+
+from backend.internal_topics import REAL_TOPIC
+from backend.port import Backend
+from backend.records import QueueRef, StoredRecord
+from ddmq.server.admin.contract.queries import RetriesQuery
+from ddmq.server.admin.search.records import RecordScan, ScannedRange, read_cursor
+from ddmq.server.admin.topics import WAIT_S
+from ddmq_common import delivery
+from ddmq_common.clock import Clock
+from ddmq_common.errors import DamagedError
+from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC, retry_topic
+from proxy_consumer.retries import headers
+from proxy_consumer.retries.headers import since_ms
+
+ITEMS_MAX = 1_000
+DUE, AT_LEVEL = 0, 1  # kinds of ranges
+
+
+def list_retries(backend: Backend, clock: Clock, query: RetriesQuery) -> dict[str, object]:
+    """Answer GET /retries: due messages first, then those at each delay level in the order of their due
+    times."""
+    scan = RecordScan(backend, clock, _list_ranges(backend, query.group), read_cursor(query.after))
+    items = []
+    for record in scan.walk_records():
+        row = _describe_retry(record, query.group)
+        if row is not None and query.topic in (None, row["topic"]):
+            items.append(row)
+        if len(items) >= min(max(query.count, 1), ITEMS_MAX):
+            scan.stop()
+    exact = scan.next is None and query.after is None
+    return {
+        "items": items, "next": None if scan.next is None else str(scan.next),
+        "total": len(items) if exact else None, "exact": exact, "missing": {}, "scanned": scan.scanned,
+    }  # fmt: skip
+
+
+def _list_ranges(backend: Backend, group: str) -> list[ScannedRange]:
+    ranges = []
+    for kind, topic, owner in (
+        (DUE, retry_topic(group), group),
+        (AT_LEVEL, SCHEDULE_TOPIC, LEVELS_GROUP),
+    ):
+        info = backend.topic(topic)
+        queues: list[QueueRef] = [] if info is None else info.refs()
+        views, bounds = backend.progress(owner, queues), backend.bounds(queues)
+        for queue, view, limits in zip(queues, views.wait(WAIT_S), bounds.wait(WAIT_S), strict=True):
+            if limits is not None:
+                start = max(limits.min, view.committed or 0)
+                ranges.append(ScannedRange(kind, queue, start, limits.next, sorted(view.finished)))
+    return ranges
+
+
+def _describe_retry(record: StoredRecord, group: str) -> dict[str, object] | None:
+    """Return the row of a message on the group's retry path; None for any other message."""
+    is_due = record.topic == retry_topic(group)
+    if not is_due and record.system.get(REAL_TOPIC) != retry_topic(group):
+        return None
+    system = record.system
+    try:
+        content = delivery.decode(record.delivery)
+    except DamagedError:
+        return None
+    return {
+        "group": group, "topic": system.get(headers.TOPIC, ""),
+        "queue": _number(system.get(headers.QUEUE)), "offset": _number(system.get(headers.OFFSET)),
+        "id": record.message_id.hex(), "key": content.key.decode("utf-8", "replace"),
+        "state": "due" if is_due else "waiting", "due_ms": record.stored_ms if is_due else record.due_ms,
+        "step": _number(system.get(headers.STEPS)), "deliveries": _number(system.get(headers.DELIVERIES)),
+        "since_ms": since_ms(record), "error": system.get(headers.ERROR, ""),
+        "body_bytes": len(content.value),
+    }  # fmt: skip
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else 0

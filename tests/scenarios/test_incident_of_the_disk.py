@@ -1,0 +1,109 @@
+"""A disk fills up: the alert comes before sends are rejected, the largest writer is found, and stopped."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ddmq_client import Message, Producer, SendError
+from tests.scenarios.incident_operators import FRONT_ENDS, Operator
+from tests.scenarios.incident_world import DEPLOYMENTS, IncidentWorld, deployed
+from tests.scenarios.real_server import write_config
+from tests.support.installations import Installation
+from tests.support.waits import until
+
+FREE_BYTES = (2 << 30) + (256 << 20)  # more than the threshold of the alert
+BODY = bytes(32 * 1024)
+PAUSE_S = 0.03  # between two messages of the largest writer: a megabyte a second
+
+
+@pytest.fixture(params=DEPLOYMENTS)
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[IncidentWorld]:
+    config = write_config(tmp_path / "conf", file_log={"allocate_bytes": "1MiB"})
+    with deployed(request.param, tmp_path, Installation(), config, disk_free=FREE_BYTES) as created:
+        yield created
+
+
+class TopicWriter:
+    """Sends to a topic until it is rejected."""
+
+    def __init__(self, producer: Producer, topic: str) -> None:
+        self._producer = producer
+        self._topic = topic
+        self.stopped = threading.Event()
+        self.errors: list[SendError] = []
+
+    def run(self) -> None:
+        while not self.stopped.wait(PAUSE_S):
+            try:
+                self._producer.send(self._topic, BODY)
+            except SendError as error:
+                self.errors.append(error)
+                self.stopped.set()
+
+
+@contextmanager
+def writing(producer: Producer, topic: str) -> Iterator[TopicWriter]:
+    writer = TopicWriter(producer, topic)
+    thread = threading.Thread(target=writer.run)
+    thread.start()
+    try:
+        yield writer
+    finally:
+        writer.stopped.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda front_end: front_end.__name__)
+def test_the_largest_writer_of_a_full_disk_is_closed(world: IncidentWorld, front_end: type[Operator]) -> None:
+    for topic in ("audit", "orders"):
+        world.create_topic(topic)
+        world.subscribe("billing", topic)
+    received: list[str] = []
+    before = world.observe_bystanders()
+    settings = world.settings_of("billing")
+
+    def handle(message: Message) -> None:
+        received.append(message.topic)
+
+    world.consumer("billing", ["audit", "orders"], handle)
+    producer = world.producer()
+    producer.send("orders", "small")
+    with writing(world.producer(), "audit") as writer:
+        operator, finding = world.alert(front_end, "DdmqDiskFillsUp")
+        assert finding["severity"] == "warning"
+        until(lambda: find_largest_writer(world, front_end) == "audit", "the largest writer is known")
+        operator.close_topic("audit")
+        until(writer.stopped.is_set, "its sends are rejected")
+        assert "audit" in str(writer.errors)
+    stored = len(received)
+    until(lambda: received.count("audit") == stored_in(world, "audit"), "what is stored is delivered")
+    assert received.count("audit") >= stored - 1
+    producer.send("orders", "after the repair")
+    until(lambda: received.count("orders") == 2, "other topics go on")
+    world.await_calm(front_end, "DdmqDiskFillsUp")
+    assert world.server.request("GET", "/ready")[0] == 200
+    assert world.server.admin("GET", "topics", "audit")["writable"] is False
+    assert world.server.admin("GET", "topics", "orders")["writable"] is True
+    assert world.settings_of("billing") == settings
+    world.stop_clients()
+    assert world.observe_bystanders() == before
+
+
+def find_largest_writer(world: IncidentWorld, front_end: type[Operator]) -> str | None:
+    """Over all servers, because each knows what it stored."""
+    writers: dict[str, float] = defaultdict(float)
+    for server in world.servers:
+        for topic, size in front_end(server).measure_writers().items():
+            writers[topic] += size
+    return max(writers, key=writers.__getitem__) if writers else None
+
+
+def stored_in(world: IncidentWorld, topic: str) -> int:
+    """The number of messages that the queues of a topic have."""
+    return sum(row["next"] for row in world.server.admin("GET", "topics", topic)["by_queue"])
