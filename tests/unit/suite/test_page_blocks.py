@@ -83,6 +83,7 @@ YAML: dict[str, Load] = {
     "docs/kubernetes.md": check_chart_values,
     "docs/push.md": load_file("groups.yaml", "groups", "billing", "topics", "orders"),
     "docs/retention.md": load_file("file_log.yaml"),
+    "docs/security.md": load_file("security.yaml"),
 }
 JSON: dict[str, Callable[[bytes], object]] = {
     "docs/formats.md": check_format,
