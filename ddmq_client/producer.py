@@ -27,7 +27,8 @@ from ddmq_client.observer import ClientObserver, ObservedSend, observe_send
 from ddmq_client.outbox import send_alone_at
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
-from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.login import TokenSource
+from ddmq_client.security.profiles import choose_connection
 from ddmq_client.security.tls import TlsOptions
 from ddmq_client.serializers import Serializer
 from ddmq_client.transactions import Check
@@ -70,12 +71,14 @@ class Producer(ProducerBase):
                      read again for each connection; by default from the file that DDMQ_TOKEN_FILE names, or
                      from DDMQ_TOKEN
     token_file       a file with the token instead, which only its owner may read
+    profile          the name of a profile in ~/.config/ddmq, which has the address, TLS and login; other
+                     arguments override it. None: as the environment says (DDMQ_PROFILE)
     """
 
     @explain_arguments("docs/client.md#sending")
     def __init__(
         self,
-        proxies: str | Sequence[str],
+        proxies: str | Sequence[str] | None = None,
         *,
         timeout_ms: int = 3_000,
         retry_unknown: bool = False,
@@ -95,6 +98,7 @@ class Producer(ProducerBase):
         tls: bool | TlsOptions | None = None,
         token: TokenSource = None,
         token_file: str | os.PathLike[str] | None = None,
+        profile: str | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first send connects."""
         settings = ProducerSettings(
@@ -112,7 +116,8 @@ class Producer(ProducerBase):
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        super().__init__(proxies, settings, check, observer, tls, make_login(token, token_file))
+        chosen = choose_connection("producer", profile, proxies, tls, token, token_file)
+        super().__init__(chosen.proxies, settings, check, observer, chosen.tls, chosen.login)
         self._background = Background(settings, self._outbox, self._sender)
 
     def send_async(

@@ -26,7 +26,8 @@ from ddmq_client.idl.codes import CONSUMER_PORT, Code
 from ddmq_client.net.connection import FramedConnection, resolve_in_time
 from ddmq_client.process import Home, new_client_id
 from ddmq_client.received import FetchedQueue, Message, fetched_here, queue_number
-from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.login import TokenSource
+from ddmq_client.security.profiles import choose_connection
 from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import FetchSettings, fetch_frame, read_fetched
 from ddmq_client.wire.producing import ProxyCallError
@@ -66,11 +67,12 @@ class RangeReader:
     timeout_ms  for one method call, during which all proxies are retried
     client_id   name in the proxies' logs; made from host and process when absent
     token, token_file  how this client logs in, as for Consumer
+    profile      as for Consumer
     """
 
     def __init__(
         self,
-        proxies: str | Sequence[str],
+        proxies: str | Sequence[str] | None,
         group: str,
         topics: str | Sequence[str],
         *,
@@ -79,10 +81,12 @@ class RangeReader:
         tls: bool | TlsOptions | None = None,
         token: TokenSource = None,
         token_file: str | os.PathLike[str] | None = None,
+        profile: str | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first call connects."""
-        login = make_login(token, token_file)
-        self._proxies = secure_addresses(parse_addresses(proxies, CONSUMER_PORT, login=login), tls)
+        chosen = choose_connection("consumer", profile, proxies, tls, token, token_file)
+        addresses = parse_addresses(chosen.proxies, CONSUMER_PORT, login=chosen.login)
+        self._proxies = secure_addresses(addresses, chosen.tls)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         topics = topic_names(topics)

@@ -107,6 +107,7 @@ def run_checks(data_dir: Path | None, config_dir: Path | None) -> Iterator[Check
         return  # the servers' own modules, which know the rest, cannot be loaded
     yield CheckResult("libraries", OK, f"all {len(NEEDED)} there")
     yield check_report()
+    from ddmq.secure.checks import check_security
     from ddmq.server.config import Configuration, load_folder
 
     config, config_error = Configuration(), ""
@@ -125,7 +126,7 @@ def run_checks(data_dir: Path | None, config_dir: Path | None) -> Iterator[Check
         problem, _, remedy = str(key).rpartition("; ")
         yield CheckResult("configuration", WARNING, problem, remedy)
     yield from check_secrets(config)
-    yield from check_certificates(config)
+    yield from check_security(config)
     if config.backend.engine == "kafka":
         yield from check_kafka(config, data_dir or config.serve.data_dir)
     admin = check_port("admin", config.serve.listen_address("admin"))
@@ -156,24 +157,6 @@ def check_secrets(config: Configuration) -> Iterator[CheckResult]:
 
     for secret in readable_secrets(config):
         yield CheckResult("secrets", FAILED, secret.warning_text, secret.remedy)
-
-
-def check_certificates(config: Configuration) -> Iterator[CheckResult]:
-    """Check that the certificate files of security.yaml can be used."""
-    from ddmq_common.security.certificates import build_contexts
-    from ddmq_common.security.settings import PORTS
-
-    tls = config.security.tls
-    if tls.certificate is None and tls.server_authority is None:
-        return
-    try:
-        build_contexts(tls)
-    except ConfigError as error:
-        problem, _, remedy = str(error).partition("; ")
-        yield CheckResult("certificates", FAILED, problem, remedy)
-        return
-    modes = ", ".join(f"{port} {tls.mode_of(port)}" for port in PORTS)
-    yield CheckResult("certificates", OK, f"{tls.certificate}; TLS: {modes}")
 
 
 def check_disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:

@@ -73,6 +73,7 @@ COMMANDS = {
     "tx": ("ddmq.cli.operate.tx", "tx", "Transactions: list, show, commit, roll back."),
     "auth": ("ddmq.cli.operate.auth", "auth", "Identities, rights and tokens: explain, make, revoke."),
     "move": ("ddmq.cli.move", "move", "Copy all data to another engine: file log or Kafka."),
+    "secure": ("ddmq.cli.secure", "secure", "Make or renew certificates, rules and a login."),
     "config": (
         "ddmq.cli.config",
         "config_command",
@@ -88,7 +89,9 @@ COMMANDS = {
 
 SECTIONS = {  # of the help; a command that is in none of them stands at the end
     "Use messages": ("send", "pull", "tail", "message", "delay"),
-    "Run servers": ("serve", "producer", "consumer", "delay-service", "config", "doctor", "completion"),
+    "Run servers": (
+        "serve", "producer", "consumer", "delay-service", "secure", "config", "doctor", "completion",
+    ),
     "Operate": (
         "findings", "lag", "stats", "topic", "group", "keys", "offset", "dlq", "op",
         "changes", "undo", "tx", "auth", "processes", "clients", "log", "report", "move",
@@ -155,7 +158,14 @@ If you know other tools:
 @click.version_option(
     package_name="ddmq-proxy", prog_name="ddmq", message=f"%(prog)s, version %(version)s ({compiled.STATE})"
 )
-def root() -> None:
+@click.option(
+    "--profile",
+    metavar="NAME",
+    envvar="DDMQ_PROFILE",
+    help="Profile of ~/.config/ddmq: addresses, TLS and login of one installation (or set DDMQ_PROFILE).",
+)
+@click.pass_context
+def root(ctx: click.Context, profile: str | None) -> None:
     """A message-queue proxy layer: Thrift in, Thrift out, a durable log in between.
 
     \b
@@ -165,8 +175,12 @@ def root() -> None:
       ddmq pull orders --group billing
 
     `ddmq COMMAND --help` has examples. Most commands ask the server at 127.0.0.1; DDMQ_ADMIN, DDMQ_PRODUCER
-    and DDMQ_CONSUMER (each HOST:PORT) name another.
+    and DDMQ_CONSUMER (each HOST:PORT), or a profile, name another.
     """
+    if profile:
+        from ddmq.cli.profile import use_profile
+
+        ctx.call_on_close(use_profile(profile))
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -52,10 +52,17 @@ server_options = combine_options(
         "--admin", type=ADDRESS, help=f"Where HTTP is served: health, metrics, admin API (default {ADMIN})."
     ),
     click.option(
-        "--beyond-loopback",
+        "--insecure",
         is_flag=True,
         callback=lambda _, __, value: value or None,
-        help="Listen on addresses that other machines can reach; there is no authentication.",
+        help="Listen where other machines reach the server, without security.yaml: they may do everything.",
+    ),
+    click.option(
+        "--beyond-loopback",
+        is_flag=True,
+        hidden=True,
+        callback=lambda _, __, value: value or None,
+        help="The name of --insecure in the previous release.",
     ),
     click.option(
         "--process-name", hidden=True, help="process_name of ddmq.yaml; `serve --processes` gives it."
@@ -135,7 +142,7 @@ def _run(config_dir: Path | None, flags: dict[str, Any], components: tuple[str, 
     from ddmq.server.process.processes import block_hangup
     from ddmq.server.process.server_process import ServerProcess
     from ddmq.server.process.signals import install_signals, when_parent_ends
-    from ddmq.server.retired_keys import warn_of_retired
+    from ddmq.server.retired_keys import warn_of_old_name, warn_of_retired
 
     os.umask(UMASK)
     block_hangup()
@@ -144,6 +151,7 @@ def _run(config_dir: Path | None, flags: dict[str, Any], components: tuple[str, 
     logs.set_up(config.serve.log_level, config.serve.log_format)
     if not with_parent:  # it reports them
         warn_of_retired(config.retired)
+        warn_of_old_name(config.serve)
     process = ServerProcess(config, components)
     if with_parent:
         when_parent_ends(process.on_parent_exit, process.others.record_address)

@@ -33,7 +33,7 @@ from ddmq_common import names
 from ddmq_common.config import ConfigLocation, LocatedMapping, build, name_sources, read, resolved, rules
 from ddmq_common.delays.levels import wait_text as shown_wait
 from ddmq_common.errors import ConfigError
-from ddmq_common.security.settings import SecurityConfig
+from ddmq_common.security.settings import SecurityConfig, TlsMode
 from ddmq_rpc.server import RpcLimits
 from delay_service.config import DelayConfig
 from proxy_consumer.config import ConsumerConfig, GroupsFile
@@ -66,7 +66,8 @@ class ServeConfig:
     producer: str = str(PRODUCER)
     consumer: str = str(CONSUMER)
     admin: str = str(ADMIN)
-    beyond_loopback: bool = False  # whether other machines may be let in, without any authentication
+    insecure: bool = False  # whether other machines may be let in where security.yaml does not protect a port
+    beyond_loopback: bool = False  # the name of `insecure` in the previous release
     admin_names: tuple[str, ...] = ()  # further names by which the admin port is reached
     drain_ms: int = field(default=10_000, metadata=rules(low=0, high=600_000))
     log_level: str = field(default="info", metadata=rules(choices=("debug", "info", "warning", "error")))
@@ -96,19 +97,6 @@ class ServeConfig:
     def listen_address(self, component: str) -> HostPort:
         """The listen address of `producer`, `consumer` or `admin`."""
         return parse(getattr(self, component))
-
-    def check_reach(self, components: Iterable[str]) -> None:
-        """Raise ConfigError if other machines could reach one of these components and the configuration does
-        not allow that explicitly."""
-        for component in components:
-            address = self.listen_address(component)
-            if not self.beyond_loopback and not is_loopback(address.host):
-                raise ConfigError(
-                    f"--{component} {address} is not loopback: whoever reaches it can read, "
-                    "send and delete everything, for there is no authentication; give --beyond-loopback "
-                    "(beyond_loopback: true in ddmq.yaml) if only those reach it who may, else listen on "
-                    f"{LOOPBACK}"
-                )
 
     def build_process_name(self, components: Iterable[str], machine: str) -> str:
         """Return this process's name in the sample files: the same at every start of the same command."""
@@ -194,6 +182,32 @@ class Configuration:
                 f"file_log.yaml keeps messages for {shown_wait(retention_ms)}; "
                 "allowed: levels shorter than that"
             )
+
+    def check_reach(self, components: Iterable[str]) -> None:
+        """Raise ConfigError if other machines could reach one of these components, security.yaml does not
+        protect it, and the configuration does not allow that explicitly."""
+        if self.serve.insecure or self.serve.beyond_loopback:
+            return
+        for component in components:
+            address = self.serve.listen_address(component)
+            weakness = self.find_weakness(component)
+            if weakness and not is_loopback(address.host):
+                raise ConfigError(
+                    f"--{component} {address} is not loopback, and {weakness}; run `ddmq secure init "
+                    "--host NAME` (docs/security.md), or give --insecure (insecure: true in ddmq.yaml) if "
+                    f"only those reach the address who may do everything, else listen on {LOOPBACK}"
+                )
+
+    def find_weakness(self, component: str) -> str:
+        """Return why others must not reach the port of a component; "" if security.yaml protects it."""
+        if self.security.identities is None:
+            return "security.yaml has no identities: whoever reaches it can read, send and delete everything"
+        if self.security.tls.mode_of(component) is TlsMode.OFF:
+            return (
+                f"security.yaml has `tls.{component}: off`: others can read what passes, and no client can "
+                "log in"
+            )
+        return ""
 
 
 FILES: dict[str, tuple[str, type[Any]]] = {

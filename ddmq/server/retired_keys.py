@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddmq_common.config import LocatedMapping
+
+if TYPE_CHECKING:
+    from ddmq.server.config import ServeConfig
 
 log = logging.getLogger("ddmq.server")
 # file → key → its value, as it is written in a file
@@ -94,6 +97,15 @@ def remove_retired(path: Path, tree: Any) -> list[RetiredKey]:
             del parent.values[last]
             keys.append(RetiredKey(f"{path}:{parent.lines.pop(last)}", key, value))
     return keys
+
+
+def warn_of_old_name(serve: ServeConfig) -> None:
+    """Log a warning if the key or option `insecure` is set by its name of the previous release."""
+    if serve.beyond_loopback:
+        log.warning(
+            "--beyond-loopback, beyond_loopback in ddmq.yaml, is now called --insecure, insecure; the old "
+            "name will be removed in the next release"
+        )
 
 
 def warn_of_retired(keys: Iterable[RetiredKey]) -> None:

@@ -26,8 +26,9 @@ VARIABLE = "variable "  # before its name, where the source of a value is stated
 # Variables of the same prefix that are no settings of a server: those of the commands, of compiled modules,
 # of benchmarks and of the test suite.
 OTHERS = frozenset(
-    ("DDMQ_PRODUCER", "DDMQ_CONSUMER", "DDMQ_ADMIN", "DDMQ_CA", "DDMQ_CERT", "DDMQ_KEY", "DDMQ_COMPILED",
-     "DDMQ_KAFKA", "DDMQ_KILLS", "DDMQ_MODEL_SCALE", "DDMQ_OTELCOL", "DDMQ_PROPERTY_EXAMPLES")
+    ("DDMQ_PRODUCER", "DDMQ_CONSUMER", "DDMQ_ADMIN", "DDMQ_CA", "DDMQ_CERT", "DDMQ_KEY", "DDMQ_TOKEN",
+     "DDMQ_TOKEN_FILE", "DDMQ_PROFILE", "DDMQ_COMPILED", "DDMQ_KAFKA", "DDMQ_KILLS", "DDMQ_MODEL_SCALE",
+     "DDMQ_OTELCOL", "DDMQ_PROPERTY_EXAMPLES")
 )  # fmt: skip
 OTHER_PREFIXES = ("DDMQ_BENCH_",)
 # With these, Kubernetes describes a Service called ddmq, or ddmq-…, to the containers of its namespace.

@@ -73,7 +73,8 @@ from ddmq_client.observer import (
 from ddmq_client.offsets_file import build_broadcast_settings
 from ddmq_client.process import RUN_POLL_S, Signals, new_client_id
 from ddmq_client.received import Message
-from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.login import TokenSource
+from ddmq_client.security.profiles import choose_connection
 from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.values import deserialize_messages
@@ -136,6 +137,8 @@ class AsyncConsumer:
                    again for each connection; by default from the file that DDMQ_TOKEN_FILE names, or from
                    DDMQ_TOKEN
     token_file     a file with the token instead, which only its owner may read
+    profile        the name of a profile in ~/.config/ddmq, which has the address (`proxies` is then None),
+                   TLS and login; other arguments override it. None: as the environment says (DDMQ_PROFILE)
     """
 
     _coordinator: AsyncCoordinator | None = None  # this and the next from the start on
@@ -147,7 +150,7 @@ class AsyncConsumer:
     @explain_arguments("docs/client.md#receiving")
     def __init__(
         self,
-        proxies: str | Sequence[str],
+        proxies: str | Sequence[str] | None,
         group: str,
         topics: str | Sequence[str] = (),
         *,
@@ -177,6 +180,7 @@ class AsyncConsumer:
         tls: bool | TlsOptions | None = None,
         token: TokenSource = None,
         token_file: str | os.PathLike[str] | None = None,
+        profile: str | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); `start` connects."""
         check_observer(observer)
@@ -201,8 +205,9 @@ class AsyncConsumer:
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        login = make_login(token, token_file)
-        self._proxies = secure_addresses(parse_addresses(proxies, CONSUMER_PORT, login=login), tls)
+        chosen = choose_connection("consumer", profile, proxies, tls, token, token_file)
+        addresses = parse_addresses(chosen.proxies, CONSUMER_PORT, login=chosen.login)
+        self._proxies = secure_addresses(addresses, chosen.tls)
         self._notifications, self._errors = ConsumerNotifications(on_late, on_error), HandlerErrors()
         self._broadcast = build_broadcast_settings(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer

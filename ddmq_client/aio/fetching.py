@@ -40,7 +40,8 @@ from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.process import new_client_id
 from ddmq_client.received import FetchedQueue
-from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.login import TokenSource
+from ddmq_client.security.profiles import choose_connection
 from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.wire.consuming import (
     FAILURES,
@@ -67,12 +68,13 @@ class AsyncFetchConsumer:
                  id that was closed, or made no call for 30 s, to other consumers
     timeout_ms   for one call, in addition to its linger time
     token, token_file  how this client logs in, as for Consumer
+    profile      as for Consumer
     """
 
     @explain_arguments("docs/client.md#reading-by-offset")
     def __init__(
         self,
-        proxies: str | Sequence[str],
+        proxies: str | Sequence[str] | None,
         group: str,
         *,
         consumer_id: str | None = None,
@@ -80,10 +82,12 @@ class AsyncFetchConsumer:
         tls: bool | TlsOptions | None = None,
         token: TokenSource = None,
         token_file: str | os.PathLike[str] | None = None,
+        profile: str | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first fetch connects."""
-        login = make_login(token, token_file)
-        self._proxies = secure_addresses(parse_addresses(proxies, CONSUMER_PORT, login=login), tls)
+        chosen = choose_connection("consumer", profile, proxies, tls, token, token_file)
+        addresses = parse_addresses(chosen.proxies, CONSUMER_PORT, login=chosen.login)
+        self._proxies = secure_addresses(addresses, chosen.tls)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         name = new_client_id() if consumer_id is None else consumer_id

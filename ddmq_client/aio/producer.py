@@ -25,6 +25,7 @@ from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, check_batch
 from ddmq_client.process import new_client_id
 from ddmq_client.security.login import ClientLogin, TokenSource, make_login
+from ddmq_client.security.profiles import choose_connection
 from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.serializers import Serializer
 from ddmq_client.transactions import Check, CheckCounts
@@ -253,7 +254,7 @@ class AsyncProducer(AsyncProducerBase):
     @explain_arguments("docs/client.md#sending")
     def __init__(
         self,
-        proxies: str | Sequence[str],
+        proxies: str | Sequence[str] | None = None,
         *,
         timeout_ms: int = 3_000,
         retry_unknown: bool = False,
@@ -271,6 +272,7 @@ class AsyncProducer(AsyncProducerBase):
         tls: bool | TlsOptions | None = None,
         token: TokenSource = None,
         token_file: str | os.PathLike[str] | None = None,
+        profile: str | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first send connects."""
         settings = ProducerSettings(
@@ -286,4 +288,5 @@ class AsyncProducer(AsyncProducerBase):
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        super().__init__(proxies, settings, check, observer, tls, make_login(token, token_file))
+        chosen = choose_connection("producer", profile, proxies, tls, token, token_file)
+        super().__init__(chosen.proxies, settings, check, observer, chosen.tls, chosen.login)

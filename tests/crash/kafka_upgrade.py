@@ -58,7 +58,7 @@ class Upgrade(KafkaRun):
     def __init__(self, folder: Path, seed: int, brokers: int, kills: bool, print_line: PrintLine) -> None:
         cluster = TrialCluster(folder / "kafka", BUSY)
         cluster.make([Ports(*free_ports(2)) for _ in range(brokers)])
-        super().__init__(folder, seed, cluster, "keys", print_line)
+        super().__init__(folder, seed, cluster, "", print_line)
         self._earlier = unpack_earlier_build(folder / "earlier")
         self._kills = kills
         self._upgraded: list[RealServer] = []

@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from backend.file_log.sessions.server import SOCKET_FILE, connect, peer_uid
-from ddmq.server.config import ServeConfig, load_folder
+from ddmq.server.config import Configuration, ServeConfig, load_folder
+from ddmq.server.retired_keys import warn_of_old_name
 from ddmq_client import Consumer
 from ddmq_common.errors import ConfigError
+from ddmq_common.security.policy import IdentityEntry
+from ddmq_common.security.settings import SecurityConfig, TlsConfig, TlsMode
 from tests.scenarios.real_server import NotReady, RealServer, ddmq, running, write_config
 from tests.support.folders import reachable_folder
 from tests.support.waits import until
@@ -131,15 +134,41 @@ def test_no_address_beyond_loopback_is_bound_without_permission(
     result = ddmq("serve", "--data-dir", str(tmp_path / "data"), f"--{component}", "0.0.0.0:0", *processes)
     assert result.returncode == 1
     assert f"Error: --{component} 0.0.0.0:0 is not loopback" in result.stderr
-    assert "--beyond-loopback" in result.stderr
+    assert "ddmq secure init --host NAME" in result.stderr
+    assert "--insecure" in result.stderr
     assert not (tmp_path / "data").exists()
 
 
 def test_addresses_beyond_loopback_are_accepted_where_allowed(tmp_path: Path) -> None:
-    conf = write_config(tmp_path, ddmq={"producer": "[::]:0", "admin": "0.0.0.0:0", "beyond_loopback": True})
-    load_folder(conf).serve.check_reach(("producer", "admin"))
+    for name in ("insecure", "beyond_loopback"):
+        conf = write_config(tmp_path / name, ddmq={"producer": "[::]:0", "admin": "0.0.0.0:0", name: True})
+        load_folder(conf).check_reach(("producer", "admin"))
     for host in ("127.0.0.1", "127.8.8.8", "localhost", "[::1]"):
-        ServeConfig(admin=f"{host}:0").check_reach(("admin",))
+        listening_at(host).check_reach(("admin",))
     for host in ("10.0.0.1", "[::]", "0.0.0.0", "[fe80::1]"):
-        with pytest.raises(ConfigError, match="not loopback"):
-            ServeConfig(admin=f"{host}:0").check_reach(("admin",))
+        with pytest.raises(ConfigError, match=r"not loopback, and security\.yaml has no identities"):
+            listening_at(host).check_reach(("admin",))
+
+
+def listening_at(host: str, tls: TlsMode = TlsMode.OFF, identities: bool = False) -> Configuration:
+    files = {"certificate": Path("server.crt"), "key": Path("server.key")} if tls is not TlsMode.OFF else {}
+    security = SecurityConfig(
+        TlsConfig(**files, admin=tls), {"root": IdentityEntry("admin")} if identities else None
+    )
+    return Configuration(ServeConfig(admin=f"{host}:0"), security=security)
+
+
+def test_beyond_loopback_a_port_needs_identities_and_tls() -> None:
+    for mode in (TlsMode.OPTIONAL, TlsMode.REQUIRED):
+        listening_at("0.0.0.0", mode, identities=True).check_reach(("admin",))
+        with pytest.raises(ConfigError, match="has no identities"):
+            listening_at("0.0.0.0", mode).check_reach(("admin",))
+    with pytest.raises(ConfigError, match=r"`tls\.admin: off`: others can read what passes"):
+        listening_at("0.0.0.0", identities=True).check_reach(("admin",))
+
+
+def test_the_old_name_of_insecure_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_old_name(ServeConfig(insecure=True))
+    assert caplog.text == ""
+    warn_of_old_name(ServeConfig(beyond_loopback=True))
+    assert "is now called --insecure" in caplog.text

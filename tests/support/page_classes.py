@@ -53,6 +53,12 @@ def parse(group: click.Command, words: Sequence[str]) -> dict[str, Any]:
     return group.make_context(group.name, words).params
 
 
+def check_profile(command: Command) -> None:
+    """Parse the command behind `ddmq --profile NAME`."""
+    if len(command.words) > 3 and command.words[3] != "COMMAND":
+        parse(root, command.words[3:])
+
+
 def check_settings(command: Command) -> None:
     """Load the settings that this server would have, and compare its first line if the page shows one."""
     flags = parse(root, command.words[1:])
@@ -139,6 +145,10 @@ SYSTEM = "changes the machine, as root"
 COMMANDS = {
     "ddmq": RUN,
     "ddmq serve": NotRun(f"{LASTS}; each server of the tests is one", check_settings),
+    "ddmq secure": NotRun("writes into the home; tests/service/cli/test_secure.py", check_command_line),
+    "ddmq --profile": NotRun(
+        "needs a secured server; tests/scenarios/test_secured_from_the_first_start.py", check_profile
+    ),
     "ddmq auth": NotRun("needs a folder of its own; tests/service/cli/test_auth.py", check_command_line),
     "ddmq tail": NotRun(f"{LASTS}; tests/service/cli/test_streams.py runs it", check_command_line),
     "ddmq findings": NotRun("a finding takes time; tests/service/cli/test_findings.py", check_command_line),

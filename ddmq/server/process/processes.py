@@ -31,7 +31,7 @@ from ddmq.server.admin.figures import PART, PROXY, component_line
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.process import logs
 from ddmq.server.process.ports import check_ports
-from ddmq.server.retired_keys import warn_of_retired
+from ddmq.server.retired_keys import warn_of_old_name, warn_of_retired
 from ddmq_common.clock import NEVER
 from ddmq_common.private_files import UMASK
 
@@ -246,10 +246,11 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     """Run each component as its own process until SIGTERM; print `ready …` when all of them answer."""
     os.umask(UMASK)
     config = with_flags(load_folder(config_dir), **flags)
-    config.serve.check_reach(COMPONENTS)
+    config.check_reach(COMPONENTS)
     check_ports(config, COMPONENTS)
     logs.set_up(config.serve.log_level, config.serve.log_format)
     warn_of_retired(config.retired)
+    warn_of_old_name(config.serve)
     names = ("consumer", "producer", "delay-service")
     remote = config.backend.engine != FILE_LOG
     waits = NEVER if remote else READY_WITHIN_S  # a cluster may be away for long
@@ -316,8 +317,8 @@ def _build_component(config: Configuration, config_dir: Path | None, name: str) 
     admin = choose_admin_address(serve.listen_address("admin"), name)
     arguments = ["--with-parent", "--data-dir", str(serve.data_dir), "--admin", str(admin)]
     arguments += ["--process-name", _process_name(serve, name)]
-    if serve.beyond_loopback:
-        arguments.append("--beyond-loopback")
+    if serve.insecure or serve.beyond_loopback:
+        arguments.append("--insecure")
     if name != "delay-service":
         arguments += [f"--{name}", str(serve.listen_address(name))]
     options = {"engine": "--backend", "bootstrap": "--bootstrap"}

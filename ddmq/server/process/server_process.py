@@ -160,7 +160,7 @@ class ServerProcess:
     def start(self) -> None:
         """Start all components; block until every port answers. Raises DdmqError or OSError with the reason
         in one line."""
-        self.config.serve.check_reach(component for component in self.components if component != "delay")
+        self.config.check_reach(component for component in self.components if component != "delay")
         check_ports(self.config, self.components)
         raise_open_files()
         self._load_certificates()

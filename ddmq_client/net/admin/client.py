@@ -45,7 +45,8 @@ from ddmq_client.net.producer import ProducerBase
 from ddmq_client.net.sync import Home, run_blocking
 from ddmq_client.outgoing import OutgoingMessage, ShardKey
 from ddmq_client.process import new_client_id
-from ddmq_client.security.login import TokenSource, make_login
+from ddmq_client.security.login import TokenSource
+from ddmq_client.security.profiles import choose_connection
 from ddmq_client.security.tls import TlsOptions, secure_addresses
 
 R = TypeVar("R")
@@ -70,12 +71,13 @@ class Admin:
     tls              True, or TlsOptions: use HTTPS, and verify the servers. None: as the environment says
                      (DDMQ_CA); False: plain HTTP
     token, token_file  how this client logs in, as for Producer
+    profile          as for Producer
     """
 
     @explain_arguments("docs/client.md#administration")
     def __init__(
         self,
-        servers: str | Sequence[str],
+        servers: str | Sequence[str] | None = None,
         *,
         producers: str | Sequence[str] | None = None,
         timeout_ms: int = 15_000,
@@ -83,15 +85,18 @@ class Admin:
         tls: bool | TlsOptions | None = None,
         token: TokenSource = None,
         token_file: str | os.PathLike[str] | None = None,
+        profile: str | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first call connects."""
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         check("connections_max", connections_max, 1, 48)  # the server takes no more from one address
-        self._login = make_login(token, token_file)
-        addresses = secure_addresses(parse_addresses(servers, ADMIN_PORT, "servers", self._login), tls)
+        chosen = choose_connection("admin", profile, servers, tls, token, token_file)
+        self._login, self._tls = chosen.login, chosen.tls
+        addresses = parse_addresses(chosen.proxies, ADMIN_PORT, "servers", chosen.login)
+        addresses = secure_addresses(addresses, chosen.tls)
         if producers is not None:
             parse_addresses(producers, PRODUCER_PORT, "producers")
-        self._producers, self._tls = producers, tls
+        self._producers = producers
         self._timeout_ms = timeout_ms
         self._pool = AdminConnections(addresses, connections_max)
         self._producer: ProducerBase | None = None  # made by the first change that `producers` make

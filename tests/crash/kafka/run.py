@@ -91,7 +91,9 @@ class KafkaRun:
         self.random = Random(f"{seed}/faults")
         self.seed, self.print_line, self.cluster = seed, print_line, cluster
         self.store_once = store_once
-        kafka = {"bootstrap": cluster.bootstrap, "store_once": store_once}
+        kafka = {"bootstrap": cluster.bootstrap}
+        if store_once:  # an earlier build has no such key
+            kafka["store_once"] = store_once
         backend = {"engine": "kafka", "kafka": kafka}
         self.config = {"backend": backend, "ddmq": {"log_level": "info"}, "delay_service": {"levels": LEVELS}}
         self.servers = [self.server(folder, number) for number in range(SERVERS)]
@@ -147,7 +149,7 @@ class KafkaRun:
     def _started(self, topics: Sequence[str], groups: Sequence[str]) -> tuple[list[Sender], list[Consumer]]:
         """Senders of topics and consumers of groups, at work."""
         producers, consumers = self._addresses("producer"), self._addresses("consumer")
-        keyed = self.store_once != "none"
+        keyed = self.store_once not in ("", "none")
         senders = [
             Sender(f"{t}-{n}", t, self.seed, producers, self.account, keyed)
             for t in topics

@@ -47,7 +47,7 @@ def test_the_container_starts_the_server_with_options_that_it_has(
     serve = root.get_command(click.Context(root), "serve")
     assert serve is not None
     options = serve.make_context("serve", list(read_container(manifests)["args"])).params
-    assert options["beyond_loopback"]
+    assert options["insecure"], "by default the network policy protects the ports"
     assert str(options["config_dir"]) == "/etc/ddmq"
 
 

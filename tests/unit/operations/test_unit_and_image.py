@@ -128,14 +128,16 @@ def test_the_image_starts_the_server_on_its_exposed_ports() -> None:
     assert f":{ports[2]}/health" in check[2]
 
 
-def test_the_image_needs_permission_to_listen_beyond_loopback() -> None:
+def test_the_image_needs_security_or_permission_to_listen_beyond_loopback(tmp_path: Path) -> None:
     """Without: one line that names the option, and no server. The compose file says it."""
     _, *arguments = json.loads(instruction("ENTRYPOINT"))
-    assert parsed(arguments)["beyond_loopback"] is not True
+    assert parsed(arguments)["insecure"] is not True
+    assert "/etc/ddmq" in DOCKERFILE.partition("install -d")[2].splitlines()[0]
+    arguments[arguments.index("/etc/ddmq")] = str(tmp_path)
     started = CliRunner().invoke(root, arguments)
     assert isinstance(started.exception, ConfigError)
-    assert "give --beyond-loopback" in str(started.exception)
-    assert parsed([*arguments, *service()["command"]])["beyond_loopback"] is True
+    assert "or give --insecure" in str(started.exception)
+    assert parsed([*arguments, *service()["command"]])["insecure"] is True
     assert service()["networks"] == list(yaml.safe_load(COMPOSE.read_text())["networks"])
 
 

@@ -46,3 +46,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- concat $names .Values.adminNames ($ddmq.admin_names | default list) | toJson -}}
 {{- end }}
+
+{{- /* The end of a probe: HTTPS if the configuration requires TLS of the admin port. */ -}}
+{{- define "ddmq.adminScheme" -}}
+{{- $security := .Values.config.security | default dict -}}
+{{- if eq (($security.tls | default dict).admin | default "off") "required" -}}, scheme: HTTPS{{- end -}}
+{{- end }}

@@ -1,0 +1,1 @@
+"""Secured installations: their certificates and files, and the checks of both."""
