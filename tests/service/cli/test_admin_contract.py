@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from ddmq.server.admin.api import ROUTES
+from ddmq.server.admin.contract.queries import FormQuery
+from ddmq.server.http.parameters import Query
 from ddmq_client import Consumer
 from tests.scenarios.real_server import PATIENCE_S, RealServer, running, write_config
 from tests.service.cli.conftest import Shell
@@ -37,7 +39,7 @@ expected-statuses = ["400", "403", "404", "405", "408", "409", "411", "412", "41
 """
 
 
-TWO_FORMS = {f"{route.method} {route.path}" for route in ROUTES if route.query is not None}
+TWO_FORMS = {f"{each.method} {each.path}" for each in ROUTES if issubclass(each.query or Query, FormQuery)}
 TWO_FORMS -= {"GET /history", "GET /dlq/{group}/export"}
 PAGED = {f"{route.method} {route.path}" for route in ROUTES if route.listing is not None}
 
