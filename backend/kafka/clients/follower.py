@@ -35,6 +35,8 @@ PAUSE_S = 0.5
 BATCH_MAX = 1_000
 BATCHES_MAX = 32
 REQUEST_S = 5.0
+CHECK_S = 1.0  # until another broker is asked for the cluster's id: rows, and so heartbeats, wait for it
+CHECK_PAUSE_S = 0.1
 FETCH_WAIT_MS = 500  # data is answered at once; a marker at the end is detected after this time
 Partition = tuple[str, int]  # topic, partition
 
@@ -171,7 +173,7 @@ class FollowerThread:
         self._next.update(first)
 
     def _query_cluster_id(self, consumer: Consumer) -> str:
-        return consumer.list_topics(self._settings_topic, timeout=REQUEST_S).cluster_id or ""
+        return consumer.list_topics(self._settings_topic, timeout=CHECK_S).cluster_id or ""
 
     def _is_own_cluster(self, consumer: Consumer) -> bool:
         """Return whether the brokers belong to the cluster that was followed first; wait for an answer."""
@@ -180,7 +182,7 @@ class FollowerThread:
             try:
                 cluster_id = self._query_cluster_id(consumer)
             except KafkaException:
-                self._stopped.wait(PAUSE_S)
+                self._stopped.wait(CHECK_PAUSE_S)
                 continue
             if cluster_id in ("", self._cluster_id):
                 return True
