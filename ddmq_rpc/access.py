@@ -115,7 +115,7 @@ class Authentication:
             call.reply(self._answers.AuthResponse(code=0, msg="rights are off: everybody may do everything"))
             return
         assert isinstance(call, OpenCall)
-        connection = call.connection
+        connection = call.client_connection
         assert isinstance(connection, RpcConnection)
         request = call.args.request
         try:

@@ -195,7 +195,7 @@ class OpenCall(Call):
         return self._state == _OPEN
 
     @property
-    def connection(self) -> AnswerSender:
+    def client_connection(self) -> AnswerSender:
         """Return the connection on which the call came."""
         return self._connection
 

@@ -492,10 +492,10 @@ class RpcConnection(AnswerSender):
     def has_private_channel(self) -> bool:
         """Return whether no other machine can read the connection: it uses TLS, or its client is on this
         machine."""
-        return self.is_encrypted or is_loopback(self._host)
+        return self.is_encrypted or is_loopback(self._peer_host)
 
     @property
-    def _host(self) -> str:
+    def _peer_host(self) -> str:
         return self.peer.rpartition(":")[0]
 
     def _default_caller(self) -> Caller | None:
@@ -505,7 +505,7 @@ class RpcConnection(AnswerSender):
             return None
         names = self.certificate_names
         caller = None if names is None else callers.of_certificate(names)
-        return caller or callers.at_address(self._host)
+        return caller or callers.at_address(self._peer_host)
 
     def _use_default_caller(self) -> None:
         caller = self._default_caller()

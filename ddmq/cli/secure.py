@@ -18,7 +18,13 @@ INSTALL = "pip install 'ddmq-proxy[secure]'"
 
 @click.group("secure")
 def secure() -> None:
-    """Make certificates, rules and a login for servers that other machines reach (docs/security.md)."""
+    """Make certificates, rules and a login for servers that other machines reach (docs/security.md).
+
+    \b
+    Examples:
+      ddmq secure init --host mq.example
+      ddmq secure renew
+    """
 
 
 def _load_installation() -> Any:
@@ -62,7 +68,7 @@ def make_files(hosts: tuple[str, ...], folder: Path, profile: str | None, force:
     none. Writes a profile and its token into ~/.config/ddmq: `ddmq --profile NAME …` then may do everything.
 
     \b
-    Example:
+    Examples:
       ddmq secure init --host mq.example --host 10.0.0.5
     """
     from ddmq_client.errors import OptionError
@@ -109,7 +115,7 @@ def renew(hosts: tuple[str, ...], folder: Path) -> None:
     installation.
 
     \b
-    Example:
+    Examples:
       ddmq secure renew --dir conf
     """
     paths = _load_installation().renew_certificates(folder, hosts, _now())

@@ -183,8 +183,7 @@ class AsyncConsumer:
         profile: str | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); `start` connects."""
-        check_observer(observer)
-        check_handlers(AWAITS, handler, batch_handler, concurrency)
+        self._set_callbacks(handler, batch_handler, concurrency, on_late, on_error, observer)
         self._settings = ConsumerSettings(
             group=group,
             topics=topic_names(topics),
@@ -208,11 +207,24 @@ class AsyncConsumer:
         chosen = choose_connection("consumer", profile, proxies, tls, token, token_file)
         addresses = parse_addresses(chosen.proxies, CONSUMER_PORT, login=chosen.login)
         self._proxies = secure_addresses(addresses, chosen.tls)
-        self._notifications, self._errors = ConsumerNotifications(on_late, on_error), HandlerErrors()
         self._broadcast = build_broadcast_settings(self._settings, instance, offsets_file)
-        self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
         self._home, self._lock, self._amid = Home("consumer"), Lock(), set()
         self._stop_done = Condition(self._lock)
+
+    def _set_callbacks(
+        self,
+        handler: AsyncHandler | None,
+        batch_handler: AsyncBatchHandler | None,
+        concurrency: int,
+        on_late: OnLate | None,
+        on_error: OnError | None,
+        observer: ClientObserver | None,
+    ) -> None:
+        """Check and store the functions that the application passes. Raises OptionError."""
+        check_observer(observer)
+        check_handlers(AWAITS, handler, batch_handler, concurrency)
+        self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
+        self._notifications, self._errors = ConsumerNotifications(on_late, on_error), HandlerErrors()
 
     @property
     def client_id(self) -> str:

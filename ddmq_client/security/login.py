@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ddmq_client.callables import check_function
 from ddmq_client.errors import OptionError
 
 TOKEN_BYTES_MAX = 8192
@@ -45,6 +46,8 @@ def make_login(token: TokenSource = None, token_file: str | os.PathLike[str] | N
         raise OptionError("token and token_file are both set; allowed: one of them")
     if token is not None and not isinstance(token, str) and not callable(token):
         raise OptionError(f"token is of type {type(token).__name__}; allowed: a text, or a function")
+    if callable(token):
+        check_function("token", token)
     return ClientLogin(token, token_file)
 
 

@@ -207,7 +207,7 @@ CALLS: list[tuple[str, str, dict[str, Any], set[Need] | None]] = [
 ]
 
 
-class SecuredServer:
+class ServerWithRights:
     def __init__(self, server: RealServer, tokens: dict[str, str]) -> None:
         self.server = server
         self.tokens = tokens
@@ -219,7 +219,7 @@ class SecuredServer:
 @pytest.fixture(scope="module", params=[False, True], ids=["one process", "processes"])
 def setting(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[SecuredServer]:
+) -> Iterator[ServerWithRights]:
     folder = tmp_path_factory.mktemp("rights")
     tokens = write_rights(folder / "conf", PEOPLE)
     (folder / "conf" / "topics.yaml").write_text(json.dumps({"topics": {"mine": {"queues": 1}}}))
@@ -228,7 +228,7 @@ def setting(
     (folder / "conf" / "groups.yaml").write_text(json.dumps({"groups": groups}))
     server = RealServer(folder, folder / "conf", request.param)
     try:
-        yield SecuredServer(server.start(), tokens)
+        yield ServerWithRights(server.start(), tokens)
     finally:
         server.end()
 
@@ -240,7 +240,7 @@ def test_the_matrix_has_every_method() -> None:
     }
 
 
-def test_no_method_does_what_the_matrix_forbids(setting: SecuredServer) -> None:
+def test_no_method_does_what_the_matrix_forbids(setting: ServerWithRights) -> None:
     for who in sorted(PEOPLE, key=lambda each: each.name == "everything"):  # who may make a topic comes last
         clients = {kind: setting.client(kind, who.name) for kind in ("producer", "consumer")}
         assert all(
@@ -258,7 +258,7 @@ def test_no_method_does_what_the_matrix_forbids(setting: SecuredServer) -> None:
             client.__exit__()
 
 
-def test_nobody_gets_anything_without_a_login(setting: SecuredServer) -> None:
+def test_nobody_gets_anything_without_a_login(setting: ServerWithRights) -> None:
     for kind, method, arguments, needs in CALLS:
         with setting.client(kind, "") as client:
             if needs is not None:
@@ -266,13 +266,13 @@ def test_nobody_gets_anything_without_a_login(setting: SecuredServer) -> None:
                 assert is_rejected(answer), (method, answer)
 
 
-def stored(setting: SecuredServer) -> int:
+def stored(setting: ServerWithRights) -> int:
     with setting.client("consumer") as client:
         (stats,) = client.call("getConsumeStats", request=C.ConsumeStatsRequest(group="team", topic="mine"))
         return sum(stats.produceOffsets.values())
 
 
-def test_forbidden_messages_of_a_batch_and_oneway_sends_are_not_stored(setting: SecuredServer) -> None:
+def test_forbidden_messages_of_a_batch_and_oneway_sends_are_not_stored(setting: ServerWithRights) -> None:
     with setting.client("producer", "no-send-fresh") as client:
         answers = client.call(
             "sendBatch", messages=[message("fresh"), message(), message("fresh")], timeout=0
@@ -289,7 +289,7 @@ def test_forbidden_messages_of_a_batch_and_oneway_sends_are_not_stored(setting: 
     assert stored(setting) == before
 
 
-def test_results_for_a_foreign_group_are_ignored_element_by_element(setting: SecuredServer) -> None:
+def test_results_for_a_foreign_group_are_ignored_element_by_element(setting: ServerWithRights) -> None:
     """A second element of the linked list names another group, whose messages stay unfinished."""
     with setting.client("producer") as client:
         assert client.call("sendSync", message=message(), timeout=0).code == 0
@@ -312,7 +312,7 @@ def test_results_for_a_foreign_group_are_ignored_element_by_element(setting: Sec
         assert honest.call("settle", request=C.SettleRequest(result=foreign)).late in (None, [])
 
 
-def test_a_foreign_cancel_changes_nothing_and_leaves_no_tombstone(setting: SecuredServer) -> None:
+def test_a_foreign_cancel_changes_nothing_and_leaves_no_tombstone(setting: ServerWithRights) -> None:
     """The topic that a change states is compared with the stored message."""
     uuid, late = str(uuid4()), str(uuid4())
     add = delay(DelayAction.ADD, dmsgtype=5, delayMs=10**7, uuid=uuid)
@@ -330,7 +330,7 @@ def test_a_foreign_cancel_changes_nothing_and_leaves_no_tombstone(setting: Secur
         assert client.call("sendDelaySync", delayMessage=cancel, timeout=0).outcome == 2
 
 
-def test_a_consumer_id_belongs_to_the_identity_that_fetches_with_it(setting: SecuredServer) -> None:
+def test_a_consumer_id_belongs_to_the_identity_that_fetches_with_it(setting: ServerWithRights) -> None:
     request = C.FetchRequest(consumerId="own", groupId="crew", cluster="", clientId="t")
     with setting.client("consumer", "everything") as first, setting.client("consumer") as second:
         assert first.call("fetch", request=request).code is None
@@ -339,7 +339,7 @@ def test_a_consumer_id_belongs_to_the_identity_that_fetches_with_it(setting: Sec
         assert b"another identity" in answer.error
 
 
-def test_a_changed_file_reaches_connected_clients_and_a_waiting_pull(setting: SecuredServer) -> None:
+def test_a_changed_file_reaches_connected_clients_and_a_waiting_pull(setting: ServerWithRights) -> None:
     conf = setting.server.folder / "conf"
     text = (conf / "security.yaml").read_text()
     request = C.PullRequest(groupId="team", topic="mine", clientId="w", maxLingerTime=60_000)
@@ -367,7 +367,7 @@ def test_a_changed_file_reaches_connected_clients_and_a_waiting_pull(setting: Se
         )
 
 
-def test_a_revoked_token_ends_its_connection_while_it_pulls(setting: SecuredServer) -> None:
+def test_a_revoked_token_ends_its_connection_while_it_pulls(setting: ServerWithRights) -> None:
     path = setting.server.folder / "conf" / TOKENS_FILE
     before = path.read_bytes()
     request = C.PullRequest(groupId="team", topic="fresh-and-empty", clientId="w", maxLingerTime=60_000)
@@ -386,7 +386,7 @@ def test_a_revoked_token_ends_its_connection_while_it_pulls(setting: SecuredServ
 
 
 def test_the_clients_log_in_with_a_token_a_file_or_the_environment(
-    setting: SecuredServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: ServerWithRights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer_at, consumer_at = setting.server.address("producer"), setting.server.address("consumer")
     token = setting.tokens["everything"]

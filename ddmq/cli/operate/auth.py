@@ -154,14 +154,16 @@ def create_token(identity: str, name: str, expires: str | None, out: Path | None
         expires_ms = NEVER_EXPIRES if expires is None else now_ms + read_duration(expires)
     except ValueError as error:
         raise click.ClickException(f"--expires: {error}") from error
-    made = make_token(os.urandom(RANDOM_BYTES), identity, name, now_ms, expires_ms)
+    token = make_token(os.urandom(RANDOM_BYTES), identity, name, now_ms, expires_ms)
     with _TokenTable(folder) as table:
         if out is not None:
-            _write_private(out, made.text)
-        table.tokens[made.id] = made.entry
+            _write_private(out, token.text)
+        table.tokens[token.id] = token.entry
     if out is None:
-        print_line(made.text)
-    hint(f"token {made.id} of {identity}: it is not shown again; `ddmq auth token revoke {made.id}` ends it")
+        print_line(token.text)
+    hint(
+        f"token {token.id} of {identity}: it is not shown again; `ddmq auth token revoke {token.id}` ends it"
+    )
 
 
 @token.command("list")

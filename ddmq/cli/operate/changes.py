@@ -45,13 +45,13 @@ def list_changes(
         return print_json(answer)
     if not answer["items"]:
         return hint("no changes yet")
-    print_table("", COLUMNS, [_cells(row) for row in answer["items"]])
+    print_table("", COLUMNS, [_to_cells(row) for row in answer["items"]])
     if answer["next"] is not None:
         hint(f"go on with --after {answer['next']}")
     return None
 
 
-def _cells(row: Mapping[str, Any]) -> list[Any]:
+def _to_cells(row: Mapping[str, Any]) -> list[Any]:
     time = format_moment(row["at_ms"])
     request = row["request"][:REQUEST_CHARS]
     return [row["id"], time, row["who"], row["object"], request, _undo_text(row)]

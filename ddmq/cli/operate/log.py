@@ -60,10 +60,10 @@ def show_log(admin: AdminClient, as_json: bool) -> None:
 
 def _disk_facts(answer: Mapping[str, Any], disk: Mapping[str, Any]) -> dict[str, Any]:
     facts = {
-        "free": f"{_mib(disk['free_bytes'])} of {_mib(disk['total_bytes'])}",
-        "log": _mib(answer["log_bytes"]),
-        "cleaning below": _mib(disk["clean_bytes"]),
-        "sends rejected below": _mib(disk["refuse_bytes"]),
+        "free": f"{_to_mib(disk['free_bytes'])} of {_to_mib(disk['total_bytes'])}",
+        "log": _to_mib(answer["log_bytes"]),
+        "cleaning below": _to_mib(disk["clean_bytes"]),
+        "sends rejected below": _to_mib(disk["refuse_bytes"]),
     }
     if answer["fill_bytes_per_s"] is not None:
         facts["stored per second"] = f"{answer['fill_bytes_per_s'] / MIB:,.2f} MiB (mean of 10 minutes)"
@@ -72,7 +72,7 @@ def _disk_facts(answer: Mapping[str, Any], disk: Mapping[str, Any]) -> dict[str,
     return facts
 
 
-def _mib(size: int) -> str:
+def _to_mib(size: int) -> str:
     return f"{size / MIB:,.0f} MiB"
 
 
@@ -100,11 +100,11 @@ def clean_log(before: str, dry_run: bool, yes: bool, admin: AdminClient, as_json
     if dry_run or not plan["segments"]:
         return print_json(plan) if as_json else None
     if not yes:
-        confirm(f"Delete {plan['segments']} segments, {_mib(plan['bytes'])}?")
+        confirm(f"Delete {plan['segments']} segments, {_to_mib(plan['bytes'])}?")
     answer = admin.post("log", "clean", body={"before_ms": before_ms})
     if as_json:
         return print_json(answer)
-    print_line(f"deleted {answer['segments']} segments, {_mib(answer['bytes'])}")
+    print_line(f"deleted {answer['segments']} segments, {_to_mib(answer['bytes'])}")
     return None
 
 
@@ -112,7 +112,9 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
     if not plan["segments"]:
         hint("no segment can be deleted: all have newer messages, or are kept")
     else:
-        hint(f"{plan['segments']} segments, {_mib(plan['bytes'])}, up to {format_moment(plan['newest_ms'])}")
+        hint(
+            f"{plan['segments']} segments, {_to_mib(plan['bytes'])}, up to {format_moment(plan['newest_ms'])}"
+        )
     for row in plan["held"]:
         hint(f"segment {row['start']} stays: {row['held_by']}")
     for row in plan["unread"]:

@@ -150,8 +150,8 @@ def _change_topic(api: AdminComponents, request: AdminRequest) -> Needs:
 
 def _change_group(api: AdminComponents, request: AdminRequest) -> Needs:
     group, body = request.group, request.body
-    known = any(each.name == group for each in api.consumer.groups())
-    yield ("manage" if known else "create"), group
+    exists = any(each.name == group for each in api.consumer.groups())
+    yield ("manage" if exists else "create"), group
     topics = [request.path["topic"]] if "topic" in request.path else body.get("topics")
     for topic in topics if isinstance(topics, list) else ():
         yield "consume", str(topic)
@@ -231,8 +231,8 @@ def _operation_needs(kind: str, action: str, chosen: Mapping[str, Any], to_topic
 
 def _plan_operation(_: AdminComponents, request: AdminRequest) -> Needs:
     body = request.body
-    chosen = body.filter if isinstance(body.filter, dict) else {}
-    return _operation_needs(body.kind, body.action, chosen, bool(body.to_topic))
+    filters = body.filter if isinstance(body.filter, dict) else {}
+    return _operation_needs(body.kind, body.action, filters, bool(body.to_topic))
 
 
 def _plan_needs(plan: Plan) -> Needs:
@@ -368,13 +368,13 @@ def _keep_topics(may: May, answer: Any) -> Any:
     """Leave topics out of an overview of delayed messages, and count only the others."""
     if not isinstance(answer, Mapping):  # the rows of a page
         return _mask_contents(may, answer)
-    kept = dict(answer)
+    overview = dict(answer)
     for name in ("topics", "set_aside", "held"):
-        if name in kept:
-            kept[name] = {topic: each for topic, each in kept[name].items() if may("describe", topic)}
-    if "topics" in kept:
-        kept["pending"] = sum(kept["topics"].values())
-    return _mask_contents(may, kept)
+        if name in overview:
+            overview[name] = {topic: each for topic, each in overview[name].items() if may("describe", topic)}
+    if "topics" in overview:
+        overview["pending"] = sum(overview["topics"].values())
+    return _mask_contents(may, overview)
 
 
 def _shown_delay(may: May, row: Any) -> Any:

@@ -572,7 +572,7 @@ ROUTES: tuple[Route, ...] = (
           lambda api, r: api.changes.show_change(r.path["id"]),
           right="describe", answer=change_answers.ChangeAnswer),
     Route("POST", "/changes/{id}/undo", "[undoes](#undo) the change, unless its object was changed meanwhile",
-          lambda api, r: api.changes.undo(r),
+          lambda api, r: api.changes.undo_change(r),
           right="manage or operate", answer=change_answers.ChangeAnswer, errors={409: None}),
     Route("POST", "/operations/{id}/stop", "stops the operation after the batch that is in progress",
           lambda api, r: api.operations.stop(r.path["id"]),

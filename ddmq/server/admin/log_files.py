@@ -119,7 +119,7 @@ class LogFiles:
             raise CallerError(f"before_ms is {body.before_ms}; allowed: a time in the past")
         segments = self._backend.clean_log(body.before_ms, body.dry_run)
         if segments is None:
-            return self._forward(request)
+            return self._forward_request(request)
         state = self._backend.read_log_state()
         old_segments = (
             [] if state is None else [each for each in state.segments if each.newest_ms < body.before_ms]
@@ -132,7 +132,7 @@ class LogFiles:
             held=[_segment_row(each) for each in held_segments[:SEGMENTS_MAX]], unread=unread, exact=whole,
         )  # fmt: skip
 
-    def _forward(self, request: AdminRequest) -> Any:
+    def _forward_request(self, request: AdminRequest) -> Any:
         if not request.is_forwarded:
             for address in self._processes.list_other_addresses():
                 answer = _try_forward(address, request, self._processes.read_token())

@@ -27,7 +27,7 @@ ELSEWHERE = {
     "operations": "../../unit/ddmq/test_operation_requests.py",
 }
 COUNTED_BY_THE_WRITER = {  # for whoever asks: one process has the log, the others ask it
-    "producers", "open", "requests", "file_log.pending_bytes_max", "waiting",
+    "producers", "open", "idempotency", "requests", "file_log.pending_bytes_max", "waiting",
     "file_log.retention.log_bytes_max", "file_log.retention.clean_free_bytes",
     "file_log.retention.clean_free_percent", "file_log.retention.refuse_free_bytes",
     "file_log.retention.refuse_free_percent", "file_log.retention.reserve_free_bytes",

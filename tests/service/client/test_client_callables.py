@@ -22,8 +22,18 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from ddmq_client import Consumer, JsonSerializer, OptionError, OutgoingMessage, Producer, UndecidedTransaction
-from ddmq_client.aio import AsyncConsumer, AsyncProducer
+from ddmq_client import (
+    Admin,
+    Consumer,
+    FetchConsumer,
+    JsonSerializer,
+    OptionError,
+    OutgoingMessage,
+    Producer,
+    RangeReader,
+    UndecidedTransaction,
+)
+from ddmq_client.aio import AsyncAdmin, AsyncConsumer, AsyncFetchConsumer, AsyncProducer
 from ddmq_client.net.transactions import Transaction
 from ddmq_client.sql import DecisionTable, InboxTable, OutboxRelay, OutboxTable
 from tests.service.client.either import bank
@@ -231,6 +241,15 @@ REJECTS: dict[tuple[str, str], Function] = {
     ("JsonSerializer", "into"): lambda f: JsonSerializer(into=f),
     ("DecisionTable.check", "connect"): lambda f: DecisionTable().check(f),
     ("OutboxRelay", "connect"): relay,
+    ("Admin", "token"): lambda f: Admin(NOWHERE, token=f),
+    ("AsyncAdmin", "token"): lambda f: AsyncAdmin(NOWHERE, token=f),
+    ("AsyncConsumer", "token"): lambda f: AsyncConsumer(NOWHERE, "g", "t", token=f),
+    ("AsyncFetchConsumer", "token"): lambda f: AsyncFetchConsumer(NOWHERE, "g", token=f),
+    ("AsyncProducer", "token"): lambda f: AsyncProducer(NOWHERE, token=f),
+    ("Consumer", "token"): lambda f: Consumer(NOWHERE, "g", "t", token=f),
+    ("FetchConsumer", "token"): lambda f: FetchConsumer(NOWHERE, "g", token=f),
+    ("Producer", "token"): lambda f: Producer(NOWHERE, token=f),
+    ("RangeReader", "token"): lambda f: RangeReader(NOWHERE, "g", "t", token=f),
 }
 AWAITED = {
     ("AsyncConsumer", "handler"),

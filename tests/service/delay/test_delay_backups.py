@@ -143,7 +143,7 @@ def test_shards_are_copied_only_into_a_backup_in_progress(tmp_path: Path) -> Non
     """Only who may read the folder knows its secret; and only while it is made."""
     backups, forwarded = tmp_path / "backups", []
 
-    def forward(address: str, request: AdminRequest) -> Text:
+    def forward(address: str, request: AdminRequest, *_: object) -> Text:
         folder, valid_secret = Path(request.body["folder"]), request.body["secret"]
         forwarded.append((address, request.body["shards"]))
         path = folder / SECRET_FILE

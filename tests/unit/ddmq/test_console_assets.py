@@ -84,6 +84,7 @@ def test_all_files_together_are_small():
     assert sum(path.stat().st_size for path in files) <= SIZE_MAX
 
 
+@pytest.mark.slow
 def test_vendored_files_are_those_that_the_script_took():
     command = [sys.executable, str(ROOT / "tools/vendor.py"), "--check"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

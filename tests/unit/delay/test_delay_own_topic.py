@@ -33,7 +33,7 @@ STEPS = st.lists(
 )
 
 
-class Shard:
+class CommandStore:
     """Decides commands one by one, each against the store after the earlier ones."""
 
     def __init__(self) -> None:
@@ -58,18 +58,18 @@ class Shard:
 
 
 def test_a_foreign_change_does_nothing() -> None:
-    shard = Shard()
+    shard = CommandStore()
     assert shard.decide(ADD, "mine") == ADDED
     assert [shard.decide(op, "theirs") for op in (CANCEL, RESCHEDULE, FIRE)] == [UNKNOWN] * 3
     assert shard.decide(CANCEL, "mine") == CANCELLED
 
 
 def test_a_cancel_before_its_add_ends_the_add_of_its_own_topic_alone() -> None:
-    shard = Shard()
+    shard = CommandStore()
     assert shard.decide(CANCEL, "theirs") == UNKNOWN
     assert shard.decide(ADD, "mine") == ADDED
     assert shard.decide(CANCEL, "mine") == CANCELLED
-    other = Shard()
+    other = CommandStore()
     assert other.decide(CANCEL, "mine") == UNKNOWN
     assert other.decide(ADD, "mine") == CANCELLED
 
@@ -77,7 +77,7 @@ def test_a_cancel_before_its_add_ends_the_add_of_its_own_topic_alone() -> None:
 @given(STEPS)
 def test_no_change_of_theirs_alters_what_mine_get(steps: list[tuple[str, str]]) -> None:
     """One topic has the same outcomes without the changes that state another topic."""
-    both, alone = Shard(), Shard()
+    both, alone = CommandStore(), CommandStore()
     for op, topic in steps:
         if topic == "mine":
             assert both.decide(op, topic) == alone.decide(op, topic)

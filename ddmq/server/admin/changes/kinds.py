@@ -52,7 +52,7 @@ class ChangeKind:
         """Return the names of the object: those in the path."""
         return dict(request.path)
 
-    def describe(self, names: Names) -> str:
+    def describe_object(self, names: Names) -> str:
         """Return what the change is about, in words."""
         return self._name.format(**names)
 

@@ -91,7 +91,7 @@ class RecordedChanges:
             who=request.address,
             request=_describe_request(request),
             kind=kind_name,
-            object=kind.describe(names),
+            object=kind.describe_object(names),
             path=names,
             before=before,
             after=after,
@@ -112,7 +112,7 @@ class RecordedChanges:
         """Return one change. Raises NoSuchChangeError."""
         return _change_row(self._require_change(change_id))
 
-    def undo(self, request: AdminRequest) -> dict[str, Any]:
+    def undo_change(self, request: AdminRequest) -> dict[str, Any]:
         """Bring the object of a change back to its state before; return the change that this is.
 
         Raises ConflictError if the change cannot be undone, was undone before, or if the object was changed

@@ -143,7 +143,7 @@ class _MessageWalk:
                 (time_ms, index, record)
                 for time_ms, record in zip(self._ordered_times(records), records, strict=True)
             ]
-            candidates = self._first(candidates, count)
+            candidates = self._keep_first(candidates, count)
             used = sum(len(record.delivery) for _, _, record in candidates)
         for _, index, record in candidates:
             self.offsets[index] = record.offset if self._descending else record.offset + 1
@@ -175,7 +175,7 @@ class _MessageWalk:
         order: Callable[[int, int], int] = min if self._descending else max
         return accumulate((record.stored_ms for record in records), order)
 
-    def _first(
+    def _keep_first(
         self, candidates: list[tuple[int, int, StoredRecord]], count: int
     ) -> list[tuple[int, int, StoredRecord]]:
         """Return the first candidates in the order of the walk. Those of a queue keep their order."""

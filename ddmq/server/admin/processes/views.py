@@ -107,13 +107,13 @@ class ProcessViews:
         return list(self._find_others().values())
 
     def _find_others(self) -> dict[str, HostPort]:
-        addresses = {_reachable(each): (name, each) for name, each in self._others.addresses.items()}
+        addresses = {_to_reachable(each): (name, each) for name, each in self._others.addresses.items()}
         now = self._clock.monotonic()
         if now >= self._owners_at + OWNERS_S:
             self._owners, self._owners_at = self._list_owners(), now
         for text in self._owners:
-            addresses.setdefault(_reachable(parse(text)), (text, parse(text)))
-        addresses.pop(_reachable(parse(self._info.own_address)) if self._info.own_address else "", None)
+            addresses.setdefault(_to_reachable(parse(text)), (text, parse(text)))
+        addresses.pop(_to_reachable(parse(self._info.own_address)) if self._info.own_address else "", None)
         return dict(addresses.values())
 
     # --- processes
@@ -235,7 +235,7 @@ def read_memory_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _reachable(address: HostPort) -> str:
+def _to_reachable(address: HostPort) -> str:
     host = socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host
     return str(HostPort(host, address.port))
 

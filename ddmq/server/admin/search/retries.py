@@ -69,14 +69,14 @@ def _describe_retry(record: StoredRecord, group: str) -> dict[str, object] | Non
         return None
     return {
         "group": group, "topic": system.get(headers.TOPIC, ""),
-        "queue": _number(system.get(headers.QUEUE)), "offset": _number(system.get(headers.OFFSET)),
+        "queue": _as_int(system.get(headers.QUEUE)), "offset": _as_int(system.get(headers.OFFSET)),
         "id": record.message_id.hex(), "key": content.key.decode("utf-8", "replace"),
         "state": "due" if is_due else "waiting", "due_ms": record.stored_ms if is_due else record.due_ms,
-        "step": _number(system.get(headers.STEPS)), "deliveries": _number(system.get(headers.DELIVERIES)),
+        "step": _as_int(system.get(headers.STEPS)), "deliveries": _as_int(system.get(headers.DELIVERIES)),
         "since_ms": since_ms(record), "error": system.get(headers.ERROR, ""),
         "body_bytes": len(content.value),
     }  # fmt: skip
 
 
-def _number(text: str | None) -> int:
+def _as_int(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else 0
