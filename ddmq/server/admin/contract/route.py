@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+import msgspec
+
 from ddmq.server.admin.contract.bodies import SettingsBody
 from ddmq.server.admin.contract.forms import FIRST, select_fields, to_second_form
 from ddmq.server.admin.contract.listing import Listing
@@ -64,6 +66,8 @@ class Route:
             answer = narrow(answer)
         if not isinstance(query, FormQuery):
             return answer
+        if isinstance(answer, msgspec.Struct) and (query.form != FIRST or query.fields is not None):
+            answer = msgspec.to_builtins(answer)
         if query.form != FIRST:
             answer = to_second_form(self.answer, answer)
         return answer if query.fields is None else select_fields(self.answer, [answer], query.fields)[0]
