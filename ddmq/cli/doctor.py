@@ -16,11 +16,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddmq.address import HostPort
+from ddmq.check_result import FAILED, OK, WARNING, CheckResult
 from ddmq.cli.output import json_option, print_json, print_table, reason
 from ddmq.cli.values import Folder
 from ddmq_command import INSTALL_AGAIN, UNINSTALLED
@@ -31,7 +32,6 @@ from ddmq_common.private_files import find_folder_error
 if TYPE_CHECKING:
     from ddmq.server.config import Configuration
 
-OK, WARNING, FAILED = "ok", "warning", "failed"
 NAMES_SHOWN = 10
 SERVERS = 2  # producer and consumer proxy in one process
 SLOW_SYNC_MS = 10.0
@@ -45,15 +45,6 @@ NEEDED = (  # beside what the command line itself is made of
     "gevent", "thrift.protocol.fastbinary", "thriftpy2", "google_crc32c", "yaml",
     "prometheus_client", "jsonpath_ng", "cel_expr_python", "rocksdict", "cronsim", "tzdata",
 )  # fmt: skip
-
-
-class CheckResult(NamedTuple):
-    """The outcome of one check of `ddmq doctor`. `summary`: its result, in words."""
-
-    check: str
-    status: str
-    summary: str
-    remedy: str = ""
 
 
 @click.command()

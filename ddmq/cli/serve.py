@@ -151,7 +151,7 @@ def _run(config_dir: Path | None, flags: dict[str, Any], components: tuple[str, 
     logs.set_up(config.serve.log_level, config.serve.log_format)
     if not with_parent:  # it reports them
         warn_of_retired(config.retired)
-        warn_of_old_name(config.serve)
+        warn_of_old_name(config.serve.beyond_loopback)
     process = ServerProcess(config, components)
     if with_parent:
         when_parent_ends(process.on_parent_exit, process.others.record_address)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddmq.address import COMPONENTS, is_loopback
-from ddmq.cli.doctor import FAILED, OK, WARNING, CheckResult
+from ddmq.check_result import FAILED, OK, WARNING, CheckResult
 from ddmq_common.errors import ConfigError
 from ddmq_common.security.certificate_dates import read_expiries
 from ddmq_common.security.certificates import build_contexts

@@ -9,12 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ddmq_common.config import LocatedMapping
-
-if TYPE_CHECKING:
-    from ddmq.server.config import ServeConfig
 
 log = logging.getLogger("ddmq.server")
 # file → key → its value, as it is written in a file
@@ -99,9 +96,9 @@ def remove_retired(path: Path, tree: Any) -> list[RetiredKey]:
     return keys
 
 
-def warn_of_old_name(serve: ServeConfig) -> None:
+def warn_of_old_name(beyond_loopback: bool) -> None:
     """Log a warning if the key or option `insecure` is set by its name of the previous release."""
-    if serve.beyond_loopback:
+    if beyond_loopback:
         log.warning(
             "--beyond-loopback, beyond_loopback in ddmq.yaml, is now called --insecure, insecure; the old "
             "name will be removed in the next release"

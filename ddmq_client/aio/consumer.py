@@ -74,7 +74,7 @@ from ddmq_client.offsets_file import build_broadcast_settings
 from ddmq_client.process import RUN_POLL_S, Signals, new_client_id
 from ddmq_client.received import Message
 from ddmq_client.security.login import TokenSource
-from ddmq_client.security.profiles import choose_connection
+from ddmq_client.security.profiles import ClientConnection, choose_connection
 from ddmq_client.security.tls import TlsOptions, secure_addresses
 from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.values import deserialize_messages
@@ -204,12 +204,15 @@ class AsyncConsumer:
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        chosen = choose_connection("consumer", profile, proxies, tls, token, token_file)
-        addresses = parse_addresses(chosen.proxies, CONSUMER_PORT, login=chosen.login)
-        self._proxies = secure_addresses(addresses, chosen.tls)
+        self._set_proxies(choose_connection("consumer", profile, proxies, tls, token, token_file))
         self._broadcast = build_broadcast_settings(self._settings, instance, offsets_file)
         self._home, self._lock, self._amid = Home("consumer"), Lock(), set()
         self._stop_done = Condition(self._lock)
+
+    def _set_proxies(self, connection: ClientConnection) -> None:
+        """Store the addresses of the proxies, with their login and TLS. Raises OptionError."""
+        addresses = parse_addresses(connection.proxies, CONSUMER_PORT, login=connection.login)
+        self._proxies = secure_addresses(addresses, connection.tls)
 
     def _set_callbacks(
         self,

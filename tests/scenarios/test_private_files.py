@@ -168,7 +168,7 @@ def test_beyond_loopback_a_port_needs_identities_and_tls() -> None:
 
 
 def test_the_old_name_of_insecure_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_old_name(ServeConfig(insecure=True))
+    warn_of_old_name(ServeConfig(insecure=True).beyond_loopback)
     assert caplog.text == ""
-    warn_of_old_name(ServeConfig(beyond_loopback=True))
+    warn_of_old_name(ServeConfig(beyond_loopback=True).beyond_loopback)
     assert "is now called --insecure" in caplog.text

@@ -130,19 +130,23 @@ class KafkaBackend(Backend):
         )
         self._missing_topics = MissingTopics(self._table, self._topics, self.state)
         if metrics is not None:
-            ClientCollector(
-                metrics,
-                self._appends,
-                self.process.producers,
-                self.process.members,
-                self._clock.monotonic,
-                lambda: self.process.level.level,
-            )
+            self._collect_metrics(metrics)
         offsets = Offsets(cluster.admin, self._bridge, self._clock)
         self._queries = KafkaQueries(self._table, self.readers, offsets)
         self._sends = self._create_router(options)
         self._retry = HubTimer(ref=False)
         self._start_topics()
+
+    def _collect_metrics(self, metrics: Registry) -> None:
+        """Register the metrics of the Kafka clients."""
+        ClientCollector(
+            metrics,
+            self._appends,
+            self.process.producers,
+            self.process.members,
+            self._clock.monotonic,
+            lambda: self.process.level.level,
+        )
 
     def _create_router(self, options: KafkaOptions) -> SendRouter:
         return SendRouter(

@@ -42,6 +42,7 @@ from ddmq.server.admin.lists import table
 from ddmq.server.admin.log_files import LogFiles
 from ddmq.server.admin.messages import MessageSearch
 from ddmq.server.admin.operations.service import Operations
+from ddmq.server.admin.processes.usage import list_usage
 from ddmq.server.admin.processes.views import ProcessInfo, ProcessViews
 from ddmq.server.admin.producer_calls import ProducerCalls
 from ddmq.server.admin.search import dead_letters as dlq_search
@@ -51,7 +52,6 @@ from ddmq.server.admin.search.messages import search_messages
 from ddmq.server.admin.search.retries import list_retries
 from ddmq.server.admin.sends import send_message
 from ddmq.server.admin.transactions import AdminTransactions
-from ddmq.server.admin.usage import list_usage
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.changes import change_message
 from ddmq.server.delays.histogram import answer_histogram, count_next_hour

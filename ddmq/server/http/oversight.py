@@ -9,16 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddmq.server.http.callers import RequestCaller, find_caller
 from ddmq_common.errors import CallerError, DdmqError
 from ddmq_common.security.audit import AuditLog, Subject
 from ddmq_common.security.callers import CallerTable, LoginRejectedError
 from ddmq_common.security.quotas import OverQuota
-
-if TYPE_CHECKING:
-    from ddmq.server.http.routing import AdminRequest
 
 READING = ("GET", "HEAD")
 
@@ -67,33 +64,27 @@ class Oversight:
         return sender
 
     @contextmanager
-    def watch_request(self, request: AdminRequest, environ: Mapping[str, Any]) -> Iterator[None]:
-        """Record the outcome of the request that is answered inside the context."""
-        audit, caller = self._audit, request.caller
-        if audit is None or caller is None or request.on_behalf:
+    def watch_request(
+        self, environ: Mapping[str, Any], sender: RequestCaller, action: str, name_objects: Callable[[], str]
+    ) -> Iterator[None]:
+        """Record the outcome of the request that is answered inside the context.
+
+        `name_objects` returns the names of what the request changes.
+        """
+        audit, caller = self._audit, sender.caller
+        if audit is None or caller is None or sender.on_behalf:
             yield
             return
         subject = Subject(caller.name, str(environ.get("REMOTE_ADDR", "")))
-        action = f"{request.method} {request.pattern}"
+        is_change = environ["REQUEST_METHOD"] not in READING
         try:
             yield
         except ForbiddenError as error:
             audit.record_rejection(subject, action, str(error))
             raise
         except Exception as error:
-            if request.method not in READING:
-                audit.record_change(
-                    subject, action, _name_objects(request), f"failed: {type(error).__name__}"
-                )
+            if is_change:
+                audit.record_change(subject, action, name_objects(), f"failed: {type(error).__name__}")
             raise
-        if request.method not in READING:
-            audit.record_change(subject, action, _name_objects(request))
-
-
-def _name_objects(request: AdminRequest) -> str:
-    """Return the names of what a request changes: those of its path, and the topic of a message."""
-    names = dict(request.path)
-    topic = getattr(request.body, "topic", None)
-    if isinstance(topic, str):
-        names.setdefault("topic", topic)
-    return " ".join(f"{kind}={name}" for kind, name in names.items())
+        if is_change:
+            audit.record_change(subject, action, name_objects())

@@ -150,6 +150,14 @@ class AdminRequest(NamedTuple):
             else lambda name: caller.may(right, name.encode("utf-8", "replace"))
         )
 
+    def name_objects(self) -> str:
+        """Return the names of what the request changes: those of its path, and the topic of a message."""
+        names = dict(self.path)
+        topic = getattr(self.body, "topic", None)
+        if isinstance(topic, str):
+            names.setdefault("topic", topic)
+        return " ".join(f"{kind}={name}" for kind, name in names.items())
+
     @property
     def page(self) -> Page:
         """Return the page of a listing that the query asks for, with the names that the caller may see."""
@@ -274,13 +282,15 @@ class AdminRouter:
             if variables is None or route_method != method:
                 continue
             path = "/" + "/".join(pattern)
-            sender = self._oversight.admit_request(environ, f"{method} {path}", path in PROBES)
+            action = f"{method} {path}"
+            sender = self._oversight.admit_request(environ, action, path in PROBES)
             request = AdminRequest(
                 variables, _read_query(environ), _read_body(environ), method, path,
                 if_match=_read_if_match(environ), address=str(environ.get("REMOTE_ADDR", "")),
                 caller=sender.caller, on_behalf=sender.on_behalf,
             )  # fmt: skip
-            with _await_slot(environ, path), self._oversight.watch_request(request, environ):
+            watch = self._oversight.watch_request(environ, sender, action, request.name_objects)
+            with _await_slot(environ, path), watch:
                 return _encode_answer(handler(request), environ)
         if self._closed is not None:
             raise TryLaterError(self._closed())

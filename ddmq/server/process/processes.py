@@ -250,7 +250,7 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     check_ports(config, COMPONENTS)
     logs.set_up(config.serve.log_level, config.serve.log_format)
     warn_of_retired(config.retired)
-    warn_of_old_name(config.serve)
+    warn_of_old_name(config.serve.beyond_loopback)
     names = ("consumer", "producer", "delay-service")
     remote = config.backend.engine != FILE_LOG
     waits = NEVER if remote else READY_WITHIN_S  # a cluster may be away for long

@@ -13,17 +13,16 @@ blocking client is safe for many threads; the asyncio one lives in one event loo
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
 
 from ddmq_client.admin import operations, records
 from ddmq_client.admin.answers import add_counts, decode_body, read_answer, read_page
+from ddmq_client.admin.exported_dead_letters import write_dead_letters
 from ddmq_client.admin.http import HttpRequest, build_target
 from ddmq_client.admin.queries import choice_query, delay_query
 from ddmq_client.admin.records import (
@@ -51,9 +50,6 @@ from ddmq_client.security.tls import TlsOptions, secure_addresses
 
 R = TypeVar("R")
 PAGE = 100  # rows that one request asks for
-_ABSENT: dict[str, Any] = dict.fromkeys(
-    ("key", "tags", "reason", "error", "topic", "transaction", "delay"), ""
-) | {"topic_queue": None, "topic_offset": None}  # what an exported dead letter has where the server has none
 LIMIT_MAX = 1_000_000  # rows that one call returns
 
 
@@ -393,7 +389,7 @@ class Admin:
             for start in range(0, len(letters), PAGE):
                 page = letters[start : start + PAGE]
                 bodies = self._read_bodies(group, page)
-                run_blocking(_write_letters, lines, page, bodies)
+                run_blocking(write_dead_letters, lines, page, bodies)
         finally:
             lines.close()
         return len(letters)
@@ -588,14 +584,3 @@ class Admin:
 def _checked_limit(limit: int) -> int:
     check("limit", limit, 1, LIMIT_MAX)
     return limit
-
-
-def _write_letters(
-    lines: TextIOWrapper,
-    letters: Sequence[Mapping[str, Any]],
-    bodies: Mapping[tuple[int, int], Mapping[str, Any]],
-) -> None:
-    for letter in letters:
-        row = _ABSENT | {name: value for name, value in letter.items() if name != "preview"}
-        row |= bodies[letter["queue"], letter["offset"]]
-        lines.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddmq.cli.doctor import FAILED, run_checks
+from ddmq.check_result import FAILED
+from ddmq.cli.doctor import run_checks
 from ddmq.server.config import load_folder
 from ddmq.server.readable_secrets import readable_secrets, warn_of_secrets
 

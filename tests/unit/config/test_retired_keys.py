@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddmq.cli.doctor import WARNING, run_checks
+from ddmq.check_result import WARNING
+from ddmq.cli.doctor import run_checks
 from ddmq.server.config import FILES, KEYS, Configuration, load_folder
 from ddmq.server.retired_keys import RETIRED, warn_of_retired
 from ddmq_common.config import SIZE_UNITS

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddmq.address import HostPort
-from ddmq.cli.doctor import FAILED, NEEDED, OK, WARNING, CheckResult, run_checks
+from ddmq.check_result import FAILED, OK, WARNING, CheckResult
+from ddmq.cli.doctor import NEEDED, run_checks
 
 
 def findings(data_dir: Path | None, config_dir: Path | None) -> dict[str, CheckResult]:

@@ -7,7 +7,8 @@ import resource
 
 import pytest
 
-from ddmq.cli.doctor import OK, WARNING, open_files
+from ddmq.check_result import OK, WARNING
+from ddmq.cli.doctor import open_files
 from ddmq.server.config import Configuration
 from ddmq.server.process.open_files import OpenFilesShare, limits_within, share_of_limit
 from ddmq_rpc.traffic import RpcLimits

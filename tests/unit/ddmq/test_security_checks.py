@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddmq.cli.doctor import FAILED, OK, WARNING, CheckResult, run_checks
+from ddmq.check_result import FAILED, OK, WARNING, CheckResult
+from ddmq.cli.doctor import run_checks
 from ddmq.secure.checks import check_certificates, check_security
 from ddmq.server.config import load_folder
 from ddmq_common.security.certificate_dates import read_expiries
