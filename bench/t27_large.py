@@ -40,11 +40,11 @@ REACH_PAGE = "≤ 50 ms"
 MAY_BE_EMPTY = ("/transactions", "/operations", "/findings")
 PAGES = {
     "topics": "/topics?form=2&count=50",
-    "topics with a text": "/topics?form=2&count=50&text=99",
+    "topics with a text": "/topics?form=2&count=50&text=9",
     "groups": "/groups?form=2&count=50",
     "lag": "/lag?form=2&count=50",
     "keys": "/keys?form=2&count=50",
-    "keys with a text": "/keys?form=2&count=50&text=-99",
+    "keys with a text": "/keys?form=2&count=50&text=-9",
     "keys of a group": f"/groups/{KEYED}/keys?form=2&count=50",
     "groups with dead letters": "/dlq?form=2&count=50",
     "dead letters, oldest": f"/dlq/{LETTER_GROUP}?form=2&count=50",

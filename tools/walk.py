@@ -53,9 +53,9 @@ ROUTES = (
     Route("pull with acknowledgements", "pull_ack", 34, 20),
     Route("acknowledgement, until it is durable", "ack", 30, 16),
     Route("retry, until it is delivered again", "retry", 18, 16, ("pull_ack", "ack")),
-    Route("delayed message, until it is in its topic", "delay", 59, 24),
-    Route("an operator parks a key", "park", 33, 6, ("health",)),
-    Route("any answer of the admin API", "health", 10, 8),
+    Route("delayed message, until it is in its topic", "delay", 60, 24),
+    Route("an operator parks a key", "park", 38, 6, ("health",)),
+    Route("any answer of the admin API", "health", 15, 8),
 )
 
 

@@ -156,6 +156,12 @@ COMMANDS = {
     "ddmq bench": NotRun("takes minutes; tests/scenarios/test_bench_smoke.py runs each", check_command_line),
     "ddmq kafka": NotRun("starts a Kafka cluster; tests/service/kafka/ does", check_command_line),
     "ddmq report": NotRun(SPARK, check_command_line),
+    "ddmq delay hold 5d0f6c1e-8a3b-4f27-9c64-1b2e7d90a3f5": NotRun(
+        "needs a message with this id; tests/service/cli/test_hold_and_release.py", check_command_line
+    ),
+    "ddmq delay release 5d0f6c1e-8a3b-4f27-9c64-1b2e7d90a3f5": NotRun(
+        "needs a message with this id; tests/service/cli/test_hold_and_release.py", check_command_line
+    ),
     "curl": RUN,
     "grep": NotRun("runs in one line with the command before it"),
     "export": NotRun("its variables are those of the next command of the block"),
@@ -197,6 +203,10 @@ PYTHON = {
     "README.md": ("tests/scenarios/test_readme.py", "tests/unit/testkit/test_testing_page.py"),
     "docs/first-steps.md": ("tests/scenarios/test_readme.py",),
     "docs/kafka-security.md": ("tests/unit/kafka/test_kafka_tokens.py",),
+    "docs/security.md": (
+        "tests/scenarios/test_secured_from_the_first_start.py",
+        "tests/service/client/test_client_tls.py",
+    ),
     "docs/spark.md": ("tests/spark/test_spark_page.py",),
     "docs/testing-handlers.md": ("tests/unit/testkit/test_testing_page.py",),
 }

@@ -239,7 +239,7 @@ UNKNOWN_ID = "5f1f7d3c-1c43-4c1e-9d0a-2b9f63a1c7e4"
     ("delay_id", "body", "words"),
     [
         (UNKNOWN_ID, {}, "action is missing; allowed: cancel, fire, reschedule"),
-        (UNKNOWN_ID, {"action": "hold"}, "action is 'hold'; allowed: cancel, fire, reschedule"),
+        (UNKNOWN_ID, {"action": "keep"}, "action is 'keep'; allowed: cancel, fire, reschedule"),
         (UNKNOWN_ID, {"action": "reschedule"}, "allowed: exactly one of them"),
         (UNKNOWN_ID, {"action": "reschedule", "due_ms": 5, "delay_ms": 5}, "exactly one of them"),
         (UNKNOWN_ID, {"action": "cancel", "due_ms": 5}, "with action 'cancel'; allowed: none"),
