@@ -20,8 +20,8 @@ MENU = {
     "Start": "first-steps README promises from-ddmq from-rocketmq from-celery",
     "Use": """client order-keys retries delay filters transactions replies push fetching spark dramatiq
         opentelemetry testing-handlers""",
-    "Operate": """running deployment security console kubernetes kafka kafka-upgrades kafka-compared kafka-security
-        operating-groups configuration bounds retention metrics alerts report story metrics-job
+    "Operate": """running deployment security console kubernetes kafka kafka-upgrades kafka-compared
+        kafka-security operating-groups configuration bounds retention metrics alerts report story metrics-job
         metrics-job-streaming admin-api performance licences""",
     "Inside": """architecture glossary states wire-additions testing formats formats-index formats-progress
         formats-delay formats-transactions formats-sessions formats-samples formats-trace formats-kafka
