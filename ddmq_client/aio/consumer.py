@@ -204,9 +204,9 @@ class AsyncConsumer:
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        chosen = choose_connection("consumer", profile, proxies, tls, token, token_file)
-        addresses = parse_addresses(chosen.proxies, CONSUMER_PORT, login=chosen.login)
-        self._proxies = secure_addresses(addresses, chosen.tls)
+        connection = choose_connection("consumer", profile, proxies, tls, token, token_file)
+        addresses = parse_addresses(connection.proxies, CONSUMER_PORT, login=connection.login)
+        self._proxies = secure_addresses(addresses, connection.tls)
         self._broadcast = build_broadcast_settings(self._settings, instance, offsets_file)
         self._home, self._lock, self._amid = Home("consumer"), Lock(), set()
         self._stop_done = Condition(self._lock)
