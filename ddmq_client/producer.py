@@ -116,8 +116,8 @@ class Producer(ProducerBase):
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        chosen = choose_connection("producer", profile, proxies, tls, token, token_file)
-        super().__init__(chosen.proxies, settings, check, observer, chosen.tls, chosen.login)
+        connection = choose_connection("producer", profile, proxies, tls, token, token_file)
+        super().__init__(connection.proxies, settings, check, observer, connection.tls, connection.login)
         self._background = Background(settings, self._outbox, self._sender)
 
     def send_async(

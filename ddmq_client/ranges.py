@@ -84,9 +84,9 @@ class RangeReader:
         profile: str | None = None,
     ) -> None:
         """Check the arguments (raises OptionError); the first call connects."""
-        chosen = choose_connection("consumer", profile, proxies, tls, token, token_file)
-        addresses = parse_addresses(chosen.proxies, CONSUMER_PORT, login=chosen.login)
-        self._proxies = secure_addresses(addresses, chosen.tls)
+        connection = choose_connection("consumer", profile, proxies, tls, token, token_file)
+        addresses = parse_addresses(connection.proxies, CONSUMER_PORT, login=connection.login)
+        self._proxies = secure_addresses(addresses, connection.tls)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         topics = topic_names(topics)

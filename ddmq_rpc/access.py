@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddmq_client.idl.codes import OK_TEXT, Code
-from ddmq_common.security.audit import Subject, client_of
+from ddmq_common.security.audit import Actor, client_of
 from ddmq_common.security.callers import CallerTable, LoginRejectedError
 from ddmq_common.security.quotas import OverQuota, describe_cause
 from ddmq_rpc.api import Call, Handler, MethodRule, Service
@@ -76,8 +76,8 @@ def guard_handler(
         counts.count_rejected("quota" if is_over else "right_missing")
         caller = call.caller
         if callers.audit is not None and caller is not None:
-            subject = Subject(caller.name, call.peer, client_of(call.args))
-            callers.audit.record_rejection(subject, name, describe_cause(missing))
+            actor = Actor(caller.name, call.peer, client_of(call.args))
+            callers.audit.record_rejection(actor, name, describe_cause(missing))
         if is_over and rule.reject_over is not None:
             rule.reject_over(call, missing)
         else:
@@ -126,26 +126,26 @@ class Authentication:
         except LoginRejectedError as error:
             text = str(error)
             self._counts.count_rejected("login")
-            self._record(call, "", text)
+            self._record_login(call, "", text)
             rejection = self._answers.AuthResponse(code=int(Code.TOPIC_REFUSED), msg=text)
             connection.reject_login(lambda: call.reply(rejection))
             return
         over = connection.accept_login(login.caller, login.token_id)
         if over is not None:
             self._counts.count_rejected("quota")
-            self._record(call, login.caller.name, over.cause)
+            self._record_login(call, login.caller.name, describe_cause(over))
             busy = self._answers.AuthResponse(code=int(Code.BUSY), msg=str(over))
             connection.reject_login(lambda: call.reply(busy))
             return
-        self._record(call, login.caller.name)
+        self._record_login(call, login.caller.name)
         call.reply(
             self._answers.AuthResponse(
                 code=0, msg=OK_TEXT, identity=login.caller.name, expiresMs=login.expires_ms or None
             )
         )
 
-    def _record(self, call: Call, who: str, reason: str = "") -> None:
+    def _record_login(self, call: Call, who: str, reason: str = "") -> None:
         """Add a login, or with `reason` a rejected one, to the audit log."""
         if self._callers is not None and self._callers.audit is not None:
-            subject = Subject(who, call.peer, client_of(call.args))
-            self._callers.audit.record_login(subject, reason)
+            actor = Actor(who, call.peer, client_of(call.args))
+            self._callers.audit.record_login(actor, reason)

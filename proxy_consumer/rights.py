@@ -60,11 +60,11 @@ class ConsumerRights:
         if request.result is not None and request.result.forwardedBy is not None:
             return caller.find_missing("node")
         name, topic = request.groupId, request.topic
-        if not caller.may("consume", name):
+        if not caller.has_right("consume", name):
             return caller.find_missing("consume", name)
         group = self._groups.get(name)
         if topic:
-            if not caller.may("consume", topic):
+            if not caller.has_right("consume", topic):
                 return caller.find_missing("consume", topic)
             if group is not None and topic in group.subscriptions:
                 return None
@@ -151,7 +151,7 @@ class ConsumerRights:
             if missing is not None:
                 return missing
         for message in messages:
-            if message.properties and CHRONOS in message.properties and not caller.may("relay"):
+            if message.properties and CHRONOS in message.properties and not caller.has_right("relay"):
                 del message.properties[CHRONOS]
         return None
 
@@ -225,7 +225,7 @@ def caller_of(call: Call) -> Caller:
 def find_missing_topic(caller: Caller, topics: Iterable[bytes]) -> str | None:
     """Return the sentence about the first topic that the caller may not consume, or None."""
     for topic in topics:
-        if not caller.may("consume", topic):
+        if not caller.has_right("consume", topic):
             return caller.find_missing("consume", topic)
     return None
 

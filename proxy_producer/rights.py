@@ -65,7 +65,7 @@ class ProducerRights:
 
     def find_missing_for_topic(self, caller: Caller, topic: bytes | None) -> str | None:
         """Return the sentence about a right that a send to `topic` lacks, or None."""
-        if not caller.may("send", topic):
+        if not caller.has_right("send", topic):
             return caller.find_missing("send", topic)
         if topic in self._cached_topics or not self._makes_topic(topic or b""):
             return None
@@ -119,42 +119,42 @@ class ProducerRights:
 
     # --- answers
 
-    def _reject(self, missing: str, messages: int = 1) -> SendRejection:
+    def _reject_sends(self, missing: str, messages: int = 1) -> SendRejection:
         rejection = build_right_rejection(missing)
         self._counts.count_rejected(None, rejection, messages)
         return rejection
 
     def reject_send(self, call: Call, missing: str) -> None:
-        call.reply(wire.rejected_result(self._reject(missing)))
+        call.reply(wire.rejected_result(self._reject_sends(missing)))
 
     def reject_each(self, call: Call, missing: str) -> None:
         size = len(call.args.messages)
-        call.reply([wire.rejected_result(self._reject(missing, size))] * size)
+        call.reply([wire.rejected_result(self._reject_sends(missing, size))] * size)
 
     def reject_oneway(self, call: Call, missing: str) -> None:
-        self._reject(missing)
+        self._reject_sends(missing)
         call.reply_encoded(b"")
 
     def reject_batch(self, call: Call, missing: str) -> None:
-        call.reply(wire.rejected_result(self._reject(missing, len(call.args.messages))))
+        call.reply(wire.rejected_result(self._reject_sends(missing, len(call.args.messages))))
 
     def reject_delay(self, call: Call, missing: str) -> None:
-        rejection = self._reject(missing)
+        rejection = self._reject_sends(missing)
         delay_id = call.args.delayMessage.uniqDelayMsgId or b""
         call.reply(wire.rejected_delay_result(rejection, echoed_id(rejection.code, delay_id)))
 
     def reject_prepare(self, call: Call, missing: str) -> None:
         size = len(call.args.request.messages or ())
-        rejection = self._reject(missing, max(size, 1))
+        rejection = self._reject_sends(missing, max(size, 1))
         results = [wire.rejected_result(rejection)] * size
         call.reply(IDL.PrepareResponse(code=int(rejection.code), msg=rejection.text, results=results))
 
     def reject_end(self, call: Call, missing: str) -> None:
-        rejection = self._reject(missing, 0)
+        rejection = self._reject_sends(missing, 0)
         call.reply(IDL.EndTransactionResponse(code=int(rejection.code), msg=rejection.text))
 
     def reject_poll(self, call: Call, missing: str) -> None:
-        rejection = self._reject(missing, 0)
+        rejection = self._reject_sends(missing, 0)
         call.reply(IDL.PollChecksResponse(code=int(rejection.code), msg=rejection.text, checks=[]))
 
     def reject_engine_call(self, call: Call, missing: str) -> None:
@@ -171,7 +171,7 @@ class ProducerRights:
         for index, message in enumerate(messages):
             missing = self.find_missing_for_messages(caller, (message,))
             if missing is not None:
-                rejections[index] = wire.rejected_result(self._reject(missing))
+                rejections[index] = wire.rejected_result(self._reject_sends(missing))
         call.args.messages = [each for index, each in enumerate(messages) if index not in rejections]
         return NarrowedBatch(call, len(messages), rejections)
 
@@ -232,7 +232,7 @@ def find_no_missing(call: Call) -> str | None:
 def drop_unproven_relay(caller: Caller, message: Any) -> None:
     """Remove the mark of old delay services from a message whose sender may not relay: it is a plain send."""
     properties = message.properties
-    if properties and CHRONOS in properties and not caller.may("relay"):
+    if properties and CHRONOS in properties and not caller.has_right("relay"):
         del properties[CHRONOS]
 
 

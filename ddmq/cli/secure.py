@@ -13,7 +13,7 @@ import click
 from ddmq.cli.output import hint, print_line, print_verdict
 from ddmq.cli.values import FOLDER
 
-INSTALL = "pip install 'ddmq-proxy[secure]'"
+INSTALL = "pip install '.[secure]'"
 
 
 @click.group("secure")
@@ -35,8 +35,8 @@ def _load_installation() -> Any:
         if (error.name or "").partition(".")[0] not in ("cryptography", "cffi", "_cffi_backend"):
             raise
         raise click.ClickException(
-            f"the package {error.name} is missing, which makes keys and certificates; run: {INSTALL} (in the "
-            "source tree: pip install '.[secure]'); only this machine needs it, not the servers"
+            f"the package {error.name} is missing, which makes keys and certificates; run, in the source "
+            f"tree: {INSTALL}; only this machine needs it, not the servers"
         ) from error
 
 
@@ -82,8 +82,8 @@ def make_files(hosts: tuple[str, ...], folder: Path, profile: str | None, force:
             raise click.ClickException(f"--profile {name} is a path; allowed: a name")
     except OptionError as error:
         raise click.ClickException(str(error)) from error
-    made = installation.make_installation(folder, profiles, hosts, name, _now(), force=force)
-    for path in made.written:
+    installed = installation.make_installation(folder, profiles, hosts, name, _read_clock(), force=force)
+    for path in installed.written:
         hint(f"  {path}")
     print_verdict(True, f"certificates, rules and the profile {name}; next:")
     quoted = shlex.quote(str(folder))
@@ -118,9 +118,9 @@ def renew(hosts: tuple[str, ...], folder: Path) -> None:
     Examples:
       ddmq secure renew --dir conf
     """
-    paths = _load_installation().renew_certificates(folder, hosts, _now())
+    paths = _load_installation().renew_certificates(folder, hosts, _read_clock())
     print_verdict(True, f"renewed: {', '.join(map(str, paths))}")
 
 
-def _now() -> datetime.datetime:
+def _read_clock() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC).replace(microsecond=0)

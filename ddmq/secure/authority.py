@@ -37,9 +37,9 @@ class KeyPair(NamedTuple):
 def make_authority(name: str, now: datetime.datetime) -> KeyPair:
     """Make a CA, which signs certificates of clients and servers and no further CAs."""
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = _build_name(name)
+    authority = _build_name(name)
     builder = (
-        _build_certificate(subject, subject, key.public_key(), now, AUTHORITY_DAYS)
+        _build_certificate(authority, authority, key.public_key(), now, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_build_key_usage(signs_certificates=True), critical=True)
     )
@@ -117,7 +117,7 @@ def _has_signed(issuer: x509.Certificate, certificate: x509.Certificate) -> bool
 
 
 def _build_certificate(
-    subject: x509.Name,
+    name: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
     now: datetime.datetime,
@@ -125,7 +125,7 @@ def _build_certificate(
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
-        .subject_name(subject)
+        .subject_name(name)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())

@@ -66,7 +66,7 @@ legacy: {}
 
 
 class Installation(NamedTuple):
-    """What `make_installation` has made. `profile`: the name of the administrator's profile."""
+    """The result of `make_installation`. `profile`: the name of the administrator's profile."""
 
     folder: Path
     profile: str
@@ -75,7 +75,7 @@ class Installation(NamedTuple):
     listens: Mapping[str, HostPort]
 
 
-class _File(NamedTuple):
+class _InstalledFile(NamedTuple):
     path: Path
     content: bytes
     is_private: bool
@@ -105,13 +105,13 @@ def make_installation(
         os.urandom(RANDOM_BYTES), ADMIN, f"profile {profile}", int(now.timestamp() * 1000), NEVER_EXPIRES
     )
     files = _build_certificates(folder, hosts, now)
-    files.append(_File(folder / SECURITY_FILE, SECURITY_TEXT.encode(), True))
+    files.append(_InstalledFile(folder / SECURITY_FILE, SECURITY_TEXT.encode(), True))
     serve_path = folder / SERVE_FILE
     if serve_path.exists():
         listens = _read_listens(folder)
     else:
         listens = _choose_listens(hosts)
-        files.append(_File(serve_path, _describe_serve(listens, hosts), False))
+        files.append(_InstalledFile(serve_path, _describe_serve(listens, hosts), False))
     files += _build_profile(profiles, profile, hosts[0], listens, files[0].content, token.text)
     if not force and (existing := [file.path for file in files if file.path.exists()]):
         raise ConfigError(
@@ -176,7 +176,7 @@ def replace_file(path: Path, content: bytes, *, is_private: bool) -> None:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _build_certificates(folder: Path, hosts: Sequence[str], now: datetime.datetime) -> list[_File]:
+def _build_certificates(folder: Path, hosts: Sequence[str], now: datetime.datetime) -> list[_InstalledFile]:
     """Return the CA, the servers' certificate, which is also that of the identity node, and that of an
     administrator."""
     authority = make_authority(f"ddmq CA of {hosts[0]}", now)
@@ -190,15 +190,15 @@ def _build_certificates(folder: Path, hosts: Sequence[str], now: datetime.dateti
         file
         for name, pair in pairs.items()
         for file in (
-            _File(folder / f"{name}.crt", pair.certificate, False),
-            _File(folder / f"{name}.key", pair.key, True),
+            _InstalledFile(folder / f"{name}.crt", pair.certificate, False),
+            _InstalledFile(folder / f"{name}.key", pair.key, True),
         )
     ]
 
 
 def _build_profile(
     profiles: Path, name: str, host: str, listens: Mapping[str, HostPort], authority: bytes, token: str
-) -> list[_File]:
+) -> list[_InstalledFile]:
     addresses = "".join(
         f"{component}: '{HostPort(host, address.port)}'\n" for component, address in listens.items()
     )
@@ -207,9 +207,9 @@ def _build_profile(
         f"{addresses}ca: {name}.crt\ntoken_file: {name}.token\n"
     )
     return [
-        _File(profiles / f"{name}.yaml", text.encode(), True),
-        _File(profiles / f"{name}.crt", authority, False),
-        _File(profiles / f"{name}.token", token.encode() + b"\n", True),
+        _InstalledFile(profiles / f"{name}.yaml", text.encode(), True),
+        _InstalledFile(profiles / f"{name}.crt", authority, False),
+        _InstalledFile(profiles / f"{name}.token", token.encode() + b"\n", True),
     ]
 
 

@@ -288,5 +288,5 @@ class AsyncProducer(AsyncProducerBase):
             client_id=client_id or new_client_id(),
             serializer=serializer,
         )
-        chosen = choose_connection("producer", profile, proxies, tls, token, token_file)
-        super().__init__(chosen.proxies, settings, check, observer, chosen.tls, chosen.login)
+        connection = choose_connection("producer", profile, proxies, tls, token, token_file)
+        super().__init__(connection.proxies, settings, check, observer, connection.tls, connection.login)

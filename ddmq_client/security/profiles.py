@@ -64,7 +64,7 @@ class ClientProfile:
 
 
 class ClientConnection(NamedTuple):
-    """How a client connects: what its arguments and its profile say together."""
+    """The servers, TLS and login of a client, from its arguments and its profile."""
 
     proxies: Proxies
     tls: bool | TlsOptions | None

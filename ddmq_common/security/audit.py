@@ -64,7 +64,7 @@ class AuditFiles:
         if self._descriptor < 0:
             self._open()
         if self._size and self._size + len(data) > self._bytes_max:
-            self._rotate()
+            self._rotate_files()
         rest = memoryview(data)
         while rest:
             written = os.write(self._descriptor, rest)
@@ -76,13 +76,13 @@ class AuditFiles:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _path(self, number: int) -> Path:
+    def _build_path(self, number: int) -> Path:
         return self._folder / (f"{self._name}.{number}.jsonl" if number else f"{self._name}.jsonl")
 
     def _open(self) -> None:
         make_private(self._folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(self._path(0), flags, 0o600)
+        descriptor = os.open(self._build_path(0), flags, 0o600)
         try:
             os.fchmod(descriptor, 0o600)
             self._size = os.fstat(descriptor).st_size
@@ -93,13 +93,13 @@ class AuditFiles:
             raise
         self._descriptor = descriptor
 
-    def _rotate(self) -> None:
+    def _rotate_files(self) -> None:
         self.close()
         with suppress(FileNotFoundError):
-            self._path(self._files_max - 1).unlink()
+            self._build_path(self._files_max - 1).unlink()
         for number in range(self._files_max - 2, -1, -1):
             with suppress(FileNotFoundError):
-                self._path(number).rename(self._path(number + 1))
+                self._build_path(number).rename(self._build_path(number + 1))
         self._open()
 
 
@@ -113,24 +113,24 @@ class _Repeats:
         self.count = 0
 
 
-class Counter(Protocol):
+class LineCounter(Protocol):
     value: float
 
 
-class Timer(Protocol):
+class RepeatTimer(Protocol):
     def every(self, seconds: float, ring: Callable[[], object]) -> None: ...
     def stop(self) -> None: ...
 
 
-class Subject(NamedTuple):
-    """Who did something: the identity, the address, and the client id that the client states."""
+class Actor(NamedTuple):
+    """The actor of an event: its identity, its address, and the client id that the client states."""
 
     who: str
     address: str
     client: str = ""
 
 
-def _clean(text: str) -> str:
+def _clean_text(text: str) -> str:
     return plain(text[:TEXT_MAX])
 
 
@@ -141,9 +141,9 @@ class AuditLog:
         self,
         files: AuditFiles,
         wall_ms: Callable[[], int],
-        timer: Timer,
-        written: Counter,
-        dropped: Counter,
+        timer: RepeatTimer,
+        written: LineCounter,
+        dropped: LineCounter,
         run: Callable[..., None] = off_hub,
     ) -> None:
         self._files = files
@@ -157,23 +157,30 @@ class AuditLog:
         self._is_writing = False
         self._is_ticking = False
 
-    def record_change(self, subject: Subject, action: str, names: str, reason: str = "") -> None:
+    def record_change(self, actor: Actor, action: str, names: str, reason: str = "") -> None:
         """Record a change that was made, or that failed for `reason`."""
-        self._put(self._build_line("change", subject, action, names, reason))
+        self._put(self._build_line("change", actor, action, names, reason))
 
-    def record_rejection(self, subject: Subject, action: str, reason: str) -> None:
+    def record_rejection(self, actor: Actor, action: str, reason: str) -> None:
         """Record an attempt that a missing right or a quota has rejected."""
-        self._put_repeated(self._build_line("rejected", subject, action, "", reason))
+        self._put_repeated(self._build_line("rejected", actor, action, "", reason))
 
-    def record_login(self, subject: Subject, reason: str = "") -> None:
+    def record_login(self, actor: Actor, reason: str = "") -> None:
         """Record a login, or with `reason` a rejected one."""
         event = "login_rejected" if reason else "login"
-        self._put_repeated(self._build_line(event, subject, "authenticate", "", reason))
+        self._put_repeated(self._build_line(event, actor, "authenticate", "", reason))
 
-    def _build_line(self, event: str, subject: Subject, action: str, names: str, reason: str) -> AuditLine:
-        who, address, client = map(_clean, subject)
+    def _build_line(self, event: str, actor: Actor, action: str, names: str, reason: str) -> AuditLine:
+        who, address, client = map(_clean_text, actor)
         return AuditLine(
-            self._wall_ms(), event, who, address, client, _clean(action), _clean(names), _clean(reason)
+            self._wall_ms(),
+            event,
+            who,
+            address,
+            client,
+            _clean_text(action),
+            _clean_text(names),
+            _clean_text(reason),
         )
 
     def _put_repeated(self, line: AuditLine) -> None:

@@ -56,7 +56,7 @@ class Caller:
     def is_admin(self) -> bool:
         return self.kind == ADMIN
 
-    def may(self, right: str, name: bytes | None = b"") -> bool:
+    def has_right(self, right: str, name: bytes | None = b"") -> bool:
         """Return whether the identity has a right on a name as it comes from the wire."""
         allowed = self._allowed.get(right)
         if allowed is not None and name in allowed:
@@ -65,7 +65,7 @@ class Caller:
 
     def find_missing(self, right: str, name: bytes | None = b"") -> str | None:
         """Return the sentence about a missing right, or None if the identity has it."""
-        if self.may(right, name):
+        if self.has_right(right, name):
             return None
         return decide_right(self._identity, right, _as_text(name or b"")).reason
 
@@ -155,7 +155,7 @@ class CallerTable:
     def list_usage(self) -> dict[str, UsageFigures]:
         """Return what each identity that has used this process uses of it, by name."""
         callers = (self.anonymous, *self._callers.values())
-        return {caller.name: caller.usage.figures for caller in callers}
+        return {caller.name: caller.usage.read_figures() for caller in callers}
 
     def _caller_of(self, identity: Identity | None) -> Caller:
         if identity is None:

@@ -1,4 +1,4 @@
-"""When a certificate expires, from its PEM file. Pure.
+"""Read the expiry date of a certificate from its PEM file. Pure.
 
 The standard library tells this only of certificates that a connection has verified, so this module reads the
 few elements of the DER encoding (X.690) in front of the validity, which RFC 5280 puts in a fixed order.

@@ -42,15 +42,10 @@ DEFAULTS = Quotas()
 
 
 class OverQuota(str):
-    """The sentence about a request above a quota. `quota`: its key. `wait_s`: when to send it again. `cause`:
-    the same text for all such requests."""
+    """The sentence about a request above a quota. `quota`: its key. `wait_s`: when to send it again."""
 
     quota: str
     wait_s: float
-
-    @property
-    def cause(self) -> str:
-        return f"over the quota {self.quota}"
 
 
 def build_over_quota(quota: str, what: str, allowed: int, wait_s: float) -> OverQuota:
@@ -63,7 +58,7 @@ def build_over_quota(quota: str, what: str, allowed: int, wait_s: float) -> Over
 
 def describe_cause(missing: str) -> str:
     """Return why a request was rejected, without the figures that differ from request to request."""
-    return missing.cause if isinstance(missing, OverQuota) else missing
+    return f"over the quota {missing.quota}" if isinstance(missing, OverQuota) else missing
 
 
 def _to_ms(seconds: float) -> int:
@@ -86,7 +81,7 @@ def combine_quotas(own: QuotaEntry, of_roles: Iterable[QuotaEntry], is_client: b
 
 
 class UsageFigures(NamedTuple):
-    """What an identity uses of one process. `requests`, `bytes`: since its start. `rejected`: by quota."""
+    """The usage of one process by an identity. `requests`, `bytes`: since its start. `rejected`: by quota."""
 
     connections: int
     requests: int
@@ -129,10 +124,12 @@ class Usage:
         quotas = self.quotas
         if quotas.requests_per_s and self._requests >= quotas.requests_per_s:
             what = f"{self._requests} requests in this second"
-            return self._reject("requests_per_s", what, quotas.requests_per_s, self._window_end - now)
+            return self._count_rejection(
+                "requests_per_s", what, quotas.requests_per_s, self._window_end - now
+            )
         if quotas.bytes_per_s and self._bytes and self._bytes + size > quotas.bytes_per_s:
             what = f"{self._bytes} bytes in this second, and {size} in this request"
-            return self._reject("bytes_per_s", what, quotas.bytes_per_s, self._window_end - now)
+            return self._count_rejection("bytes_per_s", what, quotas.bytes_per_s, self._window_end - now)
         self._requests += 1
         self._bytes += size
         return None
@@ -141,7 +138,7 @@ class Usage:
         """Count one more connection; return why it is over the quota, and is not counted, or None."""
         allowed = self.quotas.connections
         if allowed and self.connections >= allowed:
-            return self._reject("connections", f"{self.connections} connections", allowed, WINDOW_S)
+            return self._count_rejection("connections", f"{self.connections} connections", allowed, WINDOW_S)
         self.connections += 1
         return None
 
@@ -155,17 +152,18 @@ class Usage:
             self._creations = TokenBucket(allowed / HOUR_S, allowed, now)
         wait_s = self._creations.wait_s(1, now)
         if wait_s > 0:
-            return self._reject("created_per_hour", "topics and subscriptions made lately", allowed, wait_s)
+            return self._count_rejection(
+                "created_per_hour", "topics and subscriptions made lately", allowed, wait_s
+            )
         self._creations.take_tokens(1)
         self.created += 1
         return None
 
-    def _reject(self, quota: str, what: str, allowed: int, wait_s: float) -> OverQuota:
+    def _count_rejection(self, quota: str, what: str, allowed: int, wait_s: float) -> OverQuota:
         self.rejected[quota] = self.rejected.get(quota, 0) + 1
         return build_over_quota(quota, what, allowed, wait_s)
 
-    @property
-    def figures(self) -> UsageFigures:
+    def read_figures(self) -> UsageFigures:
         return UsageFigures(
             self.connections, self._requests_before + self._requests, self._bytes_before + self._bytes,
             self.created, dict(self.rejected),

@@ -204,7 +204,7 @@ class FetchedGroup:
 def may_read(call: Call, topic: str) -> bool:
     """Return whether the caller may consume a topic, which the group may have got since the call came."""
     caller = call.caller
-    return caller is None or caller.may("consume", topic.encode())
+    return caller is None or caller.has_right("consume", topic.encode())
 
 
 def broadcast_queues(runtime: Runtime, group: Group, only: Sequence[bytes] | None) -> list[QueueRef]:

@@ -129,7 +129,7 @@ def allowed_changes(request: AdminRequest) -> Callable[[RecordedChange], bool] |
 
 
 def _may_of(caller: Caller) -> May:
-    return lambda right, name: caller.may(right, name.encode("utf-8", "replace"))
+    return lambda right, name: caller.has_right(right, name.encode("utf-8", "replace"))
 
 
 # --- rights by the names of a request

@@ -40,6 +40,6 @@ def find_caller(callers: CallerTable | None, environ: Mapping[str, Any]) -> Requ
         token = header[len(BEARER) :].strip().encode("utf-8", "replace")
         caller = callers.log_in(TOKEN_MECHANISM, token).caller
     stated = environ.get("HTTP_X_DDMQ_IDENTITY")
-    if stated is None or not caller.may("node"):
+    if stated is None or not caller.has_right("node"):
         return RequestCaller(caller)
     return RequestCaller(callers.at_name(stated), True)

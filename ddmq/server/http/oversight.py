@@ -13,9 +13,9 @@ from typing import Any
 
 from ddmq.server.http.callers import RequestCaller, find_caller
 from ddmq_common.errors import CallerError, DdmqError
-from ddmq_common.security.audit import AuditLog, Subject
+from ddmq_common.security.audit import Actor, AuditLog
 from ddmq_common.security.callers import CallerTable, LoginRejectedError
-from ddmq_common.security.quotas import OverQuota
+from ddmq_common.security.quotas import OverQuota, describe_cause
 
 READING = ("GET", "HEAD")
 
@@ -50,7 +50,7 @@ class Oversight:
             sender = find_caller(None if is_probe else self._callers, environ)
         except LoginRejectedError as error:
             if audit is not None:
-                audit.record_login(Subject("", address), str(error))
+                audit.record_login(Actor("", address), str(error))
             raise
         caller = sender.caller
         if caller is None or sender.on_behalf:
@@ -59,7 +59,7 @@ class Oversight:
         over = caller.usage.count_request(int(size) if size.isdigit() else 0, self._monotonic())
         if over is not None:
             if audit is not None:
-                audit.record_rejection(Subject(caller.name, address), action, over.cause)
+                audit.record_rejection(Actor(caller.name, address), action, describe_cause(over))
             raise OverQuotaError(over)
         return sender
 
@@ -75,16 +75,16 @@ class Oversight:
         if audit is None or caller is None or sender.on_behalf:
             yield
             return
-        subject = Subject(caller.name, str(environ.get("REMOTE_ADDR", "")))
+        actor = Actor(caller.name, str(environ.get("REMOTE_ADDR", "")))
         is_change = environ["REQUEST_METHOD"] not in READING
         try:
             yield
         except ForbiddenError as error:
-            audit.record_rejection(subject, action, str(error))
+            audit.record_rejection(actor, action, str(error))
             raise
         except Exception as error:
             if is_change:
-                audit.record_change(subject, action, name_objects(), f"failed: {type(error).__name__}")
+                audit.record_change(actor, action, name_objects(), f"failed: {type(error).__name__}")
             raise
         if is_change:
-            audit.record_change(subject, action, name_objects())
+            audit.record_change(actor, action, name_objects())

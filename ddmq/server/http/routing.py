@@ -147,7 +147,7 @@ class AdminRequest(NamedTuple):
         return (
             None
             if caller is None or caller.is_admin
-            else lambda name: caller.may(right, name.encode("utf-8", "replace"))
+            else lambda name: caller.has_right(right, name.encode("utf-8", "replace"))
         )
 
     def name_objects(self) -> str:

@@ -86,10 +86,10 @@ class Admin:
         """Check the arguments (raises OptionError); the first call connects."""
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         check("connections_max", connections_max, 1, 48)  # the server takes no more from one address
-        chosen = choose_connection("admin", profile, servers, tls, token, token_file)
-        self._login, self._tls = chosen.login, chosen.tls
-        addresses = parse_addresses(chosen.proxies, ADMIN_PORT, "servers", chosen.login)
-        addresses = secure_addresses(addresses, chosen.tls)
+        connection = choose_connection("admin", profile, servers, tls, token, token_file)
+        self._login, self._tls = connection.login, connection.tls
+        addresses = parse_addresses(connection.proxies, ADMIN_PORT, "servers", connection.login)
+        addresses = secure_addresses(addresses, connection.tls)
         if producers is not None:
             parse_addresses(producers, PRODUCER_PORT, "producers")
         self._producers = producers

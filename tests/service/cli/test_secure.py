@@ -166,4 +166,4 @@ def test_a_missing_library_is_named_with_its_remedy(folder: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "cryptography", None)
     result = secure("init", "--host", "mq.example", "--dir", str(folder))
     assert result.exit_code == 1
-    assert "pip install 'ddmq-proxy[secure]'" in result.output
+    assert "pip install '.[secure]'" in result.output

@@ -1,4 +1,4 @@
-"""Clients with TLS and servers that require it, as in docs/security.md: what works, and what each error says."""
+"""Clients with TLS and servers that require it (docs/security.md): what works, what each error says."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ddmq_common.security import audit
-from ddmq_common.security.audit import AuditFiles, AuditLog, Subject
+from ddmq_common.security.audit import Actor, AuditFiles, AuditLog
 
-SUBJECT = Subject("app", "192.0.2.1:40112", "client")
+ACTOR = Actor("app", "192.0.2.1:40112", "client")
 
 
 class Cell:
@@ -72,7 +72,7 @@ def kit(tmp_path: Path) -> Kit:
 
 
 def test_a_change_says_who_did_what_to_which_object(kit: Kit) -> None:
-    kit.log.record_change(SUBJECT, "DELETE /topics/{topic}", "topic=orders")
+    kit.log.record_change(ACTOR, "DELETE /topics/{topic}", "topic=orders")
     assert kit.lines() == [
         {
             "at_ms": 1_000, "event": "change", "who": "app", "address": "192.0.2.1:40112",
@@ -83,7 +83,7 @@ def test_a_change_says_who_did_what_to_which_object(kit: Kit) -> None:
 
 
 def test_only_the_owner_may_read_the_files(kit: Kit) -> None:
-    kit.log.record_login(SUBJECT)
+    kit.log.record_login(ACTOR)
     kit.later.run_all()
     assert stat.S_IMODE((kit.folder / "server.jsonl").stat().st_mode) == 0o600
     assert stat.S_IMODE(kit.folder.stat().st_mode) == 0o700
@@ -91,22 +91,22 @@ def test_only_the_owner_may_read_the_files(kit: Kit) -> None:
 
 def test_a_flood_of_rejections_is_one_line_a_second_with_a_count(kit: Kit) -> None:
     for _ in range(100_000):
-        kit.log.record_rejection(SUBJECT, "sendSync", "lacks the right `send orders`")
+        kit.log.record_rejection(ACTOR, "sendSync", "lacks the right `send orders`")
     assert [line.get("count", 1) for line in kit.lines()] == [1]
     assert kit.timer.ring is not None
     kit.timer.ring()
     kit.timer.ring()
     assert [line.get("count", 1) for line in kit.lines()] == [1, 99_999]
     assert kit.timer.ring is None
-    kit.log.record_rejection(SUBJECT, "sendSync", "lacks the right `send orders`")
+    kit.log.record_rejection(ACTOR, "sendSync", "lacks the right `send orders`")
     assert [line.get("count", 1) for line in kit.lines()] == [1, 99_999, 1]
 
 
 def test_a_flood_of_names_is_bounded_and_what_is_dropped_is_counted(kit: Kit) -> None:
     for number in range(audit.REPEATS_MAX + 500):
-        kit.log.record_rejection(SUBJECT, "sendSync", f"lacks the right `send t{number}`")
+        kit.log.record_rejection(ACTOR, "sendSync", f"lacks the right `send t{number}`")
     for number in range(audit.QUEUE_MAX + 500):
-        kit.log.record_change(SUBJECT, "POST /topics/{topic}", f"topic=t{number}")
+        kit.log.record_change(ACTOR, "POST /topics/{topic}", f"topic=t{number}")
     kit.later.run_all()
     everything = 2 * 500 + audit.REPEATS_MAX + audit.QUEUE_MAX
     assert kit.written.value + kit.dropped.value == everything
@@ -116,7 +116,7 @@ def test_a_flood_of_names_is_bounded_and_what_is_dropped_is_counted(kit: Kit) ->
 def test_files_rotate_by_size_and_the_oldest_is_deleted(tmp_path: Path) -> None:
     kit = Kit(tmp_path / "audit", bytes_max=400)
     for number in range(40):
-        kit.log.record_change(SUBJECT, "POST /topics/{topic}", f"topic=t{number}")
+        kit.log.record_change(ACTOR, "POST /topics/{topic}", f"topic=t{number}")
         kit.later.run_all()
     names = sorted(path.name for path in kit.folder.iterdir())
     assert names == ["server.1.jsonl", "server.2.jsonl", "server.jsonl"]
@@ -129,7 +129,7 @@ def test_files_rotate_by_size_and_the_oldest_is_deleted(tmp_path: Path) -> None:
 def test_a_line_that_a_crash_cut_off_does_not_damage_the_next_one(kit: Kit) -> None:
     kit.folder.mkdir(mode=0o700)
     (kit.folder / "server.jsonl").write_bytes(b'{"at_ms":1,"event":"change"}\n{"at_ms":2,"ev')
-    kit.log.record_change(SUBJECT, "POST /topics/{topic}", "topic=t")
+    kit.log.record_change(ACTOR, "POST /topics/{topic}", "topic=t")
     kit.later.run_all()
     texts = (kit.folder / "server.jsonl").read_text().splitlines()
     assert texts[1] == '{"at_ms":2,"ev'
@@ -138,16 +138,16 @@ def test_a_line_that_a_crash_cut_off_does_not_damage_the_next_one(kit: Kit) -> N
 
 def test_what_the_disk_does_not_take_is_counted_and_the_next_line_is_written(kit: Kit) -> None:
     kit.folder.write_text("a file where the folder would be")
-    kit.log.record_change(SUBJECT, "POST /topics/{topic}", "topic=a")
+    kit.log.record_change(ACTOR, "POST /topics/{topic}", "topic=a")
     kit.later.run_all()
     assert (kit.written.value, kit.dropped.value) == (0, 1)
     kit.folder.unlink()
-    kit.log.record_change(SUBJECT, "POST /topics/{topic}", "topic=b")
+    kit.log.record_change(ACTOR, "POST /topics/{topic}", "topic=b")
     assert [line["object"] for line in kit.lines()] == ["topic=b"]
 
 
 def test_texts_of_clients_are_cleaned_and_cut(kit: Kit) -> None:
-    kit.log.record_rejection(Subject("app", "a", "\x1b[31m\n" + "x" * 1_000), "sendSync", "no\u202eright")
+    kit.log.record_rejection(Actor("app", "a", "\x1b[31m\n" + "x" * 1_000), "sendSync", "no\u202eright")
     (line,) = kit.lines()
     assert "\x1b" not in line["client"]
     assert "\n" not in line["client"]
@@ -157,7 +157,7 @@ def test_texts_of_clients_are_cleaned_and_cut(kit: Kit) -> None:
 
 def test_closing_writes_what_is_queued_and_the_repetitions(kit: Kit) -> None:
     for _ in range(3):
-        kit.log.record_rejection(SUBJECT, "pull", "over the quota requests_per_s")
+        kit.log.record_rejection(ACTOR, "pull", "over the quota requests_per_s")
     kit.later.run_all()
     kit.log.close()
     assert [line.get("count", 1) for line in kit.lines()] == [1, 2]

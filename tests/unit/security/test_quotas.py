@@ -42,7 +42,7 @@ def test_requests_and_bytes_agree_with_a_model(steps: list[tuple[float, int]]) -
             assert over.quota in ("requests_per_s", "bytes_per_s")
             assert 0 < over.wait_s <= 1.0
             assert "allowed: " in over
-    figures = usage.figures
+    figures = usage.read_figures()
     assert figures.requests == len(model.accepted)
     assert figures.bytes == sum(size for _, size in model.accepted)
 
@@ -53,7 +53,7 @@ def test_a_rejected_request_is_accepted_after_its_wait() -> None:
     over = usage.count_request(1, 5.25)
     assert isinstance(over, OverQuota)
     assert usage.count_request(1, 5.25 + over.wait_s) is None
-    assert usage.figures.rejected == {"requests_per_s": 1}
+    assert usage.read_figures().rejected == {"requests_per_s": 1}
 
 
 def test_connections_and_creations_have_their_quotas() -> None:

@@ -57,7 +57,7 @@ def test_decisions_and_cached_decisions_agree_with_the_model(
     for right, name in requests * 2:
         expected = model_allows(kind, own + of_role, right, name)
         assert decide_right(policy.identities["app"], right, name).allowed is expected, (right, name)
-        assert caller.may(right, name.encode()) is expected
+        assert caller.has_right(right, name.encode()) is expected
         assert (caller.find_missing(right, name.encode()) is None) is expected
 
 
@@ -68,12 +68,12 @@ def test_a_change_of_rules_reaches_a_caller_that_decided_before(
     table = CallerTable(lambda: 0)
     table.apply(Policy({"app": IdentityEntry(allow=tuple(before))}, None, {"::1": "app"}), {})
     caller = table.at_address("::1")
-    assert caller.may(right, name.encode()) is model_allows("client", before, right, name)
+    assert caller.has_right(right, name.encode()) is model_allows("client", before, right, name)
     table.apply(Policy({"app": IdentityEntry(allow=tuple(after))}, None, {"::1": "app"}), {})
     assert table.at_address("::1") is caller
-    assert caller.may(right, name.encode()) is model_allows("client", after, right, name)
+    assert caller.has_right(right, name.encode()) is model_allows("client", after, right, name)
     table.apply(Policy({}), {})
-    assert not caller.may(right, name.encode())
+    assert not caller.has_right(right, name.encode())
 
 
 @pytest.mark.parametrize(

@@ -96,10 +96,10 @@ def test_a_token_is_valid_until_it_is_revoked_or_expires(tmp_path: Path) -> None
 def test_a_removed_identity_ends_its_tokens_and_its_rights(tmp_path: Path) -> None:
     rig = RightsFolder(tmp_path)
     caller = rig.table.log_in(b"token", rig.made.text.encode()).caller
-    assert caller.may("send", b"orders")
+    assert caller.has_right("send", b"orders")
     (tmp_path / SECURITY_FILE).write_text("identities: {}\n")
     rig.files.check()
-    assert not caller.may("send", b"orders")
+    assert not caller.has_right("send", b"orders")
     assert caller.find_missing("send", b"orders") == "identity 'app' lacks the right `send orders`"
     assert not rig.table.is_valid(rig.made.id)
 
@@ -112,7 +112,7 @@ def test_a_broken_file_changes_nothing_and_is_reported(tmp_path: Path, name: str
     rig.files.check()
     assert name in rig.files.error
     assert rig.changes == 0
-    assert caller.may("send", b"orders")
+    assert caller.has_right("send", b"orders")
     (tmp_path / SECURITY_FILE).write_text(POLICY + "  other: {}\n")
     write_tokens(tmp_path / TOKENS_FILE, {rig.made.id: rig.made.entry})
     rig.files.check()

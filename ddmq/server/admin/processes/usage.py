@@ -1,4 +1,4 @@
-"""What identities use of this process, for GET /usage."""
+"""The usage of this process by each identity, for GET /usage."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class ProcessViews:
                     )
                     for each in self._consumer.clients(group_name)
                 ]  # fmt: skip
-        if group is None and (caller is None or caller.may("metrics")):
+        if group is None and (caller is None or caller.has_right("metrics")):
             hosts = Counter(peer.rpartition(":")[0] for peer in self._info.list_peers())
             rows += [
                 ClientRow(kind="producer", process=name, address=host, connections=number)

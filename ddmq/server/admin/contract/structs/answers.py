@@ -71,7 +71,7 @@ class StatsAnswer(Answer):
 
 
 class UsageRow(Answer):
-    """What one identity uses of this process; `identity` is empty for clients without one. `requests`,
+    """The usage of this process by one identity; `identity` is empty for clients without one. `requests`,
     `bytes`, `created` and `rejected` count since the start of the process."""
 
     identity: str
