@@ -82,8 +82,8 @@ def make_files(hosts: tuple[str, ...], folder: Path, profile: str | None, force:
             raise click.ClickException(f"--profile {name} is a path; allowed: a name")
     except OptionError as error:
         raise click.ClickException(str(error)) from error
-    installed = installation.make_installation(folder, profiles, hosts, name, _read_clock(), force=force)
-    for path in installed.written:
+    result = installation.make_installation(folder, profiles, hosts, name, _read_clock(), force=force)
+    for path in result.written:
         hint(f"  {path}")
     print_verdict(True, f"certificates, rules and the profile {name}; next:")
     quoted = shlex.quote(str(folder))
