@@ -80,6 +80,18 @@ READS = {
         Case(("op", "plan", "delays", "cancel", "--topic", TOPIC)),
     ],
     "op list": [Case(("op", "list"), is_shown=False)],
+    "changes": [Case(("changes",), is_shown=False)],
+    "clients": [Case(("clients",), is_shown=False), Case(("clients", NASTY), is_shown=False)],
+    "processes": [Case(("processes",), is_shown=False)],
+    "config running": [Case(("config", "running"), is_shown=False)],
+    "log show": [Case(("log", "show"), is_shown=False)],
+    "topic search": [Case(("topic", "search", TOPIC, "--text", "[/nope]"), is_shown=False)],
+    "group retries": [Case(("group", "retries", GROUP), is_shown=False), Case(("group", "retries", NASTY))],
+    "delay histogram": [
+        Case(("delay", "histogram"), is_shown=False),
+        Case(("delay", "histogram", NASTY), is_shown=False),
+    ],
+    "auth usage": [Case(("auth", "usage"), is_shown=False)],
     "doctor": [Case(("doctor", "--config", NASTY.replace("\0", "")))],
 }
 ACTS = {  # what they refuse or do with a hostile name or value
@@ -117,11 +129,16 @@ ACTS = {  # what they refuse or do with a hostile name or value
     "tx commit": [Case(("tx", "commit", NASTY, "--yes"))],
     "tx rollback": [Case(("tx", "rollback", NASTY, "--yes"))],
     "dlq resend": [Case(("dlq", "resend", GROUP, "--reason", NASTY), is_shown=False)],
+    "dlq export": [Case(("dlq", "export", NASTY), is_shown=False)],
+    "log clean": [Case(("log", "clean", "--before", NASTY))],
+    "auth explain": [Case(("auth", "explain", NASTY, "send", NASTY, "--config", "conf"), is_shown=False)],
+    "undo": [Case(("undo", NASTY))],
     "dlq purge": [Case(("dlq", "purge", NASTY, "--all", "--yes"))],
 }
 APART = {
     "serve", "producer", "consumer", "delay-service",  # they print `ready`; their log has a test below
     "demo", "bench", "completion", "kafka up", "kafka down", "kafka status",  # they say nothing of others
+    "auth identities", "auth token", "secure init", "secure renew",  # of files that the operator writes
     "move",  # of two installations, none of which is the server's: tests/service/move
     "report",  # its terminal form: tests/unit/metrics_job
 }  # fmt: skip
