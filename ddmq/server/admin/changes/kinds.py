@@ -6,6 +6,7 @@ one any more, others have changed the object meanwhile.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from backend.port import Backend
@@ -36,17 +37,13 @@ class ChangeableServer(Protocol):
 
 
 class ChangeKind:
-    """A kind of changes that are recorded, but cannot be undone. `name`: of the object, with the names of the
-    path in braces. `final`: why. `shown`: the keys of the answer that are recorded."""
+    """A kind of changes that are recorded. `name`: of the object, with the names of the path in braces.
+    `final`: why such a change cannot be undone. `shown`: the keys of the answer that are recorded."""
 
-    def __init__(self, name: str, final: str, shown: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str, final: str = "", shown: tuple[str, ...] = ()) -> None:
         self._name = name
         self._final = final
         self._shown = shown
-
-    def lock_of(self, names: Names) -> tuple[str, str] | None:
-        """Return the topic or group whose changes are made one after another."""
-        return None
 
     def names_of(self, request: AdminRequest) -> Names:
         """Return the names of the object: those in the path."""
@@ -76,13 +73,24 @@ class ChangeKind:
         """Return why the change cannot be undone; "" if it can."""
         return self._final
 
+
+class UndoableKind(ChangeKind, ABC):
+    """A kind of changes that can be undone, unless `find_obstacle` says why not."""
+
+    def find_lock(self, names: Names) -> tuple[str, str] | None:
+        """Return the kind and name of the topic or group whose changes are made one after another."""
+        return None
+
     def find_difference(self, before: Any, after: Any, now: Any) -> str:
         """Return how the object differs from what the change left; "" if it does not. Raises nothing."""
         return "" if now == after else _describe_difference(after, now)
 
+    @abstractmethod
+    def find_obstacle(self, before: Any, after: Any) -> str: ...
+
+    @abstractmethod
     def restore(self, server: ChangeableServer, names: Names, before: Any, after: Any) -> None:
         """Bring the object back to `before`. Raises the errors of the change that this is."""
-        raise NotImplementedError
 
 
 def _describe_difference(after: Any, now: Any) -> str:
@@ -92,10 +100,10 @@ def _describe_difference(after: Any, now: Any) -> str:
     return ", ".join(f"{name} is {now.get(name)!r}, not {after.get(name)!r}" for name in sorted(names))
 
 
-class TopicChanges(ChangeKind):
+class TopicChanges(UndoableKind):
     """Settings of a topic, among them whether it accepts messages."""
 
-    def lock_of(self, names: Names) -> tuple[str, str] | None:
+    def find_lock(self, names: Names) -> tuple[str, str] | None:
         return "topic", names["topic"]
 
     def read_state(self, server: ChangeableServer, names: Names) -> Any:
@@ -126,10 +134,10 @@ class TopicChanges(ChangeKind):
             topics.hold_delays(backend, clock, topic, hold=changed["hold_delays"])
 
 
-class SubscriptionChanges(ChangeKind):
+class SubscriptionChanges(UndoableKind):
     """The own settings of a subscription, and whether it is paused."""
 
-    def lock_of(self, names: Names) -> tuple[str, str] | None:
+    def find_lock(self, names: Names) -> tuple[str, str] | None:
         return "group", names["group"]
 
     def read_state(self, server: ChangeableServer, names: Names) -> Any:
@@ -167,10 +175,10 @@ class GroupSubscriptions(ChangeKind):
         return {topic: _read_subscription(backend, group, topic) for topic in topics_of_group} or None
 
 
-class OffsetResets(ChangeKind):
+class OffsetResets(UndoableKind):
     """The offsets of a group on a topic. Each reset starts a generation of each queue that it is about."""
 
-    def lock_of(self, names: Names) -> tuple[str, str] | None:
+    def find_lock(self, names: Names) -> tuple[str, str] | None:
         return "group", names["group"]
 
     def names_of(self, request: AdminRequest) -> Names:
@@ -199,7 +207,7 @@ def _reset_queues(before: Any, after: Any) -> list[str]:
     return [queue for queue, (_, generation) in after.items() if before.get(queue, [0, -1])[1] < generation]
 
 
-class KeyActions(ChangeKind):
+class KeyActions(UndoableKind):
     """A key that is parked, skipped or replayed. Only a park can be undone: the key is replayed."""
 
     FINAL = {
@@ -242,14 +250,14 @@ class KeyActions(ChangeKind):
 
 SENT = "what was sent again cannot be taken back"
 CHANGE_KINDS: dict[str, ChangeKind] = {
-    "topic": TopicChanges("topic {topic}", ""),
-    "topic deleted": TopicChanges("topic {topic}", ""),
-    "subscription": SubscriptionChanges("group {group} on topic {topic}", ""),
+    "topic": TopicChanges("topic {topic}"),
+    "topic deleted": TopicChanges("topic {topic}"),
+    "subscription": SubscriptionChanges("group {group} on topic {topic}"),
     "group": GroupSubscriptions(
         "group {group}", "it created subscriptions; `ddmq group delete` deletes them"),
     "group deleted": GroupSubscriptions("group {group}", "the progress of the group was deleted"),
-    "offsets": OffsetResets("the offsets of group {group} on topic {topic}", ""),
-    "key": KeyActions("key {key} of group {group}", ""),
+    "offsets": OffsetResets("the offsets of group {group} on topic {topic}"),
+    "key": KeyActions("key {key} of group {group}"),
     "dead letters resent": ChangeKind("dead letters of {group}", SENT, ("resent", "kept", "to_topic")),
     "dead letters purged": ChangeKind(
         "dead letters of {group}", "discarded dead letters stay discarded", ("purged",)

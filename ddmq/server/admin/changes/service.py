@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ddmq.server.admin.changes.kinds import CHANGE_KINDS, RECORDED, ChangeableServer, ChangeKind
+from ddmq.server.admin.changes.kinds import CHANGE_KINDS, RECORDED, ChangeableServer, ChangeKind, UndoableKind
 from ddmq.server.admin.changes.log import (
     REQUEST_CHARS,
     TOO_LARGE,
@@ -120,7 +120,9 @@ class RecordedChanges:
         """
         change = self._require_change(request.path["id"])
         kind, names = CHANGE_KINDS[change.kind], change.path
-        lock = kind.lock_of(names)
+        if not isinstance(kind, UndoableKind):
+            raise ConflictError(f"change {change.id} cannot be undone: {change.final}")
+        lock = kind.find_lock(names)
         with nullcontext() if lock is None else self._locks.hold_lock(*lock):
             change = self._require_change(change.id)
             if change.undone_by:
