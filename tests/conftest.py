@@ -44,7 +44,8 @@ REPEAT_FAILURE_S = 60.0  # a test that goes on after its limit, or hangs in its 
 SPARK = "tests/spark/"
 # Those with clusters of their own come before the servers that stay until the end of a run.
 SLOWEST = (
-    "tests/service/kafka/", SPARK, "tests/scenarios/test_bench", "tests/crash/", "tests/scenarios/",
+    "tests/service/kafka/", SPARK, "tests/console/", "tests/scenarios/test_bench", "tests/crash/",
+    "tests/scenarios/",
 )  # fmt: skip
 
 ONE_BY_ONE = "tests/scenarios/test_bench_smoke.py"  # shares nothing between its tests, and is the longest

@@ -1,4 +1,8 @@
-"""A real server with things to see, and a browser (Debian's Chromium) that complains about every mistake."""
+"""A real server with things to see, and a browser (Debian's Chromium) that complains about every mistake.
+
+Playwright keeps an asyncio loop running in its thread until it is stopped. So each file has a browser and a
+server of its own: they end with its last test, and the tests that follow in the same worker can run loops.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,13 @@ CHROMIUM = shutil.which("chromium")
 OPTIONS = ["--no-sandbox", "--disable-dev-shm-usage"]  # the suite may run as root, in a container
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     with running(tmp_path_factory.mktemp("console"), None) as started, populate(started):
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
