@@ -226,11 +226,10 @@ class KafkaRun:
         before = signal.signal(signal.SIGINT, lambda *_: is_over.set())
         try:
             for number in range(1, rounds + 1):
-                time.sleep(self.load_s())  # load without a fault: its length is the seed's
+                if is_over.wait(self.load_s()):  # load without a fault: its length is the seed's
+                    break
                 self._check_servers()
                 self.print_line(f"round {number}: {self.round()}")
-                if is_over.is_set():
-                    break
         finally:
             signal.signal(signal.SIGINT, before)
 
