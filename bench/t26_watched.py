@@ -31,12 +31,14 @@ WATCH = "--watch"
 
 
 def watch(host: str, port: int, count: int) -> None:
-    """Watch with so many connections until standard input ends; print the number of events received."""
+    """Watch with so many connections until standard input ends. Print a line when each has received an event,
+    and at the end the number of events received since then."""
     with selectors.DefaultSelector() as selector:
         for _ in range(count):
             viewer = socket.create_connection((host, port))
             viewer.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             selector.register(viewer, selectors.EVENT_READ)
+        silent = {key.fileobj for key in selector.get_map().values()}
         selector.register(sys.stdin, selectors.EVENT_READ)
         events = 0
         while True:
@@ -45,7 +47,12 @@ def watch(host: str, port: int, count: int) -> None:
                     print(events, flush=True)
                     return
                 assert isinstance(key.fileobj, socket.socket)
-                events += key.fileobj.recv(1 << 20).count(b"event: snapshot")
+                events += (received := key.fileobj.recv(1 << 20).count(b"event: snapshot"))
+                if received and key.fileobj in silent:
+                    silent.discard(key.fileobj)
+                    if not silent:
+                        print("watching", flush=True)
+                        events = 0
 
 
 @contextmanager
@@ -53,9 +60,11 @@ def watched(server: Running, viewers: int) -> Iterator[None]:
     """Watch a server with so many viewers. Raises AssertionError if events were skipped."""
     host, port = server.addresses["admin"]
     command = [sys.executable, "-m", "bench.t26_watched", WATCH, host, str(port), str(viewers)]
-    began = time.monotonic()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        time.sleep(1.0)  # until all are connected
+        assert process.stdout is not None
+        if viewers and process.stdout.readline() != "watching\n":
+            raise AssertionError(f"not all of {viewers} viewers received an event")
+        began = time.monotonic()
         yield
         seconds = time.monotonic() - began
         events = int(process.communicate("")[0])
