@@ -17,6 +17,7 @@ from ddmq_common.errors import (
     CallerError,
     DiskFullError,
     DrainingError,
+    FencedError,
     NotWriterError,
     RemoteError,
     StorageError,
@@ -58,6 +59,7 @@ def quote_text(text: bytes, characters_max: int = 40) -> str:
 
 _BY_ERROR: tuple[tuple[type[Exception], Code, str], ...] = (
     (UnknownTopicError, Code.NO_SUCH_QUEUE, "topic_missing"),
+    (FencedError, Code.BUSY, "owner_changed"),  # another process owns what is needed to store it
     (CallerError, Code.ILLEGAL_MESSAGE, "engine_refused"),
     (DrainingError, Code.SHUTTING_DOWN, "backend_draining"),
     (DiskFullError, Code.BUSY, "disk_full"),

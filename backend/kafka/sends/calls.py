@@ -39,6 +39,9 @@ _NOT_SENT = to_failed_result(
     TryLaterError("no process could take over the shard of this send by the deadline; it was not stored"),
     AppendStatus.NOT_STORED,
 )
+MOVED = to_failed_result(
+    NotOwnerError("the shard of this send is not here; it was not stored"), AppendStatus.NOT_STORED
+)
 Later = Callable[..., object]
 Stage = tuple[list[int], Callable[[], None]]  # the indexes of its records, and what starts it
 

@@ -23,6 +23,7 @@ from hmac import compare_digest
 from backend.completion import Completion, failed
 from backend.kafka.errors import to_failed_result
 from backend.kafka.sends.calls import (
+    MOVED,
     IdentifiedCall,
     IdentifiedSend,
     Later,
@@ -60,9 +61,6 @@ CALL_RECORDS_MAX = 5_000
 PLAIN = -1  # in place of a shard: records that are not to be stored once
 RETENTION_MS = 2 * WINDOW_MS  # of the entries
 _CLOSED = DrainingError("the Kafka engine was closed")
-_MOVED = to_failed_result(
-    NotOwnerError("the shard of this send is not here; it was not stored"), AppendStatus.NOT_STORED
-)
 
 Queue = tuple[str, int]  # topic, queue_id
 # Looks for topics of records that are not known yet, and calls back with the error, if that failed.
@@ -162,14 +160,14 @@ class SendRouter(QueueOwner[SendShard]):
             if error is not None:
                 results.succeed([to_failed_result(error, AppendStatus.NOT_STORED)] * len(records))
             elif self._stopping:
-                results.succeed([_MOVED] * len(records))
+                results.succeed([MOVED] * len(records))
             else:
                 self._append(
                     self._open_calls.create_call(results, len(records), deadline, is_forwarded=True), records
                 )
 
         if self._stopping or not compare_digest(token.encode(), self._token.encode()):
-            results.succeed([_MOVED] * len(records))
+            results.succeed([MOVED] * len(records))
         else:
             self._confirm_topics(records, on_confirmed)
         return answer
@@ -311,7 +309,7 @@ class SendRouter(QueueOwner[SendShard]):
         remaining = deque[IdentifiedSend]()
         for send in waiting:
             if send.call.is_forwarded:
-                send.answer(_MOVED)
+                send.answer(MOVED)
             else:
                 remaining.append(send)
         if remaining:

@@ -20,7 +20,7 @@ from backend.completion import Completion
 from backend.idempotency import WINDOW_MS, add_topic_name
 from backend.kafka.commits.plan import OffsetEntry
 from backend.kafka.errors import to_failed_result
-from backend.kafka.sends.calls import IdentifiedSend
+from backend.kafka.sends.calls import MOVED, IdentifiedSend
 from backend.kafka.sends.window import (
     NUMBERS_MS,
     AdmissionKind,
@@ -340,11 +340,9 @@ class SendShard:
             for pair in new:
                 self._commit([pair])
         else:
-            is_rejected = isinstance(error, CallerError) and not isinstance(error, FencedError)
-            status = AppendStatus.REFUSED if is_rejected else AppendStatus.NOT_STORED
             for send, reservation in new:
                 self._window.release(reservation)
-                self._answer_failed(send, reservation, to_failed_result(error, status))
+                self._answer_failed(send, reservation, _to_certain_result(error))
 
     def _on_stored(
         self, new: Sequence[tuple[IdentifiedSend, Reservation]], results: Sequence[AppendResult]
@@ -369,6 +367,15 @@ class SendShard:
         send.answer(result)
         for repeat, _ in reservation.repeats:
             repeat.answer(result)
+
+
+def _to_certain_result(error: Exception) -> AppendResult:
+    """Return the result of a send that a failed commit has not stored. If another process owns the shard by
+    now, the send may be passed on to it."""
+    if isinstance(error, FencedError):
+        return MOVED
+    is_rejected = isinstance(error, CallerError)
+    return to_failed_result(error, AppendStatus.REFUSED if is_rejected else AppendStatus.NOT_STORED)
 
 
 def _may_concern_one(error: Exception) -> bool:

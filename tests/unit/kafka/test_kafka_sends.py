@@ -18,7 +18,7 @@ from backend.completion import Completion, failed
 from backend.kafka.commits.plan import OffsetEntry
 from backend.kafka.sends import calls
 from backend.kafka.sends.routing import SendRouter
-from backend.kafka.sends.window import NUMBERS_MS, QUEUES
+from backend.kafka.sends.window import NUMBERS_MS, QUEUES, queue_of_identity
 from backend.records import (
     AppendResult,
     AppendStatus,
@@ -227,6 +227,11 @@ class SendsRig(Rig):
         self.log.close()
 
 
+def shard_of(record: NewRecord) -> int:
+    assert record.system is not None
+    return queue_of_identity(record.system[IDENTITY], record.topic)
+
+
 def statuses(results: Sequence[AppendResult]) -> list[AppendStatus]:
     return [result.status for result in results]
 
@@ -368,6 +373,22 @@ def test_what_a_former_owner_still_has_is_not_stored() -> None:
     assert statuses(rig.append(current, rig.key(b"1"))) == STORED
     rig.log.held.pop()()
     assert statuses(done(late)) == NOT_STORED
+    assert isinstance(done(late)[0].error, TryLaterError), "its client may send again"
+    assert len(rig.stored()) == 1
+
+
+def test_a_send_is_passed_on_when_its_owner_lost_the_shard_before_the_commit() -> None:
+    rig = SendsRig()
+    owner, other = rig.open(), rig.open()
+    rig.settle()
+    record = next(each for each in rig.of_every_shard() if shard_of(each) in rig.owner_of(owner))
+    rig.log.outcomes = ["held"]
+    forwarded = rig.begin(other, record)
+    until(lambda: rig.log.held, "its owner commits it")
+    owner._stopping = True
+    owner._leave()  # as a process that was declared dead
+    rig.log.held.pop()()
+    assert statuses(done(forwarded)) == STORED
     assert len(rig.stored()) == 1
 
 

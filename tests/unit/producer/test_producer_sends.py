@@ -8,6 +8,7 @@ from ddmq_common.errors import (
     BoundReachedError,
     DiskFullError,
     DrainingError,
+    FencedError,
     NotWriterError,
     RefusedUntilRecoveredError,
     RemoteError,
@@ -172,6 +173,7 @@ def test_heartbeats_are_stored_nowhere_also_where_a_topic_has_their_name():
         (AppendStatus.REFUSED, DrainingError("draining"), 20, "draining"),
         (AppendStatus.REFUSED, NotWriterError("the lock file is gone"), 21, "lock file is gone"),
         (AppendStatus.REFUSED, RefusedUntilRecoveredError("fsync failed"), 10, "fsync failed"),
+        (AppendStatus.NOT_STORED, FencedError("queue 1 is held by another"), 15, "held by another"),
         (AppendStatus.NOT_STORED, KeyError("x"), 10, "KeyError"),
     ],
 )
