@@ -24,6 +24,9 @@ REPLICAS = "replication factor"
 BROKER_VERSION = "inter.broker.protocol.version"  # of Kafka 3 and older
 BROKER_VERSION_MIN = (3, 3)  # the oldest that is tested
 _NEWER_BROKERS = "allowed: Kafka 3.3 or newer, with this setting at 3.3 or higher"
+# Kafka 4 states no version to clients. Brokers of 4.3.0 are the first that have this setting, which is never
+# empty. KAFKA-20734 is in 4.3.0 to 4.4.0, and no newer release is known.
+SETTING_OF_4_3 = "group.coordinator.background.threads"
 # Of a value, with all settings of its place, and the number of brokers.
 IsViolated = Callable[[str, Mapping[str, str], int], bool]
 
@@ -399,7 +402,25 @@ def find_violations(facts: ClusterFacts, options: KafkaOptions) -> list[ClusterF
                 tuple(map("installation {}".format, facts.same_prefix_roots)), own, breaks, remedy, False
             )
         )
+    violations += _find_marker_loss(facts)
     return sorted(violations, key=lambda each: not each.loses)
+
+
+def _find_marker_loss(facts: ClusterFacts) -> list[ClusterFinding]:
+    """Find the brokers that skip a partition without a leader when they end a transaction."""
+    brokers = [
+        resource
+        for resource in facts.resources
+        if resource.kind is Kind.BROKER and SETTING_OF_4_3 in (resource.settings or {})
+    ]
+    if not brokers:
+        return []
+    breaks = (
+        "if a broker is lost, a transaction may stay open in its partitions, and no message behind it is"
+        " delivered (KAFKA-20734)"
+    )
+    remedy = "use brokers of Kafka 3.3 to 4.2, or end such transactions as docs/kafka.md describes"
+    return [ClusterFinding(tuple(map(_name_resource, brokers)), "Kafka 4.3 or newer", breaks, remedy, False)]
 
 
 def _check_rule(rule: ClusterRule, facts: ClusterFacts, options: KafkaOptions) -> list[ClusterFinding]:

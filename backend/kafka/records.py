@@ -19,6 +19,7 @@ from ddmq_common.delivery import encode as encode_delivery
 from ddmq_common.errors import CallerError, DamagedError
 
 Headers = list[tuple[str, bytes]]
+ReceivedHeaders = list[tuple[str, bytes | None]]  # other programs write headers without a value
 Encoded = tuple[bytes | None, bytes, Headers]
 NO_SYSTEM: Mapping[str, str] = {}
 OWN_PREFIX = "ddmq-"
@@ -129,7 +130,7 @@ class KafkaRecord:
         if not self.message_id:
             self.message_id = foreign_id(topic_id, message.partition(), self.offset)
 
-    def _read_headers(self, message: Any, headers: Headers) -> None:
+    def _read_headers(self, message: Any, headers: ReceivedHeaders) -> None:
         tag, raw = b"", None
         properties: dict[bytes, bytes] = {}
         for name, value in headers:
@@ -196,7 +197,7 @@ def foreign_id(topic_id: bytes, partition: int, offset: int) -> bytes:
     return blake2b(b"%b/%d/%d" % (topic_id, partition, offset), digest_size=16).digest()
 
 
-def _headers_of(message: Any) -> Headers:
+def _headers_of(message: Any) -> ReceivedHeaders:
     try:
         return message.headers() or []
     except UnicodeDecodeError:  # a header's name is no text: the library gives none of them then

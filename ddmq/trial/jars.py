@@ -16,7 +16,7 @@ from pathlib import Path
 from ddmq_common.errors import ConfigError
 from ddmq_common.java import JAVA_MIN, find_java, packaged_java
 
-VERSION = "4.3.1"  # 4.4.0 names a dependency that is nowhere to be had
+VERSION = "4.2.1"  # newer releases may leave transactions open: docs/kafka.md
 _LOGGER = ("org.slf4j", "slf4j-simple", "1.7.36")
 _VERSION = re.compile(r"\d{1,3}(\.\d{1,3}){2}")
 _POM = """\

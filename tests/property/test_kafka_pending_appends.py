@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from confluent_kafka import KafkaError
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -33,6 +34,8 @@ from ddmq_common.event_loop import use_loop
 from tests.examples import examples
 from tests.support.constants import build_options
 from tests.support.kafka_fakes import PURGED, StoredMessage
+
+pytestmark = pytest.mark.interpreted  # its producers replace a compiled class
 
 QUEUES = 4
 RECORDS_MAX, BYTES_MAX = 40, 4_000

@@ -62,7 +62,11 @@ def test_a_build_has_the_packages_whose_types_the_listed_modules_use(
     }
     assert "msgspec" in typed
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    dependencies = {Requirement(line).name: line for line in project["project"]["dependencies"]}
+    lines = [
+        *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"]["kafka"],
+    ]
+    dependencies = {Requirement(line).name: line for line in lines}
     assert {dependencies[name] for name in typed} <= set(project["build-system"]["requires"])
 
 

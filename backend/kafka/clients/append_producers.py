@@ -82,8 +82,8 @@ class ReportingProducer:
         self._hub_done.acquire()
         self._closed = self._is_ending = False
         self._failure = ""
-        self._thread = threading.Thread(target=self._run, name="kafka-producer", daemon=True)
-        self._thread.start()
+        self._reporting_thread = threading.Thread(target=self._run, name="kafka-producer", daemon=True)
+        self._reporting_thread.start()
 
     def list_topics(self, kafka_name: str, timeout_s: float) -> Any:
         """Fetch a topic's metadata; blocks, so call it in a native thread. Raises KafkaException."""
@@ -108,7 +108,7 @@ class ReportingProducer:
 
     def join(self, timeout_s: float) -> None:
         """Wait for the end of the thread."""
-        self._thread.join(timeout_s)
+        self._reporting_thread.join(timeout_s)
 
     def _take_reports(self) -> None:
         """Handle all reports after the first, on the hub, then let the thread wait for the next one."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddmq.trial.cluster import TrialCluster
+from ddmq.trial.jars import broker_version
 from tests.scenarios.real_server import ddmq
 from tests.service.kafka.cluster_kit import KafkaServer, Tools, own_cluster
 from tests.support.waits import until
@@ -51,6 +52,8 @@ def test_a_broken_promise_is_reported_at_the_start_and_by_doctor(
         assert findings["message.timestamp.type=CreateTime"]["status"] == "warning"
         assert "cleanup.policy=compact" in findings["cleanup.policy=delete"]["remedy"]
         assert findings["flush.messages=9223372036854775807"]["status"] == "warning"
+        release = tuple(map(int, broker_version().split(".")))
+        assert ("Kafka 4.3 or newer" in findings) == (release >= (4, 3, 0))
         tools.set_topic("ddmq.progress", cleanup_policy="compact")
         assert not [row for row in list_findings(server) if "ddmq.progress: cleanup" in row["found"]]
     finally:

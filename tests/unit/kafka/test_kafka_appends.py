@@ -16,7 +16,8 @@ from backend.kafka.clients.bridge import Bridge
 from backend.kafka.engine.appends import Appends
 from backend.kafka.engine.partitions import LEADERS_INTERVAL_S, REFUSE_S, RETIRE_S
 from backend.kafka.options import KafkaOptions
-from backend.records import AppendResult, AppendStatus, Durability, NewRecord
+from backend.kafka.topic_info import KafkaTopic
+from backend.records import AppendResult, AppendStatus, Durability, NewRecord, TopicInfo
 from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import encode as encode_delivery
 from ddmq_common.errors import BoundReachedError, TryLaterError
@@ -95,20 +96,23 @@ class ReportingProducer:
                 self.sent.append(report)
                 self.queues.append(queue)
 
-    def poll(self, timeout: float) -> None:
+    def poll(self, timeout: float) -> int:
         if self.fails:
             raise self.fails.pop()
+        count = len(self.reports)
         while self.reports:
             report, error, offset = self.reports.pop(0)
             report(error, StoredMessage(offset))
+        return count
 
     def purge(self, in_queue: bool = True, in_flight: bool = True) -> None:
         self.purges += 1
         if in_flight:
             self.answer(PURGED)
 
-    def flush(self, timeout: float) -> None:
+    def flush(self, timeout: float) -> int:
         self.poll(0)
+        return 0
 
 
 class MovedClock(SystemClock):
@@ -122,11 +126,10 @@ class MovedClock(SystemClock):
 
 class FakeTopics:
     def __init__(self) -> None:
-        self.topics = {"t": self}
-        self.kafka_name, self.durability, self.message_bytes_max = "t", Durability.WRITTEN, 1_000
+        self.topics = {"t": KafkaTopic(TopicInfo("t", 1, 4), "t", Durability.WRITTEN, 1_000, bytes(16))}
 
-    def find_topic(self, _: str) -> FakeTopics:
-        return self
+    def find_topic(self, _: str) -> KafkaTopic:
+        return self.topics["t"]
 
     def rejection_of(self, _: NewRecord) -> None:
         return None

@@ -8,6 +8,7 @@ from backend.kafka.cluster_rights import find_denied
 from backend.kafka.cluster_rules import (
     BROKER_VERSION,
     REPLICAS,
+    SETTING_OF_4_3,
     CheckedResource,
     ClusterFacts,
     ClusterFinding,
@@ -199,3 +200,17 @@ def test_brokers_that_are_too_old_are_rejected(version: str, is_rejected: bool) 
 
 def test_brokers_whose_version_is_not_to_be_seen_are_accepted() -> None:
     assert find_version_error([CheckedResource("1", Kind.BROKER, None)]) == ""
+
+
+def test_brokers_that_may_leave_a_transaction_open_are_reported() -> None:
+    older, newer = {"log.dirs": "/data"}, {"log.dirs": "/data", SETTING_OF_4_3: "2"}
+    resources = (
+        CheckedResource("1", Kind.BROKER, older),
+        CheckedResource("2", Kind.BROKER, newer),
+        CheckedResource("3", Kind.BROKER, newer),
+    )
+    [finding] = find_violations(ClusterFacts("id", 3, resources), OPTIONS)
+    assert (finding.resources, finding.loses, finding.stops) == (("broker 2", "broker 3"), False, False)
+    assert str(finding).startswith("broker 2, broker 3: Kafka 4.3 or newer: if a broker is lost, ")
+    assert "KAFKA-20734" in finding.breaks
+    assert "3.3 to 4.2" in finding.remedy

@@ -62,9 +62,9 @@ def test_where_kafka_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "libs").mkdir()
     with pytest.raises(ConfigError, match=r"KAFKA_HOME is .* holds no Kafka"):
         libraries({"KAFKA_HOME": str(tmp_path)})
-    (tmp_path / "libs" / "kafka_2.13-4.3.1.jar").touch()
+    (tmp_path / "libs" / "kafka_2.13-4.2.1.jar").touch()
     assert libraries({"KAFKA_HOME": str(tmp_path)}) == tmp_path / "libs"
-    with pytest.raises(ConfigError, match=r"KAFKA_VERSION is 4; allowed: .* such as 4\.3\.1"):
+    with pytest.raises(ConfigError, match=r"KAFKA_VERSION is 4; allowed: .* such as 4\.2\.1"):
         libraries({"KAFKA_VERSION": "4"})
     with pytest.raises(ConfigError, match=r"Kafka 3\.3\.2 is brought by Maven, and there is no mvn"):
         libraries({"KAFKA_VERSION": "3.3.2", "XDG_CACHE_HOME": str(tmp_path), "PATH": ""})
