@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddmq.server.admin.api import ROUTES
+from ddmq.server.admin.routes import ROUTES
 from ddmq_client.idl.codes import DelayAction
 from tests.scenarios.real_server import RealServer
 from tests.support.rights import AdminClient, Need, P, TokenClient, everybody, write_rights

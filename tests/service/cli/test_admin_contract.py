@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ddmq.server.admin.api import ROUTES
 from ddmq.server.admin.contract.queries import FormQuery
+from ddmq.server.admin.routes import ROUTES
 from ddmq.server.http.parameters import Query
 from ddmq_client import Consumer
 from tests.scenarios.real_server import PATIENCE_S, RealServer, running, write_config

@@ -1,4 +1,4 @@
-"""Form 2 of each list: its items, its orders, and what computes a page of it. The routes are in api.py."""
+"""Form 2 of each list: its items, its orders, and what computes a page of it. The routes are in routes.py."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from ddmq.server.admin.operations.storing import (
     make_id,
 )
 from ddmq.server.admin.operations.target import OperationTarget, PlanDraft, build_command, stated_fields
-from ddmq.server.admin.producer_calls import ProducerCalls
+from ddmq.server.admin.producer.calls import ProducerCalls
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.parameters import Body, read_body
 from ddmq.server.http.routing import NoSuchOperationError
