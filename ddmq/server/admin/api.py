@@ -33,6 +33,7 @@ from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.histogram import count_next_hour
 from ddmq.server.delays.queries import DelayQueries
+from ddmq.server.delays.retries import RetryChanges
 from ddmq.server.findings.watch import FindingsWatch, merge_findings
 from ddmq.server.http.pace import paced
 from ddmq.server.http.parameters import Query, check_names, read_body, read_query
@@ -52,6 +53,7 @@ from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import CallerError, RemoteError, TryLaterError, UnsupportedError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.security.callers import CallerTable
+from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
@@ -67,7 +69,8 @@ class AdminApi:
     `names`: the host names by which clients reach the server, besides loopback. `backups`: the folder for
     backups. `others`: the processes whose counters and findings are added to the answer. `levels`: the delay
     levels. `findings`: what is wrong at this process. `process`: the name of this process, the same after a
-    restart. `info`: what it knows of itself. `callers`: who may do what; None if rights are off.
+    restart. `info`: what it knows of itself. `callers`: who may do what; None if rights are off. `scheduler`:
+    the level scheduler of this process, or None.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class AdminApi:
         process: str = "",
         info: ProcessInfo | None = None,
         callers: CallerTable | None = None,
+        scheduler: LevelService | None = None,
     ) -> None:
         self.backend = backend
         self.levels = levels
@@ -107,7 +111,10 @@ class AdminApi:
             None if consumer is None else consumer.explain_waits,
             self.delays.fetch_message,
         )
-        self.operations = Operations(backend, clock, lambda: self.consumer, self.delays, self.calls, process)
+        self.retries = RetryChanges(backend, scheduler, clock, self._others)
+        self.operations = Operations(
+            backend, clock, lambda: self.consumer, self.delays, self.calls, self.retries, process
+        )
         self.page = MetricsPage(metrics, clock)
         self._locks = NameLocks()
         self.changes = RecordedChanges(self, self._locks)

@@ -145,6 +145,11 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/retries", "the messages of a group that wait for a retry, one by one",
           lambda api, r: list_retries(api.backend, api.clock, r.query), queries.RetriesQuery,
           right="browse", answer=search_answers.RetriesAnswer),
+    Route("POST", "/retries",
+          "delivers messages of a group now that wait at a delay level, or makes them dead letters: `group`, "
+          "`action` (`now`, `dead_letter`), `level`, `messages`; `dry_run`",
+          lambda api, r: api.retries.answer_anywhere(r), body=bodies.RetryChangeBody,
+          right="operate", answer=search_answers.RetriesChangedAnswer),
     Route("POST", "/messages", "sends one message to `topic`, now or with a delay",
           lambda api, r: api.calls.answer_anywhere(r, partial(send_message, api.calls, api.levels)),
           body=bodies.MessageSendBody, right="send", answer=answers.MessageSentAnswer, errors={404: None}),
