@@ -106,15 +106,12 @@ class AdminApi:
         self.messages = MessageSearch(backend, None if consumer is None else consumer.message_state)
         self.transactions = AdminTransactions(backend, clock)
         self.stories = StoryQueries(
-            backend,
-            None if consumer is None else consumer.message_state,
-            None if consumer is None else consumer.explain_waits,
-            self.delays.fetch_message,
-        )
+            backend, None if consumer is None else consumer.message_state,
+            None if consumer is None else consumer.explain_waits, self.delays.fetch_message,
+        )  # fmt: skip
         self.retries = RetryChanges(backend, scheduler, clock, self._others)
-        self.operations = Operations(
-            backend, clock, lambda: self.consumer, self.delays, self.calls, self.retries, process
-        )
+        targets = self.delays, self.calls, self.retries
+        self.operations = Operations(backend, clock, lambda: self.consumer, *targets, process)
         self.page = MetricsPage(metrics, clock)
         self._locks = NameLocks()
         self.changes = RecordedChanges(self, self._locks)

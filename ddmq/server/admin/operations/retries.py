@@ -46,7 +46,7 @@ def plan_retries(
     scan = LevelScan(backend, clock)
     for record in scan.walk_records():
         row = describe_retry(record, body.group)
-        if row is None or not _matches(row, record, body):
+        if row is None or not _is_chosen(row, record, body):
             continue
         if len(items) == ITEMS_MAX:
             scan.is_complete = False
@@ -89,7 +89,7 @@ class LevelScan:
                 return
 
 
-def _matches(row: dict[str, Any], record: StoredRecord, body: RetryChoiceBody) -> bool:
+def _is_chosen(row: dict[str, Any], record: StoredRecord, body: RetryChoiceBody) -> bool:
     """Return whether a retry of the group is among those that the filter chooses."""
     return (
         (not body.ids or row["id"] in body.ids)
