@@ -242,7 +242,7 @@ def test_a_dead_letter_states_where_the_message_came_from(retrying: RetriesRig) 
     assert (answer["changed"], answer["reaches"]) == (1, {})
     [letter] = retrying.stored(dlq_topic("g"))
     assert (letter.message_id, letter.system) == ((1).to_bytes(16, "big"), {})
-    properties = decode(letter.delivery).properties
+    properties = dict(decode(letter.delivery).properties)
     assert properties.pop(b"dead-letter-time")
     assert properties == {
         b"a": b"b", b"dead-letter-reason": b"skipped", b"dead-letter-error": b"ValueError: x",
