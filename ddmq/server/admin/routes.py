@@ -304,7 +304,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/changes",
           "the last 1,000 changes of topics, groups, offsets, keys and others, newest first",
           lambda api, r: api.changes.list_changes(r.query, allowed_changes(r)), queries.ChangesQuery,
-          right="describe", answer=change_answers.ChangesAnswer),
+          right="describe", answer=change_answers.ChangesAnswer, listing=table.CHANGES),
     Route("GET", "/changes/{id}", "one change, with the state before and after",
           lambda api, r: api.changes.show_change(r.path["id"]),
           right="describe", answer=change_answers.ChangeAnswer),
