@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec.structs
 
-from ddmq.server.admin.api import ROUTES
 from ddmq.server.admin.contract.queries import FormQuery
 from ddmq.server.admin.contract.route import Route
+from ddmq.server.admin.routes import ROUTES
 
 COMMON = FormQuery.__struct_fields__  # of all queries
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "admin-api.md"

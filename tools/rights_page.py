@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ddmq.server.admin.api import ROUTES
+from ddmq.server.admin.routes import ROUTES
 from ddmq_client.idl import consumer, producer
 from ddmq_common.security.rights import CLUSTER_RIGHTS, NAME_RIGHTS
 from ddmq_rpc.codec import methods

@@ -11,7 +11,7 @@ from ddmq_client.admin.settings import DeadLetterReason
 from ddmq_client.delays import epoch_ms
 from ddmq_client.errors import OptionError
 
-OperationKind = Literal["dead_letters", "keys", "delays"]
+OperationKind = Literal["dead_letters", "keys", "delays", "retries"]
 _TIMES = {
     "since": "since_ms", "until": "until_ms", "due_from": "from_ms", "due_before": "to_ms",
     "born_from": "born_from_ms", "born_before": "born_to_ms",
@@ -22,7 +22,8 @@ class OperationChoice(TypedDict, total=False):
     """Selects what an operation changes: all that matches the stated fields.
 
     Dead letters: `group`, topic, error, text, reason, offsets, since, until. Keys: `group`, keys, state,
-    error, text. Delays: topic, key, and the ranges of due and send times, whose ends are exclusive.
+    error, text. Delays: topic, key, and the ranges of due and send times, whose ends are exclusive. Retries:
+    `group`, ids, topic, key, error, text, level, and the range of due times.
     """
 
     group: str
@@ -34,6 +35,8 @@ class OperationChoice(TypedDict, total=False):
     text: str
     reason: DeadLetterReason
     offsets: Sequence[int]
+    ids: Sequence[str]
+    level: int
     since: datetime
     until: datetime
     due_from: datetime

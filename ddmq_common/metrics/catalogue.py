@@ -345,6 +345,11 @@ LEVELS_PUT_OFF = _counter(
     "Number of messages that were deferred because their topic was closed to sends when they became due.",
     "level",
 )
+LEVELS_REMOVED = _counter(
+    "ddmq_levels_removed_total",
+    "Number of retries that an operator took out of a level before they were due.",
+    "level",
+)
 LEVELS_OVERDUE = _gauge(
     "ddmq_levels_overdue_ms",
     "How long the first unfired message at a level has been overdue, for the levels that this process owns. "

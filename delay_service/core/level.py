@@ -9,6 +9,10 @@ goes on. One thing is under way at a time: a read, a wait for data, a fire.
 
 `step` says what to do now and marks it begun; the events at the bottom say what came of it. Due times are
 milliseconds on the store's clock, pauses are monotonic seconds.
+
+Records can be removed before they are due (decision 30): `begin_removal`, one commit that stores them
+elsewhere and marks their offsets as finished, then `on_removed` or `on_not_removed`. A level never fires and
+removes at the same time, and neither fires nor removes a finished offset, so each record leaves it once.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from backend.progress.ack_map import AckMap
 from backend.records import QueueRef, StoredRecord
 from delay_service.core.level_targets import LevelFire, Targets
 
@@ -88,7 +93,8 @@ class Level:
     """The state machine of one delay level: a queue of the schedule topic whose messages all wait equally
     long.
 
-    All records below `position` have been fired.
+    All records below `position` have left it. `finished`: ranges of offsets above `position` that have left
+    it, too, because they were removed.
     """
 
     def __init__(
@@ -99,9 +105,9 @@ class Level:
         generation: int,
         limits: LevelLimits,
         targets: Targets,
+        finished: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.queue = queue
-        self.position = position
         self.epoch = epoch
         self.generation = generation
         self.state = LevelState.READ
@@ -111,7 +117,28 @@ class Level:
         self._buffer: deque[_BufferedRecord] = deque()
         self._pause_s = limits.pause_s_min
         self._paused_until = float("-inf")
+        self._finished = AckMap(position)
+        self._finished.finish(finished)
+        self._removed: frozenset[int] = frozenset()  # offsets of the removal in progress
         self._one_by_one = 0  # so many records are fired one by one: somewhere in them is one that is refused
+
+    @property
+    def position(self) -> int:
+        """Return the offset below which every record has left the level."""
+        return self._finished.committed
+
+    @property
+    def can_remove(self) -> bool:
+        """Return whether a removal can begin: neither a fire nor another removal is in progress."""
+        return self.state is not LevelState.FIRING and not self._removed
+
+    def has_left(self, offset: int) -> bool:
+        """Return whether the record at an offset has been fired or removed, or never existed."""
+        return self._finished.is_finished(offset)
+
+    def count_waiting(self, end: int) -> int:
+        """Return how many offsets below `end`, the end of the queue, have not left the level."""
+        return max(end - self.position - self._finished.count_above(), 0)
 
     @property
     def record_count(self) -> int:
@@ -131,7 +158,7 @@ class Level:
     def step(self, clock_ms: int, now_s: float) -> LevelStep:
         """Return the next step: a read, a wait, a fire or a pause. It counts as started with this call.
 
-        Returns None if a step is in progress.
+        Returns None if a step is in progress, or if a removal must end before the head is fired.
         """
         if self.state in (LevelState.READING, LevelState.WAITING, LevelState.FIRING):
             return None
@@ -145,7 +172,7 @@ class Level:
             return Read(self._read_at)
         if self._buffer[0].due_ms > clock_ms:
             return SleepUntil(self._buffer[0].due_ms)
-        return self._fire(clock_ms, now_s)
+        return None if self._removed else self._fire(clock_ms, now_s)
 
     def _fire(self, clock_ms: int, now_s: float) -> FireRun:
         fires = self._targets.plan(self._due_records(clock_ms), now_s)
@@ -180,6 +207,8 @@ class Level:
         self._reset_pause()
         self._read_at = next_offset
         for record in records:
+            if self._finished.is_finished(record.offset):
+                continue
             wait_ms = record.due_ms - record.stored_ms
             self._buffer.append(_BufferedRecord(min(record.due_ms, clock_ms + wait_ms), record))
         self.state = LevelState.BUFFERED if self._buffer else LevelState.READ
@@ -204,7 +233,7 @@ class Level:
     def on_fired(self, fire: FireRun) -> None:
         """Remove the records of a durable fire and advance `position`."""
         self._reset_pause()
-        self.position = fire.end
+        self._finished.finish(((0, fire.end),))
         for _ in fire.fires:
             self._buffer.popleft()
         self._one_by_one = max(0, self._one_by_one - len(fire.fires))
@@ -224,6 +253,27 @@ class Level:
             return
         self._targets.on_rejected(alone, now_s)
         self._begin_pause(now_s)
+
+    def begin_removal(self, offsets: Sequence[int]) -> None:
+        """Begin to remove records that have not left the level. Nothing is fired until the removal ends.
+
+        Raises ValueError unless `can_remove`, and for an offset that has left the level.
+        """
+        if not self.can_remove or any(map(self._finished.is_finished, offsets)):
+            raise ValueError(f"a removal of {list(offsets)} cannot begin now ({self.state})")
+        self._removed = frozenset(offsets)
+
+    def on_removed(self) -> None:
+        """Forget the records of the removal in progress, which is durable."""
+        removed, self._removed = self._removed, frozenset()
+        self._finished.finish((offset, offset + 1) for offset in removed)
+        self._buffer = deque(each for each in self._buffer if each.record.offset not in removed)
+        if self.state is LevelState.BUFFERED and not self._buffer:
+            self.state = LevelState.READ
+
+    def on_not_removed(self) -> None:
+        """End a removal that certainly was not stored."""
+        self._removed = frozenset()
 
     def on_failed(self, now_s: float) -> None:
         """Pause after a read, a wait or a fire failed for a temporary reason."""

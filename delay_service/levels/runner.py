@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 from backend.ownership.reader import QueueReader, ReadAnswer
-from backend.port import Backend
 from backend.records import ProgressDelta, QueueRef
-from ddmq_common.clock import Clock
-from ddmq_common.delays.levels import Levels
 from ddmq_common.errors import CallerError, FencedError, UnknownTopicError
-from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.cells import MetricCell
-from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP
-from delay_service.config import DelayConfig
 from delay_service.core.level import (
     FireRun,
     Level,
@@ -26,58 +18,14 @@ from delay_service.core.level import (
     SleepUntil,
     WaitForData,
 )
-from delay_service.core.level_targets import DEAD_TOPIC, LevelFire, record_of
+from delay_service.core.level_targets import DEAD_TOPIC, record_of
 from delay_service.due.backend import CommitFailure, classify_failure, commit_due
-from delay_service.due.counts import DueCounts, LabelledCells
 from delay_service.due.service import CHECK_INTERVAL_S, Alarm
+from delay_service.levels.context import LevelsContext
+from delay_service.levels.removal import LevelRemovals
 
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again
-
-
-class LevelCounts(DueCounts):
-    """The metrics of one level service. Levels count from 1. `pending`: waiting messages by level."""
-
-    failures, age = catalogue.LEVELS_FAILED, catalogue.LEVELS_OVERDUE
-
-    def __init__(self, metrics: Registry) -> None:
-        super().__init__(metrics)
-        self._lateness = metrics.histogram(catalogue.LEVELS_LATENESS)
-        self._fired = LabelledCells(metrics, catalogue.LEVELS_FIRED)
-        self.owned: MetricCell = metrics.cell(catalogue.LEVELS_HELD)
-        self.pending = LabelledCells(metrics, catalogue.LEVELS_PENDING)
-
-    def count_fired(self, level: int, fires: Sequence[LevelFire], clock_ms: int) -> None:
-        """Count fires that became durable at `clock_ms` of the store's clock."""
-        alive = 0
-        for fire in fires:
-            if fire.put_off_ms:
-                self._metrics.cell(catalogue.LEVELS_PUT_OFF, str(level)).value += 1
-            elif fire.reason:
-                self._metrics.cell(catalogue.LEVELS_DEAD, str(level), fire.reason).value += 1
-            else:
-                alive += 1
-                self._lateness.observe((clock_ms - fire.record.due_ms) * 1_000)
-        if alive:
-            self._fired[level].value += alive
-
-    def count_lost(self, level: int, reason: str, count: int) -> None:
-        """Count offsets whose messages are missing, by reason."""
-        self._metrics.cell(catalogue.LEVELS_LOST, str(level), reason).value += count
-
-
-class LevelsContext(NamedTuple):
-    """The objects that all level runners of one service share.
-
-    `reacquire()`: called when the outcome of a fire is uncertain, or the claim to a level has ended.
-    """
-
-    backend: Backend
-    config: DelayConfig
-    levels: Levels
-    clock: Clock
-    counts: LevelCounts
-    reacquire: Callable[[], None]
 
 
 class LevelRunner:
@@ -92,6 +40,7 @@ class LevelRunner:
         self.level = level
         self.number = level.queue.queue_id + 1
         self.running = True
+        self.removals = LevelRemovals(context, level, self._on_removal_end)
 
     # --- QueueWork
 
@@ -101,8 +50,9 @@ class LevelRunner:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a fire is in flight."""
-        return self.level.state is LevelState.FIRING and not self._has_no_answer
+        """Return whether a fire or a removal is in flight."""
+        is_firing = self.level.state is LevelState.FIRING and not self._has_no_answer
+        return is_firing or self.removals.is_busy
 
     def raise_epoch(self, epoch: int) -> None:
         self.level.epoch = epoch
@@ -111,8 +61,9 @@ class LevelRunner:
         """Do nothing: a fire in flight is either committed under its old epoch or fenced."""
 
     def stop(self, on_idle: Callable[[], None]) -> None:
-        """Start nothing new; call `on_idle` when no fire is in flight."""
+        """Start nothing new; call `on_idle` when neither a fire nor a removal is in flight."""
         self.running = False
+        self.removals.stop()
         self._on_idle = on_idle
         self._alarm.stop()
         self._reader.stop()
@@ -215,6 +166,13 @@ class LevelRunner:
             self._on_not_fired(fire, epoch, error)
         else:
             self.level.on_failed(context.clock.monotonic())
+        if self._on_idle is not None:
+            self._on_idle()
+        self.removals.advance()
+        self.run_steps()
+
+    def _on_removal_end(self) -> None:
+        """Continue with the level, which has fired nothing since the removal began."""
         if self._on_idle is not None:
             self._on_idle()
         self.run_steps()

@@ -17,10 +17,11 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from backend.completion import Completion
+from backend.completion import Completion, failed
 from backend.port import Backend, Join
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.clock import Clock
+from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from delay_service.config import DelayConfig
@@ -28,7 +29,9 @@ from delay_service.core.level import Level, LevelLimits, LevelState
 from delay_service.core.level_targets import Targets
 from delay_service.due.backend import target_topic
 from delay_service.due.service import Alarm, DueService, hub_alarm
-from delay_service.levels.runner import LevelCounts, LevelRunner, LevelsContext
+from delay_service.levels.context import LevelCounts, LevelsContext
+from delay_service.levels.removal import RemovalOrder
+from delay_service.levels.runner import LevelRunner
 
 log = logging.getLogger("ddmq.delay")
 TRIM_CHECKS = 30  # looks between two times that the log is told what nobody needs any more
@@ -37,7 +40,7 @@ TRIM_CHECKS = 30  # looks between two times that the log is told what nobody nee
 class LevelService(DueService[LevelRunner]):
     """Runs the delay levels that this process owns.
 
-    `started` settles when it has joined for the first time.
+    `address`: where other processes reach this one. `started` settles when it has joined for the first time.
     """
 
     _counts: LevelCounts
@@ -50,8 +53,9 @@ class LevelService(DueService[LevelRunner]):
         clock: Clock,
         alarms: Callable[[], Alarm] = hub_alarm,
         check_alarm: Alarm | None = None,
+        address: str = "",
     ) -> None:
-        counts, join = LevelCounts(metrics), Join(LEVELS_GROUP, SCHEDULE_TOPIC)
+        counts, join = LevelCounts(metrics), Join(LEVELS_GROUP, SCHEDULE_TOPIC, address=address)
         check_alarm = check_alarm or hub_alarm()
         super().__init__(
             "level scheduler", backend, config, clock, counts, join, alarms(), check_alarm, load=True
@@ -74,6 +78,17 @@ class LevelService(DueService[LevelRunner]):
     def list_positions(self) -> dict[int, int]:
         """Return for each level's queue the offset below which every message has fired."""
         return {queue.queue_id: runner.level.position for queue, runner in self._owned.items()}
+
+    def owns_level(self, level: int) -> bool:
+        """Return whether this process owns a level; levels count from 1."""
+        return any(runner.number == level for runner in self._owned.values())
+
+    def remove_messages(self, level: int, order: RemovalOrder) -> Completion[dict[int, str]]:
+        """Remove messages from a level before they are due (see RemovalOrder)."""
+        for runner in self._owned.values():
+            if runner.number == level:
+                return runner.removals.add(order)
+        return failed(TryLaterError(f"this process does not own delay level {level}; try again"))
 
     def first_due(self) -> list[int]:
         """Return when the first message of each level is due, epoch milliseconds; no empty levels."""
@@ -101,10 +116,10 @@ class LevelService(DueService[LevelRunner]):
     def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
         """Start a granted level at the end of its progress."""
         position = bounds.min if view.committed is None else view.committed
-        level = Level(queue, position, epoch, view.generation, self._limits, self._targets)
+        level = Level(queue, position, epoch, view.generation, self._limits, self._targets, view.finished)
         runner = LevelRunner(self._context, level, self._alarms())
         self._begin_work(runner)
-        self._counts.pending[runner.number].value = max(bounds.next - position, 0)
+        self._counts.pending[runner.number].value = level.count_waiting(bounds.next)
         runner.run_steps()
 
     def _on_owned_changed(self, queue: QueueRef) -> None:
@@ -135,8 +150,7 @@ class LevelService(DueService[LevelRunner]):
                 for queue, bounds in zip(queues, answer.value, strict=True):
                     runner = self._owned.get(queue)
                     if runner is not None and bounds is not None:
-                        pending = max(bounds.next - runner.level.position, 0)
-                        self._counts.pending[runner.number].value = pending
+                        self._counts.pending[runner.number].value = runner.level.count_waiting(bounds.next)
 
         if queues:
             self._backend.bounds(queues).then(on_bounds)

@@ -13,7 +13,14 @@ from random import Random
 import pytest
 
 from backend.records import NewRecord, ProgressDelta, QueueRef
-from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_DEAD_TOPIC, TRANSACTION_GROUP
+from ddmq_common.names import (
+    HALF_TOPIC,
+    LEVELS_GROUP,
+    OP_TOPIC,
+    SCHEDULE_TOPIC,
+    TRANSACTION_DEAD_TOPIC,
+    TRANSACTION_GROUP,
+)
 from tests.crash import once_run
 from tests.crash.kit import boundaries
 from tests.crash.kit.boundaries import BoundaryKills, BoundaryServer, Doomed
@@ -22,6 +29,7 @@ from tests.crash.kit.boundary_process import (
     CHECK,
     END,
     GIVE_UP,
+    LEVEL,
     MOMENTS,
     PREPARE,
     PROGRESS,
@@ -34,6 +42,8 @@ from tests.crash.kit.boundary_process import (
 FINISH = ProgressDelta("billing", QueueRef("orders", 7, 0), 1, 0, ((0, 1),))
 DECIDED = ProgressDelta(TRANSACTION_GROUP, QueueRef(HALF_TOPIC, 7, 0), 1, 0, ((0, 1),))
 CHECK_DELTA = ProgressDelta(TRANSACTION_GROUP, QueueRef(HALF_TOPIC, 7, 0), 1, 0, attempts=((0, 1),))
+
+MOVED = ProgressDelta(LEVELS_GROUP, QueueRef(SCHEDULE_TOPIC, 7, 0), 1, 0, ((0, 1),))
 
 
 def to(*topics: str) -> list[NewRecord]:
@@ -51,6 +61,7 @@ def to(*topics: str) -> list[NewRecord]:
         ((), (FINISH,), PROGRESS),
         (("orders",), (), SEND),
         (("orders",), (FINISH,), REPLY),
+        (("%DLQ%billing",), (MOVED,), LEVEL),
         ((), (), SETTINGS),
     ],
 )

@@ -1,12 +1,14 @@
 """The levels' clockwork against a naive model: a list per level, looked at whenever anything happens.
 
 Messages come with due times in any order, topics are closed, deleted and made again, reads and commits fail,
-outcomes are refused; whatever happens, a level fires its messages in order, none before it is due, each
-once, to its topic or, for a reason the model agrees with, to the dead letters; and it never stops for good.
+outcomes are refused, and messages are removed before they are due; whatever happens, a level fires the others
+in order, none before it is due, each once, to its topic or, for a reason the model agrees with, to the dead
+letters; and it never stops for good.
 """
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -49,10 +51,18 @@ class LevelMachine(RuleBasedStateMachine):
         self.fire: FireRun | None = None
         self.read_at: int | None = None
         self.waiting_at: int | None = None
-        self.level = self.restarted(0)
+        self.removal: set[int] = set()  # in progress
+        self.removed: set[int] = set()
+        self.level = self.restarted()
 
-    def restarted(self, position: int) -> Level:
-        return Level(QueueRef(SCHEDULE_TOPIC, 1, 0), position, 1, 0, self.limits, self.targets)
+    @property
+    def fired_end(self) -> int:
+        return self.done[-1][0] + 1 if self.done else 0
+
+    def restarted(self) -> Level:
+        finished = [(offset, offset + 1) for offset in sorted(self.removed) if offset >= self.fired_end]
+        queue = QueueRef(SCHEDULE_TOPIC, 1, 0)
+        return Level(queue, self.fired_end, 1, 0, self.limits, self.targets, finished)
 
     # --- the world
 
@@ -102,13 +112,43 @@ class LevelMachine(RuleBasedStateMachine):
     def news_of_topics(self) -> None:
         self.visible = dict(self.there)
 
-    @rule()
-    def process_restarts(self) -> None:
-        """What was committed is on record; what was under way is not."""
-        committed = self.done[-1][0] + 1 if self.done else 0
+    @rule(removal_is_stored=st.booleans())
+    def process_restarts(self, removal_is_stored: bool) -> None:
+        """What was committed is on record; a fire under way is not, and a removal under way may be."""
+        if removal_is_stored:
+            self.removed |= self.removal
         self.fire = self.read_at = self.waiting_at = None
+        self.removal = set()
         self.targets = Targets(lambda name: self.visible.get(name), PATIENCE_S)
-        self.level = self.restarted(committed)
+        self.level = self.restarted()
+
+    # --- removals
+
+    @rule(picks=st.sets(st.integers(0, 40), min_size=1, max_size=5))
+    def removal_begins(self, picks: set[int]) -> None:
+        assert self.level.can_remove == (self.fire is None and not self.removal)
+        for offset in picks:
+            has_left = offset < self.fired_end or offset in self.removed
+            assert self.level.has_left(offset) == has_left or self.queue[offset] is GAP
+        present = {n for n in picks if n < len(self.queue) and self.queue[n] is not GAP}
+        offsets = {n for n in present if not self.level.has_left(n)}
+        if not self.level.can_remove or offsets != present:
+            with pytest.raises(ValueError, match="cannot begin now"):
+                self.level.begin_removal(sorted(present) or [0])
+        elif offsets:
+            self.level.begin_removal(sorted(offsets))
+            self.removal = offsets
+
+    @rule(is_stored=st.booleans())
+    def removal_ends(self, is_stored: bool) -> None:
+        if not self.removal:
+            return
+        if is_stored:
+            self.level.on_removed()
+            self.removed |= self.removal
+        else:
+            self.level.on_not_removed()
+        self.removal = set()
 
     # --- the shell
 
@@ -139,21 +179,26 @@ class LevelMachine(RuleBasedStateMachine):
             assert step.due_ms > self.clock_ms
         elif isinstance(step, PauseUntil):
             assert self.now_s < step.at_s <= self.now_s + self.limits.pause_s_max
-        else:
-            assert isinstance(step, FireRun)
+        elif isinstance(step, FireRun):
+            assert not self.removal
             self.fire = step
             self.check(step)
+        else:
+            assert self.removal, "only a removal keeps a level from doing anything"
 
     def check(self, fire: FireRun) -> None:
         """What is fired now are the next messages, due, and within the limits."""
-        start = self.done[-1][0] + 1 if self.done else 0
         offsets = [outlet.record.offset for outlet in fire.fires]
-        assert offsets == [n for n in range(start, offsets[-1] + 1) if self.queue[n] is not GAP]
-        assert all(record is GAP for record in self.queue[offsets[-1] + 1 : fire.end])
+        assert offsets == self.unfired(self.fired_end, offsets[-1] + 1)
+        assert not self.unfired(offsets[-1] + 1, fire.end)
         assert all(outlet.record.due_ms <= self.clock_ms for outlet in fire.fires)
         assert len(offsets) <= self.limits.count_max
         size = sum(len(outlet.record.delivery) for outlet in fire.fires)
         assert size <= self.limits.bytes_max or len(offsets) == 1
+
+    def unfired(self, start: int, end: int) -> list[int]:
+        """The offsets in this range that the level has to fire."""
+        return [n for n in range(start, end) if self.queue[n] is not GAP and n not in self.removed]
 
     def read_ends(self, count: int) -> None:
         at, self.read_at = self.read_at, None
@@ -209,21 +254,24 @@ class LevelMachine(RuleBasedStateMachine):
         if not hasattr(self, "done"):
             return
         offsets = [offset for offset, _, _ in self.done]
-        upto = offsets[-1] + 1 if offsets else 0
-        assert offsets == [n for n in range(upto) if self.queue[n] is not GAP]
+        assert self.removed.isdisjoint(offsets)
+        assert offsets == self.unfired(0, self.fired_end)
+        assert all(self.level.has_left(offset) for offset in (*offsets, *self.removed))
+        assert self.level.count_waiting(len(self.queue)) >= len(self.unfired(self.fired_end, len(self.queue)))
 
     def teardown(self) -> None:
         """With topics open, nothing failing and time passing, all that is left is fired."""
         if not hasattr(self, "level"):
             return
         self.there = self.visible = {name: TargetTopic(2, True) for name in TOPICS}
+        self.removal_ends(is_stored=True)  # type: ignore[call-arg]
         for _ in range(10 * len(self.queue) + 20):
             if self.level.state is LevelState.WAITING and self.waiting_at == len(self.queue):
                 break
             self.time(4_000)
             self.move(fails=False, count=5)
             self.each_once_and_in_order()
-        expected = [n for n, record in enumerate(self.queue) if record is not GAP]
+        expected = self.unfired(0, len(self.queue))
         assert [offset for offset, _, _ in self.done] == expected, "it stopped for good"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddmq.server.admin.api import ROUTES
+from ddmq.server.admin.routes import ROUTES
 from ddmq_client.idl.codes import DelayAction
 from tests.scenarios.real_server import RealServer
 from tests.support.rights import AdminClient, Need, P, TokenClient, everybody, write_rights
@@ -19,6 +19,9 @@ pytestmark = pytest.mark.slow
 PEOPLE = everybody()
 CREW = {"model": "broadcasting"}
 ABSENT = "0" * 32
+RETRY_CHANGE = {
+    "group": "team", "action": "now", "level": 1, "messages": [{"offset": 0, "id": ABSENT}], "dry_run": True,
+}  # fmt: skip
 OPEN, METRICS = set[Need](), {("metrics", "")}
 
 
@@ -84,6 +87,7 @@ ATTEMPTS: list[Attempt] = [
     plain("/clients", {("describe", "team")}, "group=team"),
     plain("/keys", {("browse", "team")}, "group=team&text=x"),
     plain("/retries", {("browse", "team")}, "group=team"),
+    Attempt("POST", "/retries", {("operate", "team")}, ("retries",), "", RETRY_CHANGE),
     Attempt("POST", "/log/clean", None, ("log", "clean"), "", {"before_ms": 0, "dry_run": True}),
     on_topic("POST", "/topics/{topic}/search", "browse", "search", text="x"),
     on_topic("GET", "/topics/{topic}", "describe"),

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from jsonschema_rs import Draft202012Validator
 
-from ddmq.server.admin.api import ROUTES
 from ddmq.server.admin.contract.openapi import build_document
+from ddmq.server.admin.routes import ROUTES
 
 
 class DescribedOperation(NamedTuple):

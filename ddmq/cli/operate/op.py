@@ -14,9 +14,14 @@ from ddmq.cli.values import GROUP, NAME, TOPIC, Integer, Name, parse_moment
 from ddmq.moments import format_moment
 from ddmq_client.admin.settings import DEAD_LETTER_REASONS
 
-KINDS = {"dead-letters": "dead_letters", "keys": "keys", "delays": "delays"}
-ACTIONS = ("resend", "purge", "park", "skip", "replay", "cancel", "fire", "reschedule", "hold", "release")
-NOUNS = {"dead_letters": "dead letter", "keys": "key", "delays": "delayed message"}
+KINDS = {"dead-letters": "dead_letters", "keys": "keys", "delays": "delays", "retries": "retries"}
+ACTIONS = (
+    "resend", "purge", "park", "skip", "replay", "cancel", "fire", "reschedule", "hold", "release", "now",
+    "dead-letter",
+)  # fmt: skip
+NOUNS = {
+    "dead_letters": "dead letter", "keys": "key", "delays": "delayed message", "retries": "waiting message",
+}  # fmt: skip
 COLUMNS = ("id", "kind", "action", "state", "planned", "counted", "changed", "skipped")
 FACTS = ("topic", "key", "error", "reason", "state", "due_ms", "preview")  # of a sample, in this order
 TIMES = ("since_ms", "until_ms", "from_ms", "to_ms", "born_from_ms", "born_to_ms", "due_ms")
@@ -35,7 +40,7 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 @click.group()
 def op() -> None:
-    """Change everything that matches: dead letters, blocked keys, delayed messages.
+    """Change everything that matches: dead letters, blocked keys, delayed messages, retries.
 
     A plan shows what will be changed, and changes nothing. A start changes exactly what the plan showed: what
     arrives later stays as it is. The operation runs in the server, also after a restart.
@@ -45,6 +50,7 @@ def op() -> None:
       ddmq op plan dead-letters resend --group billing --error KeyError
       ddmq op plan keys park --group billing --text "no address" --start
       ddmq op plan delays cancel --topic mail --born-from -1h --start --rate 500
+      ddmq op plan retries now --group billing --start
       ddmq op start ID TOKEN
       ddmq op stop ID
     """
@@ -57,14 +63,16 @@ def _time_option(name: str, text: str) -> Callable[[Command], Command]:
 @op.command("plan", short_help="Show what an operation would change.")
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("action", type=click.Choice(ACTIONS))
-@click.option("--group", type=GROUP, help="Dead letters and keys of this group.")
-@click.option("--topic", type=TOPIC, help="Dead letters from this topic, or delayed messages to it.")
+@click.option("--group", type=GROUP, help="Dead letters, keys and retries of this group.")
+@click.option(
+    "--topic", type=TOPIC, help="Dead letters and retries from this topic, or delayed messages to it."
+)
 @click.option(
     "--error",
     metavar="CLASS",
-    help="Dead letters and keys with this error class, as in `ddmq dlq facets`.",
+    help="Dead letters, keys and retries with this error class, as in `ddmq dlq facets`.",
 )
-@click.option("--text", help="Dead letters and keys with this text in the key, the error or the body.")
+@click.option("--text", help="Items with this text in the key, the error or the body; not for delays.")
 @click.option(
     "--reason",
     metavar="REASON",
@@ -76,9 +84,11 @@ def _time_option(name: str, text: str) -> Callable[[Command], Command]:
 @_time_option("--until", "Dead letters before this time.")
 @click.option("--to-topic", is_flag=True, help="Resend to every group of the topics, not to the group alone.")
 @click.option("--state", type=click.Choice(["retrying", "in flight", "parked"]), help="Keys in this state.")
-@click.option("--key", "keys", multiple=True, type=NAME, help="Keys, or delayed messages with this key.")
-@_time_option("--from", "Delayed messages due at this time or later.")
-@_time_option("--to", "Delayed messages due before this time.")
+@click.option("--key", "keys", multiple=True, type=NAME, help="Keys, or messages with this key.")
+@click.option("--id", "ids", multiple=True, type=NAME, help="Retries with these message ids.")
+@click.option("--level", type=Integer(1), help="Retries at this delay level.")
+@_time_option("--from", "Delayed messages and retries due at this time or later.")
+@_time_option("--to", "Delayed messages and retries due before this time.")
 @_time_option("--born-from", "Delayed messages sent at this time or later.")
 @_time_option("--born-to", "Delayed messages sent before this time.")
 @_time_option("--due", "The new due time of rescheduled messages.")
@@ -108,11 +118,14 @@ def plan_operation(
     --state, --key.
     Of delays, cancel, fire, reschedule, hold or release those that match
     --topic, --key, --from, --to, --born-from, --born-to.
+    Of retries, deliver now or move to the dead letters (dead-letter) those that
+    match --group, --id, --topic, --key, --error, --text, --level, --from, --to.
 
     \b
     Examples:
       ddmq op plan dead-letters resend --group billing --since -1d
       ddmq op plan delays reschedule --topic mail --to +2h --shift 3600000
+      ddmq op plan retries dead-letter --group billing --error ValueError
 
     A plan expires after 15 minutes.
     """
@@ -139,22 +152,22 @@ def _build_body(kind: str, action: str, options: Mapping[str, Any]) -> dict[str,
             stated[name] = parse_moment(stated[name], "--" + name.removesuffix("_ms").replace("_", "-"))
     options_of_action = ("to_topic", "due_ms", "shift_ms")
     body: dict[str, Any] = {name: stated.pop(name) for name in options_of_action if name in stated}
-    for name in ("offsets", "keys"):
+    for name in ("offsets", "keys", "ids"):
         if name in stated:
             stated[name] = list(stated[name])
-    if kind == "delays" and "keys" in stated:
+    if kind in ("delays", "retries") and "keys" in stated:
         keys = stated.pop("keys")
         if len(keys) > 1:
-            raise click.UsageError("--key is given more than once; for delays, give it once")
+            raise click.UsageError(f"--key is given more than once; for {kind}, give it once")
         stated["key"] = keys[0]
     if kind != "delays" and "group" not in stated:
         raise click.UsageError(f"--group is missing; {kind.replace('_', ' ')} are those of a group")
-    return {"kind": kind, "action": action, "filter": stated, **body}
+    return {"kind": kind, "action": action.replace("-", "_"), "filter": stated, **body}
 
 
 def _print_plan(plan: Mapping[str, Any]) -> None:
     least = "" if plan["exact"] else "at least "
-    print_line(f"{plan['action']}: {least}{_count_items(plan, plan['counted'])}")
+    print_line(f"{_name_action(plan)}: {least}{_count_items(plan, plan['counted'])}")
     for reason, count in plan["skipped"].items():
         print_line(f"not changed: {count:,}: {reason}")
     for topic, row in plan["reaches"].items():
@@ -176,6 +189,11 @@ def _format_cell(name: str, value: Any) -> Any:
 def _has_changes(plan: Mapping[str, Any]) -> bool:
     """Return whether the operation will or may change anything."""
     return bool(plan["counted"]) or not plan["exact"]
+
+
+def _name_action(plan: Mapping[str, Any]) -> str:
+    """Return the action as the command line names it."""
+    return str(plan["action"]).replace("_", "-")
 
 
 def _count_items(plan: Mapping[str, Any], count: int) -> str:
@@ -218,7 +236,7 @@ def _start_plan(
         return print_json(plan) if as_json else hint("there is nothing to change; nothing was started")
     if not yes:
         remaining = "" if plan["state"] == "planned" else f", {plan['remaining']:,} remain"
-        confirm(f"{plan['action'].capitalize()} {_count_items(plan, plan['counted'])}{remaining}?")
+        confirm(f"{_name_action(plan).capitalize()} {_count_items(plan, plan['counted'])}{remaining}?")
     row = admin.post("operations", operation, "start", body={"token": token, "rate": rate})
     if wait:
         row = _wait_for_end(admin, operation, quiet=as_json)
@@ -270,7 +288,16 @@ def _summary_cells(row: Mapping[str, Any]) -> list[Any]:
     planned = format_moment(row["planned_ms"])
     kind = row["kind"].replace("_", "-")
     skipped = sum(row["skipped"].values())
-    return [row["id"], kind, row["action"], row["state"], planned, row["counted"], row["changed"], skipped]
+    return [
+        row["id"],
+        kind,
+        _name_action(row),
+        row["state"],
+        planned,
+        row["counted"],
+        row["changed"],
+        skipped,
+    ]
 
 
 @op.command("show", short_help="One operation: its plan and its progress.")

@@ -416,6 +416,7 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/topics/{topic}/messages"): RouteRule(_need_browse),
     ("POST", "/topics/{topic}/search"): _need_right("browse", "topic"),
     ("GET", "/retries"): RouteRule(lambda _, request: [("browse", request.query.group)]),
+    ("POST", "/retries"): RouteRule(lambda _, request: [("operate", request.body.group)]),
     ("GET", "/topics/{topic}/story"): RouteRule(_need_browse, _keep_groups),
     ("POST", "/messages"): RouteRule(_send),
     ("GET", "/messages/{id}"): RouteRule(

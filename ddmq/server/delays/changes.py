@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ddmq.server.admin.contract.bodies import DelayChangeBody
-from ddmq.server.admin.producer_calls import CLIENT, IDL, ProducerCalls
+from ddmq.server.admin.producer.calls import CLIENT, IDL, ProducerCalls
 from ddmq.server.http.connection import JSON
 from ddmq.server.http.routing import AdminRequest, Text
 from ddmq_client.idl.codes import OK_TEXT, DelayAction, DelayOutcome

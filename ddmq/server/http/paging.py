@@ -71,6 +71,13 @@ class PageRequest(NamedTuple):
         """Return whether one of the names contains the requested text."""
         return self.text is None or any(self.text in name for name in names)
 
+    def select_names(self, names: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+        """Return the (group, topic) of this list: those that the caller may see, and that contain the
+        requested text."""
+        if self.allows is None and self.text is None:
+            return names
+        return [name for name in names if self.selects(*name)]
+
     def selects(self, name: str, *others: str) -> bool:
         """Return whether the caller may see the topic or group `name`, and one of the names contains the
         requested text."""
@@ -101,13 +108,10 @@ def select_page(
     `position_of`: the position of an item, which no other item has; `kind`: the type of positions.
     """
     after: Any = page.decode_position(kind)
-    total = 0
-    behind: list[tuple[Any, T]] = []
-    for item in items:
-        total += 1
-        position: Any = position_of(item)
-        if after is None or (position < after if page.descending else position > after):
-            behind.append((position, item))
+    behind: list[tuple[Any, T]] = [(position_of(item), item) for item in items]
+    total = len(behind)
+    if after is not None:
+        behind = [each for each in behind if (each[0] < after if page.descending else each[0] > after)]
     first = heapq.nlargest if page.descending else heapq.nsmallest
     nearest = first(page.size + 1, behind, key=itemgetter(0))
     has_more = len(nearest) > page.size

@@ -299,7 +299,7 @@ class ServerProcess:
             backend, metrics, clock, self._trace_name(), secrets.token_hex(8), serve.trace_bytes_per_day
         )
         if "delay" in self.components:
-            self.delay = LevelService(backend, self.config.delay, metrics, clock)
+            self.delay = LevelService(backend, self.config.delay, metrics, clock, address=self._bind_admin())
             self.delay.start()
             stores = self._delay_stores()
             self.timers = DelayService(
@@ -412,7 +412,7 @@ class ServerProcess:
             backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
             self.config.serve.backups, self.others, self.config.delay.table,
             self.producer or self.sends, self._findings, self._trace_name(), self._describe_process(),
-            self.callers,
+            self.callers, self.delay,
         )  # fmt: skip
         self._operations = api.operations
         gevent.spawn(self._operations.resume_all)

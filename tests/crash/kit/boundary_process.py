@@ -19,11 +19,12 @@ from backend.completion import Completion
 from backend.port import Backend
 from backend.records import AppendResult, CommitBatch, NewRecord, ProgressDelta
 from ddmq.cli.root import run as ddmq
-from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_DEAD_TOPIC, TRANSACTION_GROUP
+from ddmq_common.names import HALF_TOPIC, LEVELS_GROUP, OP_TOPIC, TRANSACTION_DEAD_TOPIC, TRANSACTION_GROUP
 
 BEFORE, DURING, AFTER = MOMENTS = ("before", "during", "after")
 PREPARE, END, CHECK, GIVE_UP = "prepare", "end", "check", "give up"
 SEND, REPLY, PROGRESS, SETTINGS = "send", "reply", "progress", "settings"
+LEVEL = "level"
 Results = Completion[list[AppendResult]]
 
 
@@ -38,6 +39,8 @@ def boundary_of(records: Sequence[NewRecord], progress: Sequence[ProgressDelta])
         return PREPARE
     if TRANSACTION_GROUP in groups:
         return CHECK if any(delta.attempts for delta in progress) else PROGRESS
+    if LEVELS_GROUP in groups:
+        return LEVEL
     if records:
         return REPLY if progress else SEND
     return PROGRESS if progress else SETTINGS

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ddmq.server.admin.api import ROUTES
 from ddmq.server.admin.contract.queries import FormQuery
+from ddmq.server.admin.routes import ROUTES
 from ddmq.server.http.parameters import Query
 from ddmq_client import Consumer
 from tests.scenarios.real_server import PATIENCE_S, RealServer, running, write_config
@@ -167,6 +167,10 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     visit("GET", f"/delay/histogram?topic={topic}")
     for path in ("/processes", "/clients", "/config?changed=1", "/log", f"/retries?group={dead_group}"):
         visit("GET", path)
+    position = {"offset": 0, "id": "0" * 32}
+    change = {"group": dead_group, "action": "now", "level": 1, "messages": [position]}
+    assert visit("POST", "/retries", change | {"dry_run": True})["changed"] == 0
+    assert visit("POST", "/retries", change)["items"][0]["reason"]
     visit("POST", f"/topics/{topic}/search", {"text": "one"})
     if shell.server.admin("GET", "log")["disk"] is not None:
         visit("POST", "/log/clean", {"before_ms": 1, "dry_run": True})

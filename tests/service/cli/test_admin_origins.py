@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from ddmq.server.admin.api import ROUTES
+from ddmq.server.admin.routes import ROUTES
 from tests.scenarios.real_server import PATIENCE_S, RealServer
 from tests.service.cli.conftest import Shell
 

@@ -78,6 +78,7 @@ READS = {
         Case(("op", "plan", "dead-letters", "resend", "--group", GROUP)),
         Case(("op", "plan", "keys", "park", "--group", ORDERED)),
         Case(("op", "plan", "delays", "cancel", "--topic", TOPIC)),
+        Case(("op", "plan", "retries", "now", "--group", GROUP, "--id", NASTY), is_shown=False),
     ],
     "op list": [Case(("op", "list"), is_shown=False)],
     "changes": [Case(("changes",), is_shown=False)],

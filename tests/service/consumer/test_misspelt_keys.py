@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddmq.server.admin.api import ROUTES, AdminApi
+from ddmq.server.admin.api import AdminApi
 from ddmq.server.admin.contract.bodies import SettingsBody
 from ddmq.server.admin.contract.route import Route
 from ddmq.server.admin.operations.service import FILTERS
+from ddmq.server.admin.routes import ROUTES
 from ddmq.server.http.parameters import describe_fields
 from tests.service.consumer.consumer_rig import ConsumerRig
 from tests.support.misspellings import misspellings

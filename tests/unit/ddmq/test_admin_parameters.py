@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq.server.admin.api import ROUTES, check_parameters
+from ddmq.server.admin.api import check_parameters
 from ddmq.server.admin.contract.bodies import DeadLetterResendBody, OffsetResetBody
 from ddmq.server.admin.contract.queries import DeadLettersQuery, MessagesQuery, TopicsQuery
 from ddmq.server.admin.contract.rights import RIGHTS, split_rights
 from ddmq.server.admin.contract.route import Route
+from ddmq.server.admin.routes import ROUTES
 from ddmq.server.http.parameters import (
     NUMBER_MAX,
     Body,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ddmq.server.admin.api import ROUTES
 from ddmq.server.admin.contract.queries import FormQuery
+from ddmq.server.admin.routes import ROUTES
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "admin-api.md"
 ROW = re.compile(r"\| `(GET|POST|DELETE) (/[^`?]*)[^`]*` \| (.+) \|\n")

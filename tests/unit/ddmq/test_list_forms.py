@@ -12,9 +12,10 @@ import pytest
 
 from backend.memory import MemoryBackend
 from backend.records import NewRecord, TopicInfo
-from ddmq.server.admin.api import ROUTES, AdminApi
+from ddmq.server.admin.api import AdminApi
 from ddmq.server.admin.contract.forms import page_form, second_form, to_second_form
 from ddmq.server.admin.contract.structs import answers, group_answers
+from ddmq.server.admin.routes import ROUTES
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 from schemathesis.specs.openapi import definitions
 
-from ddmq.server.admin.api import ROUTES
 from ddmq.server.admin.contract.bodies import SettingsBody
 from ddmq.server.admin.contract.openapi import encode_document
 from ddmq.server.admin.contract.route import Route
+from ddmq.server.admin.routes import ROUTES
 from ddmq.server.config import TopicEntry
 from ddmq.server.http.parameters import read_body
 from ddmq_common.config import ConfigLocation, build

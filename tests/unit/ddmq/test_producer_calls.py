@@ -16,7 +16,7 @@ from backend.port import Health
 from backend.records import TopicInfo
 from ddmq.server.admin.api import AdminApi
 from ddmq.server.admin.figures import OtherProcesses
-from ddmq.server.admin.producer_calls import IDL, NO_PRODUCER, ProducerCalls
+from ddmq.server.admin.producer.calls import IDL, NO_PRODUCER, ProducerCalls
 from ddmq.server.http.parameters import Query
 from ddmq.server.http.routing import AdminRequest, Text, UncertainOutcomeError, forward_request
 from ddmq_client.idl import producer

@@ -6,7 +6,7 @@ import pytest
 
 from backend.port import Health
 from ddmq.address import HostPort
-from ddmq.server.admin.api import health_fields
+from ddmq.server.admin.routes import health_fields
 from ddmq.server.process.server_process import reachable_address
 
 

@@ -121,6 +121,17 @@ def test_the_oldest_changes_make_room(server: ChangesRig, monkeypatch: pytest.Mo
     assert server.request("POST", f"/changes/{ids[0]}/undo")[0] == 404
 
 
+def test_changes_are_listed_in_the_second_form(server: ChangesRig) -> None:
+    ids = [server.set_topic(body_bytes_max=1000 + number)["undo"] for number in range(5)]
+    first = server.get("/changes?form=2&count=3&text=body_bytes")
+    second = server.get(f"/changes?form=2&count=3&text=body_bytes&after={first['next']}")
+    assert [row["id"] for row in first["items"] + second["items"]] == ids[::-1]
+    assert (first["total"], first["exact"], "next" in second) == (5, True, False)
+    oldest = server.get("/changes?form=2&sort=at_ms&count=1&fields=object,who")
+    assert oldest["items"] == [{"object": "topic t", "who": "10.1.2.3"}]
+    assert server.request("GET", "/changes?text=x")[0] == 400
+
+
 def test_a_record_that_cannot_be_decoded_is_left_out(server: ChangesRig) -> None:
     batch = CommitBatch(settings={"change/" + "f" * 20: b"{"})
     server.backend.commit(batch, FAR).wait(5)

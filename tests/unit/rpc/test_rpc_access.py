@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ddmq.server.admin.access import check_rules
-from ddmq.server.admin.api import ROUTES
+from ddmq.server.admin.routes import ROUTES
 from ddmq_client.idl import producer
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.security.callers import CallerTable

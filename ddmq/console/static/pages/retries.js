@@ -1,5 +1,6 @@
 // Messages that failed and wait for their next delivery, message by message.
 import { listing, useData } from "../lib/api.js";
+import { changed, openOperation } from "../lib/actions.js";
 import { formatNumber, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Card, Chips, Filter, GroupLink, Head, Loaded, MessageLink, Missing, Name, Time, TopicLink } from "../lib/parts.js";
@@ -17,6 +18,19 @@ const COLUMNS = [
   { head: "story", cell: (row) => html`<${MessageLink} id=${row.id}>story<//>` },
 ];
 
+const WORDS = {
+  now: ["Deliver now", "The messages are delivered to the group at once. One that fails again waits for its next step.", false],
+  dead_letter: ["Move to dead letters", "The messages are not delivered any more, unless they are resent.", true],
+};
+
+function Actions({ filter }) {
+  const act = (action) => {
+    const [verb, note, danger] = WORDS[action];
+    openOperation({ title: `${verb}: what waits for ${filter.group}`, verb, note, danger, body: { kind: "retries", action, filter } });
+  };
+  return html`<span class="actions">${Object.keys(WORDS).map((action) => html`<button type="button" onClick=${() => act(action)}>${WORDS[action][0]}…</button>`)}</span>`;
+}
+
 /** The groups with messages on the retry path, to choose from. */
 function Choices() {
   const groups = useData("/lag", listing({}, 1_000), { every: 5_000 });
@@ -28,11 +42,12 @@ function Choices() {
 
 export function Page({ query }) {
   const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
+  void changed.value;
   const state = useData(filter.group ? "/retries" : null, { ...filter, count: 50, after: query.get("after") }, { version: "retries" });
   return html`<${Head} title="Retries" />
     <${Card} note="Messages that failed and wait for their next delivery.">
       <div class="filters"><${Filter} name="group" label="group" query=${query} /></div><${Chips} query=${query} names=${FILTERS} />
-      ${!filter.group && html`<${Choices} />`}
+      ${filter.group ? html`<div class="tools"><${Actions} filter=${filter} /></div>` : html`<${Choices} />`}
       ${filter.group && html`<${Loaded} state=${state} absent="This server does not list retries.">${(answer) => html`<${Missing} missing=${answer.missing} />
         <${Table} label="retries" columns=${COLUMNS} rows=${answer.items} rowKey=${(row) => row.id} empty="Nothing waits for a retry." />
         <${Pager} answer=${answer} shown=${answer.items.length} noun="message" query=${query} />`}<//>`}

@@ -11,6 +11,7 @@ import msgspec
 
 from ddmq.server.admin.changes.kinds import CHANGE_KINDS, RECORDED, ChangeableServer, ChangeKind, UndoableKind
 from ddmq.server.admin.changes.log import (
+    CHANGES_MAX,
     REQUEST_CHARS,
     TOO_LARGE,
     ChangeLog,
@@ -107,6 +108,10 @@ class RecordedChanges:
         """Return a page of the changes that the caller may see, the newest first."""
         changes, following = self.log.list_changes(query.after or "", min(query.count, COUNT_MAX), allows)
         return {"items": [_change_row(each) for each in changes], "next": following}
+
+    def list_rows(self, allows: Callable[[RecordedChange], bool] | None = None) -> list[dict[str, Any]]:
+        """Return all changes that the caller may see, the newest first."""
+        return [_change_row(each) for each in self.log.list_changes("", CHANGES_MAX, allows)[0]]
 
     def show_change(self, change_id: str) -> dict[str, Any]:
         """Return one change. Raises NoSuchChangeError."""

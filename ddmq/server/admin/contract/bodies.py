@@ -161,6 +161,7 @@ OPERATION_ACTIONS = {
     "dead_letters": ("resend", "purge"),
     "keys": ("park", "skip", "replay"),
     "delays": ("cancel", "fire", "reschedule", "hold", "release"),
+    "retries": ("now", "dead_letter"),
 }  # by kind
 GroupName = Annotated[str, Meta(min_length=1, description="the name of a consumer group")]
 FilterText = Annotated[
@@ -174,13 +175,20 @@ class OperationPlanBody(Body):
     """A plan of an operation on everything that matches `filter`, whose names depend on the kind. `to_topic`:
     for a resend; `due_ms` or `shift_ms`: for a reschedule. Without `dry_run`, it is started at once."""
 
-    kind: Annotated[Literal["dead_letters", "keys", "delays"], Meta(description="dead_letters, keys, delays")]
+    kind: Annotated[
+        Literal["dead_letters", "keys", "delays", "retries"],
+        Meta(description="dead_letters, keys, delays, retries"),
+    ]
     action: Annotated[
         Literal[
-            "resend", "purge", "park", "skip", "replay", "cancel", "fire", "reschedule", "hold", "release"
+            "resend", "purge", "park", "skip", "replay", "cancel", "fire", "reschedule", "hold", "release",
+            "now", "dead_letter",
         ],
-        Meta(description="resend, purge, park, skip, replay, cancel, fire, reschedule, hold, release"),
-    ]
+        Meta(
+            description="resend, purge, park, skip, replay, cancel, fire, reschedule, hold, release, now, "
+            "dead_letter"
+        ),
+    ]  # fmt: skip
     filter: Annotated[dict[str, Any], Meta(description="a map of names to values, as the kind allows")]
     dry_run: Flag = True
     to_topic: Flag = False
@@ -235,6 +243,48 @@ class DelayChoiceBody(Body):
     to_ms: EpochMs = None
     born_from_ms: EpochMs = None
     born_to_ms: EpochMs = None
+
+
+MessageId = Annotated[
+    str, Meta(pattern="^[0-9a-f]+$", min_length=32, max_length=32, description="32 hexadecimal digits")
+]
+LevelNumber = Annotated[int, Meta(ge=1, le=1_000, description="the number of a delay level, from 1")]
+RETRIES_MAX = 100  # in one request
+
+
+class RetryChoiceBody(Body):
+    """Which messages an operation takes from the retry path of a group: by id, topic, key, error class, text,
+    delay level and due time. The end of the range is exclusive."""
+
+    group: GroupName
+    ids: Annotated[list[str], Meta(description="a list of message ids")] = []
+    topic: OptionalText = None
+    key: OptionalText = None
+    error: OptionalText = None
+    text: FilterText = None
+    level: Annotated[LevelNumber | None, Meta(description="the number of a delay level, from 1")] = None
+    from_ms: EpochMs = None
+    to_ms: EpochMs = None
+
+
+class RetryPosition(Body):
+    """A message at a delay level: its `level_offset` and `id` in the response to `GET /retries`."""
+
+    offset: Offset
+    id: MessageId
+
+
+class RetryChangeBody(Body):
+    """A change of messages of a group that wait for a retry at one delay level. `now`: deliver them now."""
+
+    group: GroupName
+    action: Annotated[Literal["now", "dead_letter"], Meta(description="now, dead_letter")]
+    level: LevelNumber
+    messages: Annotated[
+        list[RetryPosition],
+        Meta(min_length=1, max_length=RETRIES_MAX, description=f"a list of 1 to {RETRIES_MAX} messages"),
+    ]
+    dry_run: Flag = False
 
 
 @dataclass(frozen=True, eq=False)

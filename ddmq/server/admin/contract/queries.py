@@ -216,11 +216,10 @@ class DeadLettersQuery(DeadLetterFacetsQuery):
     sort: Sort = None
 
 
-class ChangesQuery(FormQuery):
+class ChangesQuery(ListQuery):
     """A page of the recorded changes, the newest first."""
 
     count: Count = 20
-    after: Cursor = None
 
 
 class TransactionsQuery(ListQuery):

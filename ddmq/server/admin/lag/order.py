@@ -36,10 +36,11 @@ class LagOrder:
     def read_lags(self, names: Sequence[Name]) -> tuple[dict[Name, int], bool]:
         """Return the known lags, and whether they are those of all these subscriptions and at most FRESH_S
         old."""
-        if not self._is_fresh(names):
-            if self._refresh is None or self._refresh.ready():
-                self._refresh = gevent.spawn(self._refresh_lags, sorted({group for group, _ in names}))
-            self._refresh.join(WAIT_S if len(names) <= FEW else PAGE_WAIT_S)
+        if self._is_fresh(names):
+            return self._lags, True
+        if self._refresh is None or self._refresh.ready():
+            self._refresh = gevent.spawn(self._refresh_lags, sorted({group for group, _ in names}))
+        self._refresh.join(WAIT_S if len(names) <= FEW else PAGE_WAIT_S)
         return self._lags, self._is_fresh(names)
 
     def _is_fresh(self, names: Iterable[Name]) -> bool:

@@ -10,14 +10,14 @@ Name = tuple[str, str]  # group, topic
 
 def page_subscriptions(groups: AdminGroups, page: PageRequest) -> ItemPage:
     """Return a page of the subscriptions, by group and topic."""
-    matches = [name for name in groups.list_names() if page.selects(*name)]
+    matches = page.select_names(groups.list_names())
     selected = select_page(matches, lambda name: name, tuple[str, str], page)
     return selected._replace(items=groups.describe_subscriptions(selected.items))
 
 
 def page_lags(groups: AdminGroups, group: str | None, page: PageRequest) -> ItemPage:
     """Return a page of the subscriptions with their lag, by lag or by group and topic."""
-    matches = [name for name in groups.list_names(group) if page.selects(*name)]
+    matches = page.select_names(groups.list_names(group))
     lags: dict[Name, int] = {}
     is_fresh = True
     if page.sort == "lag":

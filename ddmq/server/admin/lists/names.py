@@ -8,6 +8,8 @@ from typing import Any
 
 from backend.port import Backend
 from ddmq.server.admin import dlq, offsets, topics
+from ddmq.server.admin.changes.log import RecordedChange
+from ddmq.server.admin.changes.service import RecordedChanges
 from ddmq.server.admin.operations.plans import Plan
 from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.transactions import AdminTransactions
@@ -79,6 +81,18 @@ def page_operations(
         if page.matches(row["id"], row["kind"], row["action"], row["state"])
     ]
     return select_page(rows, lambda row: (row["planned_ms"], row["id"]), tuple[int, str], page)
+
+
+def page_changes(
+    changes: RecordedChanges, page: PageRequest, allows: Callable[[RecordedChange], bool] | None = None
+) -> ItemPage:
+    """Return a page of the recorded changes that the caller may see, by their time."""
+    rows = [
+        row
+        for row in changes.list_rows(allows)
+        if page.matches(row["id"], row["who"], row["request"], row["kind"], row["object"])
+    ]
+    return select_page(rows, lambda row: (row["at_ms"], row["id"]), tuple[int, str], page)
 
 
 def page_findings(answer: Mapping[str, Any], page: PageRequest) -> ItemPage:

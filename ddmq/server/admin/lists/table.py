@@ -1,13 +1,14 @@
-"""Form 2 of each list: its items, its orders, and what computes a page of it. The routes are in api.py."""
+"""Form 2 of each list: its items, its orders, and what computes a page of it. The routes are in routes.py."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from ddmq.server.admin.access import allowed_plans
+from ddmq.server.admin.access import allowed_changes, allowed_plans
 from ddmq.server.admin.contract.listing import Listing
 from ddmq.server.admin.contract.structs import (
     answers,
+    change_answers,
     delay_answers,
     finding_answers,
     group_answers,
@@ -18,6 +19,7 @@ from ddmq.server.admin.lists.groups import page_lags, page_subscriptions
 from ddmq.server.admin.lists.keys import page_group_keys, page_keys
 from ddmq.server.admin.lists.messages import page_messages
 from ddmq.server.admin.lists.names import (
+    page_changes,
     page_dead_letter_groups,
     page_findings,
     page_levels,
@@ -111,6 +113,12 @@ LEVELS = Listing(
     delay_answers.DelayLevelRow,
     lambda api, _, page: page_levels(api.backend, api.levels, page),
     ("level", "-level"),
+)
+CHANGES = Listing(
+    change_answers.ChangeAnswer,
+    lambda api, r, page: page_changes(api.changes, page, allowed_changes(r)),
+    ("-at_ms", "at_ms"),
+    first_form=("count", "after"),
 )
 OPERATIONS = Listing(
     operation_answers.OperationRow,

@@ -23,7 +23,7 @@ from ddmq.server.admin.operations.plans import SAMPLE_MAX, Plan
 from ddmq.server.admin.operations.state import BatchResult, merge_skipped
 from ddmq.server.admin.operations.storing import OperationStore
 from ddmq.server.admin.operations.target import PLAN_S, EncodeProgress, PlanDraft, shorten_fields
-from ddmq.server.admin.producer_calls import ProducerCalls
+from ddmq.server.admin.producer.calls import ProducerCalls
 from ddmq.server.delays.changes import change_message
 from ddmq.server.delays.queries import PENDING, DelayQueries
 from ddmq.server.http.parameters import Query

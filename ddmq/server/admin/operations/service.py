@@ -19,11 +19,13 @@ from ddmq.server.admin.contract.bodies import (
     KeyChoiceBody,
     OperationPlanBody,
     OperationStartBody,
+    RetryChoiceBody,
 )
 from ddmq.server.admin.operations.blocked_keys import KeyTarget, plan_keys
 from ddmq.server.admin.operations.dead_letters import DeadLetterTarget, plan_dead_letters
 from ddmq.server.admin.operations.delays import DelayTarget, plan_delays
 from ddmq.server.admin.operations.plans import EXPIRY_MS, Plan, PlannedOperation, PlanShelf
+from ddmq.server.admin.operations.retries import RetryTarget, plan_retries
 from ddmq.server.admin.operations.runner import OperationRunner
 from ddmq.server.admin.operations.slices import wait_sliced
 from ddmq.server.admin.operations.state import OperationState, Progress, check_start
@@ -35,8 +37,9 @@ from ddmq.server.admin.operations.storing import (
     make_id,
 )
 from ddmq.server.admin.operations.target import OperationTarget, PlanDraft, build_command, stated_fields
-from ddmq.server.admin.producer_calls import ProducerCalls
+from ddmq.server.admin.producer.calls import ProducerCalls
 from ddmq.server.delays.queries import DelayQueries
+from ddmq.server.delays.retries import RetryChanges
 from ddmq.server.http.parameters import Body, read_body
 from ddmq.server.http.routing import NoSuchOperationError
 from ddmq_common.clock import Clock
@@ -48,6 +51,7 @@ PLAN_WAIT_S = 5.0  # for the plan before this one
 FILTER_BYTES_MAX = 64 << 10
 FILTERS: dict[str, type[Body]] = {
     "dead_letters": DeadLetterChoiceBody, "keys": KeyChoiceBody, "delays": DelayChoiceBody,
+    "retries": RetryChoiceBody,
 }  # by kind  # fmt: skip
 SUMMARY = ("id", "kind", "action", "state", "counted", "exact", "changed", "skipped", "planned_ms")
 log = logging.getLogger("ddmq.operations")
@@ -64,6 +68,7 @@ class Operations:
         find_consumer: Callable[[], ConsumerService],
         delays: DelayQueries,
         calls: ProducerCalls,
+        retries: RetryChanges,
         home: str,
     ) -> None:
         self._backend = backend
@@ -71,6 +76,7 @@ class Operations:
         self._find_consumer = find_consumer
         self._delays = delays
         self._calls = calls
+        self._retries = retries
         self.store = OperationStore(backend, clock)
         self.shelf = PlanShelf(clock.wall_ms)
         self._planning = BoundedSemaphore()
@@ -210,6 +216,8 @@ class Operations:
             return plan_dead_letters(self._backend, self._clock, body.action, choice, to_topic=body.to_topic)
         if body.kind == "keys":
             return plan_keys(self._find_consumer(), body.action, choice)
+        if body.kind == "retries":
+            return plan_retries(self._backend, self._clock, self._retries, body.action, choice)
         return plan_delays(self._delays, self._clock, self._calls, body.action, choice, timing)
 
     def _complete_plan(
@@ -241,6 +249,8 @@ class Operations:
             return DeadLetterTarget(self._backend, self._clock, plan)
         if plan.kind == "keys":
             return KeyTarget(self._find_consumer(), self.store, plan)
+        if plan.kind == "retries":
+            return RetryTarget(self._retries, self.store, plan)
         return DelayTarget(self._delays, self._calls, self.store, plan)
 
     # --- operations

@@ -12,7 +12,7 @@ from ddmq.server.admin.operations.state import BatchResult
 
 PLAN_S = 10.0  # for counting; what is beyond is not counted
 ERROR_CHARS = 300  # of an error text in a sample
-_OPTIONS = {"offsets": "--offset", "keys": "--key"}
+_OPTIONS = {"offsets": "--offset", "keys": "--key", "ids": "--id"}
 EncodeProgress = Callable[[BatchResult], Mapping[str, bytes]]
 
 
@@ -42,7 +42,7 @@ class OperationTarget(Protocol):
 
 def build_command(kind: str, action: str, chosen: Mapping[str, Any], options: Mapping[str, Any]) -> str:
     """Return the `ddmq` command that makes the same plan."""
-    words = ["ddmq", "op", "plan", kind.replace("_", "-"), action]
+    words = ["ddmq", "op", "plan", kind.replace("_", "-"), action.replace("_", "-")]
     for name, value in {**chosen, **options}.items():
         option = _OPTIONS.get(name, "--" + name.removesuffix("_ms").replace("_", "-"))
         for each in value if isinstance(value, list) else [value]:

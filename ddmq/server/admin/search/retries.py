@@ -6,6 +6,8 @@ finished. Any process can read both.
 
 from __future__ import annotations
 
+from typing import Any
+
 from backend.internal_topics import REAL_TOPIC
 from backend.port import Backend
 from backend.records import QueueRef, StoredRecord
@@ -29,7 +31,7 @@ def list_retries(backend: Backend, clock: Clock, query: RetriesQuery) -> dict[st
     scan = RecordScan(backend, clock, _list_ranges(backend, query.group), read_cursor(query.after))
     items = []
     for record in scan.walk_records():
-        row = _describe_retry(record, query.group)
+        row = describe_retry(record, query.group)
         if row is not None and query.topic in (None, row["topic"]):
             items.append(row)
         if len(items) >= min(max(query.count, 1), ITEMS_MAX):
@@ -42,22 +44,28 @@ def list_retries(backend: Backend, clock: Clock, query: RetriesQuery) -> dict[st
 
 
 def _list_ranges(backend: Backend, group: str) -> list[ScannedRange]:
+    return [*_ranges_of(backend, DUE, retry_topic(group), group), *list_level_ranges(backend)]
+
+
+def _ranges_of(backend: Backend, kind: int, topic: str, owner: str) -> list[ScannedRange]:
+    """Return the offsets of each queue of a topic that a group has not finished."""
+    info = backend.topic(topic)
+    queues: list[QueueRef] = [] if info is None else info.refs()
+    views, bounds = backend.progress(owner, queues), backend.bounds(queues)
     ranges = []
-    for kind, topic, owner in (
-        (DUE, retry_topic(group), group),
-        (AT_LEVEL, SCHEDULE_TOPIC, LEVELS_GROUP),
-    ):
-        info = backend.topic(topic)
-        queues: list[QueueRef] = [] if info is None else info.refs()
-        views, bounds = backend.progress(owner, queues), backend.bounds(queues)
-        for queue, view, limits in zip(queues, views.wait(WAIT_S), bounds.wait(WAIT_S), strict=True):
-            if limits is not None:
-                start = max(limits.min, view.committed or 0)
-                ranges.append(ScannedRange(kind, queue, start, limits.next, sorted(view.finished)))
+    for queue, view, limits in zip(queues, views.wait(WAIT_S), bounds.wait(WAIT_S), strict=True):
+        if limits is not None:
+            start = max(limits.min, view.committed or 0)
+            ranges.append(ScannedRange(kind, queue, start, limits.next, sorted(view.finished)))
     return ranges
 
 
-def _describe_retry(record: StoredRecord, group: str) -> dict[str, object] | None:
+def list_level_ranges(backend: Backend) -> list[ScannedRange]:
+    """Return the offsets of the messages that wait at each delay level, retries and others."""
+    return _ranges_of(backend, AT_LEVEL, SCHEDULE_TOPIC, LEVELS_GROUP)
+
+
+def describe_retry(record: StoredRecord, group: str) -> dict[str, Any] | None:
     """Return the row of a message on the group's retry path; None for any other message."""
     is_due = record.topic == retry_topic(group)
     if not is_due and record.system.get(REAL_TOPIC) != retry_topic(group):
@@ -67,7 +75,7 @@ def _describe_retry(record: StoredRecord, group: str) -> dict[str, object] | Non
         content = delivery.decode(record.delivery)
     except DamagedError:
         return None
-    return {
+    row = {
         "group": group, "topic": system.get(headers.TOPIC, ""),
         "queue": _as_int(system.get(headers.QUEUE)), "offset": _as_int(system.get(headers.OFFSET)),
         "id": record.message_id.hex(), "key": content.key.decode("utf-8", "replace"),
@@ -76,6 +84,7 @@ def _describe_retry(record: StoredRecord, group: str) -> dict[str, object] | Non
         "since_ms": since_ms(record), "error": system.get(headers.ERROR, ""),
         "body_bytes": len(content.value),
     }  # fmt: skip
+    return row if is_due else row | {"level": record.queue_id + 1, "level_offset": record.offset}
 
 
 def _as_int(text: str | None) -> int:

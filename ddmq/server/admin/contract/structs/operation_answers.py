@@ -13,14 +13,14 @@ from ddmq.server.admin.contract.forms import OptionalText
 from ddmq.server.admin.contract.structs.answers import GroupsReached
 from ddmq.server.http.parameters import Answer
 
-OperationKind = Literal["dead_letters", "keys", "delays"]
+OperationKind = Literal["dead_letters", "keys", "delays", "retries"]
 ShownState = Literal["planned", "running", "stopping", "interrupted", "stopped", "done", "failed"]
 Skipped = Annotated[dict[str, int], Meta(description="a number of items for each reason")]
 
 
 class OperationSample(Answer, kw_only=True):
     """An item that matches: a dead letter (`queue`, `offset`: in the dead-letter topic), a key with its first
-    message, or a delayed message. Long texts are truncated."""
+    message, a delayed message, or a retry (`level`: where it waits). Long texts are truncated."""
 
     topic: str
     key: str | UnsetType = UNSET
@@ -40,6 +40,9 @@ class OperationSample(Answer, kw_only=True):
     held: bool | UnsetType = UNSET
     repeats: str | UnsetType = UNSET
     preview: str | UnsetType = UNSET
+    level: int | UnsetType = UNSET
+    step: int | UnsetType = UNSET
+    deliveries: int | UnsetType = UNSET
 
 
 class OperationOptions(Answer):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from ddmq.server.admin.contract.structs.answers import MessageRow
+from ddmq.server.admin.contract.forms import OptionalText
+from ddmq.server.admin.contract.structs.answers import GroupsReached, MessageRow
 from ddmq.server.admin.contract.structs.live_answers import Missing
 from ddmq.server.http.parameters import Answer
 
@@ -29,7 +30,8 @@ class MessagesFoundAnswer(Answer):
 
 class RetryRow(Answer):
     """A message on the retry path. `queue`, `offset`: in its `topic`; `due_ms`: when it is or was due;
-    `step`: the retries so far; `deliveries`: the deliveries so far; `error`: of the last one."""
+    `step`: the retries so far; `deliveries`: the deliveries so far; `error`: of the last one. `level`,
+    `level_offset`: where it waits; absent if it is due."""
 
     group: str
     topic: str
@@ -44,6 +46,27 @@ class RetryRow(Answer):
     since_ms: int
     error: str
     body_bytes: int
+    level: int | UnsetType = UNSET
+    level_offset: int | UnsetType = UNSET
+
+
+class RetryOutcomeRow(Answer):
+    """A message of a change. `reason`: why it stays as it is, if it is not changed."""
+
+    offset: int
+    id: str
+    changed: bool
+    reason: OptionalText
+
+
+class RetriesChangedAnswer(Answer):
+    """The outcome of a change of retries; with `dry_run`, what it would be. `changed`: the number of messages
+    that are changed. `reaches`: the groups that they are delivered to, by topic."""
+
+    changed: int
+    items: list[RetryOutcomeRow]
+    reaches: dict[str, GroupsReached]
+    dry_run: bool
 
 
 class RetriesAnswer(Answer):

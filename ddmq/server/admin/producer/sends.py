@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from ddmq.server.admin.contract.bodies import MessageSendBody
-from ddmq.server.admin.producer_calls import CLIENT, IDL, ProducerCalls
+from ddmq.server.admin.producer.calls import CLIENT, IDL, ProducerCalls
 from ddmq.server.http.routing import AdminRequest
 from ddmq_client.core.selectors import make_placer
 from ddmq_client.delays import When, to_datetime, when_of

@@ -1,0 +1,1 @@
+"""Requests that a producer proxy carries out: sends, and changes of delayed messages."""
