@@ -121,6 +121,16 @@ class CallerTable:
         for listener in self.on_change:
             listener()
 
+    @property
+    def policy(self) -> Policy:
+        """Return the rules that are in force."""
+        return self._policy
+
+    @property
+    def tokens(self) -> Tokens:
+        """Return the tokens that are in force, by their ids."""
+        return self._tokens
+
     def at_address(self, address: str) -> Caller:
         """Return the caller of a connection from an IP address that has not logged in."""
         return self._caller_of(self._policy.find_by_address(address))

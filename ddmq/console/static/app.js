@@ -22,6 +22,7 @@ const PAGES = [
   ["Transactions", "transactions", "x"],
   ["System", "system", "s"],
   ["Changes", "changes", "c"],
+  ["Access", "access", "a"],
 ];
 const MODULES = {
   topics: () => import("./pages/topics.js"),
@@ -39,6 +40,7 @@ const MODULES = {
   "messages/*": () => import("./pages/message.js"),
   system: () => import("./pages/system.js"),
   changes: () => import("./pages/changes.js"),
+  access: () => import("./pages/access.js"),
   search: () => import("./pages/search.js"),
 };
 
@@ -109,7 +111,7 @@ function App() {
     <${ActionDialog} /><${Help} />`;
 }
 
-const HELP = [["/", "search"], ["g then n t o k d y r x s c", "go to a page"], ["j, k", "next, previous row"], ["x", "select the row"], ["?", "this help"], ["Esc", "close"]];
+const HELP = [["/", "search"], ["g then n t o k d y r x s c a", "go to a page"], ["j, k", "next, previous row"], ["x", "select the row"], ["?", "this help"], ["Esc", "close"]];
 
 function Help() {
   return html`<dialog id="help" aria-label="keys"><h2>Keys</h2><dl class="facts">${HELP.map(([key, text]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${text}</dd></div>`)}</dl><form method="dialog"><button class="act">Close</button></form></dialog>`;

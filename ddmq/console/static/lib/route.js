@@ -30,10 +30,12 @@ export function navigate(address, { replace = false } = {}) {
   publish();
 }
 
-/** Change query values of this page. The position in a list is dropped, unless it is what changes. */
+const CURSORS = ["after", "more"];
+
+/** Change query values of this page. The positions in lists are dropped, unless one of them is what changes. */
 export function setQuery(changes, { replace = true } = {}) {
   const query = new URLSearchParams(location.search);
-  if (!("after" in changes)) query.delete("after");
+  if (!CURSORS.some((name) => name in changes)) CURSORS.forEach((name) => query.delete(name));
   for (const [name, value] of Object.entries(changes)) {
     if (value === "" || value == null) query.delete(name);
     else query.set(name, String(value));
