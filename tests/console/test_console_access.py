@@ -86,16 +86,31 @@ def test_an_identity_sees_itself_and_what_it_lacks(browser: Any, secured: Secure
         assert page.locator("main").get_by_text("root", exact=True).count() == 0
 
 
+def test_the_audit_log_shows_a_rejected_attempt_to_an_administrator(admin: Console, secured: Secured) -> None:
+    server, tokens = secured
+    AdminClient(server.ports["admin"], tokens["billing"]).request("DELETE", "topics", "orders")
+    page = admin.goto("changes?who=billing&event=rejected")
+    row = page.get_by_role("group", name="audit log").locator("tbody tr").first
+    row.get_by_text("lacks the right `manage orders`").wait_for()
+    row.get_by_role("link", name="billing").click()
+    page.get_by_role("heading", name="Access").wait_for()
+    assert "identity=billing" in page.url
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [("access?identity=billing&right=send&name=orders", "lacks the right"), ("changes", "/auth/tokens")],
+)
 def test_the_page_of_a_secured_server_has_no_obstacle(
-    browser: Any, secured: Secured, width: int, scheme: str
+    browser: Any, secured: Secured, path: str, text: str, width: int, scheme: str
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
     with open_as(browser, secured, "root", width=width, scheme=scheme, bypass_csp=True) as console:
-        page = console.goto("access?identity=billing&right=send&name=orders")
-        page.get_by_text("lacks the right").wait_for()
-        page.locator("table").nth(1).wait_for()
+        page = console.goto(path)
+        page.get_by_text(text).first.wait_for()
+        page.locator("main table").first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         violations = axe.Axe().run(page).response["violations"]
         assert [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in violations] == []

@@ -102,6 +102,12 @@ def test_the_audit_log_says_who_made_which_token_and_who_was_rejected(installed:
     assert made[0]["object"] == "identity=app"
 
 
+def test_a_change_states_the_identity_that_made_it(installed: Installation) -> None:
+    assert installed.ask("root", "POST", "topics", "own", queues=1)[0] == 200
+    (change, *_) = installed.ask("root", "GET", "changes")[1]["items"]
+    assert (change["object"], change["who"]) == ("topic own", "root at 127.0.0.1")
+
+
 def test_a_broken_file_is_reported_with_what_is_wrong(installed: Installation) -> None:
     path = installed.conf / SECURITY_FILE
     before = path.read_text()

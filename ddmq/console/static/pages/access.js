@@ -5,7 +5,7 @@ import { formatNumber, formatSize, quoteArgument, visible } from "../lib/format.
 import { html } from "../lib/html.js";
 import { now } from "../lib/live.js";
 import { Badge, Card, Chips, Command, Facts, Filter, Head, Loaded, Name, Time } from "../lib/parts.js";
-import { setQuery } from "../lib/route.js";
+import { link } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
 
 const DAY_MS = 86_400_000;
@@ -25,7 +25,7 @@ function Explain({ query, own }) {
   const [identity, right, name] = [query.get("identity") ?? own, query.get("right") ?? "", query.get("name") ?? ""];
   const ready = identity && right && (name || !NAMED.includes(right));
   const state = useData(ready ? "/auth/explain" : null, { identity, right, name });
-  return html`<${Card} title="May it?" note="Which rule allows it, or which right is missing.">
+  return html`<${Card} title="Explain a right" note="Which rule allows it, or what is missing.">
     <div class="filters"><${Filter} name="identity" label="identity" query=${query} placeholder=${own} /><${Filter} name="right" label="right" query=${query} options=${RIGHTS} empty="choose" /><${Filter} name="name" label="topic or group" query=${query} /></div>
     ${ready && html`<${Loaded} state=${state}>${(answer) => html`<p class="effect" role="status"><${Badge} kind=${answer.allowed ? "good" : "bad"}>${answer.allowed ? "allowed" : "not allowed"}<//> ${visible(answer.reason)}</p>
       <${Command} text=${`ddmq auth explain ${[identity, right, name].filter(Boolean).map(quoteArgument).join(" ")} --config CONF`} />`}<//>`}
@@ -41,8 +41,8 @@ function Identities({ query, usage }) {
   const state = useData("/auth/identities", { count: 50, text: query.get("text"), after: query.get("after") });
   const used = Object.fromEntries((usage.data ?? []).map((row) => [row.identity, row]));
   const columns = [
-    { head: "identity", cell: (row) => html`<button type="button" class="quiet" onClick=${() => setQuery({ identity: row.identity })}><${Name} text=${row.identity} /></button>` },
-    { head: "kind", cell: (row) => html`<${Badge} kind=${row.kind === "admin" ? "warn" : "plain"}>${row.kind}<//>` },
+    { head: "identity", cell: (row) => html`<a href=${link(["access"], { identity: row.identity })}><${Name} text=${row.identity} /></a>` },
+    { head: "kind", cell: (row) => html`<${Badge}>${row.kind}<//>` },
     { head: "may", wide: true, cell: (row) => html`${KINDS[row.kind] ?? ""}${row.rules.map((each) => html`<div><code>${visible(each.rule)}</code>${each.role && html` <span class="soft">role ${visible(each.role)}</span>`}</div>`)}${row.rules_more > 0 && html`<div class="soft">and ${formatNumber(row.rules_more)} more</div>`}${!row.rules.length && !KINDS[row.kind] && html`<span class="soft">nothing</span>`}` },
     { head: "without login from", cell: (row) => visible([...row.networks, ...row.certificates].join(", ")) || html`<span class="soft">–</span>` },
     { head: "tokens", number: true, cell: (row) => formatNumber(row.tokens) },
@@ -113,7 +113,7 @@ export function Page({ query }) {
   const usage = useData(who.data?.enabled ? "/usage" : null, {}, { every: 5_000 });
   return html`<${Head} title="Access" />
     <${Loaded} state=${who} absent="This server does not describe its rights.">${(answer) => (answer.enabled
-      ? html`<${Card} title="You"><${Facts} facts=${[["identity", answer.identity ? html`<${Name} text=${answer.identity} />` : "none"], ["kind", answer.kind && html`<${Badge} kind=${answer.kind === "admin" ? "warn" : "plain"}>${answer.kind}<//>`], ["sees", answer.kind === "admin" ? "all identities" : "itself; others need the kind admin"]]} />
+      ? html`<${Card} title="You"><${Facts} facts=${[["identity", answer.identity ? html`<${Name} text=${answer.identity} />` : "none"], ["kind", answer.kind && html`<${Badge}>${answer.kind}<//>`], ["sees", answer.kind === "admin" ? "all identities" : "itself; others need the kind admin"]]} />
           ${answer.error && html`<p class="warn" role="status">▲ The newest files are not in force: ${visible(answer.error)}</p>`}<//>
         <${Explain} query=${query} own=${answer.identity} /><${Identities} query=${query} usage=${usage} /><${Tokens} query=${query} who=${answer} />`
       : html`<${Off} />`)}<//>`;

@@ -16,7 +16,7 @@ State = Annotated[
 class ChangeAnswer(Answer):
     """A change that was made.
 
-    `who`: the address of the client. `undoable`: it can be undone, if nothing changes meanwhile. `final`: why
+    `who`: the address of the client, or `IDENTITY at ADDRESS`. `undoable`: it can be undone, if nothing changes meanwhile. `final`: why
     it cannot. `undoes`, `undone_by`: ids of other changes, or empty.
     """
 
