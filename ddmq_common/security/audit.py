@@ -146,6 +146,7 @@ class AuditLog:
         dropped: LineCounter,
         run: Callable[..., None] = off_hub,
     ) -> None:
+        self.folder = files.folder  # of the files of all processes on this data directory
         self._files = files
         self._wall_ms = wall_ms
         self._timer = timer
@@ -156,11 +157,6 @@ class AuditLog:
         self._repeats: dict[tuple[str, str, str, str], _Repeats] = {}
         self._is_writing = False
         self._is_ticking = False
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder of the files of all processes on this data directory."""
-        return self._files.folder
 
     def record_change(self, actor: Actor, action: str, names: str, reason: str = "") -> None:
         """Record a change that was made, or that failed for `reason`."""

@@ -19,7 +19,7 @@ APP = Who("app", frozenset({("send", "orders"), ("metrics", "")}))
 HOSTILE = "<b>\u202e\n"
 
 
-class Installation:
+class AccessSetting:
     def __init__(self, folder: Path) -> None:
         self.conf = folder / "conf"
         self.tokens = write_rights(self.conf, [APP], legacy={"192.0.2.0/24": "app"})
@@ -35,8 +35,8 @@ class Installation:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    made = Installation(tmp_path_factory.mktemp("access"))
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccessSetting]:
+    made = AccessSetting(tmp_path_factory.mktemp("access"))
     made.server.start()
     try:
         yield made
@@ -44,7 +44,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation
         made.server.end()
 
 
-def test_a_token_that_was_made_by_a_request_logs_in_until_it_is_revoked(installed: Installation) -> None:
+def test_a_token_that_was_made_by_a_request_logs_in_until_it_is_revoked(installed: AccessSetting) -> None:
     status, token = installed.ask("root", "POST", "auth", "tokens", identity="app", name=HOSTILE)
     assert status == 200
     assert installed.ask(token["token"], "GET", "auth")[1]["identity"] == "app"
@@ -57,14 +57,14 @@ def test_a_token_that_was_made_by_a_request_logs_in_until_it_is_revoked(installe
     assert installed.ask("root", "DELETE", "auth", "tokens", token["id"])[0] == 404
 
 
-def test_a_token_is_refused_for_nobody_and_for_a_time_that_is_over(installed: Installation) -> None:
+def test_a_token_is_refused_for_nobody_and_for_a_time_that_is_over(installed: AccessSetting) -> None:
     status, answer = installed.ask("root", "POST", "auth", "tokens", identity="nobody")
     assert (status, "allowed: app, root, server" in answer["error"]) == (400, True)
     status, answer = installed.ask("root", "POST", "auth", "tokens", identity="app", expires_ms=1)
     assert (status, "a time after now" in answer["error"]) == (400, True)
 
 
-def test_an_identity_sees_itself_and_an_administrator_sees_all(installed: Installation) -> None:
+def test_an_identity_sees_itself_and_an_administrator_sees_all(installed: AccessSetting) -> None:
     own = installed.ask("app", "GET", "auth", "identities")[1]["items"]
     assert [row["identity"] for row in own] == ["app"]
     assert (own[0]["networks"], own[0]["quotas"]["connections"]) == (["192.0.2.0/24"], 5_000)
@@ -77,7 +77,7 @@ def test_an_identity_sees_itself_and_an_administrator_sees_all(installed: Instal
     assert {row["identity"] for row in tokens} == {"app"}
 
 
-def test_a_right_is_explained_to_its_identity_and_to_administrators(installed: Installation) -> None:
+def test_a_right_is_explained_to_its_identity_and_to_administrators(installed: AccessSetting) -> None:
     def explain(who: str, identity: str, right: str, name: str = "") -> tuple[int, Any]:
         query = f"identity={identity}&right={right}&name={name}"
         return installed.ask(who, "GET", "auth", "explain", query=query)
@@ -89,7 +89,7 @@ def test_a_right_is_explained_to_its_identity_and_to_administrators(installed: I
     assert "did you mean send?" in explain("root", "app", "sned", "orders")[1]["error"]
 
 
-def test_the_audit_log_says_who_made_which_token_and_who_was_rejected(installed: Installation) -> None:
+def test_the_audit_log_says_who_made_which_token_and_who_was_rejected(installed: AccessSetting) -> None:
     installed.ask("root", "POST", "auth", "tokens", identity="app")
     assert installed.ask("app", "POST", "auth", "tokens", identity="root")[0] == 403
 
@@ -102,13 +102,13 @@ def test_the_audit_log_says_who_made_which_token_and_who_was_rejected(installed:
     assert made[0]["object"] == "identity=app"
 
 
-def test_a_change_states_the_identity_that_made_it(installed: Installation) -> None:
+def test_a_change_states_the_identity_that_made_it(installed: AccessSetting) -> None:
     assert installed.ask("root", "POST", "topics", "own", queues=1)[0] == 200
     (change, *_) = installed.ask("root", "GET", "changes")[1]["items"]
     assert (change["object"], change["who"]) == ("topic own", "root at 127.0.0.1")
 
 
-def test_a_broken_file_is_reported_with_what_is_wrong(installed: Installation) -> None:
+def test_a_broken_file_is_reported_with_what_is_wrong(installed: AccessSetting) -> None:
     path = installed.conf / SECURITY_FILE
     before = path.read_text()
     path.write_text("identities: {app: {allow: [sned orders]}}")

@@ -44,7 +44,7 @@ def list_lines(folder: Path, query: AuditQuery) -> dict[str, Any]:
             has_more = True
             break
         scanned += reader.accept_line()
-        if _matches(line, query):
+        if _is_match(line, query):
             items.append({"process": reader.name, **msgspec.structs.asdict(line)})
     following = {reader.name: reader.position for reader in readers}
     return {"items": items, "next": _encode_positions(following) if has_more else None}
@@ -123,7 +123,7 @@ def _list_files(folder: Path, name: str, position: _Position | None) -> list[tup
     return []  # it was deleted meanwhile, and so were the older ones
 
 
-def _matches(line: AuditLine, query: AuditQuery) -> bool:
+def _is_match(line: AuditLine, query: AuditQuery) -> bool:
     if query.who is not None and line.who != query.who:
         return False
     if query.event is not None and line.event != query.event:

@@ -24,7 +24,7 @@ AUTH_ROUTES = (
     Route("DELETE", "/auth/tokens/{id}", "revokes the token; connections that use it are closed",
           lambda api, r: api.auth.revoke_token(r.path["id"]), right="admin", answer=answers.EmptyAnswer),
     Route("GET", "/auth/explain", "whether `identity` has `right` on `name`: the rule, or what is missing",
-          lambda api, r: api.auth.explain(r.query), queries.RightQuery,
+          lambda api, r: api.auth.explain_right(r.query), queries.RightQuery,
           right="admin", answer=auth_answers.RightExplainedAnswer),
     Route("GET", "/auth/audit",
           "the [audit log](security.md#audit) of all processes on this data directory, newest first",

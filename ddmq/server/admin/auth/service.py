@@ -19,9 +19,10 @@ from ddmq.server.http.routing import AdminRequest, NoSuchTokenError
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, UnsupportedError
 from ddmq_common.native_threads import in_thread
+from ddmq_common.security import policy
 from ddmq_common.security.callers import CallerTable
 from ddmq_common.security.files import SecurityFiles, change_tokens, last_uses_ms
-from ddmq_common.security.policy import Identity, explain_right, list_names
+from ddmq_common.security.policy import Identity, list_names
 from ddmq_common.security.tokens import (
     NEVER_EXPIRES,
     RANDOM_BYTES,
@@ -61,9 +62,9 @@ class AccessControl:
         if self._callers is None:
             return _EMPTY_PAGE
         identities = self._callers.policy.identities
-        shown = list(identities.values()) if _sees_all(request) else _own(identities, request)
+        visible = list(identities.values()) if _sees_all(request) else _find_own(identities, request)
         page = PageRequest(min(query.count, ITEMS_MAX), "identity", after=query.after or "", text=query.text)
-        matches = (each for each in paced(shown) if page.matches(each.name))
+        matches = (each for each in paced(visible) if page.matches(each.name))
         selected = select_page(matches, lambda each: each.name, str, page)
         names = {each.name for each in selected.items}
         counts, networks = self._count_tokens(names), self._callers.policy.list_networks()
@@ -92,16 +93,16 @@ class AccessControl:
         ]
         return {"items": rows, "next": selected.next, "total": selected.total}
 
-    def explain(self, query: RightQuery) -> dict[str, Any]:
+    def explain_right(self, query: RightQuery) -> dict[str, Any]:
         """Return whether an identity has a right, and why. Raises CallerError for an unknown one."""
-        asked = {"identity": query.identity, "right": query.right, "name": query.name}
+        question = {"identity": query.identity, "right": query.right, "name": query.name}
         if self._callers is None:
-            return {**asked, "allowed": True, "reason": OFF}
+            return {**question, "allowed": True, "reason": OFF}
         try:
-            decision = explain_right(self._callers.policy, query.identity, query.right, query.name)
+            decision = policy.explain_right(self._callers.policy, query.identity, query.right, query.name)
         except ValueError as error:
             raise CallerError(str(error)) from error
-        return {**asked, **decision._asdict()}
+        return {**question, **decision._asdict()}
 
     def create_token(self, request: AdminRequest) -> dict[str, Any]:
         """Make a token. Its text is in the answer, and nowhere else. Raises CallerError, ConfigError."""
@@ -160,7 +161,7 @@ def _caller_name(request: AdminRequest) -> str:
     return "" if request.caller is None else request.caller.name
 
 
-def _own(identities: dict[str, Identity], request: AdminRequest) -> list[Identity]:
+def _find_own(identities: dict[str, Identity], request: AdminRequest) -> list[Identity]:
     own = identities.get(_caller_name(request))
     return [] if own is None else [own]
 
