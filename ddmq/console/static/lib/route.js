@@ -1,7 +1,8 @@
 // The address of the page: its path and query are the only state that a reload, a link or "back" needs.
 import { signal } from "../vendor/signals.js";
+import { ROOT } from "./session.js";
 
-export const BASE = "/console";
+export const BASE = `${ROOT}/console`;
 
 function readLocation() {
   const path = location.pathname.startsWith(BASE) ? location.pathname.slice(BASE.length) : "/";
