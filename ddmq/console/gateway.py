@@ -238,6 +238,7 @@ class GatewayServer(socketserver.ThreadingMixIn, WSGIServer):
     """Serves a gateway, each request in a thread."""
 
     daemon_threads = True
+    request_queue_size = 128  # a browser opens many connections at once for the files of a page
 
     def __init__(self, host: str, port: int, gateway: ConsoleGateway) -> None:
         self._slots = threading.BoundedSemaphore(CLIENTS_MAX)
