@@ -26,7 +26,7 @@ SCHEMES = ("light", "dark")
 PAGES = (
     "", "topics", "topics/orders", f"topics/{HOSTILE_TOPIC}", "groups", "groups/billing",
     "keys?group=billing", "dead-letters", "dead-letters/mailer", "delays?topic=mail", "retries",
-    "transactions", "system", "changes", "search?text=bill",
+    "transactions", "system", "changes", "search?text=bill", "access",
 )  # fmt: skip
 SETTLE_MS = 1_500  # for charts, which have no element that says that they are drawn
 

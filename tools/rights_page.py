@@ -79,6 +79,9 @@ ROUTES_MORE = {
     ("POST", "/groups/{group}/topics/{topic}"): "the same",
     ("POST", "/dlq/{group}/resend"): "operate, and send for `topic`; without `topic` all names",
     ("POST", "/delay/backup"): "backup",
+    ("GET", "/auth/identities"): "none for the caller's own; admin for others",
+    ("GET", "/auth/tokens"): "none for the caller's own; admin for others",
+    ("GET", "/auth/explain"): "none for the caller itself; admin for others",
 }
 
 

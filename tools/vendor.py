@@ -21,6 +21,8 @@ from typing import NamedTuple
 VENDOR = Path(__file__).parent.parent / "ddmq/console/static/vendor"
 HASHES = "HASHES"
 LICENCES = "LICENCES"
+APACHE = Path(__file__).parent.parent / "LICENSE"  # which every wheel contains
+TERMS_END = "END OF TERMS AND CONDITIONS"
 
 
 class Package(NamedTuple):
@@ -82,7 +84,7 @@ def main() -> int:
             for source, target in package.files.items():
                 text = read_member(archive, source).replace(b"\r\n", b"\n")
                 (VENDOR / target).write_bytes(rewrite_imports(text) + EXPORTS.get(target, b""))
-            licence = read_member(archive, "LICENSE").decode().strip()
+            licence = shorten_licence(read_member(archive, "LICENSE").decode().strip())
             licences.append(f"{package.name} {package.version}\n{'=' * 40}\n{licence}\n")
     (VENDOR / LICENCES).write_text("\n\n".join(licences), encoding="utf-8")
     (VENDOR / HASHES).write_text(list_hashes(), encoding="utf-8")
@@ -99,6 +101,15 @@ def fetch_package(package: Package, folder: Path) -> Path:
     if integrity != package.integrity:
         raise SystemExit(f"{package.name} {package.version} is {integrity}; wanted: {package.integrity}")
     return archive
+
+
+def shorten_licence(text: str) -> str:
+    """Return a licence as it is listed: of the Apache License, which is that of ddmq, only the copyright."""
+    terms, _, appendix = text.partition(TERMS_END)
+    if terms.split() != APACHE.read_text(encoding="utf-8").partition(TERMS_END)[0].split():
+        return text
+    notices = [line.strip() for line in appendix.splitlines() if line.strip().startswith("Copyright")]
+    return "\n".join(("Apache License, Version 2.0, as in the file LICENSE of ddmq", *notices))
 
 
 def read_member(archive: Path, path: str) -> bytes:

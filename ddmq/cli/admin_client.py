@@ -48,6 +48,22 @@ def read_token() -> str:
         raise click.ClickException(str(error)) from error
 
 
+def open_connection(address: HostPort, timeout_s: float) -> http.client.HTTPConnection:
+    """Connect to an admin port, with TLS if the environment says so (DDMQ_CA). Raises OSError."""
+    connection = http.client.HTTPConnection(*address, timeout=timeout_s)
+    connection.connect()
+    try:
+        connection.sock = secure_socket(_secure_address(address), connection.sock)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _secure_address(address: HostPort) -> ProxyAddress:
+    return secure_addresses((ProxyAddress(*address),), None)[0]
+
+
 class AdminClient:
     """Calls one server's admin API. Raises click.ClickException with what the server said."""
 
@@ -105,10 +121,9 @@ class AdminClient:
         raise UnknownResourceError(text, answer) if status == 404 else click.ClickException(text)
 
     def _send_request(self, method: str, target: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(*self.address, timeout=self._timeout_s)
+        connection: http.client.HTTPConnection | None = None
         try:
-            connection.connect()
-            connection.sock = secure_socket(self._tls_address(), connection.sock)
+            connection = open_connection(self.address, self._timeout_s)
             payload = None if body is None else msgspec.json.encode(body)
             headers = {"Content-Type": "application/json"}
             if token := read_token():
@@ -119,7 +134,7 @@ class AdminClient:
         except http.client.HTTPException as error:
             raise self._foreign_port_error(reason(error)) from error
         except OSError as error:
-            address = self._tls_address()
+            address = _secure_address(self.address)
             why = describe_error(error, address) if isinstance(error, ssl.SSLError) else reason(error)
             if isinstance(address, SecureAddress):
                 raise click.ClickException(f"no server answers with TLS at {self.address}: {why}") from error
@@ -128,11 +143,8 @@ class AdminClient:
                 "start one with `ddmq serve --data-dir DIR`, or name another with --admin HOST:PORT"
             ) from error
         finally:
-            connection.close()
-
-    def _tls_address(self) -> ProxyAddress:
-        """Return the address with TLS, if the environment says so (DDMQ_CA)."""
-        return secure_addresses((ProxyAddress(*self.address),), None)[0]
+            if connection is not None:
+                connection.close()
 
     def _decode(self, payload: bytes, status: int) -> Any:
         try:

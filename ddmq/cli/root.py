@@ -55,6 +55,11 @@ COMMANDS = {
         "list_findings",
         "What is wrong now, and what to do first.",
     ),
+    "console": (
+        "ddmq.cli.operate.console",
+        "serve_console",
+        "Serve the web console of several servers on this machine.",
+    ),
     "report": (
         "ddmq.cli.report",
         "report",
@@ -94,7 +99,8 @@ SECTIONS = {  # of the help; a command that is in none of them stands at the end
     ),
     "Operate": (
         "findings", "lag", "stats", "topic", "group", "keys", "offset", "dlq", "op",
-        "changes", "undo", "tx", "auth", "processes", "clients", "log", "report", "move",
+        "changes", "undo", "tx", "auth", "processes", "clients", "log", "console", "report",
+        "move",
     ),
     "Try": ("demo", "kafka", "bench"),
 }  # fmt: skip

@@ -52,7 +52,7 @@ class AuditFiles:
     def __init__(
         self, folder: Path, name: str, bytes_max: int = FILE_BYTES_MAX, files_max: int = FILES_MAX
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._name = name
         self._bytes_max = bytes_max
         self._files_max = files_max
@@ -77,10 +77,10 @@ class AuditFiles:
             self._descriptor = -1
 
     def _build_path(self, number: int) -> Path:
-        return self._folder / (f"{self._name}.{number}.jsonl" if number else f"{self._name}.jsonl")
+        return self.folder / (f"{self._name}.{number}.jsonl" if number else f"{self._name}.jsonl")
 
     def _open(self) -> None:
-        make_private(self._folder)
+        make_private(self.folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self._build_path(0), flags, 0o600)
         try:
@@ -146,6 +146,7 @@ class AuditLog:
         dropped: LineCounter,
         run: Callable[..., None] = off_hub,
     ) -> None:
+        self.folder = files.folder  # of the files of all processes on this data directory
         self._files = files
         self._wall_ms = wall_ms
         self._timer = timer

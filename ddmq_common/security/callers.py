@@ -88,8 +88,8 @@ class CallerTable:
 
     def __init__(self, wall_ms: Callable[[], int]) -> None:
         self._wall_ms = wall_ms
-        self._policy = Policy({})
-        self._tokens: Tokens = {}
+        self.policy = Policy({})
+        self.tokens: Tokens = {}  # by their ids
         self._callers: dict[str, Caller] = {}
         self.anonymous = Caller(NOBODY)
         self.audit: AuditLog | None = None  # set at the start of a server
@@ -99,7 +99,7 @@ class CallerTable:
 
     def apply(self, policy: Policy, tokens: Tokens) -> None:
         """Use other rules and tokens from now on, also for existing callers."""
-        self._policy, self._tokens = policy, tokens
+        self.policy, self.tokens = policy, tokens
         for name, caller in list(self._callers.items()):
             identity = policy.find_identity(name)
             if identity is None:
@@ -116,30 +116,30 @@ class CallerTable:
 
     def _publish_change(self) -> None:
         now_ms = self._wall_ms()
-        times = [token.expires_ms for token in self._tokens.values() if token.expires_ms > now_ms]
+        times = [token.expires_ms for token in self.tokens.values() if token.expires_ms > now_ms]
         self._next_expiry = min(times, default=0)
         for listener in self.on_change:
             listener()
 
     def at_address(self, address: str) -> Caller:
         """Return the caller of a connection from an IP address that has not logged in."""
-        return self._caller_of(self._policy.find_by_address(address))
+        return self._caller_of(self.policy.find_by_address(address))
 
     def at_name(self, name: str) -> Caller:
         """Return the caller of an identity for which a node acts; without rights if there is none."""
-        return self._caller_of(self._policy.find_identity(name))
+        return self._caller_of(self.policy.find_identity(name))
 
     def of_certificate(self, names: CertificateNames) -> Caller | None:
         """Return the caller of a verified client certificate; None if no identity has one of its names."""
-        identity = self._policy.find_by_certificate(names)
+        identity = self.policy.find_by_certificate(names)
         return None if identity is None else self._caller_of(identity)
 
     def log_in(self, mechanism: bytes, credentials: bytes) -> AcceptedLogin:
         """Check credentials. Raises LoginRejectedError."""
         if mechanism != TOKEN_MECHANISM:
             raise LoginRejectedError(f"mechanism is {_as_text(mechanism[:40])!r}; allowed: token")
-        checked = check_token(self._tokens, credentials, self._wall_ms())
-        identity = None if checked is None else self._policy.find_identity(checked[1].identity)
+        checked = check_token(self.tokens, credentials, self._wall_ms())
+        identity = None if checked is None else self.policy.find_identity(checked[1].identity)
         if checked is None or identity is None:
             raise LoginRejectedError(REJECTED)
         self.used_tokens.add(checked[0])
@@ -147,10 +147,10 @@ class CallerTable:
 
     def is_valid(self, token_id: str) -> bool:
         """Return whether a token that was accepted once is still valid."""
-        token: StoredToken | None = self._tokens.get(token_id)
+        token: StoredToken | None = self.tokens.get(token_id)
         if token is None or token.is_expired(self._wall_ms()):
             return False
-        return self._policy.find_identity(token.identity) is not None
+        return self.policy.find_identity(token.identity) is not None
 
     def list_usage(self) -> dict[str, UsageFigures]:
         """Return what each identity that has used this process uses of it, by name."""

@@ -8,11 +8,12 @@ folder beside the table: touched at most once an hour, if the folder can be writ
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +74,21 @@ def write_tokens(path: Path, tokens: Mapping[str, StoredToken]) -> None:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
+@contextmanager
+def change_tokens(folder: Path) -> Iterator[dict[str, StoredToken]]:
+    """Lock the table of tokens of a folder, and write it at the end of the context unless that fails. Blocks.
+    Raises ConfigError."""
+    path = folder / TOKENS_FILE
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        tokens = read_tokens(path)
+        yield tokens
+        write_tokens(path, tokens)
+    finally:
+        os.close(lock)
+
+
 def read_secret(path: Path) -> bytes:
     """Read a file with one token. Raises ConfigError, without the token, if others may read the file."""
     try:
@@ -110,7 +126,7 @@ class SecurityFiles:
     in force; "" if they are."""
 
     def __init__(self, folder: Path, table: CallerTable, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder = folder
+        self.folder = folder
         self._paths = (folder / SECURITY_FILE, folder / TOKENS_FILE)
         self._table = table
         self._clock = clock
@@ -122,7 +138,7 @@ class SecurityFiles:
     def start(self) -> None:
         """Read the files. Raises ConfigError if they are wrong or have no identities."""
         versions = self._read_versions()
-        rights = load_rights(self._folder)
+        rights = load_rights(self.folder)
         if rights is None:
             raise ConfigError(f"{self._paths[0]}: identities is missing")
         self._apply_rights(rights, versions)
@@ -133,7 +149,7 @@ class SecurityFiles:
         if versions != self._versions:
             self._versions = versions
             try:
-                rights = load_rights(self._folder)
+                rights = load_rights(self.folder)
                 if rights is None:
                     raise ConfigError(
                         f"{self._paths[0]}: has no identities any more; to switch rights off, restart"
@@ -167,19 +183,19 @@ class SecurityFiles:
                 continue
             self._used[token_id] = now
             with suppress(OSError):  # the folder of the configuration may be read-only
-                folder = self._folder / USED_FOLDER
+                folder = self.folder / USED_FOLDER
                 folder.mkdir(mode=0o700, exist_ok=True)
                 (folder / token_id).touch(mode=0o600)
 
 
-def last_uses_ms(folder: Path) -> dict[str, int]:
-    """Return when each token was last used, in epoch milliseconds and to the hour; tokens that were not used,
-    or whose use could not be recorded, are missing."""
-    with suppress(OSError):
-        return {
-            entry.name: entry.stat().st_mtime_ns // 1_000_000 for entry in os.scandir(folder / USED_FOLDER)
-        }
-    return {}
+def last_uses_ms(folder: Path, token_ids: Iterable[str]) -> dict[str, int]:
+    """Return when each of these tokens was last used, in epoch milliseconds and to the hour; tokens that were
+    not used, or whose use could not be recorded, are missing. Blocks."""
+    uses = {}
+    for token_id in token_ids:
+        with suppress(OSError):
+            uses[token_id] = (folder / USED_FOLDER / token_id).stat().st_mtime_ns // 1_000_000
+    return uses
 
 
 def _version_of(path: Path) -> _FileVersion | None:

@@ -117,6 +117,13 @@ class Policy:
                 return self.identities[name]
         return None
 
+    def list_networks(self) -> dict[str, list[str]]:
+        """Return the networks of address rules by the identity that their clients have."""
+        networks: dict[str, list[str]] = {}
+        for network, name in self._networks:
+            networks.setdefault(name, []).append(str(network))
+        return networks
+
     def find_by_certificate(self, names: CertificateNames) -> Identity | None:
         """Return the identity that a verified client certificate states: by the URI `ddmq:NAME`, else by a
         DNS name or common name that an identity lists."""

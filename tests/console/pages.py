@@ -27,11 +27,21 @@ class Console:
     @classmethod
     @contextmanager
     def open(
-        cls, browser: Any, port: int, *, width: int = 1280, scheme: str = "light", bypass_csp: bool = False
+        cls,
+        browser: Any,
+        port: int,
+        *,
+        width: int = 1280,
+        scheme: str = "light",
+        bypass_csp: bool = False,
+        token: str = "",
     ) -> Iterator[Console]:
+        """Open a console in a browser context of its own. `token`: with which it is logged in."""
         context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=bypass_csp
         )
+        if token:
+            context.add_init_script(f"sessionStorage.setItem('ddmq.console.token', {token!r})")
         try:
             yield cls(context.new_page(), port)
         finally:

@@ -26,6 +26,7 @@ PAGES = {
     "transactions": "Open transactions",
     "system": "System",
     "changes": "Changes",
+    "access": "Everybody who reaches the ports",
     "search?text=bill": "billing",
     f"topics/{HOSTILE_TOPIC}": "script",
 }

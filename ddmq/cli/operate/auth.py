@@ -142,6 +142,7 @@ def create_token(identity: str, name: str, expires: str | None, out: Path | None
       ddmq auth token create billing --name laptop --expires 90d --config conf
       ddmq auth token create server --out conf/node.token --config conf
     """
+    from ddmq_common.security.files import change_tokens
     from ddmq_common.security.policy import list_names
     from ddmq_common.security.tokens import NEVER_EXPIRES, RANDOM_BYTES, make_token
 
@@ -155,10 +156,10 @@ def create_token(identity: str, name: str, expires: str | None, out: Path | None
     except ValueError as error:
         raise click.ClickException(f"--expires: {error}") from error
     token = make_token(os.urandom(RANDOM_BYTES), identity, name, now_ms, expires_ms)
-    with _TokenTable(folder) as table:
+    with change_tokens(folder) as tokens:
         if out is not None:
             _write_private(out, token.text)
-        table.tokens[token.id] = token.entry
+        tokens[token.id] = token.entry
     if out is None:
         print_line(token.text)
     hint(
@@ -178,7 +179,8 @@ def list_tokens(folder: Path, as_json: bool) -> None:
     """
     from ddmq_common.security.files import last_uses_ms
 
-    rights, uses, now_ms = _load(folder), last_uses_ms(folder), _now_ms()
+    rights, now_ms = _load(folder), _now_ms()
+    uses = last_uses_ms(folder, rights.tokens)
     rows: list[dict[str, Any]] = [
         {
             "id": token_id,
@@ -220,9 +222,11 @@ def revoke_tokens(token_ids: tuple[str, ...], folder: Path) -> None:
     Example:
       ddmq auth token revoke 0f1e2d3c4b5a69788796a5b4 --config conf
     """
-    with _TokenTable(folder) as table:
+    from ddmq_common.security.files import change_tokens
+
+    with change_tokens(folder) as tokens:
         for token_id in token_ids:
-            if table.tokens.pop(token_id, None) is None:
+            if tokens.pop(token_id, None) is None:
                 raise click.ClickException(
                     f"there is no token {token_id!r}; `ddmq auth token list` has the ids; nothing was revoked"
                 )
@@ -257,36 +261,6 @@ def show_usage(admin: AdminClient, as_json: bool) -> None:
             for row in rows
         ],
     )
-
-
-class _TokenTable:
-    """The stored tokens of a folder, locked while they are changed, and written at the end of the block."""
-
-    def __init__(self, folder: Path) -> None:
-        from ddmq_common.security.files import TOKENS_FILE
-
-        self._folder = folder
-        self._path = folder / TOKENS_FILE
-        self.tokens: dict[str, Any] = {}
-
-    def __enter__(self) -> _TokenTable:
-        import fcntl
-
-        from ddmq_common.security.files import read_tokens
-
-        self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.tokens = read_tokens(self._path)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        from ddmq_common.security.files import write_tokens
-
-        try:
-            if kind is None:
-                write_tokens(self._path, self.tokens)
-        finally:
-            os.close(self._lock)
 
 
 def _write_private(path: Path, text: str) -> None:

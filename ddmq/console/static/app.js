@@ -6,7 +6,8 @@ import { ActionDialog } from "./lib/actions.js";
 import { snapshot, status, watch } from "./lib/live.js";
 import { inUtc, toggleZone } from "./lib/parts.js";
 import { interceptLinks, link, navigate, route } from "./lib/route.js";
-import { refusal } from "./lib/session.js";
+import { ServerSwitch } from "./lib/servers.js";
+import { refusal, SERVER } from "./lib/session.js";
 import { Login } from "./pages/login.js";
 import { Now } from "./pages/now.js";
 
@@ -22,6 +23,7 @@ const PAGES = [
   ["Transactions", "transactions", "x"],
   ["System", "system", "s"],
   ["Changes", "changes", "c"],
+  ["Access", "access", "a"],
 ];
 const MODULES = {
   topics: () => import("./pages/topics.js"),
@@ -39,6 +41,7 @@ const MODULES = {
   "messages/*": () => import("./pages/message.js"),
   system: () => import("./pages/system.js"),
   changes: () => import("./pages/changes.js"),
+  access: () => import("./pages/access.js"),
   search: () => import("./pages/search.js"),
 };
 
@@ -69,7 +72,7 @@ function Content() {
   const name = segments.length > 1 ? `${segments[0]}/*` : segments[0] ?? "";
   const { page: LoadedPage, error } = useModule(name);
   const title = PAGES.find(([, first]) => first === (segments[0] ?? ""))?.[0] ?? segments[0];
-  document.title = `${segments[1] ? `${segments[1].slice(0, 60)} · ` : ""}${title} · ddmq`;
+  document.title = `${segments[1] ? `${segments[1].slice(0, 60)} · ` : ""}${title} · ddmq${SERVER && ` ${SERVER}`}`;
   if (!segments.length) return html`<${Now} query=${query} />`;
   if (!MODULES[name]) return html`<h1 tabindex="-1">There is no such page</h1><p><a href=${link([""])}>Back to the first page</a></p>`;
   if (error) return html`<p class="problem" role="alert">The page could not be loaded (${error.message}). Reload it.</p>`;
@@ -95,21 +98,21 @@ function Search() {
 function Ribbon() {
   const { state, text } = status.value;
   const missing = Object.keys(snapshot.value?.missing ?? {});
-  const words = { live: "live", old: text, starting: "connecting…", lost: text || "no connection" };
+  const words = { live: "live", old: text, starting: "connecting…", lost: refusal.value ? "not logged in" : text || "no connection" };
   return html`<span class=${`ribbon ${state}`} role="status">${state === "live" ? "● " : "○ "}${words[state]}${missing.length ? ` · no answer from ${missing.join(", ")}` : ""}</span>`;
 }
 
 function App() {
   const starting = snapshot.value?.health && !snapshot.value.health.ready ? snapshot.value.health.reason : "";
   return html`<a class="skip" href="#main">Skip to the page</a>
-    <header><a class="brand" href=${link([""])}>ddmq</a><${Navigation} /><${Search} />
+    <header><a class="brand" href=${link([""])}>ddmq</a><${ServerSwitch} /><${Navigation} /><${Search} />
       <button type="button" class="quiet" onClick=${toggleZone} title="show times in UTC or in the browser's zone">${inUtc.value ? "UTC" : "local time"}</button><${Ribbon} /></header>
     ${starting && html`<p class="banner" role="status">▲ The server is not ready: ${starting}</p>`}
     <main id="main" class=${status.value.state === "old" ? "old" : ""}>${refusal.value ? html`<${Login} />` : html`<${Content} />`}</main>
     <${ActionDialog} /><${Help} />`;
 }
 
-const HELP = [["/", "search"], ["g then n t o k d y r x s c", "go to a page"], ["j, k", "next, previous row"], ["x", "select the row"], ["?", "this help"], ["Esc", "close"]];
+const HELP = [["/", "search"], ["g then n t o k d y r x s c a", "go to a page"], ["j, k", "next, previous row"], ["x", "select the row"], ["?", "this help"], ["Esc", "close"]];
 
 function Help() {
   return html`<dialog id="help" aria-label="keys"><h2>Keys</h2><dl class="facts">${HELP.map(([key, text]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${text}</dd></div>`)}</dl><form method="dialog"><button class="act">Close</button></form></dialog>`;

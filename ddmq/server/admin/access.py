@@ -21,6 +21,7 @@ import msgspec
 from backend.port import Backend
 from ddmq.server.admin.changes.log import RecordedChange
 from ddmq.server.admin.changes.service import RecordedChanges, no_such_change
+from ddmq.server.admin.contract.rights import ADMIN
 from ddmq.server.admin.contract.route import Route
 from ddmq.server.admin.operations.plans import Plan
 from ddmq.server.admin.operations.service import Operations, no_such_operation
@@ -306,6 +307,11 @@ def _changed_settings(change: RecordedChange) -> set[str]:
     return {name for name in {*before, *after} if before.get(name) != after.get(name)}
 
 
+def _explain_right(_: AdminComponents, request: AdminRequest) -> Needs:
+    """Return no needs if the caller asks about itself."""
+    return [] if request.query.identity == _get_caller(request).name else [(ADMIN, "")]
+
+
 def _has_all(may: May, needs: Needs) -> bool:
     return all(may(right, name) for right, name in needs)
 
@@ -390,6 +396,7 @@ def _mask_sample(may: May, row: Any) -> Any:
 
 _OPEN = RouteRule(lambda *_: ())
 _METRICS = _need_right("metrics")
+_ADMIN = _need_right(ADMIN)
 _DESCRIBE_ALL = RouteRule(lambda *_: [("describe", ALL)])
 RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/health"): _OPEN,
@@ -463,4 +470,11 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/changes"): _OPEN,
     ("GET", "/changes/{id}"): RouteRule(_show_change),
     ("POST", "/changes/{id}/undo"): RouteRule(_undo_change),
+    ("GET", "/auth"): _OPEN,
+    ("GET", "/auth/identities"): _OPEN,
+    ("GET", "/auth/tokens"): _OPEN,
+    ("POST", "/auth/tokens"): _ADMIN,
+    ("DELETE", "/auth/tokens/{id}"): _ADMIN,
+    ("GET", "/auth/explain"): RouteRule(_explain_right),
+    ("GET", "/auth/audit"): _ADMIN,
 }

@@ -16,6 +16,7 @@ from ddmq.server.admin.access import (
     check_rules,
     narrow_for,
 )
+from ddmq.server.admin.auth.service import AccessControl
 from ddmq.server.admin.changes.service import RecordedChanges
 from ddmq.server.admin.contract import bodies
 from ddmq.server.admin.contract.queries import FormQuery
@@ -53,6 +54,7 @@ from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import CallerError, RemoteError, TryLaterError, UnsupportedError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.security.callers import CallerTable
+from ddmq_common.security.files import SecurityFiles
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
@@ -69,8 +71,8 @@ class AdminApi:
     `names`: the host names by which clients reach the server, besides loopback. `backups`: the folder for
     backups. `others`: the processes whose counters and findings are added to the answer. `levels`: the delay
     levels. `findings`: what is wrong at this process. `process`: the name of this process, the same after a
-    restart. `info`: what it knows of itself. `callers`: who may do what; None if rights are off. `scheduler`:
-    the level scheduler of this process, or None.
+    restart. `info`: what it knows of itself. `callers`: who may do what, `security`: the files that say so;
+    None if rights are off. `scheduler`: the level scheduler of this process, or None.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class AdminApi:
         info: ProcessInfo | None = None,
         callers: CallerTable | None = None,
         scheduler: LevelService | None = None,
+        security: SecurityFiles | None = None,
     ) -> None:
         self.backend = backend
         self.levels = levels
@@ -127,6 +130,7 @@ class AdminApi:
         check_rules(ROUTES)
         self.log = LogFiles(backend, consumer, metrics, clock, self.live, self.processes)
         self.callers = callers
+        self.auth = AccessControl(clock, callers, security)
         self.router = AdminRouter(names, callers=callers)
         if callers is not None:
             callers.on_change.append(self.live.end_streams)

@@ -13,6 +13,7 @@ from ddmq.server.admin.access import (
     allowed_changes,
     allowed_plans,
 )
+from ddmq.server.admin.auth.routes import AUTH_ROUTES
 from ddmq.server.admin.contract import bodies, queries
 from ddmq.server.admin.contract.openapi import encode_document
 from ddmq.server.admin.contract.route import Route
@@ -314,4 +315,5 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/operations/{id}/stop", "stops the operation after the batch that is in progress",
           lambda api, r: api.operations.stop(r.path["id"]),
           right="operate or send", answer=operation_answers.OperationAnswer, errors={409: None}),
+    *AUTH_ROUTES,
 )  # fmt: skip

@@ -84,6 +84,10 @@ class NoSuchChangeError(CallerError):
     """The change is not among the recorded ones (404)."""
 
 
+class NoSuchTokenError(CallerError):
+    """The token is not in the table (404)."""
+
+
 class UncertainOutcomeError(RemoteError):
     """A change may or may not have been made (504), whether or not this process is ready."""
 
@@ -94,6 +98,7 @@ class VersionConflictError(CallerError):
 
 _NOT_FOUND = (
     UnknownTopicError, NoSuchGroupError, NoSuchMessageError, NoSuchOperationError, NoSuchChangeError,
+    NoSuchTokenError,
 )  # fmt: skip
 
 
@@ -127,7 +132,7 @@ class AdminRequest(NamedTuple):
     `body`: a JSON object, or the Struct that its route declares. `is_forwarded`: another process passed it
     on, so it must be answered here. `if_match`: the versions of which a change requires one. `address`: that
     of the client. `caller`: who makes the request; None: rights are off, or this process makes it.
-    `on_behalf`: a node has passed it on for the caller.
+    `on_behalf`: a node has passed it on for the caller. `is_encrypted`: it came over TLS.
     """
 
     path: Mapping[str, str]
@@ -140,6 +145,7 @@ class AdminRequest(NamedTuple):
     address: str = ""
     caller: Caller | None = None
     on_behalf: bool = False
+    is_encrypted: bool = False
 
     def visible(self, right: str = "describe") -> Callable[[str], bool] | None:
         """Return a function that says whether the caller may see a name; None: it may see all."""
@@ -151,11 +157,14 @@ class AdminRequest(NamedTuple):
         )
 
     def name_objects(self) -> str:
-        """Return the names of what the request changes: those of its path, and the topic of a message."""
+        """Return the names of what the request changes: those of its path, and the topic or identity of its
+        body."""
         names = dict(self.path)
-        topic = getattr(self.body, "topic", None)
-        if isinstance(topic, str):
-            names.setdefault("topic", topic)
+        body = self.body if isinstance(self.body, dict) else {}
+        for kind in ("topic", "identity"):
+            name = body.get(kind)
+            if isinstance(name, str):
+                names.setdefault(kind, name)
         return " ".join(f"{kind}={name}" for kind, name in names.items())
 
     @property
@@ -288,6 +297,7 @@ class AdminRouter:
                 variables, _read_query(environ), _read_body(environ), method, path,
                 if_match=_read_if_match(environ), address=str(environ.get("REMOTE_ADDR", "")),
                 caller=sender.caller, on_behalf=sender.on_behalf,
+                is_encrypted=environ.get("ddmq.certificate") is not None,
             )  # fmt: skip
             watch = self._oversight.watch_request(environ, sender, action, request.name_objects)
             with _await_slot(environ, path), watch:

@@ -412,7 +412,7 @@ class ServerProcess:
             backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
             self.config.serve.backups, self.others, self.config.delay.table,
             self.producer or self.sends, self._findings, self._trace_name(), self._describe_process(),
-            self.callers, self.delay,
+            self.callers, self.delay, self._security_files,
         )  # fmt: skip
         self._operations = api.operations
         gevent.spawn(self._operations.resume_all)

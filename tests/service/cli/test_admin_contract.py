@@ -111,8 +111,10 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
 
     for path in ("/health", "/ready", "/metrics", "/openapi.json", "/stats", "/usage", "/findings",
                  "/snapshot", "/history", "/topics?internal=1", "/groups", "/lag", "/dlq", "/transactions",
-                 "/delay", "/delay/levels"):  # fmt: skip
+                 "/delay", "/delay/levels", "/auth", "/auth/identities", "/auth/tokens", "/auth/audit",
+                 "/auth/explain?identity=a&right=metrics"):  # fmt: skip
         visit("GET", path)
+    visitor.operations |= {"POST /auth/tokens", "DELETE /auth/tokens/{id}"}  # test_access_by_requests.py
     visitor.operations.add("GET /events")  # a stream has no end: test_live_on_servers.py reads one
     assert visit("GET", "/openapi.json") == json.loads(json.dumps(described()))
     visit("GET", f"/topics/{topic}")

@@ -134,6 +134,7 @@ ACTS = {  # what they refuse or do with a hostile name or value
     "log clean": [Case(("log", "clean", "--before", NASTY))],
     "auth explain": [Case(("auth", "explain", NASTY, "send", NASTY, "--config", "conf"), is_shown=False)],
     "undo": [Case(("undo", NASTY))],
+    "console": [Case(("console", "--admin", NASTY))],
     "dlq purge": [Case(("dlq", "purge", NASTY, "--all", "--yes"))],
 }
 APART = {

@@ -122,7 +122,7 @@ function Skipped({ skipped }) {
 function Reaches({ reaches }) {
   const rows = Object.entries(reaches ?? {});
   if (!rows.length) return null;
-  return html`<p>Reaches ${rows.map(([topic, reached]) => html`<span><${Name} text=${topic} />: ${count(reached.count, "group")}${reached.groups.length ? ` (${reached.groups.map(visible).join(", ")}${reached.count > reached.groups.length ? ", …" : ""})` : ""} </span>`)}</p>`;
+  return html`<p>Reaches ${rows.map(([topic, reached]) => html`<span><${Name} text=${topic} />: ${count(reached.count, "group")}${reached.groups.length ? ` (${reached.groups.map((each) => visible(each)).join(", ")}${reached.count > reached.groups.length ? ", …" : ""})` : ""} </span>`)}</p>`;
 }
 
 function Sample({ rows }) {

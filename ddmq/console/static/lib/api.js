@@ -1,7 +1,7 @@
 // Requests to the admin API of the server that this page came from, and data that stays current.
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { snapshot } from "./live.js";
-import { authorization, refusal } from "./session.js";
+import { authorization, refusal, ROOT } from "./session.js";
 
 const REFRESH_MS = 2_000;
 const PLAIN_REFRESH_MS = 5_000;
@@ -34,7 +34,7 @@ export function path(literals, ...names) {
 async function request(method, address, body, headers = {}) {
   let response;
   try {
-    response = await fetch(address, {
+    response = await fetch(ROOT + address, {
       method,
       headers: { ...authorization(), ...(body === undefined ? {} : { "Content-Type": "application/json" }), ...headers },
       body: body === undefined ? undefined : JSON.stringify(body),

@@ -1,5 +1,5 @@
 // Save the answer of an export, page by page, as one file of the browser.
-import { authorization } from "./session.js";
+import { authorization, ROOT } from "./session.js";
 
 const PAGES_MAX = 200; // of up to 4 MiB each; more are for `ddmq dlq export`
 
@@ -9,7 +9,7 @@ export async function exportLines(address, query, name) {
   let after = "";
   for (let page = 0; page < PAGES_MAX; page += 1) {
     const texts = Object.entries({ ...query, after }).filter(([, value]) => value !== "");
-    const response = await fetch(`${address}?${new URLSearchParams(texts)}`, { headers: authorization() });
+    const response = await fetch(`${ROOT}${address}?${new URLSearchParams(texts)}`, { headers: authorization() });
     const lines = (await response.text()).trimEnd().split("\n");
     const last = JSON.parse(lines.pop());
     if (!response.ok) throw new Error(last.error);

@@ -1,6 +1,6 @@
 // The stream of snapshots, one a second, shared by all parts of a page. Closed while the tab is hidden.
 import { computed, signal } from "../vendor/signals.js";
-import { authorization, refusal } from "./session.js";
+import { authorization, refusal, ROOT } from "./session.js";
 
 const SILENT_MS = 4_000; // a snapshot comes each second
 const REOPEN_MS = 2_000;
@@ -40,7 +40,7 @@ function take(event) {
 }
 
 async function read(controller) {
-  const response = await fetch("/events", { headers: authorization(), signal: controller.signal });
+  const response = await fetch(`${ROOT}/events`, { headers: authorization(), signal: controller.signal });
   if (!response.ok) {
     const text = (await response.json().catch(() => ({}))).error ?? `status ${response.status}`;
     if (response.status === 401) refusal.value = text;

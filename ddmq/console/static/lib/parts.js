@@ -80,7 +80,7 @@ export function Loaded({ state, children, absent }) {
 export function Missing({ missing }) {
   const names = Array.isArray(missing) ? missing.map((each) => each.name ?? each.topic) : Object.keys(missing ?? {});
   if (!names.length) return null;
-  return html`<p class="warn" role="status">▲ This list is incomplete: no answer from ${names.map(visible).join(", ")}.</p>`;
+  return html`<p class="warn" role="status">▲ This list is incomplete: no answer from ${names.map((each) => visible(each)).join(", ")}.</p>`;
 }
 
 /** A field of the filter row, kept in the address. */

@@ -1,7 +1,8 @@
 // The address of the page: its path and query are the only state that a reload, a link or "back" needs.
 import { signal } from "../vendor/signals.js";
+import { ROOT } from "./session.js";
 
-export const BASE = "/console";
+export const BASE = `${ROOT}/console`;
 
 function readLocation() {
   const path = location.pathname.startsWith(BASE) ? location.pathname.slice(BASE.length) : "/";
@@ -30,10 +31,12 @@ export function navigate(address, { replace = false } = {}) {
   publish();
 }
 
-/** Change query values of this page. The position in a list is dropped, unless it is what changes. */
+const CURSORS = ["after", "more"];
+
+/** Change query values of this page. The positions in lists are dropped, unless one of them is what changes. */
 export function setQuery(changes, { replace = true } = {}) {
   const query = new URLSearchParams(location.search);
-  if (!("after" in changes)) query.delete("after");
+  if (!CURSORS.some((name) => name in changes)) CURSORS.forEach((name) => query.delete(name));
   for (const [name, value] of Object.entries(changes)) {
     if (value === "" || value == null) query.delete(name);
     else query.set(name, String(value));

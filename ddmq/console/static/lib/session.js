@@ -1,6 +1,9 @@
 // The token with which this tab logs in, if the server checks rights. It is forgotten when the tab is closed.
 import { signal } from "../vendor/signals.js";
 
+const PLACE = /^\/servers\/([^/]+)/.exec(globalThis.location?.pathname ?? "");
+export const ROOT = PLACE?.[0] ?? ""; // before all paths of the server: not empty in the console of several
+export const SERVER = PLACE ? decodeURIComponent(PLACE[1]) : "";
 const KEY = "ddmq.console.token";
 export const refusal = signal(""); // why the server wants a (different) token; "" if it does not
 

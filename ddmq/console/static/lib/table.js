@@ -27,14 +27,15 @@ export function Table({ columns, rows, rowKey, label, selection, onSelect, empty
   </div>`;
 }
 
-/** What a page of a list shows, and the way to the next one. `answer`: the envelope of a list. */
-export function Pager({ answer, shown, noun, query }) {
+/** What a page of a list shows, and the way to the next one. `answer`: the envelope of a list. `cursor`: the
+ * query value with the position: "after", or "more" for the second list of a page. */
+export function Pager({ answer, shown, noun, plural, query, cursor = "after" }) {
   const more = answer.next != null && answer.next !== "";
   const total = answer.total;
-  const first = !query.get("after");
-  const text = total != null ? `${formatNumber(shown)} of ${answer.exact === false ? "at least " : ""}${count(total, noun)}` : count(shown, noun);
+  const first = !query.get(cursor);
+  const text = total != null ? `${formatNumber(shown)} of ${answer.exact === false ? "at least " : ""}${count(total, noun, plural)}` : count(shown, noun, plural);
   return html`<p class="pager"><span>${text}</span>
-    ${!first && html`<button type="button" onClick=${() => setQuery({ after: "" }, { replace: false })}>First page</button>`}
-    ${more && html`<button type="button" onClick=${() => setQuery({ after: answer.next }, { replace: false })}>Next page</button>`}
+    ${!first && html`<button type="button" onClick=${() => setQuery({ [cursor]: "" }, { replace: false })}>First page</button>`}
+    ${more && html`<button type="button" onClick=${() => setQuery({ [cursor]: answer.next }, { replace: false })}>Next page</button>`}
   </p>`;
 }

@@ -3,7 +3,8 @@ import { listing, path, post, useData } from "../lib/api.js";
 import { changed, openChange } from "../lib/actions.js";
 import { count, formatNumber, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { Badge, Card, Head, Loaded, Missing, Name, Time } from "../lib/parts.js";
+import { Badge, Card, Chips, Filter, Head, Loaded, Missing, Name, Time } from "../lib/parts.js";
+import { link } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
 
 const KINDS = { done: "good", failed: "bad", running: "warn", interrupted: "warn" };
@@ -27,6 +28,31 @@ export function difference(state, other) {
 
 function show(value) {
   return value == null ? "" : visible(typeof value === "string" ? value : JSON.stringify(value));
+}
+
+const EVENTS = ["change", "rejected", "login", "login_rejected"];
+const EVENT_KINDS = { rejected: "bad", login_rejected: "bad" };
+const AUDIT = [
+  { head: "when", cell: (row) => html`<${Time} ms=${row.at_ms} />` },
+  { head: "who", cell: (row) => (row.who ? html`<a href=${link(["access"], { identity: row.who })}><${Name} text=${row.who} /></a>` : html`<span class="soft">nobody</span>`) },
+  { head: "from", cell: (row) => html`<${Name} text=${row.address} />${row.client && html`<div class="soft"><${Name} text=${row.client} /></div>`}` },
+  { head: "event", cell: (row) => html`<${Badge} kind=${EVENT_KINDS[row.event] ?? "plain"}>${row.event.replace("_", " ")}<//>${row.count > 1 && ` ${formatNumber(row.count)}×`}` },
+  { head: "what", wide: true, cell: (row) => html`<code>${visible(row.action)}</code> <${Name} text=${row.object} />` },
+  { head: "why", wide: true, cell: (row) => html`<span class="soft">${visible(row.reason)}</span>` },
+  { head: "at", cell: (row) => html`<span class="soft">${visible(row.process)}</span>` },
+];
+
+function Audit({ query }) {
+  const filter = Object.fromEntries(["who", "event", "text"].map((name) => [name, query.get(name)]));
+  const state = useData("/auth/audit", { ...filter, count: 50, after: query.get("more") });
+  const { data: rights } = useData("/auth");
+  return html`<${Card} title="Audit log" note="Changes, rejected attempts and logins at all ports, newest first. Administrators can read it.">
+    ${rights && !rights.enabled ? html`<p class="soft">Nothing is recorded, because rights are off: see the page <a href=${link(["access"])}>Access</a>.</p>` : html`
+    <div class="filters"><${Filter} name="who" label="who" query=${query} /><${Filter} name="event" label="event" query=${query} options=${EVENTS} /><${Filter} name="text" label="contains" query=${query} /></div>
+    <${Chips} query=${query} names=${["who", "event", "text"]} />
+    <${Loaded} state=${state} absent="This server has no route for its audit log.">${(answer) => html`<${Table} label="audit log" columns=${AUDIT} rows=${answer.items} rowKey=${(row) => JSON.stringify(row)} empty=${answer.next ? "No line matches so far." : "No line matches."} />
+      <${Pager} answer=${answer} shown=${answer.items.length} noun="line" query=${query} cursor="more" />`}<//>`}
+  <//>`;
 }
 
 export function Page({ query }) {
@@ -53,5 +79,6 @@ export function Page({ query }) {
     <${Card} title="Operations"><${Loaded} state=${operations}>${(answer) => html`<${Table} label="operations" columns=${progress} rows=${answer.items} rowKey=${(row) => row.id} empty="No operation has been planned." />`}<//><//>
     <${Card} title="Changes" note="The last thousand, newest first."><${Loaded} state=${changes} absent="This server does not record changes.">${(answer) => html`<${Missing} missing=${answer.missing} />
       <${Table} label="changes" columns=${columns} rows=${answer.items} rowKey=${(row) => row.id} empty="Nothing has been changed." />
-      <${Pager} answer=${answer} shown=${answer.items.length} noun="change" query=${query} />`}<//><//>`;
+      <${Pager} answer=${answer} shown=${answer.items.length} noun="change" query=${query} />`}<//><//>
+    <${Audit} query=${query} />`;
 }

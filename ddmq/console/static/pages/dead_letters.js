@@ -6,14 +6,14 @@ import { openOperation } from "../lib/actions.js";
 import { count, formatNumber, formatTime, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Card, Chips, Filter, GroupLink, Head, Loaded, MessageLink, Missing, Name, Time, TopicLink } from "../lib/parts.js";
-import { setQuery } from "../lib/route.js";
+import { link, setQuery } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
 import { inUtc } from "../lib/parts.js";
 
 const FILTERS = ["reason", "error", "topic", "since_ms", "until_ms", "text"];
 const HOUR_MS = 3_600_000;
 const GROUPS = [
-  { head: "group", wide: true, cell: (row) => html`<a href=${`/console/dead-letters/${encodeURIComponent(row.group)}`}><${Name} text=${row.group} /></a>` },
+  { head: "group", wide: true, cell: (row) => html`<a href=${link(["dead-letters", row.group])}><${Name} text=${row.group} /></a>` },
   { head: "open", number: true, cell: (row) => formatNumber(row.letters) },
   { head: "stored so far", number: true, cell: (row) => formatNumber(row.stored) },
   { head: "oldest", cell: (row) => html`<${Time} ms=${row.oldest_ms} />` },

@@ -16,7 +16,7 @@ export function Login() {
       <p class="problem" role="alert">${visible(refusal.value)}</p>
       <form onSubmit=${submit}><p class="filter"><label for="token">Token</label><input id="token" name="token" type="password" autocomplete="off" required autofocus /></p>
         <p class="actions"><button type="submit" class="act">Log in</button>${hasToken() && html`<button type="button" onClick=${() => setToken("")}>Forget the token</button>`}</p></form>
-      <p class="soft">The token stays in this tab until the tab is closed. An administrator makes one with:</p>
+      <p class="soft">The token stays in this tab until the tab is closed. An administrator makes one on the page Access, or with:</p>
       <${Command} text="ddmq auth token create IDENTITY" />
     <//>`;
 }

@@ -6,6 +6,7 @@ import { html } from "../lib/html.js";
 import { snapshot } from "../lib/live.js";
 import { Badge, Card, Command, GroupLink, Head, Missing, Time, TopicLink } from "../lib/parts.js";
 import { link } from "../lib/route.js";
+import { ROOT } from "../lib/session.js";
 import { Sparkline } from "../lib/spark.js";
 import { Table } from "../lib/table.js";
 import { CAUSES } from "../lib/words.js";
@@ -32,8 +33,8 @@ function Findings({ findings }) {
     ${!urgent.length && html`<p class="soft">No rule of docs/alerts.md is violated.</p>`}
     ${findings.length > 0 && html`<ul class="findings">${findings.slice(0, SHOWN_MAX).map((each) => html`<li key=${each.id + JSON.stringify(each.labels)}>
       <${Badge} kind=${BADGES[each.severity][0]}>${BADGES[each.severity][1]}<//>
-      <div class="what"><a href=${each.page}>${visible(each.text)}</a><small>since <${Time} ms=${each.since_ms} /> · ${visible(each.action)}</small><${Command} text=${each.command} /></div>
-      <div class="actions">${firstAction(each)}<a class="button" href=${each.page}>Look</a></div>
+      <div class="what"><a href=${ROOT + each.page}>${visible(each.text)}</a><small>since <${Time} ms=${each.since_ms} /> · ${visible(each.action)}</small><${Command} text=${each.command} /></div>
+      <div class="actions">${firstAction(each)}<a class="button" href=${ROOT + each.page}>Look</a></div>
     </li>`)}</ul>`}
     ${findings.length > SHOWN_MAX && html`<p>and ${findings.length - SHOWN_MAX} more: <code>ddmq findings</code></p>`}
   </section>`;

@@ -30,10 +30,10 @@ log = logging.getLogger("ddmq.changes")
 class RecordedChange(msgspec.Struct, frozen=True):
     """A change that was made.
 
-    `who`: the address of the client. `request`: its method, path and body. `kind`: a key of CHANGE_KINDS.
-    `path`: the names in the path, and for a key the key. `before`, `after`: the state of the object, null if
-    it did not exist. `final`: why the change cannot be undone, "" if it can. `undoes`, `undone_by`: ids of
-    other changes.
+    `who`: the address of the client, and its identity. `request`: its method, path and body. `kind`: a key of
+    CHANGE_KINDS. `path`: the names in the path, and for a key the key. `before`, `after`: the state of the
+    object, null if it did not exist. `final`: why the change cannot be undone, "" if it can.
+    `undoes`, `undone_by`: ids of other changes.
     """
 
     id: str

@@ -89,7 +89,7 @@ class RecordedChanges:
         return RecordedChange(
             id=self.log.make_id(),
             at_ms=self._server.clock.wall_ms(),
-            who=request.address,
+            who=_describe_client(request),
             request=_describe_request(request),
             kind=kind_name,
             object=kind.describe_object(names),
@@ -159,6 +159,12 @@ class RecordedChanges:
 def no_such_change(change_id: str) -> NoSuchChangeError:
     """Return the error for an id that is not that of a recorded change."""
     return NoSuchChangeError(f"there is no change {change_id[:80]!r}; `ddmq changes` lists the last ones")
+
+
+def _describe_client(request: AdminRequest) -> str:
+    """Return the address of the client, and its identity if rights are on."""
+    name = "" if request.caller is None else request.caller.name
+    return f"{name} at {request.address}" if name else request.address
 
 
 def _describe_request(request: AdminRequest) -> str:

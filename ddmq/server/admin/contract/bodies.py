@@ -105,6 +105,21 @@ class TransactionEndBody(Body):
     action: Annotated[Literal["commit", "rollback"], Meta(description="commit, rollback")]
 
 
+class TokenCreateBody(Body):
+    """A new token of an identity."""
+
+    identity: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=100)], Meta(description="the name of an identity")
+    ]
+    name: Annotated[
+        Annotated[str, Meta(max_length=100)], Meta(description="what the token is for: up to 100 characters")
+    ] = ""
+    expires_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=NUMBER_MAX)] | None,
+        Meta(description="a time in epoch milliseconds, or null: it does not expire"),
+    ] = None
+
+
 class DelayBackupBody(Body):
     """A backup of the delay service. `shards` and `secret`: from a process that has begun the backup."""
 

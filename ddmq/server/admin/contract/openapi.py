@@ -28,7 +28,8 @@ VERSION = "1"  # of the API; it changes when a released request is no longer ans
 REFERENCE = "#/components/schemas/{name}"
 ERRORS = {
     400: "an unknown name, or a value that is not allowed",
-    403: "Host is no name of the server, or a page of another site sent the request",
+    401: "the token is not valid, or the request has no identity and needs a right",
+    403: "a right is missing, Host is no name of the server, or a page of another site sent the request",
     404: "the requested object does not exist",
     405: "the path does not support the method; `Allow` lists those that it does",
     408: "the body did not arrive in time",
@@ -37,11 +38,12 @@ ERRORS = {
     412: "what is to be changed was changed meanwhile",
     413: "the body is too large",
     415: "Content-Type is not application/json",
+    429: "the identity is over a quota; `Retry-After` says when to try again",
     500: "the storage failed",
     503: "the server cannot serve the request at the moment; try again later",
     504: "no response arrived in time, and the requested change may or may not have been made",
 }
-_OF_ALL = (400, 403, 405, 411, 413, 415, 503)
+_OF_ALL = (400, 401, 403, 405, 411, 413, 415, 429, 503)
 _MEDIA_TYPES = (
     (MetricsText, "text/plain"),
     (EventsText, EVENT_STREAM),
@@ -55,6 +57,7 @@ _VARIABLES: dict[str, dict[str, Any]] = {
     "/transactions/{id}": {"description": "the id of a transaction", "pattern": f"^{_HEX_ID}$"},
     "/operations/{id}": {"description": "the id of a plan or operation", "pattern": "^[0-9a-f]{20}$"},
     "/changes/{id}": {"description": "the id of a change", "pattern": "^[0-9a-f]{20}$"},
+    "/auth/tokens/{id}": {"description": "the id of a token", "pattern": "^[0-9a-f]{24}$"},
     "/delay/messages/{id}": {"description": "the id or the UUID of a delayed message"},
 }
 _VARIABLE = re.compile(r"\{(\w+)\}")

@@ -222,6 +222,51 @@ class ChangesQuery(ListQuery):
     count: Count = 20
 
 
+class IdentitiesQuery(Query):
+    """A page of the identities, by name."""
+
+    count: Count = 100
+    after: Cursor = None
+    text: Annotated[SearchText, Meta(title="only identities with this text in their name")] = None
+
+
+class TokensQuery(Query):
+    """A page of the tokens, the newest first."""
+
+    identity: Annotated[
+        str | None, Meta(title="only of this identity", description="the name of an identity")
+    ] = None
+    count: Count = 100
+    after: Cursor = None
+
+
+class RightQuery(Query):
+    """The question whether an identity has a right on a name."""
+
+    identity: Annotated[str, Meta(title="the identity", description="the name of an identity")]
+    right: Annotated[str, Meta(title="the right", description="a right of docs/security.md")]
+    name: Annotated[
+        Annotated[str, Meta(max_length=256)],
+        Meta(
+            title="of a topic or group; empty for a right on the installation",
+            description="a name of up to 256 characters",
+        ),
+    ] = ""
+
+
+class AuditQuery(Query):
+    """A page of the audit log, the newest lines first."""
+
+    who: Annotated[str | None, Meta(title="only of this identity", description="a text")] = None
+    event: Annotated[
+        Literal["change", "rejected", "login", "login_rejected"] | None,
+        Meta(title="only such lines", description="change, rejected, login, login_rejected"),
+    ] = None
+    text: Annotated[SearchText, Meta(title="only lines with this text")] = None
+    count: Count = 50
+    after: Cursor = None
+
+
 class TransactionsQuery(ListQuery):
     """A choice of open transactions."""
 

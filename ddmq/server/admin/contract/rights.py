@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 
-from ddmq_common.security.rights import RIGHTS
+from ddmq_common.security.rights import RIGHTS as GRANTED_RIGHTS
 
-__all__ = ["RIGHTS", "split_rights"]
+ADMIN = "admin"  # is granted by no rule
+RIGHTS = GRANTED_RIGHTS | {ADMIN: "be an identity of the kind admin"}
 
 
 def split_rights(text: str) -> list[str]:

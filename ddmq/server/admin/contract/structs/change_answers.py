@@ -16,8 +16,8 @@ State = Annotated[
 class ChangeAnswer(Answer):
     """A change that was made.
 
-    `who`: the address of the client. `undoable`: it can be undone, if nothing changes meanwhile. `final`: why
-    it cannot. `undoes`, `undone_by`: ids of other changes, or empty.
+    `who`: the address of the client, or `IDENTITY at ADDRESS`. `undoable`: it can be undone, if nothing
+    changes meanwhile. `final`: why it cannot. `undoes`, `undone_by`: ids of other changes, or empty.
     """
 
     id: str
