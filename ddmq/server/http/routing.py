@@ -127,7 +127,8 @@ class AdminRequest(NamedTuple):
     `body`: a JSON object, or the Struct that its route declares. `is_forwarded`: another process passed it
     on, so it must be answered here. `if_match`: the versions of which a change requires one. `address`: that
     of the client. `caller`: who makes the request; None: rights are off, or this process makes it.
-    `on_behalf`: a node has passed it on for the caller.
+    `on_behalf`: a node has passed it on for the caller. `concealed`: gets the sentences about missing rights
+    of which the answer says nothing, for the audit log.
     """
 
     path: Mapping[str, str]
@@ -140,6 +141,7 @@ class AdminRequest(NamedTuple):
     address: str = ""
     caller: Caller | None = None
     on_behalf: bool = False
+    concealed: list[str] | None = None
 
     def visible(self, right: str = "describe") -> Callable[[str], bool] | None:
         """Return a function that says whether the caller may see a name; None: it may see all."""
@@ -284,12 +286,13 @@ class AdminRouter:
             path = "/" + "/".join(pattern)
             action = f"{method} {path}"
             sender = self._oversight.admit_request(environ, action, path in PROBES)
+            concealed: list[str] = []
             request = AdminRequest(
                 variables, _read_query(environ), _read_body(environ), method, path,
                 if_match=_read_if_match(environ), address=str(environ.get("REMOTE_ADDR", "")),
-                caller=sender.caller, on_behalf=sender.on_behalf,
+                caller=sender.caller, on_behalf=sender.on_behalf, concealed=concealed,
             )  # fmt: skip
-            watch = self._oversight.watch_request(environ, sender, action, request.name_objects)
+            watch = self._oversight.watch_request(environ, sender, action, request.name_objects, concealed)
             with _await_slot(environ, path), watch:
                 return _encode_answer(handler(request), environ)
         if self._closed is not None:
