@@ -3,9 +3,9 @@
 Rejections have files of their own, so that an attacker who causes many of them displaces no line about a
 change or login. A line never has a body, a key, a value of a setting or a secret: its fields are those of
 AuditLine alone, whose texts are cleaned and cut. Rejections and logins that repeat within a second are one
-line with a count, for each identity, action and reason. Lines wait in a bounded queue for a native thread, which
-appends them; what the queue or the disk does not take is dropped and counted. Nothing is synced: a machine
-that crashes may lose the last lines. A line that a crash left incomplete ends at the next start.
+line with a count, for each identity, action and reason. Lines wait in a bounded queue for a native thread,
+which appends them; what the queue or the disk does not take is dropped and counted. Nothing is synced: a
+machine that crashes may lose the last lines. A line that a crash left incomplete ends at the next start.
 """
 
 from __future__ import annotations
