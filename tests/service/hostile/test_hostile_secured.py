@@ -37,7 +37,7 @@ FORGED = {"X-Ddmq-Identity": "root", "X-Forwarded-For": "127.0.0.1", "Forwarded"
           "X-Real-Ip": "127.0.0.1", "X-Forwarded-User": "root"}  # fmt: skip
 
 
-class SecuredServer:
+class TlsServer:
     """A server that requires TLS and logins, and its clients."""
 
     def __init__(self, server: RealServer, tokens: dict[str, str]) -> None:
@@ -96,14 +96,14 @@ class SecuredServer:
 class TlsClient(TokenClient):
     """A connection over TLS that logs in with a token, if there is one."""
 
-    def __init__(self, secured: SecuredServer, kind: str, token: str) -> None:
+    def __init__(self, secured: TlsServer, kind: str, token: str) -> None:
         self._idl, self._service = SERVICES[kind]
         self._socket = secured.connect(kind)
         self.login = self.log_in(token) if token else None
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
     folder = tmp_path_factory.mktemp("secured")
     conf = folder / "conf"
     tokens = write_rights(conf, [VICTIM, MALLORY], tls=TLS)
@@ -113,13 +113,13 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]
     write_config(conf, topics={"topics": topics}, groups={"groups": groups})
     server = RealServer(folder, conf)
     try:
-        yield SecuredServer(server.start(), tokens)
+        yield TlsServer(server.start(), tokens)
     finally:
         server.end()
 
 
 @pytest.fixture(autouse=True)
-def honest_clients_are_served(secured: SecuredServer) -> Iterator[None]:
+def honest_clients_are_served(secured: TlsServer) -> Iterator[None]:
     yield
     with secured.client("producer", "victim") as client:
         assert send(client, "theirs").code == 0
@@ -158,7 +158,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("kind", ["producer", "consumer", "admin"])
 @pytest.mark.parametrize("case", GARBAGE)
-def test_no_handshake_no_answer_but_the_reason(secured: SecuredServer, kind: str, case: str) -> None:
+def test_no_handshake_no_answer_but_the_reason(secured: TlsServer, kind: str, case: str) -> None:
     answer = secured.say(GARBAGE[case], kind, encrypted=False)
     assert SECRET.encode() not in answer
     assert len(answer) < 1_000
@@ -167,7 +167,7 @@ def test_no_handshake_no_answer_but_the_reason(secured: SecuredServer, kind: str
 
 
 @pytest.mark.parametrize("kind", ["producer", "consumer"])
-def test_plain_calls_are_told_that_tls_is_required(secured: SecuredServer, kind: str) -> None:
+def test_plain_calls_are_told_that_tls_is_required(secured: TlsServer, kind: str) -> None:
     idl, service = SERVICES[kind]
     request = (P if kind == "producer" else C).AuthRequest(
         mechanism="token", credentials=secured.tokens["root"].encode()
@@ -183,7 +183,7 @@ CREDENTIALS = {
 
 
 @pytest.mark.parametrize("case", [*CREDENTIALS, "a part of a valid one", "a valid id"])
-def test_a_wrong_token_ends_the_connection(secured: SecuredServer, case: str) -> None:
+def test_a_wrong_token_ends_the_connection(secured: TlsServer, case: str) -> None:
     valid = secured.tokens["root"].encode()
     credentials = {"a part of a valid one": valid[:-1], "a valid id": valid[:30] + b"0" * 64}.get(
         case
@@ -200,7 +200,7 @@ def test_a_wrong_token_ends_the_connection(secured: SecuredServer, case: str) ->
         assert (status, bearer in text and bool(bearer)) == (401, False)
 
 
-def test_a_login_that_fails_ends_the_identity_before_it(secured: SecuredServer) -> None:
+def test_a_login_that_fails_ends_the_identity_before_it(secured: TlsServer) -> None:
     with secured.client("producer", "mallory") as client:
         for _ in range(100):
             assert client.log_in(secured.tokens["mallory"]).code == 0
@@ -212,7 +212,7 @@ def test_a_login_that_fails_ends_the_identity_before_it(secured: SecuredServer) 
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_headers_of_proxies_give_no_identity_and_no_address(secured: SecuredServer, name: str) -> None:
+def test_headers_of_proxies_give_no_identity_and_no_address(secured: TlsServer, name: str) -> None:
     assert secured.request("GET", "/metrics", **{name: FORGED[name]})[0] == 401
     assert secured.request("GET", "/keys", "mallory", **{name: FORGED[name]})[0] == 403
     assert (
@@ -226,7 +226,7 @@ MARK = {"forwardedBy": "127.0.0.1:1"}
 IDENTITY = "01890000000070008000000000000001"
 
 
-def test_the_marks_of_processes_are_rejected(secured: SecuredServer) -> None:
+def test_the_marks_of_processes_are_rejected(secured: TlsServer) -> None:
     context = C.Context(groupId="mine", topic="mine", qid="none_none_0")
     end = P.EndTransactionRequest(
         transactionId=IDENTITY, producerGroup="mine", clientId="m", action=12, **MARK
@@ -238,7 +238,7 @@ def test_the_marks_of_processes_are_rejected(secured: SecuredServer) -> None:
         assert is_rejected(consumer.call("submit", result=result))
 
 
-def test_transactions_and_delays_of_others(secured: SecuredServer) -> None:
+def test_transactions_and_delays_of_others(secured: TlsServer) -> None:
     """Their ids are known; the group, or the topic, is stated as the own one."""
     message = P.Message(topic="theirs", key="", tags="", body=SECRET.encode())
     prepare = P.PrepareRequest(
@@ -270,7 +270,7 @@ def test_transactions_and_delays_of_others(secured: SecuredServer) -> None:
         assert victim.call("sendDelaySync", delayMessage=cancel, timeout=0).outcome == 2
 
 
-def test_leases_and_requests_of_others(secured: SecuredServer) -> None:
+def test_leases_and_requests_of_others(secured: TlsServer) -> None:
     with secured.client("consumer", "victim") as victim, secured.client("consumer", "mallory") as mallory:
         with secured.client("producer", "victim") as producer:
             assert send(producer, "theirs").code == 0
@@ -298,7 +298,7 @@ def _with_messages(pulled: Any) -> Any:
     return pulled if pulled.messages else None
 
 
-def test_no_answer_of_the_admin_api_has_a_secret_or_a_body_of_others(secured: SecuredServer) -> None:
+def test_no_answer_of_the_admin_api_has_a_secret_or_a_body_of_others(secured: TlsServer) -> None:
     """Every GET without a name in its path, every form, by an identity that may read metrics."""
     key = (secured.server.folder / "conf" / "server.key").read_text().splitlines()[2]
     secrets = [SECRET, key, *secured.tokens.values(), *(token[30:] for token in secured.tokens.values())]
@@ -323,7 +323,7 @@ def test_no_answer_of_the_admin_api_has_a_secret_or_a_body_of_others(secured: Se
         assert secured.request("POST", target, "mallory", body)[0] == 403, target
 
 
-def test_changes_and_operations_of_others(secured: SecuredServer) -> None:
+def test_changes_and_operations_of_others(secured: TlsServer) -> None:
     changed = secured.request("POST", "/groups/theirs/topics/theirs", "victim", {"paused": True})
     undo = json.loads(changed[1])["undo"]
     body = {"kind": "delays", "action": "cancel", "filter": {"topic": "theirs"}}
@@ -347,7 +347,7 @@ NAMES = ("a\nb", 'a","event":"change","who":"root', "\x1b[2J", "a\u2028b\u202e",
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
-def test_names_forge_no_line_of_the_audit_log_or_the_log(secured: SecuredServer, name: str) -> None:
+def test_names_forge_no_line_of_the_audit_log_or_the_log(secured: TlsServer, name: str) -> None:
     with secured.client("producer", "mallory") as client:
         assert send(client, name, clientId=name).code in (11, 13)
     target = "/topics/" + "".join(f"%{byte:02x}" for byte in name.encode())
@@ -380,7 +380,7 @@ OWN = "localhost"
     ],
     ids=range(8),
 )
-def test_no_request_of_a_page_or_behind_another_is_answered(secured: SecuredServer, headers: str) -> None:
+def test_no_request_of_a_page_or_behind_another_is_answered(secured: TlsServer, headers: str) -> None:
     """Also with the token, which a page does not have. The second request would be a smuggled one."""
     bearer = f"Authorization: Bearer {secured.tokens['victim']}"
     inner = f"GET /topics/theirs/messages HTTP/1.1\r\nHost: {OWN}\r\n{bearer}\r\n\r\n"
@@ -390,7 +390,7 @@ def test_no_request_of_a_page_or_behind_another_is_answered(secured: SecuredServ
     assert b"HTTP/1.1 200" not in answer
 
 
-def test_silent_connections_of_an_address_keep_nobody_out(secured: SecuredServer) -> None:
+def test_silent_connections_of_an_address_keep_nobody_out(secured: TlsServer) -> None:
     silent = [secured.connect("admin") for _ in range(40)]
     address = ("127.0.0.1", secured.server.ports["admin"])
     silent += [socket.create_connection(address, timeout=WAIT_S) for _ in range(40)]  # type: ignore[misc]
@@ -405,7 +405,7 @@ def test_silent_connections_of_an_address_keep_nobody_out(secured: SecuredServer
             each.close()
 
 
-def test_frames_behind_a_handshake_need_a_login_too(secured: SecuredServer) -> None:
+def test_frames_behind_a_handshake_need_a_login_too(secured: TlsServer) -> None:
     """The longest length, and a flood of logins, on connections that are encrypted."""
     answer = secured.say(pack(">I", 0x7FFFFFFF) + bytes(100), "producer")
     assert answer == b""
@@ -413,7 +413,7 @@ def test_frames_behind_a_handshake_need_a_login_too(secured: SecuredServer) -> N
         assert is_rejected(send(client, "theirs"))
 
 
-def test_a_certificate_of_another_authority_is_no_login(secured: SecuredServer, tmp_path: Path) -> None:
+def test_a_certificate_of_another_authority_is_no_login(secured: TlsServer, tmp_path: Path) -> None:
     write_certificates(tmp_path)
     context = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
     context.load_cert_chain(tmp_path / "stranger.crt", tmp_path / "stranger.key")
