@@ -342,6 +342,35 @@ def _without_values(url: str) -> str:
     return _QUERY_VALUE.sub(r"\1***", url)
 
 
+def mask_tree(tree: Any, config: Any) -> Any:
+    """Return a plain tree of settings with secrets masked: the values of all keys, at any depth, that name a
+    secret field of `config`, and those of queries in its URLs."""
+    return _mask_values(tree, set(_list_fields(config, "secret")), set(_list_fields(config, "urls")))
+
+
+def _list_fields(config: Any, rule: str) -> Iterator[str]:
+    """Yield the names of the fields with a rule, also of nested configurations."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.metadata.get(rule):
+            yield field.name
+        elif dataclasses.is_dataclass(value):
+            yield from _list_fields(value, rule)
+
+
+def _mask_values(tree: Any, secrets: set[str], urls: set[str], name: str = "") -> Any:
+    if name in secrets:
+        return "***" if tree else tree
+    if isinstance(tree, Mapping):
+        return {
+            key: _mask_values(value, secrets, urls, str(key).rpartition(".")[2])
+            for key, value in tree.items()
+        }
+    if isinstance(tree, list | tuple):
+        return [_mask_values(each, secrets, urls, name) for each in tree]
+    return _without_values(tree) if name in urls and isinstance(tree, str) else tree
+
+
 def rules(
     *, low: Any = None, high: Any = None, choices: Any = None, secret: bool = False, urls: bool = False
 ) -> dict[str, Any]:

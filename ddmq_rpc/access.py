@@ -8,6 +8,7 @@ start, also with rights off, so that none is forgotten.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ddmq_client.idl.codes import OK_TEXT, Code
@@ -44,14 +45,12 @@ def open_methods(
         raise ValueError(f"method {without[0]} of {service.name} has no rule; who may call it?")
     opened = {}
     for name, handler in service.handlers.items():
-        rule = None if callers is None or rules is None else rules[name]
-        opened[name.encode()] = OpenMethod(
-            described[name],
-            handler
-            if rule is None or callers is None
-            else guard_handler(rule, handler, counts, callers, name, now),
-            rule,
-        )
+        if callers is None or rules is None:
+            opened[name.encode()] = OpenMethod(described[name], handler, None)
+            continue
+        rule = record_rejections(rules[name], counts, callers, name)
+        record = partial(record_rejection, callers, name)
+        opened[name.encode()] = OpenMethod(described[name], guard_handler(rule, handler, record, now), rule)
     if AUTHENTICATE in described:
         answers = structs(service.idl)
         opened[AUTHENTICATE.encode()] = OpenMethod(
@@ -60,42 +59,50 @@ def open_methods(
     return opened
 
 
-def guard_handler(
-    rule: MethodRule,
-    handler: Handler,
-    counts: RpcCounts,
-    callers: CallerTable,
-    name: str,
-    now: Callable[[], float],
-) -> Handler:
-    """Return a handler that gets only the calls which quotas and `rule` let through."""
-    find_missing, narrow, finishes = rule.find_missing, rule.narrow, rule.finishes
+def record_rejection(callers: CallerTable, name: str, call: Call, missing: str) -> None:
+    """Record in the audit log why a call of the method `name`, or an element of it, was rejected."""
+    caller = call.caller
+    if callers.audit is not None and caller is not None:
+        actor = Actor(caller.name, call.peer, client_of(call.args))
+        callers.audit.record_rejection(actor, name, describe_cause(missing))
+
+
+def record_rejections(rule: MethodRule, counts: RpcCounts, callers: CallerTable, name: str) -> MethodRule:
+    """Return a rule of the method `name` whose rejections are counted and recorded, also those of calls that
+    wait."""
 
     def reject_call(call: Call, missing: str) -> None:
         is_over = isinstance(missing, OverQuota)
         counts.count_rejected("quota" if is_over else "right_missing")
-        caller = call.caller
-        if callers.audit is not None and caller is not None:
-            actor = Actor(caller.name, call.peer, client_of(call.args))
-            callers.audit.record_rejection(actor, name, describe_cause(missing))
+        record_rejection(callers, name, call, missing)
         if is_over and rule.reject_over is not None:
             rule.reject_over(call, missing)
         else:
             rule.reject(call, missing)
+
+    return rule._replace(reject=reject_call, reject_over=None)
+
+
+def guard_handler(
+    rule: MethodRule, handler: Handler, record: Callable[[Call, str], None], now: Callable[[], float]
+) -> Handler:
+    """Return a handler that gets only the calls which quotas and `rule` let through. `record`: records the
+    rejection of an element of a call."""
+    find_missing, reject, narrow, finishes = rule.find_missing, rule.reject, rule.narrow, rule.finishes
 
     def handle(call: Call) -> None:
         caller = call.caller
         if caller is not None:
             over = caller.usage.count_request(call.frame_bytes, now())
             if over is not None and not finishes:
-                reject_call(call, over)
+                reject(call, over)
                 return
         missing = find_missing(call)
         if missing is not None:
-            reject_call(call, missing)
+            reject(call, missing)
         elif narrow is None:
             handler(call)
-        elif (narrowed := narrow(call)) is not None:
+        elif (narrowed := narrow(call, partial(record, call))) is not None:
             handler(narrowed)
 
     return handle

@@ -86,14 +86,15 @@ class MethodRule(NamedTuple):
 
     `find_missing`: returns the sentence about a missing right, or None. `reject`: answers with that sentence.
     `narrow`: returns the call that the handler gets, without the elements that are forbidden; None if it has
-    answered. `waits`: the call may wait for messages, and is checked again when rights change. `finishes`:
-    the call ends work that is open, so it counts, but no quota rejects it. `reject_over`: answers a call over
-    a quota; None: `reject` does, which then gets an OverQuota.
+    answered. Its second argument records the sentence about each such element. `waits`: the call may wait for
+    messages, and is checked again when rights change. `finishes`: the call ends work that is open, so it
+    counts, but no quota rejects it. `reject_over`: answers a call over a quota; None: `reject` does, which
+    then gets an OverQuota.
     """
 
     find_missing: Callable[[Call], str | None]
     reject: Callable[[Call, str], None]
-    narrow: Callable[[Call], Call | None] | None = None
+    narrow: Callable[[Call, Callable[[str], None]], Call | None] | None = None
     waits: bool = False
     finishes: bool = False
     reject_over: Callable[[Call, str], None] | None = None

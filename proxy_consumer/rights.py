@@ -9,7 +9,7 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ddmq_client.idl.codes import FROM_CHRONOS, Code
@@ -74,18 +74,23 @@ class ConsumerRights:
         self._runtime.checks_rights = True
         return None if group is None else find_missing_topic(caller, group.subscriptions)
 
-    def _find_missing_for_creation(self, caller: Caller, group: bytes) -> str | None:
-        """Return what a caller lacks to make a subscription of a group on first use; None also if nobody can,
-        or it is an instance of a group that exists."""
+    def _find_missing_for_creation(self, caller: Caller, group: bytes, count: int = 1) -> str | None:
+        """Return what a caller lacks to make `count` subscriptions of a group on first use; None also if
+        nobody can, or it is an instance of a group that exists."""
         if not self._runtime.config.auto_create_groups or self._fetches.instances.find_group(group):
             return None
         missing = caller.find_missing("create", group)
-        return missing or caller.usage.count_creation(self._runtime.clock.monotonic())
+        for _ in range(count):
+            missing = missing or self._count_creation(caller)
+        return missing
 
-    def narrow_pull(self, call: Call) -> Call:
+    def _count_creation(self, caller: Caller) -> OverQuota | None:
+        return caller.usage.count_creation(self._runtime.clock.monotonic())
+
+    def narrow_pull(self, call: Call, record: Callable[[str], None]) -> Call:
         request = call.args.request
         if request.result is not None:
-            request.result = self.keep_allowed(caller_of(call), request.result)
+            request.result = self.keep_allowed(caller_of(call), request.result, record)
         return call
 
     # --- results
@@ -95,10 +100,10 @@ class ConsumerRights:
             return caller_of(call).find_missing("node")
         return None
 
-    def narrow_submit(self, call: Call) -> Call | None:
+    def narrow_submit(self, call: Call, record: Callable[[str], None]) -> Call | None:
         result = call.args.result
         if result.forwardedBy is None:
-            result = call.args.result = self.keep_allowed(caller_of(call), result)
+            result = call.args.result = self.keep_allowed(caller_of(call), result, record)
         if result is None:
             call.reply_encoded(answers.SUBMITTED[call.wire])
             return None
@@ -116,16 +121,19 @@ class ConsumerRights:
             result = result.nextResult
         return caller.find_missing("consume", request.groupId) if request.leave else None
 
-    def keep_allowed(self, caller: Caller, result: Any) -> Any:
+    def keep_allowed(self, caller: Caller, result: Any, record: Callable[[str], None]) -> Any:
         """Return a linked list of results without the elements that the caller may not submit; None if none
-        is left. The others are counted."""
+        is left. The others are counted and recorded."""
         head = last = None
         while result is not None:
             following = result.nextResult
-            if find_missing_for_context(caller, result.context) is not None:
+            missing = find_missing_for_context(caller, result.context)
+            if missing is not None:
                 self._ignored.value += 1
+                record(missing)
             elif last is None:
                 head = last = result
+                head.forwardedBy = None  # of an element that was not the first, nobody has checked it
             else:
                 last.nextResult = result
                 last = result
@@ -160,7 +168,7 @@ class ConsumerRights:
         if missing is not None or topic == HEARTBEAT_TOPIC.encode():
             return missing
         if self._runtime.backend.topic(topic.decode("utf-8", "replace")) is None:
-            return caller.find_missing("create", topic)
+            return caller.find_missing("create", topic) or self._count_creation(caller)
         return None
 
     # --- fetch and ack
@@ -178,8 +186,9 @@ class ConsumerRights:
             if not request.topics or each.config.model != BROADCASTING
         )  # fmt: skip
         missing = find_missing_topic(caller, topics)
-        if missing is None and not topics.keys() <= subscriptions.keys():
-            missing = self._find_missing_for_creation(caller, request.groupId)
+        created = topics.keys() - subscriptions.keys()
+        if missing is None and created:
+            missing = self._find_missing_for_creation(caller, request.groupId, len(created))
         if missing is not None or request.exact:
             return missing
         return self._bind_consumer_id(caller, request.groupId, request.consumerId)

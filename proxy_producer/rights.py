@@ -162,7 +162,7 @@ class ProducerRights:
 
     # --- sendBatch: message by message
 
-    def narrow_batch(self, call: Call) -> Call:
+    def narrow_batch(self, call: Call, record: Callable[[str], None]) -> Call:
         """Return the call with the allowed messages alone; its answer has code 13 for the others."""
         caller, messages = caller_of(call), call.args.messages
         if self.find_missing_for_messages(caller, messages) is None:
@@ -171,6 +171,7 @@ class ProducerRights:
         for index, message in enumerate(messages):
             missing = self.find_missing_for_messages(caller, (message,))
             if missing is not None:
+                record(missing)
                 rejections[index] = wire.rejected_result(self._reject_sends(missing))
         call.args.messages = [each for index, each in enumerate(messages) if index not in rejections]
         return NarrowedBatch(call, len(messages), rejections)

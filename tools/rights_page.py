@@ -69,9 +69,10 @@ ROUTES_MORE = {
     (
         "POST",
         "/operations",
-    ): "dead letters and keys: operate; resend and delays: send; without a filter all names",
+    ): "dead letters and keys: operate; resend and delays: send; with `text` or `key` browse; "
+    "without a filter all names",
     ("POST", "/topics/{topic}"): "create, or manage if it exists",
-    ("POST", "/messages"): "send (and create)",
+    ("POST", "/messages"): "send (and create); with the property from_chronos relay",
     (
         "POST",
         "/groups/{group}",

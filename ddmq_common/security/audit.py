@@ -1,10 +1,11 @@
 """The audit log: who did what to which object, and rejected attempts, as JSON lines in `data_dir/audit/`.
 
-A line never has a body, a key, a value of a setting or a secret: its fields are those of AuditLine alone,
-whose texts are cleaned and cut. Rejections and logins that repeat within a second are counted in one line for
-each identity, action and reason. Lines wait in a bounded queue for a native thread, which appends them; what
-the queue or the disk does not take is dropped and counted. Nothing is synced: a machine that crashes may lose
-the last lines. A line that a crash left incomplete ends at the next start.
+Rejections have files of their own, so that an attacker who causes many of them displaces no line about a
+change or login. A line never has a body, a key, a value of a setting or a secret: its fields are those of
+AuditLine alone, whose texts are cleaned and cut. Rejections and logins that repeat within a second are one
+line with a count, for each identity, action and reason. Lines wait in a bounded queue for a native thread,
+which appends them; what the queue or the disk does not take is dropped and counted. Nothing is synced: a
+machine that crashes may lose the last lines. A line that a crash left incomplete ends at the next start.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ FILES_MAX = 8  # of one process, with the current one
 QUEUE_MAX = 10_000  # lines
 REPEATS_MAX = 10_000  # identities, actions and reasons that are counted for a second
 REPEAT_S = 1.0
+REJECTED = "rejected"  # in the name of the files of rejections
 TEXT_MAX = 200
 _encode = msgspec.json.Encoder().encode
 
@@ -135,11 +137,13 @@ def _clean_text(text: str) -> str:
 
 
 class AuditLog:
-    """Queues lines for the files. Used on the hub. `timer`: a repeating timer of the hub."""
+    """Queues lines for the files. Used on the hub. `rejected_files`: those of rejections. `timer`: a
+    repeating timer of the hub."""
 
     def __init__(
         self,
         files: AuditFiles,
+        rejected_files: AuditFiles,
         wall_ms: Callable[[], int],
         timer: RepeatTimer,
         written: LineCounter,
@@ -148,6 +152,7 @@ class AuditLog:
     ) -> None:
         self.folder = files.folder  # of the files of all processes on this data directory
         self._files = files
+        self._rejected_files = rejected_files
         self._wall_ms = wall_ms
         self._timer = timer
         self._written = written
@@ -227,7 +232,14 @@ class AuditLog:
         self._run(self._write_lines, lambda written, error: self._on_written(len(lines), error), lines)
 
     def _write_lines(self, lines: Sequence[AuditLine]) -> None:
-        self._files.append(b"".join([_encode(line) + b"\n" for line in lines]))
+        for files, is_rejection in ((self._files, False), (self._rejected_files, True)):
+            texts = [_encode(line) for line in lines if line.event.endswith("rejected") is is_rejection]
+            if texts:
+                files.append(b"\n".join(texts) + b"\n")
+
+    def _close_files(self) -> None:
+        self._files.close()
+        self._rejected_files.close()
 
     def _on_written(self, count: int, error: Exception | None) -> None:
         self._is_writing = False
@@ -235,7 +247,7 @@ class AuditLog:
             self._written.value += count
         else:
             self._dropped.value += count
-            self._files.close()  # it is opened again for the next lines
+            self._close_files()  # they are opened again for the next lines
         if self._queue:
             self._write()
 
@@ -253,7 +265,7 @@ class AuditLog:
         lines, self._queue = self._queue, []
         with suppress(OSError):
             self._write_lines(lines)
-        self._files.close()
+        self._close_files()
 
 
 def client_of(args: Any) -> str:

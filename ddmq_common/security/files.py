@@ -1,7 +1,8 @@
 """The files of a server's rights: conf/security.yaml, and beside it the hashes of its tokens.
 
 Every process reads both at its start and checks twice a second whether they have changed. A broken file
-changes nothing: the rules before it stay in force, and the log has the reason. `ddmq auth token` writes the
+changes nothing: the rules before it stay in force, and the log has the reason. So does a file that every user
+of the machine may write. `ddmq auth token` writes the
 table of tokens atomically. When a token was last used is the time of change of a file named by its id, in a
 folder beside the table: touched at most once an hour, if the folder can be written.
 """
@@ -31,14 +32,16 @@ CHECK_INTERVAL_S = 0.5
 FILE_BYTES_MAX = 64 << 20
 USE_RECORDED_S = 3600.0
 log = logging.getLogger("ddmq.security")
-_FileVersion = tuple[int, int, int]
+_FileVersion = tuple[int, int, int, int]
 
 
 def read_tokens(path: Path) -> dict[str, StoredToken]:
     """Read the table of tokens; a file that does not exist is an empty table. Raises ConfigError."""
     try:
-        if path.stat().st_size > FILE_BYTES_MAX:
+        status = path.stat()
+        if status.st_size > FILE_BYTES_MAX:
             raise ConfigError(f"{path}: has more than {FILE_BYTES_MAX} bytes")
+        _check_writers(path, status)
         return decode_tokens(path.read_bytes())
     except FileNotFoundError:
         return {}
@@ -112,13 +115,24 @@ class LoadedRights(NamedTuple):
 def load_rights(folder: Path) -> LoadedRights | None:
     """Read the rights of a configuration folder; None if they are off. Raises ConfigError."""
     path = folder / SECURITY_FILE
-    if not path.exists():
+    try:
+        _check_writers(path, path.stat())
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     config = load(path, SecurityConfig).resolve_paths(lambda _: folder)
     policy = config.build_policy()
     if policy is None:
         return None
     return LoadedRights(policy, read_tokens(folder / TOKENS_FILE), config.node_token)
+
+
+def _check_writers(path: Path, status: os.stat_result) -> None:
+    """Raise ConfigError if every user of the machine may write a file that says who may do what."""
+    if status.st_mode & 0o002:
+        mode = f"{status.st_mode & 0o777:04o}"
+        raise ConfigError(f"{path}: has mode {mode}: others may write it; run: chmod o-w {path}")
 
 
 class SecurityFiles:
@@ -203,4 +217,4 @@ def _version_of(path: Path) -> _FileVersion | None:
         status = path.stat()
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode

@@ -11,7 +11,6 @@ and that got no message from there has lost it to retention.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from backend.completion import Completion
 from backend.records import Bounds, QueueRef
@@ -21,7 +20,7 @@ from proxy_consumer.core.held_pulls import LingerWheel
 from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.answers import Target
 from proxy_consumer.fetches.fetch import Fetch, count_fetched
-from proxy_consumer.fetches.group import broadcast_queues, read_target
+from proxy_consumer.fetches.group import broadcast_queues, may_read, read_target
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Group
 
@@ -75,7 +74,7 @@ class ExactFetches:
             self._runtime,
             call,
             request.consumerId,
-            lambda fetch, newest: (self._plan_targets(fetch.call.args.request, group), []),
+            lambda fetch, newest: (self._plan_targets(fetch.call, group), []),
             self._wheel,
             lambda fetch, targets: self._on_fetch_done(group, fetch, targets),
         )
@@ -93,13 +92,14 @@ class ExactFetches:
         for fetch in list(self._open):
             fetch.give_up()
 
-    def _plan_targets(self, request: Any, group: Group) -> list[Target]:
+    def _plan_targets(self, call: Call, group: Group) -> list[Target]:
+        request = call.args.request
         offsets = request.fetchOffset
         targets: list[Target] = []
         for queue in broadcast_queues(self._runtime, group, request.topics):
             topic_offsets = offsets.get(queue.topic.encode(), {})
             offset = topic_offsets.get(self._runtime.qid(queue).encode(), -1) if topic_offsets else -1
-            if offset >= 0:
+            if offset >= 0 and may_read(call, queue.topic):
                 targets.append(read_target(self._runtime, group, queue, offset, True, request.maxBatchSize))
         return targets
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.interop.apache_client import Client
-from tests.scenarios.real_server import RealServer, running, write_config
+from tests.scenarios.real_server import RealServer, write_config
 from tests.support.installations import installed
 from tests.support.own_name import own_name
+from tests.support.rights import Who, write_rights
 
 STRICT = {
     "topics": {
@@ -34,34 +35,46 @@ STRICT = {
 }
 
 
+# What an operator gives to old clients that may use every topic: their servers sent as delay services, too.
+LEGACY = Who("legacy", frozenset({*((right, "*") for right in ("send", "consume", "create")), ("relay", "")}))
+
+
+@pytest.fixture(scope="session", params=["open", "legacy"])
+def access(request: pytest.FixtureRequest) -> str:
+    """Who the clients are: everybody, or with rights on an identity by their address."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, engine: str, access: str) -> Iterator[RealServer]:
     """As it comes: topics and groups are created on first use."""
-    folder = tmp_path_factory.mktemp("default")
-    with installed(engine) as installation, running(folder, installation=installation) as started:
-        yield started
+    yield from _with(tmp_path_factory.mktemp("default"), engine, {}, access)
 
 
 @pytest.fixture(scope="session")
-def strict(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
+def strict(tmp_path_factory: pytest.TempPathFactory, engine: str, access: str) -> Iterator[RealServer]:
     """Creates nothing by itself; topics of every kind."""
-    yield from _with(tmp_path_factory.mktemp("strict"), engine, STRICT)
+    yield from _with(tmp_path_factory.mktemp("strict"), engine, STRICT, access)
 
 
 @pytest.fixture(scope="session")
-def short(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
+def short(tmp_path_factory: pytest.TempPathFactory, engine: str, access: str) -> Iterator[RealServer]:
     """A lease ends after 3 s: longer than a client of a recording takes on a busy machine."""
     consumer = {"drain_leases_ms": 0, "defaults": {"ack_timeout_ms": 3_000}}
-    yield from _with(tmp_path_factory.mktemp("short"), engine, {"proxy_consumer": consumer})
+    yield from _with(tmp_path_factory.mktemp("short"), engine, {"proxy_consumer": consumer}, access)
 
 
-def _with(folder: Path, engine: str, files: dict[str, Any]) -> Iterator[RealServer]:
+def _with(folder: Path, engine: str, files: dict[str, Any], access: str) -> Iterator[RealServer]:
     """A server of this configuration, on an installation of its own."""
-    with (
-        installed(engine) as installation,
-        running(folder, write_config(folder / "conf", **files), installation=installation) as started,
-    ):
-        yield started
+    config = write_config(folder / "conf", **files)
+    tokens = write_rights(config, [LEGACY], legacy={"127.0.0.1": LEGACY.name}) if access == "legacy" else {}
+    with installed(engine) as installation:
+        server = RealServer(folder, config, installation=installation)
+        server.token = tokens.get("root", "")
+        try:
+            yield server.start()
+        finally:
+            server.end()
 
 
 @pytest.fixture(params=["compact", "binary"])

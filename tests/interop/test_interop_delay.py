@@ -89,7 +89,7 @@ def test_a_resent_add_is_stored_once(server: RealServer, producer: Client, topic
     until(lambda: stored(server, topic), "the delivery")
     ident = added(producer, topic, timestamp=due, uuid=uuid)
     until(lambda: server.admin("GET", "delay", "messages", ident)["state"] == "fired", "the end")
-    assert cancel(producer, ident).outcome == FIRED, "all orders before this one have been decided"
+    assert cancel(producer, topic, ident).outcome == FIRED, "all orders before this one have been decided"
     assert stored(server, topic) == 1
 
 
@@ -100,39 +100,53 @@ def test_a_resent_add_is_answered_with_the_stored_state(producer: Client, topic:
     first = producer.delay(topic, timestamp=due, **fields)
     resent = producer.delay(topic, timestamp=due + 99, **fields)
     assert [(answer.outcome, answer.dueMs) for answer in (first, resent)] == [(ADDED, due * 1_000)] * 2
-    cancel(producer, first.uniqDelayMsgId)
+    cancel(producer, topic, first.uniqDelayMsgId)
     over = producer.delay(topic, timestamp=due, **fields)
     assert (over.code, over.outcome, over.dueMs) == (0, CANCELLED, None)
     unanswered = producer.delay(topic, timestamp=due, fresh=True, **fields)
     assert (unanswered.outcome, unanswered.dueMs) == (ADDED, due * 1_000)
 
 
-def cancel(producer: Client, ident: str, **fields: Any) -> DelayResult:
-    """With a field of ours: waits for the outcome."""
-    return producer.delay(uniqDelayMsgId=ident, action=CANCEL, clientId="me", **fields)
+def cancel(producer: Client, topic: str, ident: str) -> DelayResult:
+    """With the topic, as every old client states it; with a field of ours: waits for the outcome."""
+    return producer.delay(topic, uniqDelayMsgId=ident, action=CANCEL, clientId="me")
 
 
 def test_a_cancel_that_wants_to_know(producer: Client, consumer: Client, topic: str, group: str) -> None:
     ident = added(producer, topic, timestamp=int(time.time()) + 3_600)
-    answer = cancel(producer, ident)
+    answer = cancel(producer, topic, ident)
     assert answer.set_fields() == {"code": 0, "msg": "OK", "uniqDelayMsgId": ident, "outcome": CANCELLED}
     soon = added(producer, topic, timestamp=int(time.time()) + 1)
     delivered(consumer, group)
-    answer = cancel(producer, soon)
+    answer = cancel(producer, topic, soon)
     assert (answer.code, answer.outcome) == (0, FIRED)
     assert int(soon[:10]) * 1_000 <= answer.firedAtMs <= now_ms()
 
 
-def test_a_cancel_before_its_add(server: RealServer, producer: Client, topic: str, group: str) -> None:
+def test_a_cancel_without_a_topic_needs_a_server_without_rights(
+    producer: Client, topic: str, access: str
+) -> None:
+    """No old client sends one. With rights on, nothing says whose message it may cancel."""
+    ident = added(producer, topic, timestamp=int(time.time()) + 3_600)
+    answer = producer.delay(uniqDelayMsgId=ident, action=CANCEL, clientId="me")
+    assert (answer.code, answer.outcome) == ((0, CANCELLED) if access == "open" else (13, None))
+
+
+def test_a_cancel_before_its_add(
+    server: RealServer, producer: Client, topic: str, group: str, access: str
+) -> None:
     """The client fixed the uuid; the cancel comes first; the add is answered 0 and never fires."""
     uuid = str(uuid4())
     shards = len(server.admin("GET", "delay")["shards"])
     due = int(time.time()) + 1
     ident = f"{due}-2-{due + 172_800}-0-0-0-{crc32(uuid.encode()) % shards}-{uuid}"
-    assert cancel(producer, ident).outcome == UNKNOWN
+    assert cancel(producer, topic, ident).outcome == UNKNOWN
     assert added(producer, topic, timestamp=due, uuid=uuid) == ident
     state = server.admin("GET", "delay", "messages", ident)["state"]
-    assert state == "cancelled before it was known"
+    assert state == ("cancelled before it was known" if access == "open" else "unknown"), (
+        "it is for one topic"
+    )
+    assert not stored(server, topic)
 
 
 def test_milliseconds(producer: Client, consumer: Client, topic: str, group: str) -> None:
@@ -141,7 +155,7 @@ def test_milliseconds(producer: Client, consumer: Client, topic: str, group: str
     assert (answer.outcome, answer.dueMs) == (ADDED, due)
     assert int(answer.uniqDelayMsgId[:10]) == due // 1_000
     delivered(consumer, group)
-    assert due <= cancel(producer, answer.uniqDelayMsgId).firedAtMs <= now_ms()
+    assert due <= cancel(producer, topic, answer.uniqDelayMsgId).firedAtMs <= now_ms()
 
 
 def test_a_schedule_keeps_its_key_and_its_queue(
@@ -158,14 +172,14 @@ def test_a_schedule_keeps_its_key_and_its_queue(
 def test_reschedule_and_fire_now(producer: Client, consumer: Client, topic: str, group: str) -> None:
     ident = added(producer, topic, timestamp=int(time.time()) + 3_600)
     due = now_ms() + 2 * HOUR_MS
-    moved = producer.delay(uniqDelayMsgId=ident, action=RESCHEDULE, dueMs=due)
+    moved = producer.delay(topic, uniqDelayMsgId=ident, action=RESCHEDULE, dueMs=due)
     assert (moved.outcome, moved.dueMs) == (ADDED, due)
-    fired = producer.delay(uniqDelayMsgId=ident, action=FIRE, clientId="me")
+    fired = producer.delay(topic, uniqDelayMsgId=ident, action=FIRE, clientId="me")
     assert fired.outcome == FIRED
     assert fired.firedAtMs <= now_ms()
     (message,) = delivered(consumer, group)
     assert message.key == ident
-    assert cancel(producer, ident).outcome == FIRED
+    assert cancel(producer, topic, ident).outcome == FIRED
 
 
 # --- an old delay server that still drains
@@ -184,14 +198,16 @@ def test_a_delivery_of_an_old_server_is_dropped_once_it_was_cancelled_here(
     """
     due = int(time.time())
     uncancelled, cancelled = (f"{due}-3-{due + 3_600}-9-{{timed}}-3-13-{uuid4()}" for _ in range(2))
-    assert cancel(producer, cancelled.format(timed=0)).outcome == UNKNOWN
+    assert cancel(producer, topic, cancelled.format(timed=0)).outcome == UNKNOWN
     for timed in range(3):
         old_server_sends(producer, topic, cancelled.format(timed=timed))
         old_server_sends(producer, topic, uncancelled.format(timed=timed))
         old_server_sends(producer, topic, uncancelled.format(timed=timed))  # it resends, too
     keys = sorted(message.key for message in delivered(consumer, group, 6))
     assert keys == [uncancelled.format(timed=timed) for timed in range(3) for _ in range(2)]
-    assert cancel(producer, uncancelled.format(timed=0)).outcome == UNKNOWN, "all that came before is decided"
+    assert cancel(producer, topic, uncancelled.format(timed=0)).outcome == UNKNOWN, (
+        "all that came before is decided"
+    )
     assert stored(server, topic) == 6
 
 

@@ -67,7 +67,8 @@ class RealServer:
 
     `host`: where it listens; `before`: what stands before its command line. `ready_s`: how long it may
     take to be ready. `constants`: other values of the product's constants, as MODULE:CLASS.CONSTANT.
-    `environment`: more variables of its processes.
+    `environment`: more variables of its processes. `token`: of the identity that asks the admin API; ""
+    with rights off.
     """
 
     tree = _REPOSITORY
@@ -76,6 +77,7 @@ class RealServer:
     ready_s = PATIENCE_S
     constants: Mapping[str, Any] = {}
     environment: Mapping[str, str] = {}
+    token = ""
 
     def __init__(
         self,
@@ -233,7 +235,10 @@ class RealServer:
         connection = http.client.HTTPConnection(self.host, self.ports["admin"], timeout=PATIENCE_S)
         try:
             payload = None if body is None else json.dumps(body)
-            connection.request(method, target, payload, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json"}
+            if self.token:
+                headers["Authorization"] = f"Bearer {self.token}"
+            connection.request(method, target, payload, headers)
             response = connection.getresponse()
             text = response.read().decode()
         finally:

@@ -26,8 +26,8 @@ from ddmq_client.idl import consumer, producer
 from ddmq_client.idl.codes import DelayAction
 from ddmq_common.security.files import TOKENS_FILE, write_tokens
 from ddmq_rpc.codec import methods
-from tests.scenarios.real_server import RealServer
-from tests.support.rights import C, Need, P, TokenClient, everybody, is_rejected, write_rights
+from tests.scenarios.secured_servers import LAYOUTS, SecuredServers, secured
+from tests.support.rights import SERVICES, C, Need, P, TokenClient, everybody, is_rejected
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
@@ -52,12 +52,13 @@ def transaction(kind: type, **fields: Any) -> Any:
 
 
 def fetch(**fields: Any) -> Any:
-    return C.FetchRequest(consumerId=f"c-{uuid4()}", groupId="crew", cluster="", clientId="t", **fields)
+    return C.FetchRequest(consumerId="c", groupId="crew", cluster="", clientId="t", **fields)
 
 
-# Each call with the rights that it needs (docs/security.md), or None: it has no visible rejection.
-CALLS: list[tuple[str, str, dict[str, Any], set[Need] | None]] = [
-    ("producer", "authenticate", {"request": P.AuthRequest(mechanism="none")}, None),
+ONEWAY = ("sendOneway",)
+SILENT = (*ONEWAY, "sendBatch", "submit", "getConsumeStats", "ack")  # their answers have no code of their own
+# Each call with the rights that it needs (docs/security.md).
+CALLS: list[tuple[str, str, dict[str, Any], set[Need]]] = [
     ("producer", "sendSync", {"message": message(), "timeout": 0}, {("send", "mine")}),
     (
         "producer",
@@ -72,8 +73,13 @@ CALLS: list[tuple[str, str, dict[str, Any], set[Need] | None]] = [
         {"messages": [message(), message("fresh")]},
         {("send", "mine"), ("send", "fresh"), ("create", "fresh")},
     ),
-    ("producer", "sendBatch", {"messages": [message(), message("fresh")], "timeout": 0}, None),
-    ("producer", "sendOneway", {"message": message()}, None),
+    (
+        "producer",
+        "sendBatch",
+        {"messages": [message(), message("fresh")], "timeout": 0},
+        {("send", "mine"), ("send", "fresh"), ("create", "fresh")},
+    ),
+    ("producer", "sendOneway", {"message": message()}, {("send", "mine")}),
     (
         "producer",
         "sendDelaySync",
@@ -130,7 +136,6 @@ CALLS: list[tuple[str, str, dict[str, Any], set[Need] | None]] = [
         {("node", "")},
     ),
     ("producer", "callEngine", {"data": b"", "timeout": 0}, {("node", "")}),
-    ("consumer", "authenticate", {"request": C.AuthRequest(mechanism="none")}, None),
     (
         "consumer",
         "pull",
@@ -160,7 +165,7 @@ CALLS: list[tuple[str, str, dict[str, Any], set[Need] | None]] = [
         },
         {("node", "")},
     ),
-    ("consumer", "submit", {"result": RESULT}, None),
+    ("consumer", "submit", {"result": RESULT}, {MINE, TEAM}),
     ("consumer", "submit", {"result": C.ConsumeResult(context=CONTEXT, forwardedBy="x:1")}, {("node", "")}),
     ("consumer", "settle", {"request": C.SettleRequest(result=RESULT)}, {MINE, TEAM}),
     ("consumer", "settle", {"request": C.SettleRequest(groupId="team", clientId="t2", leave=True)}, {TEAM}),
@@ -183,7 +188,7 @@ CALLS: list[tuple[str, str, dict[str, Any], set[Need] | None]] = [
         {"request": C.ReplyRequest(context=CONTEXT, offset=1, lease=1, messages=[], forwardedBy="x:1")},
         {("node", "")},
     ),
-    ("consumer", "getConsumeStats", {"request": C.ConsumeStatsRequest(group="team")}, None),
+    ("consumer", "getConsumeStats", {"request": C.ConsumeStatsRequest(group="team")}, {("describe", "team")}),
     (
         "consumer",
         "fetch",
@@ -202,77 +207,96 @@ CALLS: list[tuple[str, str, dict[str, Any], set[Need] | None]] = [
         "consumer",
         "ack",
         {"result": C.AckResult(consumerId="c", groupId="crew", cluster="", offsets={})},
-        None,
+        {("consume", "crew")},
     ),
 ]
 
 
-class ServerWithRights:
-    def __init__(self, server: RealServer, tokens: dict[str, str]) -> None:
-        self.server = server
-        self.tokens = tokens
-
-    def client(self, kind: str, who: str = "root") -> TokenClient:
-        return TokenClient(kind, self.server.ports[kind], self.tokens[who] if who else "")
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["one process", "processes"])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def setting(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[ServerWithRights]:
-    folder = tmp_path_factory.mktemp("rights")
-    tokens = write_rights(folder / "conf", PEOPLE)
-    (folder / "conf" / "topics.yaml").write_text(json.dumps({"topics": {"mine": {"queues": 1}}}))
-    topics = {"mine": {"model": "broadcasting"}}
-    groups = {"team": {"topics": {"mine": {"start": "first"}}}, "crew": {"topics": topics}}
-    (folder / "conf" / "groups.yaml").write_text(json.dumps({"groups": groups}))
-    server = RealServer(folder, folder / "conf", request.param)
-    try:
-        yield ServerWithRights(server.start(), tokens)
-    finally:
-        server.end()
+) -> Iterator[SecuredServers]:
+    with secured(tmp_path_factory.mktemp("rights"), request.param, PEOPLE) as servers:
+        yield servers
 
 
 def test_the_matrix_has_every_method() -> None:
-    named = {(kind, method) for kind, method, _, _ in CALLS}
+    named = {(kind, method) for kind, method, _, _ in CALLS} | {(kind, "authenticate") for kind in SERVICES}
     assert named == {("producer", name) for name in methods(producer, "ProducerService")} | {
         ("consumer", name) for name in methods(consumer, "ConsumerService")
     }
 
 
-def test_no_method_does_what_the_matrix_forbids(setting: ServerWithRights) -> None:
-    for who in sorted(PEOPLE, key=lambda each: each.name == "everything"):  # who may make a topic comes last
-        clients = {kind: setting.client(kind, who.name) for kind in ("producer", "consumer")}
+def test_no_method_does_what_the_matrix_forbids(setting: SecuredServers) -> None:
+    check_matrix(setting)
+
+
+@pytest.mark.kafka
+def test_no_method_does_on_kafka_what_the_matrix_forbids(tmp_path: Path) -> None:
+    with secured(tmp_path, "one process", PEOPLE, "kafka") as servers:
+        check_matrix(servers)
+
+
+def check_matrix(setting: SecuredServers) -> None:
+    """Every method by every identity: what a right is missing for is rejected, and in the audit log."""
+    rejected: set[tuple[str, str, str]] = set()
+    # who may make a topic comes last
+    for at, who in enumerate(sorted(PEOPLE, key=lambda each: each.name == "everything")):
+        clients = {kind: setting.client(kind, who.name, at) for kind in ("producer", "consumer")}
         assert all(
             each.login.code == 0 and each.login.identity == who.name.encode() for each in clients.values()
         )
         for kind, method, arguments, needs in CALLS:
-            if needs is None:
-                continue
             makes_it = {("create", "fresh"), ("create", "band")} & needs
             if makes_it and who.has_all(needs) and who.name != "everything":
                 continue  # it would exist then
-            answer = clients[kind].call(method, **arguments)
-            assert is_rejected(answer) is not who.has_all(needs), (who.name, method, arguments, answer)
+            if method == "fetch":  # an id belongs to the first identity that uses it
+                arguments["request"].consumerId = f"c-{uuid4()}"
+            client = clients[kind]
+            answer = (
+                client.send(method, **arguments) if method in ONEWAY else client.call(method, **arguments)
+            )
+            if method not in SILENT:
+                assert is_rejected(answer) is not who.has_all(needs), (who.name, method, arguments, answer)
+            if not who.has_all(needs):
+                reasons = {describe_missing(who.name, need) for need in needs if not who.has(need)}
+                rejected |= {(who.name, method, reason) for reason in reasons}
         for client in clients.values():
             client.__exit__()
+    assert {method for _, method, _ in rejected} == {method for _, method, _, needs in CALLS if needs}
+    until(lambda: is_recorded(rejected, setting.rejections()), "each is in the audit log")
 
 
-def test_nobody_gets_anything_without_a_login(setting: ServerWithRights) -> None:
-    for kind, method, arguments, needs in CALLS:
+def describe_missing(who: str, need: Need) -> str:
+    return f"identity {who!r} lacks the right `{' '.join(need).rstrip()}`"
+
+
+def is_recorded(rejected: set[tuple[str, str, str]], recorded: set[tuple[str, str, str]]) -> bool:
+    """Whether every rejected call has a line, which names one of the rights that are missing; and no other
+    call of the matrix has one."""
+    calls = {(who, method) for who, method, _ in rejected}
+    known = {entry for entry in recorded if entry[:2] in calls}
+    assert known <= rejected, known - rejected
+    names = {who.name for who in PEOPLE}
+    assert {entry[:2] for entry in recorded if entry[0] in names} <= calls
+    return {entry[:2] for entry in known} == calls
+
+
+def test_nobody_gets_anything_without_a_login(setting: SecuredServers) -> None:
+    for kind, method, arguments, _ in CALLS:
         with setting.client(kind, "") as client:
-            if needs is not None:
+            if method not in SILENT:
                 answer = client.call(method, **arguments)
                 assert is_rejected(answer), (method, answer)
 
 
-def stored(setting: ServerWithRights) -> int:
+def stored(setting: SecuredServers) -> int:
     with setting.client("consumer") as client:
         (stats,) = client.call("getConsumeStats", request=C.ConsumeStatsRequest(group="team", topic="mine"))
         return sum(stats.produceOffsets.values())
 
 
-def test_forbidden_messages_of_a_batch_and_oneway_sends_are_not_stored(setting: ServerWithRights) -> None:
+def test_forbidden_messages_of_a_batch_and_oneway_sends_are_not_stored(setting: SecuredServers) -> None:
     with setting.client("producer", "no-send-fresh") as client:
         answers = client.call(
             "sendBatch", messages=[message("fresh"), message(), message("fresh")], timeout=0
@@ -289,15 +313,19 @@ def test_forbidden_messages_of_a_batch_and_oneway_sends_are_not_stored(setting: 
     assert stored(setting) == before
 
 
-def test_results_for_a_foreign_group_are_ignored_element_by_element(setting: ServerWithRights) -> None:
+def with_messages(pulled: Any) -> Any:
+    """A response to a pull, if it has messages."""
+    return pulled if pulled.messages else None
+
+
+def test_results_for_a_foreign_group_are_ignored_element_by_element(setting: SecuredServers) -> None:
     """A second element of the linked list names another group, whose messages stay unfinished."""
     with setting.client("producer") as client:
         assert client.call("sendSync", message=message(), timeout=0).code == 0
     request = C.PullRequest(groupId="team", topic="mine", clientId="h", maxLingerTime=5_000)
     with setting.client("consumer") as honest, setting.client("consumer", "no-consume-team") as other:
-        pulled = honest.call("pull", request=request)
+        pulled = until(lambda: with_messages(honest.call("pull", request=request)), "the message")
         offsets = [each.offset for each in pulled.messages]
-        assert offsets
         foreign = C.ConsumeResult(context=pulled.context, successOffsets=offsets, failOffsets=[])
         own = C.Context(groupId="crew", topic="mine", qid=pulled.context.qid)
         linked = C.ConsumeResult(context=own, successOffsets=[], failOffsets=[], nextResult=foreign)
@@ -312,7 +340,7 @@ def test_results_for_a_foreign_group_are_ignored_element_by_element(setting: Ser
         assert honest.call("settle", request=C.SettleRequest(result=foreign)).late in (None, [])
 
 
-def test_a_foreign_cancel_changes_nothing_and_leaves_no_tombstone(setting: ServerWithRights) -> None:
+def test_a_foreign_cancel_changes_nothing_and_leaves_no_tombstone(setting: SecuredServers) -> None:
     """The topic that a change states is compared with the stored message."""
     uuid, late = str(uuid4()), str(uuid4())
     add = delay(DelayAction.ADD, dmsgtype=5, delayMs=10**7, uuid=uuid)
@@ -330,7 +358,7 @@ def test_a_foreign_cancel_changes_nothing_and_leaves_no_tombstone(setting: Serve
         assert client.call("sendDelaySync", delayMessage=cancel, timeout=0).outcome == 2
 
 
-def test_a_consumer_id_belongs_to_the_identity_that_fetches_with_it(setting: ServerWithRights) -> None:
+def test_a_consumer_id_belongs_to_the_identity_that_fetches_with_it(setting: SecuredServers) -> None:
     request = C.FetchRequest(consumerId="own", groupId="crew", cluster="", clientId="t")
     with setting.client("consumer", "everything") as first, setting.client("consumer") as second:
         assert first.call("fetch", request=request).code is None
@@ -339,8 +367,8 @@ def test_a_consumer_id_belongs_to_the_identity_that_fetches_with_it(setting: Ser
         assert b"another identity" in answer.error
 
 
-def test_a_changed_file_reaches_connected_clients_and_a_waiting_pull(setting: ServerWithRights) -> None:
-    conf = setting.server.folder / "conf"
+def test_a_changed_file_reaches_connected_clients_and_a_waiting_pull(setting: SecuredServers) -> None:
+    conf = setting.conf
     text = (conf / "security.yaml").read_text()
     request = C.PullRequest(groupId="team", topic="mine", clientId="w", maxLingerTime=60_000)
     with (
@@ -367,8 +395,8 @@ def test_a_changed_file_reaches_connected_clients_and_a_waiting_pull(setting: Se
         )
 
 
-def test_a_revoked_token_ends_its_connection_while_it_pulls(setting: ServerWithRights) -> None:
-    path = setting.server.folder / "conf" / TOKENS_FILE
+def test_a_revoked_token_ends_its_connection_while_it_pulls(setting: SecuredServers) -> None:
+    path = setting.conf / TOKENS_FILE
     before = path.read_bytes()
     request = C.PullRequest(groupId="team", topic="fresh-and-empty", clientId="w", maxLingerTime=60_000)
     with setting.client("consumer") as waiting:
@@ -386,7 +414,7 @@ def test_a_revoked_token_ends_its_connection_while_it_pulls(setting: ServerWithR
 
 
 def test_the_clients_log_in_with_a_token_a_file_or_the_environment(
-    setting: ServerWithRights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: SecuredServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer_at, consumer_at = setting.server.address("producer"), setting.server.address("consumer")
     token = setting.tokens["everything"]

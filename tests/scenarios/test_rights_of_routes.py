@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import http.client
-import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddmq.server.admin.routes import ROUTES
 from ddmq_client.idl.codes import DelayAction
-from tests.scenarios.real_server import RealServer
-from tests.support.rights import AdminClient, Need, P, TokenClient, everybody, write_rights
+from tests.scenarios.secured_servers import LAYOUTS, SecuredServers, secured
+from tests.support.rights import AdminClient, Need, P, everybody
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
 PEOPLE = everybody()
-CREW = {"model": "broadcasting"}
 ABSENT = "0" * 32
 RETRY_CHANGE = {
     "group": "team", "action": "now", "level": 1, "messages": [{"offset": 0, "id": ABSENT}], "dry_run": True,
@@ -116,6 +115,14 @@ ATTEMPTS: list[Attempt] = [
     Attempt("POST", "/messages", {("send", "mine")}, ("messages",), "", {"topic": "mine", "body": "x"}),
     Attempt(
         "POST", "/messages", {("send", "fresh"), ("create", "fresh")}, ("messages",), "", {"topic": "fresh"}
+    ),
+    Attempt(
+        "POST",
+        "/messages",
+        {("send", "mine"), ("relay", "")},
+        ("messages",),
+        "",
+        {"topic": "mine", "body": "x", "properties": {"from_chronos": "from_chronos"}},
     ),
     Attempt("GET", "/messages/{id}", OPEN, ("messages", ABSENT)),
     Attempt("GET", "/messages/{id}", {("describe", "team")}, ("messages", ABSENT), "group=team"),
@@ -217,6 +224,26 @@ ATTEMPTS: list[Attempt] = [
     Attempt(
         "POST", "/operations", None, ("operations",), "", {"kind": "delays", "action": "cancel", "filter": {}}
     ),
+    # The count of a plan says whether a message has these contents.
+    Attempt(
+        "POST",
+        "/operations",
+        {("send", "mine"), ("browse", "mine")},
+        ("operations",),
+        "",
+        {"kind": "delays", "action": "cancel", "filter": {"topic": "mine", "key": "k"}},
+    ),
+    *(
+        Attempt(
+            "POST",
+            "/operations",
+            {("operate", "team"), ("browse", "team")},
+            ("operations",),
+            "",
+            {"kind": kind, "action": action, "filter": {"group": "team", "text": "x"}},
+        )
+        for kind, action in (("keys", "skip"), ("dead_letters", "purge"))
+    ),
     *(
         Attempt("GET", route, {("node", "")}, tuple(route.strip("/").split("/")), "forwarded=1")
         for route in (
@@ -246,32 +273,12 @@ BY_ID = {
 }  # fmt: skip
 
 
-class SecuredAdmin:
-    def __init__(self, server: RealServer, tokens: dict[str, str]) -> None:
-        self.server = server
-        self.tokens = tokens
-
-    def admin(self, who: str = "root") -> AdminClient:
-        return AdminClient(self.server.ports["admin"], self.tokens[who] if who else "")
-
-    def producer(self, who: str = "root") -> TokenClient:
-        return TokenClient("producer", self.server.ports["producer"], self.tokens[who])
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["one process", "processes"])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def setting(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[SecuredAdmin]:
-    folder = tmp_path_factory.mktemp("rights")
-    tokens = write_rights(folder / "conf", PEOPLE)
-    (folder / "conf" / "topics.yaml").write_text(json.dumps({"topics": {"mine": {"queues": 1}}}))
-    groups = {"team": {"topics": {"mine": {"start": "first"}}}, "crew": {"topics": {"mine": CREW}}}
-    (folder / "conf" / "groups.yaml").write_text(json.dumps({"groups": groups}))
-    server = RealServer(folder, folder / "conf", request.param)
-    try:
-        yield SecuredAdmin(server.start(), tokens)
-    finally:
-        server.end()
+) -> Iterator[SecuredServers]:
+    with secured(tmp_path_factory.mktemp("rights"), request.param, PEOPLE) as servers:
+        yield servers
 
 
 def test_the_matrix_has_every_route() -> None:
@@ -280,9 +287,21 @@ def test_the_matrix_has_every_route() -> None:
     }
 
 
-def test_no_route_does_what_the_matrix_forbids(setting: SecuredAdmin) -> None:
-    for who in PEOPLE:
-        client = setting.admin(who.name)
+def test_no_route_does_what_the_matrix_forbids(setting: SecuredServers) -> None:
+    check_matrix(setting)
+
+
+@pytest.mark.kafka
+def test_no_route_does_on_kafka_what_the_matrix_forbids(tmp_path: Path) -> None:
+    with secured(tmp_path, "one process", PEOPLE, "kafka") as servers:
+        check_matrix(servers)
+
+
+def check_matrix(setting: SecuredServers) -> None:
+    """Every route by every identity: what a right is missing for is rejected, and in the audit log."""
+    rejected = set()
+    for at, who in enumerate(PEOPLE):
+        client = setting.admin(who.name, at)
         for attempt in ATTEMPTS:
             makes_it = {("create", "fresh"), ("create", "band")} & (attempt.needs or set())
             allowed = attempt.needs is not None and who.has_all(attempt.needs)
@@ -291,21 +310,22 @@ def test_no_route_does_what_the_matrix_forbids(setting: SecuredAdmin) -> None:
             status, answer = client.request(
                 attempt.method, *attempt.path, query=attempt.query, body=attempt.body
             )
-            shown = (
-                who.name,
-                attempt.method,
-                attempt.path,
-                attempt.query,
-                attempt.body,
-                status,
-                str(answer)[:200],
-            )
+            asked = (attempt.method, attempt.path, attempt.query, attempt.body)
+            shown = (who.name, *asked, status, str(answer)[:200])
             assert (status == 403) is not allowed, shown
             if status == 403:
-                assert "lacks the right `" in answer["error"], shown
+                assert f"identity {who.name!r} lacks the right `" in answer["error"], shown
+                rejected.add((who.name, f"{attempt.method} {attempt.route}", answer["error"]))
+    names = {who.name for who in PEOPLE}
+
+    def recorded() -> set[tuple[str, str, str]]:
+        return {entry for entry in setting.rejections() if entry[0] in names and " /" in entry[1]}
+
+    until(lambda: rejected <= recorded(), "each is in the audit log")
+    assert recorded() == rejected, "and no other"
 
 
-def test_nobody_gets_anything_without_a_login_but_probes(setting: SecuredAdmin) -> None:
+def test_nobody_gets_anything_without_a_login_but_probes(setting: SecuredServers) -> None:
     client = setting.admin("")
     for attempt in ATTEMPTS:
         status, _ = client.request(attempt.method, *attempt.path, query=attempt.query, body=attempt.body)
@@ -320,7 +340,7 @@ def test_nobody_gets_anything_without_a_login_but_probes(setting: SecuredAdmin) 
     assert client.request("GET", "topics", headers={"Authorization": "Basic cm9vdDp4"})[0] == 401
 
 
-def test_listings_have_the_rows_that_the_caller_may_see(setting: SecuredAdmin) -> None:
+def test_listings_have_the_rows_that_the_caller_may_see(setting: SecuredServers) -> None:
     root, blind = setting.admin(), setting.admin("no-describe-mine")
     names = [row["topic"] for row in root.request("GET", "topics")[1]]
     assert "mine" in names
@@ -336,7 +356,7 @@ def test_listings_have_the_rows_that_the_caller_may_see(setting: SecuredAdmin) -
 
 @pytest.mark.parametrize("route", ["topics", "groups", "lag"])
 def test_pages_have_the_rows_that_the_caller_may_see_and_no_others_in_their_total(
-    setting: SecuredAdmin, route: str
+    setting: SecuredServers, route: str
 ) -> None:
     hidden, name = ("mine", "topic") if route == "topics" else ("team", "group")
     shown = []
@@ -349,7 +369,7 @@ def test_pages_have_the_rows_that_the_caller_may_see_and_no_others_in_their_tota
     assert shown[1] == shown[0] - {hidden} != shown[0]
 
 
-def test_contents_are_hidden_whatever_fields_a_page_selects(setting: SecuredAdmin) -> None:
+def test_contents_are_hidden_whatever_fields_a_page_selects(setting: SecuredServers) -> None:
     add_delay(setting)
     read = setting.admin().request
     until(lambda: read("GET", "delay", "messages", query="topic=mine&form=2")[1]["items"], "a message waits")
@@ -366,7 +386,7 @@ def test_contents_are_hidden_whatever_fields_a_page_selects(setting: SecuredAdmi
 
 
 def test_changes_are_visible_by_their_object_and_undone_by_the_right_of_the_change(
-    setting: SecuredAdmin,
+    setting: SecuredServers,
 ) -> None:
     root = setting.admin()
     changed = root.request("POST", "groups", "team", "topics", "mine", body={"paused": True})[1]["undo"]
@@ -387,7 +407,7 @@ def test_changes_are_visible_by_their_object_and_undone_by_the_right_of_the_chan
     assert setting.admin("everything").request("POST", "changes", changed, "undo")[0] == 200
 
 
-def test_clients_are_those_of_visible_groups_and_producers_need_metrics(setting: SecuredAdmin) -> None:
+def test_clients_are_those_of_visible_groups_and_producers_need_metrics(setting: SecuredServers) -> None:
     with setting.producer():
         producers = "producer"
         until(
@@ -401,7 +421,7 @@ def test_clients_are_those_of_visible_groups_and_producers_need_metrics(setting:
     assert answer["total"] == len(answer["items"])
 
 
-def test_the_console_is_served_without_a_login_and_its_data_is_not(setting: SecuredAdmin) -> None:
+def test_the_console_is_served_without_a_login_and_its_data_is_not(setting: SecuredServers) -> None:
     client = setting.admin("")
     assert client.request("GET", "console", "")[0] == 200
     status, answer = client.request("GET", "snapshot")
@@ -409,14 +429,16 @@ def test_the_console_is_served_without_a_login_and_its_data_is_not(setting: Secu
     assert "lacks the right `metrics`" in answer["error"]
 
 
-def add_delay(setting: SecuredAdmin, topic: str = "mine") -> str:
+def add_delay(setting: SecuredServers, topic: str = "mine") -> str:
     message = P.DelayMessage(topic=topic, tags="", body=b"secret", action=DelayAction.ADD, dmsgtype=5,
                              delayMs=10**7, clientId="t")  # fmt: skip
     with setting.producer() as client:
         return client.call("sendDelaySync", delayMessage=message, timeout=0).uniqDelayMsgId.decode()
 
 
-def test_a_delayed_message_of_a_foreign_topic_looks_as_one_that_does_not_exist(setting: SecuredAdmin) -> None:
+def test_a_delayed_message_of_a_foreign_topic_looks_as_one_that_does_not_exist(
+    setting: SecuredServers,
+) -> None:
     identity, absent = add_delay(setting), "00000000-0000-4000-8000-000000000000"
     until(
         lambda: setting.admin().request("GET", "delay", "messages", identity)[1].get("topic") == "mine",
@@ -441,7 +463,7 @@ def test_a_delayed_message_of_a_foreign_topic_looks_as_one_that_does_not_exist(s
     assert (status, answer["outcome"]) == (200, "cancelled")
 
 
-def test_a_message_of_a_foreign_topic_is_not_found_by_its_id(setting: SecuredAdmin) -> None:
+def test_a_message_of_a_foreign_topic_is_not_found_by_its_id(setting: SecuredServers) -> None:
     root = setting.admin()
     message = root.request("POST", "messages", body={"topic": "mine", "body": "secret"})[1]["id"]
     assert root.request("GET", "messages", message)[1][0]["body"] == "secret"
@@ -453,7 +475,7 @@ def test_a_message_of_a_foreign_topic_is_not_found_by_its_id(setting: SecuredAdm
     assert root.request("GET", "messages", message, "story")[0] == 200
 
 
-def test_an_operation_is_known_to_those_who_could_have_planned_it(setting: SecuredAdmin) -> None:
+def test_an_operation_is_known_to_those_who_could_have_planned_it(setting: SecuredServers) -> None:
     root = setting.admin()
     plan = root.request("POST", "operations", body={
         "kind": "delays", "action": "cancel", "filter": {"topic": "mine"}})[1]  # fmt: skip
@@ -475,9 +497,9 @@ def test_an_operation_is_known_to_those_who_could_have_planned_it(setting: Secur
     assert other.request("POST", "operations", plan["id"], "start", body={"token": plan["token"]})[0] == 200
 
 
-def test_a_stream_of_events_ends_when_rights_change(setting: SecuredAdmin) -> None:
+def test_a_stream_of_events_ends_when_rights_change(setting: SecuredServers) -> None:
     assert setting.admin("no-metrics-all").request("GET", "events")[0] == 403
-    path = setting.server.folder / "conf" / "security.yaml"
+    path = setting.conf / "security.yaml"
     connection = http.client.HTTPConnection("127.0.0.1", setting.server.ports["admin"], timeout=30)
     connection.request("GET", "/events", headers={"Authorization": f"Bearer {setting.tokens['everything']}"})
     response = connection.getresponse()

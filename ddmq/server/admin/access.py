@@ -35,6 +35,7 @@ from ddmq.server.http.routing import (
     NoSuchMessageError,
     Text,
 )
+from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common.errors import CallerError
 from ddmq_common.security.callers import Caller, LoginRejectedError
 from proxy_consumer.service import ConsumerService
@@ -62,10 +63,12 @@ class AdminComponents(Protocol):
 
 
 class RouteRule(NamedTuple):
-    """The rights that a route needs. `narrow`: leaves out of an answer what the caller may not see."""
+    """The rights that a route needs. `narrow`: leaves out of an answer what the caller may not see.
+    `conceals`: the right without which `narrow` answers as if the object did not exist."""
 
     needs: Callable[[AdminComponents, AdminRequest], Needs]
     narrow: Callable[[May, Any], Any] | None = None
+    conceals: str = ""
 
 
 class ConcealedError(Exception):
@@ -104,10 +107,11 @@ def answer_allowed(
 def narrow_for(route: Route, request: AdminRequest) -> Callable[[Any], Any] | None:
     """Return the function that leaves out of the route's answer what the caller may not see; None if it may
     see everything."""
-    narrow = RULES[route.method, route.path].narrow
-    if narrow is None or request.caller is None:
+    rule = RULES[route.method, route.path]
+    if rule.narrow is None or request.caller is None:
         return None
-    return partial(narrow, _may_of(request.caller))
+    may = _may_of(request.caller)
+    return partial(rule.narrow, partial(_may_or_record, request, rule.conceals) if rule.conceals else may)
 
 
 def allowed_plans(request: AdminRequest) -> Callable[[Plan], bool] | None:
@@ -131,6 +135,31 @@ def allowed_changes(request: AdminRequest) -> Callable[[RecordedChange], bool] |
 
 def _may_of(caller: Caller) -> May:
     return lambda right, name: caller.has_right(right, name.encode("utf-8", "replace"))
+
+
+def _may_or_record(request: AdminRequest, concealing: str, right: str, name: str) -> bool:
+    """Return whether the caller has a right; record it if the lack of it conceals an object."""
+    caller = _get_caller(request)
+    may = _may_of(caller)(right, name)
+    if not may and right == concealing:
+        _record_concealed(request, right, name)
+    return may
+
+
+def _record_concealed(request: AdminRequest, right: str, name: str) -> None:
+    """Record a missing right of which the answer says nothing."""
+    missing = _get_caller(request).find_missing(right, name.encode("utf-8", "replace"))
+    if missing is not None and request.concealed is not None:
+        request.concealed.append(missing)
+
+
+def _conceal_missing(request: AdminRequest, needs: Needs) -> None:
+    """Record the first of these rights that the caller lacks."""
+    may = _may_of(_get_caller(request))
+    for right, name in needs:
+        if not may(right, name):
+            _record_concealed(request, right, name)
+            return
 
 
 # --- rights by the names of a request
@@ -167,6 +196,8 @@ def _send(api: AdminComponents, request: AdminRequest) -> Needs:
     yield "send", topic
     if api.backend.topic(topic) is None:
         yield "create", topic
+    if FROM_CHRONOS in (request.body.properties or {}):
+        yield "relay", ""
 
 
 def _by_group(right: str) -> Callable[[AdminComponents, AdminRequest], Needs]:
@@ -192,6 +223,8 @@ def _resend(_: AdminComponents, request: AdminRequest) -> Needs:
 def _end_transaction(api: AdminComponents, request: AdminRequest) -> Needs:
     group = api.transactions.show(request).get("group")
     if group is None or not (_may_of(_get_caller(request))("transact", group)):
+        if group is not None:
+            _record_concealed(request, "transact", group)
         identity = request.path["id"]
         raise CallerError(f"transaction {identity[:80]} is not open, and how it ended is not known")
     return [("operate", group)]
@@ -204,6 +237,8 @@ def _change_delay(api: AdminComponents, request: AdminRequest) -> Needs:
         row = msgspec.json.decode(row.payload)
     topic, caller = row.get("topic"), _get_caller(request)
     if not caller.is_admin and (topic is None or not _may_of(caller)("send", topic)):
+        if topic is not None:
+            _record_concealed(request, "send", topic)
         identity = request.path["id"]
         fields = {"id": identity, "outcome": "unknown", "fired_ms": None, "due_ms": None}
         text = f"there is no delayed message with this id: {identity}"
@@ -221,12 +256,18 @@ def _backup(_: AdminComponents, request: AdminRequest) -> Needs:
 
 
 def _operation_needs(kind: str, action: str, chosen: Mapping[str, Any], to_topic: bool) -> Needs:
+    """Return the needs of a plan. A filter on contents needs browse, too: its count tells them."""
+    topic = chosen.get("topic")
+    topic = topic if isinstance(topic, str) and topic else ALL
     if kind == "delays":
-        return [("send", chosen.get("topic") or ALL)]
+        return [("send", topic), *([("browse", topic)] if "key" in chosen else ())]
     group = chosen.get("group")
-    needs = [("operate", group if isinstance(group, str) else ALL)]
+    group = group if isinstance(group, str) else ALL
+    needs = [("operate", group)]
+    if "text" in chosen:
+        needs.append(("browse", group))
     if action == "resend":
-        needs.append(("send", ALL if to_topic or not chosen.get("topic") else chosen["topic"]))
+        needs.append(("send", ALL if to_topic else topic))
     return needs
 
 
@@ -252,6 +293,7 @@ def _show_operation(api: AdminComponents, request: AdminRequest) -> Needs:
     allows = allowed_plans(request)
     plan = api.operations.find_plan(request.path["id"])
     if plan is not None and allows is not None and not allows(plan):
+        _conceal_missing(request, _plan_names(plan.filter))
         raise no_such_operation(request.path["id"])
     return []
 
@@ -278,6 +320,7 @@ def _show_change(api: AdminComponents, request: AdminRequest) -> Needs:
     allows = allowed_changes(request)
     change = api.changes.log.get(request.path["id"])
     if change is not None and allows is not None and not allows(change):
+        _conceal_missing(request, _change_names(change))
         raise no_such_change(request.path["id"])
     return []
 
@@ -427,10 +470,12 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/topics/{topic}/story"): RouteRule(_need_browse, _keep_groups),
     ("POST", "/messages"): RouteRule(_send),
     ("GET", "/messages/{id}"): RouteRule(
-        lambda _, request: _need_optional("describe", request.query.group), _keep_rows("browse", "topic")
+        lambda _, request: _need_optional("describe", request.query.group),
+        _keep_rows("browse", "topic"),
+        "browse",
     ),
     ("GET", "/messages/{id}/story"): RouteRule(
-        lambda _, request: _need_optional("describe", request.query.group), _found_story
+        lambda _, request: _need_optional("describe", request.query.group), _found_story, "browse"
     ),
     ("GET", "/groups"): _OPEN,
     ("GET", "/lag"): RouteRule(lambda _, request: _need_optional("describe", request.query.group)),
@@ -450,11 +495,11 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("POST", "/dlq/{group}/resend"): RouteRule(_resend),
     ("POST", "/dlq/{group}/purge"): _need_right("operate", "group"),
     ("GET", "/transactions"): RouteRule(_by_group("describe")),
-    ("GET", "/transactions/{id}"): RouteRule(lambda *_: (), _shown_transaction),
+    ("GET", "/transactions/{id}"): RouteRule(lambda *_: (), _shown_transaction, "transact"),
     ("POST", "/transactions/{id}"): RouteRule(_end_transaction),
     ("GET", "/delay"): RouteRule(lambda *_: (), _keep_topics),
     ("GET", "/delay/messages"): RouteRule(_choose_delays, _keep_topics),
-    ("GET", "/delay/messages/{id}"): RouteRule(lambda *_: (), _shown_delay),
+    ("GET", "/delay/messages/{id}"): RouteRule(lambda *_: (), _shown_delay, "browse"),
     ("POST", "/delay/messages/{id}"): RouteRule(_change_delay),
     ("GET", "/delay/count"): RouteRule(_choose_delays, _keep_topics),
     ("GET", "/delay/histogram"): RouteRule(

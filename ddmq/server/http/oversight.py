@@ -7,7 +7,7 @@ passed on are recorded there, not here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,26 +65,37 @@ class Oversight:
 
     @contextmanager
     def watch_request(
-        self, environ: Mapping[str, Any], sender: RequestCaller, action: str, name_objects: Callable[[], str]
+        self,
+        environ: Mapping[str, Any],
+        sender: RequestCaller,
+        action: str,
+        name_objects: Callable[[], str],
+        concealed: Sequence[str],
     ) -> Iterator[None]:
         """Record the outcome of the request that is answered inside the context.
 
-        `name_objects` returns the names of what the request changes.
+        `name_objects` returns the names of what the request changes. `concealed`: the sentences about missing
+        rights of which the answer says nothing; the process that decides records them.
         """
         audit, caller = self._audit, sender.caller
-        if audit is None or caller is None or sender.on_behalf:
+        if audit is None or caller is None:
             yield
             return
         actor = Actor(caller.name, str(environ.get("REMOTE_ADDR", "")))
-        is_change = environ["REQUEST_METHOD"] not in READING
+        is_change = environ["REQUEST_METHOD"] not in READING and not sender.on_behalf
+        error: Exception | None = None
         try:
             yield
-        except ForbiddenError as error:
-            audit.record_rejection(actor, action, str(error))
+        except Exception as raised:
+            error = raised
             raise
-        except Exception as error:
-            if is_change:
-                audit.record_change(actor, action, name_objects(), f"failed: {type(error).__name__}")
-            raise
-        if is_change:
-            audit.record_change(actor, action, name_objects())
+        finally:
+            if isinstance(error, ForbiddenError | LoginRejectedError):
+                if not sender.on_behalf:
+                    audit.record_rejection(actor, action, str(error))
+            elif concealed:
+                for missing in dict.fromkeys(concealed):
+                    audit.record_rejection(actor, action, missing)
+            elif is_change:
+                reason = "" if error is None else f"failed: {type(error).__name__}"
+                audit.record_change(actor, action, name_objects(), reason)

@@ -132,7 +132,8 @@ class AdminRequest(NamedTuple):
     `body`: a JSON object, or the Struct that its route declares. `is_forwarded`: another process passed it
     on, so it must be answered here. `if_match`: the versions of which a change requires one. `address`: that
     of the client. `caller`: who makes the request; None: rights are off, or this process makes it.
-    `on_behalf`: a node has passed it on for the caller. `is_encrypted`: it came over TLS.
+    `on_behalf`: a node has passed it on for the caller. `is_encrypted`: it came over TLS. `concealed`: gets
+    the sentences about missing rights of which the answer says nothing, for the audit log.
     """
 
     path: Mapping[str, str]
@@ -146,6 +147,7 @@ class AdminRequest(NamedTuple):
     caller: Caller | None = None
     on_behalf: bool = False
     is_encrypted: bool = False
+    concealed: list[str] | None = None
 
     def visible(self, right: str = "describe") -> Callable[[str], bool] | None:
         """Return a function that says whether the caller may see a name; None: it may see all."""
@@ -293,13 +295,14 @@ class AdminRouter:
             path = "/" + "/".join(pattern)
             action = f"{method} {path}"
             sender = self._oversight.admit_request(environ, action, path in PROBES)
+            concealed: list[str] = []
             request = AdminRequest(
                 variables, _read_query(environ), _read_body(environ), method, path,
                 if_match=_read_if_match(environ), address=str(environ.get("REMOTE_ADDR", "")),
                 caller=sender.caller, on_behalf=sender.on_behalf,
-                is_encrypted=environ.get("ddmq.certificate") is not None,
+                is_encrypted=environ.get("ddmq.certificate") is not None, concealed=concealed,
             )  # fmt: skip
-            watch = self._oversight.watch_request(environ, sender, action, request.name_objects)
+            watch = self._oversight.watch_request(environ, sender, action, request.name_objects, concealed)
             with _await_slot(environ, path), watch:
                 return _encode_answer(handler(request), environ)
         if self._closed is not None:

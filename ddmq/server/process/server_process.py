@@ -58,7 +58,7 @@ from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from ddmq_common.private_files import make_private
 from ddmq_common.security import connecting
 from ddmq_common.security.audit import FOLDER as AUDIT_FOLDER
-from ddmq_common.security.audit import AuditFiles, AuditLog
+from ddmq_common.security.audit import REJECTED, AuditFiles, AuditLog
 from ddmq_common.security.callers import CallerTable
 from ddmq_common.security.certificates import CHECK_S, CertificateFiles
 from ddmq_common.security.files import CHECK_INTERVAL_S as SECURITY_CHECK_S
@@ -203,6 +203,7 @@ class ServerProcess:
         name = self.config.serve.build_process_name(self.components, socket.gethostname())
         self.callers.audit = AuditLog(
             AuditFiles(data_dir / AUDIT_FOLDER, name),
+            AuditFiles(data_dir / AUDIT_FOLDER, f"{name}.{REJECTED}"),
             self.clock.wall_ms,
             HubTimer(ref=False),
             self.metrics.cell(AUDIT_LINES),

@@ -180,8 +180,18 @@ def test_the_query_of_a_url_is_masked_everywhere(shell: Shell, server: RealServe
     shown = [repr(answer), shell("group", "show", topic, "--json"), shell("group", "show", topic)]
     shown += [shell("group", "list", "--json"), shell("group", "set", topic, "--topic", topic, "--json")]
     shown += [repr(server.request("GET", path)) for path in (f"/groups/{topic}", "/groups")]
+    path = f"/groups/{topic}/topics/{topic}"
+    changed = server.request("POST", path, {**change, "paused": True})[1]
+    other = {"http": {"urls": ["http://hooks.example/in?apikey=s3cret"], "signing_key": "s3cret-2"}}
+    server.request("POST", path, {"push": other})
+    change_path = f"/changes/{changed['undo']}"
+    shown += [repr(server.request("GET", path)) for path in ("/changes", change_path)]
+    shown.append(repr(server.request("POST", f"{change_path}/undo")))
+    shown += [repr(changed), shell("changes"), shell("changes", "--json")]
+    assert "apikey=***" in shown[7]
+    assert "was changed meanwhile" in shown[9]
     assert "http://hooks.example/in?apikey=***&x=***" in shown[1]
-    assert "http://hooks.example/in?apikey=***&x=***" in shown[-2]
+    assert "http://hooks.example/in?apikey=***&x=***" in shown[5]
     assert [each for each in shown if "s3cret" in each] == []
 
 

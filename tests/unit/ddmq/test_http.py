@@ -37,7 +37,7 @@ def test_variables_query_and_body_reach_the_handler() -> None:
     status, payload = call(router, "POST", "/topics/%25DLQ%25a", b'{"queues": 3}', "x=1&x=2")
     assert (status, payload) == ("200 OK", b'{"ok":true}')
     assert requests == [
-        AdminRequest({"topic": "%DLQ%a"}, {"x": "2"}, {"queues": 3}, "POST", "/topics/{topic}")
+        AdminRequest({"topic": "%DLQ%a"}, {"x": "2"}, {"queues": 3}, "POST", "/topics/{topic}", concealed=[])
     ]
 
 

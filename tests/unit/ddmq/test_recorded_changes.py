@@ -14,6 +14,7 @@ from backend.memory import MemoryBackend
 from backend.records import CommitBatch
 from ddmq.server.admin.api import AdminApi
 from ddmq.server.admin.changes import log as change_log
+from ddmq.server.admin.changes.kinds import mask_secrets
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
 from tests.examples import examples
@@ -109,6 +110,16 @@ def test_a_request_that_changes_nothing_is_not_recorded(server: ChangesRig) -> N
     server.set_topic(writable=True)
     assert server.request("POST", "/topics/t", {"create": False, "writable": 7})[0] == 400
     assert len(server.get("/changes")["items"]) == 1
+
+
+def test_secrets_of_a_change_are_masked_wherever_it_is_shown() -> None:
+    push = {"http": {"signing_key": "s3cret", "urls": ["http://h/?key=s3cret"], "method": "POST"}}
+    state = {"settings": {"push": push, "push.redis.password": "s3cret", "batch_max": 3}, "paused": False}
+    masked = {"http": {"signing_key": "***", "urls": ["http://h/?key=***"], "method": "POST"}}
+    assert mask_secrets(state) == {
+        "settings": {"push": masked, "push.redis.password": "***", "batch_max": 3}, "paused": False
+    }  # fmt: skip
+    assert mask_secrets(None) is None
 
 
 def test_the_oldest_changes_make_room(server: ChangesRig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,13 +57,15 @@ class Kit:
         self.timer, self.later = TimerByHand(), LaterCalls()
         self.written, self.dropped = Cell(), Cell()
         self.log = AuditLog(
-            AuditFiles(folder, "server", bytes_max, 3), lambda: self.now_ms, self.timer, self.written,
-            self.dropped, self.later,
+            AuditFiles(folder, "server", bytes_max, 3), AuditFiles(folder, "server.rejected", bytes_max, 3),
+            lambda: self.now_ms, self.timer, self.written, self.dropped, self.later,
         )  # fmt: skip
 
     def lines(self) -> list[dict[str, Any]]:
         self.later.run_all()
-        return [json.loads(line) for line in (self.folder / "server.jsonl").read_text().splitlines()]
+        files = [self.folder / f"{name}.jsonl" for name in ("server", "server.rejected")]
+        texts = [file.read_text() for file in files if file.exists()]
+        return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
 @pytest.fixture
@@ -124,6 +126,18 @@ def test_files_rotate_by_size_and_the_oldest_is_deleted(tmp_path: Path) -> None:
     texts = [(kit.folder / name).read_text() for name in ("server.2.jsonl", "server.1.jsonl", "server.jsonl")]
     topics = [json.loads(line)["object"] for text in texts for line in text.splitlines()]
     assert topics == [f"topic=t{number}" for number in range(40 - len(topics), 40)]
+
+
+def test_a_flood_of_rejections_displaces_no_change(tmp_path: Path) -> None:
+    kit = Kit(tmp_path / "audit", bytes_max=1_000)
+    kit.log.record_login(ACTOR)
+    kit.log.record_change(ACTOR, "DELETE /topics/{topic}", "topic=orders")
+    for number in range(1_000):
+        kit.log.record_rejection(ACTOR, "sendSync", f"lacks the right `send t{number}`")
+        kit.log.record_login(ACTOR, f"wrong {number}")
+        kit.later.run_all()
+    assert [line["event"] for line in kit.lines()][:2] == ["login", "change"]
+    assert len(list(kit.folder.iterdir())) == 4
 
 
 def test_a_line_that_a_crash_cut_off_does_not_damage_the_next_one(kit: Kit) -> None:

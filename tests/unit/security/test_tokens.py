@@ -119,6 +119,39 @@ def test_a_broken_file_changes_nothing_and_is_reported(tmp_path: Path, name: str
     assert (rig.files.error, rig.changes) == ("", 1)
 
 
+@pytest.mark.parametrize("name", [SECURITY_FILE, TOKENS_FILE])
+def test_a_file_that_everybody_may_write_is_not_used(tmp_path: Path, name: str) -> None:
+    rig = RightsFolder(tmp_path)
+    (tmp_path / name).chmod(0o666)
+    rig.files.check()
+    assert f"{name}: has mode 0666: others may write it" in rig.files.error
+    assert rig.changes == 0
+    with pytest.raises(ConfigError, match="others may write it"):
+        SecurityFiles(tmp_path, rig.table).start()
+    (tmp_path / name).chmod(0o664)
+    rig.files.check()
+    assert (rig.files.error, rig.changes) == ("", 1)
+
+
+def test_a_link_to_other_rules_is_followed_and_a_half_of_them_is_not(tmp_path: Path) -> None:
+    rig = RightsFolder(tmp_path)
+    caller = rig.table.log_in(b"token", rig.made.text.encode()).caller
+    path, other = tmp_path / SECURITY_FILE, tmp_path / "other.yaml"
+    other.write_text(POLICY.replace("send orders", "send invoices"))
+    path.unlink()
+    path.symlink_to(other)
+    rig.files.check()
+    assert caller.has_right("send", b"invoices")
+    assert not caller.has_right("send", b"orders")
+    other.write_text("identities: {app: {allow: [send")
+    rig.files.check()
+    assert "is not YAML" in rig.files.error
+    other.write_text(POLICY + POLICY)
+    rig.files.check()
+    assert "stands twice" in rig.files.error
+    assert caller.has_right("send", b"invoices"), "what was in force before stays"
+
+
 def test_rights_are_not_switched_off_by_a_file_that_is_gone(tmp_path: Path) -> None:
     rig = RightsFolder(tmp_path)
     (tmp_path / SECURITY_FILE).unlink()

@@ -14,6 +14,8 @@ from ddmq.server.admin import keys, offsets, topics
 from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common.clock import Clock
+from ddmq_common.config import mask_tree
+from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, stored_subscription, subscription_key
 from proxy_consumer.service import ConsumerService
 
@@ -97,7 +99,14 @@ def _describe_difference(after: Any, now: Any) -> str:
     if not isinstance(after, dict) or not isinstance(now, dict):
         return "it was deleted, or created again"
     names = [name for name in after.keys() | now.keys() if after.get(name) != now.get(name)]
+    after, now = mask_secrets(after), mask_secrets(now)
     return ", ".join(f"{name} is {now.get(name)!r}, not {after.get(name)!r}" for name in sorted(names))
+
+
+def mask_secrets(state: Any) -> Any:
+    """Return the state of an object as it is shown: it is recorded with secrets, because an undo needs
+    them."""
+    return mask_tree(state, SubscriptionDefaults())
 
 
 class TopicChanges(UndoableKind):

@@ -9,7 +9,14 @@ from typing import Any
 
 import msgspec
 
-from ddmq.server.admin.changes.kinds import CHANGE_KINDS, RECORDED, ChangeableServer, ChangeKind, UndoableKind
+from ddmq.server.admin.changes.kinds import (
+    CHANGE_KINDS,
+    RECORDED,
+    ChangeableServer,
+    ChangeKind,
+    UndoableKind,
+    mask_secrets,
+)
 from ddmq.server.admin.changes.log import (
     CHANGES_MAX,
     REQUEST_CHARS,
@@ -175,11 +182,12 @@ def _describe_request(request: AdminRequest) -> str:
     body = request.body
     fields = stated_fields(body) if isinstance(body, msgspec.Struct) else dict(body)
     fields.pop("token", None)
-    text = f" {msgspec.json.encode(fields).decode()}" if fields else ""
+    text = f" {msgspec.json.encode(mask_secrets(fields)).decode()}" if fields else ""
     return f"{request.method} {path}{text}"[:REQUEST_CHARS]
 
 
 def _change_row(change: RecordedChange) -> dict[str, Any]:
     row: dict[str, Any] = msgspec.to_builtins(change)
     del row["path"]
+    row |= {"before": mask_secrets(change.before), "after": mask_secrets(change.after)}
     return row | {"undoable": not (change.final or change.undone_by)}
