@@ -7,7 +7,7 @@ allowed request costs two look-ups. Not thread-safe: used on one hub.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from ddmq_common.errors import CallerError
@@ -152,9 +152,16 @@ class CallerTable:
             return False
         return self._policy.find_identity(token.identity) is not None
 
-    def list_usage(self) -> dict[str, UsageFigures]:
-        """Return what each identity that has used this process uses of it, by name."""
-        callers = (self.anonymous, *self._callers.values())
+    @property
+    def all_identities(self) -> Collection[Identity]:
+        """The identities of the rules in force."""
+        return self._policy.identities.values()
+
+    def list_usage(self, names: Iterable[str] = ()) -> dict[str, UsageFigures]:
+        """Return what each identity that has used this process uses of it, by name; also these `names`, if
+        there are such identities."""
+        callers = {self.anonymous: None, **dict.fromkeys(self._callers.values())}
+        callers |= dict.fromkeys(self.at_name(name) for name in names)
         return {caller.name: caller.usage.read_figures() for caller in callers}
 
     def _caller_of(self, identity: Identity | None) -> Caller:

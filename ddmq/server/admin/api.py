@@ -42,7 +42,7 @@ from ddmq.server.admin.lists import table
 from ddmq.server.admin.log_files import LogFiles
 from ddmq.server.admin.messages import MessageSearch
 from ddmq.server.admin.operations.service import Operations
-from ddmq.server.admin.processes.usage import list_usage
+from ddmq.server.admin.processes.usage import UsedParts, list_usage
 from ddmq.server.admin.processes.views import ProcessInfo, ProcessViews
 from ddmq.server.admin.producer_calls import ProducerCalls
 from ddmq.server.admin.search import dead_letters as dlq_search
@@ -149,6 +149,7 @@ class AdminApi:
         check_rules(ROUTES)
         self.log = LogFiles(backend, consumer, metrics, clock, self.live, self.processes)
         self.callers = callers
+        self.used_parts = UsedParts(callers, backend, producer, timers)
         self.router = AdminRouter(names, callers=callers)
         if callers is not None:
             callers.on_change.append(self.live.end_streams)
@@ -356,7 +357,7 @@ ROUTES: tuple[Route, ...] = (
           AdminApi.stats, query=None, right="metrics", answer=answers.StatsAnswer),
     Route("GET", "/usage",
           "what each identity uses of this process, and what its quotas have rejected; empty without rights",
-          lambda api, _: list_usage(api.callers), right="metrics", answer=list[answers.UsageRow]),
+          lambda api, _: list_usage(api.used_parts), right="metrics", answer=list[answers.UsageRow]),
     Route("GET", "/findings",
           "what is wrong now, the most urgent first, as printed by `ddmq findings --json`",
           AdminApi.list_findings, queries.ListQuery, right="metrics", answer=answers.ServerFindingsAnswer,

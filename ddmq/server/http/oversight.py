@@ -25,11 +25,11 @@ class ForbiddenError(CallerError):
 
 
 class OverQuotaError(DdmqError):
-    """The caller is over a quota (429). `wait_s`: when it may send the request again."""
+    """The caller is over a quota (429). `over`: which one, and when it may send the request again."""
 
     def __init__(self, over: OverQuota) -> None:
         super().__init__(str(over))
-        self.wait_s = over.wait_s
+        self.over = over
 
 
 class Oversight:
@@ -81,6 +81,9 @@ class Oversight:
             yield
         except ForbiddenError as error:
             audit.record_rejection(actor, action, str(error))
+            raise
+        except OverQuotaError as error:
+            audit.record_rejection(actor, action, describe_cause(error.over))
             raise
         except Exception as error:
             if is_change:

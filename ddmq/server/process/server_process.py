@@ -30,6 +30,7 @@ from ddmq.server.admin import groups, topics
 from ddmq.server.admin.api import AdminApi, build_starting_router
 from ddmq.server.admin.figures import OtherProcesses
 from ddmq.server.admin.operations.service import Operations
+from ddmq.server.admin.processes.usage import UsedParts, list_usage, publish_usage
 from ddmq.server.admin.processes.views import ProcessInfo
 from ddmq.server.config import Configuration, changed_values, find_declaring_source, resolved_values
 from ddmq.server.effective_settings import list_settings
@@ -63,6 +64,7 @@ from ddmq_common.security.callers import CallerTable
 from ddmq_common.security.certificates import CHECK_S, CertificateFiles
 from ddmq_common.security.files import CHECK_INTERVAL_S as SECURITY_CHECK_S
 from ddmq_common.security.files import SecurityFiles
+from ddmq_common.security.sender_quotas import SENDER_QUOTAS
 from ddmq_common.security.settings import TlsMode
 from ddmq_rpc.api import Service
 from ddmq_rpc.server import RpcServer, TlsPort
@@ -197,7 +199,9 @@ class ServerProcess:
         if folder is None or self.config.security.identities is None:
             return
         self.callers = CallerTable(self.clock.wall_ms)
-        self._security_files = SecurityFiles(folder, self.callers, self.clock.monotonic)
+        callers = self.callers
+        callers.on_change.append(lambda: SENDER_QUOTAS.use_identities(callers.all_identities))
+        self._security_files = SecurityFiles(folder, callers, self.clock.monotonic)
         self._security_files.start()
         data_dir = self.config.serve.data_dir
         name = self.config.serve.build_process_name(self.components, socket.gethostname())
@@ -305,6 +309,7 @@ class ServerProcess:
             self.timers = DelayService(
                 backend, self.config.delay, metrics, clock, stores_in(*stores), self._bind_admin(),
                 standby_opener=standby_stores_in(*stores), traces=traces,
+                quota_of=self._find_delay_quota if self.callers is not None else None,
             )  # fmt: skip
             self.timers.start()
         self._scheduler = SchedulerWatch(backend, clock)
@@ -323,8 +328,19 @@ class ServerProcess:
             self._listen("consumer", self.consumer.service())
             self.consumer.advertise(str(reachable_address(self.addresses["consumer"])))
             self._log_unreachable(backend)
+        if self.callers is not None:
+            metrics.add_collector(self._publish_usage)
         if "admin" in self.components:
             self._listen_admin(backend, self._scheduler)
+
+    def _find_delay_quota(self, identity: str) -> int:
+        assert self.callers is not None
+        return self.callers.at_name(identity).usage.quotas.pending_delays
+
+    def _publish_usage(self) -> None:
+        if self.backend is not None:
+            parts = UsedParts(self.callers, self.backend, self.producer, self.timers)
+            publish_usage(self.metrics, list_usage(parts))
 
     def _producer_address(self) -> HostPort:
         """Return where other processes reach the producer proxy: at the host that the consumer proxy states,
