@@ -88,7 +88,8 @@ class RecordedChanges:
         return RecordedChange(
             id=self.log.make_id(),
             at_ms=self._server.clock.wall_ms(),
-            who=request.address,
+            who=request.caller.name if request.caller is not None else request.address,
+            address=request.address,
             request=_describe_request(request),
             kind=kind_name,
             object=kind.describe_object(names),
