@@ -31,7 +31,8 @@ class RecordedChange(msgspec.Struct, frozen=True):
     """A change that was made.
 
     `who`: the identity that made it, without rights the address of the client. `address`: of the client, or
-    of the process that passed the request on; "" in records of earlier releases. `request`: its method, path and body. `kind`: a key of CHANGE_KINDS.
+    of the process that passed the request on; "" in records of earlier releases.
+    `request`: its method, path and body. `kind`: a key of CHANGE_KINDS.
     `path`: the names in the path, and for a key the key. `before`, `after`: the state of the object, null if
     it did not exist. `final`: why the change cannot be undone, "" if it can. `undoes`, `undone_by`: ids of
     other changes.

@@ -17,8 +17,9 @@ class ChangeAnswer(Answer):
     """A change that was made.
 
     `who`: the identity that made it, without rights the address of the client. `address`: of the client, or
-    of the process that passed the request on; empty for changes of earlier releases. `undoable`: it can be undone, if nothing changes meanwhile. `final`: why
-    it cannot. `undoes`, `undone_by`: ids of other changes, or empty.
+    of the process that passed the request on; empty for changes of earlier releases. `undoable`: it can be
+    undone, if nothing changes meanwhile. `final`: why it cannot. `undoes`, `undone_by`: ids of other changes,
+    or empty.
     """
 
     id: str
