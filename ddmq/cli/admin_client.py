@@ -12,11 +12,12 @@ from urllib.parse import quote, urlencode
 import click
 import msgspec
 
-from ddmq.address import ADDRESS, ADMIN, HostPort
+from ddmq.address import ADMIN, ADMIN_ADDRESS, HostPort, UnixPath
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import json_option, reason
-from ddmq_client.core.nodes import ProxyAddress, SecureAddress
+from ddmq_client.core.nodes import ProxyAddress, SecureAddress, UnixAddress
 from ddmq_client.errors import OptionError
+from ddmq_client.net.admin.connection import connect_unix
 from ddmq_client.security.login import read_environment_token
 from ddmq_client.security.tls import describe_error, secure_addresses, secure_socket
 
@@ -36,7 +37,7 @@ class UnknownResourceError(click.ClickException):
 
 def admin_address() -> HostPort:
     """Return the admin address for commands without --admin."""
-    return ADDRESS.convert(os.environ.get("DDMQ_ADMIN", str(ADMIN)), None, None)
+    return ADMIN_ADDRESS.convert(os.environ.get("DDMQ_ADMIN", str(ADMIN)), None, None)
 
 
 def read_token() -> str:
@@ -105,10 +106,18 @@ class AdminClient:
         raise UnknownResourceError(text, answer) if status == 404 else click.ClickException(text)
 
     def _send_request(self, method: str, target: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(*self.address, timeout=self._timeout_s)
+        is_local = isinstance(self.address, UnixPath)
+        connection = (
+            http.client.HTTPConnection("localhost", timeout=self._timeout_s)
+            if is_local
+            else http.client.HTTPConnection(*self.address, timeout=self._timeout_s)
+        )
         try:
-            connection.connect()
-            connection.sock = secure_socket(self._tls_address(), connection.sock)
+            if is_local:
+                connection.sock = connect_unix(self.address.host, self._timeout_s)
+            else:
+                connection.connect()
+                connection.sock = secure_socket(self._tls_address(), connection.sock)
             payload = None if body is None else msgspec.json.encode(body)
             headers = {"Content-Type": "application/json"}
             if token := read_token():
@@ -131,7 +140,9 @@ class AdminClient:
             connection.close()
 
     def _tls_address(self) -> ProxyAddress:
-        """Return the address with TLS, if the environment says so (DDMQ_CA)."""
+        """Return the address with TLS, if the environment says so (DDMQ_CA) and it is not a Unix socket."""
+        if isinstance(self.address, UnixPath):
+            return UnixAddress(*self.address)
         return secure_addresses((ProxyAddress(*self.address),), None)[0]
 
     def _decode(self, payload: bytes, status: int) -> Any:
@@ -168,10 +179,12 @@ def find_admin_port_hint(address: HostPort, option: str, proxy: str) -> str:
 class AdminType(click.ParamType[AdminClient]):
     """The click type of --admin: a client of that server."""
 
-    name = ADDRESS.name
+    name = ADMIN_ADDRESS.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> AdminClient:
-        return value if isinstance(value, AdminClient) else AdminClient(ADDRESS.convert(value, param, ctx))
+        return (
+            value if isinstance(value, AdminClient) else AdminClient(ADMIN_ADDRESS.convert(value, param, ctx))
+        )
 
 
 admin_option = click.option(

@@ -36,6 +36,7 @@ from ddmq.server.config import Configuration, changed_values, find_declaring_sou
 from ddmq.server.effective_settings import list_settings
 from ddmq.server.findings.watch import FindingsWatch
 from ddmq.server.http.connection import AdminServer
+from ddmq.server.http.local_socket import open_local_socket
 from ddmq.server.http.routing import AdminRouter
 from ddmq.server.live.live_views import LiveViews
 from ddmq.server.process.hub import HubWatch
@@ -150,6 +151,7 @@ class ServerProcess:
         self._limits = config.rpc
         self._admin: AdminServer | None = None
         self._admin_socket: Any = None
+        self._local_admin: AdminServer | None = None  # over the Unix socket
         self._live: LiveViews | None = None
         self.callers: CallerTable | None = None  # None: rights are off
         self._security_files: SecurityFiles | None = None
@@ -457,6 +459,13 @@ class ServerProcess:
         elif self._bind_admin():
             self._admin = AdminServer(self._admin_socket, router, self._tls_port("admin"))
             self._admin.start()
+        if self._local_admin is not None:
+            self._local_admin.application = router
+        elif self.config.serve.admin_socket is not None and "consumer" in self.components:
+            # With --processes, the public admin port is that of the consumer proxy.
+            mode = int(self.config.serve.admin_socket_mode, 8)
+            self._local_admin = AdminServer(open_local_socket(self.config.serve.admin_socket, mode), router)
+            self._local_admin.start()
 
     def health(self) -> Health:
         """Return the health of this process. It is ready if the backend accepts appends, some process fires
@@ -528,8 +537,9 @@ class ServerProcess:
             self._live.close()
         if self._findings is not None:
             self._findings.stop()
-        if self._admin is not None:
-            self._admin.stop(timeout=0)
+        for server in (self._admin, self._local_admin):
+            if server is not None:
+                server.stop(timeout=0)
         rpc = self._rpc.values()
         for resource in (self._admin_socket, *rpc, self.delay, self.timers, self.traces, self.backend):
             if resource is not None:
