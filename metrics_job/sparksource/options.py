@@ -59,8 +59,8 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class SecurityOptions:
-    """The TLS and the login of the driver and the executors. It has only paths, because Spark shows options in
-    plans; each process reads the files for each connection.
+    """The TLS and the login of the driver and the executors. It has only paths, because Spark shows options
+    in plans; each process reads the files for each connection.
 
     `tls` None: with TLS if a file for it is named, else as the environment says.
     """
