@@ -15,6 +15,8 @@ Bounds:
 * An owner (the identity or address that sends) may have at most OWNER_PARTS times as many keys as are free
   of `keys_max`, whatever its topics: three quarters when it is alone. After a restart, earlier keys have no
   owner.
+* An owner with quotas of its own (`SENDER_QUOTAS`) may have that many keys and producers. More are refused
+  until a key expires, or a producer was silent for the window.
 * There may be PRODUCERS_MAX producers and SEQUENCES_ALL_MAX open sequences, SEQUENCES_MAX of one producer.
   Beyond that a producer with many sequences loses its oldest, and else the owner that has the most producers
   and sequences loses the producer that was silent for longest. Sequences forgotten before their time are
@@ -40,6 +42,8 @@ import google_crc32c
 from backend.owner_shares import OwnerShares
 from backend.records import FirstStored
 from ddmq_common.errors import BoundReachedError, CallerError, DdmqError
+from ddmq_common.security.quotas import SenderQuota, build_over_quota
+from ddmq_common.security.sender_quotas import SENDER_QUOTAS
 from ddmq_common.send_identity import DIGEST_BYTES, NO_OWNER, owner_of, parse_key, parse_sequence
 
 WINDOW_MS = 3_600_000
@@ -229,6 +233,8 @@ class StoredSends:
         if location is None:
             if under_way_ms is not None:
                 self._check_forgotten(name, now_ms - under_way_ms, owner_of(text))
+            if SENDER_QUOTAS.by_owner and name[0] not in self.producers:
+                self._check_producer_quota(owner_of(text), now_ms)
             return None
         message_id, offset, queue_id, stored_incarnation, _, _ = LOCATION.unpack(location)
         return FirstStored(message_id, queue_id, offset, False) if stored_incarnation == incarnation else None
@@ -251,7 +257,41 @@ class StoredSends:
         self._expire_slices(now_ms)
         if 2 * (self._keys + len(self.pending)) >= self.keys_max:
             self._check_capacity(incarnation, owner_of(text))
+        if SENDER_QUOTAS.by_owner:
+            self._check_key_quota(owner_of(text), now_ms)
         return None
+
+    def _check_producer_quota(self, owner: str, now_ms: int) -> None:
+        """Raise BoundReachedError if an owner has as many producers as its quota allows."""
+        quota = SENDER_QUOTAS.by_owner.get(owner)
+        names = self._producers_of.get(owner)
+        if quota is None or names is None or not 0 < quota.producers <= len(names):
+            return
+        active_ms = self.producers[next(iter(names))].active_ms
+        what = f"{len(names)} producers of this identity are remembered"
+        wait_s = max(active_ms + self.window_ms - now_ms, 0) / 1_000
+        raise BoundReachedError(build_over_quota("producers", what, quota.producers, wait_s))
+
+    def _check_key_quota(self, owner: str, now_ms: int) -> None:
+        """Raise BoundReachedError if an owner has as many keys as its quota allows."""
+        quota = SENDER_QUOTAS.by_owner.get(owner)
+        if quota is None or not quota.idempotency_keys:
+            return
+        owned = self._owned_keys[owner] + self._pending_owned[owner]
+        if owned < quota.idempotency_keys:
+            return
+        expiry_ms = next((each.last_ms for each in self.slices if each.owned[owner]), now_ms) + self.window_ms
+        what = f"{owned} idempotency keys of this identity are remembered"
+        wait_s = max(expiry_ms - now_ms, 0) / 1_000
+        raise BoundReachedError(build_over_quota("idempotency_keys", what, quota.idempotency_keys, wait_s))
+
+    def count_owned(self) -> dict[str, SenderQuota]:
+        """Return how many keys and producers of each owner are remembered."""
+        owners = {*self._owned_keys, *self._producers_of} - {NO_OWNER}
+        return {
+            owner: SenderQuota(self._owned_keys[owner], len(self._producers_of.get(owner, ())))
+            for owner in owners
+        }
 
     def _check_capacity(self, incarnation: int, owner: str) -> None:
         keys = self._keys + self._pending_keys

@@ -36,6 +36,7 @@ from backend.records import (
     TopicInfo,
 )
 from ddmq_common.errors import CallerError
+from ddmq_common.security.quotas import SenderQuota
 
 # Sends `data` to the process of the same engine at an address, by a deadline, and answers with what that one
 # returns. Fails with TryLaterError if it certainly was not sent, else with RemoteError.
@@ -373,6 +374,11 @@ class Backend(ABC):
         `dry_run`: only return them. None: as in `read_log_state`. Raises StorageError.
         """
         return None
+
+    def count_owned_sends(self) -> Mapping[str, SenderQuota]:
+        """Return how many idempotency keys and producers of each sender this process remembers, by its owner
+        (ddmq_common/send_identity.py). From memory."""
+        return {}
 
     @abstractmethod
     def health(self) -> Health:

@@ -13,6 +13,7 @@ PRODUCER_PORT = 9613
 CONSUMER_PORT = 9713
 ADMIN_PORT = 9813
 LOOPBACK = "127.0.0.1"
+UNIX = "unix:"  # before the path of a Unix socket, as an address
 COMPONENTS = ("producer", "consumer", "admin")
 
 
@@ -24,6 +25,13 @@ class HostPort(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class UnixPath(HostPort):
+    """The path of a Unix socket, as `host`."""
+
+    def __str__(self) -> str:
+        return UNIX + self.host
 
 
 def parse(text: str) -> HostPort:
@@ -78,7 +86,19 @@ class AddressType(click.ParamType[HostPort]):
             self.fail(str(error), param, ctx)
 
 
+class AdminAddressType(AddressType):
+    """The click type of the address of an admin API: also the path of its Unix socket."""
+
+    name = "HOST:PORT|unix:PATH"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> HostPort:
+        if not isinstance(value, HostPort) and value.startswith(UNIX):
+            return UnixPath(value.removeprefix(UNIX), 0)
+        return super().convert(value, param, ctx)
+
+
 ADDRESS = AddressType()
+ADMIN_ADDRESS = AdminAddressType()
 PRODUCER = HostPort(LOOPBACK, PRODUCER_PORT)
 CONSUMER = HostPort(LOOPBACK, CONSUMER_PORT)
 ADMIN = HostPort(LOOPBACK, ADMIN_PORT)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ddmq_client.idl.codes import OK_TEXT, Code
 from ddmq_common.security.audit import Actor, client_of
-from ddmq_common.security.callers import CallerTable, LoginRejectedError
+from ddmq_common.security.callers import Caller, CallerTable, LoginRejectedError
 from ddmq_common.security.quotas import OverQuota, describe_cause
 from ddmq_rpc.api import Call, Handler, MethodRule, Service
 from ddmq_rpc.calls import OpenCall
@@ -106,6 +106,27 @@ def guard_handler(
             handler(narrowed)
 
     return handle
+
+
+def record_over(call: Call, over: OverQuota, caller: Caller | None = None) -> None:
+    """Count a call that its handler rejects because of a quota of `caller` (None: the call's own), and add it
+    to the audit log. Calls of this process itself are not counted."""
+    caller = caller or call.caller
+    if not isinstance(call, OpenCall) or caller is None:
+        return
+    traffic = call.client_connection.traffic
+    traffic.counts.count_rejected("quota")
+    if traffic.callers is not None and traffic.callers.audit is not None:
+        actor = Actor(caller.name, call.peer, client_of(call.args))
+        traffic.callers.audit.record_rejection(actor, call.method_name, describe_cause(over))
+
+
+def find_sender(call: Call, stated: bytes | None) -> Caller | None:
+    """Return the caller for whom a call acts: the identity that a node states, else its own."""
+    if stated is None or not isinstance(call, OpenCall):
+        return call.caller
+    callers = call.client_connection.traffic.callers
+    return None if callers is None else callers.at_name(stated.decode("utf-8", "replace"))
 
 
 class Authentication:

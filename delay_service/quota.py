@@ -1,19 +1,21 @@
-"""Reports topics that have as many delayed messages waiting as they may to the producer proxies.
+"""Reports topics and identities that have as many delayed messages waiting as they may to the producer
+proxies.
 
 A command that is stored is kept, whatever it is: who refuses is the producer proxy, with code 15, and it
 learns of a full topic by a setting. Every process judges by the shards that it owns, whose share of the
 bounds is their share of all shards, and says it for each of them. A topic stays full until a tenth of its
 bound is free, so that it does not flap; commands accepted meanwhile (about a second's) come on top of it.
+The same holds for an identity and its quota `pending_delays`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from backend.completion import Completion
 from backend.records import AppendResult, CommitBatch
-from ddmq_common.delays.command import decode_full, encode_full
+from ddmq_common.delays.command import SENDER_MARK, decode_full, encode_full, mark_sender
 from ddmq_common.errors import DdmqError
 from ddmq_common.names import DELAY_FULL_PREFIX
 from delay_service.context import DelayServiceContext
@@ -24,25 +26,33 @@ REPORTED_MAX = 1_000  # topics told of; the fullest
 
 
 class Quota:
-    """Checks whether topics of one delay service have as many waiting messages as they may, and reports the
-    full ones.
+    """Checks whether topics and identities of one delay service have as many waiting messages as they may,
+    and reports the full ones.
+
+    `quota_of`: returns the quota of an identity, 0 for none; None: rights are off.
     """
 
-    def __init__(self, service: DelayServiceContext) -> None:
+    def __init__(self, service: DelayServiceContext, quota_of: Callable[[str], int] | None = None) -> None:
         self._service = service
+        self._quota_of = quota_of
         self._backend = service.backend
         self._config = service.config
         self._full: frozenset[str] = frozenset()
         self._is_reporting = False
 
     def check_topics(
-        self, own: Collection[int], shards: int, pending: Mapping[str, int], sizes: Mapping[str, int]
+        self,
+        own: Collection[int],
+        shards: int,
+        pending: Mapping[str, int],
+        sizes: Mapping[str, int],
+        senders: Mapping[str, int],
     ) -> None:
-        """Check which topics have reached their bound of delayed messages, and report changes to the producer
-        proxies.
+        """Check which topics and identities have reached their bound of delayed messages, and report changes
+        to the producer proxies.
 
         Only the shards `own`, out of `shards` in all, are considered. `pending` has the number of their
-        waiting messages by topic, `sizes` the bytes of these.
+        waiting messages by topic, `sizes` the bytes of these, `senders` the number by identity.
         """
         share = len(own) / max(shards, 1)
         count_max = self._config.pending_count_max * share
@@ -50,6 +60,10 @@ class Quota:
         use = {
             topic: max(count / count_max, sizes.get(topic, 0) / bytes_max) for topic, count in pending.items()
         }
+        if self._quota_of is not None:
+            for sender, count in senders.items():
+                if (quota := self._quota_of(sender)) > 0:
+                    use[mark_sender(sender)] = count / (quota * share)
         reported = {topic for number in own for topic in self._reported_topics(number)}
         full = [
             topic
@@ -67,6 +81,13 @@ class Quota:
 
     def _report_full(self, changed: Mapping[int, list[str]], full: list[str]) -> None:
         for topic in sorted(set(full) - self._full):
+            if topic.startswith(SENDER_MARK):
+                log.warning(
+                    "identity %s has as many delayed messages waiting as it may (pending_delays in"
+                    " security.yaml): new ones are refused with code 15 until a tenth of that is free",
+                    topic.removeprefix(SENDER_MARK),
+                )
+                continue
             log.warning(
                 "topic %s has as many delayed messages waiting as it may (pending_count_max %d, "
                 "pending_bytes_max %d): new ones are refused with code 15 until a tenth of that is free",

@@ -39,8 +39,9 @@ class DelayService(DueService[Shard]):
 
     `opener` opens a shard's store, blocking in a native thread. `address`: where other processes reach this
     one. `standby_opener` opens the store of a shard that another process owns; None: no standbys. `alarms`
-    creates timers. `fires` False: stores follow the log, but no message fires. `started` settles when all
-    shards granted at the start fire, or when other processes own all shards.
+    creates timers. `fires` False: stores follow the log, but no message fires. `quota_of`: returns how many
+    messages of an identity may wait, 0 for no limit; None: rights are off. `started` settles when all shards
+    granted at the start fire, or when other processes own all shards.
     """
 
     _counts: DelayCounts
@@ -58,6 +59,7 @@ class DelayService(DueService[Shard]):
         fires: bool = True,
         standby_opener: Callable[[QueueRef], DelayStore] | None = None,
         traces: TraceWriter | None = None,
+        quota_of: Callable[[str], int] | None = None,
     ) -> None:
         counts, join = DelayCounts(metrics), Join(DELAY_GROUP, DELAY_TOPIC, address=address)
         super().__init__(
@@ -66,7 +68,7 @@ class DelayService(DueService[Shard]):
         self._service = DelayServiceContext(backend, config, clock, self._counts, fires, traces)
         self._opener = opener
         self._alarms = alarms
-        self._quota = Quota(self._service)
+        self._quota = Quota(self._service, quota_of)
         self._granted = False  # heard of our shards, or that others have them all
         self._reacquire_pause_s = PAUSE_S
         self._reacquired_at = float("-inf")
@@ -289,7 +291,8 @@ class DelayService(DueService[Shard]):
             self._counts.held.show_numbers(dict.fromkeys(list_holds(self._backend), 1))
         info = self._backend.topic(DELAY_TOPIC)
         if info is not None and all(shard.running for shard in self._owned.values()):
-            self._quota.check_topics(self.shards.keys(), info.queues, pending, sizes)
+            senders = self.sender_counts()
+            self._quota.check_topics(self.shards.keys(), info.queues, pending, sizes, senders)
 
     def _read_positions(self, queues: list[QueueRef]) -> None:
         """Read how far earlier owners have ingested the shards that this process has not opened yet."""
@@ -320,6 +323,10 @@ class DelayService(DueService[Shard]):
     def pending_counts(self) -> Counter[str]:
         """Return the number of waiting messages by topic in the shards of this process."""
         return self._sum_counts(lambda store: store.counts())
+
+    def sender_counts(self) -> Counter[str]:
+        """Return the number of waiting messages by the identity that sent them, as `pending_counts`."""
+        return self._sum_counts(lambda store: store.sender_counts())
 
     def _sum_counts(self, of: Callable[[DelayStore], Mapping[str, int]]) -> Counter[str]:
         total: Counter[str] = Counter()

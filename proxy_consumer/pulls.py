@@ -15,6 +15,8 @@ from ddmq_client.idl.codes import Code
 from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, DrainingError, TryLaterError
 from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
 from ddmq_common.security.callers import Caller
+from ddmq_common.security.quotas import OverQuota
+from ddmq_rpc.access import record_over
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
 from proxy_consumer.config import find_start_error
@@ -114,6 +116,13 @@ class Pulls:
         if self.draining:
             self.answer_empty(pull)
             return
+        if pull.call.caller is not None:
+            usage = pull.call.caller.usage
+            over = usage.check_in_flight()
+            if over is not None:
+                self._reject_over(pull, over)
+                return
+            pull.count = usage.limit_batch(pull.count)
         request = pull.call.args.request
         group = self._directory.groups.get(request.groupId)
         if group is None:
@@ -244,10 +253,21 @@ class Pulls:
                 pull.call, Code.BUSY, f"{config.waiters_max} pulls are waiting; that is the bound"
             )
             return
+        if pull.call.caller is not None:
+            over = pull.call.caller.usage.check_waiting()
+            if over is not None:
+                self._reject_over(pull, over)
+                return
+            pull.usage = pull.call.caller.usage
         group.waiting.hold_pull(pull)
         self.wheel.add(pull, now + self._runtime.linger_s(pull.call.args.request.maxLingerTime))
         self._waiting.value = self.wheel.count
         pull.call.on_abandoned = lambda _: self.stop_waiting(pull)
+
+    def _reject_over(self, pull: Pull, over: OverQuota) -> None:
+        """Reject a pull because of a quota. The results in its request are stored."""
+        record_over(pull.call, over)
+        self._throw_error(pull.call, Code.BUSY, over)
 
     def stop_waiting(self, pull: Pull) -> None:
         """Stop waiting: the pull is answered, or its client disconnected."""
@@ -269,6 +289,8 @@ class Pulls:
         queue = delivery.queue
         if pull.client is not None:
             delivery.lease.assign_to(pull.client)
+        if pull.call.caller is not None:
+            delivery.lease.charge_to(pull.call.caller.usage)
         next_offset = None
         if pull.extended_client and pull.group is not None:
             next_offset = pull.group.subscription_of(queue).next_offset(queue, self._runtime.now())

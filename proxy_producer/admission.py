@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 from backend.records import NewRecord
 from ddmq_client.idl.codes import Code
+from ddmq_common.delays.command import mark_sender
 from ddmq_common.delivery import encode
 from ddmq_common.send_identity import IDENTITY
+from ddmq_rpc.access import record_over
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_requests import check_delay_request
 from proxy_producer.core.dialects import counts_from_now, drop_dialects, read_command, select_dialects
@@ -187,8 +189,18 @@ class Admission:
     def check_delay_capacity(self, request: SendRequest) -> SendRejection | None:
         if (request.delay is None and request.command is None) or not request.adds_message:
             return None
-        topic = request.topic
-        return DELAY_FULL if topic is not None and topic.name in self._delay.full.names else None
+        names, topic, call = self._delay.full.names, request.topic, request.call
+        if not names:
+            return None
+        if topic is not None and topic.name in names:
+            return DELAY_FULL
+        if call is None or call.caller is None or mark_sender(call.caller.name) not in names:
+            return None
+        usage = call.caller.usage
+        what = "this identity has as many delayed messages waiting as it may"
+        over = usage.reject_share("pending_delays", what, usage.quotas.pending_delays)
+        record_over(call, over)
+        return SendRejection(Code.BUSY, "quota", over)
 
     def check_bounds(self, request: SendRequest) -> SendRejection | None:
         return self._flow.check_bounds(request.frame_bytes)

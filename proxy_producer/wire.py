@@ -69,7 +69,17 @@ class SendRequest:
     identity: str | SendRejection | None = None  # by what a second send is recognised, or a rejection
     relative: bool = False  # the due time of `command` counts from now
     due_times: bool = False  # its topic is taken to speak dialect ddmq
-    own_topic: bool = False  # a change applies only to a delayed message of the stated topic
+    call: Call | None = None  # whose request it is, if rights are on
+
+    @property
+    def own_topic(self) -> bool:
+        """Return whether a change applies only to a delayed message of the stated topic."""
+        return self.call is not None
+
+    @property
+    def sender_name(self) -> str:
+        """Return the identity that sends; "" without rights."""
+        return "" if self.call is None or self.call.caller is None else self.call.caller.name
 
     @property
     def now_ms(self) -> int:

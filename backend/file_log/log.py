@@ -60,6 +60,7 @@ from ddmq_common.names import (
     is_internal,
 )
 from ddmq_common.native_threads import wait_for_native_work
+from ddmq_common.security.quotas import SenderQuota
 
 log = logging.getLogger(__name__)
 # Internal topics that clients fill: delayed and prepared sends (retries come by commit), and traces.
@@ -347,6 +348,9 @@ class FileLog(Backend):
 
     def clean_log(self, before_ms: int, dry_run: bool) -> list[LogSegment] | None:
         return self._retention.clean(before_ms, dry_run)
+
+    def count_owned_sends(self) -> Mapping[str, SenderQuota]:
+        return self._state.sends.count_owned()
 
     def health(self) -> Health:
         writer = self._writer

@@ -42,6 +42,7 @@ from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, RemoteError, UnknownTopicError
 from ddmq_common.event_loop import current_loop
 from ddmq_common.hub_timer import HubTimer
+from ddmq_common.security.quotas import SenderQuota
 
 T = TypeVar("T")
 
@@ -268,6 +269,9 @@ class MemoryBackend(Backend):
         return self._answer_later(lambda: self._members.holders(group, topic))
 
     # --- the engine itself
+
+    def count_owned_sends(self) -> Mapping[str, SenderQuota]:
+        return self._store.sends.count_owned()
 
     def health(self) -> Health:
         return Health(not self._draining, "draining" if self._draining else "")

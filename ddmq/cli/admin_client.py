@@ -12,11 +12,12 @@ from urllib.parse import quote, urlencode
 import click
 import msgspec
 
-from ddmq.address import ADDRESS, ADMIN, HostPort
+from ddmq.address import ADMIN, ADMIN_ADDRESS, HostPort, UnixPath
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import json_option, reason
-from ddmq_client.core.nodes import ProxyAddress, SecureAddress
+from ddmq_client.core.nodes import ProxyAddress, SecureAddress, UnixAddress
 from ddmq_client.errors import OptionError
+from ddmq_client.net.admin.connection import connect_unix
 from ddmq_client.security.login import read_environment_token
 from ddmq_client.security.tls import describe_error, secure_addresses, secure_socket
 
@@ -36,7 +37,7 @@ class UnknownResourceError(click.ClickException):
 
 def admin_address() -> HostPort:
     """Return the admin address for commands without --admin."""
-    return ADDRESS.convert(os.environ.get("DDMQ_ADMIN", str(ADMIN)), None, None)
+    return ADMIN_ADDRESS.convert(os.environ.get("DDMQ_ADMIN", str(ADMIN)), None, None)
 
 
 def read_token() -> str:
@@ -49,7 +50,12 @@ def read_token() -> str:
 
 
 def open_connection(address: HostPort, timeout_s: float) -> http.client.HTTPConnection:
-    """Connect to an admin port, with TLS if the environment says so (DDMQ_CA). Raises OSError."""
+    """Connect to a Unix socket, or to an admin port, with TLS if the environment says so (DDMQ_CA). Raises
+    OSError."""
+    if isinstance(address, UnixPath):
+        connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
+        connection.sock = connect_unix(address.host, timeout_s)
+        return connection
     connection = http.client.HTTPConnection(*address, timeout=timeout_s)
     connection.connect()
     try:
@@ -61,6 +67,8 @@ def open_connection(address: HostPort, timeout_s: float) -> http.client.HTTPConn
 
 
 def _secure_address(address: HostPort) -> ProxyAddress:
+    if isinstance(address, UnixPath):
+        return UnixAddress(*address)
     return secure_addresses((ProxyAddress(*address),), None)[0]
 
 
@@ -180,10 +188,12 @@ def find_admin_port_hint(address: HostPort, option: str, proxy: str) -> str:
 class AdminType(click.ParamType[AdminClient]):
     """The click type of --admin: a client of that server."""
 
-    name = ADDRESS.name
+    name = ADMIN_ADDRESS.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> AdminClient:
-        return value if isinstance(value, AdminClient) else AdminClient(ADDRESS.convert(value, param, ctx))
+        return (
+            value if isinstance(value, AdminClient) else AdminClient(ADMIN_ADDRESS.convert(value, param, ctx))
+        )
 
 
 admin_option = click.option(

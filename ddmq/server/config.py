@@ -66,6 +66,8 @@ class ServeConfig:
     producer: str = str(PRODUCER)
     consumer: str = str(CONSUMER)
     admin: str = str(ADMIN)
+    admin_socket: Path | None = None  # a Unix socket of the admin API, besides `admin`
+    admin_socket_mode: str = field(default="0600", metadata=rules(choices=("0600", "0660")))
     insecure: bool = False  # whether other machines may be let in where security.yaml does not protect a port
     beyond_loopback: bool = False  # the name of `insecure` in the previous release
     admin_names: tuple[str, ...] = ()  # further names by which the admin port is reached

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from ddmq_client.core.nodes import ProxyAddress
+from ddmq_client.core.nodes import ProxyAddress, UnixAddress
 
 HEAD_BYTES_MAX = 64 * 1024
 BODY_BYTES_MAX = 256 * 1024 * 1024
@@ -37,7 +37,8 @@ class HttpRequest(NamedTuple):
     def encode(self, address: ProxyAddress) -> bytes:
         """Encode the request for the server at `address`."""
         body = b"" if self.body is None else json.dumps(self.body).encode()
-        lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {address}", "Accept: application/json"]
+        host = "localhost" if isinstance(address, UnixAddress) else str(address)
+        lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {host}", "Accept: application/json"]
         token = b"" if address.login is None else address.login.read_token()
         if token:
             lines.append(f"Authorization: Bearer {token.decode()}")

@@ -112,7 +112,8 @@ class GroupKeyDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeDescription:
-    """A recorded change. `who`: the address of the client; `final`: why it cannot be undone."""
+    """A recorded change. `who`: the identity that made it, without rights the `address` of the client;
+    `final`: why it cannot be undone."""
 
     id: str
     who: str
@@ -126,6 +127,7 @@ class ChangeDescription:
     final: str = ""
     undoes: str = ""
     undone_by: str = ""
+    address: str = ""
 
 
 def plan_body(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ddmq_client.security.login import ClientLogin
 
 PROXIES_MAX = 256
+UNIX = "unix:"  # before the path of a Unix socket
 _BRACKETS = re.compile(r"\[([^]]*)\](?::(.*))?")  # [host]:port
 _HOST_NAME = re.compile(r"[^\s:/@?#%,\[\]]+")
 ADDRESSES_MAX = 256  # that all names resolve to
@@ -55,6 +56,18 @@ class ProxyAddress(_HostPort):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class UnixAddress(ProxyAddress):
+    """The path of a Unix socket, as `host`; `port` is 0."""
+
+    def with_login(self, login: ClientLogin | None) -> ProxyAddress:
+        address = UnixAddress(*self)
+        address.login = login
+        return address
+
+    def __str__(self) -> str:
+        return UNIX + self.host
 
 
 class ContextSource(Protocol):
@@ -86,17 +99,26 @@ class SecureAddress(ProxyAddress):
 
 
 def parse_addresses(
-    proxies: str | Sequence[str], default_port: int, name: str = "proxies", login: ClientLogin | None = None
+    proxies: str | Sequence[str],
+    default_port: int,
+    name: str = "proxies",
+    login: ClientLogin | None = None,
+    *,
+    takes_unix: bool = False,
 ) -> tuple[ProxyAddress, ...]:
     """Return all addresses in `proxies`, in order, without duplicates, with this login.
 
-    Raises OptionError if malformed or empty.
+    `takes_unix`: also "unix:PATH". Raises OptionError if malformed or empty.
     """
     texts = proxies.split(",") if isinstance(proxies, str) else proxies
     texts = list(texts) if isinstance(texts, Iterable) else []
     if not texts or not all(isinstance(text, str) for text in texts):
         raise OptionError(f"{name}={proxies!r}; allowed: 'host:port', several with commas, or a list")
-    addresses = dict.fromkeys(_parse_one(text.strip(), default_port, name) for text in texts if text.strip())
+    addresses: dict[ProxyAddress, None] = {}
+    for text in filter(None, map(str.strip, texts)):
+        is_path = takes_unix and text.startswith(UNIX)
+        address = UnixAddress(text.removeprefix(UNIX), 0) if is_path else _parse_one(text, default_port, name)
+        addresses[address] = None
     if not 1 <= len(addresses) <= PROXIES_MAX:
         raise OptionError(f"{name}={proxies!r} names {len(addresses)} addresses; allowed: 1 to {PROXIES_MAX}")
     return tuple(address.with_login(login) for address in addresses)

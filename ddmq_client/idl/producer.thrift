@@ -118,6 +118,8 @@ struct PrepareRequest {
     7: optional bool dueTimes
     /* the proxy that passes a client's call on to the owner of the transaction; such a call is never passed on again */
     8: optional string forwardedBy
+    /* with forwardedBy: the identity of the client, among whose open transactions this one counts */
+    9: optional string onBehalfOf
 }
 
 struct PrepareResponse {

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddmq_client.core.nodes import ProxyAddress, SecureAddress
+from ddmq_client.core.nodes import ProxyAddress, SecureAddress, UnixAddress
 from ddmq_client.errors import OptionError
 
 CA, CERTIFICATE, KEY = "DDMQ_CA", "DDMQ_CERT", "DDMQ_KEY"
@@ -95,7 +95,12 @@ def secure_addresses(
     if client_tls is None:
         return addresses
     name = client_tls.options.server_name
-    return tuple(SecureAddress.build(address, client_tls, name or address.host) for address in addresses)
+    return tuple(
+        address
+        if isinstance(address, UnixAddress)
+        else SecureAddress.build(address, client_tls, name or address.host)
+        for address in addresses
+    )
 
 
 def secure_socket(address: ProxyAddress, connected: socket.socket) -> socket.socket:

@@ -72,7 +72,7 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     at `due_ms`). `moved_at`: for a repeating message, only in the store and never in the log: the offset of
     the last command that rescheduled a delivery of it (0: none). `is_held`: for an add that continues a held
     message. `own_topic`: a change applies only to a message of `topic`, and an add is ended by an earlier
-    cancel that stated `topic`.
+    cancel that stated `topic`. `sender`: the identity that sent an add, "" without rights.
     """
 
     op: str
@@ -96,6 +96,7 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     moved_at: int = 0
     is_held: bool = False
     own_topic: bool = False
+    sender: str = ""  # the last field (read_sender)
 
 
 class CommandOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -115,6 +116,23 @@ ADDED, CANCELLED, ALREADY_FIRED, UNKNOWN, TOO_OLD, PENDING = 1, 2, 3, 4, 5, 6
 
 
 _COMMANDS = msgspec.json.Decoder(DelayCommand)
+_SENDER = '"sender":"'
+SENDER_MARK = "@"  # before the name of an identity among those of topics
+
+
+def read_sender(command: str) -> str:
+    """Return the identity that sent an encoded add command, or "".
+
+    Identities need no escapes in JSON, and quotes inside other values have one, so that this is their name.
+    """
+    _, marker, rest = command.rpartition(_SENDER)
+    return rest.partition('"')[0] if marker else ""
+
+
+def mark_sender(identity: str) -> str:
+    """Return the entry of an identity in the list of topics that have reached their bound of delayed
+    messages; no topic has such a name."""
+    return SENDER_MARK + identity
 
 
 def encode_command(command: DelayCommand) -> str:

@@ -52,6 +52,14 @@ AUDIT_DROPPED = _counter(
     "ddmq_audit_dropped_total",
     "Number of lines that the audit log lacks, because its queue was full or the disk failed.",
 )
+IDENTITY_USAGE = _gauge(
+    "ddmq_identity_usage",
+    "What an identity uses of the process, by quota: connections, waiting_calls, in_flight, "
+    "open_transactions, pending_delays, idempotency_keys, producers. Only with rights, and for the 500 "
+    "identities with the most requests.",
+    "identity",
+    "quota",
+)
 # --- rpc
 RPC_CONNECTIONS = _gauge("ddmq_rpc_connections", "Number of open client connections.", "service")
 RPC_REFUSED = _counter(

@@ -7,19 +7,22 @@ allowed request costs two look-ups. Not thread-safe: used on one hub.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from ddmq_common.errors import CallerError
 from ddmq_common.security.audit import AuditLog
 from ddmq_common.security.certificate_names import CertificateNames
 from ddmq_common.security.policy import ADMIN, NOBODY, Identity, Policy, decide_right
-from ddmq_common.security.quotas import Usage, UsageFigures
+from ddmq_common.security.quotas import UNLIMITED, Usage, UsageFigures
 from ddmq_common.security.tokens import StoredToken, Tokens, check_token
 
 ALLOWED_NAMES_MAX = 10_000  # remembered names of one caller and right; then it begins again
 NAME_BYTES_MAX = 256  # no longer name can exist
 TOKEN_MECHANISM = b"token"
+# Root and the server's own user over a Unix socket. No identity in security.yaml can have the name.
+LOCAL = Identity("@local", ADMIN, quotas=UNLIMITED)
 REJECTED = "the token is not known, or it has expired or was revoked"
 
 
@@ -92,6 +95,7 @@ class CallerTable:
         self.tokens: Tokens = {}  # by their ids
         self._callers: dict[str, Caller] = {}
         self.anonymous = Caller(NOBODY)
+        self._local = Caller(LOCAL)
         self.audit: AuditLog | None = None  # set at the start of a server
         self.used_tokens: set[str] = set()  # since somebody last took them
         self.on_change: list[Callable[[], None]] = []
@@ -127,7 +131,15 @@ class CallerTable:
 
     def at_name(self, name: str) -> Caller:
         """Return the caller of an identity for which a node acts; without rights if there is none."""
-        return self._caller_of(self.policy.find_identity(name))
+        return self._local if name == LOCAL.name else self._caller_of(self.policy.find_identity(name))
+
+    def of_user(self, uid: int) -> Caller | None:
+        """Return the caller of a local user who connects over a Unix socket: by the rules, else the
+        administrator for root and for the user of this process, who may change the rules anyway."""
+        identity = self.policy.find_by_user(uid)
+        if identity is not None:
+            return self._caller_of(identity)
+        return self._local if uid in (0, os.geteuid()) else None
 
     def of_certificate(self, names: CertificateNames) -> Caller | None:
         """Return the caller of a verified client certificate; None if no identity has one of its names."""
@@ -152,9 +164,16 @@ class CallerTable:
             return False
         return self.policy.find_identity(token.identity) is not None
 
-    def list_usage(self) -> dict[str, UsageFigures]:
-        """Return what each identity that has used this process uses of it, by name."""
-        callers = (self.anonymous, *self._callers.values())
+    @property
+    def all_identities(self) -> Collection[Identity]:
+        """The identities of the rules in force."""
+        return self.policy.identities.values()
+
+    def list_usage(self, names: Iterable[str] = ()) -> dict[str, UsageFigures]:
+        """Return what each identity that has used this process uses of it, by name; also these `names`, if
+        there are such identities."""
+        callers = {self.anonymous: None, self._local: None, **dict.fromkeys(self._callers.values())}
+        callers |= dict.fromkeys(self.at_name(name) for name in names)
         return {caller.name: caller.usage.read_figures() for caller in callers}
 
     def _caller_of(self, identity: Identity | None) -> Caller:

@@ -28,6 +28,7 @@ from ddmq_common.security.rights import (
 CLIENT, NODE, ADMIN = "client", "node", "admin"
 IDENTITIES_MAX = 100_000
 NAME_MAX = 100
+UID_MAX = (1 << 32) - 2
 CERTIFICATE_URI = "ddmq:"  # in a certificate, before the name of an identity
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}\Z")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -88,6 +89,7 @@ class Policy:
         identities: Mapping[str, IdentityEntry],
         roles: Mapping[str, RoleEntry] | None = None,
         legacy: Mapping[str, str] | None = None,
+        users: Mapping[str, str] | None = None,
     ) -> None:
         if len(identities) > IDENTITIES_MAX:
             raise ValueError(f"identities: {len(identities)} entries; allowed: at most {IDENTITIES_MAX}")
@@ -98,6 +100,7 @@ class Policy:
             name: _build_identity(name, entry, role_rules, roles or {}) for name, entry in identities.items()
         }
         self._networks = _parse_networks(legacy or {}, self.identities)
+        self._users = _parse_users(users or {}, self.identities)
         self._certificates = _index_certificates(self.identities.values())
 
     def find_identity(self, name: str) -> Identity | None:
@@ -123,6 +126,10 @@ class Policy:
         for network, name in self._networks:
             networks.setdefault(name, []).append(str(network))
         return networks
+    def find_by_user(self, uid: int) -> Identity | None:
+        """Return the identity of a local user who connects over a Unix socket; None without a rule."""
+        name = self._users.get(uid)
+        return None if name is None else self.identities[name]
 
     def find_by_certificate(self, names: CertificateNames) -> Identity | None:
         """Return the identity that a verified client certificate states: by the URI `ddmq:NAME`, else by a
@@ -228,6 +235,19 @@ def _parse_networks(
             )
         networks.append((network, name))
     return sorted(networks, key=lambda entry: -entry[0].prefixlen)
+
+
+def _parse_users(users: Mapping[str, str], identities: Mapping[str, Identity]) -> dict[int, str]:
+    for text, name in users.items():
+        if not (text.isascii() and text.isdigit() and int(text) <= UID_MAX):
+            raise ValueError(
+                f'users: {text[:40]!r} is no user id; allowed: a number in quotes, such as "1000"'
+            )
+        if name not in identities:
+            raise ValueError(
+                f"users.{text}: there is no identity {name!r}; allowed: {list_names(identities)}"
+            )
+    return {int(text): name for text, name in users.items()}
 
 
 def _index_certificates(identities: Iterable[Identity]) -> dict[str, str]:

@@ -26,6 +26,12 @@ class QuotaEntry:
     bytes_per_s: int | None = field(default=None, metadata=rules(low=0))
     connections: int | None = field(default=None, metadata=rules(low=0))
     created_per_hour: int | None = field(default=None, metadata=rules(low=0))
+    waiting_calls: int | None = field(default=None, metadata=rules(low=0))
+    in_flight: int | None = field(default=None, metadata=rules(low=0))
+    open_transactions: int | None = field(default=None, metadata=rules(low=0))
+    pending_delays: int | None = field(default=None, metadata=rules(low=0))
+    idempotency_keys: int | None = field(default=None, metadata=rules(low=0))
+    producers: int | None = field(default=None, metadata=rules(low=0))
 
 
 class Quotas(NamedTuple):
@@ -34,11 +40,24 @@ class Quotas(NamedTuple):
     requests_per_s: int = 50_000
     bytes_per_s: int = 256 << 20
     connections: int = 5_000
-    created_per_hour: int = 1_000  # topics and subscriptions that are made by using them
+    created_per_hour: int = 1_000  # topics and subscriptions
+    waiting_calls: int = 5_000  # pulls, fetches and polls that wait
+    in_flight: int = 100_000  # messages that pulls have received and not finished
+    open_transactions: int = 5_000
+    pending_delays: int = 1_000_000
+    idempotency_keys: int = 0  # below the share of each sender (backend/idempotency.py)
+    producers: int = 0
 
 
-UNLIMITED = Quotas(0, 0, 0, 0)
+UNLIMITED = Quotas(*[0] * len(Quotas._fields))
 DEFAULTS = Quotas()
+
+
+class SenderQuota(NamedTuple):
+    """How many idempotency keys and producers of one sender are remembered; 0: no limit of its own."""
+
+    idempotency_keys: int
+    producers: int
 
 
 class OverQuota(str):
@@ -81,12 +100,15 @@ def combine_quotas(own: QuotaEntry, of_roles: Iterable[QuotaEntry], is_client: b
 
 
 class UsageFigures(NamedTuple):
-    """The usage of one process by an identity. `requests`, `bytes`: since its start. `rejected`: by quota."""
+    """The usage of one process by an identity. `requests`, `bytes`, `created`: since its start. `rejected`:
+    by quota."""
 
     connections: int
     requests: int
     bytes: int
     created: int
+    waiting_calls: int
+    in_flight: int
     rejected: dict[str, int]
 
 
@@ -95,12 +117,12 @@ class Usage:
 
     __slots__ = (
         "_bytes", "_bytes_before", "_creations", "_requests", "_requests_before", "_window_end",
-        "connections", "created", "quotas", "rejected",
+        "connections", "created", "in_flight", "quotas", "rejected", "waiting_calls",
     )  # fmt: skip
 
     def __init__(self, quotas: Quotas = UNLIMITED) -> None:
         self.quotas = quotas
-        self.connections = self.created = 0
+        self.connections = self.created = self.waiting_calls = self.in_flight = 0
         self.rejected: dict[str, int] = {}
         self._requests = self._bytes = 0  # of the current window
         self._requests_before = self._bytes_before = 0
@@ -142,22 +164,46 @@ class Usage:
         self.connections += 1
         return None
 
-    def count_creation(self, now: float) -> OverQuota | None:
-        """Count a topic or subscription that a request makes; return why it is over the quota, or None."""
+    def count_creation(self, now: float, count: int = 1) -> OverQuota | None:
+        """Count topics and subscriptions that a request makes; return why they are over the quota, or None.
+        A request for more than a whole quota is accepted after an hour in which nothing was made."""
         allowed = self.quotas.created_per_hour
-        if not allowed:
-            self.created += 1
+        if not allowed or not count:
+            self.created += count
             return None
         if self._creations is None:
             self._creations = TokenBucket(allowed / HOUR_S, allowed, now)
-        wait_s = self._creations.wait_s(1, now)
+        wait_s = self._creations.wait_s(count, now)
         if wait_s > 0:
             return self._count_rejection(
                 "created_per_hour", "topics and subscriptions made lately", allowed, wait_s
             )
-        self._creations.take_tokens(1)
-        self.created += 1
+        self._creations.take_tokens(count)
+        self.created += count
         return None
+
+    def check_waiting(self) -> OverQuota | None:
+        """Return why no further call of the identity may wait, or None."""
+        allowed = self.quotas.waiting_calls
+        if not allowed or self.waiting_calls < allowed:
+            return None
+        return self._count_rejection("waiting_calls", f"{self.waiting_calls} calls wait", allowed, WINDOW_S)
+
+    def check_in_flight(self) -> OverQuota | None:
+        """Return why the identity may receive no more messages before it finishes some, or None."""
+        allowed = self.quotas.in_flight
+        if not allowed or self.in_flight < allowed:
+            return None
+        return self._count_rejection("in_flight", f"{self.in_flight} messages in flight", allowed, WINDOW_S)
+
+    def limit_batch(self, count: int) -> int:
+        """Return how many of `count` messages the identity may receive; `check_in_flight` came before."""
+        allowed = self.quotas.in_flight
+        return min(count, max(allowed - self.in_flight, 1)) if allowed else count
+
+    def reject_share(self, quota: str, what: str, allowed: int) -> OverQuota:
+        """Count a rejection by a quota that others than this object compare, and return its sentence."""
+        return self._count_rejection(quota, what, allowed, WINDOW_S)
 
     def _count_rejection(self, quota: str, what: str, allowed: int, wait_s: float) -> OverQuota:
         self.rejected[quota] = self.rejected.get(quota, 0) + 1
@@ -166,5 +212,5 @@ class Usage:
     def read_figures(self) -> UsageFigures:
         return UsageFigures(
             self.connections, self._requests_before + self._requests, self._bytes_before + self._bytes,
-            self.created, dict(self.rejected),
+            self.created, self.waiting_calls, self.in_flight, dict(self.rejected),
         )  # fmt: skip

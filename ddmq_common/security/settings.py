@@ -74,6 +74,7 @@ class SecurityConfig:
     """The settings of conf/security.yaml.
 
     `legacy`: address or network → the identity of clients that connect from there without logging in.
+    `users`: user id → the identity of that user over the Unix socket of the admin API.
     `node_token`: the file with the token with which this installation's processes log in at each other.
     """
 
@@ -81,6 +82,7 @@ class SecurityConfig:
     identities: Mapping[str, IdentityEntry] | None = None
     roles: Mapping[str, RoleEntry] = field(default_factory=dict)
     legacy: Mapping[str, str] = field(default_factory=dict)
+    users: Mapping[str, str] = field(default_factory=dict)
     node_token: Path | None = None
 
     def __post_init__(self) -> None:
@@ -90,12 +92,12 @@ class SecurityConfig:
         """Return the rules, or None if there are no identities: then everybody may do everything. Raises
         ValueError."""
         if self.identities is None:
-            if self.roles or self.legacy or self.node_token:
+            if self.roles or self.legacy or self.users or self.node_token:
                 raise ValueError(
                     "identities is missing; allowed: the identities that the other sections name"
                 )
             return None
-        return Policy(self.identities, self.roles, self.legacy)
+        return Policy(self.identities, self.roles, self.legacy, self.users)
 
     def resolve_paths(self, folder_of: Callable[[str], Path]) -> SecurityConfig:
         """Return these settings with each relative path below a folder. `folder_of`: returns that folder for

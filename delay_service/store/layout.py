@@ -16,6 +16,7 @@ from ddmq_common.errors import DamagedError, NewerFormatError, newer_format
 from delay_service.store.port import DueKey, IdKind, IdState, Pending
 
 DUE, ID, FORGET, ASIDE, COUNT, META, DUE_COUNT = b"d", b"i", b"x", b"w", b"c", b"m", b"h"
+SENDER = b"s"
 UUID_BYTES = 16
 DUE_MS_MAX = OFFSET_MAX = (1 << 63) - 1
 
@@ -29,6 +30,7 @@ _STATE = struct.Struct(">BBQQQ")
 _COUNT = struct.Struct(">BQQQ")
 _COUNT_1 = struct.Struct(">BQQ")  # as the first release wrote it, without bytes
 _COUNT_VERSION = 2
+_SENDER_COUNT = struct.Struct(">BQ")
 _DAY_COUNT, _HOUR_COUNT = b"d", b"h"  # the two kinds of blocks
 _BLOCK_NUMBER = struct.Struct(">Q")
 COUNTED_NONE, COUNTED_ALL = DueKey(-1, 0), DueKey(DUE_MS_MAX, OFFSET_MAX)
@@ -49,8 +51,8 @@ def range_end(prefix: bytes) -> bytes:
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
-DUE_END, ID_END, FORGET_END, ASIDE_END, COUNT_END, META_END, DUE_COUNT_END = map(
-    range_end, (DUE, ID, FORGET, ASIDE, COUNT, META, DUE_COUNT)
+DUE_END, ID_END, FORGET_END, ASIDE_END, COUNT_END, META_END, DUE_COUNT_END, SENDER_END = map(
+    range_end, (DUE, ID, FORGET, ASIDE, COUNT, META, DUE_COUNT, SENDER)
 )
 
 
@@ -188,6 +190,19 @@ def decode_count(value: bytes) -> tuple[int, int, int]:
         raise unreadable_value("count of a topic", value, _COUNT_VERSION)
     _, pending, aside, pending_bytes = _COUNT.unpack(value)
     return pending, aside, pending_bytes
+
+
+def encode_sender_count(pending: int) -> bytes:
+    """Encode the number of waiting messages of an identity."""
+    return _SENDER_COUNT.pack(VERSION, pending)
+
+
+def decode_sender_count(value: bytes) -> int:
+    """Decode the number of waiting messages of an identity. Raises DamagedError."""
+    if value[:1] != _PREFIX or len(value) != _SENDER_COUNT.size:
+        raise unreadable_value("count of an identity", value)
+    pending: int = _SENDER_COUNT.unpack(value)[1]
+    return pending
 
 
 def encode_position(key: DueKey) -> bytes:

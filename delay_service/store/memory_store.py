@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from ddmq_common.delays.command import read_sender
 from ddmq_common.errors import StorageError, UnsupportedError
 from delay_service.store.port import (
     UNBOUNDED,
@@ -64,6 +65,7 @@ class MemoryDelayStore(DelayStore):
         self._ids: dict[bytes, IdState] = {}
         self._counts: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
+        self._senders: Counter[str] = Counter()
         self._meta: dict[str, bytes] = {}
         self._closed = False
 
@@ -99,6 +101,9 @@ class MemoryDelayStore(DelayStore):
 
     def _count(self, messages: Iterable[Pending], step: int) -> None:
         for message in messages:
+            sender = read_sender(message.command)
+            if sender:
+                self._senders[sender] += step
             count = self._counts.get(message.topic, 0) + step
             self._counts[message.topic] = count
             self._sizes[message.topic] = self._sizes.get(message.topic, 0) + step * weigh_message(message)
@@ -183,6 +188,9 @@ class MemoryDelayStore(DelayStore):
 
     def sizes(self) -> Mapping[str, int]:
         return self._sizes
+
+    def sender_counts(self) -> Mapping[str, int]:
+        return +self._senders
 
     def count_due(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueTimeCounts:
         self._check()

@@ -278,6 +278,7 @@ def _open_database(
         batch = WriteBatch()
         if database.get(layout.COUNTED_EPOCH_KEY) != database.get(own_key(".epoch")):
             batch.delete(layout.COUNTED_KEY)  # a release without these counters may have changed the store
+            batch.delete_range(layout.SENDER, layout.SENDER_END)
         batch.put(layout.COUNTED_EPOCH_KEY, b"%d" % copy.epoch)
         batch.put(own_key(".schema"), b"%d" % SCHEMA)
         batch.put(own_key(".shard"), b"%d" % shard)

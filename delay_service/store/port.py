@@ -222,6 +222,10 @@ class DelayStore(ABC):
         """
 
     @abstractmethod
+    def sender_counts(self) -> Mapping[str, int]:
+        """Return the number of waiting messages per identity that sent them. Answered from memory."""
+
+    @abstractmethod
     def count_due(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueTimeCounts:
         """Return the number of waiting messages of `topic` (None: of all), by due time, from counters.
 

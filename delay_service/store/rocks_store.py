@@ -73,6 +73,8 @@ class RocksStore(DelayStore):
         self._fronts = Fronts(self._db.get(own_key(FRONT)) or layout.DUE)
         for key, value in self._read_pairs(layout.COUNT, layout.COUNT_END):
             self._counts.load(key[1:].decode(), *decode_count(value))
+        for key, value in self._read_pairs(layout.SENDER, layout.SENDER_END):
+            self._counts.senders[key[1:].decode()] = layout.decode_sender_count(value)
         batch = WriteBatch()
         position = self._db.get(layout.COUNTED_KEY)
         self._due_counters.load(batch, position, sum(self._counts.pending.values()))
@@ -265,6 +267,9 @@ class RocksStore(DelayStore):
 
     def sizes(self) -> Mapping[str, int]:
         return self._counts.sizes
+
+    def sender_counts(self) -> Mapping[str, int]:
+        return self._counts.senders
 
     def count_due(self, topic: str | None, from_minute: int, to_minute: int, step: int) -> DueTimeCounts:
         with self._guarded_calls():

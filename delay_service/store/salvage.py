@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddmq_common.delays.command import read_sender
 from ddmq_common.errors import DamagedError, StorageError
 from ddmq_common.rocks.damage import files_after_gap
 from ddmq_common.rocks.database import Pair, Rocks, RocksOptions, WalRecovery, WriteBatch, repair_folder
@@ -247,7 +248,7 @@ def _is_deferred(database: Rocks, state: IdState) -> bool:
 
 def _count_and_complete(new: Rocks, writer: _Batches) -> None:
     """Rebuild counters, add missing id states, and re-create expiry keys."""
-    pending, aside, sizes = Counter[str](), Counter[str](), Counter[str]()
+    pending, aside, sizes, senders = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     for prefix, counter in ((layout.DUE, None), (layout.ASIDE, aside)):
         for key, message in _read_messages(new, prefix):
             stored_state = new.get(layout.ID + message.uuid)
@@ -256,6 +257,7 @@ def _count_and_complete(new: Rocks, writer: _Batches) -> None:
                 continue
             pending[message.topic] += 1
             sizes[message.topic] += weigh_message(message)
+            senders[read_sender(message.command)] += 1
             if counter is not None:
                 counter[message.topic] += 1
             if stored_state is None:
@@ -263,6 +265,9 @@ def _count_and_complete(new: Rocks, writer: _Batches) -> None:
                 writer.put(layout.ID + message.uuid, encode_state(state))
     for topic, count in pending.items():
         writer.put(layout.COUNT + topic.encode(), encode_count(count, aside[topic], sizes[topic]))
+    del senders[""]
+    for sender, count in senders.items():
+        writer.put(layout.SENDER + sender.encode(), layout.encode_sender_count(count))
     writer.flush()
     for uuid, state in _read_states(new):
         if state.forget_ms > 0:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from ddmq_common.delays.command import read_sender
 from ddmq_common.rocks.database import Pair, WriteBatch
 from delay_service.store import layout
 from delay_service.store.due_ahead import DueAhead
@@ -178,6 +179,7 @@ class Fronts:
 
 class PendingCounts:
     """The number and bytes (`weigh_message`) of waiting messages per topic, and the deferred ones among them.
+    `senders`: the number per identity that sent them.
 
     Bytes of messages from the first release are unknown; the sums become right when none of those waits any
     more.
@@ -187,6 +189,7 @@ class PendingCounts:
         self.pending: dict[str, int] = {}
         self.aside: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
+        self.senders: dict[str, int] = {}
 
     def load(self, topic: str, pending: int, aside: int, pending_bytes: int) -> None:
         """Set the counters of a topic from their stored values."""
@@ -208,6 +211,19 @@ class PendingCounts:
                 _set(totals, topic, totals.get(topic, 0) + step)
         self._weigh_changes(changes)
         return {*pending, *aside}
+
+    def count_senders(self, changes: StoreChanges) -> dict[str, int]:
+        """Apply a batch to the counts of identities; return those that it changed, 0 for those that have no
+        message any more."""
+        steps = Counter[str]()
+        for messages, step in ((changes.added, 1), (changes.removed, -1), (changes.removed_deferred, -1)):
+            for message in messages:
+                sender = read_sender(message.command)
+                if sender:
+                    steps[sender] += step
+        for sender, step in steps.items():
+            _set(self.senders, sender, self.senders.get(sender, 0) + step)
+        return {sender: self.senders.get(sender, 0) for sender, step in steps.items() if step}
 
     def _weigh_changes(self, changes: StoreChanges) -> None:
         sizes = Counter[str]()
@@ -247,6 +263,12 @@ def make_batch(
     if changes.ids or fronts.stale:
         _put_ids(batch, changes.ids, fronts)
     _put_counts(batch, counts.apply_changes(changes), counts)
+    for sender, count in counts.count_senders(changes).items():
+        key = layout.SENDER + sender.encode()
+        if count:
+            batch.put(key, layout.encode_sender_count(count))
+        else:
+            batch.delete(key)
     due_counters.put_changes(batch, changes)
     _put_meta(batch, changes.meta)
     if fronts.due.start != fronts.saved:

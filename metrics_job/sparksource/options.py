@@ -31,11 +31,12 @@ class WriteError(SourceError):
     """Messages could not be stored."""
 
 
+SECURITY = ("tls", "ca", "certificate", "key", "serverName", "tokenFile")
 READING = (
     "servers", "topic", "topics", "group", "startingOffsets", "endingOffsets", "maxMessagesPerTrigger",
-    "maxMessagesPerPartition", "failOnDataLoss", "timeoutMs",
+    "maxMessagesPerPartition", "failOnDataLoss", "timeoutMs", *SECURITY,
 )  # fmt: skip
-WRITING = ("servers", "topic", "timeoutMs", "storeOnce")
+WRITING = ("servers", "topic", "timeoutMs", "storeOnce", *SECURITY)
 OF_SPARK = {"checkpointlocation", "queryname"}  # options that Spark itself reads
 GROUP = "spark"
 TIMEOUT_MS = 30_000
@@ -57,6 +58,22 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
+class SecurityOptions:
+    """The TLS and the login of the driver and the executors. It has only paths, because Spark shows options
+    in plans; each process reads the files for each connection.
+
+    `tls` None: with TLS if a file for it is named, else as the environment says.
+    """
+
+    tls: bool | None = None
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    server_name: str | None = None
+    token_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReadOptions:
     """The options of a read. `start` None: the first message for a batch, the newest for a stream."""
 
@@ -69,6 +86,7 @@ class ReadOptions:
     partition_messages: int
     fail_on_loss: bool
     timeout_ms: int
+    security: SecurityOptions = SecurityOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +100,7 @@ class WriteOptions:
     topic: str | None
     timeout_ms: int
     store_once: StoreOnce
+    security: SecurityOptions = SecurityOptions()
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -97,6 +116,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         partition_messages=_parse_number(texts, "maxMessagesPerPartition", PARTITION_MESSAGES, 2**53),
         fail_on_loss=_parse_flag(texts, "failOnDataLoss"),
         timeout_ms=_parse_number(texts, "timeoutMs", TIMEOUT_MS, TIMEOUT_MS_MAX),
+        security=_parse_security(texts),
     )
 
 
@@ -108,6 +128,20 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         topic=texts.get("topic"),
         timeout_ms=_parse_number(texts, "timeoutMs", TIMEOUT_MS, TIMEOUT_MS_MAX),
         store_once=_store_once(texts.get("storeonce", "auto")),
+        security=_parse_security(texts),
+    )
+
+
+def _parse_security(texts: Mapping[str, str]) -> SecurityOptions:
+    paths = {name: texts.get(name.lower()) for name in ("ca", "certificate", "key", "serverName")}
+    stated = next((name for name, text in paths.items() if text is not None), None)
+    tls = _parse_flag(texts, "tls") if "tls" in texts else None if stated is None else True
+    if stated is not None and not tls:
+        raise SourceOptionError(f"format ddmq: option {stated} is for TLS, but option tls is false")
+    if paths["key"] is not None and paths["certificate"] is None:
+        raise SourceOptionError("format ddmq: option key is set and option certificate is not; allowed: both")
+    return SecurityOptions(
+        tls, paths["ca"], paths["certificate"], paths["key"], paths["serverName"], texts.get("tokenfile")
     )
 
 

@@ -37,6 +37,7 @@ from ddmq_client import (
     UnknownOutcomeError,
 )
 from ddmq_client.idl.codes import IDEMPOTENCY_KEY
+from metrics_job.sparksource.connecting import build_client_security
 from metrics_job.sparksource.options import (
     SourceOptionError,
     StoreOnce,
@@ -102,6 +103,7 @@ class _Writer:
             retry_unknown=True,
             selector="key",
             batch_messages=CHUNK_ROWS,
+            **build_client_security(self._options.security),
         ) as producer:
             store = RowStore(producer, self._options.timeout_ms, self._options.store_once, keyed)
             while rows := list(islice(iterator, CHUNK_ROWS)):

@@ -32,6 +32,7 @@ from pyspark.sql.streaming.datasource import (
 
 from ddmq_client import FetchedQueue, Message, QueueBounds, RangeReader
 from metrics_job.sparksource import offsets
+from metrics_job.sparksource.connecting import build_client_security
 from metrics_job.sparksource.offsets import Loss, OffsetRange, QueueOffsets
 from metrics_job.sparksource.options import (
     DataLossError,
@@ -67,7 +68,13 @@ ARROW = to_arrow_schema(SCHEMA, timezone="UTC")
 
 def open_reader(options: ReadOptions) -> RangeReader:
     """Return a reader for the topics of `options`. It connects in its first call."""
-    return RangeReader(options.servers, options.group, options.topics, timeout_ms=options.timeout_ms)
+    return RangeReader(
+        options.servers,
+        options.group,
+        options.topics,
+        timeout_ms=options.timeout_ms,
+        **build_client_security(options.security),
+    )
 
 
 def report_loss(loss: Loss, fail: bool) -> None:

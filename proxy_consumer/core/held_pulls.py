@@ -19,6 +19,7 @@ from itertools import count
 from mypy_extensions import mypyc_attr
 
 from backend.records import QueueRef
+from ddmq_common.security.quotas import Usage
 from proxy_consumer.core.steps import Delivery
 
 PULL_BYTES_MAX = 16 << 10  # the largest frame of a waiting pull: ten thousand stay below 256 MiB
@@ -30,11 +31,12 @@ _SEQUENCE = count()
 class Lingering(ABC):
     """A call that waits until its deadline. The proxy's requests are subclasses."""
 
-    __slots__ = ("bucket", "sequence")
+    __slots__ = ("bucket", "sequence", "usage")
 
     def __init__(self) -> None:
         self.sequence = -1
         self.bucket: set[Lingering] | None = None
+        self.usage: Usage | None = None  # of the caller's identity
 
     @abstractmethod
     def give_up(self) -> None:
@@ -138,7 +140,8 @@ class HeldPulls:
 
 
 class LingerWheel:
-    """Deadlines of calls, exact to one tick (never early). `woken` is called when the first call is added."""
+    """Deadlines of calls, exact to one tick (never early). `woken` is called when the first call is added.
+    A call with `usage` counts there while it waits."""
 
     __slots__ = ("_buckets", "_done", "_tick_s", "_woken", "count")
 
@@ -157,6 +160,8 @@ class LingerWheel:
             bucket = self._buckets[slot] = set()
         bucket.add(call)
         call.bucket = bucket
+        if call.usage is not None:
+            call.usage.waiting_calls += 1
         self.count += 1
         if self.count == 1:
             self._woken()
@@ -168,6 +173,7 @@ class LingerWheel:
             call.bucket = None
             bucket.discard(call)
             self.count -= 1
+            _end_waiting(call)
 
     def __iter__(self) -> Iterator[Lingering]:
         """All calls, no particular order; a copy."""
@@ -188,8 +194,14 @@ class LingerWheel:
             calls += sorted(self._buckets.pop(passed_slot), key=_by_arrival)
         for call in calls:
             call.bucket = None
+            _end_waiting(call)
         self.count -= len(calls)
         return calls
+
+
+def _end_waiting(call: Lingering) -> None:
+    if call.usage is not None:
+        call.usage.waiting_calls -= 1
 
 
 def _by_arrival(call: Lingering) -> int:

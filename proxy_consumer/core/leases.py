@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from mypy_extensions import mypyc_attr
 
+from ddmq_common.security.quotas import Usage
 from proxy_consumer.core.progress import ranges_of
 from proxy_consumer.core.tally import Budget
 from proxy_consumer.core.timer_queue import NEVER
@@ -50,7 +51,7 @@ class Lease:
     the lease and of each extension.
     """
 
-    __slots__ = ("deadline", "id", "left", "length_s", "recipient", "since")
+    __slots__ = ("deadline", "id", "left", "length_s", "recipient", "since", "usage")
 
     def __init__(self, lease_id: int, deadline: float, since: float = 0.0) -> None:
         self.id = lease_id
@@ -59,6 +60,12 @@ class Lease:
         self.length_s = deadline - since
         self.left = 0
         self.recipient: Recipient | None = None
+        self.usage: Usage | None = None  # of the identity that received the delivery
+
+    def charge_to(self, usage: Usage) -> None:
+        """Count the messages of this lease as in flight at an identity."""
+        self.usage = usage
+        usage.in_flight += self.left
 
     def assign_to(self, recipient: Recipient) -> None:
         """Count the messages of this lease as in flight at `recipient`."""
@@ -77,6 +84,7 @@ class Lease:
         renewed = Lease(self.id, now + self.length_s, self.since)
         renewed.length_s = self.length_s
         renewed.recipient = self.recipient
+        renewed.usage = self.usage
         return renewed
 
     @property
@@ -151,6 +159,8 @@ class LeaseTable:
         lease.left += jobs
         if lease.recipient is not None:
             lease.recipient.in_flight += jobs
+        if lease.usage is not None:
+            lease.usage.in_flight += jobs
         self.jobs += jobs
         self._budget.leased += jobs
         self._budget.leased_bytes += size
@@ -230,6 +240,8 @@ class LeaseTable:
         lease.left -= jobs
         if lease.recipient is not None:
             lease.recipient.in_flight -= jobs
+        if lease.usage is not None:
+            lease.usage.in_flight -= jobs
         if lease.left == 0:
             leases = self._leases[lease.id]
             leases.remove(lease)

@@ -214,6 +214,8 @@ class Fetch(Lingering):
 
     def start(self) -> None:
         """Begin to read, and wait for messages until the deadline or until the client disconnects."""
+        if self.call.caller is not None:
+            self.usage = self.call.caller.usage
         self._wheel.add(self, self.deadline)
         self.call.on_abandoned = lambda _: self.on_abandoned()
         self.begin()

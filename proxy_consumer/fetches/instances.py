@@ -20,6 +20,7 @@ from backend.records import QueueRef
 from ddmq_client.idl.codes import Code
 from ddmq_common.metrics.catalogue import ACKED, BROADCAST_DROPPED, FAILED, FETCHED, INSTANCES
 from ddmq_common.names import find_group_name_error
+from ddmq_rpc.access import record_over
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
 from proxy_consumer.core.held_pulls import LingerWheel
@@ -193,6 +194,11 @@ class Instances:
         group = self._directory.instance_of(request.groupId)
         if group is None:
             return False
+        over = None if call.caller is None else call.caller.usage.check_waiting()
+        if over is not None:
+            record_over(call, over)
+            answers.throw_pull_error(call, Code.BUSY, over)
+            return True
         now = self._runtime.now()
         served = self._served.get(request.groupId)
         if served is None or served.group is not group:

@@ -16,6 +16,7 @@ from backend.records import QueueRef
 from ddmq_client.idl.codes import Code
 from ddmq_common.errors import DdmqError, TryLaterError
 from ddmq_common.metrics.catalogue import FETCHERS, FETCHES
+from ddmq_rpc.access import record_over
 from ddmq_rpc.api import Call
 from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.acks import Acks
@@ -245,6 +246,11 @@ class Fetches:
         config = self._runtime.config
         if self.wheel.count >= config.waiters_max:
             self._reject_fetch(call, Code.BUSY, f"{config.waiters_max} fetches are open; that is the bound")
+            return
+        over = None if call.caller is None else call.caller.usage.check_waiting()
+        if over is not None:
+            record_over(call, over)
+            self._reject_fetch(call, Code.BUSY, over)
             return
         if call.args.request.exact:
             self._exact.begin(call, group)

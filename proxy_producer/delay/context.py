@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from random import Random
 
+import msgspec
+
 from backend.completion import Completion
 from backend.port import Backend
 from backend.records import NewRecord, QueueRef
@@ -136,7 +138,8 @@ class Presence:
 
 
 class FullTopics:
-    """The topics that have reached their bound of delayed messages, as the delay services report.
+    """The topics and identities (`mark_sender`) that have reached their bound of delayed messages, as the
+    delay services report.
 
     `names` is nearly always empty; the hot path reads it.
     """
@@ -284,9 +287,11 @@ class DelayContext:
         drawn = delay_uuid(identity) if isinstance(identity, str) else self._random.randbytes(16)
         schedule, uuid = command.schedule or Schedule(), uuid_of(drawn)
         shards = self.commands.queues
-        return schedule_command(
+        complete = schedule_command(
             schedule, command.due_ms, request.topic_name, uuid, shards, request.queue_choice
         )
+        sender = request.sender_name
+        return msgspec.structs.replace(complete, sender=sender) if sender else complete
 
     def close(self) -> None:
         """Stop watching settings and reading outcomes."""

@@ -29,6 +29,7 @@ from ddmq_common.delays.command import (
     DelayCommand,
     encode_command,
     is_uuid,
+    mark_sender,
 )
 from ddmq_common.delays.schedules import first_due_ms
 from ddmq_common.delivery import encode, encode_keyless, encode_properties
@@ -113,7 +114,7 @@ class DelaySends:
             or message.dueMs is not None
             or message.delayMs is not None
             or topic.limiters
-            or topic.name in self._full.names
+            or (self._full.names and self._is_full(topic, call))
             or not (topic.takes_delayed and topic.writable and commands.ready)
             or flow.draining
             or flow.inflight >= config.inflight_requests_max
@@ -132,7 +133,7 @@ class DelaySends:
         shard, expire, name = crc32(uuid) % commands.queues, second + EXPIRE_AFTER_S, uuid.decode()
         command = DelayCommand(
             "add", name, topic.name, ONCE, second * 1_000, second, expire, 0, 0, shard,
-            own_topic=call.caller is not None,
+            own_topic=call.caller is not None, sender="" if call.caller is None else call.caller.name,
         )  # fmt: skip
         delivery = encode_keyless(body, tags, _CHRONOS_ONLY)
         record = NewRecord(
@@ -146,6 +147,11 @@ class DelaySends:
         if not send.done:
             flow.watch(send)
         return True
+
+    def _is_full(self, topic: CachedTopic, call: Call) -> bool:
+        """Return whether the topic or the caller has as many delayed messages waiting as it may."""
+        names, caller = self._full.names, call.caller
+        return topic.name in names or (caller is not None and mark_sender(caller.name) in names)
 
     # --- the slow path, for requests that passed their checks
 
@@ -172,7 +178,9 @@ class DelaySends:
         built = self._build_any_command(request, delay, shards, name, now_ms)
         if not request.own_topic:
             return built
-        return built._replace(command=msgspec.structs.replace(built.command, own_topic=True))
+        sender = request.sender_name if request.adds_message else ""
+        command = msgspec.structs.replace(built.command, own_topic=True, sender=sender)
+        return built._replace(command=command)
 
     def _build_any_command(
         self, request: SendRequest, delay: DelayRequest, shards: int, name: str, now_ms: int

@@ -39,13 +39,14 @@ class WaitingPoll:
     `deadline`: monotonic seconds.
     """
 
-    __slots__ = ("_table", "call", "count", "deadline", "done", "forwarded", "group", "is_served")
+    __slots__ = ("_table", "call", "count", "deadline", "done", "forwarded", "group", "is_served", "usage")
 
     def __init__(
         self, table: WaitingPolls, call: Call, group: str, count: int, deadline: float, forwarded: bool
     ) -> None:
         self._table = table
         self.call = call
+        self.usage = None if call.caller is None else call.caller.usage  # which counts it while it waits
         self.group = group
         self.count = count
         self.deadline = deadline
@@ -86,6 +87,8 @@ class WaitingPolls:
     def add_poll(self, poll: WaitingPoll) -> None:
         self._by_group.setdefault(poll.group, deque()).append(poll)
         self.count += 1
+        if poll.usage is not None:
+            poll.usage.waiting_calls += 1
 
     def remove_poll(self, poll: WaitingPoll) -> None:
         """Remove a waiting poll. Does nothing if the poll is not waiting."""
@@ -93,6 +96,8 @@ class WaitingPolls:
         if waiting is not None and poll in waiting:
             waiting.remove(poll)
             self.count -= 1
+            if poll.usage is not None:
+                poll.usage.waiting_calls -= 1
             if not waiting:
                 del self._by_group[poll.group]
 

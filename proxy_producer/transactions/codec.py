@@ -51,7 +51,8 @@ class HalfMark(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `id`: 32 digits. `queue`: the queue of `topic` that was chosen at the prepare. `level`: the delay level,
     or `command`: the delay command, due `wait_ms` after the commit if that is not negative. `check_after_ms`:
-    the time until the group is first asked; negative: the proxy's default.
+    the time until the group is first asked; negative: the proxy's default. `sender`: the identity that
+    prepared it, "" without rights.
     """
 
     id: str
@@ -62,6 +63,7 @@ class HalfMark(msgspec.Struct, frozen=True, omit_defaults=True):
     command: DelayCommand | None = None
     wait_ms: int = -1
     check_after_ms: int = -1
+    sender: str = ""
 
 
 _MARKS = msgspec.json.Decoder(HalfMark)

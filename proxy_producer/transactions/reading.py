@@ -44,6 +44,7 @@ def facts_of(half: HalfMessage, transaction: bytes, stored_ms: int, prepared_ms:
         mark.check_after_ms,
         checksum_of(half.identity),
         prepared_ms,
+        mark.sender,
     )
 
 

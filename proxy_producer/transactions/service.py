@@ -7,6 +7,7 @@ proxies appended, offers the checks that are due, and claims shards.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -22,6 +23,9 @@ from ddmq_common.names import (
     OP_TOPIC,
     TRANSACTION_GROUP,
 )
+from ddmq_common.security.callers import Caller
+from ddmq_common.security.quotas import OverQuota
+from ddmq_rpc.access import record_over
 from ddmq_rpc.api import Call
 from ddmq_rpc.links import ReadToken
 from proxy_producer.admission import DRAINING
@@ -205,6 +209,26 @@ class Transactions(QueueOwner[OwnedShard]):
         for waiter in list(self.waiting):
             waiter.retry()
 
+    def count_senders(self) -> Counter[str]:
+        """Return the number of open transactions of this proxy's shards by the identity that began them."""
+        total = Counter[str]()
+        for owned in self.list_ready_shards():
+            total.update(owned.shard.core.by_sender)
+        return total
+
+    def check_quota(self, transaction: bytes, sender: Caller) -> OverQuota | None:
+        """Return why an identity may not begin a transaction, or None. The shards of this proxy have their
+        share of the quota."""
+        allowed, owned = sender.usage.quotas.open_transactions, self.find_shard_of(transaction)
+        if not allowed or owned is None or transaction in owned.shard.core.open:
+            return None
+        cores = [owned.shard.core for owned in self.list_ready_shards()]
+        count, share = sum([core.by_sender[sender.name] for core in cores]), len(cores) / self.shards
+        if count < allowed * share:
+            return None
+        what = f"{count} open transactions in {len(cores)} of {self.shards} shards"
+        return sender.usage.reject_share("open_transactions", what, allowed)
+
     # --- calls
 
     def check_atomic_support(self) -> SendRejection | None:
@@ -279,6 +303,10 @@ class Transactions(QueueOwner[OwnedShard]):
         if self.polls.waiting.full:
             what = f"{POLLS_MAX} polls for checks are held"
             return build_rejection(Code.BUSY, "polls_max", what, "that is the bound; poll again later")
+        over = None if call.caller is None else call.caller.usage.check_waiting()
+        if over is not None:
+            record_over(call, over)
+            return SendRejection(Code.BUSY, "quota", over)
         if call.frame_bytes > POLL_BYTES_MAX:
             what = f"a poll of {call.frame_bytes} bytes"
             return build_illegal_rejection(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from ddmq_common.delays.command import DelayCommand, encode_command
 from ddmq_common.rocks.database import RocksOptions
 from delay_service.store.memory_store import MemoryDelayStore
 from delay_service.store.opening import open_store
@@ -24,6 +25,12 @@ def message(
     return Pending(
         due_ms, offset, occurrence, topic, uuid_of(offset), '{"op":"add"}', b"m" * 16, 5, 1, b"tag", body
     )
+
+
+def sent_by(sender: str, offset: int) -> Pending:
+    """A message that an identity sent; its topic tries to look like another sender."""
+    command = encode_command(DelayCommand("add", "", '","sender":"nobody', sender=sender))
+    return message(50 + offset, offset)._replace(command=command)
 
 
 def adding(messages: list[Pending]) -> StoreChanges:

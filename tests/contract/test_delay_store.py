@@ -9,7 +9,7 @@ import pytest
 
 from ddmq_common.errors import StorageError
 from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Scan, StoreChanges
-from tests.contract.delay_store_kit import MANY, STORES, adding, message, uuid_of
+from tests.contract.delay_store_kit import MANY, STORES, adding, message, sent_by, uuid_of
 
 
 @pytest.fixture(params=list(STORES))
@@ -175,3 +175,17 @@ def test_a_closed_store_refuses(store: DelayStore) -> None:
         store.write(StoreChanges())
     with pytest.raises(StorageError):
         store.flush()
+
+
+def test_waiting_messages_are_counted_by_sender(store: DelayStore) -> None:
+    app, other = sent_by("app", 1), sent_by("other", 2)
+    store.write(StoreChanges(added=[app, other, message(30, 3)]))
+    assert store.sender_counts() == {"app": 1, "other": 1}
+    moved = app._replace(due_ms=70)
+    store.write(StoreChanges(removed=[app], added=[moved]))
+    store.write(StoreChanges(deferred=[other]))
+    assert store.sender_counts() == {"app": 1, "other": 1}
+    store.write(StoreChanges(removed_deferred=[other]))
+    assert store.sender_counts() == {"app": 1}
+    store.write(StoreChanges(removed=[moved]))
+    assert store.sender_counts() == {}

@@ -105,7 +105,7 @@ def test_the_audit_log_says_who_made_which_token_and_who_was_rejected(installed:
 def test_a_change_states_the_identity_that_made_it(installed: AccessSetting) -> None:
     assert installed.ask("root", "POST", "topics", "own", queues=1)[0] == 200
     (change, *_) = installed.ask("root", "GET", "changes")[1]["items"]
-    assert (change["object"], change["who"]) == ("topic own", "root at 127.0.0.1")
+    assert (change["object"], change["who"], change["address"]) == ("topic own", "root", "127.0.0.1")
 
 
 def test_a_broken_file_is_reported_with_what_is_wrong(installed: AccessSetting) -> None:

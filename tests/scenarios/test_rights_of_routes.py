@@ -404,7 +404,10 @@ def test_changes_are_visible_by_their_object_and_undone_by_the_right_of_the_chan
     assert reader.request("GET", "changes", changed)[0] == 200
     assert reader.request("POST", "changes", changed, "undo")[0] == 403
     assert setting.admin("no-consume-mine").request("POST", "changes", changed, "undo")[0] == 403
-    assert setting.admin("everything").request("POST", "changes", changed, "undo")[0] == 200
+    status, undo = setting.admin("everything").request("POST", "changes", changed, "undo")
+    assert (status, undo["who"], undo["address"]) == (200, "everything", "127.0.0.1")
+    recorded = root.request("GET", "changes", changed)[1]
+    assert (recorded["who"], recorded["undone_by"]) == ("root", undo["id"])
 
 
 def test_clients_are_those_of_visible_groups_and_producers_need_metrics(setting: SecuredServers) -> None:

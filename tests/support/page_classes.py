@@ -178,6 +178,7 @@ COMMANDS = {
     "spark-submit": NotRun("needs a YARN cluster", check_job),
     "docker": NotRun(CONTAINERS, check_files),
     "helm": NotRun(CLUSTER, check_chart),
+    "kubectl create": NotRun(CLUSTER),
     "kubectl exec": RUN,  # the command in it
     "kubectl exec queue-ddmq-0 -- ddmq doctor": NotRun("its folder is in a container; others run doctor"),
     "kill -HUP": NotRun("tests/scenarios/test_start_and_stop.py and others send SIGHUP to servers"),

@@ -355,7 +355,7 @@ class _Relay:
 BOUND = (
     "topic", "topics", "put_topic", "delete_topic", "setting", "settings", "append", "commit", "start_read",
     "wait", "bounds", "offset_for_time", "start_find", "progress", "holders", "health", "clock_ms",
-    "read_log_state", "clean_log",
+    "read_log_state", "clean_log", "count_owned_sends",
 )  # fmt: skip
 _bound: Any = None
 
@@ -368,7 +368,7 @@ class ElectedBackend(Backend):
     """
 
     topic = topics = put_topic = delete_topic = setting = settings = append = commit = start_read = _bound
-    read_log_state = clean_log = _bound
+    read_log_state = clean_log = count_owned_sends = _bound
     wait = bounds = offset_for_time = start_find = progress = holders = health = clock_ms = _bound
 
     def __init__(self, current: Backend, on_close: Callable[[], None], on_drain: Callable[[], None]) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +32,7 @@ from ddmq_common.errors import BoundReachedError, ConfigError, DdmqError, Storag
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.security.peer_user import peer_uid
 
 log = logging.getLogger(__name__)
 ACCEPT_MAX = 16  # connections taken per turn of the hub
@@ -205,7 +205,6 @@ class SessionServer:
 SOCKET_FILE = "writer.sock"
 ADDRESS_BYTES_MAX = 107
 BACKLOG = 128
-_PEER = struct.Struct("3i")  # pid, uid, gid
 
 
 @contextmanager
@@ -277,10 +276,3 @@ def connect(directory: Path) -> socket.socket | None:
         sock.close()
         return None
     return sock
-
-
-def peer_uid(sock: socket.socket) -> int:
-    """Return the user id of the process at the other end, as of when it connected or began to listen."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    _, uid, _ = _PEER.unpack(credentials)
-    return int(uid)

@@ -68,6 +68,7 @@ from ddmq_common.errors import (
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import SENDS_GROUP, SENDS_TOPIC
+from ddmq_common.security.quotas import SenderQuota
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -445,6 +446,9 @@ class KafkaBackend(Backend):
 
     def trim(self, queue: QueueRef, before: int) -> None:
         self._topics.trim(queue, before)
+
+    def count_owned_sends(self) -> Mapping[str, SenderQuota]:
+        return self._sends.count_owned()
 
     def health(self) -> Health:
         if self._draining:

@@ -51,6 +51,7 @@ from ddmq_common.errors import (
 )
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.names import SENDS_GROUP, SENDS_TOPIC
+from ddmq_common.security.quotas import SenderQuota
 from ddmq_common.send_identity import IDENTITY, is_key
 
 log = logging.getLogger(__name__)
@@ -176,6 +177,17 @@ class SendRouter(QueueOwner[SendShard]):
         """Call `then` once all sends are answered; other processes' sends are not taken any more."""
         self._stopping = True
         self._open_calls.when_answered(then)
+
+    def count_owned(self) -> dict[str, SenderQuota]:
+        """Return how many keys and producers of each owner the shards of this process remember."""
+        totals: dict[str, SenderQuota] = {}
+        for shard in self._owned.values():
+            for owner, owned in shard.count_owned().items():
+                before = totals.get(owner, SenderQuota(0, 0))
+                totals[owner] = SenderQuota(
+                    before.idempotency_keys + owned.idempotency_keys, before.producers + owned.producers
+                )
+        return totals
 
     def close(self) -> None:
         """Answer all sends, and stop. The process leaves all its groups when it ends, not before."""

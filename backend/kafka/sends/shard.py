@@ -57,6 +57,7 @@ from ddmq_common.errors import (
     TryLaterError,
 )
 from ddmq_common.names import SENDS_GROUP
+from ddmq_common.security.quotas import SenderQuota
 
 log = logging.getLogger(__name__)
 RETRY_S = 0.5
@@ -108,6 +109,10 @@ class SendShard:
         self._on_idle: Callable[[], None] | None = None
         self.is_ready = self.is_stuck = self._is_reported = False
         self.retry_at = 0.0  # when to call `start` again while it is stuck, monotonic seconds
+
+    def count_owned(self) -> dict[str, SenderQuota]:
+        """Return how many keys and producers of each owner the window has."""
+        return self._window.count_owned()
 
     # --- QueueWork
 

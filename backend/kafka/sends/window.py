@@ -24,6 +24,7 @@ import msgspec
 from backend.idempotency import KEYS_MAX, WINDOW_MS, Name, StoredSends, parse_identity
 from backend.records import FirstStored
 from ddmq_common.errors import BoundReachedError, CallerError, DamagedError
+from ddmq_common.security.quotas import SenderQuota
 from ddmq_common.send_identity import is_key, parse_key, parse_sequence
 
 SHARDS = 8  # of keys, and as many of numbers
@@ -137,6 +138,10 @@ class SendWindow:
         self._reserved: dict[Name, Reservation] = {}
         self._reserved_keys = 0
         self._reserved_keys_max = max(1, keys_max // 2)
+
+    def count_owned(self) -> dict[str, SenderQuota]:
+        """Return how many keys and producers of each owner are remembered."""
+        return self._sends.count_owned()
 
     # --- rebuilding
 

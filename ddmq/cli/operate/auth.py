@@ -245,17 +245,17 @@ def show_usage(admin: AdminClient, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    columns = ("identity", "connections", "requests", "bytes", "created", "rejected")
+    columns = (
+        "identity", "connections", "requests", "bytes", "created", "waiting_calls", "in_flight",
+        "open_transactions", "pending_delays", "idempotency_keys", "producers",
+    )  # fmt: skip
     print_table(
         "usage",
-        columns,
+        (*(name.replace("_", " ") for name in columns), "rejected"),
         [
             (
                 row["identity"] or "(none)",
-                row["connections"],
-                row["requests"],
-                row["bytes"],
-                row["created"],
+                *(row[name] for name in columns[1:]),
                 ", ".join(f"{quota} {count}" for quota, count in row["rejected"].items()) or "-",
             )
             for row in rows

@@ -65,7 +65,7 @@ def _show_change(row: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         return print_json(row)
     facts = {"id": row["id"], "time": format_moment(row["at_ms"])}
-    facts |= {name: row[name] for name in ("who", "object", "request")}
+    facts |= {name: row[name] for name in ("who", "address", "object", "request") if row.get(name)}
     before, after = row["before"], row["after"]
     if isinstance(before, dict) and isinstance(after, dict):
         names = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]

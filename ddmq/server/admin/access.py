@@ -28,7 +28,7 @@ from ddmq.server.admin.operations.service import Operations, no_such_operation
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.delays.queries import DelayQueries, reads_contents
 from ddmq.server.http.connection import JSON
-from ddmq.server.http.oversight import ForbiddenError
+from ddmq.server.http.oversight import ForbiddenError, OverQuotaError
 from ddmq.server.http.parameters import Query
 from ddmq.server.http.routing import (
     AdminRequest,
@@ -36,6 +36,7 @@ from ddmq.server.http.routing import (
     Text,
 )
 from ddmq_client.idl.codes import FROM_CHRONOS
+from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError
 from ddmq_common.security.callers import Caller, LoginRejectedError
 from proxy_consumer.service import ConsumerService
@@ -52,6 +53,7 @@ class AdminComponents(Protocol):
     """The components of the admin API that rules look names and objects up in."""
 
     backend: Backend
+    clock: Clock
     transactions: AdminTransactions
     delays: DelayQueries
     operations: Operations
@@ -64,11 +66,13 @@ class AdminComponents(Protocol):
 
 class RouteRule(NamedTuple):
     """The rights that a route needs. `narrow`: leaves out of an answer what the caller may not see.
-    `conceals`: the right without which `narrow` answers as if the object did not exist."""
+    `conceals`: the right without which `narrow` answers as if the object did not exist. `count_created`:
+    returns how many topics and subscriptions the request makes."""
 
     needs: Callable[[AdminComponents, AdminRequest], Needs]
     narrow: Callable[[May, Any], Any] | None = None
     conceals: str = ""
+    count_created: Callable[[AdminComponents, AdminRequest], int] | None = None
 
 
 class ConcealedError(Exception):
@@ -90,15 +94,20 @@ def answer_allowed(
     api: AdminComponents, route: Route, request: AdminRequest, answer: Callable[[AdminRequest], Any]
 ) -> Any:
     """Answer a request if its caller has the rights. Raises ForbiddenError, or LoginRejectedError if
-    the caller has no identity, so that the console asks for a token."""
+    the caller has no identity, so that the console asks for a token, and OverQuotaError."""
     caller = request.caller
     if caller is None:
         return answer(request)
+    rule = RULES[route.method, route.path]
     try:
-        for right, name in RULES[route.method, route.path].needs(api, request):
+        for right, name in rule.needs(api, request):
             missing = caller.find_missing(right, name.encode("utf-8", "replace"))
             if missing is not None:
                 raise ForbiddenError(missing) if caller.name else LoginRejectedError(missing)
+        if rule.count_created is not None and not request.on_behalf:
+            over = caller.usage.count_creation(api.clock.monotonic(), rule.count_created(api, request))
+            if over is not None:
+                raise OverQuotaError(over)
         return answer(request)
     except ConcealedError as concealed:
         return concealed.answer
@@ -176,6 +185,21 @@ def _need_optional(right: str, name: str | None) -> list[tuple[str, str]]:
 
 def _change_topic(api: AdminComponents, request: AdminRequest) -> Needs:
     return [("create" if api.backend.topic(request.topic) is None else "manage", request.topic)]
+
+
+def _count_new_topic(api: AdminComponents, request: AdminRequest) -> int:
+    return int(api.backend.topic(request.topic) is None)
+
+
+def _count_new_subscriptions(api: AdminComponents, request: AdminRequest) -> int:
+    summary = api.consumer.find_group(request.group)
+    stated = [request.path["topic"]] if "topic" in request.path else request.body.get("topics")
+    topics = {str(topic) for topic in stated} if isinstance(stated, list) else set()
+    return len(topics.difference(() if summary is None else summary.topics))
+
+
+def _count_sent_topic(api: AdminComponents, request: AdminRequest) -> int:
+    return int(api.backend.topic(request.body.topic) is None)
 
 
 def _change_group(api: AdminComponents, request: AdminRequest) -> Needs:
@@ -461,14 +485,14 @@ RULES: dict[tuple[str, str], RouteRule] = {
         lambda _, request: [("describe", INTERNAL)] if request.query.internal else []
     ),
     ("GET", "/topics/{topic}"): _need_right("describe", "topic"),
-    ("POST", "/topics/{topic}"): RouteRule(_change_topic),
+    ("POST", "/topics/{topic}"): RouteRule(_change_topic, count_created=_count_new_topic),
     ("DELETE", "/topics/{topic}"): _need_right("manage", "topic"),
     ("GET", "/topics/{topic}/messages"): RouteRule(_need_browse),
     ("POST", "/topics/{topic}/search"): _need_right("browse", "topic"),
     ("GET", "/retries"): RouteRule(lambda _, request: [("browse", request.query.group)]),
     ("POST", "/retries"): RouteRule(lambda _, request: [("operate", request.body.group)]),
     ("GET", "/topics/{topic}/story"): RouteRule(_need_browse, _keep_groups),
-    ("POST", "/messages"): RouteRule(_send),
+    ("POST", "/messages"): RouteRule(_send, count_created=_count_sent_topic),
     ("GET", "/messages/{id}"): RouteRule(
         lambda _, request: _need_optional("describe", request.query.group),
         _keep_rows("browse", "topic"),
@@ -480,8 +504,10 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/groups"): _OPEN,
     ("GET", "/lag"): RouteRule(lambda _, request: _need_optional("describe", request.query.group)),
     ("GET", "/groups/{group}"): RouteRule(_need_right("describe", "group").needs, _mask_contents),
-    ("POST", "/groups/{group}"): RouteRule(_change_group, _mask_contents),
-    ("POST", "/groups/{group}/topics/{topic}"): RouteRule(_change_group, _mask_contents),
+    ("POST", "/groups/{group}"): RouteRule(_change_group, _mask_contents, _count_new_subscriptions),
+    ("POST", "/groups/{group}/topics/{topic}"): RouteRule(
+        _change_group, _mask_contents, _count_new_subscriptions
+    ),
     ("DELETE", "/groups/{group}"): _need_right("manage", "group"),
     ("GET", "/groups/{group}/offsets"): _need_right("describe", "group"),
     ("POST", "/groups/{group}/offsets"): _need_right("operate", "group"),

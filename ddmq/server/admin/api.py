@@ -27,6 +27,7 @@ from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.admin.log_files import LogFiles
 from ddmq.server.admin.messages import MessageSearch
 from ddmq.server.admin.operations.service import Operations
+from ddmq.server.admin.processes.usage import UsedParts
 from ddmq.server.admin.processes.views import ProcessInfo, ProcessViews
 from ddmq.server.admin.producer.calls import ProducerCalls
 from ddmq.server.admin.routes import ROUTES, alive_answer, health_fields, ready_answer
@@ -131,6 +132,7 @@ class AdminApi:
         self.log = LogFiles(backend, consumer, metrics, clock, self.live, self.processes)
         self.callers = callers
         self.auth = AccessControl(clock, callers, security)
+        self.used_parts = UsedParts(callers, backend, producer, timers)
         self.router = AdminRouter(names, callers=callers)
         if callers is not None:
             callers.on_change.append(self.live.end_streams)

@@ -89,7 +89,7 @@ ROUTES: tuple[Route, ...] = (
           lambda api, r: api.stats(r), query=None, right="metrics", answer=answers.StatsAnswer),
     Route("GET", "/usage",
           "what each identity uses of this process, and what its quotas have rejected; empty without rights",
-          lambda api, _: list_usage(api.callers), right="metrics", answer=list[answers.UsageRow]),
+          lambda api, _: list_usage(api.used_parts), right="metrics", answer=list[answers.UsageRow]),
     Route("GET", "/findings",
           "what is wrong now, the most urgent first, as printed by `ddmq findings --json`",
           lambda api, r: api.list_findings(r), queries.ListQuery,

@@ -1,4 +1,4 @@
-"""Find out who makes a request to the admin port: by its token, its certificate or its address."""
+"""Find out who makes a request to the admin port: by its token, its certificate, its user or its address."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ def find_caller(callers: CallerTable | None, environ: Mapping[str, Any]) -> Requ
     address = environ.get("REMOTE_ADDR", "")
     certificate: Mapping[str, Any] | None = environ.get("ddmq.certificate")  # None: plain HTTP
     names = read_names(certificate)
+    uid: int | None = environ.get("ddmq.uid")  # None: not over the Unix socket
     if header is None:
         by_certificate = None if names is None else callers.of_certificate(names)
-        caller = by_certificate or callers.at_address(address)
+        by_user = None if uid is None else callers.of_user(uid)
+        caller = by_certificate or by_user or callers.at_address(address)
     elif not header.lower().startswith(BEARER):
         raise LoginRejectedError("Authorization has another scheme; allowed: Bearer TOKEN")
-    elif certificate is None and not is_loopback(address):
+    elif certificate is None and uid is None and not is_loopback(address):
         raise LoginRejectedError("a token is accepted over TLS or from this machine alone")
     else:
         token = header[len(BEARER) :].strip().encode("utf-8", "replace")

@@ -37,6 +37,7 @@ from ddmq.console.assets import is_page
 from ddmq.server.http.head import MalformedHeadError, check_request_line, read_headers
 from ddmq.server.http.pace import Accounts, PacedGreenlet
 from ddmq.server.http.streams import EventFeed, EventStream
+from ddmq_common.security.peer_user import peer_uid
 from ddmq_rpc.traffic import TlsPort
 
 JSON = "application/json"
@@ -110,9 +111,11 @@ class AdminServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
 
 
 class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
-    """A connection to the admin port. `beyond`: it exceeds the limits of connections."""
+    """A connection to the admin port. `beyond`: it exceeds the limits of connections. `uid`: the user who
+    connected, over the Unix socket."""
 
     beyond = False
+    uid: int | None = None
     application: Any
     socket: Any
     close_connection: bool
@@ -123,7 +126,11 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         /health and /ready."""
         self.greenlet = gevent.getcurrent()
         self.socket.settimeout(STALLED_S)
-        self.own_address = self.socket.getsockname()[0].removeprefix("::ffff:")
+        if self.socket.family == socket.AF_UNIX:
+            self.uid = peer_uid(self.socket)
+            self.client_address, self.own_address = (f"uid-{self.uid}", 0), ""
+        else:
+            self.own_address = self.socket.getsockname()[0].removeprefix("::ffff:")
         with self.server.accounts.connected(self.client_address[0]) as account:
             self.account = self.greenlet.account = account
             self.beyond = not self.server.admit_connection(self)
@@ -251,6 +258,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             "ddmq.lengths": self.headers.get_all("content-length"),
             "ddmq.own_address": self.own_address,
             "ddmq.silence": self.await_client,
+            "ddmq.uid": self.uid,
             "ddmq.certificate": self._client_certificate(),
             "ddmq.account": self.account.probes if self.is_probe else self.account,
         }

@@ -25,11 +25,11 @@ class ForbiddenError(CallerError):
 
 
 class OverQuotaError(DdmqError):
-    """The caller is over a quota (429). `wait_s`: when it may send the request again."""
+    """The caller is over a quota (429). `over`: which one, and when it may send the request again."""
 
     def __init__(self, over: OverQuota) -> None:
         super().__init__(str(over))
-        self.wait_s = over.wait_s
+        self.over = over
 
 
 class Oversight:
@@ -93,6 +93,8 @@ class Oversight:
             if isinstance(error, ForbiddenError | LoginRejectedError):
                 if not sender.on_behalf:
                     audit.record_rejection(actor, action, str(error))
+            elif isinstance(error, OverQuotaError):
+                audit.record_rejection(actor, action, describe_cause(error.over))
             elif concealed:
                 for missing in dict.fromkeys(concealed):
                     audit.record_rejection(actor, action, missing)

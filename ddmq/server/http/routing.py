@@ -267,7 +267,7 @@ class AdminRouter:
         except LoginRejectedError as error:
             return _error_answer(401, str(error), [("WWW-Authenticate", "Bearer")])
         except OverQuotaError as error:
-            return _error_answer(429, str(error), [("Retry-After", str(math.ceil(error.wait_s)))])
+            return _error_answer(429, str(error), [("Retry-After", str(math.ceil(error.over.wait_s)))])
         except VersionConflictError as error:
             return _error_answer(412, str(error))
         except _NOT_FOUND as error:

@@ -30,11 +30,13 @@ from ddmq.server.admin import groups, topics
 from ddmq.server.admin.api import AdminApi, build_starting_router
 from ddmq.server.admin.figures import OtherProcesses
 from ddmq.server.admin.operations.service import Operations
+from ddmq.server.admin.processes.usage import UsedParts, list_usage, publish_usage
 from ddmq.server.admin.processes.views import ProcessInfo
 from ddmq.server.config import Configuration, changed_values, find_declaring_source, resolved_values
 from ddmq.server.effective_settings import list_settings
 from ddmq.server.findings.watch import FindingsWatch
 from ddmq.server.http.connection import AdminServer
+from ddmq.server.http.local_socket import open_local_socket
 from ddmq.server.http.routing import AdminRouter
 from ddmq.server.live.live_views import LiveViews
 from ddmq.server.process.hub import HubWatch
@@ -63,6 +65,7 @@ from ddmq_common.security.callers import CallerTable
 from ddmq_common.security.certificates import CHECK_S, CertificateFiles
 from ddmq_common.security.files import CHECK_INTERVAL_S as SECURITY_CHECK_S
 from ddmq_common.security.files import SecurityFiles
+from ddmq_common.security.sender_quotas import SENDER_QUOTAS
 from ddmq_common.security.settings import TlsMode
 from ddmq_rpc.api import Service
 from ddmq_rpc.server import RpcServer, TlsPort
@@ -148,6 +151,7 @@ class ServerProcess:
         self._limits = config.rpc
         self._admin: AdminServer | None = None
         self._admin_socket: Any = None
+        self._local_admin: AdminServer | None = None  # over the Unix socket
         self._live: LiveViews | None = None
         self.callers: CallerTable | None = None  # None: rights are off
         self._security_files: SecurityFiles | None = None
@@ -197,7 +201,9 @@ class ServerProcess:
         if folder is None or self.config.security.identities is None:
             return
         self.callers = CallerTable(self.clock.wall_ms)
-        self._security_files = SecurityFiles(folder, self.callers, self.clock.monotonic)
+        callers = self.callers
+        callers.on_change.append(lambda: SENDER_QUOTAS.use_identities(callers.all_identities))
+        self._security_files = SecurityFiles(folder, callers, self.clock.monotonic)
         self._security_files.start()
         data_dir = self.config.serve.data_dir
         name = self.config.serve.build_process_name(self.components, socket.gethostname())
@@ -306,6 +312,7 @@ class ServerProcess:
             self.timers = DelayService(
                 backend, self.config.delay, metrics, clock, stores_in(*stores), self._bind_admin(),
                 standby_opener=standby_stores_in(*stores), traces=traces,
+                quota_of=self._find_delay_quota if self.callers is not None else None,
             )  # fmt: skip
             self.timers.start()
         self._scheduler = SchedulerWatch(backend, clock)
@@ -324,8 +331,19 @@ class ServerProcess:
             self._listen("consumer", self.consumer.service())
             self.consumer.advertise(str(reachable_address(self.addresses["consumer"])))
             self._log_unreachable(backend)
+        if self.callers is not None:
+            metrics.add_collector(self._publish_usage)
         if "admin" in self.components:
             self._listen_admin(backend, self._scheduler)
+
+    def _find_delay_quota(self, identity: str) -> int:
+        assert self.callers is not None
+        return self.callers.at_name(identity).usage.quotas.pending_delays
+
+    def _publish_usage(self) -> None:
+        if self.backend is not None:
+            parts = UsedParts(self.callers, self.backend, self.producer, self.timers)
+            publish_usage(self.metrics, list_usage(parts))
 
     def _producer_address(self) -> HostPort:
         """Return where other processes reach the producer proxy: at the host that the consumer proxy states,
@@ -442,6 +460,13 @@ class ServerProcess:
         elif self._bind_admin():
             self._admin = AdminServer(self._admin_socket, router, self._tls_port("admin"))
             self._admin.start()
+        if self._local_admin is not None:
+            self._local_admin.application = router
+        elif self.config.serve.admin_socket is not None and "consumer" in self.components:
+            # With --processes, the public admin port is that of the consumer proxy.
+            mode = int(self.config.serve.admin_socket_mode, 8)
+            self._local_admin = AdminServer(open_local_socket(self.config.serve.admin_socket, mode), router)
+            self._local_admin.start()
 
     def health(self) -> Health:
         """Return the health of this process. It is ready if the backend accepts appends, some process fires
@@ -513,8 +538,9 @@ class ServerProcess:
             self._live.close()
         if self._findings is not None:
             self._findings.stop()
-        if self._admin is not None:
-            self._admin.stop(timeout=0)
+        for server in (self._admin, self._local_admin):
+            if server is not None:
+                server.stop(timeout=0)
         rpc = self._rpc.values()
         for resource in (self._admin_socket, *rpc, self.delay, self.timers, self.traces, self.backend):
             if resource is not None:

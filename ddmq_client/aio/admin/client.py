@@ -57,9 +57,9 @@ class AsyncAdmin:
 
     Close it, or use it as a context manager.
 
-    servers          "host:port", several with commas, or a list; the port may be left out (9813). The first
-                     that accepts a connection is used. Only the proxy that delivers to a group knows its
-                     blocked keys and its messages in flight
+    servers          "host:port", several with commas, or a list; the port may be left out (9813). Or
+                     "unix:PATH", the server's admin_socket. The first that accepts a connection is used. Only
+                     the proxy that delivers to a group knows its blocked keys and its messages in flight
     producers        producer proxies, if they are to change delayed messages instead of the servers
     timeout_ms       for one request, including connecting
     connections_max  the maximum of open connections; a call beyond it waits
@@ -87,7 +87,9 @@ class AsyncAdmin:
         check("connections_max", connections_max, 1, 48)  # the server takes no more from one address
         connection = choose_connection("admin", profile, servers, tls, token, token_file)
         self._login, self._tls = connection.login, connection.tls
-        addresses = parse_addresses(connection.proxies, ADMIN_PORT, "servers", connection.login)
+        addresses = parse_addresses(
+            connection.proxies, ADMIN_PORT, "servers", connection.login, takes_unix=True
+        )
         addresses = secure_addresses(addresses, connection.tls)
         if producers is not None:
             parse_addresses(producers, PRODUCER_PORT, "producers")

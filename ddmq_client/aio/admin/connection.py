@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 
 from ddmq_client.admin.http import HttpRequest, HttpResponse, ResponseReader
-from ddmq_client.core.nodes import ProxyAddress
+from ddmq_client.core.nodes import ProxyAddress, UnixAddress
 from ddmq_client.security.tls import asyncio_options
 
 READ_BYTES = 64 * 1024
@@ -28,8 +28,10 @@ class AsyncHttpConnection:
     async def open(self, deadline: float) -> None:
         """Connect to the server. Raises OSError."""
         async with asyncio.timeout_at(deadline):
-            self._reader, self._writer = await asyncio.open_connection(
-                *self.address, **asyncio_options(self.address)
+            self._reader, self._writer = await (
+                asyncio.open_unix_connection(self.address.host)
+                if isinstance(self.address, UnixAddress)
+                else asyncio.open_connection(*self.address, **asyncio_options(self.address))
             )
 
     async def call(self, request: HttpRequest, reader: ResponseReader, deadline: float) -> HttpResponse:

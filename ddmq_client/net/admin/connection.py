@@ -7,10 +7,22 @@ import time
 from contextlib import suppress
 
 from ddmq_client.admin.http import HttpRequest, HttpResponse, ResponseReader
-from ddmq_client.core.nodes import ProxyAddress
+from ddmq_client.core.nodes import ProxyAddress, UnixAddress
 from ddmq_client.security.tls import has_unread, secure_socket
 
 READ_BYTES = 64 * 1024
+
+
+def connect_unix(path: str, timeout_s: float) -> socket.socket:
+    """Return a socket that is connected to a Unix socket. Raises OSError."""
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.settimeout(timeout_s)
+        connected.connect(path)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
 
 
 class HttpConnection:
@@ -27,6 +39,9 @@ class HttpConnection:
 
     def open(self, deadline: float) -> None:
         """Connect to the server. Raises OSError."""
+        if isinstance(self.address, UnixAddress):
+            self._socket = connect_unix(self.address.host, _remaining_s(deadline))
+            return
         connected = socket.create_connection(self.address, timeout=_remaining_s(deadline))
         self._socket = secure_socket(self.address, connected)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

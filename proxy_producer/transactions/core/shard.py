@@ -70,6 +70,7 @@ class TransactionShard:
         self.decisions = decisions
         self.open: dict[bytes, OpenTransaction] = {}
         self.by_group: Counter[str] = Counter()
+        self.by_sender: Counter[str] = Counter()  # open transactions by the identity that began them
         self._above = 0  # open transactions above the bounds of their groups
         self.read_to = read_to
         self.observed_end = read_to
@@ -271,7 +272,10 @@ class TransactionShard:
 
     def _open_transaction(self, half: HalfFacts) -> OpenTransaction:
         rules = self._rules
-        transaction = OpenTransaction(half.transaction, half.group, half.stored_ms, half.prepared_ms)
+        transaction = OpenTransaction(
+            half.transaction, half.group, half.stored_ms, half.prepared_ms, half.sender
+        )
+        self.by_sender[half.sender] += 1
         self.open[half.transaction] = transaction
         self.reserved.drop_new(half.transaction)
         self.by_group[half.group] += 1
@@ -298,6 +302,9 @@ class TransactionShard:
         """Remove a transaction whose end is durable; return its half messages that came too late."""
         del self.open[transaction.id]
         self._above -= self.by_group[transaction.group] > self._group_max
+        self.by_sender[transaction.sender] -= 1
+        if not self.by_sender[transaction.sender]:
+            del self.by_sender[transaction.sender]
         self.by_group[transaction.group] -= 1
         if not self.by_group[transaction.group]:
             del self.by_group[transaction.group]

@@ -12,7 +12,7 @@ class HalfFacts(NamedTuple):
     """The facts of a half message that decisions need.
 
     `stored_ms`: its store time on the shard's clock; `prepared_ms`: on the store's. `identity`: "" if it has
-    none. `checksum`: that of the body, for a message with a key.
+    none. `checksum`: that of the body, for a message with a key. `sender`: the identity that prepared it.
     """
 
     offset: int
@@ -24,6 +24,7 @@ class HalfFacts(NamedTuple):
     check_after_ms: int = -1
     checksum: str = ""
     prepared_ms: int = 0
+    sender: str = ""
 
 
 class HalfVerdict(Enum):
@@ -41,7 +42,7 @@ class HalfVerdict(Enum):
 
 
 class OpenTransaction:
-    """A transaction that is neither committed nor rolled back yet.
+    """A transaction that is neither committed nor rolled back yet. `sender`: the identity that began it.
 
     `began_ms`: on the shard's clock; `prepared_ms`: on the store's. `offsets`: of its messages, ascending.
     `checks`: how often its group was asked. `offered_ms`: since when it is offered to its group; 0: it is
@@ -63,11 +64,15 @@ class OpenTransaction:
         "offered_ms",
         "offsets",
         "prepared_ms",
+        "sender",
         "size",
     )  # fmt: skip
 
-    def __init__(self, transaction: bytes, group: str, began_ms: int, prepared_ms: int) -> None:
+    def __init__(
+        self, transaction: bytes, group: str, began_ms: int, prepared_ms: int, sender: str = ""
+    ) -> None:
         self.id = transaction
+        self.sender = sender
         self.group = group
         self.began_ms = began_ms
         self.prepared_ms = prepared_ms

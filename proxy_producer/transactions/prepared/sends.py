@@ -20,7 +20,9 @@ from backend.records import AppendResult, AppendStatus, NewRecord
 from ddmq_client.idl import producer
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, OK_TEXT, Code
 from ddmq_common.errors import TryLaterError
+from ddmq_common.security.callers import Caller
 from ddmq_common.send_identity import IDENTITY
+from ddmq_rpc.access import find_sender, record_over
 from ddmq_rpc.api import Call
 from ddmq_rpc.codec import structs
 from proxy_producer import wire
@@ -182,7 +184,7 @@ def check_transaction_size(
 class Prepare(NamedTuple):
     """A sendPrepared call that has passed all checks except those of its individual messages.
 
-    `due_times`: whether its messages may be delayed.
+    `due_times`: whether its messages may be delayed. `sender`: the identity that prepares it.
     """
 
     transaction: bytes
@@ -190,6 +192,7 @@ class Prepare(NamedTuple):
     check_after_ms: int
     messages: Sequence[Any]
     due_times: bool
+    sender: str = ""
 
 
 class PreparedSends:
@@ -211,6 +214,9 @@ class PreparedSends:
             return
         transactions = self._transactions
         is_owned = transactions.find_shard_of(prepare.transaction) is not None
+        if is_owned and (over := self._check_quota(call, prepare.transaction)) is not None:
+            self._reject_call(call, over)
+            return
         if transactions.shards and not is_owned:
             self._wait_for_owner(call, deadline, prepare)
             return
@@ -250,6 +256,9 @@ class PreparedSends:
         owned = transactions.find_shard_of(transaction)
         if owned is None or flow.check_bounds(call.frame_bytes) is not None:
             return False
+        sender = _find_sender(call)
+        if sender is not None and transactions.check_quota(transaction, sender) is not None:
+            return False
         record = self._admission.make_record(message, topic, None, None)
         if record is None or isinstance(record, SendRejection):
             return False
@@ -269,7 +278,10 @@ class PreparedSends:
             )  # fmt: skip
             topic.round_robin += 1
             record.queue_id = topic.choose_queue(record.key, partition_id, hash_id)
-            mark = HalfMark(transaction.hex(), group, topic.name, record.queue_id)
+            mark = HalfMark(
+                transaction.hex(), group, topic.name, record.queue_id,
+                sender="" if sender is None else sender.name,
+            )  # fmt: skip
             destination = PreparedDestination(self, None, admitted, [(record, mark)])
             member = SendMember(0, record, body_bytes, partition_id, hash_id, topic, None)
             send = PendingSend(flow, call, deadline, [member], destination)
@@ -292,6 +304,15 @@ class PreparedSends:
         reject_prepare(self._flow, call, rejection, len(call.args.request.messages or ()))
 
     # --- checks
+
+    def _check_quota(self, call: Call, transaction: bytes) -> SendRejection | None:
+        """Return the rejection of a call that begins one more transaction than its identity may have open."""
+        sender = _find_sender(call)
+        over = None if sender is None else self._transactions.check_quota(transaction, sender)
+        if over is None:
+            return None
+        record_over(call, over, sender)
+        return SendRejection(Code.BUSY, "quota", over)
 
     def _check_call(self, call: Call) -> SendRejection | Prepare:
         transactions, request = self._transactions, call.args.request
@@ -319,7 +340,11 @@ class PreparedSends:
         rejection = check_transaction_size(self._limits, 0, 0, len(request.messages), 0)
         rejection = rejection or self._flow.check_bounds(call.frame_bytes)
         group = request.producerGroup.decode()
-        return rejection or Prepare(transaction, group, after_ms, request.messages, bool(request.dueTimes))
+        sender = _find_sender(call)
+        return rejection or Prepare(
+            transaction, group, after_ms, request.messages, bool(request.dueTimes),
+            "" if sender is None else sender.name,
+        )  # fmt: skip
 
     def _read_check_after(self, request: Any) -> int | SendRejection:
         """Return the time until the group is first asked in ms (-1: the proxy's default), or a rejection."""
@@ -352,6 +377,7 @@ class PreparedSends:
         for member in members:
             _set_identity(member.record, messages[member.index], prepare.transaction, call)
             if member.request is not None:
+                member.request.call = None if call.caller is None else call
                 member.request.identity = (member.record.system or {}).get(IDENTITY)
         return members
 
@@ -392,8 +418,14 @@ class PreparedSends:
             level = request.level
         return HalfMark(
             prepare.transaction.hex(), prepare.group, record.topic, record.queue_id, level, command, wait_ms,
-            prepare.check_after_ms,
+            prepare.check_after_ms, prepare.sender,
         )  # fmt: skip
+
+
+def _find_sender(call: Call) -> Caller | None:
+    """Return the caller who prepares: of a forwarded call, the client's."""
+    request = call.args.request
+    return call.caller if request.forwardedBy is None else find_sender(call, request.onBehalfOf)
 
 
 def _set_identity(record: NewRecord, message: Any, transaction: bytes, call: Call) -> None:

@@ -148,6 +148,7 @@ class WaitingPrepare:
             **{name: getattr(original, name) for name in PASSED_ON},
             timeout=max(int((self.deadline - self._transactions.flow.monotonic()) * 1_000), 1),
             forwardedBy=owners.address or "-",
+            onBehalfOf=None if self.call.caller is None else self.call.caller.name,
         )
         self._is_request_pending = True
         self._passed = owners.call(address, PREPARES, request, self._on_answer)

@@ -103,10 +103,12 @@ class DelayRig(BackendRig):
         backend: Backend | None = None,
         clock: ManualClock | None = None,
         disks: Disks | None = None,
+        quota_of: Callable[[str], int] | None = None,
     ) -> None:
         super().__init__(backend, clock)
         self.config = config or DelayConfig(shards=1)
         self.disks = disks or Disks()
+        self.quota_of = quota_of
         self.start()
 
     def start(self) -> None:
@@ -119,8 +121,9 @@ class DelayRig(BackendRig):
         self.metrics = Registry()
         self.alarms = HandAlarms()
         self.service = DelayService(
-            self.backend, self.config, self.metrics, self.clock, self.disks.open, alarms=self.alarms
-        )
+            self.backend, self.config, self.metrics, self.clock, self.disks.open, alarms=self.alarms,
+            quota_of=self.quota_of,
+        )  # fmt: skip
         self.service.start()
 
     def ready(self) -> bool:

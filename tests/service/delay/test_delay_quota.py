@@ -73,3 +73,26 @@ def test_an_endless_schedule_counts_for_what_it_writes_in_a_day(delay: DelayRig)
     assert read_full_topics(delay) == [["orders"]] * delay.config.shards
     assert delay.value("ddmq_delay_pending_bytes", topic="orders") > 86_400 * 256
     assert 256 < delay.value("ddmq_delay_pending_bytes", topic="mails") < 512
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_an_identity_at_its_quota_is_reported_until_a_tenth_is_free(shards: int) -> None:
+    quotas = {"app": 20, "free": 0}
+    delay = DelayRig(DelayConfig(shards=shards), quota_of=quotas.__getitem__)
+    delay.make("orders")
+    for number in range(1, 21):
+        delay.add(number, far(delay), sender="app")
+        delay.add(100 + number, far(delay), sender="free")
+    delay.settle()
+    delay.advance(1)
+    assert read_full_topics(delay) == [["@app"]] * shards
+    assert delay.service.sender_counts() == {"app": 20, "free": 20}
+    delay.service.close()
+    delay.start()
+    delay.advance(1)
+    assert read_full_topics(delay) == [["@app"]] * shards, "the counts are stored"
+    for number in range(1, 4):
+        delay.cancel(number)
+    delay.settle()
+    delay.advance(1)
+    assert read_full_topics(delay) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,9 @@ from backend.file_log.sends import decode_sends, encode_sends
 from backend.idempotency import StoredSends
 from backend.owner_shares import OwnerShares
 from ddmq_common.errors import BoundReachedError, CallerError
+from ddmq_common.security.policy import Identity
+from ddmq_common.security.quotas import Quotas, SenderQuota
+from ddmq_common.security.sender_quotas import SENDER_QUOTAS
 from ddmq_common.send_identity import add_owner, key_identity, make_owner, owner_of, sequence_identity
 from tests.examples import examples
 
@@ -131,3 +135,40 @@ def test_shares_agree_with_a_plain_count(changes: list[tuple[str, int]]) -> None
     if not shares.counts:
         with pytest.raises(LookupError):
             shares.find_largest()
+
+
+@pytest.fixture
+def quotas() -> Iterator[None]:
+    """The identity `app` may have two keys and two producers."""
+    limited = Quotas()._replace(idempotency_keys=2, producers=2)
+    SENDER_QUOTAS.use_identities([Identity("app", "client", quotas=limited), Identity("other", "client")])
+    yield
+    SENDER_QUOTAS.use_identities([])
+
+
+@pytest.mark.parametrize("form", [key, sequence])
+def test_an_identity_has_at_most_its_quota_until_the_oldest_expires(quotas: None, form: object) -> None:
+    sends, app, other = StoredSends(window_ms=1_000), make_owner("app"), make_owner("other")
+
+    def make(number: int, owner: str) -> str:
+        return (
+            key(owner.encode(), number, owner)
+            if form is key
+            else sequence(b"%s%d" % (owner.encode(), number), 0, owner)
+        )
+
+    for number in range(2):
+        for owner in (app, other):
+            assert sends.find_first(make(number, owner), 1, NOW_MS) is None
+            store(sends, make(number, owner))
+        sends.confirm_pending()
+    with pytest.raises(
+        BoundReachedError, match=r"allowed: 2 \((idempotency_keys|producers) in .*retry in 601 ms"
+    ):
+        sends.find_first(make(2, app), 1, NOW_MS + 400)
+    assert sends.find_first(make(1, app), 1, NOW_MS + 400) is not None, "a resend is answered"
+    assert sends.find_first(make(2, other), 1, NOW_MS + 400) is None
+    expected = SenderQuota(2, 0) if form is key else SenderQuota(0, 2)
+    assert sends.count_owned() == {app: expected, other: expected}
+    SENDER_QUOTAS.use_identities([])
+    assert sends.find_first(make(2, app), 1, NOW_MS + 400) is None

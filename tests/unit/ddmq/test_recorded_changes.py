@@ -69,6 +69,7 @@ def test_closing_a_topic_to_sends_is_undone(server: ChangesRig) -> None:
     undo_id = server.set_topic(writable=False, hold_delays=True)["undo"]
     (change, created) = server.get("/changes")["items"]
     assert (change["id"], change["who"], change["object"]) == (undo_id, "10.1.2.3", "topic t")
+    assert change["address"] == "10.1.2.3"
     assert change["request"] == 'POST /topics/t {"create":false,"writable":false,"hold_delays":true}'
     assert (change["before"]["writable"], change["after"]["writable"]) == (True, False)
     assert (change["undoable"], created["undoable"]) == (True, False)

@@ -12,7 +12,7 @@ from delay_service.store.layout import encode_pending
 from delay_service.store.opening import open_store
 from delay_service.store.port import IdKind, IdState, Scan, StoreChanges
 from delay_service.store.salvage import mark_damaged
-from tests.contract.delay_store_kit import MANY, SMALL, adding, message
+from tests.contract.delay_store_kit import MANY, SMALL, adding, message, sent_by
 
 
 @pytest.mark.parametrize("aside", [False, True])
@@ -35,4 +35,16 @@ def test_a_message_that_has_moved_waits_once(tmp_path: Path, aside: bool) -> Non
     store = open_store(tmp_path, 0, 1, SMALL)
     assert store.scan(Scan(None, 0, MANY, 10)) == [other, after]
     assert store.counts() == {"t": 2}
+    store.close()
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_the_counts_of_senders_survive_a_restart_and_are_rebuilt(tmp_path: Path, is_damaged: bool) -> None:
+    store = open_store(tmp_path, 0, 1, SMALL)
+    store.write(adding([sent_by("app", 1), sent_by("app", 2), sent_by("other", 3), message(9, 4)]))
+    store.close()
+    if is_damaged:
+        mark_damaged(store.folder, "a damaged block")
+    store = open_store(tmp_path, 0, 2, SMALL)
+    assert store.sender_counts() == {"app": 2, "other": 1}
     store.close()

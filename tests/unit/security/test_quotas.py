@@ -99,3 +99,28 @@ def test_changed_quotas_apply_to_a_caller_at_once() -> None:
     table.apply(Policy({"app": IdentityEntry(quotas=QuotaEntry(requests_per_s=1))}), {})
     assert caller.usage.count_request(1, 0.5) is not None
     assert table.list_usage()["app"].requests == 1
+
+
+def test_waiting_calls_and_messages_in_flight_have_their_quotas() -> None:
+    usage = Usage(Quotas()._replace(waiting_calls=1, in_flight=10))
+    assert usage.check_waiting() is None
+    assert (usage.check_in_flight(), usage.limit_batch(100)) == (None, 10)
+    usage.waiting_calls, usage.in_flight = 1, 9
+    over = usage.check_waiting()
+    assert over is not None
+    assert over == "1 calls wait; allowed: 1 (waiting_calls in security.yaml); retry in 1001 ms"
+    assert (usage.check_in_flight(), usage.limit_batch(100)) == (None, 1)
+    usage.in_flight = 10
+    assert usage.check_in_flight() is not None
+    assert usage.read_figures().rejected == {"waiting_calls": 1, "in_flight": 1}
+    assert (Usage().check_waiting(), Usage().check_in_flight(), Usage().limit_batch(7)) == (None, None, 7)
+
+
+def test_a_request_may_make_several_at_once() -> None:
+    usage = Usage(Quotas()._replace(created_per_hour=3))
+    assert usage.count_creation(0.0, 0) is None
+    assert usage.count_creation(0.0, 5) is None, "more than all, after an hour without any"
+    over = usage.count_creation(0.0)
+    assert over is not None
+    assert usage.count_creation(over.wait_s) is None
+    assert usage.created == 6

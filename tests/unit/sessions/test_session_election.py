@@ -44,7 +44,7 @@ def test_the_first_process_writes_and_the_others_are_members(tmp_path: Path) -> 
 
 def test_the_face_leads_straight_to_the_backend_of_the_moment() -> None:
     own = {"join", "watch_settings", "drain", "close"}
-    with_default = {"clean_log", "read_log_state"}  # of an engine without a log of its own
+    with_default = {"clean_log", "count_owned_sends", "read_log_state"}  # of an engine without a log
     assert set(BOUND) == Backend.__abstractmethods__ - own | with_default
     first, second = PlayedMemory(), PlayedMemory()
     face = ElectedBackend(first, lambda: None, lambda: None)

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
+
 import pytest
 
-from metrics_job.sparksource.options import SourceOptionError, Where, read_options, write_options
+from ddmq_client import TlsOptions
+from metrics_job.sparksource import source
+from metrics_job.sparksource.connecting import build_client_security
+from metrics_job.sparksource.options import (
+    SecurityOptions,
+    SourceOptionError,
+    Where,
+    read_options,
+    write_options,
+)
 
 LEAST = {"servers": "mq:9713", "topic": "orders"}
 
@@ -82,3 +94,52 @@ def test_an_empty_name_among_several_is_rejected() -> None:
 def test_options_of_reading_are_not_those_of_writing() -> None:
     with pytest.raises(SourceOptionError, match=r"for writing.*Known are: servers, topic, timeoutMs"):
         write_options({"servers": "a", "startingoffsets": "first"})
+
+
+def test_a_secured_installation_is_reached_with_paths_alone(tmp_path: Path) -> None:
+    """What Spark pickles, and shows in plans, has the paths and not what is in the files."""
+    token = tmp_path / "spark.token"
+    token.touch(0o600)
+    token.write_text("ddmq_0f1e_secret")
+    stated = {"tls": "true", "ca": "/etc/ca.crt", "tokenFile": str(token), "serverName": "mq"}
+    for parsed in (read_options(LEAST | stated), write_options(LEAST | stated)):
+        assert parsed.security == SecurityOptions(True, "/etc/ca.crt", None, None, "mq", str(token))
+        assert b"secret" not in pickle.dumps(parsed)
+        assert "secret" not in repr(parsed)
+        arguments = build_client_security(parsed.security)
+        assert arguments == {
+            "tls": TlsOptions("/etc/ca.crt", None, None, "mq"),
+            "token_file": str(token),
+        }
+        assert "secret" not in repr(arguments)
+
+
+def test_tls_follows_from_its_files_and_else_from_the_environment() -> None:
+    assert read_options(LEAST).security == SecurityOptions()
+    assert build_client_security(SecurityOptions()) == {"tls": None, "token_file": None}
+    assert read_options(LEAST | {"ca": "ca.crt"}).security.tls is True
+    assert read_options(LEAST | {"tls": "false"}).security.tls is False
+    assert build_client_security(SecurityOptions(tls=False))["tls"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tls": "false", "ca": "ca.crt"}, "option ca is for TLS, but option tls is false"),
+        ({"key": "a.key"}, "option key is set and option certificate is not"),
+        ({"tls": "yes"}, "option tls='yes'; allowed: true, false"),
+        ({"token": "ddmq_0f1e_secret"}, "option 'token' is not known for reading; did you mean tokenFile?"),
+    ],
+)
+def test_wrong_options_of_security_are_named_without_secrets(options: dict[str, str], words: str) -> None:
+    with pytest.raises(SourceOptionError) as caught:
+        read_options(LEAST | options)
+    assert words in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_readers_get_the_options_of_security(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, object]] = []
+    monkeypatch.setattr(source, "RangeReader", lambda *_, **arguments: made.append(arguments))
+    source.open_reader(read_options(LEAST | {"ca": "ca.crt", "tokenFile": "spark.token"}))
+    assert made == [{"timeout_ms": 30_000, "tls": TlsOptions("ca.crt"), "token_file": "spark.token"}]

@@ -94,3 +94,13 @@ def test_a_dead_letters_messages_without_room_are_left_over_until_they_are_finis
     assert (following.left_over, following.take_orphans()) == ([6, 7], [(8, 9)])  # 8 came behind the end
     following.finish_left_over([6])
     assert (following.left_over, following.position) == ([7], 7)
+
+
+def test_open_transactions_are_counted_by_sender(shard: TransactionShard) -> None:
+    for offset, (transaction, sender) in enumerate([(A, "app"), (B, "app"), (C, "other"), (A, "other")]):
+        shard.add_stored(HalfFacts(offset, transaction, "g", 100, 10, sender=sender))
+    assert shard.by_sender == {"app": 2, "other": 1}
+    opened = shard.open[A]
+    shard.begin(opened, TransactionOutcome.COMMITTED)
+    shard.remove_decided(opened, TransactionDecision(TransactionOutcome.COMMITTED, "g", 2))
+    assert shard.by_sender == {"app": 1, "other": 1}

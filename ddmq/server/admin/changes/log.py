@@ -30,10 +30,12 @@ log = logging.getLogger("ddmq.changes")
 class RecordedChange(msgspec.Struct, frozen=True):
     """A change that was made.
 
-    `who`: the address of the client, and its identity. `request`: its method, path and body. `kind`: a key of
-    CHANGE_KINDS. `path`: the names in the path, and for a key the key. `before`, `after`: the state of the
-    object, null if it did not exist. `final`: why the change cannot be undone, "" if it can.
-    `undoes`, `undone_by`: ids of other changes.
+    `who`: the identity that made it, without rights the address of the client. `address`: of the client, or
+    of the process that passed the request on; "" in records of earlier releases.
+    `request`: its method, path and body. `kind`: a key of CHANGE_KINDS.
+    `path`: the names in the path, and for a key the key. `before`, `after`: the state of the object, null if
+    it did not exist. `final`: why the change cannot be undone, "" if it can. `undoes`, `undone_by`: ids of
+    other changes.
     """
 
     id: str
@@ -48,6 +50,7 @@ class RecordedChange(msgspec.Struct, frozen=True):
     final: str = ""
     undoes: str = ""
     undone_by: str = ""
+    address: str = ""
 
 
 class ChangeLog:

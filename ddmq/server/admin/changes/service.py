@@ -96,7 +96,8 @@ class RecordedChanges:
         return RecordedChange(
             id=self.log.make_id(),
             at_ms=self._server.clock.wall_ms(),
-            who=_describe_client(request),
+            who=request.caller.name if request.caller is not None else request.address,
+            address=request.address,
             request=_describe_request(request),
             kind=kind_name,
             object=kind.describe_object(names),
@@ -166,12 +167,6 @@ class RecordedChanges:
 def no_such_change(change_id: str) -> NoSuchChangeError:
     """Return the error for an id that is not that of a recorded change."""
     return NoSuchChangeError(f"there is no change {change_id[:80]!r}; `ddmq changes` lists the last ones")
-
-
-def _describe_client(request: AdminRequest) -> str:
-    """Return the address of the client, and its identity if rights are on."""
-    name = "" if request.caller is None else request.caller.name
-    return f"{name} at {request.address}" if name else request.address
 
 
 def _describe_request(request: AdminRequest) -> str:

@@ -72,13 +72,20 @@ class StatsAnswer(Answer):
 
 class UsageRow(Answer):
     """The usage of this process by one identity; `identity` is empty for clients without one. `requests`,
-    `bytes`, `created` and `rejected` count since the start of the process."""
+    `bytes`, `created` and `rejected` count since the start of the process; `open_transactions`,
+    `pending_delays`, `idempotency_keys` and `producers` are those that this process keeps."""
 
     identity: str
     connections: int
     requests: int
     bytes: int
-    created: Annotated[int, Meta(description="topics and subscriptions that were made by using them")]
+    created: Annotated[int, Meta(description="topics and subscriptions that were made")]
+    waiting_calls: int
+    in_flight: int
+    open_transactions: int
+    pending_delays: int
+    idempotency_keys: int
+    producers: int
     rejected: Annotated[dict[str, int], Meta(description="a number for each quota")]
 
 

@@ -16,13 +16,16 @@ State = Annotated[
 class ChangeAnswer(Answer):
     """A change that was made.
 
-    `who`: the address of the client, or `IDENTITY at ADDRESS`. `undoable`: it can be undone, if nothing
-    changes meanwhile. `final`: why it cannot. `undoes`, `undone_by`: ids of other changes, or empty.
+    `who`: the identity that made it, without rights the address of the client. `address`: of the client, or
+    of the process that passed the request on; empty for changes of earlier releases. `undoable`: it can be
+    undone, if nothing changes meanwhile. `final`: why it cannot. `undoes`, `undone_by`: ids of other changes,
+    or empty.
     """
 
     id: str
     at_ms: int
     who: str
+    address: str
     request: str
     kind: str
     object: str
