@@ -31,7 +31,7 @@ def _mail(message: Any) -> None:
 @contextmanager
 def populate(server: RealServer) -> Iterator[None]:
     """Fill the server and keep its clients running: `billing` with blocked keys, `mailer` with dead letters,
-    `audit` without a client, delayed messages of `mail`, and a topic with hostile names and bodies."""
+    `audit` without a client, delays of `mail`, an open transaction, and hostile names and bodies."""
     settings = {"order_key": "KEY", "ordered_deliveries_max": -1}
     server.admin("POST", "topics", "orders", body={"queues": 2})
     server.admin("POST", "topics", "mail", body={"queues": 1})
@@ -46,7 +46,9 @@ def populate(server: RealServer) -> Iterator[None]:
     server.admin("POST", "groups", "audit", body={"topics": ["orders"], "start": "first"})
     consumer = server.address("consumer")
     with ExitStack() as opened:
-        producer = opened.enter_context(Producer(server.address("producer"), timeout_ms=TIMEOUT_MS))
+        producer = opened.enter_context(
+            Producer(server.address("producer"), timeout_ms=TIMEOUT_MS, producer_group="shop")
+        )
         orders = [OutgoingMessage("orders", json.dumps({"order": n}), key=str(n % 10)) for n in range(100)]
         producer.send_batch(orders)
         producer.send_batch(
@@ -54,6 +56,8 @@ def populate(server: RealServer) -> Iterator[None]:
         )
         producer.send(HOSTILE_TOPIC, HOSTILE, key=HOSTILE, tags="plain")
         producer.send(HOSTILE_TOPIC, BIG_BODY, key="big")
+        transaction = opened.enter_context(producer.transaction(reference="order-17"))
+        transaction.send("mail", "prepared", key="order-17")
         for number in range(DELAYS):
             body = {
                 "topic": "mail",
@@ -67,3 +71,14 @@ def populate(server: RealServer) -> Iterator[None]:
         until(lambda: len(server.admin("GET", "groups", "billing", "keys")) >= len(FAILING_KEYS))
         until(lambda: any(row["letters"] >= 20 for row in server.admin("GET", "dlq")))
         yield
+
+
+def fill_in(server: RealServer, path: str) -> str:
+    """Replace {message}, {delay} and {transaction} in the path of a page by the ids of such things."""
+    if "{message}" in path:
+        return path.format(message=server.messages("mail")[0]["id"])
+    if "{delay}" in path:
+        return path.format(delay=server.admin("GET", "delay", "messages")["messages"][0]["id"])
+    if "{transaction}" in path:
+        return path.format(transaction=server.admin("GET", "transactions")["transactions"][0]["transaction"])
+    return path
