@@ -38,7 +38,7 @@
   var NARROW = 420, LEGEND = 18; // pixels: one name of a legend under the other, and how high each is
   function layout(theme, given, names, width) {
     var more = width < NARROW ? LEGEND * Math.max(0, names - 3) : 0;
-    var axis = { gridcolor: theme.line, linecolor: theme.line, zerolinecolor: theme.line, automargin: true };
+    var axis = { gridcolor: theme.line, linecolor: theme.line, zerolinecolor: theme.soft, zerolinewidth: 1.5, automargin: true };
     return Object.assign({
       height: 260 + more, margin: { l: 10, r: 10, t: 10, b: 10 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
