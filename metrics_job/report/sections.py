@@ -51,8 +51,9 @@ def _verdict_box(report: Report) -> str:
             '<div class="verdict good"><strong>✓ All well.</strong> Promises kept, nothing stuck, '
             f"nothing dead, no process lost, no sample missing.{remarks}</div>"
         )
-    items = "".join(f"<li>{_describe_finding(report, finding)}</li>" for finding in report.findings)
-    worst = min((finding.severity for finding in report.findings), key=SEVERITIES.index)
+    findings = sorted(report.findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    items = "".join(f"<li>{_describe_finding(report, finding)}</li>" for finding in findings)
+    worst = findings[0].severity
     return f'<div class="verdict {worst}"><strong>✗ Look here.</strong><ul>{items}</ul>{remarks}</div>'
 
 

@@ -15,6 +15,12 @@ FAILING_KEYS = ("3", "7")
 DELAYS = 60
 HOSTILE = "<script>alert(1)</script>\u202e\x00<b>"
 HOSTILE_TOPIC = "a-hostile-topic"
+WITHOUT_RETRIES = {"retry_intervals_ms": [], "retry_steps": 0}
+HOSTILE_GROUPS = {
+    "hostile-keys": {"order_key": "KEY", "ordered_deliveries_max": -1},
+    "hostile-retries": {"retry_intervals_ms": []},
+    "hostile-letters": WITHOUT_RETRIES,
+}
 BIG_BODY = "x" * (2 << 20)
 TIMEOUT_MS = 60_000
 
@@ -26,6 +32,10 @@ def _bill(message: Any) -> None:
 
 def _mail(message: Any) -> None:
     raise KeyError("iban")
+
+
+def _raise_hostile(message: Any) -> None:
+    raise ValueError(HOSTILE)
 
 
 @contextmanager
@@ -41,7 +51,7 @@ def populate(server: RealServer) -> Iterator[None]:
         "POST",
         "groups",
         "mailer",
-        body={"topics": ["mail"], "start": "first", "retry_intervals_ms": [], "retry_steps": 0},
+        body={"topics": ["mail"], "start": "first", **WITHOUT_RETRIES},
     )
     server.admin("POST", "groups", "audit", body={"topics": ["orders"], "start": "first"})
     consumer = server.address("consumer")
@@ -66,6 +76,14 @@ def populate(server: RealServer) -> Iterator[None]:
                 "delay_ms": (number + 1) * 600_000,
             }
             server.admin("POST", "messages", body=body)
+        server.admin(
+            "POST",
+            "messages",
+            body={"topic": HOSTILE_TOPIC, "key": HOSTILE, "body": HOSTILE, "delay_ms": 3_600_000},
+        )
+        for group, more in HOSTILE_GROUPS.items():
+            server.admin("POST", "groups", group, body={"topics": [HOSTILE_TOPIC], "start": "first", **more})
+            opened.enter_context(Consumer(consumer, group, [HOSTILE_TOPIC], handler=_raise_hostile))
         opened.enter_context(Consumer(consumer, "billing", ["orders"], handler=_bill, client_id="billing-1"))
         opened.enter_context(Consumer(consumer, "mailer", ["mail"], handler=_mail, client_id="mailer-1"))
         until(lambda: len(server.admin("GET", "groups", "billing", "keys")) >= len(FAILING_KEYS))

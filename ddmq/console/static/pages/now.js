@@ -71,7 +71,7 @@ const BEHIND = [
 ];
 
 function Changes() {
-  const { data } = useData("/changes", { count: 5 });
+  const { data } = useData("/changes", { count: 5 }, { every: 30_000 });
   if (!data?.items?.length) return null;
   return html`<${Card} title="Recent changes" tools=${html`<a class="tools" href=${link(["changes"])}>all changes</a>`}>
     <ul class="findings">${data.items.map((each) => html`<li key=${each.id}><${Time} ms=${each.at_ms} /><span class="what"><bdi>${visible(each.object)}</bdi></span><span class="soft">${visible(each.who)}</span></li>`)}</ul>

@@ -38,6 +38,8 @@ export function sendMessage(topic, message = {}) {
     ],
     command: (values) => commandLine("send", values.body.length <= COMMAND_BODY_MAX ? [topic, values.body] : [topic], { key: values.key, tags: values.tags, delay: values.delay_s && `${values.delay_s}s`, file: values.body.length > COMMAND_BODY_MAX && "FILE" }),
     apply: async (values) => {
+      const broken = ["key", "tags", "body"].find((name) => !values[name].isWellFormed());
+      if (broken) throw new Error(`The ${broken} contains half of a surrogate pair, which is no text.`);
       const delay = values.delay_s ? { delay_ms: Number(values.delay_s) * 1_000 } : {};
       const sent = await post("/messages", { topic, body: values.body, ...(values.key ? { key: values.key } : {}), ...(values.tags ? { tags: values.tags } : {}), ...delay });
       return sent.delay_id ? "The message is stored and waits until it is due." : `The message is stored as ${sent.queue}/${sent.offset}.`;
