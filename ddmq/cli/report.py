@@ -46,6 +46,14 @@ NEEDED = ("pyspark", "pyarrow", "plotly")
     help="Where the job keeps its Parquet tables (default: SAMPLES-tables beside the samples); with --no-job "
     "also a URL.",
 )
+@click.option(
+    "--console",
+    "console_address",
+    metavar="URL",
+    default="http://127.0.0.1:9813",
+    show_default=True,
+    help="Admin port of a server, to whose console the page links; none: no links.",
+)
 @click.option("--no-job", is_flag=True, help="Use the tables of an earlier run, without running the job.")
 @click.option("--data-dir", type=FOLDER, help="As in `ddmq serve` (default: data).")
 @click.option("--config", "config_dir", type=FOLDER, help="As in `ddmq serve`.")
@@ -55,6 +63,7 @@ def report(
     out: Path,
     since: str | None,
     tables: str | None,
+    console_address: str,
     no_job: bool,
     data_dir: Path | None,
     config_dir: Path | None,
@@ -78,8 +87,9 @@ def report(
     if not no_job and tables is not None:
         tables_location = _local_path("--tables", tables)
     result = make_report(
-        samples_dir, tables_location, out, since_ms, with_job=not no_job, config_dir=config_dir
-    )
+        samples_dir, tables_location, out, since_ms, with_job=not no_job, config_dir=config_dir,
+        console_address=_read_console(console_address),
+    )  # fmt: skip
     if as_json:
         from metrics_job.report.core.facts import to_summary
 
@@ -100,12 +110,14 @@ def make_report(
     kills_ms: Sequence[int] = (),
     dead_letters: Mapping[str, int] | None = None,
     order: OrderPicture | None = None,
+    console_address: str = "",
 ) -> Report:
     """Run the Spark job over the samples that the report needs, and write the HTML file. Raises
     ClickException, DdmqError.
 
     `kills_ms`: when processes were killed on purpose; `dead_letters`: how many dead letters were caused on
-    purpose, by topic; `order`: a picture of the order of keys for the page.
+    purpose, by topic; `order`: a picture of the order of keys for the page; `console_address`: the server to
+    whose console the page links, as http://HOST:PORT; empty: no links.
     """
     need_packages()
     from metrics_job.report.core.health import Intended
@@ -116,7 +128,7 @@ def make_report(
         make_tables(partial(_run_job, config_dir), samples, Path(tables), since_ms, now_ms)
     intended = Intended(kills_ms, dead_letters or {})
     result = read_report(tables, since_ms, now_ms, up_to_date=with_job, intended=intended)
-    result = dataclasses.replace(result, order=order)
+    result = dataclasses.replace(result, order=order, console=console_address)
     write_page(result, out, now_ms)
     return result
 
@@ -167,6 +179,15 @@ def _local_path(option: str, folder: str) -> Path:
             "`python -m metrics_job batch` where Spark reads it, then: ddmq report --no-job --tables URL"
         )
     return Path(folder)
+
+
+def _read_console(address: str) -> str:
+    """Return the address without a trailing slash; empty for `none`."""
+    if address == "none":
+        return ""
+    if not address.startswith(("http://", "https://")):
+        raise click.UsageError(f"--console {address!r}: allowed: http://HOST:PORT, https://HOST:PORT, none")
+    return address.removesuffix("/console/").rstrip("/")
 
 
 def _parse_since(since: str) -> int:

@@ -11,7 +11,7 @@
     dark: {
       ink: "#f0efea", soft: "#b3b1a9", line: "#383732", card: "#1e1e1c", rest: "#8f8d86",
       c: ["#4f97ea", "#27b886", "#d39a1e", "#3fae3f", "#a89ff0", "#ee7a78", "#e06c98", "#e57a44"],
-      p: { p50: "#2f66a8", p99: "#6da7ec", "p99.9": "#dcebfd" },
+      p: { p50: "#4c86c9", p99: "#6da7ec", "p99.9": "#dcebfd" },
       heat: [[0, "#22303f"], [0.25, "#1f4d80"], [0.5, "#2f7bd0"], [0.75, "#7db4f2"], [1, "#dcebfd"]]
     }
   };
@@ -38,7 +38,7 @@
   var NARROW = 420, LEGEND = 18; // pixels: one name of a legend under the other, and how high each is
   function layout(theme, given, names, width) {
     var more = width < NARROW ? LEGEND * Math.max(0, names - 3) : 0;
-    var axis = { gridcolor: theme.line, linecolor: theme.line, zerolinecolor: theme.line, automargin: true };
+    var axis = { gridcolor: theme.line, linecolor: theme.line, zerolinecolor: theme.soft, zerolinewidth: 1.5, automargin: true };
     return Object.assign({
       height: 260 + more, margin: { l: 10, r: 10, t: 10, b: 10 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",

@@ -6,10 +6,19 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
+from ddmq_common.findings.rule import SEVERITIES
 from metrics_job.report import html
 from metrics_job.report.core import behind, words
 from metrics_job.report.core.facts import Report, Times
-from metrics_job.report.core.health import SILENT, STOPPED, VANISHED, ProcessFacts, SloFacts
+from metrics_job.report.core.health import (
+    SILENT,
+    STOPPED,
+    VANISHED,
+    Finding,
+    ProcessFacts,
+    SloFacts,
+    console_page,
+)
 from metrics_job.report.core.material import Waiting
 from metrics_job.report.core.offenders import Offender, Offenders
 from metrics_job.report.core.order import KeyRow, OrderPicture, Outage
@@ -42,11 +51,22 @@ def _verdict_box(report: Report) -> str:
             '<div class="verdict good"><strong>✓ All well.</strong> Promises kept, nothing stuck, '
             f"nothing dead, no process lost, no sample missing.{remarks}</div>"
         )
-    items = "".join(
-        f'<li><a href="#{finding.section}">{escape(finding.shown_text)}</a></li>'
-        for finding in report.findings
-    )
-    return f'<div class="verdict bad"><strong>✗ Look here.</strong><ul>{items}</ul>{remarks}</div>'
+    findings = sorted(report.findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    items = "".join(f"<li>{_describe_finding(report, finding)}</li>" for finding in findings)
+    worst = findings[0].severity
+    return f'<div class="verdict {worst}"><strong>✗ Look here.</strong><ul>{items}</ul>{remarks}</div>'
+
+
+def _describe_finding(report: Report, finding: Finding) -> str:
+    sentence = f'<a href="#{finding.section}">{escape(finding.shown_text)}</a>'
+    if report.console and finding.page:
+        sentence += " " + html.build_link("in the console", report.console + finding.page)
+    return f"{html.build_badge(finding.severity)}<span>{sentence}</span>"
+
+
+def _named_cell(report: Report, kind: str, name: str) -> Cell:
+    """Return a cell with the name of a topic or group, which leads to its page in the console."""
+    return Cell(name, href=report.console + console_page(kind, name) if report.console else "")
 
 
 def _total_tiles(report: Report) -> str:
@@ -173,7 +193,7 @@ def _throughput_card(report: Report, drawn: dict[str, Any]) -> str:
             f"Mean of {step}; lines that lie on each other are messages that flow. At most: {peaks_text}.",
             "note",
         ),
-        html.chart("throughput"),
+        html.chart("throughput", f"Messages per second over time. At most: {peaks_text}."),
     )
 
 
@@ -183,7 +203,11 @@ def _lag_card(report: Report, drawn: dict[str, Any]) -> str:
         reason = "No subscription had messages waiting, or no consumer proxy was sampled."
         return html.render_section("lag-card", title, html.build_placeholder(reason))
     caption = html.paragraph("Messages stored and not yet finished, the largest of each step.", "note")
-    plot = html.chart("lag") if "lag" in drawn else html.build_placeholder("No group was ever behind.")
+    plot = (
+        html.chart("lag", "Messages waiting over time, by group; the table below has the numbers.")
+        if "lag" in drawn
+        else html.build_placeholder("No group was ever behind.")
+    )
     return html.render_section("lag-card", title, caption, plot)
 
 
@@ -196,8 +220,8 @@ def _behind_card(report: Report) -> str:
     end_ms = (report.covered or (0, report.time_range.end_ms))[1]
     cells = [
         (
-            row.group,
-            row.topic,
+            _named_cell(report, "groups", row.group),
+            _named_cell(report, "topics", row.topic),
             number_cell(words.format_count(row.lag_max)),
             number_cell(behind.add_time(words.format_count(row.lag), row, end_ms)),
             number_cell(words.format_ms(row.lag_age_ms) if row.lag else "–"),
@@ -255,7 +279,12 @@ def _times_card(times: Times, name: str, drawn: dict[str, Any]) -> str:
         text += f" Worst p99: {words.format_ms(times.worst[1])} at {words.format_time(times.worst[0])}."
     scale = html.paragraph("The scale is logarithmic: equal steps up are equal factors.", "note")
     return html.render_section(
-        f"card-{name}", times.title, caption, html.paragraph(text), html.chart(name), scale
+        f"card-{name}",
+        times.title,
+        caption,
+        html.paragraph(text),
+        html.chart(name, f"{times.title} over time. {text}"),
+        scale,
     )
 
 
@@ -294,7 +323,10 @@ def _topics_card(report: Report) -> str:
     busiest = sorted(report.topics.items(), key=lambda item: (-item[1].sent, -item[1].delivered, item[0]))
     fields = ("sent", "refused", "delivered", "redelivered", "acked", "failed", "dead_lettered", "fired")
     cells: list[tuple[str | Cell, ...]] = [
-        (topic, *(number_cell(words.format_count(getattr(totals, field))) for field in fields))
+        (
+            _named_cell(report, "topics", topic),
+            *(number_cell(words.format_count(getattr(totals, field))) for field in fields),
+        )
         for topic, totals in busiest
     ]
     columns = (
@@ -373,7 +405,9 @@ def _anomalies_table(report: Report) -> str:
 def _heat_card(drawn: dict[str, Any]) -> str:
     none = html.build_placeholder("Less than three hours of samples: too few for a pattern by hour.")
     return html.render_section(
-        "hours", "Messages sent by hour", html.chart("heat") if "heat" in drawn else none
+        "hours",
+        "Messages sent by hour",
+        html.chart("heat", "Messages sent in each hour of each day.") if "heat" in drawn else none,
     )
 
 

@@ -15,6 +15,12 @@ FAILING_KEYS = ("3", "7")
 DELAYS = 60
 HOSTILE = "<script>alert(1)</script>\u202e\x00<b>"
 HOSTILE_TOPIC = "a-hostile-topic"
+WITHOUT_RETRIES = {"retry_intervals_ms": [], "retry_steps": 0}
+HOSTILE_GROUPS = {
+    "hostile-keys": {"order_key": "KEY", "ordered_deliveries_max": -1},
+    "hostile-retries": {"retry_intervals_ms": []},
+    "hostile-letters": WITHOUT_RETRIES,
+}
 BIG_BODY = "x" * (2 << 20)
 TIMEOUT_MS = 60_000
 
@@ -28,10 +34,14 @@ def _mail(message: Any) -> None:
     raise KeyError("iban")
 
 
+def _raise_hostile(message: Any) -> None:
+    raise ValueError(HOSTILE)
+
+
 @contextmanager
 def populate(server: RealServer) -> Iterator[None]:
     """Fill the server and keep its clients running: `billing` with blocked keys, `mailer` with dead letters,
-    `audit` without a client, delayed messages of `mail`, and a topic with hostile names and bodies."""
+    `audit` without a client, delays of `mail`, an open transaction, and hostile names and bodies."""
     settings = {"order_key": "KEY", "ordered_deliveries_max": -1}
     server.admin("POST", "topics", "orders", body={"queues": 2})
     server.admin("POST", "topics", "mail", body={"queues": 1})
@@ -41,12 +51,14 @@ def populate(server: RealServer) -> Iterator[None]:
         "POST",
         "groups",
         "mailer",
-        body={"topics": ["mail"], "start": "first", "retry_intervals_ms": [], "retry_steps": 0},
+        body={"topics": ["mail"], "start": "first", **WITHOUT_RETRIES},
     )
     server.admin("POST", "groups", "audit", body={"topics": ["orders"], "start": "first"})
     consumer = server.address("consumer")
     with ExitStack() as opened:
-        producer = opened.enter_context(Producer(server.address("producer"), timeout_ms=TIMEOUT_MS))
+        producer = opened.enter_context(
+            Producer(server.address("producer"), timeout_ms=TIMEOUT_MS, producer_group="shop")
+        )
         orders = [OutgoingMessage("orders", json.dumps({"order": n}), key=str(n % 10)) for n in range(100)]
         producer.send_batch(orders)
         producer.send_batch(
@@ -54,6 +66,8 @@ def populate(server: RealServer) -> Iterator[None]:
         )
         producer.send(HOSTILE_TOPIC, HOSTILE, key=HOSTILE, tags="plain")
         producer.send(HOSTILE_TOPIC, BIG_BODY, key="big")
+        transaction = opened.enter_context(producer.transaction(reference="order-17"))
+        transaction.send("mail", "prepared", key="order-17")
         for number in range(DELAYS):
             body = {
                 "topic": "mail",
@@ -62,8 +76,27 @@ def populate(server: RealServer) -> Iterator[None]:
                 "delay_ms": (number + 1) * 600_000,
             }
             server.admin("POST", "messages", body=body)
+        server.admin(
+            "POST",
+            "messages",
+            body={"topic": HOSTILE_TOPIC, "key": HOSTILE, "body": HOSTILE, "delay_ms": 3_600_000},
+        )
+        for group, more in HOSTILE_GROUPS.items():
+            server.admin("POST", "groups", group, body={"topics": [HOSTILE_TOPIC], "start": "first", **more})
+            opened.enter_context(Consumer(consumer, group, [HOSTILE_TOPIC], handler=_raise_hostile))
         opened.enter_context(Consumer(consumer, "billing", ["orders"], handler=_bill, client_id="billing-1"))
         opened.enter_context(Consumer(consumer, "mailer", ["mail"], handler=_mail, client_id="mailer-1"))
         until(lambda: len(server.admin("GET", "groups", "billing", "keys")) >= len(FAILING_KEYS))
         until(lambda: any(row["letters"] >= 20 for row in server.admin("GET", "dlq")))
         yield
+
+
+def fill_in(server: RealServer, path: str) -> str:
+    """Replace {message}, {delay} and {transaction} in the path of a page by the ids of such things."""
+    if "{message}" in path:
+        return path.format(message=server.messages("mail")[0]["id"])
+    if "{delay}" in path:
+        return path.format(delay=server.admin("GET", "delay", "messages")["messages"][0]["id"])
+    if "{transaction}" in path:
+        return path.format(transaction=server.admin("GET", "transactions")["transactions"][0]["transaction"])
+    return path

@@ -1,6 +1,6 @@
 // The console's pure functions; `node --test` runs this file, and tests/console/test_pure_modules.py runs node.
 import assert from "node:assert/strict";
-import test from "node:test";
+import test, { mock } from "node:test";
 import * as format from "../../ddmq/console/static/lib/format.js";
 
 test("durations use the two largest units", () => {
@@ -40,8 +40,12 @@ test("control and direction characters become visible", () => {
 test("arguments are quoted for a shell", () => {
   assert.equal(format.quoteArgument("billing"), "billing");
   assert.equal(format.quoteArgument("it's $HOME"), `'it'"'"'s $HOME'`);
-  assert.equal(format.quoteArgument("-rf"), "-- -rf");
   assert.equal(format.quoteArgument(""), "''");
+});
+
+test("a command has its options before its arguments, and arguments cannot be options", () => {
+  assert.equal(format.commandLine("topic set", ["orders"], { writable: true, queues: "" }), "ddmq topic set --writable orders");
+  assert.equal(format.commandLine("group pause", ["-rf"], { topic: "a b" }), "ddmq group pause --topic 'a b' -- -rf");
 });
 
 test("events of a stream are the same however it is cut into chunks", async () => {
@@ -91,4 +95,38 @@ test("a line of a chart has a gap where a value is not known, and includes zero"
   assert.equal(lines.length, 2);
   assert.equal(top, 3);
   assert.equal(linePaths([null, null], 30, 10).lines.length, 0);
+});
+
+async function loadingUntil(milliseconds, everyMs, act, lastsMs = 3_000) {
+  const { Loader } = await import("../../ddmq/console/static/lib/loader.js");
+  mock.timers.enable({ apis: ["setTimeout", "Date"] });
+  const log = { begun: [], published: 0, atOnce: 0 };
+  const load = () => new Promise((resolve) => {
+    log.begun.push(Date.now());
+    log.atOnce += 1;
+    setTimeout(() => ((log.atOnce -= 1), resolve(1)), lastsMs);
+  });
+  const loader = new Loader(load, () => (log.published += 1), () => 60_000);
+  let most = 0;
+  for (let passed = 0; passed < milliseconds; passed += everyMs) {
+    act(loader);
+    most = Math.max(most, log.atOnce);
+    mock.timers.tick(everyMs);
+    for (let turn = 0; turn < 5; turn += 1) await Promise.resolve();
+  }
+  loader.stop();
+  mock.timers.reset();
+  return { ...log, most };
+}
+
+test("data that changes all the time at a slow server is fetched again and again, with one request at a time", async () => {
+  const { begun, published, most } = await loadingUntil(30_000, 500, (loader) => loader.refresh());
+  assert.equal(most, 1);
+  assert.deepEqual(begun.slice(0, 3), [0, 5_000, 10_000]);
+  assert.ok(published >= 5, `published ${published} times`);
+});
+
+test("data that does not change is left alone until it is old", async () => {
+  const { begun } = await loadingUntil(100_000, 1_000, () => {}, 100);
+  assert.equal(begun.length, 2);
 });

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ddmq_client import Message, Producer, SendError
+from ddmq_client import Message
 from tests.scenarios.incident_operators import FRONT_ENDS, Operator
 from tests.scenarios.incident_world import DEPLOYMENTS, IncidentWorld, deployed
 from tests.scenarios.real_server import write_config
+from tests.scenarios.topic_writer import writing
 from tests.support.installations import Installation
 from tests.support.waits import until
 
 FREE_BYTES = (2 << 30) + (256 << 20)  # more than the threshold of the alert
-BODY = bytes(32 * 1024)
-PAUSE_S = 0.03  # between two messages of the largest writer: a megabyte a second
 
 
 @pytest.fixture(params=DEPLOYMENTS)
@@ -27,36 +24,6 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[IncidentWo
     config = write_config(tmp_path / "conf", file_log={"allocate_bytes": "1MiB"})
     with deployed(request.param, tmp_path, Installation(), config, disk_free=FREE_BYTES) as created:
         yield created
-
-
-class TopicWriter:
-    """Sends to a topic until it is rejected."""
-
-    def __init__(self, producer: Producer, topic: str) -> None:
-        self._producer = producer
-        self._topic = topic
-        self.stopped = threading.Event()
-        self.errors: list[SendError] = []
-
-    def run(self) -> None:
-        while not self.stopped.wait(PAUSE_S):
-            try:
-                self._producer.send(self._topic, BODY)
-            except SendError as error:
-                self.errors.append(error)
-                self.stopped.set()
-
-
-@contextmanager
-def writing(producer: Producer, topic: str) -> Iterator[TopicWriter]:
-    writer = TopicWriter(producer, topic)
-    thread = threading.Thread(target=writer.run)
-    thread.start()
-    try:
-        yield writer
-    finally:
-        writer.stopped.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda front_end: front_end.__name__)

@@ -83,7 +83,7 @@ def test_the_worst_subscription_is_the_first_everywhere(tmp_path: Path) -> None:
     assert [row.group for row in sort_worst_first(result.waiting)] == order
     assert [row["group"] for row in to_summary(result)["subscriptions"]] == order
     table = re.findall(r'<section id="waiting".*?</section>', build_page(result, 0), re.S)[0]
-    assert re.findall(r"<tr><td>(\w+)</td>", table) == order[:3]
+    assert re.findall(r'<tr><td data-head="group"><div>(\w+)</div></td>', table) == order[:3]
     assert re.findall(r"^(\w+) +t ", printed(result), re.M) == order[:3]
 
 
@@ -169,7 +169,7 @@ def test_a_state_sampled_long_before_the_end_shows_its_time(writer: Writer, stop
     ]
     text = build_page(result, 0)
     assert f"2 at the end{dated}" in text
-    assert f'<td class="number">5{dated}</td>' in text
+    assert f'<td class="number" data-head="at the end"><div>5{dated}</div></td>' in text
 
 
 def test_a_planned_restart_is_no_finding_and_is_counted_apart_from_rejections(writer: Writer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -156,4 +157,19 @@ def test_what_is_left_out_of_a_list_opens_below_it(tmp_path: Path) -> None:
 def test_of_thousands_the_first_are_on_the_page() -> None:
     text = html.first_rows_table(("topic",), [(f"topic-{number}",) for number in range(5000)], 10)
     assert "… and 4,990 more, 300 of them here" in text
-    assert text.count("<td>") == 310
+    assert text.count('<td data-head="topic">') == 310
+
+
+def test_findings_and_names_lead_to_the_console_if_there_is_one(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for minute in range(60, 70):
+        writer.counter(at(minute), "ddmq_sends_total", 10, "orders", detail="code=0")
+        writer.counter(at(minute), "ddmq_delivered_total", 1, "orders", "a/b")
+        writer.lag(at(minute), "a/b", "orders", 5.0, time_to_drain_s=None, lag_age_ms=7e6)
+    writer.process(at(60), at(70))
+    report = report_of(Tables(writer.write()).read_material(build_time_range(ms(60), ms(70))))
+    page = PageText(build_page(dataclasses.replace(report, console="http://127.0.0.1:9813"), ms(80)))
+    links = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
+    assert {f"http://127.0.0.1:9813/console/{each}" for each in ("groups/a%2Fb", "topics/orders")} <= links
+    assert "▲ warning" in page.text
+    assert [finding.severity for finding in report.findings] == ["warning"]

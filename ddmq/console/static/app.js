@@ -98,7 +98,7 @@ function Search() {
 function Ribbon() {
   const { state, text } = status.value;
   const missing = Object.keys(snapshot.value?.missing ?? {});
-  const words = { live: "live", old: text, starting: "connecting…", lost: refusal.value ? "not logged in" : text || "no connection" };
+  const words = { live: "live", old: text, starting: "connecting…", lost: refusal.value ? "not logged in" : text };
   return html`<span class=${`ribbon ${state}`} role="status">${state === "live" ? "● " : "○ "}${words[state]}${missing.length ? ` · no answer from ${missing.join(", ")}` : ""}</span>`;
 }
 

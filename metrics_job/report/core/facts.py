@@ -94,6 +94,7 @@ class Report:
     tallies: Tallies = field(default_factory=Tallies)  # how much there is of what the lists hold the first of
     remarks: list[str] = field(default_factory=list)  # on purpose, or shortened: nothing to look at
     order: OrderPicture | None = None  # of a client that watched its own messages
+    console: str = ""  # where the console is, to which the page links; empty: no links
 
     @property
     def is_well(self) -> bool:
@@ -339,6 +340,7 @@ def to_summary(report: Report) -> dict[str, Any]:
         "covered_to_ms": report.covered[1] if report.covered else None,
         "findings": [finding.text for finding in report.findings],
         "finding_rules": [finding.rule for finding in report.findings],
+        "finding_severities": [finding.severity for finding in report.findings],
         "remarks": report.remarks,
         "totals": asdict(report.totals),
         "topics": {topic: asdict(totals) for topic, totals in report.topics.items()},

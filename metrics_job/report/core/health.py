@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+from urllib.parse import quote
 
 from ddmq_common.findings.conditions import NotConsumed
-from ddmq_common.findings.rule import FindingRule
+from ddmq_common.findings.rule import CRITICAL, INFO, WARNING, FindingRule
 from ddmq_common.findings.table import RULES_BY_NAME
 from ddmq_common.metrics.catalogue import DEAD_LETTERS
 from metrics_job.report.core import behind, words
@@ -232,15 +233,27 @@ NOTHING_INTENDED = Intended()
 
 class Finding(NamedTuple):
     """One finding as a sentence, and the page section with details. `rule`: the name of its alert; empty if
-    it has none."""
+    it has none. `page`: the console's page. `weight`: the severity without a rule."""
 
     text: str
     section: str
     rule: str = ""
+    page: str = ""
+    weight: str = WARNING
+
+    @property
+    def severity(self) -> str:
+        """Return critical, warning or info: that of its alert, if there is one."""
+        return RULES_BY_NAME[self.rule].severity if self.rule else self.weight
 
     @property
     def shown_text(self) -> str:
         return f"{self.text} ({self.rule})" if self.rule else self.text
+
+
+def console_page(*segments: str) -> str:
+    """Return the path of a page of the console."""
+    return "/console/" + "/".join(quote(segment, safe="") for segment in segments)
 
 
 def list_findings(
@@ -252,7 +265,13 @@ def list_findings(
 ) -> list[Finding]:
     """List the findings, the most urgent first. An empty list means that all is well."""
     if covered is None:
-        return [Finding("No samples in this range: nothing ran, or the samples lie elsewhere.", "processes")]
+        return [
+            Finding(
+                "No samples in this range: nothing ran, or the samples lie elsewhere.",
+                "processes",
+                weight=CRITICAL,
+            )
+        ]
     return [
         *_promise_findings([row for row in slo if not row.is_met], material.tallies.promises_missed),
         *_waiting_findings(material.waiting, covered[1]),
@@ -274,6 +293,7 @@ def _promise_findings(listed: list[SloFacts], missed: int) -> Iterator[Finding]:
             f"{words.name_subscription(worst.group, worst.topic)}: {worst.shown_compliance} good, "
             f"{words.format_percent(worst.target)} promised.",
             "promises",
+            page=console_page("groups", worst.group) if worst.group else console_page("topics", worst.topic),
         )
 
 
@@ -316,6 +336,7 @@ def _lag_finding(rows: list[Waiting], how: str, end_ms: int, rule: FindingRule) 
         f"the oldest for {words.format_ms(worst.lag_age_ms)}, {how}{more}.",
         "waiting",
         rule.name,
+        console_page("groups", worst.group),
     )
 
 
@@ -332,7 +353,8 @@ def _blocked_findings(waiting: Sequence[Waiting], end_ms: int) -> Iterator[Findi
         keys = words.format_plural(sum(row.blocked_keys for row in rows), "order key")
         longest = words.format_ms(max(row.blocked_key_age_ms for row in rows))
         text = f"{keys} blocked at the end ({names}), the longest for {longest}."
-        yield Finding(text, "top", KEY_BLOCKED.name)
+        page = f"/console/keys?group={quote(rows[0].group, safe='')}"
+        yield Finding(text, "top", KEY_BLOCKED.name, page)
 
 
 def intended_remarks(
@@ -358,7 +380,8 @@ def unintended_dead(counters: Iterable[Counted], intended: Intended) -> int:
 def _dead_letter_findings(count: int) -> Iterator[Finding]:
     if count:
         became = "became a dead letter" if count == 1 else "became dead letters"
-        yield Finding(f"{words.format_plural(count, 'message')} {became}.", "top", DEAD_LETTERS_GROW.name)
+        text = f"{words.format_plural(count, 'message')} {became}."
+        yield Finding(text, "top", DEAD_LETTERS_GROW.name, console_page("dead-letters"))
 
 
 def _rejection_findings(topics: Mapping[str, Totals]) -> Iterator[Finding]:
@@ -375,7 +398,7 @@ def _rejection_findings(topics: Mapping[str, Totals]) -> Iterator[Finding]:
         more = f"; {words.format_plural(len(failing) - 1, 'other topic')} too" if len(failing) > 1 else ""
         share = words.format_percent(worst.refused_ratio)
         text = f"{sends} to {topic} not stored, {share} of all answered{more}."
-        yield Finding(text, "top", SENDS_FAIL.name)
+        yield Finding(text, "top", SENDS_FAIL.name, console_page("topics", topic))
 
 
 def _process_findings(rows: list[ProcessFacts]) -> Iterator[Finding]:
@@ -389,6 +412,7 @@ def _process_findings(rows: list[ProcessFacts]) -> Iterator[Finding]:
             "after the last sample is in no number here.",
             "processes",
             PROCESS_DOWN.name,
+            console_page("system"),
         )
     if silent:
         count = words.format_plural(len(silent), "process", "processes")
@@ -398,10 +422,12 @@ def _process_findings(rows: list[ProcessFacts]) -> Iterator[Finding]:
             "killed, or its samples do not come here any more.",
             "processes",
             PROCESS_DOWN.name,
+            console_page("system"),
         )
     if missing:
         files = words.format_plural(sum(row.missing for row in missing), "sample file")
-        yield Finding(f"{files} missing ({_list_names(missing)}): the numbers here are too low.", "processes")
+        text = f"{files} missing ({_list_names(missing)}): the numbers here are too low."
+        yield Finding(text, "processes", weight=INFO)
 
 
 def _list_names(rows: list[ProcessFacts]) -> str:
@@ -414,6 +440,7 @@ def _left_out_findings(starts: int) -> Iterator[Finding]:
             f"{words.format_plural(starts, 'older start')} of processes left out: too many for one report, "
             "so nothing is known of how they ended; a shorter --since tells.",
             "processes",
+            weight=INFO,
         )
 
 
@@ -427,9 +454,14 @@ def _anomaly_findings(listed: Sequence[Row], count: int) -> Iterator[Finding]:
             f"{words.format_time(first['start'])}: "
             f"{words.format_count(first['value'])}, usually {words.format_count(first['usual'])}.",
             "changes",
+            weight=INFO,
         )
 
 
 def _reject_findings(lines: int) -> Iterator[Finding]:
     if lines:
-        yield Finding(f"{words.format_plural(lines, 'sample line')} not understood and left out.", "rejects")
+        yield Finding(
+            f"{words.format_plural(lines, 'sample line')} not understood and left out.",
+            "rejects",
+            weight=INFO,
+        )

@@ -1,16 +1,16 @@
 // Every change goes through one dialog: what will happen, to how much, a sample, whom it reaches, the command.
 import { signal } from "../vendor/signals.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
-import { get, path, post } from "./api.js";
+import { changed, get, path, post } from "./api.js";
 import { count, formatNumber, shorten, visible } from "./format.js";
 import { html } from "./html.js";
 import { Command, Facts, Name, Problem, Time } from "./parts.js";
 
 const POLL_MS = 400;
+const RETRY_MS = 2_000; // after a poll that failed
 const ENDED = ["done", "stopped", "failed", "interrupted"];
 const NOUNS = { dead_letters: "dead letter", keys: "key", delays: "delayed message", retries: "message" };
 const open = signal(null);
-export const changed = signal(0); // grows after each change, so that pages fetch their lists again
 
 /** Plan an operation on everything that matches, show the plan, and run it if the user agrees.
  * `body`: as POST /operations takes it, without dry_run. */
@@ -22,6 +22,11 @@ export function openOperation({ title, verb, body, danger = false, note = "" }) 
  * value]] of a dry run; `apply`: makes the change and returns a sentence, or {text, undo}. */
 export function openChange({ title, verb, text = "", facts = [], command = "", preview = null, apply, fields = null, danger = false }) {
   open.value = { type: "change", title, verb, text, facts, command, preview, apply, fields, danger, opener: document.activeElement };
+}
+
+/** Say that something did not work which has no other place on the page. */
+export function openFailure(title, error) {
+  open.value = { type: "failure", title, error, opener: document.activeElement };
 }
 
 function close(opener) {
@@ -38,10 +43,19 @@ export function ActionDialog() {
   if (!action) return null;
   return html`<dialog ref=${dialog} aria-labelledby="dialog-title" onClose=${() => close(action.opener)}>
     <h2 id="dialog-title">${action.title}</h2>
-    ${action.type === "operation"
-      ? html`<${Operation} action=${action} onClose=${() => dialog.current.close()} />`
-      : html`<${Change} action=${action} onClose=${() => dialog.current.close()} />`}
+    ${action.type === "failure" && html`<${Problem} error=${action.error} /><${Buttons}><button type="button" class="act" onClick=${() => dialog.current.close()}>Close</button><//>`}
+    ${action.type === "operation" && html`<${Operation} action=${action} onClose=${() => dialog.current.close()} />`}
+    ${action.type === "change" && html`<${Change} action=${action} onClose=${() => dialog.current.close()} />`}
   </dialog>`;
+}
+
+/** A button that has the focus when it appears, so that Enter goes on. `focused` false: something else has it. */
+function NextButton({ focused = true, children, ...rest }) {
+  const button = useRef(null);
+  useEffect(() => {
+    if (focused) button.current.focus();
+  }, []);
+  return html`<button ref=${button} ...${rest}>${children}</button>`;
 }
 
 function Buttons({ children }) {
@@ -53,21 +67,29 @@ function Operation({ action, onClose }) {
   const [error, setError] = useState(null);
   const [rate, setRate] = useState("");
   const [busy, setBusy] = useState(false);
-  useEffect(() => {
+  const [polls, setPolls] = useState(0);
+  const countMatches = () => {
+    setPlan(null);
+    setError(null);
     post("/operations", { ...action.body, dry_run: true }).then(setPlan, setError);
-  }, [action]);
+  };
+  useEffect(countMatches, [action]);
   const running = plan && plan.started_ms != null && !ENDED.includes(plan.state);
   useEffect(() => {
     if (!running) return undefined;
-    const timer = setTimeout(() => get(path`/operations/${plan.id}`).then(setPlan, setError), POLL_MS);
+    const update = (row) => {
+      setPlan(row);
+      setError(null);
+      if (ENDED.includes(row.state)) changed.value += 1;
+    };
+    const timer = setTimeout(() => get(path`/operations/${plan.id}`).then(update, setError).finally(() => setPolls(polls + 1)), error ? RETRY_MS : POLL_MS);
     return () => clearTimeout(timer);
-  }, [running, plan]);
+  }, [running, polls]);
   const call = async (address, body) => {
     setBusy(true);
     setError(null);
     try {
       setPlan({ ...plan, ...(await post(address, body)) });
-      changed.value += 1;
     } catch (failure) {
       setError(failure);
     }
@@ -75,7 +97,7 @@ function Operation({ action, onClose }) {
   };
   if (!plan) {
     return html`${error ? html`<${Problem} error=${error} />` : html`<p aria-busy="true">Counting what matches…</p>`}
-      <${Buttons}><button type="button" onClick=${onClose} autofocus>Close</button><//>`;
+      <${Buttons}>${error && html`<button type="button" onClick=${countMatches}>Count again</button>`}<button type="button" onClick=${onClose} autofocus>Close</button><//>`;
   }
   const noun = NOUNS[plan.kind] ?? "item";
   if (plan.started_ms != null) return html`<${Progress} plan=${plan} noun=${noun} error=${error} onClose=${onClose} onStop=${() => call(path`/operations/${plan.id}/stop`)} />`;
@@ -93,8 +115,8 @@ function Operation({ action, onClose }) {
     <${Problem} error=${error} />
     <p class="filter"><label for="rate">At most per second</label><input id="rate" type="number" min="1" max="1000000" value=${rate} placeholder="no limit" onInput=${(event) => setRate(event.target.value)} /></p>
     <${Buttons}>
-      <button type="button" onClick=${onClose}>Cancel</button>
-      <button type="submit" class=${action.danger ? "danger" : "act"} disabled=${busy || !plan.counted} autofocus>${action.verb} ${formatNumber(plan.counted)}</button>
+      ${error && html`<button type="button" onClick=${countMatches}>Count again</button>`}<button type="button" onClick=${onClose}>Cancel</button>
+      <${NextButton} type="submit" class=${action.danger ? "danger" : "act"} disabled=${busy || !plan.counted}>${action.verb} ${formatNumber(plan.counted)}<//>
     <//>
   </form>`;
 }
@@ -110,7 +132,7 @@ function Progress({ plan, noun, error, onClose, onStop }) {
     ${!ended && html`<p class="soft">It goes on if you close this page. <code>ddmq op show ${plan.id}</code></p>`}
     <${Buttons}>
       ${!ended && html`<button type="button" onClick=${onStop}>Stop</button>`}
-      <button type="button" class=${ended ? "act" : ""} onClick=${onClose} autofocus>Close</button>
+      <${NextButton} type="button" class=${ended ? "act" : ""} onClick=${onClose}>Close<//>
     <//>`;
 }
 
@@ -150,14 +172,11 @@ function Change({ action, onClose }) {
   useEffect(() => {
     if (action.preview) preview();
   }, [action]);
-  const finish = (answer) => {
-    changed.value += 1;
-    setResult(typeof answer === "string" ? { text: answer } : answer);
-  };
+  const finish = (answer) => setResult(typeof answer === "string" ? { text: answer } : answer);
   if (result) {
     const undo = () => run(() => post(path`/changes/${result.undo}/undo`), () => finish("The change is undone."));
     return html`<p class="effect" role="status">✓ ${result.text}</p><${Problem} error=${error} />
-      <${Buttons}>${result.undo && html`<button type="button" onClick=${undo} disabled=${busy}>Undo</button>`}<button type="button" class="act" onClick=${onClose} autofocus>Close</button><//>`;
+      <${Buttons}>${result.undo && html`<button type="button" onClick=${undo} disabled=${busy}>Undo</button>`}<${NextButton} type="button" class="act" onClick=${onClose}>Close<//><//>`;
   }
   const submit = (event) => {
     event.preventDefault();
@@ -176,7 +195,7 @@ function Change({ action, onClose }) {
     <${Problem} error=${error} />
     <${Buttons}>
       <button type="button" onClick=${onClose}>Cancel</button>
-      <button type="submit" class=${action.danger ? "danger" : "act"} disabled=${busy || (action.preview && !facts)} autofocus>${action.verb}</button>
+      <button type="submit" class=${action.danger ? "danger" : "act"} disabled=${busy || (action.preview && !facts)} autofocus=${!action.fields}>${action.verb}</button>
     <//>
   </form>`;
 }

@@ -1,10 +1,17 @@
 // Requests to the admin API of the server that this page came from, and data that stays current.
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
-import { snapshot } from "./live.js";
+import { signal } from "../vendor/signals.js";
+import { openings, snapshot, status } from "./live.js";
+import { Loader } from "./loader.js";
 import { authorization, refusal, ROOT } from "./session.js";
 
-const REFRESH_MS = 2_000;
 const PLAIN_REFRESH_MS = 5_000;
+const VERSIONED_REFRESH_MS = 60_000; // of data whose changes the snapshots announce
+const READ_PATIENCE_MS = 30_000;
+const CHANGE_PATIENCE_MS = 120_000;
+export const NOT_JSON = -1; // instead of the status of an answer that cannot be read
+const NOTHING = { wanted: "", data: null, atMs: null, error: null };
+export const changed = signal(0); // grows with each change made here, so that pages fetch their data again
 
 /** An answer with an error status. `uncertain`: a change may have been made all the same. */
 export class ApiError extends Error {
@@ -33,22 +40,24 @@ export function path(literals, ...names) {
 
 async function request(method, address, body, headers = {}) {
   let response;
+  let text;
   try {
     response = await fetch(ROOT + address, {
       method,
       headers: { ...authorization(), ...(body === undefined ? {} : { "Content-Type": "application/json" }), ...headers },
       body: body === undefined ? undefined : JSON.stringify(body),
+      signal: AbortSignal.timeout(method === "GET" ? READ_PATIENCE_MS : CHANGE_PATIENCE_MS),
     });
+    text = await response.text();
   } catch (error) {
     const silent = method === "GET" ? "The server does not answer." : "The server did not answer: the change may have been made or not. Look before you repeat it.";
     throw new ApiError(0, `${silent} (${error.message})`);
   }
-  const text = await response.text();
   let answer;
   try {
     answer = JSON.parse(text || "{}");
   } catch {
-    throw new ApiError(response.status, `The answer is not JSON: ${text.slice(0, 200)}`);
+    throw new ApiError(response.ok ? NOT_JSON : response.status, `The answer to ${address.split("?")[0]} is not JSON: ${text.slice(0, 200)}`);
   }
   if (response.status === 401) refusal.value = answer.error;
   if (!response.ok) throw new ApiError(response.status, answer.error ?? `status ${response.status}`);
@@ -67,51 +76,43 @@ export function getVersioned(address, query) {
 
 /** Return the answer to a POST. Raises ApiError. `etag`: change only this version. */
 export async function post(address, body, { etag } = {}) {
-  return (await request("POST", address, body ?? {}, etag ? { "If-Match": etag } : {})).answer;
+  const { answer } = await request("POST", address, body ?? {}, etag ? { "If-Match": etag } : {});
+  if (!body?.dry_run) changed.value += 1;
+  return answer;
 }
 
 /** Return the answer to a DELETE. */
 export async function del(address, query) {
-  return (await request("DELETE", target(address, query))).answer;
+  const { answer } = await request("DELETE", target(address, query));
+  changed.value += 1;
+  return answer;
 }
 
-/** The answer to a GET, kept current: {data, error, loading, reload}.
+/** The answer to a GET, kept current: {data, atMs, error, loading, reload}.
  *
- * `version`: the list of the snapshot's `versions` that tells of changes; without it, the data is fetched
- * every few seconds. Old data stays while new data is fetched, also if that fails. `address` null: nothing. */
+ * `version`: the list of the snapshot's `versions` that tells of changes. Without it, or without snapshots, the
+ * data is fetched every few seconds. Old data stays while new data is fetched, also if that fails; `atMs` is its
+ * time. `address` null: nothing. */
 export function useData(address, query = {}, { version = "", every = PLAIN_REFRESH_MS } = {}) {
   const wanted = address === null ? "" : target(address, query);
-  const [state, setState] = useState({ wanted: "", data: null, error: null, loading: true });
-  const [turn, setTurn] = useState(0);
-  const loadedTurn = useRef(-1);
+  const [state, setState] = useState(NOTHING);
+  const loader = useRef(null);
   const live = version ? snapshot.value?.versions?.[version] : undefined;
+  const seen = useRef(null);
   useEffect(() => {
     if (!wanted) return undefined;
-    let current = true;
-    let timer = 0;
-    const load = async () => {
-      try {
-        const data = await get(wanted);
-        if (current) setState({ wanted, data, error: null, loading: false });
-      } catch (error) {
-        if (current) setState((old) => ({ wanted, data: old.wanted === wanted ? old.data : null, error, loading: false }));
-      }
-      if (current && !version) timer = setTimeout(load, document.hidden ? 4 * every : every);
-    };
-    const changed = state.wanted === wanted && loadedTurn.current === turn;
-    loadedTurn.current = turn;
-    if (changed) timer = setTimeout(load, REFRESH_MS);
-    else load();
-    return () => {
-      current = false;
-      clearTimeout(timer);
-    };
-  }, [wanted, turn, live]);
-  const fresh = state.wanted === wanted;
-  return {
-    data: fresh ? state.data : null,
-    error: fresh ? state.error : null,
-    loading: !fresh || state.loading,
-    reload: () => setTurn((old) => old + 1),
-  };
+    const publish = (result) => setState((old) => ({ ...(old.wanted === wanted ? old : NOTHING), ...("data" in result ? { atMs: Date.now() } : {}), error: null, ...result, wanted }));
+    const pauseMs = () => (version && status.peek().state === "live" ? VERSIONED_REFRESH_MS : every) * (document.hidden ? 4 : 1);
+    loader.current = new Loader(() => get(wanted), publish, pauseMs);
+    return () => loader.current.stop();
+  }, [wanted]);
+  useEffect(() => {
+    if (seen.current === wanted) loader.current?.refresh();
+    seen.current = wanted;
+  }, [wanted, live, openings.value]);
+  useEffect(() => {
+    if (changed.value) loader.current?.reload();
+  }, [changed.value]);
+  const { data, atMs, error } = state.wanted === wanted ? state : NOTHING;
+  return { data, atMs, error, loading: data === null && error === null, reload: () => loader.current?.reload() };
 }

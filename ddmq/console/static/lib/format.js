@@ -84,8 +84,15 @@ export function shorten(text, length) {
   return characters.length > length ? `${characters.slice(0, length - 1)}…` : characters;
 }
 
-/** An argument of a command, quoted for a POSIX shell. */
+/** A word of a command, quoted for a POSIX shell. */
 export function quoteArgument(text) {
-  const quoted = /^[\w@%+=:,./-]+$/.test(text) ? text : `'${String(text).replaceAll("'", `'"'"'`)}'`;
-  return quoted.startsWith("-") ? `-- ${quoted}` : quoted;
+  return /^[\w@%+=:,./-]+$/.test(text) ? String(text) : `'${String(text).replaceAll("'", `'"'"'`)}'`;
+}
+
+/** A command line: `words` of the command, its options by name (true: a flag; empty: left out), its arguments. */
+export function commandLine(words, args, options = {}) {
+  const set = Object.entries(options).filter(([, value]) => value != null && value !== "" && value !== false);
+  const parts = set.map(([name, value]) => (value === true ? `--${name}` : `--${name} ${quoteArgument(value)}`));
+  if (args.some((each) => String(each).startsWith("-"))) parts.push("--");
+  return ["ddmq", words, ...parts, ...args.map(quoteArgument)].join(" ");
 }

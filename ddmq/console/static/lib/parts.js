@@ -1,11 +1,14 @@
 // Small pieces that several pages show: names, times, states, and what to show instead of data.
+import { useState } from "../vendor/hooks.js";
 import { signal } from "../vendor/signals.js";
-import { ABSENT, formatNumber, formatRelative, formatTime, visible } from "./format.js";
+import { ABSENT, formatNumber, formatRelative, formatTime, shorten, visible } from "./format.js";
 import { html } from "./html.js";
 import { now } from "./live.js";
 import { link, setQuery } from "./route.js";
+import { ADVICE } from "./words.js";
 
 const ZONE = "ddmq.console.zone";
+const MESSAGE_MAX = 2_000; // characters of an error
 export const inUtc = signal(localStorage.getItem(ZONE) !== "local");
 
 /** Show all times in UTC, or in the browser's time zone. */
@@ -59,21 +62,23 @@ export function Card({ title, note, children, id, tools }) {
   </section>`;
 }
 
-/** An error with its sentence; 403 says which right is missing, because the server does. */
-export function Problem({ error }) {
+/** An error with its sentence, and what to do; 403 says which right is missing, because the server does.
+ * `retried`: the page tries again by itself. */
+export function Problem({ error, retried = false }) {
   if (!error) return null;
-  return html`<div class="problem" role="alert"><strong>${error.status === 403 ? "Not allowed" : "This did not work"}</strong><span>${visible(error.message, true)}</span></div>`;
+  return html`<div class="problem" role="alert"><strong>✗ ${error.status === 403 ? "Not allowed" : "This did not work"}</strong><span>${visible(shorten(error.message, MESSAGE_MAX), true)}</span>
+    <span>${ADVICE[error.status] ?? ""}${retried && error.status !== 403 ? " The page tries again by itself." : ""}</span></div>`;
 }
 
 /** Show data once it is there, and meanwhile what is the matter. `absent`: the sentence for a route that this
  * server does not have. */
 export function Loaded({ state, children, absent }) {
-  const { data, error, loading } = state;
+  const { data, error, loading, atMs } = state;
   if (!data && error) {
-    return error.status === 404 && absent ? html`<p class="soft">${absent}</p>` : html`<${Problem} error=${error} />`;
+    return error.status === 404 && absent ? html`<p class="soft">${absent}</p>` : html`<${Problem} error=${error} retried />`;
   }
   if (!data) return html`<p class="soft" aria-busy=${loading}>Loading…</p>`;
-  return html`${error && html`<${Problem} error=${error} />`}${children(data)}`;
+  return html`<div class=${error ? "data old" : "data"}>${error && html`<${Problem} error=${error} retried /><p class="warn">▲ What follows is old: it was fetched <${Time} ms=${atMs} />.</p>`}${children(data)}</div>`;
 }
 
 /** Processes that did not answer, so that nobody takes a part for the whole. */
@@ -86,7 +91,11 @@ export function Missing({ missing }) {
 /** A field of the filter row, kept in the address. */
 export function Filter({ name, label, query, type = "search", placeholder = "", options, empty = "all" }) {
   const value = query.get(name) ?? "";
-  const change = (event) => setQuery({ [name]: event.target.value.trim() });
+  const [draft, setDraft] = useState(null); // what is typed, which fresh data must not overwrite
+  const change = (event) => {
+    setDraft(null);
+    setQuery({ [name]: event.target.value.trim() });
+  };
   const id = `filter-${name}`;
   return html`<span class="filter"><label for=${id}>${label}</label>${
     options
@@ -94,7 +103,7 @@ export function Filter({ name, label, query, type = "search", placeholder = "", 
           <option value="" selected=${value === ""}>${empty}</option>
           ${options.map((each) => html`<option value=${each} selected=${each === value}>${each}</option>`)}
         </select>`
-      : html`<input id=${id} type=${type} value=${value} placeholder=${placeholder} onChange=${change} />`
+      : html`<input id=${id} type=${type} value=${draft ?? value} placeholder=${placeholder} onInput=${(event) => setDraft(event.target.value)} onChange=${change} />`
   }</span>`;
 }
 
@@ -118,7 +127,7 @@ export function Command({ text }) {
   if (!text) return null;
   const copy = (event) => {
     const button = event.currentTarget;
-    navigator.clipboard?.writeText(text).then(() => (button.textContent = "copied"));
+    navigator.clipboard?.writeText(text).then(() => (button.textContent = "copied"), () => (button.textContent = "select it to copy"));
   };
   return html`<div class="command"><code tabindex="0">${visible(text)}</code><button type="button" class="quiet" onClick=${copy}>copy</button></div>`;
 }

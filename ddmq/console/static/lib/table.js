@@ -1,5 +1,5 @@
 // A table that becomes cards on narrow screens, with pages, and with rows that can be selected.
-import { count, formatNumber } from "./format.js";
+import { count, formatNumber, visible } from "./format.js";
 import { html } from "./html.js";
 import { setQuery } from "./route.js";
 
@@ -20,7 +20,7 @@ export function Table({ columns, rows, rowKey, label, selection, onSelect, empty
         ${columns.map((column) => html`<th class=${column.number ? "n" : ""} scope="col">${column.head}</th>`)}
       </tr></thead>
       <tbody>${rows.map((row, index) => html`<tr key=${keys[index]}>
-        ${selection && html`<td class="choose" data-head=""><input type="checkbox" aria-label=${`select ${keys[index]}`} checked=${selection.has(keys[index])} onChange=${(event) => choose([keys[index]], event.target.checked)} /></td>`}
+        ${selection && html`<td class="choose" data-head=""><input type="checkbox" aria-label=${`select ${visible(keys[index])}`} checked=${selection.has(keys[index])} onChange=${(event) => choose([keys[index]], event.target.checked)} /></td>`}
         ${columns.map((column) => html`<td class=${`${column.number ? "n" : ""} ${column.wide ? "wide" : ""}`} data-head=${column.head}><div>${column.cell(row)}</div></td>`)}
       </tr>`)}</tbody>
     </table>

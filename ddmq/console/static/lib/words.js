@@ -17,6 +17,19 @@ export const CAUSES = {
   "keys-blocked": "keys fail and block what waits behind them",
 };
 
+/** What to do about an error of the API, by its status. 0: no answer; -1: an answer that is not JSON. */
+export const ADVICE = {
+  [-1]: "Perhaps something else has answered, such as a proxy between this browser and the server.",
+  0: "Check whether the server runs, and whether this computer reaches it.",
+  403: "An administrator can give this right; ddmq auth explain shows which rule allows what.",
+  409: "It has been changed meanwhile. Look at it before you try again.",
+  412: "Somebody else has changed it meanwhile. Look at it before you try again.",
+  429: "Wait a moment before you try again.",
+  500: "This is an error of the server. Its log says more.",
+  503: "The server cannot do this now.",
+  504: "The server waited for another process in vain. See the page System.",
+};
+
 /** What an operator can do about each cause: the setting to raise, or a sentence. */
 export const REMEDIES = {
   concurrency: { setting: "concurrency", text: "Raise the concurrency, if the clients can do more at once." },

@@ -1,7 +1,7 @@
 // The last changes: who did what, what it was before, and undo; and the operations that run.
 import { listing, path, post, useData } from "../lib/api.js";
-import { changed, openChange } from "../lib/actions.js";
-import { count, formatNumber, visible } from "../lib/format.js";
+import { openChange } from "../lib/actions.js";
+import { commandLine, count, formatNumber, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Badge, Card, Chips, Filter, Head, Loaded, Missing, Name, Time } from "../lib/parts.js";
 import { link } from "../lib/route.js";
@@ -11,7 +11,7 @@ const KINDS = { done: "good", failed: "bad", running: "warn", interrupted: "warn
 
 function undo(change, reload) {
   openChange({
-    title: "Undo this change", verb: "Undo", text: visible(change.object), command: `ddmq undo ${change.id}`,
+    title: "Undo this change", verb: "Undo", text: visible(change.object), command: commandLine("undo", [change.id]),
     apply: async () => {
       await post(path`/changes/${change.id}/undo`);
       reload();
@@ -58,8 +58,7 @@ function Audit({ query }) {
 export function Page({ query }) {
   const changes = useData("/changes", { count: 50, after: query.get("after") });
   const operations = useData("/operations", listing({}, 20), { every: 2_000 });
-  void changed.value;
-  const stop = (row) => openChange({ title: `Stop operation ${row.id}`, verb: "Stop", text: "The batch that is in progress is finished.", command: `ddmq op stop ${row.id}`, apply: async () => `The operation is ${(await post(path`/operations/${row.id}/stop`)).state}.` });
+  const stop = (row) => openChange({ title: `Stop operation ${row.id}`, verb: "Stop", text: "The batch that is in progress is finished.", command: commandLine("op stop", [row.id]), apply: async () => `The operation is ${(await post(path`/operations/${row.id}/stop`)).state}.` });
   const columns = [
     { head: "when", cell: (row) => html`<${Time} ms=${row.at_ms} />` },
     { head: "who", cell: (row) => html`<bdi>${visible(row.who ?? "")}</bdi>` },

@@ -2,7 +2,7 @@
 import { useState } from "../vendor/hooks.js";
 import { exportLines } from "../lib/export.js";
 import { listing, path, useData } from "../lib/api.js";
-import { openOperation } from "../lib/actions.js";
+import { openFailure, openOperation } from "../lib/actions.js";
 import { count, formatNumber, formatTime, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Card, Chips, Filter, GroupLink, Head, Loaded, MessageLink, Missing, Name, Time, TopicLink } from "../lib/parts.js";
@@ -67,7 +67,7 @@ function Actions({ group, filter, label }) {
   return html`<p class="actions"><b>${label}</b>
     <button type="button" class="act" onClick=${() => act(group, filter, "resend")}>Resend to ${visible(shorten(group, 30))}…</button>
     <button type="button" onClick=${() => act(group, filter, "resend", { to_topic: true })}>Resend to all groups…</button>
-    <button type="button" onClick=${() => exportLines(path`/dlq/${group}/export`, filter, `dead-letters-${group}.ndjson`)}>Export</button>
+    ${!filter.offsets && html`<button type="button" onClick=${() => exportLines(path`/dlq/${group}/export`, filter, `dead-letters-${group}.ndjson`).catch((error) => openFailure("Export", error))}>Export</button>`}
     <button type="button" onClick=${() => act(group, filter, "purge")}>Purge…</button></p>`;
 }
 

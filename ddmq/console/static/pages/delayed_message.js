@@ -1,7 +1,7 @@
 // One delayed message: when it is due, what it contains, and its changes.
 import { path, post, useData } from "../lib/api.js";
 import { openChange } from "../lib/actions.js";
-import { formatTime, quoteArgument, visible } from "../lib/format.js";
+import { commandLine, formatTime, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Badge, Body, Card, Facts, Head, Loaded, Name, Time, TopicLink } from "../lib/parts.js";
 
@@ -16,7 +16,7 @@ function act(id, action, reload) {
   const [verb, text, danger] = ACTIONS[action];
   openChange({
     title: `${verb} this delayed message`, verb, text, danger,
-    command: `ddmq delay ${action} ${quoteArgument(id)}`,
+    command: commandLine(`delay ${action}`, [id]),
     apply: async () => {
       const answer = await post(path`/delay/messages/${id}`, { action });
       reload();
@@ -29,7 +29,7 @@ function reschedule(id, dueMs, reload) {
   openChange({
     title: "Move this delayed message", verb: "Move",
     fields: [{ name: "due", label: "due at (UTC)", value: formatTime(dueMs).slice(0, 19), required: true }],
-    command: (values) => `ddmq delay reschedule ${quoteArgument(id)} --at '${values.due}Z'`,
+    command: (values) => commandLine("delay reschedule", [id], { at: `${values.due.trim().replace(" ", "T")}Z` }),
     apply: async (values) => {
       const due = Date.parse(`${values.due.trim().replace(" ", "T")}Z`);
       if (Number.isNaN(due)) throw new Error(`${values.due} is no time; write 2026-11-28 19:38:00`);

@@ -1,7 +1,7 @@
 // Delayed messages on a timeline of their due times; a stretch of it can be cancelled, moved, held or fired.
 import { openChange, openOperation } from "../lib/actions.js";
 import { listing, path, post, useData } from "../lib/api.js";
-import { ABSENT, count, formatDuration, formatNumber, formatTime, quoteArgument, shorten, visible } from "../lib/format.js";
+import { commandLine, count, formatDuration, formatNumber, formatTime, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { now } from "../lib/live.js";
 import { Badge, Card, Chips, Filter, Head, inUtc, Loaded, Missing, Name, Time, TopicLink } from "../lib/parts.js";
@@ -48,7 +48,7 @@ function holdTopic(topic, hold) {
   openChange({
     title: `${hold ? "Hold" : "Release"} the delays of ${topic}`, verb: hold ? "Hold" : "Release",
     text: hold ? "No delayed message of this topic fires until the delays are released. Nothing is lost." : "Overdue messages fire at once.",
-    command: `ddmq delay ${hold ? "hold" : "release"} ${quoteArgument(topic)}`,
+    command: commandLine(`delay ${hold ? "hold" : "release"}`, [topic]),
     apply: async () => {
       const answer = await post(path`/topics/${topic}`, { hold_delays: hold, create: false });
       return { text: hold ? "The delays are held." : "The delays are released.", undo: answer.undo };
@@ -90,10 +90,12 @@ export function Page({ query }) {
   const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value).map(([name, value]) => [name, name.endsWith("_ms") ? Number(value) : value]));
   const matches = useData("/delay/count", filter, { version: "delays" });
   const list = useData("/delay/messages", listing({ ...filter, after: query.get("after") }), { version: "delays" });
-  const held = topic && overview.data?.held && topic in overview.data.held;
+  const [largest] = Object.entries(overview.data?.topics ?? {}).sort(([, left], [, right]) => right - left);
+  const holdable = topic ?? largest?.[0];
+  const held = holdable && holdable in (overview.data?.held ?? {});
   const what = `${count(matches.data?.count ?? 0, "delayed message")}${topic ? ` of ${topic}` : ""}`;
   const times = filter.from_ms ? `${formatTime(filter.from_ms, inUtc.value)} to ${formatTime(filter.to_ms, inUtc.value)}` : "";
-  return html`<${Head} title="Delayed messages"><div class="tools actions">${topic && (held ? html`<button type="button" class="act" onClick=${() => holdTopic(topic, false)}>Release ${visible(topic)}…</button>` : html`<button type="button" onClick=${() => holdTopic(topic, true)}>Hold ${visible(topic)}…</button>`)}</div><//>
+  return html`<${Head} title="Delayed messages"><div class="tools actions">${holdable && (held ? html`<button type="button" class="act" onClick=${() => holdTopic(holdable, false)}>Release ${visible(holdable)}…</button>` : html`<button type="button" onClick=${() => holdTopic(holdable, true)}>Hold ${visible(holdable)}…</button>`)}</div><//>
     <${Loaded} state=${overview}>${(answer) => html`<${Missing} missing=${answer.missing} /><${Overview} answer=${answer} query=${query} />`}<//>
     <${DueTimes} query=${query} topic=${topic} />
     <${Card} title="Messages" note=${times && `due ${times}`}>

@@ -1,7 +1,7 @@
 // One group: why it is behind and what to do about it, its queues, keys, clients and settings.
-import { getVersioned, path, post, useData } from "../lib/api.js";
+import { del, getVersioned, path, post, useData } from "../lib/api.js";
 import { openChange } from "../lib/actions.js";
-import { ABSENT, count, formatDuration, formatNumber, formatRate, quoteArgument, visible } from "../lib/format.js";
+import { ABSENT, commandLine, count, formatDuration, formatNumber, formatRate, visible } from "../lib/format.js";
 import { History } from "../lib/chart.js";
 import { html } from "../lib/html.js";
 import { Badge, Card, Facts, Head, Loaded, Name, Time, TopicLink } from "../lib/parts.js";
@@ -36,12 +36,11 @@ async function changeSubscription(row, settings) {
 }
 
 function pause(row, paused) {
-  const names = `${quoteArgument(row.group)} --topic ${quoteArgument(row.topic)}`;
   openChange({
     title: `${paused ? "Pause" : "Resume"} ${row.group} on ${row.topic}`,
     verb: paused ? "Pause" : "Resume",
     text: paused ? "Nothing is delivered to the group from this topic until it is resumed; messages wait. Deliveries in flight finish." : "Deliveries go on where they stopped.",
-    command: `ddmq group ${paused ? "pause" : "resume"} ${names}`,
+    command: commandLine(`group ${paused ? "pause" : "resume"}`, [row.group], { topic: row.topic }),
     apply: () => changeSubscription(row, { paused }),
   });
 }
@@ -52,7 +51,7 @@ function raise(row, setting, value) {
     verb: "Change",
     facts: [["now", value]],
     fields: [{ name: "value", label: `new ${setting}`, type: "number", value: String(Math.max(1, value * 2)), required: true }],
-    command: (values) => `ddmq group set ${quoteArgument(row.group)} --topic ${quoteArgument(row.topic)} ${setting}=${values.value}`,
+    command: (values) => commandLine("group set", [row.group], { topic: row.topic, [setting.replaceAll("_", "-")]: values.value }),
     apply: (values) => changeSubscription(row, { [setting]: Number(values.value) }),
   });
 }
@@ -64,8 +63,8 @@ function reset(row) {
     verb: "Reset",
     danger: true,
     text: "Messages behind the new offset are delivered again; messages before it are passed over.",
-    fields: [{ name: "to", label: "to: first, last, an offset, or a time such as 2026-11-28 14:00", value: "last", required: true }],
-    command: (values) => `ddmq group reset ${quoteArgument(row.group)} --topic ${quoteArgument(row.topic)} --to ${quoteArgument(values.to)}`,
+    fields: [{ name: "to", label: "to: first, last, an offset, or a time such as 2026-11-28T14:00Z", value: "last", required: true }],
+    command: (values) => commandLine("offset reset", [row.group], { topic: row.topic, to: values.to }),
     preview: async (values) => {
       const effect = await post(path`/groups/${row.group}/offsets`, { ...body(values), dry_run: true });
       return [["delivered again", effect.again], ["passed over", effect.passed_over], ["queues", effect.queues.length]];
@@ -75,6 +74,26 @@ function reset(row) {
       return { text: `${count(effect.again, "message")} will be delivered again, ${formatNumber(effect.passed_over)} are passed over.`, undo: effect.undo };
     },
   });
+}
+
+function unsubscribe(group, topic) {
+  openChange({
+    title: `Unsubscribe ${group} from ${topic}`,
+    verb: "Unsubscribe",
+    danger: true,
+    text: "The group gets no more messages of this topic, and its progress there is forgotten. Stored messages stay. This cannot be undone.",
+    command: commandLine("group delete", [group], { topic }),
+    apply: async () => {
+      await del(path`/groups/${group}`, { topic });
+      return `${group} no longer consumes ${topic}.`;
+    },
+  });
+}
+
+/** Queues that make no progress, and the topics that hold them up because no client pulls these. */
+function Stalled({ group, row }) {
+  return html`<div class="stalled" role="status"><p class="warn">▲ Queues ${row.queues.join(", ")} of ${visible(row.topic)} have made no progress for ${formatDuration(row.seconds * 1_000)}.${row.held_up_by.length > 0 && html` They wait for messages of ${row.held_up_by.map((topic) => html`<${TopicLink} topic=${topic} /> `)}, which no client of the group pulls: start such a client, or unsubscribe the group.`}</p>
+    ${row.held_up_by.length > 0 && html`<p class="actions">${row.held_up_by.map((topic) => html`<button type="button" onClick=${() => unsubscribe(group, topic)}>Unsubscribe from ${visible(topic)}…</button>`)}</p>`}</div>`;
 }
 
 function Cause({ row }) {
@@ -91,7 +110,7 @@ function Cause({ row }) {
 function Subscription({ row }) {
   return html`<${Card} title=${`${row.group} on ${row.topic}`} tools=${html`<div class="tools actions">
       ${row.paused ? html`<button type="button" class="act" onClick=${() => pause(row, false)}>Resume…</button>` : html`<button type="button" onClick=${() => pause(row, true)}>Pause…</button>`}
-      <button type="button" onClick=${() => reset(row)}>Reset offsets…</button></div>`}>
+      <button type="button" onClick=${() => reset(row)}>Reset offsets…</button><button type="button" onClick=${() => unsubscribe(row.group, row.topic)}>Unsubscribe…</button></div>`}>
     <${Cause} row=${row} />
     ${row.paused && html`<p><${Badge} kind="warn">paused<//> since <${Time} ms=${row.paused_since_ms} /></p>`}
     ${row.push_fault && html`<p class="warn">▲ ${visible(row.push_fault)}</p>`}
@@ -109,9 +128,9 @@ function Subscription({ row }) {
 export function Page({ segments }) {
   const group = segments[1];
   const state = useData(path`/groups/${group}`, {}, { every: 3_000 });
-  return html`<${Loaded} state=${state}>${(info) => html`
-    <${Head} title=${html`Group <${Name} text=${group} />`}><div class="tools actions"><a class="button" href=${link(["keys"], { group })}>Keys</a><a class="button" href=${link(["dead-letters", group])}>${count(info.dead_letters_open, "dead letter")}</a><a class="button" href=${link(["retries"], { group })}>Retries</a></div><//>
-    ${info.stalled.map((each) => html`<p class="warn" role="status">▲ Queues ${each.queues.join(", ")} of ${visible(each.topic)} have made no progress for ${formatDuration(each.seconds * 1_000)}.</p>`)}
+  return html`<${Head} title=${html`Group <${Name} text=${group} />`}><div class="tools actions"><a class="button" href=${link(["keys"], { group })}>Keys</a><a class="button" href=${link(["dead-letters", group])}>${state.data ? count(state.data.dead_letters_open, "dead letter") : "Dead letters"}</a><a class="button" href=${link(["retries"], { group })}>Retries</a></div><//>
+    <${Loaded} state=${state}>${(info) => html`
+    ${info.stalled.map((each) => html`<${Stalled} key=${each.topic} group=${group} row=${each} />`)}
     ${info.differences.map((each) => html`<p class="warn">▲ ${visible(each.client_id)} differs on ${visible(each.topic)}: ${visible(each.what)}</p>`)}
     ${info.subscriptions.map((row) => html`<${Subscription} key=${row.topic} row=${{ ...row, group }} />`)}
     <${Card} title="Clients at this proxy"><${Table} label="clients" columns=${CLIENTS} rows=${info.clients} rowKey=${(row) => `${row.client_id} ${row.address}`} empty="No client pulls here." />${info.clients_more > 0 && html`<p class="soft">and ${formatNumber(info.clients_more)} more</p>`}<//>`}<//>`;

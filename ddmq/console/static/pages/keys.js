@@ -1,7 +1,7 @@
 // Blocked and parked keys of all groups: by error, with what waits behind them, and actions on all that match.
 import { useState } from "../vendor/hooks.js";
 import { listing, useData } from "../lib/api.js";
-import { changed, openOperation } from "../lib/actions.js";
+import { openOperation } from "../lib/actions.js";
 import { ABSENT, count, formatNumber, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Badge, Card, Chips, Filter, GroupLink, Head, Loaded, Missing, Name, Time, TopicLink } from "../lib/parts.js";
@@ -56,7 +56,6 @@ export function Page({ query }) {
   const filter = Object.fromEntries(["group", "state", "error", "text"].map((name) => [name, query.get(name)]).filter(([, value]) => value));
   const state = useData("/keys", listing({ ...filter, after: query.get("after") }), { version: "keys" });
   const [selection, setSelection] = useState(new Set());
-  void changed.value;
   const rowKey = (row) => JSON.stringify([row.group, row.key]);
   return html`<${Head} title="Blocked keys" />
     <${Loaded} state=${state}>${(answer) => {

@@ -1,10 +1,10 @@
 // The first page: is all well, what needs attention and what to do about it first, and how messages flow.
-import { useData } from "../lib/api.js";
+import { listing, useData } from "../lib/api.js";
 import { openOperation } from "../lib/actions.js";
 import { ABSENT, count, formatCompact, formatDuration, formatNumber, formatRate, formatSize, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { snapshot } from "../lib/live.js";
-import { Badge, Card, Command, GroupLink, Head, Missing, Time, TopicLink } from "../lib/parts.js";
+import { problem, snapshot } from "../lib/live.js";
+import { Badge, Card, Command, GroupLink, Head, Loaded, Missing, Problem, Time, TopicLink } from "../lib/parts.js";
 import { link } from "../lib/route.js";
 import { ROOT } from "../lib/session.js";
 import { Sparkline } from "../lib/spark.js";
@@ -72,15 +72,23 @@ const BEHIND = [
 ];
 
 function Changes() {
-  const { data } = useData("/changes", { count: 5 });
+  const { data } = useData("/changes", { count: 5 }, { every: 30_000 });
   if (!data?.items?.length) return null;
   return html`<${Card} title="Recent changes" tools=${html`<a class="tools" href=${link(["changes"])}>all changes</a>`}>
     <ul class="findings">${data.items.map((each) => html`<li key=${each.id}><${Time} ms=${each.at_ms} /><span class="what"><bdi>${visible(each.object)}</bdi></span><span class="soft">${visible(each.who)}</span></li>`)}</ul>
   <//>`;
 }
 
+/** What can be shown without snapshots, for which a right may be missing. */
+function WithoutSnapshot() {
+  const lag = useData("/lag", listing({}, 10));
+  return html`<div class="now"><${Head} title="Now" /><${Problem} error=${problem.value} retried />
+    <${Card} title="Who is behind"><${Loaded} state=${lag}>${(answer) => html`<${Table} label="who is behind" columns=${BEHIND} rows=${answer.items.filter((row) => (row.unfinished ?? row.lag) > 0)} rowKey=${(row) => `${row.group} ${row.topic}`} empty="Nobody: every message is finished." />`}<//><//></div>`;
+}
+
 export function Now() {
   const current = snapshot.value;
+  if (!current && problem.value) return html`<${WithoutSnapshot} />`;
   if (!current) return html`<${Head} title="Now" /><p class="soft" aria-busy="true">Waiting for the first snapshot…</p>`;
   const behind = (current.behind ?? []).filter((row) => (row.unfinished ?? row.lag) > 0);
   return html`<div class="now">

@@ -1,11 +1,12 @@
 // The server itself: its processes and clients, disk and log, delay shards, and the settings in force.
 import { post, useData } from "../lib/api.js";
 import { openChange } from "../lib/actions.js";
-import { ABSENT, count, formatDuration, formatNumber, formatSize, visible } from "../lib/format.js";
+import { ABSENT, commandLine, count, formatDuration, formatNumber, formatSize, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { now, snapshot } from "../lib/live.js";
 import { Badge, Card, Facts, Filter, GroupLink, Head, Loaded, Missing, Name, Time, TopicLink } from "../lib/parts.js";
 import { Table } from "../lib/table.js";
+import { closeTopic } from "./topic.js";
 
 const PROCESSES = [
   { head: "process", wide: true, cell: (row) => html`<${Name} text=${row.name} />` },
@@ -31,6 +32,7 @@ const CLIENTS = [
 const WRITERS = [
   { head: "topic", wide: true, cell: (row) => html`<${TopicLink} topic=${row.topic} />` },
   { head: "bytes", number: true, cell: (row) => formatSize(row.bytes) },
+  { head: "stop it", cell: (row) => html`<button type="button" onClick=${() => closeTopic(row.topic)} aria-label=${`Close ${visible(row.topic)} to sends…`}>Close to sends…</button>` },
 ];
 const HOLDS = [
   { head: "because", wide: true, cell: (row) => visible(row.reason) },
@@ -52,7 +54,7 @@ function clean() {
     title: "Clean the log now", verb: "Clean", danger: true,
     text: "Whole segments older than this time are deleted, also if messages in them are unread.",
     fields: [{ name: "before", label: "older than (UTC)", value: new Date(now.value - 86_400_000).toISOString().slice(0, 16).replace("T", " "), required: true }],
-    command: (values) => `ddmq log clean --before '${values.before}Z'`,
+    command: (values) => commandLine("log clean", [], { before: `${values.before.trim().replace(" ", "T")}Z` }),
     preview: async (values) => {
       const effect = await post("/log/clean", { before_ms: time(values), dry_run: true });
       return [["frees", formatSize(effect.bytes)], ["segments", effect.segments], ["unread by", effect.unread.map((each) => `${each.group} on ${each.topic}: ${formatNumber(each.messages)}`).join(", ") || "nobody"], ["held", effect.held.length]];

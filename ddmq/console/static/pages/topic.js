@@ -2,13 +2,14 @@
 import { useState } from "../vendor/hooks.js";
 import { del, getVersioned, listing, path, post, useData } from "../lib/api.js";
 import { openChange } from "../lib/actions.js";
-import { formatNumber, formatSize, quoteArgument, shorten, visible } from "../lib/format.js";
+import { commandLine, formatNumber, formatSize, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Badge, Card, Facts, Filter, Head, Loaded, MessageLink, Missing, Name, Problem, Time } from "../lib/parts.js";
 import { link, navigate } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
 import { History } from "../lib/chart.js";
 
+const COMMAND_BODY_MAX = 1_000; // characters; a longer body is read from a file
 const MESSAGES = [
   { head: "stored", cell: (row) => html`<${Time} ms=${row.stored_ms} />` },
   { head: "queue/offset", cell: (row) => html`<${MessageLink} id=${row.id}>${row.queue}/${formatNumber(row.offset)}<//>` },
@@ -35,8 +36,10 @@ export function sendMessage(topic, message = {}) {
       { name: "body", label: "body", lines: 6, value: message.body ?? "" },
       { name: "delay_s", label: "delay in seconds (empty: none)", type: "number" },
     ],
-    command: (values) => `ddmq send ${quoteArgument(topic)} ${quoteArgument(shorten(values.body, 60) || "BODY")}${values.key ? ` --key ${quoteArgument(values.key)}` : ""}${values.delay_s ? ` --delay ${values.delay_s}s` : ""}`,
+    command: (values) => commandLine("send", values.body.length <= COMMAND_BODY_MAX ? [topic, values.body] : [topic], { key: values.key, tags: values.tags, delay: values.delay_s && `${values.delay_s}s`, file: values.body.length > COMMAND_BODY_MAX && "FILE" }),
     apply: async (values) => {
+      const broken = ["key", "tags", "body"].find((name) => !values[name].isWellFormed());
+      if (broken) throw new Error(`The ${broken} contains half of a surrogate pair, which is no text.`);
       const delay = values.delay_s ? { delay_ms: Number(values.delay_s) * 1_000 } : {};
       const sent = await post("/messages", { topic, body: values.body, ...(values.key ? { key: values.key } : {}), ...(values.tags ? { tags: values.tags } : {}), ...delay });
       return sent.delay_id ? "The message is stored and waits until it is due." : `The message is stored as ${sent.queue}/${sent.offset}.`;
@@ -44,7 +47,7 @@ export function sendMessage(topic, message = {}) {
   });
 }
 
-function changeTopic(topic, { title, verb, text, settings, command, danger = false }) {
+export function changeTopic(topic, { title, verb, text, settings, command, danger = false }) {
   openChange({
     title, verb, text, command, danger,
     apply: async () => {
@@ -55,17 +58,19 @@ function changeTopic(topic, { title, verb, text, settings, command, danger = fal
   });
 }
 
+export function closeTopic(name) {
+  changeTopic(name, { title: `Close ${name} to sends`, verb: "Close", text: "Sends are rejected until it is opened again. Stored messages stay and are delivered.", settings: { writable: false }, command: commandLine("topic set", [name], { "not-writable": true }), danger: true });
+}
+
 function Actions({ info }) {
   const name = info.topic;
-  const quoted = quoteArgument(name);
-  const close = () => changeTopic(name, { title: `Close ${name} to sends`, verb: "Close", text: "Sends are rejected until it is opened again. Stored messages stay and are delivered.", settings: { writable: false }, command: `ddmq topic set ${quoted} writable=false`, danger: true });
-  const reopen = () => changeTopic(name, { title: `Open ${name} to sends`, verb: "Open", settings: { writable: true }, command: `ddmq topic set ${quoted} writable=true` });
-  const hold = () => changeTopic(name, { title: `Hold the delays of ${name}`, verb: "Hold", text: "No delayed message of this topic fires until the delays are released. Nothing is lost.", settings: { hold_delays: true }, command: `ddmq delay hold ${quoted}` });
-  const release = () => changeTopic(name, { title: `Release the delays of ${name}`, verb: "Release", text: "Overdue messages fire at once.", settings: { hold_delays: false }, command: `ddmq delay release ${quoted}` });
+  const reopen = () => changeTopic(name, { title: `Open ${name} to sends`, verb: "Open", settings: { writable: true }, command: commandLine("topic set", [name], { writable: true }) });
+  const hold = () => changeTopic(name, { title: `Hold the delays of ${name}`, verb: "Hold", text: "No delayed message of this topic fires until the delays are released. Nothing is lost.", settings: { hold_delays: true }, command: commandLine("delay hold", [name]) });
+  const release = () => changeTopic(name, { title: `Release the delays of ${name}`, verb: "Release", text: "Overdue messages fire at once.", settings: { hold_delays: false }, command: commandLine("delay release", [name]) });
   const remove = () => openChange({
     title: `Delete ${name}`, verb: "Delete", danger: true,
     text: `The topic and its ${formatNumber(info.messages)} messages are deleted for good. This cannot be undone.`,
-    command: `ddmq topic delete ${quoted}`,
+    command: commandLine("topic delete", [name]),
     apply: async () => {
       await del(path`/topics/${name}`);
       navigate(link(["topics"]));
@@ -74,7 +79,7 @@ function Actions({ info }) {
   });
   return html`<div class="tools actions"><button type="button" onClick=${() => sendMessage(name)}>Send…</button>
     ${info.hold_delays ? html`<button type="button" class="act" onClick=${release}>Release delays…</button>` : html`<button type="button" onClick=${hold}>Hold delays…</button>`}
-    ${info.writable ? html`<button type="button" onClick=${close}>Close to sends…</button>` : html`<button type="button" class="act" onClick=${reopen}>Open to sends…</button>`}
+    ${info.writable ? html`<button type="button" onClick=${() => closeTopic(name)}>Close to sends…</button>` : html`<button type="button" class="act" onClick=${reopen}>Open to sends…</button>`}
     ${!info.internal && html`<button type="button" onClick=${remove}>Delete…</button>`}</div>`;
 }
 
@@ -96,10 +101,11 @@ function Messages({ topic, query }) {
 export function Page({ segments, query }) {
   const topic = segments[1];
   const state = useData(path`/topics/${topic}`, {}, { version: "topics" });
-  return html`<${Loaded} state=${state}>${(info) => html`
-    <${Head} title=${html`Topic <${Name} text=${topic} />`}>
-      ${!info.writable && html`<${Badge} kind="warn">closed to sends<//>`}${info.hold_delays && html`<${Badge} kind="warn">delays are held since <${Time} ms=${info.delays_held_since_ms} /><//>`}
-      <${Actions} info=${info} /><//>
+  const info = state.data;
+  return html`<${Head} title=${html`Topic <${Name} text=${topic} />`}>
+      ${info && html`${!info.writable && html`<${Badge} kind="warn">closed to sends<//>`}${info.hold_delays && html`<${Badge} kind="warn">delays are held since <${Time} ms=${info.delays_held_since_ms} /><//>`}
+      <${Actions} info=${info} />`}<//>
+    <${Loaded} state=${state}>${() => html`
     <${Missing} missing=${info.missing} />
     <div class="columns"><${Card} title="At a glance"><${Facts} facts=${[
       ["messages", info.messages], ["queues", info.queues], ["durability", info.durability], ["delays", info.delay],

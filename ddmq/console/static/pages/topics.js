@@ -1,7 +1,7 @@
 // All topics: their settings, and how many messages they hold.
 import { listing, path, post, useData } from "../lib/api.js";
 import { openChange } from "../lib/actions.js";
-import { formatNumber, quoteArgument } from "../lib/format.js";
+import { commandLine, formatNumber } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Badge, Card, Filter, Head, Loaded, Missing, TopicLink } from "../lib/parts.js";
 import { link, navigate } from "../lib/route.js";
@@ -25,7 +25,7 @@ function create() {
       { name: "topic", label: "name", required: true },
       { name: "queues", label: "queues", type: "number", value: "4", required: true },
     ],
-    command: (values) => `ddmq topic create ${quoteArgument(values.topic || "NAME")} --queues ${values.queues}`,
+    command: (values) => commandLine("topic create", [values.topic || "NAME"], { queues: values.queues }),
     apply: async (values) => {
       await post(path`/topics/${values.topic}`, { queues: Number(values.queues) });
       navigate(link(["topics", values.topic]));

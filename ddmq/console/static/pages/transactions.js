@@ -1,7 +1,7 @@
 // Open transactions, and one of them with its messages and an operator's decision.
 import { listing, path, post, useData } from "../lib/api.js";
 import { openChange } from "../lib/actions.js";
-import { count, formatNumber, formatSize, quoteArgument, shorten, visible } from "../lib/format.js";
+import { commandLine, count, formatNumber, formatSize, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Badge, Card, Facts, Filter, Head, Loaded, Missing, Name, Time, TopicLink } from "../lib/parts.js";
 import { link } from "../lib/route.js";
@@ -30,7 +30,7 @@ function end(id, action, info, reload) {
     verb: action === "commit" ? "Commit" : "Roll back",
     danger: true,
     text: action === "commit" ? `Its ${count(info.messages ?? 0, "message")} become visible to consumers.` : `Its ${count(info.messages ?? 0, "message")} are never delivered.`,
-    command: `ddmq transaction ${action} ${quoteArgument(id)}`,
+    command: commandLine(`tx ${action}`, [id]),
     apply: async () => {
       const answer = await post(path`/transactions/${id}`, { action });
       reload();
