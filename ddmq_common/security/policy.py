@@ -126,6 +126,7 @@ class Policy:
         for network, name in self._networks:
             networks.setdefault(name, []).append(str(network))
         return networks
+
     def find_by_user(self, uid: int) -> Identity | None:
         """Return the identity of a local user who connects over a Unix socket; None without a rule."""
         name = self._users.get(uid)

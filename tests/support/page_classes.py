@@ -142,6 +142,7 @@ CONTAINERS = "needs a container engine, and the base image from a registry"
 LASTS = "runs until it is stopped"
 SPARK = "starts Spark, which takes longer than all others; tests/spark/ runs the job"
 SYSTEM = "changes the machine, as root"
+KAFKA_TOOL = "belongs to Kafka, and mends a fault that the trial's broker does not have"
 COMMANDS = {
     "ddmq": RUN,
     "ddmq serve": NotRun(f"{LASTS}; each server of the tests is one", check_settings),
@@ -182,6 +183,8 @@ COMMANDS = {
     "kubectl exec": RUN,  # the command in it
     "kubectl exec queue-ddmq-0 -- ddmq doctor": NotRun("its folder is in a container; others run doctor"),
     "kill -HUP": NotRun("tests/scenarios/test_start_and_stop.py and others send SIGHUP to servers"),
+    "kafka-transactions.sh": NotRun(KAFKA_TOOL),
+    "kafka-console-consumer.sh": NotRun(KAFKA_TOOL),
     "useradd": NotRun(SYSTEM),
     "install": NotRun(SYSTEM, check_files),
     "systemctl": NotRun(SYSTEM),

@@ -504,9 +504,11 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/groups"): _OPEN,
     ("GET", "/lag"): RouteRule(lambda _, request: _need_optional("describe", request.query.group)),
     ("GET", "/groups/{group}"): RouteRule(_need_right("describe", "group").needs, _mask_contents),
-    ("POST", "/groups/{group}"): RouteRule(_change_group, _mask_contents, _count_new_subscriptions),
+    ("POST", "/groups/{group}"): RouteRule(
+        _change_group, _mask_contents, count_created=_count_new_subscriptions
+    ),
     ("POST", "/groups/{group}/topics/{topic}"): RouteRule(
-        _change_group, _mask_contents, _count_new_subscriptions
+        _change_group, _mask_contents, count_created=_count_new_subscriptions
     ),
     ("DELETE", "/groups/{group}"): _need_right("manage", "group"),
     ("GET", "/groups/{group}/offsets"): _need_right("describe", "group"),

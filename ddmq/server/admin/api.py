@@ -133,11 +133,15 @@ class AdminApi:
         self.callers = callers
         self.auth = AccessControl(clock, callers, security)
         self.used_parts = UsedParts(callers, backend, producer, timers)
-        self.router = AdminRouter(names, callers=callers)
         if callers is not None:
             callers.on_change.append(self.live.end_streams)
+        self.router = self._build_router(names)
+
+    def _build_router(self, names: Iterable[str]) -> AdminRouter:
+        router = AdminRouter(names, callers=self.callers)
         for route in ROUTES:
-            self.router.add(route.method, route.path, partial(self._answer_route, route))
+            router.add(route.method, route.path, partial(self._answer_route, route))
+        return router
 
     def _answer_route(self, route: Route, request: AdminRequest) -> Any:
         request = check_parameters(route, check_forwarded(request))
