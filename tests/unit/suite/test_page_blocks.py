@@ -157,7 +157,9 @@ def test_every_program_of_examples_is_run() -> None:
 
 @parametrize_blocks("yaml")
 def test_yaml_is_loaded(block: Block, tmp_path: Path) -> None:
-    YAML[block.page](tmp_path, yaml.safe_load(block.text))
+    file = re.match(r"# conf/(\w+\.yaml)\n", block.text)  # of another file than the others of its page
+    load = YAML[block.page] if file is None else load_file(file[1])
+    load(tmp_path, yaml.safe_load(block.text))
 
 
 @parametrize_blocks("json")

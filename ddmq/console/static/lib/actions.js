@@ -12,8 +12,7 @@ const ENDED = ["done", "stopped", "failed", "interrupted"];
 const NOUNS = { dead_letters: "dead letter", keys: "key", delays: "delayed message", retries: "message" };
 const open = signal(null);
 
-/** Plan an operation on everything that matches, show the plan, and run it if the user agrees.
- * `body`: as POST /operations takes it, without dry_run. */
+/** Plan an operation, show the plan, and run it if the user agrees. `body`: of POST /operations, without dry_run. */
 export function openOperation({ title, verb, body, danger = false, note = "" }) {
   open.value = { type: "operation", title, verb, body, danger, note, opener: document.activeElement };
 }
@@ -150,7 +149,7 @@ function Reaches({ reaches }) {
 function Sample({ rows }) {
   if (!rows?.length) return null;
   return html`<details open><summary>The first ${rows.length}</summary><ul class="sample">${rows.map((row) => html`<li>
-    <${Name} text=${row.key ? row.key : row.id ?? `${row.queue}/${row.offset}`} /> · <${Name} text=${row.topic} />
+    <${Name} text=${row.key || (row.id ?? `${row.queue}/${row.offset}`)} /> · <${Name} text=${row.topic} />
     ${row.due_ms != null && html` · due <${Time} ms=${row.due_ms} />`}
     ${row.error && html` · <span class="soft">${visible(shorten(row.error, 80))}</span>`}
     ${row.preview && html`<div class="soft">${visible(shorten(row.preview, 100))}</div>`}
