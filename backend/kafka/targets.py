@@ -6,9 +6,12 @@ queue, and the records behind it in its other partitions. So such topics are set
 | observation                                                             | until                           |
 |-------------------------------------------------------------------------|---------------------------------|
 | in SURVEYS_MIN surveys in a row: no leader, or too few replicas in sync | a survey finds it available     |
-| a transaction was aborted for such a reason                             | a survey finds it available     |
-| a transaction was aborted because its records were not answered         | PAUSE_S, twice as long each     |
-|                                                                         | time, at most PAUSE_MAX_S       |
+| a transaction was aborted for such a reason, or because its records     | PAUSE_S, twice as long each     |
+| were not answered                                                       | time, at most PAUSE_MAX_S       |
+
+For some seconds after a broker is lost, surveys still find its partitions available. If a transaction tried again
+after each survey, each try would cost a transactional id, and soon the process would have none left. So the first
+pause for such a reason is STALE_S.
 
 Commits to a topic that is set aside fail at once. After that, and while a commit waits for an answer longer
 than normal, the topic is a suspect until a transaction with it is stored: its commits go one by one.
@@ -23,6 +26,8 @@ from typing import Any
 log = logging.getLogger(__name__)
 SURVEYS_MIN = 2  # a topic that was just made has no leader for a moment
 PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
+STALE_S = 3.0
+_UNTIL_SEEN = float("inf")  # until a survey finds the topic available
 TOPICS_MAX = 10_000  # suspects; beyond that the oldest is forgotten
 TIMED_OUT = "a partition does not answer"
 NO_LEADER = "a partition has no leader"
@@ -95,11 +100,11 @@ class UnavailableTopics:
             suspect = self._find_suspect(topic)
             suspect.surveys += 1
             if suspect.surveys >= SURVEYS_MIN:
-                self._set_aside(topic, suspect, reason, float("inf"))
+                self._set_aside(topic, suspect, reason, _UNTIL_SEEN)
         for topic in self._topics.keys() - blocked.keys():
             suspect = self._topics[topic]
             suspect.surveys = 0
-            if suspect.reason in _METADATA_REASONS or not (suspect.reason or suspect.is_slow):
+            if suspect.until == _UNTIL_SEEN or not (suspect.reason or suspect.is_slow):
                 self._clear(topic)
 
     def on_slow(self, topics: Iterable[str]) -> None:
@@ -111,11 +116,12 @@ class UnavailableTopics:
         """Note the topics because of which a transaction was aborted, and the reasons."""
         for topic, reason in topics.items():
             suspect = self._find_suspect(topic)
+            if suspect.until == _UNTIL_SEEN:
+                continue
             if reason in _METADATA_REASONS:
-                self._set_aside(topic, suspect, reason, float("inf"))
-            else:
-                self._set_aside(topic, suspect, reason, self._now() + suspect.pause_s)
-                suspect.pause_s = min(suspect.pause_s * 2, PAUSE_MAX_S)
+                suspect.pause_s = max(suspect.pause_s, STALE_S)
+            self._set_aside(topic, suspect, reason, self._now() + suspect.pause_s)
+            suspect.pause_s = min(suspect.pause_s * 2, PAUSE_MAX_S)
 
     def on_stored(self, topics: Iterable[str]) -> None:
         """Note topics that a transaction has written to."""

@@ -192,6 +192,19 @@ def test_sighup_during_the_start_of_processes_is_answered_once_they_run(tmp_path
 
 
 @pytest.mark.slow
+def test_a_server_that_crashes_writes_where_its_threads_stood(tmp_path: Path) -> None:
+    server = RealServer(tmp_path)
+    try:
+        server.start()
+        os.kill(server.pid, signal.SIGSEGV)
+        assert server.wait() == -signal.SIGSEGV
+        assert "Fatal Python error: Segmentation fault" in server.log
+        assert "most recent call first" in server.log
+    finally:
+        server.end()
+
+
+@pytest.mark.slow
 def test_processes_that_are_stopped_while_they_start_end_well(tmp_path: Path) -> None:
     server = RealServer(tmp_path, processes=True)
     try:

@@ -4,6 +4,7 @@ SIGTERM and SIGINT stop it. SIGHUP: the files of --config as they are now, in fo
 that can be. Everything is read and checked before anything changes; a wrong file changes nothing. Topics and
 groups of their files are made and changed; limits, rates and subscriptions' defaults of both proxies, and the
 log level, take effect at once. Other keys wait for the next start, and the log line names them.
+A process that a native library crashes writes where its threads stood.
 
 A component of `ddmq serve --processes` does not outlive its parent process. The parent holds the other end of
 the component's standard input, which ends however the parent ends, kill -9 too. Otherwise the components of a
@@ -14,6 +15,7 @@ are passed to `on_line`.
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import logging
 import os
 import signal
@@ -44,7 +46,9 @@ STDIN = 0
 
 def install_signals(process: ServerProcess) -> None:
     """Make SIGTERM and SIGINT stop the process, and SIGHUP reload its configuration. If SIGINT was ignored
-    when the process started, it stays ignored: then the parent passes Ctrl-C on."""
+    when the process started, it stays ignored: then the parent passes Ctrl-C on. Signals of a crash are
+    reported on standard error."""
+    faulthandler.enable()
     gevent.signal_handler(signal.SIGTERM, process.request_stop)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         gevent.signal_handler(signal.SIGINT, process.request_stop)

@@ -72,6 +72,24 @@ def test_a_topic_that_did_not_answer_is_retried_ever_later_and_alone(rig: Topics
     assert not rig.topics.is_suspect("dead")
 
 
+def test_a_lost_broker_that_surveys_do_not_know_of_costs_few_transactions(rig: TopicsRig) -> None:
+    tries = 0
+    for _ in range(70):  # 7 s, in which each survey finds a leader
+        if not rig.topics.reason_of("dead"):
+            tries += 1
+            rig.topics.on_blocked({"dead": TOO_FEW_IN_SYNC})
+        rig.topics.on_survey({})
+        rig.now += 0.1
+    assert tries == 2
+    for _ in range(SURVEYS_MIN):
+        rig.topics.on_survey({"dead": NO_LEADER})
+    rig.topics.on_blocked({"dead": NO_LEADER})
+    rig.now += 1e6
+    assert rig.topics.reason_of("dead") == NO_LEADER
+    rig.topics.on_survey({})
+    assert not rig.topics.is_suspect("dead"), "a survey has seen that it was lost, and is back"
+
+
 def test_one_that_is_slow_is_a_suspect_until_it_has_answered(rig: TopicsRig) -> None:
     rig.topics.on_slow(["slow"])
     rig.topics.on_survey({})
