@@ -3,15 +3,16 @@
 A transaction that waits for a partition which does not answer blocks its transactional id, its group and
 queue, and the records behind it in its other partitions. So such topics are set aside:
 
-| observation                                                             | until                           |
-|-------------------------------------------------------------------------|---------------------------------|
-| in SURVEYS_MIN surveys in a row: no leader, or too few replicas in sync | a survey finds it available     |
-| a transaction was aborted for such a reason, or because its records     | PAUSE_S, twice as long each     |
-| were not answered                                                       | time, at most PAUSE_MAX_S       |
+| observation                                              | until                                     |
+|----------------------------------------------------------|-------------------------------------------|
+| SURVEYS_MIN surveys in a row: no leader, or too few      | a survey finds it available               |
+| replicas in sync                                         |                                           |
+| a transaction was aborted for such a reason, or because  | PAUSE_S, twice as long each time, at most |
+| its records were not answered                            | PAUSE_MAX_S                               |
 
-For some seconds after a broker is lost, surveys still find its partitions available. If a transaction tried again
-after each survey, each try would cost a transactional id, and soon the process would have none left. So the first
-pause for such a reason is STALE_S.
+For some seconds after a broker is lost, surveys still find its partitions available. If a transaction tried
+again after each survey, each try would cost a transactional id, and soon the process would have none left.
+So the first pause for such a reason is STALE_S.
 
 Commits to a topic that is set aside fail at once. After that, and while a commit waits for an answer longer
 than normal, the topic is a suspect until a transaction with it is stored: its commits go one by one.

@@ -44,6 +44,17 @@ def test_a_module_imports_only_files_that_exist(module):
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.relative_to(STATIC).as_posix())
+def test_a_module_imports_only_names_that_are_exported(module):
+    for names, source in re.findall(r'import \{([^}]*)\} from "([^"]+)"', module.read_text(encoding="utf-8")):
+        if "vendor" in source:
+            continue
+        exported = (module.parent / source).read_text(encoding="utf-8")
+        for name in names.split(","):
+            pattern = rf"^export (async )?(function|const|let|class) {name.split(' as ')[0].strip()}\b"
+            assert re.search(pattern, exported, re.MULTILINE), (source, name)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.relative_to(STATIC).as_posix())
 def test_a_module_builds_no_html_from_text_and_is_short(module):
     text = module.read_text(encoding="utf-8")
     assert not re.search(

@@ -1,6 +1,6 @@
 // Who may do what: identities and rules, tokens, usage against quotas, and why something is (not) allowed.
 import { del, path, post, useData } from "../lib/api.js";
-import { changed, openChange } from "../lib/actions.js";
+import { openChange } from "../lib/actions.js";
 import { formatNumber, formatSize, quoteArgument, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { now } from "../lib/live.js";
@@ -91,7 +91,6 @@ function create(identity, reload) {
 function Tokens({ query, who }) {
   const identity = query.get("identity");
   const state = useData("/auth/tokens", { count: 50, identity, after: query.get("more") });
-  void changed.value;
   const isAdmin = who.kind === "admin";
   const columns = [
     { head: "identity", cell: (row) => html`<${Name} text=${row.identity} />` },

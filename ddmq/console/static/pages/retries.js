@@ -1,6 +1,6 @@
 // Messages that failed and wait for their next delivery, message by message.
 import { listing, useData } from "../lib/api.js";
-import { changed, openOperation } from "../lib/actions.js";
+import { openOperation } from "../lib/actions.js";
 import { formatNumber, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Card, Chips, Filter, GroupLink, Head, Loaded, MessageLink, Missing, Name, Time, TopicLink } from "../lib/parts.js";
@@ -42,7 +42,6 @@ function Choices() {
 
 export function Page({ query }) {
   const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
-  void changed.value;
   const state = useData(filter.group ? "/retries" : null, { ...filter, count: 50, after: query.get("after") }, { version: "retries" });
   return html`<${Head} title="Retries" />
     <${Card} note="Messages that failed and wait for their next delivery.">
