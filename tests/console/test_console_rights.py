@@ -29,7 +29,7 @@ SHOWN = {  # by page: what it shows, and whether a right is missing for some of 
     "retries?group=billing": ("Retries", True),
     "transactions": ("Open transactions", True),
     "system": ("System", True),
-    "changes": ("Changes", False),
+    "changes": ("Changes", True),  # the audit log is for administrators
     "search?text=s": ("orders", True),
     "topics/secret": ("secret", True),
     "groups/spies": ("spies", True),
