@@ -48,7 +48,9 @@ def is_relative(text: str) -> bool:
 
 
 def format_moment(wall_ms: int) -> str:
-    """Format a moment as local time with milliseconds and zone."""
+    """Format a moment as local time with milliseconds and zone, behind the year 9998 as milliseconds."""
+    if wall_ms > WALL_MS_MAX:
+        return f"{wall_ms} ms since 1970"
     zoned = datetime.datetime.fromtimestamp(wall_ms / 1000).astimezone()
     return zoned.isoformat(sep=" ", timespec="milliseconds")
 

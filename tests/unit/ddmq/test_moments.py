@@ -48,6 +48,7 @@ def test_a_zone_is_wanted_unless_this_machines_is_meant() -> None:
     assert abs(read_moment("2026-11-21T12:00", NOW, local=True) - 1_795_262_400_000) <= 14 * 3_600_000
     assert read_moment(format_moment(NOW), 0) == NOW
     assert format_moment(WALL_MS_MAX)
+    assert format_moment(57_646_165_104_000_000) == "57646165104000000 ms since 1970"
 
 
 def test_relative_ones_are_known() -> None:
