@@ -151,6 +151,7 @@ COMMANDS = {
         "needs a secured server; tests/scenarios/test_secured_from_the_first_start.py", check_profile
     ),
     "ddmq auth": NotRun("needs a folder of its own; tests/service/cli/test_auth.py", check_command_line),
+    "ddmq console": NotRun(f"{LASTS}; tests/console/test_console_of_servers.py runs it", check_command_line),
     "ddmq tail": NotRun(f"{LASTS}; tests/service/cli/test_streams.py runs it", check_command_line),
     "ddmq findings": NotRun("a finding takes time; tests/service/cli/test_findings.py", check_command_line),
     "ddmq demo": NotRun("takes a quarter of a minute; tests/scenarios/test_demo.py", check_command_line),

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "proxy_producer.transactions.open_max": "../transactions/test_transaction_limits.py",
     "processes": "../../unit/sessions/test_session_server.py",
     "operations": "../../unit/ddmq/test_operation_requests.py",
+    "quotas": "../../scenarios/test_quotas_of_work.py",
 }
 COUNTED_BY_THE_WRITER = {  # for whoever asks: one process has the log, the others ask it
     "producers", "open", "idempotency", "requests", "file_log.pending_bytes_max", "waiting",

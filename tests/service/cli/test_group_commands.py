@@ -212,7 +212,7 @@ def test_a_paused_group_says_so_everywhere(shell: Shell, topic: str) -> None:
     assert "paused" in shell("lag", topic).splitlines()[0]
     assert "paused" in shell("group", "list").splitlines()[0]
     (paused_line,) = [line for line in shell("stats").splitlines() if line.startswith("paused, nothing is")]
-    assert f"{topic} on {topic}" in paused_line or paused_line.endswith("…")  # groups of other tests are first
+    assert f"{topic} on {topic}" in paused_line or paused_line.endswith("…")  # others are first
     for command in (("lag", topic), ("group", "list")):
         rows = {row["topic"]: row for row in shell.json(*command) if row["group"] == topic}
         assert (rows[topic]["paused"], rows[other]["paused"]) == (True, False)
