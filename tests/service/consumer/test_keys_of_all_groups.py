@@ -252,7 +252,7 @@ def test_what_changes_during_a_walk_is_not_yielded_twice(rig: ConsumerRig) -> No
 
 
 BLOCKED = 100_000
-FIRST_PAGE_S = 0.05
+FIRST_PAGE_S = 0.5  # ten times the goal, which `ddmq bench t27` measures: no walk over all keys
 
 
 def test_a_hundred_thousand_blocked_keys_cost_little_processor_time(rig: ConsumerRig) -> None:
