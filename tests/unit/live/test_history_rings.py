@@ -6,7 +6,7 @@ import tracemalloc
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddmq.server.live.core import rings
@@ -88,6 +88,7 @@ def test_a_history_equals_the_list_of_its_samples(samples: list[Sample], before_
         assert history.read_latest("lag") == naive.samples[-1][1]
 
 
+@example(69_951, None)
 @given(st.one_of(st.none(), st.integers(-100, 200_000)), st.one_of(st.none(), st.integers(1, 4_000)))
 def test_a_range_covers_what_was_requested_with_few_values(before_s: int | None, step_s: int | None) -> None:
     from_s = None if before_s is None else START_S - before_s

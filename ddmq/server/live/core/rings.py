@@ -41,7 +41,8 @@ def plan_range(from_s: int | None, step_s: int | None, now_s: int) -> HistoryRan
     oldest_fine_s = now_s - FINE_SLOTS + 1
     oldest_s = now_s - COARSE_S * COARSE_SLOTS + 1
     start_s = max(oldest_s, oldest_fine_s if from_s is None else min(from_s, now_s))
-    step = -(-(now_s - start_s + 1) // VALUES_MAX) if step_s is None else step_s
+    spans_max = VALUES_MAX - 1  # a first value begins before `start_s`, at a multiple of the step
+    step = -(-(now_s - start_s + 1) // spans_max) if step_s is None else step_s
     if start_s < oldest_fine_s:
         step = -(-step // COARSE_S) * COARSE_S
     return HistoryRange(start_s - start_s % step, step)
