@@ -19,7 +19,7 @@ from tests.crash.parking_process import DELIVERIES_MAX, KEYS, MESSAGES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KILLS = 6
-KILLS_MAX = 40  # until one of them has met some keys parked and others not
+KILLS_MAX = 200  # until one of them has met some keys parked and others not
 
 
 def deliveries(directory: Path, seconds: float | None) -> list[int]:
