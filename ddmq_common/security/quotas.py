@@ -54,7 +54,7 @@ DEFAULTS = Quotas()
 
 
 class SenderQuota(NamedTuple):
-    """How many idempotency keys and producers of one sender are remembered; 0: no limit of its own."""
+    """Bounds how many idempotency keys and producers of one sender are remembered; 0: no bound of its own."""
 
     idempotency_keys: int
     producers: int

@@ -93,14 +93,14 @@ class Level:
     """The state machine of one delay level: a queue of the schedule topic whose messages all wait equally
     long.
 
-    All records below `position` have left it. `finished`: ranges of offsets above `position` that have left
-    it, too, because they were removed.
+    All records below `finished_below` have left it. `finished`: ranges of offsets above `finished_below` that
+    have left it, too, because they were removed.
     """
 
     def __init__(
         self,
         queue: QueueRef,
-        position: int,
+        finished_below: int,
         epoch: int,
         generation: int,
         limits: LevelLimits,
@@ -113,17 +113,17 @@ class Level:
         self.state = LevelState.READ
         self._limits = limits
         self._targets = targets
-        self._read_at = position
+        self._read_at = finished_below
         self._buffer: deque[_BufferedRecord] = deque()
         self._pause_s = limits.pause_s_min
         self._paused_until = float("-inf")
-        self._finished = AckMap(position)
+        self._finished = AckMap(finished_below)
         self._finished.finish(finished)
         self._removed: frozenset[int] = frozenset()  # offsets of the removal in progress
         self._one_by_one = 0  # so many records are fired one by one: somewhere in them is one that is refused
 
     @property
-    def position(self) -> int:
+    def finished_below(self) -> int:
         """Return the offset below which every record has left the level."""
         return self._finished.committed
 
@@ -138,7 +138,7 @@ class Level:
 
     def count_waiting(self, end: int) -> int:
         """Return how many offsets below `end`, the end of the queue, have not left the level."""
-        return max(end - self.position - self._finished.count_above(), 0)
+        return max(end - self.finished_below - self._finished.count_above(), 0)
 
     @property
     def record_count(self) -> int:
@@ -231,7 +231,7 @@ class Level:
         self.state = LevelState.READ if data else LevelState.END
 
     def on_fired(self, fire: FireRun) -> None:
-        """Remove the records of a durable fire and advance `position`."""
+        """Remove the records of a durable fire and advance `finished_below`."""
         self._reset_pause()
         self._finished.finish(((0, fire.end),))
         for _ in fire.fires:

@@ -75,14 +75,14 @@ class _Removal:
         for offset, record in list(self.records.items()):
             result = LEFT if has_left(offset) else self.order.build_record(record, self.bare)
             if isinstance(result, str):
-                self.settle(offset, result)
+                self.settle_record(offset, result)
             else:
                 built[offset] = result
             if built and self.alone:
                 break
         return built
 
-    def settle(self, offset: int, reason: str) -> None:
+    def settle_record(self, offset: int, reason: str) -> None:
         """Set the outcome of a record that was read."""
         self.bytes -= len(self.records.pop(offset).delivery)
         self.reasons[offset] = reason
@@ -118,7 +118,7 @@ class LevelRemovals:
             removal.done.fail(TryLaterError(f"delay level {number} {why}; try again"))
         else:
             self._orders.append(removal)
-            self.advance()
+            self.advance_orders()
         return removal.done
 
     def stop(self) -> None:
@@ -128,7 +128,7 @@ class LevelRemovals:
         for removal in list(self._orders)[self.is_busy :]:
             self._fail(removal, TryLaterError("the delay level moves to another process; try again"))
 
-    def advance(self) -> None:
+    def advance_orders(self) -> None:
         """Start the next reads and commits, as far as the level allows them now."""
         if self._is_advancing:
             return
@@ -164,7 +164,7 @@ class LevelRemovals:
             self._fail(self._orders[0], as_try_later(read.error))
         else:
             self._orders[0].take_read(read)
-        self.advance()
+        self.advance_orders()
 
     def _commit(self, removal: _Removal) -> None:
         try:
@@ -199,7 +199,7 @@ class LevelRemovals:
             self._level.on_removed()
             self._context.counts.removed[self._level.queue.queue_id + 1].value += len(offsets)
             for offset in offsets:
-                removal.settle(offset, "")
+                removal.settle_record(offset, "")
             if self._stopped:
                 self._end_stopped(removal)
         elif self._stopped:
@@ -207,7 +207,7 @@ class LevelRemovals:
         else:
             self._on_not_committed(removal, offsets, epoch, error)
         self._on_end()
-        self.advance()
+        self.advance_orders()
 
     def _end_stopped(self, removal: _Removal) -> None:
         if removal.records or removal.unread:
@@ -231,7 +231,7 @@ class LevelRemovals:
         elif not removal.bare:
             removal.bare = True
         else:
-            removal.settle(offsets[0], f"it is rejected: {error}")
+            removal.settle_record(offsets[0], f"it is rejected: {error}")
 
     def _lose_claim(self, error: Exception) -> None:
         """Claim the level again, because it is uncertain what was committed. It fires nothing until then."""

@@ -168,7 +168,7 @@ class LevelRunner:
             self.level.on_failed(context.clock.monotonic())
         if self._on_idle is not None:
             self._on_idle()
-        self.removals.advance()
+        self.removals.advance_orders()
         self.run_steps()
 
     def _on_removal_end(self) -> None:

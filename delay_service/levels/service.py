@@ -77,7 +77,7 @@ class LevelService(DueService[LevelRunner]):
 
     def list_positions(self) -> dict[int, int]:
         """Return for each level's queue the offset below which every message has fired."""
-        return {queue.queue_id: runner.level.position for queue, runner in self._owned.items()}
+        return {queue.queue_id: runner.level.finished_below for queue, runner in self._owned.items()}
 
     def owns_level(self, level: int) -> bool:
         """Return whether this process owns a level; levels count from 1."""
@@ -138,7 +138,7 @@ class LevelService(DueService[LevelRunner]):
         self._checks += 1
         if self._checks % TRIM_CHECKS == 0:
             for queue, runner in self._owned.items():
-                self._backend.trim(queue, runner.level.position)
+                self._backend.trim(queue, runner.level.finished_below)
 
     def _count_pending(self) -> None:
         """Set the number of waiting messages of each level. A level that waits for data has none."""

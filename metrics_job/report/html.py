@@ -89,7 +89,7 @@ def render_section(name: str, title: str, *blocks: str, wide: bool = False) -> s
     return f'<section id="{name}"{kind}><h2>{escape(title)}</h2>{"".join(blocks)}</section>'
 
 
-def chart(name: str, label: str) -> str:
+def render_chart(name: str, label: str) -> str:
     """Return the HTML element into which a figure is drawn. `label`: what it shows, in words."""
     return f'<div class="chart" id="{name}" role="img" aria-label="{escape(label)}"></div>'
 

@@ -193,7 +193,7 @@ def _throughput_card(report: Report, drawn: dict[str, Any]) -> str:
             f"Mean of {step}; lines that lie on each other are messages that flow. At most: {peaks_text}.",
             "note",
         ),
-        html.chart("throughput", f"Messages per second over time. At most: {peaks_text}."),
+        html.render_chart("throughput", f"Messages per second over time. At most: {peaks_text}."),
     )
 
 
@@ -204,7 +204,7 @@ def _lag_card(report: Report, drawn: dict[str, Any]) -> str:
         return html.render_section("lag-card", title, html.build_placeholder(reason))
     caption = html.paragraph("Messages stored and not yet finished, the largest of each step.", "note")
     plot = (
-        html.chart("lag", "Messages waiting over time, by group; the table below has the numbers.")
+        html.render_chart("lag", "Messages waiting over time, by group; the table below has the numbers.")
         if "lag" in drawn
         else html.build_placeholder("No group was ever behind.")
     )
@@ -283,7 +283,7 @@ def _times_card(times: Times, name: str, drawn: dict[str, Any]) -> str:
         times.title,
         caption,
         html.paragraph(text),
-        html.chart(name, f"{times.title} over time. {text}"),
+        html.render_chart(name, f"{times.title} over time. {text}"),
         scale,
     )
 
@@ -407,7 +407,7 @@ def _heat_card(drawn: dict[str, Any]) -> str:
     return html.render_section(
         "hours",
         "Messages sent by hour",
-        html.chart("heat", "Messages sent in each hour of each day.") if "heat" in drawn else none,
+        html.render_chart("heat", "Messages sent in each hour of each day.") if "heat" in drawn else none,
     )
 
 

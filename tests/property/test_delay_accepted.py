@@ -16,7 +16,7 @@ import pytest
 from backend.progress.ack_map import OFFSET_END, AckMap
 from backend.progress.codec import encode_delta
 from backend.records import ProgressDelta, QueueRef
-from ddmq.server.delays.queries import _message_row
+from ddmq.server.delays.rows import describe_message
 from ddmq_client.idl.codes import DelayAction, DelayType
 from ddmq_common.delays.command import (
     ADD,
@@ -263,7 +263,7 @@ def check(accepted: Accepted, random: Random) -> None:
     shard, now = Shard(), NOW
     shard.take(order, now)
     for message in shard.store.scan(Scan(None, 0, layout.DUE_MS_MAX, 10)):
-        row = _message_row(message)
+        row = describe_message(message)
         assert row["id"] == delay_id.decode(), "it is listed under the id that the sender got"
     in_time = order.due_ms >= now
     if in_time:

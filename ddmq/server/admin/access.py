@@ -26,7 +26,8 @@ from ddmq.server.admin.contract.route import Route
 from ddmq.server.admin.operations.plans import Plan
 from ddmq.server.admin.operations.service import Operations, no_such_operation
 from ddmq.server.admin.transactions import AdminTransactions
-from ddmq.server.delays.queries import DelayQueries, reads_contents
+from ddmq.server.delays.choice import reads_contents
+from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.connection import JSON
 from ddmq.server.http.oversight import ForbiddenError, OverQuotaError
 from ddmq.server.http.parameters import Query

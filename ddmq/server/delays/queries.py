@@ -12,39 +12,32 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import merge
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import gevent
-import msgspec
 
 from backend.port import Backend
-from backend.progress.ack_map import OFFSET_END
-from ddmq.server.admin.contract.forms import FIRST
-from ddmq.server.admin.contract.queries import DelayCountQuery, DelaysQuery
+from ddmq.server.admin.contract.queries import DelayCountQuery
 from ddmq.server.admin.figures import OtherProcesses
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.backup import OpenShard, backup_folder, check_secret, copy_shards, make_backup
+from ddmq.server.delays.choice import Cursor, DelayChoice, format_cursor, read_choice
+from ddmq.server.delays.rows import describe_message
 from ddmq.server.http.pace import paced
 from ddmq.server.http.paging import ItemPage, PageRequest
 from ddmq.server.http.parameters import Query
-from ddmq.server.http.routing import AdminRequest, Text, forward_request
-from ddmq_client.idl.codes import FROM_CHRONOS
-from ddmq_common import delivery
+from ddmq.server.http.routing import AdminRequest, forward_request, read_forwarded
 from ddmq_common.clock import Clock
 from ddmq_common.delays.command import (
-    DelayCommand,
-    decode_command,
     is_uuid,
     parse_delay_id,
     shard_of,
     uuid_bytes,
 )
-from ddmq_common.errors import CallerError, DamagedError, DdmqError, TryLaterError, UnsupportedError
+from ddmq_common.errors import CallerError, DdmqError, TryLaterError, UnsupportedError
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from ddmq_common.native_threads import in_thread
-from ddmq_common.plain_text import body_fields
-from delay_service.core.held_messages import HELD_FROM_MS, is_held_ms, plain_due_ms
-from delay_service.core.occurrences import occurrence_id
+from delay_service.core.held_messages import HELD_FROM_MS
 from delay_service.due.holds import is_held, list_holds
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, DueKey, DueTimeCounts, IdKind, Pending, Scan
@@ -56,75 +49,11 @@ SHOWN_MAX = 1_000
 COUNTED_MAX = 1_000_000
 EXAMINED_MAX = 100_000  # messages that one answer examines for a key
 CATCH_UP_S, POLL_INTERVAL_S = 3.0, 0.01  # for commands that were stored before a request
-FOREVER_MS = 1 << 62
-CHRONOS = FROM_CHRONOS.encode()
 PENDING, CANCELLED = "pending", "cancelled"
 _STATES = {
     IdKind.PENDING: PENDING, IdKind.CANCELLED: CANCELLED, IdKind.TOMBSTONE: "cancelled before it was known",
     IdKind.DEAD: "dead letter",
 }  # fmt: skip
-
-
-class Cursor(NamedTuple):
-    """A position in the listing of waiting messages of all shards, sorted by due time."""
-
-    due_ms: int
-    shard: int
-    offset: int
-
-    def after_in(self, shard: int) -> DueKey:
-        """Return the key in the order of one shard behind which a listing continues from this position."""
-        if shard == self.shard:
-            return DueKey(self.due_ms, self.offset)
-        return DueKey(self.due_ms, OFFSET_END) if shard < self.shard else DueKey(self.due_ms - 1, OFFSET_END)
-
-
-class DelayChoice(NamedTuple):
-    """A choice of waiting messages: those of `topic` with this `key` (None: any key), due from `start` until
-    before `end`, after the position `cursor`, with `text` in the key or the body. `allows`: whether the
-    caller may see a topic; None: it may see all."""
-
-    topic: str | None
-    key: str | None
-    start: int
-    end: int
-    after: Cursor | None
-    text: str | None = None
-    allows: Callable[[str], bool] | None = None
-
-    def has_topic(self, topic: str) -> bool:
-        """Return whether the choice includes messages of a topic."""
-        return self.topic in (None, topic) and (self.allows is None or self.allows(topic))
-
-    @property
-    def is_examined(self) -> bool:
-        """Whether a message must be examined, because the store does not check all criteria."""
-        return self.key is not None or self.text is not None or self.allows is not None
-
-    @property
-    def includes_all(self) -> bool:
-        """Whether the choice includes every waiting message of the topic."""
-        return self == (self.topic, None, 0, FOREVER_MS, None, None, None)
-
-    def matches(self, message: Pending) -> bool:
-        """Return whether the message has the requested key; the store has checked the other criteria."""
-        if self.allows is not None and not self.allows(message.topic):
-            return False
-        texts = [
-            text.encode("utf-8", "surrogateescape") for text in (self.key, self.text) if text is not None
-        ]
-        if not all(text in message.delivery for text in texts):  # much cheaper than to parse it
-            return False
-        if not texts:
-            return True
-        try:
-            content = delivery.decode(message.delivery)
-        except DamagedError:
-            return False
-        text = None if self.text is None else texts[-1]
-        return self.key in (None, content.key.decode("utf-8", "surrogateescape")) and (
-            text is None or text in content.key or text in content.value
-        )
 
 
 class DelayQueries:
@@ -260,9 +189,9 @@ class DelayQueries:
             raise TryLaterError(f"what waits is not known: {health.reason}")
         service, behind = self._caught_up()
         count = min(max(request.query.count, 1), SHOWN_MAX)
-        choice = _read_choice(request)
-        rows, last = self._find_messages(choice, count, _message_row)
-        answer = {"messages": rows, "next": _cursor_text(last), "orders_waiting": sum(behind.values())}
+        choice = read_choice(request)
+        rows, last = self._find_messages(choice, count, describe_message)
+        answer = {"messages": rows, "next": format_cursor(last), "orders_waiting": sum(behind.values())}
         return answer | {"held": self._list_holds(choice)} | self._missing_shards(service)
 
     def page_messages(self, page: PageRequest, request: AdminRequest) -> ItemPage:
@@ -272,9 +201,9 @@ class DelayQueries:
             raise TryLaterError(f"what waits is not known: {health.reason}")
         service, behind = self._caught_up()
         position = page.decode_position(tuple[int, int, int])
-        choice = _read_choice(request)._replace(text=page.text)
+        choice = read_choice(request)._replace(text=page.text)
         choice = choice._replace(after=None if position is None else Cursor(*position))
-        rows, last = self._find_messages(choice, page.size, _message_row)
+        rows, last = self._find_messages(choice, page.size, describe_message)
         missing_shards = self._missing_shards(service)
         more = {"orders_waiting": sum(behind.values()), "held": self._list_holds(choice)} | missing_shards
         counts = service.pending_counts()
@@ -335,7 +264,7 @@ class DelayQueries:
     def count(self, request: AdminRequest) -> dict[str, Any]:
         service, behind = self._caught_up()
         query: DelayCountQuery = request.query
-        choice, last = _read_choice(request), None
+        choice, last = read_choice(request), None
         if choice.includes_all:
             counts = service.pending_counts()
             number = counts.total() if choice.topic is None else counts[choice.topic]
@@ -345,7 +274,7 @@ class DelayQueries:
             number = len(rows)
         missing_shards = self._missing_shards(service)
         exact = not (last or behind or any(missing_shards.values()))
-        answer = {"topic": choice.topic, "count": number, "exact": exact, "next": _cursor_text(last)}
+        answer = {"topic": choice.topic, "count": number, "exact": exact, "next": format_cursor(last)}
         return answer | {"held": self._list_holds(choice)} | missing_shards
 
     def message(self, request: AdminRequest) -> dict[str, Any]:
@@ -364,19 +293,13 @@ class DelayQueries:
         if state.kind is not IdKind.PENDING:
             return row | {"at_ms": state.at_ms, "kept_until_ms": state.forget_ms}
         message = store.get(DueKey(state.at_ms, state.offset))
-        return row if message is None else row | _message_row(message, with_body=True)
+        return row if message is None else row | describe_message(message, with_body=True)
 
     def fetch_message(self, uuid: str) -> Mapping[str, Any]:
         """Return the answer of `message` for a uuid, from this process or from the one that owns the shard.
         Raises TryLaterError."""
         request = AdminRequest({"id": uuid}, Query(), {}, "GET", "/delay/messages/{id}")
-        answer = self.answer_anywhere(request, self.message)
-        if not isinstance(answer, Text):
-            return dict(answer)
-        row: dict[str, Any] = msgspec.json.decode(answer.payload)
-        if answer.status != 200:
-            raise TryLaterError(str(row.get("error", "the delay service does not answer")))
-        return row
+        return dict(read_forwarded(self.answer_anywhere(request, self.message), "the delay service"))
 
     def _shard_of(self, text: str) -> tuple[str, int]:
         """Return (uuid, shard) for a delay id or a uuid."""
@@ -484,79 +407,5 @@ class DelayQueries:
         return info.queues
 
 
-def _message_row(message: Pending, *, with_body: bool = False) -> dict[str, Any]:
-    """Return a pending message as a row for people and programs."""
-    row: dict[str, Any] = {
-        "due_ms": plain_due_ms(message.due_ms), "topic": message.topic, "occurrence": message.occurrence,
-        "message_id": message.message_id.hex(), "born_ms": message.born_ms,
-    }  # fmt: skip
-    if is_held_ms(message.due_ms):
-        row["held"] = True
-    try:
-        command = decode_command(message.command)
-        content = delivery.decode(message.delivery)
-    except DamagedError as error:
-        return row | {"id": "", "error": str(error)}
-    row["id"] = occurrence_id(command, 0)
-    row |= _repeat_fields(command)
-    row["key"] = content.key.decode("utf-8", "replace")
-    row["tags"] = content.tag.decode("utf-8", "replace")
-    row["body_bytes"] = len(content.value)
-    if not with_body:
-        return row | {"preview": content.value[:80].decode("utf-8", "replace")}
-    row["properties"] = {
-        name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
-        for name, value in content.properties.items()
-        if name != CHRONOS  # not the sender's: it is put on where consumers of old clients look for it
-    }
-    return row | body_fields(content.value)
-
-
-def _repeat_fields(command: DelayCommand) -> dict[str, Any]:
-    """Return how a message repeats, as numbers and as words; the words are empty for a single delivery."""
-    schedule = command.schedule
-    facts: dict[str, Any] = {"kind": command.kind}
-    if schedule is None:
-        words = {3: f"every {command.interval_s} s", 4: f"in steps of {command.interval_s}^n s"}.get(
-            command.kind, ""
-        )
-        return facts | {"repeats": f"{words}, {command.times} times" if words else ""}
-    words = f"cron {schedule.cron} in {schedule.zone}" if schedule.cron else ""
-    if schedule.repeat:
-        often = "without end" if schedule.repeat < 0 else f"{schedule.repeat + 1} times"
-        words = ", ".join(filter(None, (words, f"every {schedule.period_ms / 1000:g} s {often}")))
-    if schedule.occurrences_max and words:
-        words += f", {schedule.occurrences_max} in all"
-    return facts | {"repeats": words}
-
-
-def reads_contents(query: DelayCountQuery) -> bool:
-    """Return whether a query chooses messages by their contents, of which its answer then says something."""
-    return query.key is not None or getattr(query, "text", None) is not None
-
-
-def _read_choice(request: AdminRequest) -> DelayChoice:
-    """Return the choice that the query of a request states, of the topics that its caller may see. `after` is
-    that of form 1."""
-    query: DelayCountQuery = request.query
-    right = "browse" if reads_contents(query) else "describe"
-    allows = request.visible(right) if query.topic is None else None  # a rule checks the right to one topic
-    is_first = query.form == FIRST or not isinstance(query, DelaysQuery)
-    after = _parse_cursor(query.after) if query.after is not None and is_first else None
-    end = FOREVER_MS if query.to_ms is None else query.to_ms
-    return DelayChoice(query.topic, query.key, query.from_ms or 0, end, after, None, allows)
-
-
 def _ignore_message(_: Pending) -> None:
     """Return nothing for a message that is only counted."""
-
-
-def _parse_cursor(text: str) -> Cursor:
-    numbers = text.split(".")
-    if len(numbers) != 3 or not all(number.isdecimal() and len(number) <= 19 for number in numbers):
-        raise CallerError(f"after is {text!r}; the `next` of an earlier answer is wanted")
-    return Cursor(*map(int, numbers))
-
-
-def _cursor_text(cursor: Cursor | None) -> str | None:
-    return None if cursor is None else ".".join(str(number) for number in cursor)

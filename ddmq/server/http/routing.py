@@ -500,3 +500,14 @@ def forward_request(address: str, request: AdminRequest, token: bytes = b"") -> 
         raise TryLaterError(f"{silence}; try again") from error
     finally:
         connection.close()
+
+
+def read_forwarded(answer: Any, who: str) -> Any:
+    """Return the answer of this process or, decoded, that of another one. Raises TryLaterError if the other
+    process, `who` in the text, answers with an error."""
+    if not isinstance(answer, Text):
+        return answer
+    row = msgspec.json.decode(answer.payload)
+    if answer.status != 200:
+        raise TryLaterError(str(row.get("error", f"{who} answers with status {answer.status}")))
+    return row

@@ -16,7 +16,8 @@ from backend.ownership.table import REVOKE_S
 from backend.port import Assignment, Health, Join
 from backend.records import QueueRef, ReadBatch
 from ddmq.server.admin.contract.queries import DelaysQuery
-from ddmq.server.delays.queries import CATCH_UP_S, PAGE_BYTES, DelayChoice, DelayQueries
+from ddmq.server.delays.choice import DelayChoice
+from ddmq.server.delays.queries import CATCH_UP_S, PAGE_BYTES, DelayQueries
 from ddmq.server.http.routing import AdminRequest
 from ddmq.server.process.server_process import ServerProcess
 from ddmq_common.clock import ManualClock

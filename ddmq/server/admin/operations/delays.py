@@ -27,7 +27,7 @@ from ddmq.server.admin.producer.calls import ProducerCalls
 from ddmq.server.delays.changes import change_message
 from ddmq.server.delays.queries import PENDING, DelayQueries
 from ddmq.server.http.parameters import Query
-from ddmq.server.http.routing import AdminRequest, Text
+from ddmq.server.http.routing import AdminRequest, Text, read_forwarded
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, TryLaterError
 
@@ -119,21 +119,11 @@ def _read_pages(delays: DelayQueries, body: DelayChoiceBody) -> Iterator[dict[st
             topic=body.topic, key=body.key, from_ms=body.from_ms, to_ms=body.to_ms, count=PAGE, after=after
         )
         request = AdminRequest({}, query, {}, "GET", "/delay/messages")
-        page = _read_answer(delays.answer_anywhere(request, delays.messages))
+        page = read_forwarded(delays.answer_anywhere(request, delays.messages), "the delay service")
         yield page
         after = page["next"]
         if after is None:
             return
-
-
-def _read_answer(answer: Any) -> Any:
-    """Return the answer of this process or, decoded, that of another one. Raises TryLaterError."""
-    if not isinstance(answer, Text):
-        return answer
-    row = msgspec.json.decode(answer.payload)
-    if answer.status != 200:
-        raise TryLaterError(str(row.get("error", f"the delay service answers with status {answer.status}")))
-    return row
 
 
 class DelayTarget:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from backend.port import Backend
 from backend.records import StoredRecord
 from ddmq.server.admin.contract.bodies import RetryChangeBody, RetryChoiceBody, RetryPosition
@@ -25,10 +23,9 @@ from ddmq.server.admin.search.records import RecordScan
 from ddmq.server.admin.search.retries import describe_retry, list_level_ranges
 from ddmq.server.delays.retries import RetryChanges
 from ddmq.server.http.parameters import Query, read_body
-from ddmq.server.http.routing import AdminRequest, Text
+from ddmq.server.http.routing import AdminRequest, read_forwarded
 from ddmq_common import delivery
 from ddmq_common.clock import Clock
-from ddmq_common.errors import TryLaterError
 
 ITEMS_MAX = 20_000  # messages in a plan
 BATCH = 64
@@ -161,19 +158,9 @@ class RetryTarget:
         )  # fmt: skip
         request = AdminRequest({}, Query(), body, "POST", "/retries")
         try:
-            answer = _read_answer(self._changes.answer_anywhere(request))
+            answer = read_forwarded(self._changes.answer_anywhere(request), "the owner of the level")
         except Exception as error:
             return error
         for row in answer["items"]:
             self._reasons[level, row["offset"], row["id"]] = row.get("reason", "")
         return None
-
-
-def _read_answer(answer: Any) -> Any:
-    """Return the answer of this process or, decoded, that of another one. Raises TryLaterError."""
-    if not isinstance(answer, Text):
-        return answer
-    row = msgspec.json.decode(answer.payload)
-    if answer.status != 200:
-        raise TryLaterError(str(row.get("error", f"the owner of the level answers with {answer.status}")))
-    return row
