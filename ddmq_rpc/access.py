@@ -158,7 +158,7 @@ class Authentication:
             rejection = self._answers.AuthResponse(code=int(Code.TOPIC_REFUSED), msg=text)
             connection.reject_login(lambda: call.reply(rejection))
             return
-        over = connection.accept_login(login.caller, login.token_id)
+        over = connection.identity.use_login(login.caller, login.token_id)
         if over is not None:
             self._counts.count_rejected("quota")
             self._record_login(call, login.caller.name, describe_cause(over))

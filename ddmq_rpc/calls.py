@@ -14,8 +14,7 @@ import socket
 from abc import ABC, abstractmethod
 from typing import Any
 
-from ddmq_common.security.callers import Caller
-from ddmq_common.security.certificate_names import CertificateNames
+from ddmq_common.security.connection_caller import ConnectionCaller
 from ddmq_rpc.api import Call, ErrorKind, Wire
 from ddmq_rpc.codec import ENCODERS, encode_error, encode_result
 from ddmq_rpc.envelope import Envelope
@@ -30,14 +29,12 @@ class AnswerSender(ABC):
     """Sends the answers of one connection in order. It writes no frame while `busy` contains UNSENT."""
 
     __slots__ = (
-        "_send", "_socket", "_tls", "_unsent", "_writer", "busy", "caller",
-        "certificate_names", "peer", "traffic",
+        "_send", "_socket", "_tls", "_unsent", "_writer", "busy", "identity", "peer", "traffic",
     )  # fmt: skip
 
     _tls: TlsSession | None
     _unsent: memoryview | None
     _writer: Any
-    caller: Caller | None  # who uses the connection; None: rights are off
 
     def __init__(self, traffic: Traffic, accepted: socket.socket, peer: str) -> None:
         self.traffic = traffic
@@ -47,11 +44,8 @@ class AnswerSender(ABC):
         self._unsent = None
         self._writer = None
         self.busy = 0
-        self.certificate_names: CertificateNames | None = (
-            None  # of the client, once its handshake is complete
-        )
+        self.identity = ConnectionCaller(traffic.callers, peer.rpartition(":")[0])
         self.peer = peer
-        self.caller = None
 
     @abstractmethod
     def answer(self, call: OpenCall, envelope: Envelope, sequence: bytes, result: bytes) -> None:
@@ -187,7 +181,7 @@ class OpenCall(Call):
         self.frame_bytes = frame_bytes
         self.received_at = received_at
         self.peer = connection.peer
-        self.caller = connection.caller
+        self.caller = connection.identity.caller
         self.on_abandoned = None
 
     @property
@@ -204,7 +198,7 @@ class OpenCall(Call):
         rule = self._method.rule
         if rule is None or not rule.waits or self._state or self.on_abandoned is None:
             return
-        self.caller = self._connection.caller
+        self.caller = self._connection.identity.caller
         missing = rule.find_missing(self)
         on_abandoned = self.on_abandoned
         if missing is not None and on_abandoned is not None:

@@ -14,8 +14,6 @@ import ssl
 from collections.abc import Callable
 
 from ddmq_common.hub_timer import HubTimer
-from ddmq_common.security.callers import Caller
-from ddmq_common.security.quotas import OverQuota
 from ddmq_rpc.addresses import is_loopback
 from ddmq_rpc.api import ErrorKind, Wire
 from ddmq_rpc.calls import UNSENT, AnswerSender, OpenCall
@@ -70,7 +68,6 @@ class RpcConnection(AnswerSender):
         "_share",
         "_silent",
         "_timer",
-        "_token_id",
         "_waiting_frame",
         "closed",
         "idle_since",
@@ -92,8 +89,6 @@ class RpcConnection(AnswerSender):
         self._timer: HubTimer | None = None
         self._share = traffic.slices.join(address, self)
         self._silent = True
-        self._token_id = ""
-        self.caller = None
         self._reader = traffic.loop.io(accepted.fileno(), _READ)
         self._reader.start(self._on_readable)
         traffic.connections.add(self)
@@ -200,7 +195,7 @@ class RpcConnection(AnswerSender):
         if output and not self._send_output(output):
             return
         if not established and session.established:
-            self.certificate_names = session.certificate_names
+            self.identity.certificate_names = session.certificate_names
             self._use_default_caller()
         if plain:
             if self.busy:
@@ -492,43 +487,12 @@ class RpcConnection(AnswerSender):
     def has_private_channel(self) -> bool:
         """Return whether no other machine can read the connection: it uses TLS, or its client is on this
         machine."""
-        return self.is_encrypted or is_loopback(self._peer_host)
-
-    @property
-    def _peer_host(self) -> str:
-        return self.peer.rpartition(":")[0]
-
-    def _default_caller(self) -> Caller | None:
-        """Return whose connection this is without a login."""
-        callers = self.traffic.callers
-        if callers is None:
-            return None
-        names = self.certificate_names
-        caller = None if names is None else callers.of_certificate(names)
-        return caller or callers.at_address(self._peer_host)
+        return self.is_encrypted or is_loopback(self.identity.host)
 
     def _use_default_caller(self) -> None:
-        caller = self._default_caller()
-        if caller is not None and self._use_caller(caller) is not None:
+        if self.identity.use_default() is not None:
             self.traffic.counts.count_rejected("quota")
             self.traffic.loop.run_callback(self.close)
-
-    def _use_caller(self, caller: Caller) -> OverQuota | None:
-        """Use the connection as `caller`, unless that is over its quota."""
-        if caller is self.caller:
-            return None
-        over = caller.usage.count_connection()
-        if over is None:
-            if self.caller is not None:
-                self.caller.usage.connections -= 1
-            self.caller = caller
-        return over
-
-    def accept_login(self, caller: Caller, token_id: str) -> OverQuota | None:
-        """Use the connection as `caller`, while the token is valid, unless that is over a quota."""
-        if (over := self._use_caller(caller)) is None:
-            self._token_id = token_id
-        return over
 
     def reject_login(self, answer: Callable[[], None]) -> None:
         """Answer a login that failed, charge it to the address, and close the connection a little later."""
@@ -544,14 +508,13 @@ class RpcConnection(AnswerSender):
 
     def recheck_rights(self) -> None:
         """Apply changed rights to the connection and to its waiting call."""
-        callers = self.traffic.callers
-        if callers is None or self.closed:
+        if self.traffic.callers is None or self.closed:
             return
-        if self._token_id and not callers.is_valid(self._token_id):
+        if self.identity.is_login_over:
             self.traffic.counts.count_rejected("token_over")
             self.close()
             return
-        if not self._token_id:
+        if not self.identity.is_logged_in:
             self._use_default_caller()
         call = self._call
         if call is not None:
@@ -584,9 +547,7 @@ class RpcConnection(AnswerSender):
         call, self._call = self._call, None
         if call is not None:
             call.mark_abandoned()
-        if self.caller is not None:
-            self.caller.usage.connections -= 1
-            self.caller = None
+        self.identity.leave()
         if traffic.on_closed is not None:
             traffic.on_closed(self.peer)
 

@@ -345,7 +345,7 @@ def test_the_names_of_the_clients_certificate(required: Stage, tmp_path: Path) -
     client.call(send_sync(1))
     (connection,) = required.traffic.connections
     assert connection.is_encrypted
-    assert connection.certificate_names == CertificateNames(
+    assert connection.identity.certificate_names == CertificateNames(
         ("ddmq:billing",), ("billing.example",), ("billing",)
     )
 
