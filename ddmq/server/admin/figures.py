@@ -24,7 +24,7 @@ from gevent import socket
 from gevent.lock import BoundedSemaphore
 
 from ddmq.address import HostPort, parse
-from ddmq.server.http.callers import ON_BEHALF
+from ddmq.server.http.oversight import ON_BEHALF
 from ddmq.server.http.pace import yield_if_long
 from ddmq.server.http.routing import FORWARDED, Text
 from ddmq_common.clock import Clock

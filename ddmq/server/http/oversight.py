@@ -1,4 +1,5 @@
-"""Quotas and audit of the admin port: what each request counts for, and what the audit log says about it.
+"""Callers of the admin port: who makes each request (by token, certificate, user or address), which quotas it
+counts for, and what the audit log says about it.
 
 Changes are recorded with their outcome, and so are rejected requests and logins. Requests that a process has
 passed on are recorded there, not here.
@@ -9,15 +10,52 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from ddmq.server.http.callers import RequestCaller, find_caller
 from ddmq_common.errors import CallerError, DdmqError
 from ddmq_common.security.audit import Actor, AuditLog
-from ddmq_common.security.callers import CallerTable, LoginRejectedError
+from ddmq_common.security.callers import TOKEN_MECHANISM, Caller, CallerTable, LoginRejectedError
+from ddmq_common.security.certificate_names import read_names
 from ddmq_common.security.quotas import OverQuota, describe_cause
+from ddmq_rpc.addresses import is_loopback
 
+BEARER = "bearer "
+ON_BEHALF = "X-Ddmq-Identity"  # for whom another process of the installation passes a request on
 READING = ("GET", "HEAD")
+
+
+class RequestCaller(NamedTuple):
+    """The identity that makes a request; `caller` None: rights are off. `on_behalf`: a node makes it for the
+    caller."""
+
+    caller: Caller | None = None
+    on_behalf: bool = False
+
+
+def find_caller(callers: CallerTable | None, environ: Mapping[str, Any]) -> RequestCaller:
+    """Return who makes a request. Raises LoginRejectedError."""
+    if callers is None:
+        return RequestCaller()
+    header = environ.get("HTTP_AUTHORIZATION")
+    address = environ.get("REMOTE_ADDR", "")
+    certificate: Mapping[str, Any] | None = environ.get("ddmq.certificate")  # None: plain HTTP
+    names = read_names(certificate)
+    uid: int | None = environ.get("ddmq.uid")  # None: not over the Unix socket
+    if header is None:
+        by_certificate = None if names is None else callers.of_certificate(names)
+        by_user = None if uid is None else callers.of_user(uid)
+        caller = by_certificate or by_user or callers.at_address(address)
+    elif not header.lower().startswith(BEARER):
+        raise LoginRejectedError("Authorization has another scheme; allowed: Bearer TOKEN")
+    elif certificate is None and uid is None and not is_loopback(address):
+        raise LoginRejectedError("a token is accepted over TLS or from this machine alone")
+    else:
+        token = header[len(BEARER) :].strip().encode("utf-8", "replace")
+        caller = callers.log_in(TOKEN_MECHANISM, token).caller
+    stated = environ.get("HTTP_X_DDMQ_IDENTITY")
+    if stated is None or not caller.has_right("node"):
+        return RequestCaller(caller)
+    return RequestCaller(callers.at_name(stated), True)
 
 
 class ForbiddenError(CallerError):

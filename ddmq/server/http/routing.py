@@ -26,10 +26,9 @@ import msgspec
 
 from ddmq.address import parse
 from ddmq.console.assets import ROOT, Asset, find_asset
-from ddmq.server.http.callers import ON_BEHALF
 from ddmq.server.http.connection import JSON, NO_STORE, PROBES, RequestRejection, check_request
 from ddmq.server.http.encoding import GZIP_BYTES_MIN, accepts_gzip, compress_chunks, encode_json
-from ddmq.server.http.oversight import ForbiddenError, OverQuotaError, Oversight
+from ddmq.server.http.oversight import ON_BEHALF, ForbiddenError, OverQuotaError, Oversight
 from ddmq.server.http.pace import Account
 from ddmq.server.http.parameters import Query, query_texts
 from ddmq.server.http.streams import EVENT_STREAM, EventStream

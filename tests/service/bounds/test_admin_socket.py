@@ -14,9 +14,9 @@ import pytest
 from gevent import get_hub
 
 from ddmq.cli.admin_client import AdminType
-from ddmq.server.http.callers import find_caller
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.http.local_socket import open_local_socket
+from ddmq.server.http.oversight import find_caller
 from ddmq.server.http.routing import AdminRequest, AdminRouter
 from ddmq_client import Admin
 from ddmq_client.aio import AsyncAdmin
