@@ -35,6 +35,12 @@ class QuotasRow(Answer):
     bytes_per_s: int
     connections: int
     created_per_hour: int
+    waiting_calls: int
+    in_flight: int
+    open_transactions: int
+    pending_delays: int
+    idempotency_keys: int
+    producers: int
 
 
 class IdentityRow(Answer):
