@@ -52,9 +52,9 @@ ROUTES = (
     Route("send", "send", 29, 14),
     Route("pull with acknowledgements", "pull_ack", 34, 20),
     Route("acknowledgement, until it is durable", "ack", 30, 16),
-    Route("retry, until it is delivered again", "retry", 18, 16, ("pull_ack", "ack")),
+    Route("retry, until it is delivered again", "retry", 20, 16, ("pull_ack", "ack")),
     Route("delayed message, until it is in its topic", "delay", 60, 24),
-    Route("an operator parks a key", "park", 38, 6, ("health",)),
+    Route("an operator parks a key", "park", 39, 6, ("health",)),
     Route("any answer of the admin API", "health", 15, 8),
 )
 

@@ -22,6 +22,7 @@ from proxy_consumer.service import ConsumerService
 Names = dict[str, str]
 TOPIC_STATES = ("trace_one_in", "hold_delays")  # are no settings of the engine
 NO_STATE = ("topic", "internal", "delays_held_since_ms")  # in the description of a topic
+DEFAULTS = SubscriptionDefaults()  # tells which of its settings are secret
 
 
 class ChangeableServer(Protocol):
@@ -106,7 +107,7 @@ def _describe_difference(after: Any, now: Any) -> str:
 def mask_secrets(state: Any) -> Any:
     """Return the state of an object as it is shown: it is recorded with secrets, because an undo needs
     them."""
-    return mask_tree(state, SubscriptionDefaults())
+    return mask_tree(state, DEFAULTS)
 
 
 class TopicChanges(UndoableKind):
