@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -115,10 +114,12 @@ def test_a_late_topic_gets_more_concurrency(
     topic, group = f"mail-{name}", f"mailer-{name}"
     world.create_topic(topic)
     world.subscribe(group, topic, concurrency=2, batch_max=50)
-    finished = threading.Semaphore(0)
+    started, finished = threading.Semaphore(0), threading.Semaphore(0)
+    fast = threading.Event()
 
     def handle(message: Message) -> None:
-        time.sleep(0.2)  # the work itself, which takes its time
+        started.release()
+        assert fast.wait(60)
         finished.release()
 
     world.consumer(group, topic, handle, threads=50)
@@ -131,6 +132,9 @@ def test_a_late_topic_gets_more_concurrency(
     confirm(hands, console, "Change")
     assert "concurrency: 2 → 50" in console.outcome_of_change()
     assert hands.actions <= CLICKS_MAX
+    for _ in range(3):  # more than two at once
+        assert started.acquire(timeout=60)
+    fast.set()
     for _ in range(200):
         assert finished.acquire(timeout=60)
 

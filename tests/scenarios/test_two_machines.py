@@ -53,12 +53,12 @@ with socket.create_connection((sys.argv[1], 9613), 30) as connection:
 """
 OLD_APP = "  old-app: {allow: [send orders, consume orders, consume old-app, create old-app]}\n"
 PULLING = """
-import time
+import signal, time
 from ddmq_client import Consumer
 with Consumer(None, "billing", "orders", profile="billing", linger_ms=30_000, handler=print,
               on_error=lambda error: print("FAILED", time.time(), error, flush=True)):
     print("pulling", flush=True)
-    time.sleep(600)
+    signal.pause()
 """
 
 
