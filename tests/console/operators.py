@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import pytest
+
 from tests.console.pages import Console
 from tests.console.shown_commands import check_command
 
@@ -90,7 +92,7 @@ class KeyboardHands:
         raise AssertionError(f"{target} cannot be reached with the Tab key")
 
 
-HANDS: tuple[type[Hands], ...] = (MouseHands, KeyboardHands)
+HANDS = (MouseHands, pytest.param(KeyboardHands, marks=pytest.mark.long))
 
 
 def confirm(hands: Hands, console: Console, verb: str) -> None:

@@ -48,7 +48,7 @@ def console(browser: Any, world: IncidentWorld) -> Iterator[Console]:
     assert opened.complaints == []
 
 
-@pytest.fixture(params=HANDS, ids=lambda hands: hands.__name__)
+@pytest.fixture(params=HANDS)
 def hands(request: pytest.FixtureRequest, console: Console) -> Hands:
     created: Hands = request.param(console)
     return created

@@ -12,6 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ddmq_client import Consumer, Producer
 from tests.scenarios.incident_operators import Operator, Row
 from tests.scenarios.real_server import RealServer
@@ -148,7 +150,7 @@ class IncidentWorld:
         return {row["id"]: row["due_ms"] for row in answer["messages"]}
 
 
-DEPLOYMENTS = ("one process", "processes", "two servers")
+DEPLOYMENTS = ("one process", "processes", pytest.param("two servers", marks=pytest.mark.long))
 
 
 @contextmanager

@@ -18,7 +18,8 @@ KAFKA = ("t20_kafka", "t20d_kafka_subscriptions")
 COMPILED = "t24_compiled"
 LONG = (  # wait for due times, fill stores, or start a Java machine several times
     "t06_failing_key", "t07_delay_lateness", "t08_delay_storm", "t10_cancel", "t11_memory",
-    "t11b_delay_memory", "t12c_delay_start", "t14_metrics_job", "t25_more_cores",
+    "t11b_delay_memory", "t12c_delay_start", "t14_metrics_job", "t25_more_cores", "t26_watched",
+    "t27_large",
 )  # fmt: skip
 
 

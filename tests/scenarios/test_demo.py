@@ -72,7 +72,7 @@ def test_the_demo_proves_and_its_commands_are_true(
             assert run(shlex.split(command)) == 0, command
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S + 30)
 def test_without_verbose_the_demo_fits_one_screen(tmp_path: Path) -> None:
     result = subprocess.run(
