@@ -48,27 +48,18 @@ from ddmq.server.process.ports import (
     describe_error,
     find_address_source,
 )
+from ddmq.server.process.process_security import ProcessSecurity
 from ddmq.server.process.samples import SampleWriter, sample_writer
 from ddmq.server.readable_secrets import warn_of_secrets
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import ConfigError, DdmqError
 from ddmq_common.hub_timer import HubTimer
-from ddmq_common.metrics.catalogue import AUDIT_DROPPED, AUDIT_LINES, TLS_FILES_INVALID
 from ddmq_common.metrics.deltas import Deltas
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from ddmq_common.private_files import make_private
-from ddmq_common.security import connecting
-from ddmq_common.security.audit import FOLDER as AUDIT_FOLDER
-from ddmq_common.security.audit import REJECTED, AuditFiles, AuditLog
-from ddmq_common.security.callers import CallerTable
-from ddmq_common.security.certificates import CHECK_S, CertificateFiles
-from ddmq_common.security.files import CHECK_INTERVAL_S as SECURITY_CHECK_S
-from ddmq_common.security.files import SecurityFiles
-from ddmq_common.security.sender_quotas import SENDER_QUOTAS
-from ddmq_common.security.settings import TlsMode
 from ddmq_rpc.api import Service
-from ddmq_rpc.server import RpcServer, TlsPort
+from ddmq_rpc.server import RpcServer
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
 from delay_service.store.opening import check_store_folder, standby_stores_in, stores_in
@@ -129,7 +120,8 @@ class ServerProcess:
         self.components = tuple(component for component in COMPONENTS if component in set(components))
         self.clock = clock or SystemClock()
         self.metrics = Registry()
-        self.others = OtherProcesses(self._read_node_token)
+        self.security = ProcessSecurity(config, self.metrics, self.clock)
+        self.others = OtherProcesses(self.security.read_node_token)
         self.addresses: dict[str, HostPort] = {}
         self.backend: Backend | None = None
         self.producer: ProducerService | None = None
@@ -140,8 +132,6 @@ class ServerProcess:
         self.delay: LevelService | None = None
         self.timers: DelayService | None = None
         self.traces: TraceWriter | None = None
-        self.certificates: CertificateFiles | None = None
-        self._certificates_timer = HubTimer(ref=False)
         self._operations: Operations | None = None
         self._scheduler: SchedulerWatch | None = None
         self._started_ms = self.clock.wall_ms()
@@ -153,9 +143,6 @@ class ServerProcess:
         self._admin_socket: Any = None
         self._local_admin: AdminServer | None = None  # over the Unix socket
         self._live: LiveViews | None = None
-        self.callers: CallerTable | None = None  # None: rights are off
-        self._security_files: SecurityFiles | None = None
-        self._security_timer = HubTimer(ref=False)
         self._waits_for = "the log is not open yet"
         self._hub = HubWatch(self.metrics)
         self._stop = Event()
@@ -167,7 +154,7 @@ class ServerProcess:
         self.config.check_reach(component for component in self.components if component != "delay")
         check_ports(self.config, self.components)
         raise_open_files()
-        self._load_certificates()
+        self.security.load_certificates()
         self._limits = limits_within(
             self.config.rpc,
             len({"producer", "consumer"} & set(self.components)),
@@ -185,7 +172,7 @@ class ServerProcess:
         log.debug("configuration", extra={"config": resolved_values(self.config)})
         warn_of_secrets(self.config)
         try:
-            self._open_security()
+            self.security.load_identities(self.components)
             self.backend = self._open_backend()
             self._apply_topics()
             self._open_ports(self.backend)
@@ -194,56 +181,6 @@ class ServerProcess:
         except BaseException:
             self.close()
             raise
-
-    def _open_security(self) -> None:
-        """Begin to check rights if security.yaml has identities. Raises ConfigError."""
-        folder = self.config.folder
-        if folder is None or self.config.security.identities is None:
-            return
-        self.callers = CallerTable(self.clock.wall_ms)
-        callers = self.callers
-        callers.on_change.append(lambda: SENDER_QUOTAS.use_identities(callers.all_identities))
-        self._security_files = SecurityFiles(folder, callers, self.clock.monotonic)
-        self._security_files.start()
-        data_dir = self.config.serve.data_dir
-        name = self.config.serve.build_process_name(self.components, socket.gethostname())
-        self.callers.audit = AuditLog(
-            AuditFiles(data_dir / AUDIT_FOLDER, name),
-            AuditFiles(data_dir / AUDIT_FOLDER, f"{name}.{REJECTED}"),
-            self.clock.wall_ms,
-            HubTimer(ref=False),
-            self.metrics.cell(AUDIT_LINES),
-            self.metrics.cell(AUDIT_DROPPED),
-        )
-        self._security_timer.every(SECURITY_CHECK_S, self._security_files.check)
-
-    def _read_node_token(self) -> bytes:
-        """Return the token with which this process logs in at the others; b"" if there is none."""
-        return b"" if self._security_files is None else self._security_files.read_node_token()
-
-    def _load_certificates(self) -> None:
-        """Load the certificates of security.yaml, and reload them when their files change. Raises
-        ConfigError."""
-        tls = self.config.security.tls
-        if tls.is_used:
-            invalid = self.metrics.cell(TLS_FILES_INVALID)
-
-            def record_outcome(is_invalid: bool) -> None:
-                invalid.value = float(is_invalid)
-
-            try:
-                self.certificates = CertificateFiles(tls, record_outcome)
-            except ConfigError as error:
-                raise ConfigError(f"security.yaml: tls: {error}") from error
-            self._certificates_timer.every(CHECK_S, self.certificates.reload_changed)
-        connecting.use_certificates(tls, self.certificates)
-
-    def _tls_port(self, component: str) -> TlsPort | None:
-        """Return how the port of a component uses TLS; None if it does not."""
-        mode = self.config.security.tls.mode_of(component)
-        if mode is TlsMode.OFF or self.certificates is None:
-            return None
-        return TlsPort(self.certificates, mode is TlsMode.REQUIRED)
 
     def _open_backend(self) -> Backend:
         """Open the engine that backend.yaml names. Raises DdmqError."""
@@ -300,7 +237,7 @@ class ServerProcess:
         metrics, clock = self.metrics, self.clock
         common: Any = {"metrics": metrics, "clock": clock, "levels": self.config.delay.table}
         common["random"] = random.Random()
-        common["read_token"] = self._read_node_token
+        common["read_token"] = self.security.read_node_token
         serve = self.config.serve
         traces = self.traces = TraceWriter(
             backend, metrics, clock, self._trace_name(), secrets.token_hex(8), serve.trace_bytes_per_day
@@ -312,7 +249,7 @@ class ServerProcess:
             self.timers = DelayService(
                 backend, self.config.delay, metrics, clock, stores_in(*stores), self._bind_admin(),
                 standby_opener=standby_stores_in(*stores), traces=traces,
-                quota_of=self._find_delay_quota if self.callers is not None else None,
+                quota_of=self.security.find_delay_quota if self.security.callers is not None else None,
             )  # fmt: skip
             self.timers.start()
         self._scheduler = SchedulerWatch(backend, clock)
@@ -331,18 +268,14 @@ class ServerProcess:
             self._listen("consumer", self.consumer.service())
             self.consumer.advertise(str(reachable_address(self.addresses["consumer"])))
             self._log_unreachable(backend)
-        if self.callers is not None:
+        if self.security.callers is not None:
             metrics.add_collector(self._publish_usage)
         if "admin" in self.components:
             self._listen_admin(backend, self._scheduler)
 
-    def _find_delay_quota(self, identity: str) -> int:
-        assert self.callers is not None
-        return self.callers.at_name(identity).usage.quotas.pending_delays
-
     def _publish_usage(self) -> None:
         if self.backend is not None:
-            parts = UsedParts(self.callers, self.backend, self.producer, self.timers)
+            parts = UsedParts(self.security.callers, self.backend, self.producer, self.timers)
             publish_usage(self.metrics, list_usage(parts))
 
     def _producer_address(self) -> HostPort:
@@ -390,8 +323,8 @@ class ServerProcess:
             self._limits,
             self.metrics,
             self.clock,
-            self._tls_port(component),
-            self.callers,
+            self.security.describe_tls_port(component),
+            self.security.callers,
         )
         try:
             server.start()
@@ -431,7 +364,7 @@ class ServerProcess:
             backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
             self.config.serve.backups, self.others, self.config.delay.table,
             self.producer or self.sends, self._findings, self._trace_name(), self._describe_process(),
-            self.callers, self.delay, self._security_files,
+            self.security.callers, self.delay, self.security.files,
         )  # fmt: skip
         self._operations = api.operations
         gevent.spawn(self._operations.resume_all)
@@ -458,7 +391,7 @@ class ServerProcess:
         if self._admin is not None:
             self._admin.application = router
         elif self._bind_admin():
-            self._admin = AdminServer(self._admin_socket, router, self._tls_port("admin"))
+            self._admin = AdminServer(self._admin_socket, router, self.security.describe_tls_port("admin"))
             self._admin.start()
         if self._local_admin is not None:
             self._local_admin.application = router
@@ -545,11 +478,8 @@ class ServerProcess:
         for resource in (self._admin_socket, *rpc, self.delay, self.timers, self.traces, self.backend):
             if resource is not None:
                 resource.close()
-        self._certificates_timer.stop()
         self._hub.stop()
-        self._security_timer.stop()
-        if self.callers is not None and self.callers.audit is not None:
-            self.callers.audit.close()
+        self.security.close()
         log.info("stopped")
 
 

@@ -62,8 +62,8 @@ def reload_configuration(process: ServerProcess) -> None:
     if folder is None or process.backend is None:
         log.warning("nothing to reload: started without --config")
         return
-    if process.certificates is not None:
-        process.certificates.reload_files()
+    if process.security.certificates is not None:
+        process.security.certificates.reload_files()
     try:
         fresh = override_backend(load_folder(folder), process.config.backend_flags)
         source = find_declaring_source(fresh, "topics")
