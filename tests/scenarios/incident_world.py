@@ -56,7 +56,7 @@ class IncidentWorld:
         self.server.admin("POST", "groups", group, "topics", topic, body={"start": "first", **settings})
 
     def producer(self) -> Producer:
-        return self._clients.enter_context(Producer(self.server.address("producer")))
+        return self._clients.enter_context(Producer(self.server.address("producer"), timeout_ms=60_000))
 
     def consumer(
         self, group: str, topics: str | list[str], handler: Callable[..., object], threads: int = 4

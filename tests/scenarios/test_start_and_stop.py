@@ -27,7 +27,7 @@ def test_ready_line_and_health(tmp_path: Path) -> None:
         server.start()
         for component in ("producer", "consumer"):
             Client(server.ports[component]).close()
-        assert server.request("GET", "/ready")[0] == 200
+        until(lambda: server.request("GET", "/ready")[0] == 200, "the delay levels are ready")
         assert server.admin("GET", "health")["alive"] is True
         assert "ddmq_rpc_connections" in server.request("GET", "/metrics")[1]
     finally:
