@@ -32,7 +32,8 @@ class IncidentServer(RealServer):
 class IncidentWorld:
     """Servers over one installation, and the clients of one incident."""
 
-    def __init__(self, deployment: str) -> None:
+    def __init__(self, engine: str, deployment: str) -> None:
+        self.engine = engine
         self.deployment = deployment
         self.servers: list[IncidentServer] = []
         self._clients = ExitStack()
@@ -165,7 +166,7 @@ def deployed(
     """
     environment = {} if disk_free is None else {"TEST_DISK_FREE": str(disk_free)}
     with ExitStack() as stack:
-        world = IncidentWorld(deployment)
+        world = IncidentWorld(installation.engine, deployment)
         for folder_of_server in _folders(deployment, folder):
             server = IncidentServer(
                 folder_of_server, config, deployment == "processes", installation=installation

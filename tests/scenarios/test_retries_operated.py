@@ -35,9 +35,11 @@ def test_retries_are_delivered_now_or_become_dead_letters(installation: Installa
 
 
 @pytest.mark.slow
-def test_a_process_without_the_levels_forwards_orders_to_their_owner(tmp_path: Path) -> None:
+def test_a_process_without_the_levels_forwards_orders_to_their_owner(
+    installation: Installation, tmp_path: Path
+) -> None:
     config = write_config(tmp_path / "conf", delay_service={"levels": WAITS})
-    with running(tmp_path, config, processes=True) as server:
+    with running(tmp_path, config, processes=True, installation=installation) as server:
         operate_on_retries(server)
 
 
@@ -73,9 +75,11 @@ def operate_on_retries(server: RealServer) -> None:
 
 
 @pytest.mark.slow
-def test_an_operation_survives_the_death_of_the_process_that_owns_the_levels(tmp_path: Path) -> None:
+def test_an_operation_survives_the_death_of_the_process_that_owns_the_levels(
+    installation: Installation, tmp_path: Path
+) -> None:
     config = write_config(tmp_path / "conf", delay_service={"levels": WAITS})
-    with running(tmp_path, config, processes=True) as server:
+    with running(tmp_path, config, processes=True, installation=installation) as server:
         subscribe(server)
         fail_messages(server, [f"k{number}" for number in range(200)])
         planned = plan(server, "dead_letter")
