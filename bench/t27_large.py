@@ -2,8 +2,8 @@
 
 10,000 topics and groups, 100,000 blocked keys, a million dead letters, 10 million delays (or `--pending N`).
 A page is the first of a list, requested on a new connection after a pause, so that the limit of the processor
-time for one address does not count. Floor: GET /health. An operation resends 100,000 dead letters, once alone
-and once while T1's load runs; floor: the same load without it.
+time for one address does not count. A histogram has up to 200 steps. Floor of both: GET /health. An operation
+resends 100,000 dead letters, once alone and once while T1's load runs; floor: the same load without it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ FAILING_S = 1_200.0
 OPERATION_S = 600.0
 FLOOR = "GET /health"
 REACH_PAGE = "≤ 50 ms"
-MAY_BE_EMPTY = ("/transactions", "/operations", "/findings")
+REACH_HISTOGRAM = "≤ 20 ms"
+MAY_BE_EMPTY = ("/transactions", "/operations", "/findings", "/changes", "/retries")
 PAGES = {
     "topics": "/topics?form=2&count=50",
     "topics with a text": "/topics?form=2&count=50&text=9",
@@ -55,8 +56,16 @@ PAGES = {
     "delayed messages of a topic": f"/delay/messages?form=2&topic={PENDING_TOPIC}&count=50",
     "transactions": "/transactions?form=2&count=50",
     "operations": "/operations?form=2&count=50",
+    "changes": "/changes?form=2&count=50",
+    "clients": "/clients?form=2&count=50",
+    "processes": "/processes?form=2&count=50",
+    "retries": f"/retries?form=2&group={KEYED}&count=50",
     "findings": "/findings?form=2",
     "snapshot": "/snapshot",
+}
+HISTOGRAMS = {
+    "histogram of delays": "/delay/histogram",
+    "histogram of the delays of a topic": f"/delay/histogram?topic={PENDING_TOPIC}",
 }
 
 
@@ -186,9 +195,14 @@ def series(server: Running) -> list[Series]:
         Series(f"first page: {name}", partial(measure_page, server, target), FLOOR, REACH_PAGE)
         for name, target in PAGES.items()
     ]
+    histograms = [
+        Series(name, partial(measure_page, server, target), FLOOR, REACH_HISTOGRAM)
+        for name, target in HISTOGRAMS.items()
+    ]
     return [
         Series(FLOOR, partial(measure_page, server, "/health")),
         *pages,
+        *histograms,
         Series("resend", partial(resend, server, resends), None, "≥ 5,000/s"),
         Series("sendSync", partial(send, server)),
         Series(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,22 @@ WITHOUT_RETRIES: Row = {"start": "first", "retry_steps": 0, "retry_intervals_ms"
 
 
 class IncidentServer(RealServer):
-    """Reports its findings soon."""
+    """Reports its findings soon. A GET request is repeated as long as its answer is "try again"."""
 
     environment: Mapping[str, str] = {"PYTHONPATH": str(SOON)}
+
+    def request(self, method: str, target: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+        if method != "GET":
+            return super().request(method, target, body)
+        send = partial(super().request, method, target, body)
+        return until(lambda: answer if (answer := send())[0] != 503 else None, f"{target} is answered")
 
 
 class IncidentWorld:
     """Servers over one installation, and the clients of one incident."""
 
-    def __init__(self, deployment: str) -> None:
+    def __init__(self, engine: str, deployment: str) -> None:
+        self.engine = engine
         self.deployment = deployment
         self.servers: list[IncidentServer] = []
         self._clients = ExitStack()
@@ -167,7 +175,7 @@ def deployed(
     """
     environment = {} if disk_free is None else {"TEST_DISK_FREE": str(disk_free)}
     with ExitStack() as stack:
-        world = IncidentWorld(deployment)
+        world = IncidentWorld(installation.engine, deployment)
         for folder_of_server in _folders(deployment, folder):
             server = IncidentServer(
                 folder_of_server, config, deployment == "processes", installation=installation

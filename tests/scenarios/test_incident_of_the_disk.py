@@ -20,9 +20,11 @@ FREE_BYTES = (2 << 30) + (256 << 20)  # more than the threshold of the alert
 
 
 @pytest.fixture(params=DEPLOYMENTS)
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[IncidentWorld]:
+def world(
+    request: pytest.FixtureRequest, installation: Installation, tmp_path: Path
+) -> Iterator[IncidentWorld]:
     config = write_config(tmp_path / "conf", file_log={"allocate_bytes": "1MiB"})
-    with deployed(request.param, tmp_path, Installation(), config, disk_free=FREE_BYTES) as created:
+    with deployed(request.param, tmp_path, installation, config, disk_free=FREE_BYTES) as created:
         yield created
 
 

@@ -23,30 +23,29 @@ from tests.support.installations import installed
 from tests.support.own_name import own_name
 from tests.support.waits import until
 
-WRONG_DELAYS = {"one process": 10_000}  # by deployment
+WRONG_DELAYS = {("file_log", "one process"): 10_000}  # by engine and deployment
 FEWER_DELAYS = 1_000
 FrontEnd = type[Operator]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[*DEPLOYMENTS, pytest.param("kafka", marks=(pytest.mark.slow, pytest.mark.kafka))],
-)
+@pytest.fixture(scope="module", params=DEPLOYMENTS)
 def world(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, engine: str
 ) -> Iterator[IncidentWorld]:
     deployment = str(request.param)
     folder = tmp_path_factory.mktemp(deployment.replace(" ", "-"))
-    config = write_config(folder / "conf", delay_service={"pending_count_max": count_wrong(deployment)})
+    config = write_config(
+        folder / "conf", delay_service={"pending_count_max": count_wrong(engine, deployment)}
+    )
     with (
-        installed("kafka" if deployment == "kafka" else "file_log") as installation,
+        installed(engine) as installation,
         deployed(deployment, folder, installation, config) as created,
     ):
         yield created
 
 
-def count_wrong(deployment: str) -> int:
-    return WRONG_DELAYS.get(deployment, FEWER_DELAYS)
+def count_wrong(engine: str, deployment: str) -> int:
+    return WRONG_DELAYS.get((engine, deployment), FEWER_DELAYS)
 
 
 @pytest.fixture(autouse=True)
@@ -256,7 +255,7 @@ def test_wrong_delays_are_held_and_cancelled(world: IncidentWorld, front_end: Fr
     producer.send(neighbour, "of the neighbour", delay=timedelta(hours=1))
     until(lambda: len(world.list_delays(topic)) == 20)
     born_from_ms = begin_millisecond()
-    limit = count_wrong(world.deployment)
+    limit = count_wrong(world.engine, world.deployment)
     wrong = limit - len(rightful)
     send_delays(producer, topic, wrong)
 

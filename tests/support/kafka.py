@@ -45,8 +45,10 @@ def broker() -> str:
         cluster = TrialCluster(folder)
         if not cluster.brokers:
             cluster.make([Ports(*free_ports(2))])
-            cluster.start()
-            _end_with(owner, folder)
+            try:
+                cluster.start()
+            finally:
+                _end_with(owner, folder)  # also if it is not ready in time
     return cluster.bootstrap
 
 

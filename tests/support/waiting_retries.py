@@ -36,21 +36,31 @@ def fail_messages(server: RealServer, bodies: Iterable[str]) -> None:
 
 
 def list_retries(server: RealServer) -> Iterator[dict[str, Any]]:
-    """The messages on the retry path; those that are due are in the retry topic."""
+    """The messages on the retry path, page by page; those that are due are in the retry topic."""
     after = ""
     while True:
-        status, answer = server.request("GET", f"/retries?group={GROUP}&count={COUNT_MAX}{after}")
+        status, answer = ask(server, f"/retries?form=2&group={GROUP}&count={COUNT_MAX}{after}")
         assert status == 200, answer
         yield from answer["items"]
-        if answer["next"] is None:
+        if "next" not in answer:
             return
         after = f"&after={answer['next']}"
+
+
+def ask(server: RealServer, target: str) -> tuple[int, Any]:
+    """Status and answer of a GET request, which is repeated as long as it is answered with "try again"."""
+
+    def request() -> tuple[int, Any] | None:
+        status, answer = server.request("GET", target)
+        return None if status == 503 else (status, answer)
+
+    return until(request, f"{target} is answered")
 
 
 def list_places(server: RealServer) -> list[tuple[str, str]]:
     """The key and the place of each message: waiting, due or dead; sorted."""
     places = [(row["key"], row["state"]) for row in list_retries(server)]
-    status, answer = server.request("GET", f"/dlq/{GROUP}?count={COUNT_MAX}")
+    status, answer = ask(server, f"/dlq/{GROUP}?count={COUNT_MAX}")
     if status == 200:
         places += [(row["key"], "dead") for row in answer["shown"]]
     return sorted(places)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.admin_client import ITEMS_MAX, AdminClient, admin_options
 from ddmq.cli.output import hint, print_json, print_line, print_table
 from ddmq.cli.values import GROUP, Integer
 from ddmq.moments import format_age
@@ -31,7 +31,7 @@ def list_processes(admin: AdminClient, as_json: bool) -> None:
       ddmq processes
       ddmq processes --json
     """
-    answer = admin.get("processes")
+    answer = _get_list(admin, "processes", count=ITEMS_MAX)
     if as_json:
         return print_json(answer)
     now_ms = time.time_ns() // 1_000_000
@@ -40,11 +40,17 @@ def list_processes(admin: AdminClient, as_json: bool) -> None:
     return None
 
 
+def _get_list(admin: AdminClient, path: str, **query: Any) -> Mapping[str, Any]:
+    """Return a page of a list. `next` is None at its end, as in the output of earlier releases."""
+    answer: dict[str, Any] = admin.get(path, **query, form=2)
+    return {"next": None} | answer
+
+
 def _process_row(item: Mapping[str, Any], now_ms: int) -> list[Any]:
     up_s = max((now_ms - item["since_ms"]) / 1000, 1.0)
     queues = sum(each["queues"] for each in item["subscriptions"])
     return [
-        item["name"], ", ".join(item["parts"]), item["version"], format_age(up_s),
+        item["name"], ", ".join(item["parts"]), item.get("version", ""), format_age(up_s),
         item["memory_bytes"] >> 20, round(item["cpu_s"] / up_s, 2), queues, len(item["delay_shards"]),
     ]  # fmt: skip
 
@@ -52,9 +58,12 @@ def _process_row(item: Mapping[str, Any], now_ms: int) -> list[Any]:
 @click.command("clients")
 @click.argument("group", type=GROUP, required=False)
 @click.option("--count", type=Integer(1, 1000), default=100, show_default=True, help="Show so many at most.")
+@click.option("--text", help="Only clients with this text in the group, the id, the process, or a topic.")
 @click.option("--after", metavar="NEXT", help="Continue where an earlier listing ended, which printed this.")
 @admin_options
-def list_clients(group: str | None, count: int, after: str | None, admin: AdminClient, as_json: bool) -> None:
+def list_clients(
+    group: str | None, count: int, text: str | None, after: str | None, admin: AdminClient, as_json: bool
+) -> None:
     """List the clients that consume, for all groups or for GROUP alone, and the hosts of producers.
 
     "seen": the time since the client's last pull. Clients of old DDMQ have no id and are listed by host. A
@@ -65,7 +74,7 @@ def list_clients(group: str | None, count: int, after: str | None, admin: AdminC
       ddmq clients
       ddmq clients billing
     """
-    answer = admin.get("clients", group=group, count=count, after=after)
+    answer = _get_list(admin, "clients", group=group, count=count, text=text, after=after)
     if as_json:
         return print_json(answer)
     now_ms = time.time_ns() // 1_000_000

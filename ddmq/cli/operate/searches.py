@@ -77,9 +77,12 @@ def search_messages(
 @click.command("retries", short_help="The messages that wait for a retry, one by one.")
 @click.argument("group", type=GROUP)
 @click.option("--topic", type=TOPIC, help="Only messages of this topic.")
+@click.option("--text", help="Only messages with this text in the key, the error or the body.")
 @count_option()
 @admin_options
-def list_retries(group: str, topic: str | None, count: int, admin: AdminClient, as_json: bool) -> None:
+def list_retries(
+    group: str, topic: str | None, text: str | None, count: int, admin: AdminClient, as_json: bool
+) -> None:
     """List the messages of GROUP on the retry path: those whose retry is due first, then those that wait.
 
     \b
@@ -89,7 +92,8 @@ def list_retries(group: str, topic: str | None, count: int, admin: AdminClient, 
     """
 
     def fetch(page: int, after: str | None) -> Mapping[str, Any]:
-        answer: Mapping[str, Any] = admin.get("retries", group=group, topic=topic, count=page, after=after)
+        query = {"group": group, "topic": topic, "text": text, "count": page, "after": after}
+        answer: Mapping[str, Any] = admin.get("retries", **query, form=2)
         return answer
 
     items, scanned, following = _collect_pages(fetch, count)
@@ -114,7 +118,7 @@ def _collect_pages(
         answer = fetch(min(count - len(items), PAGE_MAX), following)
         items += answer["items"]
         scanned += answer["scanned"]
-        following = answer["next"]
+        following = answer.get("next")
         if following is None or len(items) >= count:
             return items, scanned, following
 
@@ -127,4 +131,4 @@ def _message_row(item: Mapping[str, Any]) -> list[Any]:
 def _retry_row(item: Mapping[str, Any]) -> list[Any]:
     due = "now" if item["state"] == "due" else format_moment(item["due_ms"])
     place = f"{item['queue']}/{item['offset']}"
-    return [due, item["topic"], place, item["key"], item["deliveries"], item["error"]]
+    return [due, item["topic"], place, item.get("key", ""), item["deliveries"], item.get("error", "")]

@@ -101,6 +101,18 @@ def dead_group(shell: Shell, topic: str) -> str:
     return topic
 
 
+def fail_once(shell: Shell, topic: str) -> str:
+    """Fail a message of the topic, which then waits for a retry; return the group."""
+    group = f"{topic[:40]}-retrying"
+    body = {"topics": [topic], "start": "first", "retry_intervals_ms": []}
+    shell.server.admin("POST", "groups", group, body=body)
+    with Consumer(shell.server.address("consumer"), group, topic, linger_ms=50) as consumer:
+        until(lambda: [each.fail() for each in consumer.pull(1, timeout_ms=500)], "it has failed")
+        target = f"/retries?group={group}"
+        until(lambda: shell.server.request("GET", target)[1]["items"], "it waits for a retry")
+    return group
+
+
 def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: str) -> None:
     calls = TransactionCalls(shell.server.ports["producer"])
     transactions = [new_id(), new_id()]
@@ -167,8 +179,11 @@ def test_every_route_answers_as_described(shell: Shell, topic: str, dead_group: 
     visit("GET", f"/delay/messages/{waiting['id']}")
     visit("GET", f"/delay/count?topic={topic}")
     visit("GET", f"/delay/histogram?topic={topic}")
-    for path in ("/processes", "/clients", "/config?changed=1", "/log", f"/retries?group={dead_group}"):
+    for path in ("/processes", "/clients", "/config?changed=1", "/log"):
         visit("GET", path)
+    retrying_group = fail_once(shell, topic)
+    visit("GET", f"/retries?group={retrying_group}")
+    visit("DELETE", f"/groups/{retrying_group}")
     position = {"offset": 0, "id": "0" * 32}
     change = {"group": dead_group, "action": "now", "level": 1, "messages": [position]}
     assert visit("POST", "/retries", change | {"dry_run": True})["changed"] == 0

@@ -51,6 +51,8 @@ def test_clients_are_listed_page_by_page(shell: Shell, topic: str) -> None:
         first = shell.json("clients", groups[0])
         assert [row["topics"] for row in first["items"]] == [[topic]]
         assert first["items"][0]["client_id"] in shell("clients", groups[0])
+        by_text = shell.json("clients", "--text", groups[1])
+        assert ([row["group"] for row in by_text["items"]], by_text["total"]) == ([groups[1]], 1)
         seen, after = [], None
         while True:
             page = shell.json("clients", "--count", "1", *(["--after", after] if after else []))

@@ -66,6 +66,9 @@ def test_the_retry_path_is_listed_message_by_message(shell: Shell, topic: str) -
     rest = shell.server.request("GET", f"/retries?group={topic}&after={page['next']}")[1]
     assert {row["id"] for row in page["items"] + rest["items"]} == {row["id"] for row in rows()}
     assert "no such customer" in shell("group", "retries", topic)
+    assert len(shell.json("group", "retries", topic, "--text", "such customer")["items"]) == 2
+    assert shell.json("group", "retries", topic, "--text", "two")["items"][0]["offset"] == 1
+    assert shell.json("group", "retries", topic, "--text", "three")["items"] == []
 
 
 def get(shell: Shell, group: str) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from ddmq.server.admin.routes import ROUTES
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.names import dead_letter_topic
+from ddmq_common.names import dead_letter_topic, retry_topic
 from tests.support.admin_contract import check_answer
 
 FAR = 1e12
@@ -150,6 +150,25 @@ def test_groups_with_dead_letters_are_listed_by_name(served: ServedBackend) -> N
         [("c", 0)],
     ]
     assert "oldest_ms" not in pages[0][0], "a has none"
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_due_retries_are_listed_once_and_found_by_a_text(served: ServedBackend, count: int) -> None:
+    topic = retry_topic("G")
+    served.make_topic(topic, 2)
+    for number in range(12):
+        served.append(topic, number % 2, f"k{number}")
+    for text, keys in ((None, range(12)), ("k1", (1, 10, 11)), ("none", ())):
+        query = {"group": "G", "count": count} | ({} if text is None else {"text": text})
+        pages = list(served.walk("/retries", **query))
+        assert all(len(items) <= count for items in pages)
+        listed = [item["key"] for items in pages for item in items]
+        assert sorted(listed) == sorted(f"k{number}" for number in keys)
+    whole = served.get("/retries", group="G", form=2, fields="key")
+    assert (whole["total"], whole["exact"], whole["scanned"]) == (12, True, 12)
+    assert set(whole["items"][0]) == {"key"}
+    assert served.request("/retries", group="G", text="k1")[0] == 400, "the first form has no text"
+    assert served.get("/retries", group="G", count=1)["next"], "nor another cursor than before"
 
 
 def test_the_list_is_filtered_and_states_its_total(served: ServedBackend) -> None:

@@ -7,7 +7,7 @@ import { Card, Chips, Filter, GroupLink, Head, Loaded, MessageLink, Missing, Nam
 import { setQuery } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
 
-const FILTERS = ["group", "topic"];
+const FILTERS = ["group", "topic", "text"];
 const COLUMNS = [
   { head: "group", cell: (row) => html`<${GroupLink} group=${row.group} />` },
   { head: "topic", cell: (row) => html`<${TopicLink} topic=${row.topic} />` },
@@ -42,10 +42,10 @@ function Choices() {
 
 export function Page({ query }) {
   const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
-  const state = useData(filter.group ? "/retries" : null, { ...filter, count: 50, after: query.get("after") }, { version: "retries" });
+  const state = useData(filter.group ? "/retries" : null, listing({ ...filter, after: query.get("after") }), { version: "retries" });
   return html`<${Head} title="Retries" />
     <${Card} note="Messages that failed and wait for their next delivery.">
-      <div class="filters"><${Filter} name="group" label="group" query=${query} /></div><${Chips} query=${query} names=${FILTERS} />
+      <div class="filters"><${Filter} name="group" label="group" query=${query} />${filter.group && html`<${Filter} name="text" label="contains" query=${query} />`}</div><${Chips} query=${query} names=${FILTERS} />
       ${filter.group ? html`<div class="tools"><${Actions} filter=${filter} /></div>` : html`<${Choices} />`}
       ${filter.group && html`<${Loaded} state=${state} absent="This server does not list retries.">${(answer) => html`<${Missing} missing=${answer.missing} />
         <${Table} label="retries" columns=${COLUMNS} rows=${answer.items} rowKey=${(row) => row.id} empty="Nothing waits for a retry." />

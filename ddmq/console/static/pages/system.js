@@ -1,11 +1,11 @@
 // The server itself: its processes and clients, disk and log, delay shards, and the settings in force.
-import { post, useData } from "../lib/api.js";
+import { listing, post, useData } from "../lib/api.js";
 import { openChange } from "../lib/actions.js";
 import { ABSENT, commandLine, count, formatDuration, formatNumber, formatSize, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { now, snapshot } from "../lib/live.js";
 import { Badge, Card, Facts, Filter, GroupLink, Head, Loaded, Missing, Name, Time, TopicLink } from "../lib/parts.js";
-import { Table } from "../lib/table.js";
+import { Pager, Table } from "../lib/table.js";
 import { closeTopic } from "./topic.js";
 
 const PROCESSES = [
@@ -89,12 +89,12 @@ function Settings({ query }) {
 }
 
 export function Page({ query }) {
-  const processes = useData("/processes", {}, { every: 3_000 });
-  const clients = useData("/clients", { group: query.get("client"), count: 100 }, { every: 3_000 });
+  const processes = useData("/processes", listing({}, 1_000), { every: 3_000 });
+  const clients = useData("/clients", listing({ group: query.get("client"), text: query.get("text"), after: query.get("after") }, 100), { every: 3_000 });
   const health = snapshot.value?.health;
   return html`<${Head} title="System">${health && (health.ready ? html`<${Badge} kind="good">accepts sends<//>` : html`<${Badge} kind="bad">${visible(health.reason)}<//>`)}${health?.warning && html`<${Badge} kind="warn">${visible(health.warning)}<//>`}<//>
     <${Card} title="Processes"><${Loaded} state=${processes} absent="This server does not list its processes.">${(answer) => html`<${Missing} missing=${answer.missing} /><${Table} label="processes" columns=${PROCESSES} rows=${answer.items} rowKey=${(row) => row.name} />`}<//><//>
     <${Disk} />
-    <${Card} title="Clients"><div class="filters"><${Filter} name="client" label="group" query=${query} /></div><${Loaded} state=${clients} absent="This server does not list its clients.">${(answer) => html`<${Table} label="clients" columns=${CLIENTS} rows=${answer.items} rowKey=${(row) => `${row.kind} ${row.process} ${row.group} ${row.client_id} ${row.address}`} empty="No client is connected." />`}<//><//>
+    <${Card} title="Clients"><div class="filters"><${Filter} name="client" label="group" query=${query} /><${Filter} name="text" label="contains" query=${query} /></div><${Loaded} state=${clients} absent="This server does not list its clients.">${(answer) => html`<${Missing} missing=${answer.missing} /><${Table} label="clients" columns=${CLIENTS} rows=${answer.items} rowKey=${(row) => `${row.kind} ${row.process} ${row.group} ${row.client_id} ${row.address}`} empty="No client is connected." /><${Pager} answer=${answer} shown=${answer.items.length} noun="client" query=${query} />`}<//><//>
     <${Settings} query=${query} />`;
 }

@@ -316,15 +316,14 @@ class DelayHistogramQuery(Query):
     ] = BUCKETS_MAX
 
 
-class ClientsQuery(Query):
+class ClientsQuery(ListQuery):
     """A choice of the clients of all groups."""
 
     group: GroupName = None
     count: Count = 100
-    after: Cursor = None
 
 
-class RetriesQuery(Query):
+class RetriesQuery(ListQuery, kw_only=True):
     """A choice of the messages on the retry path of a group."""
 
     group: Annotated[
@@ -333,7 +332,10 @@ class RetriesQuery(Query):
     ]
     topic: TopicName = None
     count: Count = 100
-    after: Cursor = None
+    text: Annotated[
+        SearchText,
+        Meta(title="only messages with this text in the key, the error or the body; for form 2"),
+    ] = None
 
 
 class ConfigQuery(Query):

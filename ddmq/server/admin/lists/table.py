@@ -13,6 +13,8 @@ from ddmq.server.admin.contract.structs import (
     finding_answers,
     group_answers,
     operation_answers,
+    process_answers,
+    search_answers,
 )
 from ddmq.server.admin.lists.dead_letters import page_dead_letters
 from ddmq.server.admin.lists.groups import page_lags, page_subscriptions
@@ -28,6 +30,8 @@ from ddmq.server.admin.lists.names import (
     page_topics,
     page_transactions,
 )
+from ddmq.server.admin.lists.processes import page_clients, page_processes
+from ddmq.server.admin.lists.retries import page_retries
 from ddmq.server.admin.search.dead_letters import filter_of
 from ddmq.server.admin.search.keys import selection_of
 from ddmq.server.http.paging import ItemPage
@@ -37,6 +41,25 @@ FINDINGS = Listing(
     lambda api, r, page: page_findings(api.list_findings(r), page),
     ("severity", "-severity", "since_ms", "-since_ms"),
     answers.FindingsListing,
+)
+PROCESSES = Listing(
+    process_answers.ProcessRow,
+    lambda api, r, page: page_processes(api.processes, r, page),
+    ("name", "-name"),
+    first_form=("fields",),
+)
+CLIENTS = Listing(
+    process_answers.ClientRow,
+    lambda api, r, page: page_clients(api.processes, r, page),
+    ("group", "-group"),
+    first_form=("count", "after"),
+)
+RETRIES = Listing(
+    search_answers.RetryRow,
+    lambda api, r, page: page_retries(api.backend, api.clock, r.query.group, r.query.topic, page),
+    ("level",),
+    search_answers.RetriesListing,
+    first_form=("count", "after"),
 )
 TOPICS = Listing(
     answers.TopicRow,

@@ -20,11 +20,10 @@ from ddmq.server.admin.operations.storing import OperationStore
 from ddmq.server.admin.operations.target import PLAN_S, EncodeProgress, PlanDraft, shorten_fields
 from ddmq.server.admin.search.error_classes import classify_error
 from ddmq.server.admin.search.records import RecordScan
-from ddmq.server.admin.search.retries import describe_retry, list_level_ranges
+from ddmq.server.admin.search.retries import contains_text, describe_retry, list_level_ranges
 from ddmq.server.delays.retries import RetryChanges
 from ddmq.server.http.parameters import Query, read_body
 from ddmq.server.http.routing import AdminRequest, read_forwarded
-from ddmq_common import delivery
 from ddmq_common.clock import Clock
 
 ITEMS_MAX = 20_000  # messages in a plan
@@ -96,13 +95,8 @@ def _is_chosen(row: dict[str, Any], record: StoredRecord, body: RetryChoiceBody)
         and body.level in (None, row["level"])
         and (body.from_ms is None or row["due_ms"] >= body.from_ms)
         and (body.to_ms is None or row["due_ms"] < body.to_ms)
-        and (body.text is None or _contains_text(row, record, body.text))
+        and (body.text is None or contains_text(row, record, body.text))
     )
-
-
-def _contains_text(row: dict[str, Any], record: StoredRecord, text: str) -> bool:
-    content, raw = delivery.decode(record.delivery), text.encode("utf-8", "surrogateescape")
-    return text in row["error"] or raw in content.key or raw in content.value
 
 
 class RetryTarget:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -47,7 +47,20 @@ from proxy_consumer.service import ConsumerService
 SUBSCRIPTIONS_MAX = 100  # in the row of a process
 CLIENTS_MAX = 1_000  # in an answer
 OWNERS_S = 5.0  # the owners of delay shards are asked for so often
-Position = tuple[str, str, str, str]  # of a client: group, client id, process, address
+ClientPosition = tuple[str, str, str, str]  # group, client id, process, address
+
+
+class ClientRows(NamedTuple):
+    """Clients of all processes: all of this process, and a page of each other one.
+
+    `total`: the number of all; `has_more`: another process has more than its page; `silent`: the admin
+    addresses of the processes that did not answer.
+    """
+
+    rows: list[ClientRow]
+    total: int
+    has_more: bool
+    silent: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -120,14 +133,19 @@ class ProcessViews:
 
     def list_processes(self, request: AdminRequest) -> ProcessesAnswer:
         """Answer GET /processes; to another process, with the row of this one."""
+        rows, silent = self.collect_processes(request)
+        items = sorted(rows, key=lambda row: (row.name, row.instance))
+        return ProcessesAnswer(items=items, next=None, total=len(items), exact=not silent, missing=silent)
+
+    def collect_processes(self, request: AdminRequest) -> tuple[list[ProcessRow], dict[str, str]]:
+        """Return all processes, and the addresses of those that did not answer; to another process, this one
+        alone."""
         rows, silent = [self._describe_process()], dict[str, str]()
         if not request.is_forwarded:
             others = self.fetch_answers("/processes", "items")
             silent = others.silent
             rows += [msgspec.convert(row, ProcessRow) for each in others.answers for row in each["items"]]
-        by_instance = {row.instance: row for row in rows}
-        items = sorted(by_instance.values(), key=lambda row: (row.name, row.instance))
-        return ProcessesAnswer(items=items, next=None, total=len(items), exact=not silent, missing=silent)
+        return list({row.instance: row for row in rows}.values()), silent
 
     def _describe_process(self) -> ProcessRow:
         info, counts = self._info, Counter[tuple[str, str]]()
@@ -153,23 +171,35 @@ class ProcessViews:
         query: ClientsQuery = request.query
         count = max(min(query.count, CLIENTS_MAX), 1)
         after = None if query.after is None else _decode_position(query.after)
-        rows = self._list_own_clients(request)
-        total, silent = len(rows), dict[str, str]()
+        clients = self.collect_clients(request)
+        by_position = {position_of_client(row): row for row in paced(clients.rows)}
+        positions = sorted(each for each in by_position if after is None or each > after)
+        page = positions[:count]
+        has_more = len(positions) > count or (clients.has_more and bool(page))
+        return ClientsAnswer(
+            items=[by_position[each] for each in page],
+            next=_encode_position(page[-1]) if has_more else None,
+            total=clients.total, exact=not clients.silent, missing=clients.silent,
+        )  # fmt: skip
+
+    def collect_clients(
+        self, request: AdminRequest, is_chosen: Callable[[ClientRow], bool] | None = None
+    ) -> ClientRows:
+        """Return the clients of all processes that the caller may see; to another process, those of this one.
+
+        `is_chosen`: whether a client of this process matches. Each other process gets the query, and answers
+        with a page of its own.
+        """
+        rows = [row for row in paced(self._list_own_clients(request)) if is_chosen is None or is_chosen(row)]
+        total, has_more, silent = len(rows), False, dict[str, str]()
         if not request.is_forwarded:
-            others = self.fetch_answers(
-                "/clients", "items", "total", query=query_texts(query), caller=request.caller
-            )
+            texts = query_texts(msgspec.structs.replace(request.query, fields=None))
+            others = self.fetch_answers("/clients", "items", "total", query=texts, caller=request.caller)
             silent = others.silent
             rows += [msgspec.convert(row, ClientRow) for each in others.answers for row in each["items"]]
             total += sum(each["total"] for each in others.answers)
-        by_position = {_position_of(row): row for row in paced(rows)}
-        positions = sorted(each for each in by_position if after is None or each > after)
-        page = positions[:count]
-        following = _encode_position(page[-1]) if len(positions) > count else None
-        return ClientsAnswer(
-            items=[by_position[each] for each in page], next=following, total=total, exact=not silent,
-            missing=silent,
-        )  # fmt: skip
+            has_more = any(each.get("next") is not None for each in others.answers)
+        return ClientRows(rows, total, has_more, silent)
 
     def _list_own_clients(self, request: AdminRequest) -> list[ClientRow]:
         """Return the clients of this process that the caller may see: those of groups by the right to the
@@ -240,16 +270,17 @@ def _to_reachable(address: HostPort) -> str:
     return str(HostPort(host, address.port))
 
 
-def _position_of(row: ClientRow) -> Position:
+def position_of_client(row: ClientRow) -> ClientPosition:
+    """Return the position of a client in the list of all."""
     return row.group or "", row.client_id or "", row.process, row.address
 
 
-def _encode_position(position: Position) -> str:
+def _encode_position(position: ClientPosition) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode()
 
 
 def _decode_position(text: str) -> Any:
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(text), type=Position)
+        return msgspec.json.decode(base64.urlsafe_b64decode(text), type=ClientPosition)
     except (ValueError, msgspec.MsgspecError) as error:
         raise CallerError(f"after is {text[:120]!r}; allowed: the `next` of an earlier answer") from error

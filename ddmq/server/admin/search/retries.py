@@ -28,14 +28,8 @@ DUE, AT_LEVEL = 0, 1  # kinds of ranges
 def list_retries(backend: Backend, clock: Clock, query: RetriesQuery) -> dict[str, object]:
     """Answer GET /retries: due messages first, then those at each delay level in the order of their due
     times."""
-    scan = RecordScan(backend, clock, _list_ranges(backend, query.group), read_cursor(query.after))
-    items = []
-    for record in scan.walk_records():
-        row = describe_retry(record, query.group)
-        if row is not None and query.topic in (None, row["topic"]):
-            items.append(row)
-        if len(items) >= min(max(query.count, 1), ITEMS_MAX):
-            scan.stop()
+    scan = RecordScan(backend, clock, list_ranges(backend, query.group), read_cursor(query.after))
+    items = collect_retries(scan, query.group, query.topic, min(max(query.count, 1), ITEMS_MAX))
     exact = scan.next is None and query.after is None
     return {
         "items": items, "next": None if scan.next is None else str(scan.next),
@@ -43,7 +37,30 @@ def list_retries(backend: Backend, clock: Clock, query: RetriesQuery) -> dict[st
     }  # fmt: skip
 
 
-def _list_ranges(backend: Backend, group: str) -> list[ScannedRange]:
+def collect_retries(
+    scan: RecordScan, group: str, topic: str | None, count_max: int, text: str | None = None
+) -> list[dict[str, Any]]:
+    """Return the rows of up to `count_max` retries of a group. `text`: only those that contain it."""
+    rows: list[dict[str, Any]] = []
+    for record in scan.walk_records():
+        row = describe_retry(record, group)
+        if row is None or topic not in (None, row["topic"]):
+            continue
+        if text is None or contains_text(row, record, text):
+            rows.append(row)
+        if len(rows) >= count_max:
+            scan.stop()
+    return rows
+
+
+def contains_text(row: dict[str, Any], record: StoredRecord, text: str) -> bool:
+    """Return whether the key, the error or the body of a retry contains the text."""
+    content, raw = delivery.decode(record.delivery), text.encode("utf-8", "surrogateescape")
+    return text in row["error"] or raw in content.key or raw in content.value
+
+
+def list_ranges(backend: Backend, group: str) -> list[ScannedRange]:
+    """Return the offsets of a group's messages that are due, and of all messages at each delay level."""
     return [*_ranges_of(backend, DUE, retry_topic(group), group), *list_level_ranges(backend)]
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
+from ddmq.server.admin.contract.forms import OptionalText
 from ddmq.server.admin.contract.structs.live_answers import Missing
 from ddmq.server.http.parameters import Answer
 
@@ -27,7 +28,7 @@ class ProcessRow(Answer):
 
     name: str
     instance: str
-    version: str
+    version: OptionalText
     parts: list[str]
     addresses: dict[str, str]
     host: str

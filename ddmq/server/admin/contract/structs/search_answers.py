@@ -38,13 +38,13 @@ class RetryRow(Answer):
     queue: int
     offset: int
     id: str
-    key: str
+    key: OptionalText
     state: Literal["waiting", "due"]
     due_ms: int
     step: int
     deliveries: int
     since_ms: int
-    error: str
+    error: OptionalText
     body_bytes: int
     level: int | UnsetType = UNSET
     level_offset: int | UnsetType = UNSET
@@ -67,6 +67,12 @@ class RetriesChangedAnswer(Answer):
     items: list[RetryOutcomeRow]
     reaches: dict[str, GroupsReached]
     dry_run: bool
+
+
+class RetriesListing(Answer):
+    """The further key of a page of retries. `scanned`: the number of messages that a request has examined."""
+
+    scanned: int
 
 
 class RetriesAnswer(Answer):
