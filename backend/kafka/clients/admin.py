@@ -26,6 +26,7 @@ from confluent_kafka.admin import (
 )
 
 from backend.kafka.clients.bridge import Bridge
+from backend.kafka.clients.reachability import find_unreachable
 from backend.kafka.errors import LastError, has_code, is_unknown_topic, to_ddmq_error
 from backend.kafka.options import KafkaOptions
 from backend.kafka.targets import why_blocked
@@ -71,6 +72,7 @@ class Survey(NamedTuple):
     It has our name of each visible topic by its name in Kafka, descriptions of those that changed, the
     cluster's id, and the number of all topics in the cluster.
     `blocked`: the topics, by their names in Kafka, with a partition that can take no record, and the reasons.
+    `has_probed`: it has tried to connect to the leaders that no other broker can replace.
     """
 
     names: Mapping[str, str]
@@ -78,6 +80,7 @@ class Survey(NamedTuple):
     cluster_id: str
     topics: int = 0
     blocked: Mapping[str, str] = {}
+    has_probed: bool = False
 
 
 class Cluster:
@@ -126,12 +129,14 @@ def survey_topics(
     before: Mapping[str, int],
     on_grown: Callable[[str], object],
     min_insync: Callable[[str], int] = lambda name: 0,
+    must_probe: bool = False,
 ) -> Survey:
     """List the cluster's topics and describe those whose number of partitions differs from `unchanged`.
 
     With `unchanged` None, describe all of them. `select` returns our names of the visible topics by their
     names in Kafka. `on_grown` is called with each topic that has more partitions than in `before`.
-    `min_insync(name)`: how many replicas of a topic must be in sync, 0 if that is unknown.
+    `min_insync(name)`: how many replicas of a topic must be in sync, 0 if that is unknown. `must_probe`: try
+    to connect to the leaders that no other broker can replace.
     """
     metadata = admin.list_topics(timeout=SURVEY_S)
     names = select(metadata.topics.keys())
@@ -141,22 +146,26 @@ def survey_topics(
     for each in looked_at:
         if each.partitions > before.get(each.kafka_name, each.partitions):
             on_grown(each.kafka_name)
-    blocked = _find_blocked(metadata.topics, names, min_insync)
-    return Survey(names, looked_at, metadata.cluster_id or "", len(metadata.topics), blocked)
+    blocked = _find_blocked(metadata, names, min_insync, must_probe)
+    return Survey(names, looked_at, metadata.cluster_id or "", len(metadata.topics), blocked, must_probe)
 
 
 def _find_blocked(
-    topics: Mapping[str, Any], names: Iterable[str], min_insync: Callable[[str], int]
+    metadata: Any, names: Collection[str], min_insync: Callable[[str], int], must_probe: bool
 ) -> dict[str, str]:
     """Return the topics among `names` with a partition that can take no record now, and the reasons."""
-    blocked = {}
+    topics, blocked = metadata.topics, {}
+    unreachable: frozenset[int] = frozenset()
+    if must_probe:
+        visible = [partition for name in names for partition in topics[name].partitions.values()]
+        unreachable = find_unreachable(metadata.brokers, visible)
     for name in names:
         partitions = topics[name].partitions
-        if any(
+        if unreachable or any(
             len(partition.isrs) < len(partition.replicas) or partition.leader < 0
             for partition in partitions.values()
         ):
-            reason = why_blocked(partitions, partitions, min_insync(name))
+            reason = why_blocked(partitions, partitions, min_insync(name), unreachable)
             if reason:
                 blocked[name] = reason
     return blocked

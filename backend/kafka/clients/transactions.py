@@ -6,7 +6,8 @@ all processes share: whoever takes that fences any process in the middle of the 
 
 `begin`, `produce` and `commit` of a transaction are one job of the thread. While it waits for its records it
 looks after SLOW_S, and then each CHECK_INTERVAL_S, for partitions that cannot take them: of a deleted topic,
-without a leader, or with too few replicas in sync. Then it is aborted; the others are only reported.
+without a leader that can be reached, or with too few replicas in sync. Then it is aborted; the others are
+only reported.
 
 An aborted transaction stays open at its coordinator until each of its partitions has the marker of its end.
 Until then the id can begin nothing, and nobody can take it over. (A partition with too few replicas in sync
@@ -27,6 +28,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from backend.kafka.clients.reachability import find_unreachable
 from backend.kafka.clients.writing import (
     MARK_KEY,
     UNKNOWN_TOPIC_CODES,
@@ -262,16 +264,20 @@ class TransactionThread:
         the topics of records whose partitions cannot take them now, with the reasons."""
         deletions: list[KafkaError] = []
         blocked: dict[str, str] = {}
-        partitions: dict[str, set[int]] = {}
+        by_topic: dict[str, set[int]] = {}
         for write in missing:
-            partitions.setdefault(write.topic, set()).add(write.partition)
+            by_topic.setdefault(write.topic, set()).add(write.partition)
         try:
-            for topic, numbers in partitions.items():
-                metadata = producer.list_topics(topic, CHECK_INTERVAL_S).topics[topic]
+            for topic, numbers in by_topic.items():
+                cluster = producer.list_topics(topic, CHECK_INTERVAL_S)
+                metadata = cluster.topics[topic]
                 if metadata.error is not None and metadata.error.code() in UNKNOWN_TOPIC_CODES:
                     deletions.append(metadata.error)
                     continue
-                reason = why_blocked(metadata.partitions, numbers, self._min_insync(topic))
+                partitions = metadata.partitions
+                waiting = [partitions[number] for number in numbers if number in partitions]
+                unreachable = find_unreachable(cluster.brokers, waiting)
+                reason = why_blocked(partitions, numbers, self._min_insync(topic), unreachable)
                 if reason:
                     blocked[topic] = reason
         except KafkaException:  # no broker answers: that is waited for

@@ -105,6 +105,7 @@ class KafkaBackend(Backend):
             self._table,
             self._on_stored,
             lambda: self._topics.survey_all(),
+            lambda: self._topics.on_connection_lost(),
         )
         self.process = KafkaProcess(
             options,

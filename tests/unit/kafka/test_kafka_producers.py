@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,15 +17,17 @@ from backend.kafka.clients.transactions import LANES_MAX
 from backend.kafka.clients.writing import OutcomeKind, WriteOutcome
 from backend.kafka.options import KafkaOptions
 from backend.kafka.records import ProducerRecord
-from backend.kafka.targets import NO_LEADER
+from backend.kafka.targets import NO_LEADER, UNREACHABLE
 from ddmq_common.errors import CallerError, TryLaterError, UnknownTopicError
 from tests.support.constants import build_options
+from tests.support.ports import port_of, reserved
 from tests.support.waits import until
 
 TIMEOUT_MS = 50
 FATAL = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "no such sequence", True)
 UNKNOWN_TOPIC = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
 PURGED = KafkaError(-152)  # as librdkafka numbers it: purged in its line
+LOST_BROKER = 4
 FENCED = KafkaError(KafkaError.INVALID_PRODUCER_EPOCH, "by a newer instance", True)
 
 
@@ -32,6 +35,7 @@ class FakeProducer:
     """Delivers at `poll`; one that is `dead` fails what it has, and refuses more."""
 
     created: list[FakeProducer]
+    brokers: Mapping[int, Any] = {}  # of the metadata
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.waiting: list[Callable[..., object]] = []
@@ -61,8 +65,11 @@ class FakeProducer:
 
     def list_topics(self, topic: str, timeout: float) -> Any:
         error = UNKNOWN_TOPIC if topic == "gone" else None
-        partition = SimpleNamespace(leader=-1 if topic == "leaderless" else 1, isrs=[1], replicas=[1])
-        return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions={0: partition})})
+        leader = {"leaderless": -1, "lost": LOST_BROKER}.get(topic, 1)
+        partition = SimpleNamespace(leader=leader, isrs=[abs(leader)], replicas=[abs(leader)])
+        return SimpleNamespace(
+            topics={topic: SimpleNamespace(error=error, partitions={0: partition})}, brokers=self.brokers
+        )
 
     def offset(self) -> int:
         return 7
@@ -221,6 +228,29 @@ def test_a_transaction_does_not_wait_for_a_partition_without_a_leader(producers:
     outcome = transacted(producers, "there", "leaderless")
     assert (outcome.kind, type(outcome.error)) == (OutcomeKind.REFUSED, TryLaterError)
     assert outcome.blocked == {"leaderless": NO_LEADER}
+
+
+def test_a_transaction_does_not_wait_for_a_broker_that_is_lost_before_the_cluster_knows_it(
+    producers: Producers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reserved() as closed:
+        address = SimpleNamespace(host="127.0.0.1", port=port_of(closed))
+        monkeypatch.setattr(FakeProducer, "brokers", {LOST_BROKER: address})
+        renamed(producers, "one").silent = True
+        outcome = transacted(producers, "there", "lost")
+    assert (outcome.kind, type(outcome.error)) == (OutcomeKind.REFUSED, TryLaterError)
+    assert outcome.blocked == {"lost": UNREACHABLE}
+
+
+def test_a_broker_that_accepts_connections_is_waited_for(
+    producers: Producers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = SimpleNamespace(host="127.0.0.1", port=server.getsockname()[1])
+        monkeypatch.setattr(FakeProducer, "brokers", {LOST_BROKER: address})
+        renamed(producers, "one").silent = True
+        outcome = transacted(producers, "there", "lost")
+    assert (outcome.kind, outcome.blocked) == (OutcomeKind.REFUSED, {})
 
 
 def test_where_nothing_was_answered_no_topic_is_blamed(producers: Producers) -> None:
