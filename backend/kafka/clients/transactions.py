@@ -14,6 +14,8 @@ Until then the id can begin nothing, and nobody can take it over. (A partition w
 takes no marker, for as long as that lasts.) So after an abort of that kind the thread writes and aborts a
 mark, and is free when that has succeeded. If that takes more than RETIRE_S, the id is retired: its producer
 is dropped, so this process never uses the id again, and states that; then it need not be taken over either.
+The same applies to a committed transaction: if no partition takes a record of the next one, the thread also
+looks for partitions of the committed one that cannot take the marker, and aborts because of them.
 """
 
 from __future__ import annotations
@@ -113,6 +115,7 @@ class TransactionThread:
         self.transactional_id = ""
         self.producer: Producer | None = None
         self._has_timed_out = False  # the last transaction waited in vain for records
+        self._last_targets: Sequence[ProducerRecord] = ()  # empty ones, of the last committed transaction
         self.is_blocked = False  # its last transaction is decided, but it can begin no other
         self._stop = False
         self.finished = threading.Event()
@@ -126,6 +129,7 @@ class TransactionThread:
         with self._lock:
             self.transactional_id, self.producer = transactional_id, producer
             self.is_blocked = False
+            self._last_targets = ()
 
     def run_job(self, act: Callable[[], list[int]], then: Callable[[WriteOutcome], None]) -> None:
         """Run `act` in the thread, then `then` on the hub with its outcome."""
@@ -206,7 +210,9 @@ class TransactionThread:
         offsets = self._write_part(producer, writes, end, on_slow)
         if late is not None:
             offsets += self._write_part(producer, late(offsets), end, on_slow)
-        return self._commit(producer, offsets, end)
+        partitions = {(write.topic, write.partition) for write in writes}
+        targets = [ProducerRecord(topic, partition, None, None) for topic, partition in partitions]
+        return self._commit(producer, offsets, end, targets)
 
     def _write_part(
         self, producer: Producer, writes: Sequence[ProducerRecord], end: float, on_slow: OnSlow
@@ -248,8 +254,14 @@ class TransactionThread:
             if deletions or blocked:
                 self._has_timed_out = bool(blocked)
                 return blocked
-            # Where nothing was taken it may be the coordinator that does not answer.
+            # Where nothing was taken it may be the coordinator that does not answer, or cannot end the last
+            # transaction.
             is_partly_written = len(missing) < len(writes)
+            if not is_partly_written:
+                _, blocked = self._check_targets(producer, self._last_targets)
+                if blocked:
+                    self._has_timed_out = True
+                    return blocked
             slow = dict.fromkeys((write.topic for write in missing), TIMED_OUT) if is_partly_written else {}
             if errors or time.monotonic() >= flush_end:
                 self._has_timed_out = True
@@ -284,10 +296,13 @@ class TransactionThread:
             return [], {}
         return deletions, blocked
 
-    def _commit(self, producer: Producer, offsets: list[int], end: float) -> list[int]:
+    def _commit(
+        self, producer: Producer, offsets: list[int], end: float, targets: Sequence[ProducerRecord]
+    ) -> list[int]:
         while True:
             try:
                 producer.commit_transaction(max(0.1, end - time.monotonic()))
+                self._last_targets = targets
                 return offsets
             except RAISED as error:
                 cause = cause_of(error)

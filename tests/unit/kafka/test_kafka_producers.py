@@ -242,6 +242,23 @@ def test_a_transaction_does_not_wait_for_a_broker_that_is_lost_before_the_cluste
     assert outcome.blocked == {"lost": UNREACHABLE}
 
 
+def test_an_id_whose_last_transaction_cannot_end_is_not_waited_for(
+    producers: Producers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commit was answered, but a partition has no marker of it, and so it can begin nothing."""
+    producers.use_lanes(1)
+    first = renamed(producers, "one")
+    assert transacted(producers, "there", "lost").kind is OutcomeKind.STORED
+    first.silent = True
+    with reserved() as closed:
+        address = SimpleNamespace(host="127.0.0.1", port=port_of(closed))
+        monkeypatch.setattr(FakeProducer, "brokers", {LOST_BROKER: address})
+        outcome = transacted(producers, "there")
+    assert outcome.kind is OutcomeKind.REFUSED
+    assert outcome.blocked == {"lost": UNREACHABLE}, "so that the others are sent again, by another id"
+    assert producers.free_ids == 0
+
+
 def test_a_broker_that_accepts_connections_is_waited_for(
     producers: Producers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
