@@ -55,7 +55,9 @@ def why_blocked(
             continue
         if partition.leader < 0:
             return NO_LEADER
-        if len(partition.isrs) < min_insync:
+        if len(partition.isrs) < min(
+            min_insync, len(partition.replicas)
+        ):  # with fewer replicas, Kafka needs all
             return TOO_FEW_IN_SYNC
         if partition.leader in unreachable and _is_sole(partition):
             return UNREACHABLE

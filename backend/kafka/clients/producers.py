@@ -9,8 +9,9 @@ records in flight once more; a release that counts twice could free a queue befo
 it is replaced as a whole when progress is not answered in time, and where events are in flight when the
 process's name is given up: a dead connection would also hold events of the new name.
 
-Before the name is changed, the process takes over the old ids once more: so every transaction in flight under
-them has ended, one way or the other.
+Before the name is changed, the process takes over those old ids again whose last transaction may be committed
+or not: so it has ended, one way or the other. The other ids are not taken over: one of them may have to wait
+for a partition that has no leader.
 """
 
 from __future__ import annotations
@@ -314,7 +315,7 @@ class Producers:
     def _change_ids(self, name: str) -> list[int]:
         if self._name:
             self._init_producers([
-                lane.transactional_id for lane in self.lanes if not lane.is_blocked  # else it is decided
+                lane.transactional_id for lane in self.lanes if not lane.is_decided
             ])  # fmt: skip
             self._name = ""  # not before: where that fails, it is done again
             for lane in self.lanes:

@@ -12,10 +12,11 @@ only reported.
 An aborted transaction stays open at its coordinator until each of its partitions has the marker of its end.
 Until then the id can begin nothing, and nobody can take it over. (A partition with too few replicas in sync
 takes no marker, for as long as that lasts.) So after an abort of that kind the thread writes and aborts a
-mark, and is free when that has succeeded. If that takes more than RETIRE_S, the id is retired: its producer
-is dropped, so this process never uses the id again, and states that; then it need not be taken over either.
-The same applies to a committed transaction: if no partition takes a record of the next one, the thread also
-looks for partitions of the committed one that cannot take the marker, and aborts because of them.
+mark, and is free when that has succeeded; an abort that failed is repeated first. If that takes more than
+RETIRE_S, the id is retired: its producer is dropped, so this process never uses the id again, and states
+that; then it need not be taken over either. The same applies to a committed transaction: if no partition
+takes a record of the next one, the thread also looks for partitions of the committed one that cannot take the
+marker, and aborts because of them.
 """
 
 from __future__ import annotations
@@ -117,6 +118,8 @@ class TransactionThread:
         self._has_timed_out = False  # the last transaction waited in vain for records
         self._last_targets: Sequence[ProducerRecord] = ()  # empty ones, of the last committed transaction
         self.is_blocked = False  # its last transaction is decided, but it can begin no other
+        self.is_decided = True  # no transaction of the id can be committed any more
+        self._must_abort = False  # a transaction is open that could not be aborted yet
         self._stop = False
         self.finished = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kafka-transactions", daemon=True)
@@ -128,7 +131,8 @@ class TransactionThread:
         """Give the thread an id, with its initialized producer. Not while a transaction is in flight."""
         with self._lock:
             self.transactional_id, self.producer = transactional_id, producer
-            self.is_blocked = False
+            self.is_blocked = self._must_abort = False
+            self.is_decided = True
             self._last_targets = ()
 
     def run_job(self, act: Callable[[], list[int]], then: Callable[[WriteOutcome], None]) -> None:
@@ -151,10 +155,11 @@ class TransactionThread:
         """
 
         def run() -> None:
-            self._has_timed_out = False
+            self._has_timed_out = self.is_decided = False
             outcome = run_job(lambda: self.write_now(writes, limit_s, on_slow, late))
             # Before the hub knows the outcome: then it may take new ids, and must not wait for this one.
             self.is_blocked = self._has_timed_out and outcome.kind is OutcomeKind.REFUSED
+            self.is_decided = outcome.kind in (OutcomeKind.STORED, OutcomeKind.REFUSED)
             self._call(then, outcome)
             try:
                 if self.is_blocked:
@@ -322,8 +327,11 @@ class TransactionThread:
         try:
             producer.abort_transaction(max(DECIDE_S, end - time.monotonic()))
         except RAISED as error:
-            text = f"a transaction could not be aborted: {cause_of(error).str()} (after {cause.str()})"
-            return JobFailed(OutcomeKind.FENCED, TryLaterError(text))
+            failure = cause_of(error)
+            if failure.code() in _FENCED or failure.fatal():
+                text = f"a transaction could not be aborted: {failure.str()} (after {cause.str()})"
+                return JobFailed(OutcomeKind.FENCED, TryLaterError(text))
+            self._must_abort = self._has_timed_out = True  # it can only be aborted from now on
         return JobFailed(OutcomeKind.REFUSED, to_rejection(cause), (), blocked)
 
     # --- an id whose last transaction was aborted and may still be open at the coordinator
@@ -349,10 +357,14 @@ class TransactionThread:
 
     def _can_begin(self, producer: Producer) -> bool:
         try:
+            if self._must_abort:
+                producer.abort_transaction(DECIDE_S)
             producer.begin_transaction()
+            self._must_abort = True
             producer.produce(self._probe_topic, value=None, key=MARK_KEY, partition=0)
             is_written = producer.flush(PROBE_S) == 0
             producer.abort_transaction(DECIDE_S)
+            self._must_abort = False
         except RAISED as error:
             cause = cause_of(error)
             log.debug("transactional id %s cannot be used yet: %s", self.transactional_id, cause.str())

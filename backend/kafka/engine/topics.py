@@ -207,6 +207,7 @@ class KafkaTopics:
         for name, described in list(self._described.items()):
             if described.kafka_name not in survey.names and name not in in_change:
                 self._remove_topic(name)
+        self._table.leaderless = survey.leaderless
         self._table.unavailable.on_survey(
             {survey.names[kafka_name]: reason for kafka_name, reason in survey.blocked.items()},
             survey.has_probed,

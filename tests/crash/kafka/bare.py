@@ -41,8 +41,8 @@ class BareClients:
 
     def start(self) -> None:
         """Create the topic and begin."""
-        new_topic = NewTopic(TOPIC, self._partitions)
-        [created] = AdminClient(self._settings).create_topics([new_topic]).values()
+        admin = AdminClient(self._settings)
+        [created] = admin.create_topics([NewTopic(TOPIC, self._partitions)]).values()
         created.result()
         for thread in self._threads:
             thread.start()

@@ -42,6 +42,8 @@ class FakeProducer:
         self.values: list[bytes] = []
         self.errors: list[KafkaError] = []  # of the next that are delivered
         self.dead = self.silent = False
+        self.commit_error: KafkaError | None = None
+        self.failing_aborts = self.aborts = 0
         self.config = config
         self.created.append(self)
 
@@ -96,9 +98,14 @@ class FakeProducer:
         pass
 
     def commit_transaction(self, timeout: float) -> None:
-        pass
+        if self.commit_error is not None:
+            raise KafkaException(self.commit_error)
 
     def abort_transaction(self, timeout: float) -> None:
+        if self.failing_aborts:
+            self.failing_aborts -= 1
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        self.aborts += 1
         self.waiting.clear()
 
 
@@ -262,7 +269,7 @@ def test_an_id_whose_last_transaction_cannot_end_is_not_waited_for(
 def test_a_broker_that_accepts_connections_is_waited_for(
     producers: Producers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", 0), backlog=1_000) as server:
         address = SimpleNamespace(host="127.0.0.1", port=server.getsockname()[1])
         monkeypatch.setattr(FakeProducer, "brokers", {LOST_BROKER: address})
         renamed(producers, "one").silent = True
@@ -295,8 +302,29 @@ def test_an_id_whose_transaction_does_not_end_is_retired_until_the_name_changes(
     assert producers.retired == set()
     until(lambda: producers.free_ids == LANES_MAX, "the new ids are all there")
     ids = [each.config.get("transactional.id") for each in FakeProducer.created[created:]]
-    assert "ddmq.m.one" not in ids, "what was given up is not waited for"
-    assert "ddmq.m.one.1" in ids
+    assert not any("one" in str(each) for each in ids), "the outcomes of all old transactions are known"
+
+
+def test_an_id_whose_last_transaction_may_be_committed_is_taken_over_before_the_name_changes(
+    producers: Producers,
+) -> None:
+    renamed(producers, "one").commit_error = KafkaError(KafkaError._FAIL)
+    assert transacted(producers, "there").kind is OutcomeKind.UNCERTAIN
+    created = len(FakeProducer.created)
+    renamed(producers, "two")
+    ids = [each.config.get("transactional.id") for each in FakeProducer.created[created:]]
+    assert [each for each in ids if "one" in str(each)] == ["ddmq.m.one"]
+
+
+def test_a_transaction_that_cannot_be_aborted_yet_costs_no_name(producers: Producers) -> None:
+    first = renamed(producers, "one")
+    first.silent, first.failing_aborts = True, 2
+    outcome = transacted(producers, "there", "leaderless")
+    assert (outcome.kind, outcome.blocked) == (OutcomeKind.REFUSED, {"leaderless": NO_LEADER})
+    assert producers.free_ids == LANES_MAX - 1
+    first.silent = False
+    until(lambda: producers.free_ids == LANES_MAX, "it is aborted in the end")
+    assert first.aborts == 2, "the transaction, and the mark that shows that the id is usable"
 
 
 def test_an_id_that_can_begin_a_transaction_is_reused(producers: Producers) -> None:

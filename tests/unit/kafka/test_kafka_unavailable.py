@@ -138,7 +138,7 @@ def test_suspects_are_bounded(rig: TopicsRig) -> None:
 def test_the_metadata_of_a_partition_tell_whether_it_accepts_records(
     leader: int, in_sync: list[int], reason: str
 ) -> None:
-    partitions = {0: SimpleNamespace(leader=leader, isrs=in_sync)}
+    partitions = {0: SimpleNamespace(leader=leader, isrs=in_sync, replicas=[1, 2, 3])}
     assert why_blocked(partitions, [0], 2) == reason
     assert why_blocked(partitions, [1], 2) == "", "another one"
 
@@ -150,6 +150,11 @@ def test_the_metadata_of_a_partition_tell_whether_it_accepts_records(
 def test_a_leader_that_cannot_be_reached_matters_where_no_other_broker_can_lead(
     leader: int, in_sync: list[int], reason: str
 ) -> None:
-    partitions = {0: SimpleNamespace(leader=leader, isrs=in_sync)}
+    partitions = {0: SimpleNamespace(leader=leader, isrs=in_sync, replicas=in_sync)}
     assert why_blocked(partitions, [0], 1, {4}) == reason
     assert sole_leaders(partitions.values()) == ({leader} if in_sync == [leader] else set())
+
+
+def test_a_topic_with_one_replica_needs_no_more_than_that_in_sync() -> None:
+    partitions = {0: SimpleNamespace(leader=1, isrs=[1], replicas=[1])}
+    assert why_blocked(partitions, [0], 2) == "", "the cluster's default is for topics with more"
