@@ -39,8 +39,6 @@ CALM_S = 2.0
 LATE_S = 5.0  # on a busy machine; where one partition stops all, none of them fires
 SEND_MS = 10_000  # of a delayed message, on a busy machine
 UNNOTICED = {"broker.session.timeout.ms": "20000"}  # how long the cluster does not know of a lost broker
-    "broker.session.timeout.ms": "20000"
-}  # for so long a cluster takes a lost broker for a living one
 
 
 class ClientCall(NamedTuple):
