@@ -34,6 +34,7 @@ from backend.kafka.clients.transactions import (
     LateRecords,
     OnSlow,
     TransactionThread,
+    fence_names,
     init_transactions,
     lane_id,
     namespace_transactional_id,
@@ -101,6 +102,7 @@ class Producers:
                 topics.progress,
                 partial(self._on_lane_free, lane),
                 partial(self._on_lane_retired, lane),
+                self._fence_id,
             )
             for lane in range(LANES_MAX)
         ]
@@ -201,6 +203,11 @@ class Producers:
         else:
             self._reserved.add(lane)
         self._on_free()
+
+    def _fence_id(self, transactional_id: str) -> None:
+        """Let the coordinator abort the open transaction of a retired id; called in a lane's thread."""
+        error = fence_names(self._client, [transactional_id])
+        log.debug("transactional id %s is fenced: %s", transactional_id, error or "its transaction has ended")
 
     def _on_lane_retired(self, lane: int) -> None:
         self.retired.add(lane)

@@ -5,16 +5,18 @@ NAME is `NAMESPACE.m.NAME`, lane N is `NAMESPACE.m.NAME.N`. One more thread has 
 all processes share: whoever takes that fences any process in the middle of the same.
 
 `begin`, `produce` and `commit` of a transaction are one job of the thread. While it waits for its records it
-looks after SLOW_S, and then each CHECK_INTERVAL_S, for partitions that cannot take them: of a deleted topic,
+looks each CHECK_INTERVAL_S for partitions that cannot take them: of a deleted topic,
 without a leader that can be reached, or with too few replicas in sync. Then it is aborted; the others are
-only reported.
+only reported, after SLOW_S.
 
 An aborted transaction stays open at its coordinator until each of its partitions has the marker of its end.
 Until then the id can begin nothing, and nobody can take it over. (A partition with too few replicas in sync
 takes no marker, for as long as that lasts.) So after an abort of that kind the thread writes and aborts a
-mark, and is free when that has succeeded; an abort that failed is repeated first. If that takes more than
-RETIRE_S, the id is retired: its producer is dropped, so this process never uses the id again, and states
-that; then it need not be taken over either. The same applies to a committed transaction: if no partition
+mark, and is free when that has succeeded. If that takes more than RETIRE_S, the id is retired: its producer
+is dropped, so this process never uses the id again, and states that; then it need not be taken over either.
+If librdkafka cannot abort, because it waits for a lost broker, the id is retired at once, and taken over by
+a producer that is dropped, too: by that the coordinator aborts the transaction. This undoes no fence, because
+nothing is ever written with the new epoch. The same applies to a committed transaction: if no partition
 takes a record of the next one, the thread also looks for partitions of the committed one that cannot take the
 marker, and aborts because of them.
 """
@@ -57,7 +59,9 @@ LANES_MAX = 6  # transactional ids of one process; `lanes` of a Joined event nam
 INIT_S = 10.0  # of one attempt to take an id
 IDLE_S = 1.0
 SLOW_S = 1.0
-CHECK_INTERVAL_S = 1.0
+CHECK_INTERVAL_S = 0.5
+METADATA_S = 1.0  # of one request for the partitions of a topic
+ABORT_S = 0.7  # of the first try to abort, where a partition takes no record
 DECIDE_S = 2.0  # of a transaction's time are for its end, so that its outcome is certain by then
 PROBE_S, PROBE_PAUSE_S = 2.0, 0.5
 RETIRE_S = 4.0
@@ -95,7 +99,7 @@ class TransactionThread:
     `min_insync(topic)`: how many replicas of a topic must be in sync, 0 if that is unknown. `probe_topic`: of
     the system; followers skip marks in it. `on_free`: called on the hub when the thread can write the next
     transaction. `on_retired`: the id is not used again before the thread is given another one; None: it is
-    tried for ever.
+    tried for ever. `fence_id` takes over a retired id, in the thread.
     """
 
     def __init__(
@@ -105,8 +109,10 @@ class TransactionThread:
         probe_topic: str,
         on_free: Callable[[], object],
         on_retired: Callable[[], object] | None = None,
+        fence_id: Callable[[str], object] = lambda transactional_id: None,
     ) -> None:
         self._call = call
+        self._fence_id = fence_id
         self._min_insync = min_insync
         self._probe_topic = probe_topic
         self._on_free = on_free
@@ -251,6 +257,7 @@ class TransactionThread:
         on_slow: OnSlow,
     ) -> dict[str, str]:
         """Wait until all records are reported, or some never will be; return the topics of the latter."""
+        slow_at = time.monotonic() + SLOW_S
         flush_end = max(end - DECIDE_S, time.monotonic() + min(SLOW_S, end - time.monotonic()))
         while producer.flush(max(0.0, min(CHECK_INTERVAL_S, flush_end - time.monotonic()))):
             missing = [write for write, offset in zip(writes, offsets, strict=True) if offset < 0]
@@ -271,7 +278,8 @@ class TransactionThread:
             if errors or time.monotonic() >= flush_end:
                 self._has_timed_out = True
                 return slow
-            self._call(on_slow, slow)
+            if time.monotonic() >= slow_at:
+                self._call(on_slow, slow)
         return {}
 
     def _check_targets(
@@ -286,7 +294,7 @@ class TransactionThread:
             by_topic.setdefault(write.topic, set()).add(write.partition)
         try:
             for topic, numbers in by_topic.items():
-                cluster = producer.list_topics(topic, CHECK_INTERVAL_S)
+                cluster = producer.list_topics(topic, METADATA_S)
                 metadata = cluster.topics[topic]
                 if metadata.error is not None and metadata.error.code() in UNKNOWN_TOPIC_CODES:
                     deletions.append(metadata.error)
@@ -325,7 +333,7 @@ class TransactionThread:
             text = f"another process has taken over the transactions of this one: {cause.str()}"
             return JobFailed(OutcomeKind.FENCED, TryLaterError(text))
         try:
-            producer.abort_transaction(max(DECIDE_S, end - time.monotonic()))
+            producer.abort_transaction(ABORT_S if blocked else max(DECIDE_S, end - time.monotonic()))
         except RAISED as error:
             failure = cause_of(error)
             if failure.code() in _FENCED or failure.fatal():
@@ -345,6 +353,9 @@ class TransactionThread:
             transactional_id, producer = self.transactional_id, self.producer
         retire_at = time.monotonic() + RETIRE_S
         while producer is not None and not self._stop and self.transactional_id == transactional_id:
+            if self._on_retired is not None and self._must_abort:
+                self._retire_id(transactional_id)
+                return
             if self._can_begin(producer):
                 break
             if self._on_retired is not None and time.monotonic() >= retire_at:
@@ -378,8 +389,11 @@ class TransactionThread:
             if self.transactional_id != transactional_id:
                 return
             self.producer = None
+            is_open, self._must_abort = self._must_abort, False
         log.warning("transactional id %s is given up: its last transaction does not end", transactional_id)
         self._call(self._on_retired)
+        if is_open:  # else readers of its other partitions would wait until it times out
+            self._fence_id(transactional_id)
         while not self._stop and self.transactional_id == transactional_id:
             time.sleep(PROBE_PAUSE_S)
 

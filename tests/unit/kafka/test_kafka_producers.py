@@ -43,7 +43,7 @@ class FakeProducer:
         self.errors: list[KafkaError] = []  # of the next that are delivered
         self.dead = self.silent = False
         self.commit_error: KafkaError | None = None
-        self.failing_aborts = self.aborts = 0
+        self.failing_aborts = 0
         self.config = config
         self.created.append(self)
 
@@ -105,7 +105,6 @@ class FakeProducer:
         if self.failing_aborts:
             self.failing_aborts -= 1
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        self.aborts += 1
         self.waiting.clear()
 
 
@@ -316,15 +315,18 @@ def test_an_id_whose_last_transaction_may_be_committed_is_taken_over_before_the_
     assert [each for each in ids if "one" in str(each)] == ["ddmq.m.one"]
 
 
-def test_a_transaction_that_cannot_be_aborted_yet_costs_no_name(producers: Producers) -> None:
+def test_a_transaction_that_cannot_be_aborted_costs_its_id_and_not_the_name(
+    producers: Producers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fenced: list[str] = []
+    monkeypatch.setattr(module, "fence_names", lambda client, names: fenced.extend(names))
     first = renamed(producers, "one")
-    first.silent, first.failing_aborts = True, 2
+    first.silent, first.failing_aborts = True, 1
     outcome = transacted(producers, "there", "leaderless")
     assert (outcome.kind, outcome.blocked) == (OutcomeKind.REFUSED, {"leaderless": NO_LEADER})
-    assert producers.free_ids == LANES_MAX - 1
-    first.silent = False
-    until(lambda: producers.free_ids == LANES_MAX, "it is aborted in the end")
-    assert first.aborts == 2, "the transaction, and the mark that shows that the id is usable"
+    until(lambda: fenced == ["ddmq.m.one"], "so that the coordinator aborts it")
+    assert producers.retired == {0}
+    assert producers.lanes[0].producer is None, "nothing is written with the id any more"
 
 
 def test_an_id_that_can_begin_a_transaction_is_reused(producers: Producers) -> None:
