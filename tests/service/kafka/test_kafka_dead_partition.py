@@ -213,15 +213,16 @@ def create_healthy_topic(cluster: ClusterWithSpareBroker, server: KafkaServer) -
     with server.producer() as producer, server.consumer(GROUP, LIVE) as consumer:
         producer.send(LIVE, b"first", delay=timedelta(milliseconds=1))
         assert pulled(consumer, 1) == [b"first"]
-    existing = Tools(cluster.bootstrap).admin.list_topics
-    until(lambda: "__consumer_offsets" in existing(timeout=5).topics, "the group's offset is committed")
+    tools = Tools(cluster.bootstrap)
+    until(lambda: tools.count("__consumer_offsets") > 0, "the group's offset is committed")
 
 
 def create_topic_on_spare_broker(cluster: ClusterWithSpareBroker, server: KafkaServer) -> None:
     """Start the spare broker and create DEAD there."""
     cluster.start([cluster.spare])
+    tools = Tools(cluster.bootstrap)
     new_topic = NewTopic(DEAD, 2, replica_assignment=[[cluster.spare]] * 2)
-    [created] = Tools(cluster.bootstrap).admin.create_topics([new_topic]).values()
+    [created] = tools.admin.create_topics([new_topic]).values()
     created.result()
     until(lambda: server.request("GET", f"/topics/{DEAD}")[0] == 200)
 
