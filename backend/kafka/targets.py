@@ -7,12 +7,14 @@ queue, and the records behind it in its other partitions. So such topics are set
 |----------------------------------------------------------|-------------------------------------------|
 | SURVEYS_MIN surveys in a row: no leader, or too few      | a survey finds it available               |
 | replicas in sync                                         |                                           |
+| the leader of a partition, which has its only replica in | a survey that tries to connect to such    |
+| sync, accepts no connection                              | leaders finds it available                |
 | a transaction was aborted for such a reason, or because  | PAUSE_S, twice as long each time, at most |
 | its records were not answered                            | PAUSE_MAX_S                               |
 
-For some seconds after a broker is lost, surveys still find its partitions available. If a transaction tried
-again after each survey, each try would cost a transactional id, and soon the process would have none left.
-So the first pause for such a reason is STALE_S.
+For some seconds after a broker is lost, the metadata still state that its partitions are available. If a
+transaction tried again after each survey, each try would cost a transactional id, and soon the process would
+have none left. So surveys try to connect (`needs_probe`), and the first pause because of metadata is STALE_S.
 
 Commits to a topic that is set aside fail at once. After that, and while a commit waits for an answer longer
 than normal, the topic is a suspect until a transaction with it is stored: its commits go one by one.
@@ -21,7 +23,7 @@ than normal, the topic is a suspect until a transaction with it is stored: its c
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -33,20 +35,42 @@ TOPICS_MAX = 10_000  # suspects; beyond that the oldest is forgotten
 TIMED_OUT = "a partition does not answer"
 NO_LEADER = "a partition has no leader"
 TOO_FEW_IN_SYNC = "too few replicas are in sync"
+UNREACHABLE = "the leader of a partition, which has its only replica in sync, accepts no connection"
 _METADATA_REASONS = (NO_LEADER, TOO_FEW_IN_SYNC)
 
 
-def why_blocked(partitions: Mapping[int, Any], numbers: Iterable[int], min_insync: int) -> str:
-    """Return why one of these partitions can take no record now, by their metadata; "" if all can."""
+def why_blocked(
+    partitions: Mapping[int, Any],
+    numbers: Iterable[int],
+    min_insync: int,
+    unreachable: Collection[int] = (),
+) -> str:
+    """Return why one of these partitions can take no record now, by their metadata; "" if all can.
+
+    `unreachable`: brokers that accept no connection.
+    """
     for number in numbers:
         partition = partitions.get(number)
         if partition is None:
             continue
         if partition.leader < 0:
             return NO_LEADER
-        if len(partition.isrs) < min_insync:
+        if len(partition.isrs) < min(
+            min_insync, len(partition.replicas)
+        ):  # with fewer replicas, Kafka needs all
             return TOO_FEW_IN_SYNC
+        if partition.leader in unreachable and _is_sole(partition):
+            return UNREACHABLE
     return ""
+
+
+def sole_leaders(partitions: Iterable[Any]) -> set[int]:
+    """Return the leaders of partitions that no other broker can lead, by their metadata."""
+    return {partition.leader for partition in partitions if _is_sole(partition)}
+
+
+def _is_sole(partition: Any) -> bool:
+    return partition.leader >= 0 and list(partition.isrs) == [partition.leader]
 
 
 class _Suspect:
@@ -95,15 +119,25 @@ class UnavailableTopics:
         suspect = self._topics.get(topic)
         return suspect is not None and bool(suspect.reason)
 
-    def on_survey(self, blocked: Mapping[str, str]) -> None:
-        """Note the topics with partitions that can take no record, and the reasons, as a survey saw them."""
+    @property
+    def needs_probe(self) -> bool:
+        """Whether the next survey must try to connect to leaders, because a topic may be unavailable."""
+        return bool(self._topics)
+
+    def on_survey(self, blocked: Mapping[str, str], has_probed: bool = True) -> None:
+        """Note the topics with partitions that can take no record, and the reasons, as a survey saw them.
+
+        `has_probed`: it has tried to connect to the leaders that no other broker can replace.
+        """
         for topic, reason in blocked.items():
             suspect = self._find_suspect(topic)
             suspect.surveys += 1
-            if suspect.surveys >= SURVEYS_MIN:
+            if suspect.surveys >= SURVEYS_MIN or reason == UNREACHABLE:
                 self._set_aside(topic, suspect, reason, _UNTIL_SEEN)
         for topic in self._topics.keys() - blocked.keys():
             suspect = self._topics[topic]
+            if suspect.reason == UNREACHABLE and not has_probed:
+                continue
             suspect.surveys = 0
             if suspect.until == _UNTIL_SEEN or not (suspect.reason or suspect.is_slow):
                 self._clear(topic)
@@ -118,6 +152,9 @@ class UnavailableTopics:
         for topic, reason in topics.items():
             suspect = self._find_suspect(topic)
             if suspect.until == _UNTIL_SEEN:
+                continue
+            if reason == UNREACHABLE:
+                self._set_aside(topic, suspect, reason, _UNTIL_SEEN)
                 continue
             if reason in _METADATA_REASONS:
                 suspect.pause_s = max(suspect.pause_s, STALE_S)

@@ -69,6 +69,7 @@ class TopicRegistry:
         self._names = names
         self.topics: dict[str, KafkaTopic] = {}
         self.unavailable = UnavailableTopics(now)
+        self.leaderless: frozenset[tuple[str, int]] = frozenset()  # partitions, by Kafka's names of topics
 
     def find_topic(self, name: str) -> KafkaTopic | None:
         """Return the topic named `name`, or None."""

@@ -15,6 +15,7 @@ from ddmq.trial.jars import java
 from ddmq_client import DelayStatus
 from ddmq_common.errors import ConfigError
 from tests.crash import kafka_rounds
+from tests.crash.kafka.bare import longest_gap_s
 from tests.crash.kafka.load import DEAD, DELAYED, EVERY_MS, ORDERED, RETRIED, RETRY, Account, Stored
 from tests.crash.kit.key_order import KeyDelivery
 
@@ -168,3 +169,9 @@ def test_waiting_for_a_started_process_sees_its_command_line() -> None:
             command_line = Path(f"/proc/{started.pid}/cmdline").read_bytes()
             started.kill()
         assert command_line == b"sleep\x0060\x00"
+
+
+def test_the_longest_gap_counts_the_ends_of_the_window() -> None:
+    assert longest_gap_s([], 0, 5_000) == 5.0
+    assert longest_gap_s([1_000, 1_500, 9_000], 0, 5_000) == 3.5
+    assert longest_gap_s([3_000], 0, 5_000) == 3.0

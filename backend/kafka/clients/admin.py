@@ -26,6 +26,7 @@ from confluent_kafka.admin import (
 )
 
 from backend.kafka.clients.bridge import Bridge
+from backend.kafka.clients.reachability import find_unreachable
 from backend.kafka.errors import LastError, has_code, is_unknown_topic, to_ddmq_error
 from backend.kafka.options import KafkaOptions
 from backend.kafka.targets import why_blocked
@@ -39,6 +40,7 @@ Done = Callable[[T | None, Exception | None], None]
 log = logging.getLogger(__name__)
 REQUEST_S = 5.0  # for one question
 SURVEY_S = 3.0  # then the cluster counts as not answering
+FIRST_ANSWER_S = 1.0  # then another broker is asked: the first one may just have been lost
 CHANGE_S = 20.0  # for one change: a controller may have to be elected first
 SETTLE_S = 20.0  # for what Kafka does after it has answered: a topic's end, a partition's first leader
 PAUSE_S = 0.02
@@ -71,6 +73,8 @@ class Survey(NamedTuple):
     It has our name of each visible topic by its name in Kafka, descriptions of those that changed, the
     cluster's id, and the number of all topics in the cluster.
     `blocked`: the topics, by their names in Kafka, with a partition that can take no record, and the reasons.
+    `has_probed`: it has tried to connect to the leaders that no other broker can replace. `leaderless`: the
+    partitions without a leader.
     """
 
     names: Mapping[str, str]
@@ -78,6 +82,8 @@ class Survey(NamedTuple):
     cluster_id: str
     topics: int = 0
     blocked: Mapping[str, str] = {}
+    has_probed: bool = False
+    leaderless: frozenset[tuple[str, int]] = frozenset()
 
 
 class Cluster:
@@ -126,14 +132,16 @@ def survey_topics(
     before: Mapping[str, int],
     on_grown: Callable[[str], object],
     min_insync: Callable[[str], int] = lambda name: 0,
+    must_probe: bool = False,
 ) -> Survey:
     """List the cluster's topics and describe those whose number of partitions differs from `unchanged`.
 
     With `unchanged` None, describe all of them. `select` returns our names of the visible topics by their
     names in Kafka. `on_grown` is called with each topic that has more partitions than in `before`.
-    `min_insync(name)`: how many replicas of a topic must be in sync, 0 if that is unknown.
+    `min_insync(name)`: how many replicas of a topic must be in sync, 0 if that is unknown. `must_probe`: try
+    to connect to the leaders that no other broker can replace.
     """
-    metadata = admin.list_topics(timeout=SURVEY_S)
+    metadata = _list_topics(admin)
     names = select(metadata.topics.keys())
     counts = {name: len(metadata.topics[name].partitions) for name in names}
     changed = [name for name, count in counts.items() if unchanged is None or unchanged.get(name) != count]
@@ -141,22 +149,45 @@ def survey_topics(
     for each in looked_at:
         if each.partitions > before.get(each.kafka_name, each.partitions):
             on_grown(each.kafka_name)
-    blocked = _find_blocked(metadata.topics, names, min_insync)
-    return Survey(names, looked_at, metadata.cluster_id or "", len(metadata.topics), blocked)
+    blocked = _find_blocked(metadata, names, min_insync, must_probe)
+    leaderless = frozenset(
+        (name, partition.id)
+        for name in names
+        for partition in metadata.topics[name].partitions.values()
+        if partition.leader < 0
+    )
+    return Survey(
+        names, looked_at, metadata.cluster_id or "", len(metadata.topics), blocked, must_probe, leaderless
+    )
+
+
+def _list_topics(admin: AdminClient) -> Any:
+    """Return the metadata of all topics.
+
+    A request is not answered if its broker is lost meanwhile, so it is repeated once.
+    """
+    try:
+        return admin.list_topics(timeout=FIRST_ANSWER_S)
+    except KafkaException:
+        return admin.list_topics(timeout=SURVEY_S - FIRST_ANSWER_S)
 
 
 def _find_blocked(
-    topics: Mapping[str, Any], names: Iterable[str], min_insync: Callable[[str], int]
+    metadata: Any, names: Collection[str], min_insync: Callable[[str], int], must_probe: bool
 ) -> dict[str, str]:
     """Return the topics among `names` with a partition that can take no record now, and the reasons."""
-    blocked = {}
+    topics, blocked = metadata.topics, {}
+    unreachable: frozenset[int] = frozenset()
+    if must_probe:
+        visible = [partition for name in names for partition in topics[name].partitions.values()]
+        unreachable = find_unreachable(metadata.brokers, visible)
     for name in names:
         partitions = topics[name].partitions
-        if any(
+        if unreachable or any(
             len(partition.isrs) < len(partition.replicas) or partition.leader < 0
             for partition in partitions.values()
         ):
-            reason = why_blocked(partitions, partitions, min_insync(name))
+            reason = why_blocked(partitions, partitions, min_insync(name), unreachable)
             if reason:
                 blocked[name] = reason
     return blocked
@@ -380,7 +411,14 @@ def await_leaders(admin: AdminClient, topic: ClusterTopic) -> None:
     remaining = set(range(topic.partitions))
     latest: Any = OffsetSpec
     while remaining and time.monotonic() < end:
-        specs = {TopicPartition(topic.kafka_name, number): latest.latest() for number in remaining}
+        metadata = admin.list_topics(topic.kafka_name, timeout=REQUEST_S).topics[topic.kafka_name]
+        with_leader = {number for number, each in metadata.partitions.items() if each.leader >= 0}
+        specs = {
+            TopicPartition(topic.kafka_name, number): latest.latest() for number in remaining & with_leader
+        }
+        if not specs:  # see queries.Offsets
+            time.sleep(PAUSE_S)
+            continue
         for position, answer in admin.list_offsets(specs, request_timeout=REQUEST_S).items():
             if answer.exception() is None:
                 remaining.discard(position.partition)

@@ -48,10 +48,6 @@ class _FirstReport(Exception):
     """Ends the thread's `poll`, so that the hub handles the remaining reports."""
 
 
-def _ignore_error(_: KafkaError) -> None:
-    """Ignore errors about unreachable brokers, because the survey of the topics reports them once."""
-
-
 class ReportingProducer:
     """A producer that the hub calls, with a native thread that waits for its delivery reports.
 
@@ -194,7 +190,8 @@ class AppendProducers:
     """The Kafka producers through which one process appends. All methods must be called on the hub.
 
     `settle` is called after reports were added to `reports`; `on_created` when a producer that was missing is
-    there. `replaced`: how often a producer was retired or failed.
+    there; `on_connection_lost` when a broker cannot be reached. `replaced`: how often a producer was retired
+    or failed.
     """
 
     def __init__(
@@ -204,12 +201,17 @@ class AppendProducers:
         clock: Clock,
         settle: Callable[[], None],
         on_created: Callable[[], None],
+        on_connection_lost: Callable[[], object] = lambda: None,
     ) -> None:
+        def on_error(error: KafkaError) -> None:
+            if error.code() == KafkaError._TRANSPORT:
+                bridge.call(on_connection_lost)
+
         self._settings: dict[str, Any] = {
             "socket.timeout.ms": REQUEST_MS,
             **settings,
             **APPEND_SETTINGS,
-            "error_cb": _ignore_error,
+            "error_cb": on_error,
         }
         self._bridge = bridge
         self._clock = clock

@@ -9,8 +9,9 @@ records in flight once more; a release that counts twice could free a queue befo
 it is replaced as a whole when progress is not answered in time, and where events are in flight when the
 process's name is given up: a dead connection would also hold events of the new name.
 
-Before the name is changed, the process takes over the old ids once more: so every transaction in flight under
-them has ended, one way or the other.
+Before the name is changed, the process takes over those old ids again whose last transaction may be committed
+or not: so it has ended, one way or the other. The other ids are not taken over: one of them may have to wait
+for a partition that has no leader.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from backend.kafka.clients.transactions import (
     LateRecords,
     OnSlow,
     TransactionThread,
+    fence_names,
     init_transactions,
     lane_id,
     namespace_transactional_id,
@@ -100,6 +102,7 @@ class Producers:
                 topics.progress,
                 partial(self._on_lane_free, lane),
                 partial(self._on_lane_retired, lane),
+                self._fence_id,
             )
             for lane in range(LANES_MAX)
         ]
@@ -200,6 +203,11 @@ class Producers:
         else:
             self._reserved.add(lane)
         self._on_free()
+
+    def _fence_id(self, transactional_id: str) -> None:
+        """Let the coordinator abort the open transaction of a retired id; called in a lane's thread."""
+        error = fence_names(self._client, [transactional_id])
+        log.debug("transactional id %s is fenced: %s", transactional_id, error or "its transaction has ended")
 
     def _on_lane_retired(self, lane: int) -> None:
         self.retired.add(lane)
@@ -314,7 +322,7 @@ class Producers:
     def _change_ids(self, name: str) -> list[int]:
         if self._name:
             self._init_producers([
-                lane.transactional_id for lane in self.lanes if not lane.is_blocked  # else it is decided
+                lane.transactional_id for lane in self.lanes if not lane.is_decided
             ])  # fmt: skip
             self._name = ""  # not before: where that fails, it is done again
             for lane in self.lanes:

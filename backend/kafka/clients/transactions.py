@@ -5,14 +5,20 @@ NAME is `NAMESPACE.m.NAME`, lane N is `NAMESPACE.m.NAME.N`. One more thread has 
 all processes share: whoever takes that fences any process in the middle of the same.
 
 `begin`, `produce` and `commit` of a transaction are one job of the thread. While it waits for its records it
-looks after SLOW_S, and then each CHECK_INTERVAL_S, for partitions that cannot take them: of a deleted topic,
-without a leader, or with too few replicas in sync. Then it is aborted; the others are only reported.
+looks each CHECK_INTERVAL_S for partitions that cannot take them: of a deleted topic,
+without a leader that can be reached, or with too few replicas in sync. Then it is aborted; the others are
+only reported, after SLOW_S.
 
 An aborted transaction stays open at its coordinator until each of its partitions has the marker of its end.
 Until then the id can begin nothing, and nobody can take it over. (A partition with too few replicas in sync
 takes no marker, for as long as that lasts.) So after an abort of that kind the thread writes and aborts a
 mark, and is free when that has succeeded. If that takes more than RETIRE_S, the id is retired: its producer
 is dropped, so this process never uses the id again, and states that; then it need not be taken over either.
+If librdkafka cannot abort, because it waits for a lost broker, the id is retired at once, and taken over by
+a producer that is dropped, too: by that the coordinator aborts the transaction. This undoes no fence, because
+nothing is ever written with the new epoch. The same applies to a committed transaction: if no partition
+takes a record of the next one, the thread also looks for partitions of the committed one that cannot take the
+marker, and aborts because of them.
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from backend.kafka.clients.reachability import find_unreachable
 from backend.kafka.clients.writing import (
     MARK_KEY,
     UNKNOWN_TOPIC_CODES,
@@ -52,7 +59,9 @@ LANES_MAX = 6  # transactional ids of one process; `lanes` of a Joined event nam
 INIT_S = 10.0  # of one attempt to take an id
 IDLE_S = 1.0
 SLOW_S = 1.0
-CHECK_INTERVAL_S = 1.0
+CHECK_INTERVAL_S = 0.5
+METADATA_S = 1.0  # of one request for the partitions of a topic
+ABORT_S = 0.7  # of the first try to abort, where a partition takes no record
 DECIDE_S = 2.0  # of a transaction's time are for its end, so that its outcome is certain by then
 PROBE_S, PROBE_PAUSE_S = 2.0, 0.5
 RETIRE_S = 4.0
@@ -90,7 +99,7 @@ class TransactionThread:
     `min_insync(topic)`: how many replicas of a topic must be in sync, 0 if that is unknown. `probe_topic`: of
     the system; followers skip marks in it. `on_free`: called on the hub when the thread can write the next
     transaction. `on_retired`: the id is not used again before the thread is given another one; None: it is
-    tried for ever.
+    tried for ever. `fence_id` takes over a retired id, in the thread.
     """
 
     def __init__(
@@ -100,8 +109,10 @@ class TransactionThread:
         probe_topic: str,
         on_free: Callable[[], object],
         on_retired: Callable[[], object] | None = None,
+        fence_id: Callable[[str], object] = lambda transactional_id: None,
     ) -> None:
         self._call = call
+        self._fence_id = fence_id
         self._min_insync = min_insync
         self._probe_topic = probe_topic
         self._on_free = on_free
@@ -111,7 +122,10 @@ class TransactionThread:
         self.transactional_id = ""
         self.producer: Producer | None = None
         self._has_timed_out = False  # the last transaction waited in vain for records
+        self._last_targets: Sequence[ProducerRecord] = ()  # empty ones, of the last committed transaction
         self.is_blocked = False  # its last transaction is decided, but it can begin no other
+        self.is_decided = True  # no transaction of the id can be committed any more
+        self._must_abort = False  # a transaction is open that could not be aborted yet
         self._stop = False
         self.finished = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kafka-transactions", daemon=True)
@@ -123,7 +137,9 @@ class TransactionThread:
         """Give the thread an id, with its initialized producer. Not while a transaction is in flight."""
         with self._lock:
             self.transactional_id, self.producer = transactional_id, producer
-            self.is_blocked = False
+            self.is_blocked = self._must_abort = False
+            self.is_decided = True
+            self._last_targets = ()
 
     def run_job(self, act: Callable[[], list[int]], then: Callable[[WriteOutcome], None]) -> None:
         """Run `act` in the thread, then `then` on the hub with its outcome."""
@@ -145,10 +161,11 @@ class TransactionThread:
         """
 
         def run() -> None:
-            self._has_timed_out = False
+            self._has_timed_out = self.is_decided = False
             outcome = run_job(lambda: self.write_now(writes, limit_s, on_slow, late))
             # Before the hub knows the outcome: then it may take new ids, and must not wait for this one.
             self.is_blocked = self._has_timed_out and outcome.kind is OutcomeKind.REFUSED
+            self.is_decided = outcome.kind in (OutcomeKind.STORED, OutcomeKind.REFUSED)
             self._call(then, outcome)
             try:
                 if self.is_blocked:
@@ -204,7 +221,9 @@ class TransactionThread:
         offsets = self._write_part(producer, writes, end, on_slow)
         if late is not None:
             offsets += self._write_part(producer, late(offsets), end, on_slow)
-        return self._commit(producer, offsets, end)
+        partitions = {(write.topic, write.partition) for write in writes}
+        targets = [ProducerRecord(topic, partition, None, None) for topic, partition in partitions]
+        return self._commit(producer, offsets, end, targets)
 
     def _write_part(
         self, producer: Producer, writes: Sequence[ProducerRecord], end: float, on_slow: OnSlow
@@ -238,6 +257,7 @@ class TransactionThread:
         on_slow: OnSlow,
     ) -> dict[str, str]:
         """Wait until all records are reported, or some never will be; return the topics of the latter."""
+        slow_at = time.monotonic() + SLOW_S
         flush_end = max(end - DECIDE_S, time.monotonic() + min(SLOW_S, end - time.monotonic()))
         while producer.flush(max(0.0, min(CHECK_INTERVAL_S, flush_end - time.monotonic()))):
             missing = [write for write, offset in zip(writes, offsets, strict=True) if offset < 0]
@@ -246,13 +266,20 @@ class TransactionThread:
             if deletions or blocked:
                 self._has_timed_out = bool(blocked)
                 return blocked
-            # Where nothing was taken it may be the coordinator that does not answer.
+            # Where nothing was taken it may be the coordinator that does not answer, or cannot end the last
+            # transaction.
             is_partly_written = len(missing) < len(writes)
+            if not is_partly_written:
+                _, blocked = self._check_targets(producer, self._last_targets)
+                if blocked:
+                    self._has_timed_out = True
+                    return blocked
             slow = dict.fromkeys((write.topic for write in missing), TIMED_OUT) if is_partly_written else {}
             if errors or time.monotonic() >= flush_end:
                 self._has_timed_out = True
                 return slow
-            self._call(on_slow, slow)
+            if time.monotonic() >= slow_at:
+                self._call(on_slow, slow)
         return {}
 
     def _check_targets(
@@ -262,26 +289,33 @@ class TransactionThread:
         the topics of records whose partitions cannot take them now, with the reasons."""
         deletions: list[KafkaError] = []
         blocked: dict[str, str] = {}
-        partitions: dict[str, set[int]] = {}
+        by_topic: dict[str, set[int]] = {}
         for write in missing:
-            partitions.setdefault(write.topic, set()).add(write.partition)
+            by_topic.setdefault(write.topic, set()).add(write.partition)
         try:
-            for topic, numbers in partitions.items():
-                metadata = producer.list_topics(topic, CHECK_INTERVAL_S).topics[topic]
+            for topic, numbers in by_topic.items():
+                cluster = producer.list_topics(topic, METADATA_S)
+                metadata = cluster.topics[topic]
                 if metadata.error is not None and metadata.error.code() in UNKNOWN_TOPIC_CODES:
                     deletions.append(metadata.error)
                     continue
-                reason = why_blocked(metadata.partitions, numbers, self._min_insync(topic))
+                partitions = metadata.partitions
+                waiting = [partitions[number] for number in numbers if number in partitions]
+                unreachable = find_unreachable(cluster.brokers, waiting)
+                reason = why_blocked(partitions, numbers, self._min_insync(topic), unreachable)
                 if reason:
                     blocked[topic] = reason
         except KafkaException:  # no broker answers: that is waited for
             return [], {}
         return deletions, blocked
 
-    def _commit(self, producer: Producer, offsets: list[int], end: float) -> list[int]:
+    def _commit(
+        self, producer: Producer, offsets: list[int], end: float, targets: Sequence[ProducerRecord]
+    ) -> list[int]:
         while True:
             try:
                 producer.commit_transaction(max(0.1, end - time.monotonic()))
+                self._last_targets = targets
                 return offsets
             except RAISED as error:
                 cause = cause_of(error)
@@ -299,10 +333,13 @@ class TransactionThread:
             text = f"another process has taken over the transactions of this one: {cause.str()}"
             return JobFailed(OutcomeKind.FENCED, TryLaterError(text))
         try:
-            producer.abort_transaction(max(DECIDE_S, end - time.monotonic()))
+            producer.abort_transaction(ABORT_S if blocked else max(DECIDE_S, end - time.monotonic()))
         except RAISED as error:
-            text = f"a transaction could not be aborted: {cause_of(error).str()} (after {cause.str()})"
-            return JobFailed(OutcomeKind.FENCED, TryLaterError(text))
+            failure = cause_of(error)
+            if failure.code() in _FENCED or failure.fatal():
+                text = f"a transaction could not be aborted: {failure.str()} (after {cause.str()})"
+                return JobFailed(OutcomeKind.FENCED, TryLaterError(text))
+            self._must_abort = self._has_timed_out = True  # it can only be aborted from now on
         return JobFailed(OutcomeKind.REFUSED, to_rejection(cause), (), blocked)
 
     # --- an id whose last transaction was aborted and may still be open at the coordinator
@@ -316,6 +353,9 @@ class TransactionThread:
             transactional_id, producer = self.transactional_id, self.producer
         retire_at = time.monotonic() + RETIRE_S
         while producer is not None and not self._stop and self.transactional_id == transactional_id:
+            if self._on_retired is not None and self._must_abort:
+                self._retire_id(transactional_id)
+                return
             if self._can_begin(producer):
                 break
             if self._on_retired is not None and time.monotonic() >= retire_at:
@@ -328,10 +368,14 @@ class TransactionThread:
 
     def _can_begin(self, producer: Producer) -> bool:
         try:
+            if self._must_abort:
+                producer.abort_transaction(DECIDE_S)
             producer.begin_transaction()
+            self._must_abort = True
             producer.produce(self._probe_topic, value=None, key=MARK_KEY, partition=0)
             is_written = producer.flush(PROBE_S) == 0
             producer.abort_transaction(DECIDE_S)
+            self._must_abort = False
         except RAISED as error:
             cause = cause_of(error)
             log.debug("transactional id %s cannot be used yet: %s", self.transactional_id, cause.str())
@@ -345,8 +389,11 @@ class TransactionThread:
             if self.transactional_id != transactional_id:
                 return
             self.producer = None
+            is_open, self._must_abort = self._must_abort, False
         log.warning("transactional id %s is given up: its last transaction does not end", transactional_id)
         self._call(self._on_retired)
+        if is_open:  # else readers of its other partitions would wait until it times out
+            self._fence_id(transactional_id)
         while not self._stop and self.transactional_id == transactional_id:
             time.sleep(PROBE_PAUSE_S)
 

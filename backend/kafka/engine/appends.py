@@ -89,7 +89,7 @@ class Appends:
     """Sends the appends of one process to Kafka, and answers them. All methods must be called on the hub.
 
     `on_stored` is called before an append is answered. `recheck_topics` is called when an error suggests that
-    a topic has changed.
+    a topic has changed, `on_connection_lost` when a broker cannot be reached.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class Appends:
         topics: TopicRegistry,
         on_stored: OnStored,
         recheck_topics: Callable[[], object],
+        on_connection_lost: Callable[[], object] = lambda: None,
     ) -> None:
         self._options = options
         self._bridge = bridge
@@ -123,7 +124,7 @@ class Appends:
             queue_buffering_max_kbytes=max(1, options.pending_bytes_max >> 10),
         )
         self.producers = AppendProducers(
-            settings, bridge, clock, self._settle_reported, self._on_producer_created
+            settings, bridge, clock, self._settle_reported, self._on_producer_created, on_connection_lost
         )
         self._reports = self.producers.reports
         self._watch = PartitionWatch(self._partitions, self.producers, clock, self._find_kafka_name)

@@ -105,6 +105,7 @@ class KafkaBackend(Backend):
             self._table,
             self._on_stored,
             lambda: self._topics.survey_all(),
+            lambda: self._topics.on_connection_lost(),
         )
         self.process = KafkaProcess(
             options,
@@ -132,7 +133,7 @@ class KafkaBackend(Backend):
         self._missing_topics = MissingTopics(self._table, self._topics, self.state)
         if metrics is not None:
             self._collect_metrics(metrics)
-        offsets = Offsets(cluster.admin, self._bridge, self._clock)
+        offsets = Offsets(cluster.admin, self._bridge, self._clock, lambda: self._table.leaderless)
         self._queries = KafkaQueries(self._table, self.readers, offsets)
         self._sends = self._create_router(options)
         self._retry = HubTimer(ref=False)

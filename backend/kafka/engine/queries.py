@@ -7,13 +7,13 @@ wrongly. The end is that of the readable records: nothing after a transaction th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import gevent
-from confluent_kafka import IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from backend.completion import Completion
@@ -26,6 +26,7 @@ from backend.port import ReadCall, Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, DdmqError, DrainingError, UnknownTopicError
+from ddmq_common.hub_timer import HubTimer
 
 _CLOSED = DrainingError("the Kafka engine was closed")
 
@@ -137,6 +138,7 @@ def _to_kafka_queue(queue: QueueRef, topic: KafkaTopic) -> KafkaQueue:
 
 REQUEST_S = 5.0
 RETRY_S = 3.0  # so long partitions without a leader are asked for again
+RETRY_PAUSE_S = 0.1
 Partition = tuple[str, int]  # Kafka's name of a topic, and the partition
 Answers = dict[Partition, Any]  # an offset, or the error
 _SPEC: Any = OffsetSpec
@@ -144,16 +146,27 @@ _RETRIED_CODES = frozenset(
     (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH,
      KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.OFFSET_NOT_AVAILABLE)
 )  # fmt: skip
+_NO_LEADER = KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
 
 
 class Offsets:
     """Queries the bounds of partitions, and offsets for times, through the admin client's own thread.
 
-    Its methods must be called on the hub.
+    Its methods must be called on the hub. `leaderless` returns the partitions that have no leader now: they
+    are not asked for. If librdkafka's metadata change while it handles `list_offsets` for a partition without
+    a leader, two of its threads end the same request, and the process crashes (librdkafka 2.16.0:
+    rd_kafka_topic_partition_list_query_leaders_async). For the same reason retries are not made at once.
     """
 
-    def __init__(self, admin: AdminClient, bridge: Bridge, clock: Clock) -> None:
+    def __init__(
+        self,
+        admin: AdminClient,
+        bridge: Bridge,
+        clock: Clock,
+        leaderless: Callable[[], Container[Partition]] = tuple,
+    ) -> None:
         self._admin = admin
+        self._leaderless = leaderless
         self._bridge = bridge
         self._clock = clock
         self._pending_bounds: list[
@@ -230,27 +243,29 @@ class Offsets:
             answers.update(got)
             retries = [partition for partition, answer in got.items() if _should_retry(answer)]
             if retries and self._clock.monotonic() < until and not self._closed:
-                self._send_request({partition: specs[partition] for partition in retries}, settled)
+                retried = {partition: specs[partition] for partition in retries}
+                HubTimer(ref=False).once(RETRY_PAUSE_S, lambda: self._send_request(retried, settled))
             else:
                 then(answers)
 
         self._send_request(specs, settled)
 
     def _send_request(self, specs: dict[Partition, Any], then: Callable[[Answers], None]) -> None:
-        if not specs or self._closed:
-            self._bridge.call(then, {})
+        leaderless = self._leaderless()
+        got: Answers = {partition: _NO_LEADER for partition in specs if partition in leaderless}
+        requests = {TopicPartition(*each): spec for each, spec in specs.items() if each not in got}
+        if not requests or self._closed:
+            self._bridge.call(then, got)
             return
-        requests = {TopicPartition(*partition): spec for partition, spec in specs.items()}
         futures = self._admin.list_offsets(
             requests, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_S
         )
-        got: Answers = {}
 
         def on_answer(partition: Partition, future: Future[Any]) -> None:
             """Collect one answer, in the admin client's thread."""
             error = future.exception()
             got[partition] = future.result().offset if error is None else error
-            if len(got) == len(futures):
+            if len(got) == len(specs):
                 self._bridge.call(then, got)
 
         for each, future in futures.items():

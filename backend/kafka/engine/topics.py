@@ -95,6 +95,8 @@ class KafkaTopics:
         self._survey_waiters: list[Callable[[str], object]] = []  # for a survey that has not begun
         self._is_surveying = self._closed = self._is_unreachable = self._needs_full_survey = False
         self._is_outdated = False  # a topic has changed since the present survey began
+        self._must_probe = False  # a connection to a broker was lost since the last survey began
+        self._probed_at = float("-inf")  # when a survey was last started because of that
         self.reason = "the topics of the cluster are not known yet"
         self.cluster_id = ""
         self._timer = HubTimer(ref=False)
@@ -116,6 +118,14 @@ class KafkaTopics:
         """Start a survey that describes every topic, because a topic differs from its cached description."""
         self._needs_full_survey = True
         self._request_survey()
+
+    def on_connection_lost(self) -> None:
+        """Let the next survey try to connect to leaders, and start it now unless that was done lately."""
+        self._must_probe = True
+        now = self._clock.monotonic()
+        if now - self._probed_at >= self._interval_s:
+            self._probed_at = now
+            self._request_survey()
 
     def _request_survey(self) -> None:
         """Start a survey, after the present one if there is one: that may have missed what changed."""
@@ -152,7 +162,9 @@ class KafkaTopics:
             before=before,
             on_grown=self._add_to_producer,
             min_insync=self._table.min_insync,
+            must_probe=self._must_probe or self._table.unavailable.needs_probe,
         )
+        self._must_probe = False
         in_change = set(self._changes)
 
         def on_answer(survey: Survey | None, error: Exception | None) -> None:
@@ -195,8 +207,10 @@ class KafkaTopics:
         for name, described in list(self._described.items()):
             if described.kafka_name not in survey.names and name not in in_change:
                 self._remove_topic(name)
+        self._table.leaderless = survey.leaderless
         self._table.unavailable.on_survey(
-            {survey.names[kafka_name]: reason for kafka_name, reason in survey.blocked.items()}
+            {survey.names[kafka_name]: reason for kafka_name, reason in survey.blocked.items()},
+            survey.has_probed,
         )
 
     def _report_same_prefix_roots(self) -> None:

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from ddmq_client import Consumer, DelayStatus, Message, NotStoredError, Producer, UnknownOutcomeError
 from ddmq_client.delays import DelayResult
 from ddmq_client.errors import ClientError
+from tests.crash.kafka.bare import longest_gap_s
 from tests.crash.kit.key_order import KeyDelivery, find_returns
 from tests.crash.kit.pull_times import PullTimes
 
@@ -279,11 +280,7 @@ class Account:
             calls = {topic: [c.at_ms for c in self.handler_calls if c.queue[0] == topic] for topic in HEALTHY}
             moments = {f"deliveries from {topic}": times for topic, times in calls.items()}
             moments |= {f"sends to {topic}": list(self.acknowledged_at_ms[topic]) for topic in HEALTHY}
-        return max(
-            (max(b - a for a, b in itertools.pairwise(sorted({since_ms, until_ms, *within}))) / 1000, what)
-            for what, times in moments.items()
-            for within in [[at for at in times if since_ms < at < until_ms]]
-        )
+        return max((longest_gap_s(times, since_ms, until_ms), what) for what, times in moments.items())
 
     def handed_over_s(self, since_ms: int, until_ms: int) -> float | None:
         """From `since_ms` until every queue that was given something born afterwards had been."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -29,6 +29,7 @@ from ddmq_common.errors import ConfigError
 from tests.scenarios.real_server import RealServer, ddmq, write_config
 from tests.support.waits import until
 
+ClusterKind = TypeVar("ClusterKind", bound=TrialCluster)
 TIMEOUT_S = 2.0
 SEND_MS = 20_000
 SPARE_S = 3.0  # beside the time that the caller gave; the machine may be busy
@@ -36,14 +37,18 @@ SPARE_S = 3.0  # beside the time that the caller gave; the machine may be busy
 
 @contextmanager
 def own_cluster(
-    folder: Path, brokers: int = 1, more: Mapping[str, str] | None = None, start: bool = True
-) -> Iterator[TrialCluster]:
+    folder: Path,
+    brokers: int = 1,
+    more: Mapping[str, str] | None = None,
+    start: bool = True,
+    kind: type[ClusterKind] = TrialCluster,  # type: ignore[assignment]
+) -> Iterator[ClusterKind]:
     """Brokers that end with the test."""
     try:
         java()
     except ConfigError as error:
         pytest.skip(f"NO KAFKA IS TESTED: {error}")
-    cluster = TrialCluster(folder, more)
+    cluster = kind(folder, more)
     ports = free_ports(2 * brokers)
     cluster.make([Ports(*ports[2 * number : 2 * number + 2]) for number in range(brokers)])
     try:

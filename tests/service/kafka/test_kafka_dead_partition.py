@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from confluent_kafka.admin import NewTopic
 
+from backend.kafka.targets import UNREACHABLE
 from ddmq.trial.cluster import TrialCluster
 from ddmq_client.errors import ClientError
+from tests.crash.kafka.cluster import ClusterWithSpareBroker
 from tests.service.kafka.away_kit import (
     PAUSE_S,
     ClientLoad,
@@ -24,7 +28,7 @@ from tests.service.kafka.away_kit import (
     quantiles_ms,
     three_brokers,
 )
-from tests.service.kafka.cluster_kit import KafkaServer, Tools
+from tests.service.kafka.cluster_kit import KafkaServer, Tools, own_cluster, pulled, served_while
 from tests.support.waits import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
@@ -34,6 +38,7 @@ CALLS = 50  # of each kind, by which the healthy latency is known
 CALM_S = 2.0
 LATE_S = 5.0  # on a busy machine; where one partition stops all, none of them fires
 SEND_MS = 10_000  # of a delayed message, on a busy machine
+UNNOTICED = {"broker.session.timeout.ms": "20000"}  # how long the cluster does not know of a lost broker
 
 
 class ClientCall(NamedTuple):
@@ -199,6 +204,63 @@ def test_a_partition_without_a_leader_costs_other_topics_nothing(tmp_path: Path)
             until(is_all, lambda: f"they fire once the broker is back, so far {len(bodies)}")
         assert len(bodies) == 10
         until(lambda: not server.request("GET", "/delay")[1]["set_aside"])
+
+
+def create_healthy_topic(cluster: ClusterWithSpareBroker, server: KafkaServer) -> None:
+    """Create LIVE and deliver a delayed message, so that all inner topics are on the first broker."""
+    server.admin("POST", "topics", LIVE, body={"create": True, "queues": 4})
+    server.subscribe(GROUP, LIVE)
+    with server.producer() as producer, server.consumer(GROUP, LIVE) as consumer:
+        producer.send(LIVE, b"first", delay=timedelta(milliseconds=1))
+        assert pulled(consumer, 1) == [b"first"]
+    tools = Tools(cluster.bootstrap)
+    until(lambda: tools.count("__consumer_offsets") > 0, "the group's offset is committed")
+
+
+def create_topic_on_spare_broker(cluster: ClusterWithSpareBroker, server: KafkaServer) -> None:
+    """Start the spare broker and create DEAD there."""
+    cluster.start([cluster.spare])
+    tools = Tools(cluster.bootstrap)
+    new_topic = NewTopic(DEAD, 2, replica_assignment=[[cluster.spare]] * 2)
+    [created] = tools.admin.create_topics([new_topic]).values()
+    created.result()
+    until(lambda: server.request("GET", f"/topics/{DEAD}")[0] == 200)
+
+
+@pytest.mark.timeout(300)
+def test_a_lost_broker_costs_other_topics_nothing_before_the_cluster_knows_it(tmp_path: Path) -> None:
+    with own_cluster(tmp_path / "kafka", 2, UNNOTICED, start=False, kind=ClusterWithSpareBroker) as cluster:
+        cluster.start([1])
+        with served_while(KafkaServer(tmp_path / "server", cluster.bootstrap)) as server:
+            create_healthy_topic(cluster, server)
+            create_topic_on_spare_broker(cluster, server)
+            due = datetime.now(UTC) + timedelta(seconds=3)
+            late_s: dict[bytes, float] = {}
+            with server.producer() as producer, server.consumer(GROUP, LIVE) as consumer:
+                for number in range(DELAYS):
+                    at = due + timedelta(milliseconds=150 * number)
+                    for topic in (DEAD, LIVE):
+                        producer.send(topic, b"%d" % number, deliver_at=at, timeout_ms=SEND_MS)
+                    late_s[b"%d" % number] = at.timestamp()
+                until(lambda: datetime.now(UTC) >= due, "the first is due")
+                cluster.signal(cluster.spare, signal.SIGKILL)
+                fired: dict[bytes, float] = {}
+
+                def has_fired() -> bool:
+                    for message in consumer.pull(10, timeout_ms=200):
+                        fired[message.body] = time.time() - late_s[message.body]
+                        message.ack()
+                    return len(fired) == DELAYS
+
+                until(has_fired, lambda: f"{DELAYS} delays, so far {fired}")
+                set_aside = server.request("GET", "/delay")[1]["set_aside"]
+            assert set_aside == {DEAD: UNREACHABLE}, server.log
+            assert max(fired.values()) < LATE_S, fired
+            assert "switching to new transactional ids" not in server.log
+            cluster.start([cluster.spare])
+            until(lambda: not server.request("GET", "/delay")[1]["set_aside"], "the broker is back")
+            tools = Tools(cluster.bootstrap)
+            until(lambda: sum(len(tools.read(DEAD, number)) for number in range(2)) == DELAYS)
 
 
 if __name__ == "__main__":

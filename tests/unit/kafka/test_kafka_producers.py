@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,15 +17,17 @@ from backend.kafka.clients.transactions import LANES_MAX
 from backend.kafka.clients.writing import OutcomeKind, WriteOutcome
 from backend.kafka.options import KafkaOptions
 from backend.kafka.records import ProducerRecord
-from backend.kafka.targets import NO_LEADER
+from backend.kafka.targets import NO_LEADER, UNREACHABLE
 from ddmq_common.errors import CallerError, TryLaterError, UnknownTopicError
 from tests.support.constants import build_options
+from tests.support.ports import port_of, reserved
 from tests.support.waits import until
 
 TIMEOUT_MS = 50
 FATAL = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "no such sequence", True)
 UNKNOWN_TOPIC = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
 PURGED = KafkaError(-152)  # as librdkafka numbers it: purged in its line
+LOST_BROKER = 4
 FENCED = KafkaError(KafkaError.INVALID_PRODUCER_EPOCH, "by a newer instance", True)
 
 
@@ -32,12 +35,15 @@ class FakeProducer:
     """Delivers at `poll`; one that is `dead` fails what it has, and refuses more."""
 
     created: list[FakeProducer]
+    brokers: Mapping[int, Any] = {}  # of the metadata
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.waiting: list[Callable[..., object]] = []
         self.values: list[bytes] = []
         self.errors: list[KafkaError] = []  # of the next that are delivered
         self.dead = self.silent = False
+        self.commit_error: KafkaError | None = None
+        self.failing_aborts = 0
         self.config = config
         self.created.append(self)
 
@@ -61,8 +67,11 @@ class FakeProducer:
 
     def list_topics(self, topic: str, timeout: float) -> Any:
         error = UNKNOWN_TOPIC if topic == "gone" else None
-        partition = SimpleNamespace(leader=-1 if topic == "leaderless" else 1, isrs=[1], replicas=[1])
-        return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions={0: partition})})
+        leader = {"leaderless": -1, "lost": LOST_BROKER}.get(topic, 1)
+        partition = SimpleNamespace(leader=leader, isrs=[abs(leader)], replicas=[abs(leader)])
+        return SimpleNamespace(
+            topics={topic: SimpleNamespace(error=error, partitions={0: partition})}, brokers=self.brokers
+        )
 
     def offset(self) -> int:
         return 7
@@ -89,9 +98,13 @@ class FakeProducer:
         pass
 
     def commit_transaction(self, timeout: float) -> None:
-        pass
+        if self.commit_error is not None:
+            raise KafkaException(self.commit_error)
 
     def abort_transaction(self, timeout: float) -> None:
+        if self.failing_aborts:
+            self.failing_aborts -= 1
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         self.waiting.clear()
 
 
@@ -223,6 +236,46 @@ def test_a_transaction_does_not_wait_for_a_partition_without_a_leader(producers:
     assert outcome.blocked == {"leaderless": NO_LEADER}
 
 
+def test_a_transaction_does_not_wait_for_a_broker_that_is_lost_before_the_cluster_knows_it(
+    producers: Producers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reserved() as closed:
+        address = SimpleNamespace(host="127.0.0.1", port=port_of(closed))
+        monkeypatch.setattr(FakeProducer, "brokers", {LOST_BROKER: address})
+        renamed(producers, "one").silent = True
+        outcome = transacted(producers, "there", "lost")
+    assert (outcome.kind, type(outcome.error)) == (OutcomeKind.REFUSED, TryLaterError)
+    assert outcome.blocked == {"lost": UNREACHABLE}
+
+
+def test_an_id_whose_last_transaction_cannot_end_is_not_waited_for(
+    producers: Producers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commit was answered, but a partition has no marker of it, and so it can begin nothing."""
+    producers.use_lanes(1)
+    first = renamed(producers, "one")
+    assert transacted(producers, "there", "lost").kind is OutcomeKind.STORED
+    first.silent = True
+    with reserved() as closed:
+        address = SimpleNamespace(host="127.0.0.1", port=port_of(closed))
+        monkeypatch.setattr(FakeProducer, "brokers", {LOST_BROKER: address})
+        outcome = transacted(producers, "there")
+    assert outcome.kind is OutcomeKind.REFUSED
+    assert outcome.blocked == {"lost": UNREACHABLE}, "so that the others are sent again, by another id"
+    assert producers.free_ids == 0
+
+
+def test_a_broker_that_accepts_connections_is_waited_for(
+    producers: Producers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=1_000) as server:
+        address = SimpleNamespace(host="127.0.0.1", port=server.getsockname()[1])
+        monkeypatch.setattr(FakeProducer, "brokers", {LOST_BROKER: address})
+        renamed(producers, "one").silent = True
+        outcome = transacted(producers, "there", "lost")
+    assert (outcome.kind, outcome.blocked) == (OutcomeKind.REFUSED, {})
+
+
 def test_where_nothing_was_answered_no_topic_is_blamed(producers: Producers) -> None:
     """It may be the coordinator of the transactions."""
     renamed(producers, "one").silent = True
@@ -248,8 +301,32 @@ def test_an_id_whose_transaction_does_not_end_is_retired_until_the_name_changes(
     assert producers.retired == set()
     until(lambda: producers.free_ids == LANES_MAX, "the new ids are all there")
     ids = [each.config.get("transactional.id") for each in FakeProducer.created[created:]]
-    assert "ddmq.m.one" not in ids, "what was given up is not waited for"
-    assert "ddmq.m.one.1" in ids
+    assert not any("one" in str(each) for each in ids), "the outcomes of all old transactions are known"
+
+
+def test_an_id_whose_last_transaction_may_be_committed_is_taken_over_before_the_name_changes(
+    producers: Producers,
+) -> None:
+    renamed(producers, "one").commit_error = KafkaError(KafkaError._FAIL)
+    assert transacted(producers, "there").kind is OutcomeKind.UNCERTAIN
+    created = len(FakeProducer.created)
+    renamed(producers, "two")
+    ids = [each.config.get("transactional.id") for each in FakeProducer.created[created:]]
+    assert [each for each in ids if "one" in str(each)] == ["ddmq.m.one"]
+
+
+def test_a_transaction_that_cannot_be_aborted_costs_its_id_and_not_the_name(
+    producers: Producers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fenced: list[str] = []
+    monkeypatch.setattr(module, "fence_names", lambda client, names: fenced.extend(names))
+    first = renamed(producers, "one")
+    first.silent, first.failing_aborts = True, 1
+    outcome = transacted(producers, "there", "leaderless")
+    assert (outcome.kind, outcome.blocked) == (OutcomeKind.REFUSED, {"leaderless": NO_LEADER})
+    until(lambda: fenced == ["ddmq.m.one"], "so that the coordinator aborts it")
+    assert producers.retired == {0}
+    assert producers.lanes[0].producer is None, "nothing is written with the id any more"
 
 
 def test_an_id_that_can_begin_a_transaction_is_reused(producers: Producers) -> None:

@@ -39,6 +39,12 @@ class PausedCluster:
         done(Survey({"orders": "orders"}, described, cluster_id, topics), None)
 
     @property
+    def must_probe(self) -> bool:
+        """Whether the survey tries to connect to leaders."""
+        [(job, _)] = self.jobs
+        return cast("bool", job.keywords["must_probe"])
+
+    @property
     def passed_over(self) -> dict[str, int] | None:
         """The topics that need no look where they have so many partitions; None: all are looked at."""
         [(job, _)] = self.jobs
@@ -128,6 +134,25 @@ def test_what_others_have_changed_is_looked_at_some_times(
         cluster.answer("cluster-1", DESCRIBED)
         topics.survey()
     assert cluster.passed_over == {"orders": 4}
+
+
+def test_a_lost_connection_causes_a_survey_that_tries_to_connect(
+    cluster: PausedCluster, topics: KafkaTopics, table: TopicRegistry
+) -> None:
+    topics.on_connection_lost()
+    assert cluster.must_probe
+    cluster.answer("cluster-1")
+    topics.on_connection_lost()
+    assert not cluster.jobs, "not with each error of each client"
+    topics.survey()
+    assert cluster.must_probe, "but with the next survey"
+    cluster.answer("cluster-1")
+    topics.survey()
+    assert not cluster.must_probe
+    cluster.answer("cluster-1")
+    table.unavailable.on_slow(["orders"])
+    topics.survey()
+    assert cluster.must_probe, "a topic may be unavailable"
 
 
 def test_everything_is_looked_at_where_something_is_not_as_it_was(

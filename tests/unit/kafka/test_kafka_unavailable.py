@@ -15,7 +15,9 @@ from backend.kafka.targets import (
     TIMED_OUT,
     TOO_FEW_IN_SYNC,
     TOPICS_MAX,
+    UNREACHABLE,
     UnavailableTopics,
+    sole_leaders,
     why_blocked,
 )
 
@@ -90,6 +92,31 @@ def test_a_lost_broker_that_surveys_do_not_know_of_costs_few_transactions(rig: T
     assert not rig.topics.is_suspect("dead"), "a survey has seen that it was lost, and is back"
 
 
+def test_a_topic_whose_only_replica_is_on_a_lost_broker_costs_one_transaction(rig: TopicsRig) -> None:
+    assert not rig.topics.needs_probe
+    rig.topics.on_blocked({"dead": UNREACHABLE})
+    rig.now += 1e6
+    assert rig.topics.reason_of("dead") == UNREACHABLE
+    assert rig.topics.needs_probe
+    rig.topics.on_survey({}, has_probed=False)
+    assert rig.topics.reason_of("dead") == UNREACHABLE, "the metadata do not say that the broker is lost"
+    rig.topics.on_survey({"dead": UNREACHABLE})
+    assert rig.topics.reason_of("dead") == UNREACHABLE
+    for _ in range(SURVEYS_MIN):
+        rig.topics.on_survey({"dead": NO_LEADER})
+    assert rig.topics.reason_of("dead") == NO_LEADER, "now the cluster knows it, too"
+    rig.topics.on_survey({})
+    assert not rig.topics.is_suspect("dead")
+    assert not rig.topics.needs_probe
+
+
+def test_a_survey_that_cannot_reach_the_only_replica_sets_the_topic_aside_at_once(rig: TopicsRig) -> None:
+    rig.topics.on_survey({"dead": UNREACHABLE})
+    assert rig.topics.reason_of("dead") == UNREACHABLE
+    rig.topics.on_survey({})
+    assert rig.topics.reason_of("dead") == ""
+
+
 def test_one_that_is_slow_is_a_suspect_until_it_has_answered(rig: TopicsRig) -> None:
     rig.topics.on_slow(["slow"])
     rig.topics.on_survey({})
@@ -111,6 +138,23 @@ def test_suspects_are_bounded(rig: TopicsRig) -> None:
 def test_the_metadata_of_a_partition_tell_whether_it_accepts_records(
     leader: int, in_sync: list[int], reason: str
 ) -> None:
-    partitions = {0: SimpleNamespace(leader=leader, isrs=in_sync)}
+    partitions = {0: SimpleNamespace(leader=leader, isrs=in_sync, replicas=[1, 2, 3])}
     assert why_blocked(partitions, [0], 2) == reason
     assert why_blocked(partitions, [1], 2) == "", "another one"
+
+
+@pytest.mark.parametrize(
+    ("leader", "in_sync", "reason"),
+    [(4, [4], UNREACHABLE), (4, [4, 1], ""), (1, [1], ""), (1, [1, 4], ""), (-1, [4], NO_LEADER)],
+)
+def test_a_leader_that_cannot_be_reached_matters_where_no_other_broker_can_lead(
+    leader: int, in_sync: list[int], reason: str
+) -> None:
+    partitions = {0: SimpleNamespace(leader=leader, isrs=in_sync, replicas=in_sync)}
+    assert why_blocked(partitions, [0], 1, {4}) == reason
+    assert sole_leaders(partitions.values()) == ({leader} if in_sync == [leader] else set())
+
+
+def test_a_topic_with_one_replica_needs_no_more_than_that_in_sync() -> None:
+    partitions = {0: SimpleNamespace(leader=1, isrs=[1], replicas=[1])}
+    assert why_blocked(partitions, [0], 2) == "", "the cluster's default is for topics with more"
