@@ -106,6 +106,6 @@ export function Page({ query }) {
         <button type="button" onClick=${() => move(filter, what)}>Move…</button><button type="button" onClick=${() => act("fire", filter, what)}>Fire now…</button>
         <button type="button" class="danger" onClick=${() => act("cancel", filter, what)}>Cancel…</button></p>`}
       <${Loaded} state=${list}>${(answer) => html`<${Table} label="delayed messages" columns=${COLUMNS} rows=${answer.items} rowKey=${(row) => row.id} empty=${`No delayed message ${Object.keys(filter).length ? "matches" : "waits"}.`} />
-        <${Pager} answer=${answer} shown=${answer.items.length} noun="message" query=${query} />`}<//>
+        <${Pager} answer=${answer} shown=${answer.items.length} noun="message" query=${query} onEnd=${list.more} />`}<//>
     <//>`;
 }
