@@ -77,7 +77,7 @@ export function getVersioned(address, query) {
 }
 
 /** Return the answer to a POST. Raises ApiError. `etag`: change only this version. */
-export async function post(address, body, { etag } = {}) {
+export async function post(address, body, { etag = "" } = {}) {
   const { answer } = await request("POST", address, body ?? {}, etag ? { "If-Match": etag } : {});
   if (!body?.dry_run) changed.value += 1;
   return answer;
