@@ -67,7 +67,7 @@ export function Card({ title, note, children, id, tools }) {
 export function Problem({ error, retried = false }) {
   if (!error) return null;
   return html`<div class="problem" role="alert"><strong>✗ ${error.status === 403 ? "Not allowed" : "This did not work"}</strong><span>${visible(shorten(error.message, MESSAGE_MAX), true)}</span>
-    <span>${ADVICE[error.status] ?? ""}${retried && error.status !== 403 ? " The page tries again by itself." : ""}</span></div>`;
+    <span>${ADVICE[error.status] ?? ""}${retried && ![400, 403].includes(error.status) ? " The page tries again by itself." : ""}</span></div>`;
 }
 
 /** Show data once it is there, and meanwhile what is the matter. `absent`: the sentence for a route that this

@@ -4,23 +4,24 @@ import { count, formatNumber, visible } from "./format.js";
 import { html } from "./html.js";
 import { setQuery } from "./route.js";
 
-const CHUNK = 50;
+const CHUNK = 25;
 const ROW_PX = 31; // of rows that have not been in the document yet
 const NEAR_PX = 1_000;
 
 /** Rows that are in the document only while they are near the window, so that a long list scrolls smoothly. */
-function Chunk({ first, children }) {
+function Chunk({ long, first, children }) {
   const body = useRef(null);
   const [height, setHeight] = useState(first ? 0 : CHUNK * ROW_PX); // of the rows while they are away
   useEffect(() => {
+    if (!long) return undefined;
     const observer = new IntersectionObserver((entries) => {
       const { isIntersecting, boundingClientRect } = entries.at(-1);
       setHeight(isIntersecting || body.current.contains(document.activeElement) ? 0 : boundingClientRect.height);
     }, { rootMargin: `${NEAR_PX}px` });
     observer.observe(body.current);
     return () => observer.disconnect();
-  }, []);
-  return html`<tbody ref=${body}>${height ? html`<tr style=${{ height: `${height}px` }} />` : children()}</tbody>`;
+  }, [long]);
+  return html`<tbody ref=${body}>${long && height ? html`<tr style=${{ height: `${height}px` }} />` : children()}</tbody>`;
 }
 
 /** Keep the widths of columns, which else change with the rows that are in the document. */
@@ -48,7 +49,8 @@ function Rows({ columns, rows, rowKey, label, selection, onSelect }) {
   const keys = rows.map(rowKey);
   const all = selection && keys.every((key) => selection.has(key));
   const table = useRef(null);
-  useFixedWidths(table, rows.length > CHUNK);
+  const long = rows.length > 2 * CHUNK;
+  useFixedWidths(table, long);
   const choose = (chosen, on) => {
     const next = new Set(selection);
     for (const key of chosen) on ? next.add(key) : next.delete(key);
@@ -65,7 +67,7 @@ function Rows({ columns, rows, rowKey, label, selection, onSelect }) {
         ${selection && html`<th class="choose"><input type="checkbox" aria-label="select all on this page" checked=${all} onChange=${(event) => choose(keys, event.target.checked)} /></th>`}
         ${columns.map((column) => html`<th class=${column.number ? "n" : ""} scope="col">${column.head}</th>`)}
       </tr></thead>
-      ${starts.map((start) => html`<${Chunk} key=${start} first=${!start}>${() => rows.slice(start, start + CHUNK).map((row, index) => line(row, keys[start + index], start + index))}<//>`)}
+      ${starts.map((start) => html`<${Chunk} key=${start} long=${long} first=${!start}>${() => rows.slice(start, start + CHUNK).map((row, index) => line(row, keys[start + index], start + index))}<//>`)}
     </table>
   </div>`;
 }
