@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,19 +83,17 @@ def name_page(path: str) -> str:
 def take_pictures(
     browser: Any, scenes: Mapping[str, Scene], widths: list[int], save: Callable[[Any, str], None]
 ) -> None:
-    """Open each page once at each width and scheme."""
-    for name, scene in scenes.items():
-        with Console.open(browser, scene.port, token=scene.token) as console:
+    """Open each page once in each scheme, and show it at each width."""
+    for (name, scene), scheme in product(scenes.items(), SCHEMES):
+        with Console.open(browser, scene.port, token=scene.token, scheme=scheme) as console:
             page = console.goto(scene.path)
             if scene.button:
                 console.press(scene.button)
                 page.locator("dialog[open] .command").wait_for()
             for width in widths:
                 page.set_viewport_size({"width": width, "height": 900})
-                for scheme in SCHEMES:
-                    page.emulate_media(color_scheme=scheme)
-                    page.wait_for_timeout(SETTLE_MS)
-                    save(page, f"{name}-{width}-{scheme}")
+                page.wait_for_timeout(SETTLE_MS)
+                save(page, f"{name}-{width}-{scheme}")
 
 
 def main() -> int:

@@ -118,7 +118,7 @@ export function Chips({ query, names }) {
 
 /** Names and values in two columns. */
 export function Facts({ facts }) {
-  const shown = facts.filter(([, value]) => value != null && value !== "");
+  const shown = facts.filter(([, value]) => value != null && value !== "" && value !== false);
   return html`<dl class="facts">${shown.map(([name, value]) => html`<div><dt>${name}</dt><dd>${typeof value === "number" ? formatNumber(value) : value}</dd></div>`)}</dl>`;
 }
 
