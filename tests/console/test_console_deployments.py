@@ -65,10 +65,13 @@ def test_each_page_of_a_server_without_clients_has_its_data(
 ) -> None:
     with Console.open(browser, servers[-1].ports["admin"]) as console:
         console.goto("")
-        for path in PAGES.keys() - rejected.keys():
+        console.quiet = (*console.quiet, *(["status of 504"] if rejected else []))
+        for path in (each for each in PAGES if each not in rejected):
             console.visit(fill_in(servers[0], path))
             console.page.locator("main h1").first.wait_for()
             console.page.locator('main [aria-busy="true"]').first.wait_for(state="detached")
+            if rejected:  # a slow broker may have answered too late; the page tries again
+                console.page.locator("main .problem").first.wait_for(state="detached")
             problems = console.page.locator("main .problem").all_inner_texts()
             assert problems == [], path
         assert console.complaints == []
