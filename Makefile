@@ -11,11 +11,11 @@ PYTEST = $(ALONE) -n $(JOBS) --dist loadfile
 
 # Parts run beside each other; what one says is kept together.
 BESIDE := $(MAKE) --no-print-directory -j2 --output-sync=target
-LINT := lint-types lint-house lint-format lint-pages
+LINT := lint-types lint-house lint-format lint-pages lint-console
 # Processes that share the fast tests without xdist: each reads its own files alone, not all.
 CHECK := check-1 check-2 check-3 check-4
 
-.PHONY: help setup demo demo-kafka test test-interpreted test-long test-kafka check $(CHECK) lint lint-format lint-types lint-house lint-pages format bench site charts wheels clean
+.PHONY: help setup demo demo-kafka test test-interpreted test-long test-kafka check $(CHECK) lint lint-format lint-types lint-house lint-pages lint-console console-types format bench site charts wheels clean
 
 help:
 	@echo "make demo    run the main job: send, kill -9, consume, prove; order keys, dead letters, resend"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench   every benchmark, with floors (see docs/performance.md)"
 	@echo "make site    the documentation as a website, in build/site: search, light and dark, no request to another host"
 	@echo "make wheels  build the wheels into dist/ and try each on Python 3.11 to 3.14 (WHEELS='3.12 --require-all')"
+	@echo "make console-types  check the types of the console's modules against the admin API (needs node, and npm once)"
 	@echo "make charts  render the Helm chart into conf/kubernetes and validate it (needs Go)"
 	@echo "make setup   fill .venv, and compile the modules of a message's way that were edited since (others do it themselves, but for check)"
 
@@ -73,7 +74,14 @@ check: $(STAMP)
 lint: $(STAMP)
 	@$(BESIDE) $(LINT)
 
-lint-format: $(STAMP)
+lint-# The console's modules, if node and tsc are there; console-types fetches tsc from npm once.
+lint-console: $(STAMP)
+	$(PY) tools/console_types.py
+
+console-types: $(STAMP)
+	@$(PY) tools/console_types.py --install
+
+format: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 

@@ -26,17 +26,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from playwright.sync_api import sync_playwright
 
 from tests.console.conftest import CHROMIUM, OPTIONS
+from tests.console.long_list import KEYS, serve_keys
 from tests.console.pages import Console
 from tests.console.populated import populate
 from tests.scenarios.real_server import RealServer, running
 
 LOADS = 20
-KEYS = 100_000
-ROWS = (
-    0,
-    50,
-    1_000,
-)  # on one page of a list: none, to see the machine; as many as the console requests; more
+ROWS = (0, 50, 1_000)  # at first: none, to see the machine; as many as the console requests; more
 SCROLLS = 60
 SLOW_FRAME_MS = 50
 CHANGES_PERIOD_S = 30.0  # of the first page's list of changes
@@ -61,34 +57,14 @@ def measure_first_paint(browser: Any, port: int) -> tuple[list[float], list[floa
     return paints, numbers
 
 
-def build_keys(count: int) -> dict[str, Any]:
-    """Build an answer of GET /keys with so many of 100,000 keys."""
-    row = {
-        "group": "billing",
-        "topic": "orders",
-        "queue_id": 0,
-        "state": "retrying",
-        "attempts": 3,
-        "more": False,
-    }
-    error = {
-        "error": "ValueError: no address",
-        "error_class": "ValueError",
-        "failing_since_ms": 1,
-        "waiting": 2,
-    }
-    rows = [{**row, **error, "key": f"customer-{number}", "offset": number} for number in range(count)]
-    return {"items": rows, "total": KEYS, "exact": True, "next": "x", "missing": {}, "by_error": []}
-
-
 def measure_scrolling(browser: Any, port: int, rows: int) -> list[float]:
     """Return the lengths of all frames while a list of keys is scrolled, in ms."""
     with Console.open(browser, port) as console:
         page = console.page
-        page.route("**/keys?*", lambda route: route.fulfill(json=build_keys(rows)))
+        serve_keys(page, least=rows, total=KEYS if rows else 0)
         console.goto("keys")
         if rows:
-            page.locator("tbody tr").nth(rows - 1).wait_for(state="attached")
+            page.get_by_text("customer-49", exact=True).wait_for()
         page.mouse.move(600, 600)
         page.evaluate(WATCH_FRAMES)
         for _ in range(SCROLLS):

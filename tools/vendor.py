@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -77,16 +78,18 @@ def main() -> int:
     if parser.parse_args().check:
         return report_changes()
     VENDOR.mkdir(parents=True, exist_ok=True)
-    licences = []
+    licences: dict[str, tuple[str, list[str]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for package in PACKAGES:
             archive = fetch_package(package, Path(folder))
             for source, target in package.files.items():
                 text = read_member(archive, source).replace(b"\r\n", b"\n")
                 (VENDOR / target).write_bytes(rewrite_imports(text) + EXPORTS.get(target, b""))
-            licence = shorten_licence(read_member(archive, "LICENSE").decode().strip())
-            licences.append(f"{package.name} {package.version}\n{'=' * 40}\n{licence}\n")
-    (VENDOR / LICENCES).write_text("\n\n".join(licences), encoding="utf-8")
+            notice, terms = split_licence(read_member(archive, "LICENSE").decode().strip())
+            _, notices = licences.setdefault(" ".join(terms.split()), (terms, []))
+            notices.append(f"{package.name} {package.version}: {notice}")
+    texts = ["\n".join(notices) + f"\n\n{terms}\n" for terms, notices in licences.values()]
+    (VENDOR / LICENCES).write_text(f"\n{'=' * 40}\n".join(texts), encoding="utf-8")
     (VENDOR / HASHES).write_text(list_hashes(), encoding="utf-8")
     return 0
 
@@ -103,13 +106,16 @@ def fetch_package(package: Package, folder: Path) -> Path:
     return archive
 
 
-def shorten_licence(text: str) -> str:
-    """Return a licence as it is listed: of the Apache License, which is that of ddmq, only the copyright."""
+def split_licence(text: str) -> tuple[str, str]:
+    """Return the copyright notice of a licence, and its terms, which several packages may have in common. The
+    terms of the Apache License are not repeated, because it is that of ddmq."""
     terms, _, appendix = text.partition(TERMS_END)
-    if terms.split() != APACHE.read_text(encoding="utf-8").partition(TERMS_END)[0].split():
-        return text
-    notices = [line.strip() for line in appendix.splitlines() if line.strip().startswith("Copyright")]
-    return "\n".join(("Apache License, Version 2.0, as in the file LICENSE of ddmq", *notices))
+    is_apache = terms.split() == APACHE.read_text(encoding="utf-8").partition(TERMS_END)[0].split()
+    lines = (appendix if is_apache else text).splitlines()
+    (notice,) = [line.strip() for line in lines if line.strip().startswith("Copyright")]
+    if is_apache:
+        return notice, "Apache License, Version 2.0, as in the file LICENSE of ddmq"
+    return notice, re.sub(r"\n{3,}", "\n\n", text.replace(notice, "")).strip()
 
 
 def read_member(archive: Path, path: str) -> bytes:

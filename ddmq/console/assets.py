@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import posixpath
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,8 @@ VERSION_CHARS = 12
 GZIP_LEVEL = 9  # once per file and process
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 _INDEX = "index.html"
+_MAIN = "app.js"
+_IMPORT = re.compile(rb'\bfrom ?"(\.[^"]+)"')
 _FOREVER = "public, max-age=31536000, immutable"
 _POLICY = "; ".join(
     (
@@ -64,7 +68,8 @@ def load_assets() -> Mapping[str, Asset]:
     files = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in _list_files()}
     digest = hashlib.sha256(b"".join(name.encode() + content for name, content in sorted(files.items())))
     version = digest.hexdigest()[:VERSION_CHARS]
-    page = files.pop(_INDEX).replace(b"{assets}", f"/{ROOT}/assets/{version}".encode())
+    page = files.pop(_INDEX).replace(b"{preloads}", "\n".join(_list_preloads(files)).encode())
+    page = page.replace(b"{assets}", f"/{ROOT}/assets/{version}".encode())
     assets = {_INDEX: _make_asset("text/html; charset=utf-8", page, _PAGE_HEADERS)}
     for name, content in files.items():
         content_type = _TYPES[Path(name).suffix]
@@ -75,6 +80,16 @@ def load_assets() -> Mapping[str, Asset]:
 
 def _list_files() -> list[Path]:
     return [path for path in STATIC.rglob("*") if path.suffix in (*_TYPES, ".html")]
+
+
+def _list_preloads(files: Mapping[str, bytes]) -> list[str]:
+    """Return a link for each module that the main one imports: a browser requests them all at once."""
+    names = [_MAIN]
+    for name in names:
+        imports = [path.decode() for path in _IMPORT.findall(files[name])]
+        targets = [posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) for path in imports]
+        names += [target for target in dict.fromkeys(targets) if target not in names]
+    return [f'<link rel="modulepreload" href="{{assets}}/{name}">' for name in names[1:]]
 
 
 def _make_asset(content_type: str, content: bytes, headers: tuple[tuple[str, str], ...]) -> Asset:

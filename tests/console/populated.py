@@ -15,9 +15,14 @@ FAILING_KEYS = ("3", "7")
 DELAYS = 60
 HOSTILE = "<script>alert(1)</script>\u202e\x00<b>"
 HOSTILE_TOPIC = "a-hostile-topic"
+ORDERED = {
+    "order_key": "KEY",
+    "ordered_deliveries_max": -1,
+    "ordered_interval_ms": 60_000,  # keys stay blocked without a new attempt each second
+}
 WITHOUT_RETRIES = {"retry_intervals_ms": [], "retry_steps": 0}
 HOSTILE_GROUPS = {
-    "hostile-keys": {"order_key": "KEY", "ordered_deliveries_max": -1},
+    "hostile-keys": ORDERED,
     "hostile-retries": {"retry_intervals_ms": []},
     "hostile-letters": WITHOUT_RETRIES,
 }
@@ -42,11 +47,10 @@ def _raise_hostile(message: Any) -> None:
 def populate(server: RealServer) -> Iterator[None]:
     """Fill the server and keep its clients running: `billing` with blocked keys, `mailer` with dead letters,
     `audit` without a client, delays of `mail`, an open transaction, and hostile names and bodies."""
-    settings = {"order_key": "KEY", "ordered_deliveries_max": -1}
     server.admin("POST", "topics", "orders", body={"queues": 2})
     server.admin("POST", "topics", "mail", body={"queues": 1})
     server.admin("POST", "topics", HOSTILE_TOPIC, body={"queues": 1})
-    server.admin("POST", "groups", "billing", body={"topics": ["orders"], "start": "first", **settings})
+    server.admin("POST", "groups", "billing", body={"topics": ["orders"], "start": "first", **ORDERED})
     server.admin(
         "POST",
         "groups",

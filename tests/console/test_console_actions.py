@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.console.obstacles import find_obstacles
 from tests.console.pages import Console
 from tests.console.populated import fill_in
 from tests.console.shown_commands import check_command
@@ -23,6 +24,16 @@ DIALOGS = {
     "transactions/{transaction}": ["Commit…", "Roll back…"],
     "system": ["Clean now…", "Close mail to sends…"],
 }
+
+EXAMINED = {  # one of each kind
+    "topics": ["Create a topic…"],
+    "topics/orders": ["Send…", "Delete…"],
+    "groups/billing": ["Reset offsets…"],
+    "keys?group=billing": ["Skip…"],
+    "delays?topic=mail": ["Cancel…"],
+    "system": ["Clean now…"],
+}
+DIALOG = "dialog[open]"
 
 
 def test_delays_of_a_topic_are_held_then_cancelled(console: Console, server: RealServer) -> None:
@@ -91,3 +102,47 @@ def test_a_dialog_shows_a_command_that_ddmq_has(console: Console, server: RealSe
         check_command(command.inner_text())
         console.page.keyboard.press("Escape")
         console.page.locator("dialog[open]").wait_for(state="detached")
+
+
+def open_dialog(page: Any, name: str) -> Any:
+    """Open a dialog that an earlier one does not hide, and wait until it is complete."""
+    page.get_by_role("button", name=name).first.click()
+    page.locator(f"{DIALOG} .command code").wait_for()
+    page.wait_for_function("!document.getAnimations().length")
+
+
+@pytest.mark.parametrize("path", EXAMINED)
+def test_a_dialog_fits_and_has_no_obstacle(browser: Any, server: RealServer, path: str) -> None:
+    with Console.open(browser, server.ports["admin"], bypass_csp=True) as console:
+        page = console.goto(path)
+        for name in EXAMINED[path]:
+            open_dialog(page, name)
+            assert find_obstacles(page, part=DIALOG) == [], name
+            page.keyboard.press("Escape")
+            page.locator(DIALOG).wait_for(state="detached")
+
+
+def test_the_dialog_after_a_change_or_a_rejection_has_no_obstacle(browser: Any, server: RealServer) -> None:
+    with Console.open(browser, server.ports["admin"], bypass_csp=True) as console:
+        page = console.goto("groups/audit")
+        open_dialog(page, "Reset offsets…")
+        page.get_by_label("to: first").fill("nonsense")
+        console.confirm("Reset")
+        page.locator(f"{DIALOG} .problem").wait_for()
+        assert find_obstacles(page, part=DIALOG) == []
+        page.keyboard.press("Escape")
+        page.locator(DIALOG).wait_for(state="detached")
+        page.keyboard.press("?")
+        page.locator("#help[open]").wait_for()
+        page.wait_for_function("!document.getAnimations().length")
+        assert find_obstacles(page, part=DIALOG) == []
+        page.keyboard.press("Escape")
+        page = console.goto("keys?group=hostile-keys")
+        open_dialog(page, "Park…")
+        console.confirm("Park")
+        console.outcome()
+        assert find_obstacles(page, part=DIALOG) == []
+        console.close_dialog()
+        open_dialog(page, "Replay…")
+        console.confirm("Replay")
+        console.outcome()

@@ -17,7 +17,7 @@ from tests.scenarios.incident_operators import HttpOperator
 from tests.scenarios.incident_world import WITHOUT_RETRIES, IncidentWorld, deployed
 from tests.scenarios.real_server import write_config
 from tests.scenarios.topic_writer import writing
-from tests.support.installations import Installation
+from tests.support.installations import ENGINES, installed
 from tests.support.own_name import own_name
 from tests.support.waits import until
 
@@ -28,15 +28,22 @@ BARS = 96  # of a quarter of an hour, in the day that the page of delays shows
 HOUR_BARS = 4
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IncidentWorld]:
-    folder = tmp_path_factory.mktemp("incidents")
+@pytest.fixture(scope="module", params=ENGINES)
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[IncidentWorld]:
+    engine = str(request.param)
+    folder = tmp_path_factory.mktemp(engine)
     config = write_config(
         folder / "conf",
         delay_service={"pending_count_max": WRONG_DELAYS},
         file_log={"allocate_bytes": "1MiB"},
     )
-    with deployed("one process", folder, Installation(), config, disk_free=FREE_BYTES) as created:
+    disk_free = FREE_BYTES if engine == "file_log" else None
+    with (
+        installed(engine) as installation,
+        deployed("one process", folder, installation, config, disk_free=disk_free) as created,
+    ):
         yield created
 
 

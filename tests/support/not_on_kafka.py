@@ -92,6 +92,9 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
     "scenarios/test_incident_of_the_disk.py": {
         "test_the_largest_writer_of_a_full_disk_is_closed": NO_DISK,
     },
+    "console/test_console_incidents.py": {
+        "test_the_topic_that_fills_the_disk_is_closed": NO_DISK,
+    },
     "interop/test_interop_send.py": {
         "test_send_batch_keeps_its_order_in_one_queue": QUEUE_BY_KEY,
     },

@@ -89,10 +89,10 @@ function Navigation() {
 function Search() {
   const submit = (event) => {
     event.preventDefault();
-    const text = new FormData(event.target).get("text").trim();
+    const text = event.target.text.value.trim();
     if (text) navigate(link(["search"], { text }));
   };
-  return html`<form role="search" onSubmit=${submit}><input id="search" name="text" type="search" placeholder="topic, group, key or id  ( / )" aria-label="search topics, groups, keys and ids" /></form>`;
+  return html`<form role="search" onSubmit=${submit}><input id="search" name="text" type="search" placeholder="topic, group, key, id (/)" aria-label="search topics, groups, keys and ids" /></form>`;
 }
 
 function Ribbon() {

@@ -19,7 +19,7 @@ export function openOperation({ title, verb, body, danger = false, note = "" }) 
 
 /** Show one change and make it if the user agrees. `preview`: an async function that returns facts [[name,
  * value]] of a dry run; `apply`: makes the change and returns a sentence, or {text, undo}. */
-export function openChange({ title, verb, text = "", facts = [], command = "", preview = null, apply, fields = null, danger = false }) {
+export function openChange({ title, verb, text = "", facts = [], command = null, preview = null, apply, fields = null, danger = false }) {
   open.value = { type: "change", title, verb, text, facts, command, preview, apply, fields, danger, opener: document.activeElement };
 }
 

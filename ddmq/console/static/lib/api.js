@@ -1,6 +1,6 @@
 // Requests to the admin API of the server that this page came from, and data that stays current.
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
-import { signal } from "../vendor/signals.js";
+import { signal, useComputed } from "../vendor/signals.js";
 import { openings, snapshot, status } from "./live.js";
 import { Loader } from "./loader.js";
 import { authorization, refusal, ROOT } from "./session.js";
@@ -10,6 +10,8 @@ const VERSIONED_REFRESH_MS = 60_000; // of data whose changes the snapshots anno
 const READ_PATIENCE_MS = 30_000;
 const CHANGE_PATIENCE_MS = 120_000;
 export const NOT_JSON = -1; // instead of the status of an answer that cannot be read
+const SCROLLED_ROWS = 200; // that are fetched at once when a list is scrolled
+const ROWS_MAX = 10_000;
 const NOTHING = { wanted: "", data: null, atMs: null, error: null };
 export const changed = signal(0); // grows with each change made here, so that pages fetch their data again
 
@@ -75,7 +77,7 @@ export function getVersioned(address, query) {
 }
 
 /** Return the answer to a POST. Raises ApiError. `etag`: change only this version. */
-export async function post(address, body, { etag } = {}) {
+export async function post(address, body, { etag = "" } = {}) {
   const { answer } = await request("POST", address, body ?? {}, etag ? { "If-Match": etag } : {});
   if (!body?.dry_run) changed.value += 1;
   return answer;
@@ -88,17 +90,20 @@ export async function del(address, query) {
   return answer;
 }
 
-/** The answer to a GET, kept current: {data, atMs, error, loading, reload}.
+/** The answer to a GET, kept current: {data, atMs, error, loading, reload, more}.
  *
  * `version`: the list of the snapshot's `versions` that tells of changes. Without it, or without snapshots, the
  * data is fetched every few seconds. Old data stays while new data is fetched, also if that fails; `atMs` is its
- * time. `address` null: nothing. */
+ * time. `address` null: nothing. `more` adds rows to a list, which then stands still until the page is scrolled
+ * back to its top. */
 export function useData(address, query = {}, { version = "", every = PLAIN_REFRESH_MS } = {}) {
   const wanted = address === null ? "" : target(address, query);
   const [state, setState] = useState(NOTHING);
   const loader = useRef(null);
-  const live = version ? snapshot.value?.versions?.[version] : undefined;
+  const [longer, setLonger] = useState(NOTHING);
+  const live = useComputed(() => snapshot.value?.versions?.[version]).value;
   const seen = useRef(null);
+  const growing = useRef(false);
   useEffect(() => {
     if (!wanted) return undefined;
     const publish = (result) => setState((old) => ({ ...(old.wanted === wanted ? old : NOTHING), ...("data" in result ? { atMs: Date.now() } : {}), error: null, ...result, wanted }));
@@ -111,8 +116,21 @@ export function useData(address, query = {}, { version = "", every = PLAIN_REFRE
     seen.current = wanted;
   }, [wanted, live, openings.value]);
   useEffect(() => {
-    if (changed.value) loader.current?.reload();
+    if (!changed.value) return;
+    loader.current?.reload();
+    setLonger(NOTHING);
   }, [changed.value]);
-  const { data, atMs, error } = state.wanted === wanted ? state : NOTHING;
-  return { data, atMs, error, loading: data === null && error === null, reload: () => loader.current?.reload() };
+  const { data: latest, atMs, error } = state.wanted === wanted ? state : NOTHING;
+  useEffect(() => {
+    if (scrollY < innerHeight) setLonger(NOTHING);
+  }, [latest]);
+  const data = longer.wanted === wanted && latest ? { ...latest, ...longer.data } : latest;
+  const more = async () => {
+    if (growing.current || !data?.next || data.items.length >= ROWS_MAX) return;
+    growing.current = true;
+    const page = await get(address, { ...query, count: SCROLLED_ROWS, after: data.next }).catch(() => null);
+    if (page) setLonger({ wanted, data: { items: [...data.items, ...page.items], next: page.next } });
+    growing.current = false;
+  };
+  return { data, atMs, error, loading: data === null && error === null, reload: () => loader.current?.reload(), more };
 }

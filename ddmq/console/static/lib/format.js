@@ -2,7 +2,9 @@
 
 const NUMBER = new Intl.NumberFormat("en-US");
 const COMPACT = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
+/** @type {[number, string][]} */
 const UNITS = [[86_400, "d"], [3_600, "h"], [60, "min"], [1, "s"]];
+/** @type {[number, string][]} */
 const SIZES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 export const ABSENT = "–";
 

@@ -67,7 +67,7 @@ export function Card({ title, note, children, id, tools }) {
 export function Problem({ error, retried = false }) {
   if (!error) return null;
   return html`<div class="problem" role="alert"><strong>✗ ${error.status === 403 ? "Not allowed" : "This did not work"}</strong><span>${visible(shorten(error.message, MESSAGE_MAX), true)}</span>
-    <span>${ADVICE[error.status] ?? ""}${retried && error.status !== 403 ? " The page tries again by itself." : ""}</span></div>`;
+    <span>${ADVICE[error.status] ?? ""}${retried && ![400, 403].includes(error.status) ? " The page tries again by itself." : ""}</span></div>`;
 }
 
 /** Show data once it is there, and meanwhile what is the matter. `absent`: the sentence for a route that this
@@ -118,7 +118,7 @@ export function Chips({ query, names }) {
 
 /** Names and values in two columns. */
 export function Facts({ facts }) {
-  const shown = facts.filter(([, value]) => value != null && value !== "");
+  const shown = facts.filter(([, value]) => value != null && value !== "" && value !== false);
   return html`<dl class="facts">${shown.map(([name, value]) => html`<div><dt>${name}</dt><dd>${typeof value === "number" ? formatNumber(value) : value}</dd></div>`)}</dl>`;
 }
 

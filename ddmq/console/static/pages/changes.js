@@ -56,7 +56,7 @@ function Audit({ query }) {
 }
 
 export function Page({ query }) {
-  const changes = useData("/changes", { count: 50, after: query.get("after") });
+  const changes = useData("/changes", listing({ after: query.get("after") }));
   const operations = useData("/operations", listing({}, 20), { every: 2_000 });
   const stop = (row) => openChange({ title: `Stop operation ${row.id}`, verb: "Stop", text: "The batch that is in progress is finished.", command: commandLine("op stop", [row.id]), apply: async () => `The operation is ${(await post(path`/operations/${row.id}/stop`)).state}.` });
   const columns = [

@@ -36,7 +36,7 @@ function Groups({ query }) {
     <${Card} note="Messages that were given up on. They stay until they are resent or purged.">
       <${Loaded} state=${state}>${(answer) => html`<${Missing} missing=${answer.missing} />
         <${Table} label="groups with dead letters" columns=${GROUPS} rows=${answer.items} rowKey=${(row) => row.group} empty="No group has dead letters." />
-        <${Pager} answer=${answer} shown=${answer.items.length} noun="group" query=${query} />`}<//>
+        <${Pager} answer=${answer} shown=${answer.items.length} noun="group" query=${query} onEnd=${state.more} />`}<//>
     <//>`;
 }
 
@@ -94,7 +94,7 @@ function Group({ group, query }) {
     <${Card} title="Dead letters">
       <div class="filters"><${Filter} name="text" label="key, error or body contains" query=${query} /><${Filter} name="order" label="order" query=${query} options=${["oldest"]} empty="newest first" /></div>
       <${Loaded} state=${letters}>${(answer) => html`<${Table} label="dead letters" columns=${LETTERS} rows=${answer.items} rowKey=${(row) => String(row.offset)} selection=${selection} onSelect=${setSelection} empty="No dead letter matches." />
-        <${Pager} answer=${answer} shown=${answer.items.length} noun="dead letter" query=${query} />`}<//>
+        <${Pager} answer=${answer} shown=${answer.items.length} noun="dead letter" query=${query} onEnd=${letters.more} />`}<//>
     <//>`;
 }
 

@@ -56,7 +56,7 @@ export function Page({ segments }) {
         ["sent", message.born_ms != null && html`<${Time} ms=${message.born_ms} />`], ["repeats", message.repeats && visible(message.repeats)],
         ["occurrence", message.occurrence], ["message id", message.message_id && html`<span class="id">${visible(message.message_id)}</span>`],
       ]} />
-      ${message.properties && html`<h3>Properties</h3><${Facts} facts=${Object.entries(message.properties).map(([name, value]) => [visible(name), visible(value)])} />`}
+      ${Object.keys(message.properties ?? {}).length > 0 && html`<h3>Properties</h3><${Facts} facts=${Object.entries(message.properties).map(([name, value]) => [visible(name), visible(value)])} />`}
       ${message.topic && html`<h3>Body</h3><${Body} message=${message} />`}
     <//>`}<//>`;
 }

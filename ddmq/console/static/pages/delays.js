@@ -96,7 +96,7 @@ export function Page({ query }) {
   const what = `${count(matches.data?.count ?? 0, "delayed message")}${topic ? ` of ${topic}` : ""}`;
   const times = filter.from_ms ? `${formatTime(filter.from_ms, inUtc.value)} to ${formatTime(filter.to_ms, inUtc.value)}` : "";
   return html`<${Head} title="Delayed messages"><div class="tools actions">${holdable && (held ? html`<button type="button" class="act" onClick=${() => holdTopic(holdable, false)}>Release ${visible(holdable)}…</button>` : html`<button type="button" onClick=${() => holdTopic(holdable, true)}>Hold ${visible(holdable)}…</button>`)}</div><//>
-    <${Loaded} state=${overview}>${(answer) => html`<${Missing} missing=${answer.missing} /><${Overview} answer=${answer} query=${query} />`}<//>
+    <${Loaded} state=${overview}>${(answer) => html`<${Overview} answer=${answer} query=${query} />`}<//>
     <${DueTimes} query=${query} topic=${topic} />
     <${Card} title="Messages" note=${times && `due ${times}`}>
       <div class="filters"><${Filter} name="topic" label="topic" query=${query} /><${Filter} name="key" label="key" query=${query} /></div>
@@ -105,7 +105,7 @@ export function Page({ query }) {
         <button type="button" onClick=${() => act("hold", filter, what)}>Hold…</button><button type="button" onClick=${() => act("release", filter, what)}>Release…</button>
         <button type="button" onClick=${() => move(filter, what)}>Move…</button><button type="button" onClick=${() => act("fire", filter, what)}>Fire now…</button>
         <button type="button" class="danger" onClick=${() => act("cancel", filter, what)}>Cancel…</button></p>`}
-      <${Loaded} state=${list}>${(answer) => html`<${Table} label="delayed messages" columns=${COLUMNS} rows=${answer.items} rowKey=${(row) => row.id} empty=${`No delayed message ${Object.keys(filter).length ? "matches" : "waits"}.`} />
-        <${Pager} answer=${answer} shown=${answer.items.length} noun="message" query=${query} />`}<//>
+      <${Loaded} state=${list}>${(answer) => html`<${Missing} missing=${answer.missing} /><${Table} label="delayed messages" columns=${COLUMNS} rows=${answer.items} rowKey=${(row) => row.id} empty=${`No delayed message ${Object.keys(filter).length ? "matches" : "waits"}.`} />
+        <${Pager} answer=${answer} shown=${answer.items.length} noun="message" query=${query} onEnd=${list.more} />`}<//>
     <//>`;
 }

@@ -28,6 +28,6 @@ export function Page({ query }) {
       <div class="filters"><${Filter} name="text" label="group or topic contains" query=${query} /></div>
       <${Loaded} state=${state}>${(answer) => html`<${Missing} missing=${answer.missing} />
         <${Table} label="subscriptions" columns=${COLUMNS} rows=${answer.items} rowKey=${(row) => `${row.group} ${row.topic}`} empty="No subscription matches. A group is created by its first pull, or by ddmq group create." />
-        <${Pager} answer=${answer} shown=${answer.items.length} noun="subscription" query=${query} />`}<//>
+        <${Pager} answer=${answer} shown=${answer.items.length} noun="subscription" query=${query} onEnd=${state.more} />`}<//>
     <//>`;
 }

@@ -73,7 +73,7 @@ export function Page({ query }) {
             ${!chosen.length && filter.group && answer.total > 0 && html`<span>All ${count(answer.total, "key")} that match:</span><${Actions} filter=${filter} what=${`all matching keys of ${filter.group}`} />`}
           </p>
           <${Table} label="blocked keys" columns=${COLUMNS} rows=${rows} rowKey=${rowKey} selection=${selection} onSelect=${setSelection} empty="No key is blocked." />
-          <${Pager} answer=${answer} shown=${rows.length} noun="key" query=${query} />
+          <${Pager} answer=${answer} shown=${rows.length} noun="key" query=${query} onEnd=${state.more} />
         <//>`;
     }}<//>`;
 }

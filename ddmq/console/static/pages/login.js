@@ -8,7 +8,7 @@ import { hasToken, refusal, setToken } from "../lib/session.js";
 export function Login() {
   const submit = (event) => {
     event.preventDefault();
-    setToken(new FormData(event.target).get("token").trim());
+    setToken(event.target.token.value.trim());
     reopen();
   };
   return html`<${Head} title="Log in" />

@@ -18,7 +18,7 @@ function kindOf(span) {
 }
 
 function Story({ story, sentMs }) {
-  return html`<${Card} title=${html`<${GroupLink} group=${story.group} />`} tools=${html`<span class="tools"><${Badge} kind=${story.end ? "good" : "plain"}>${visible(story.state)}<//></span>`}
+  return html`<${Card} title=${html`<${GroupLink} group=${story.group} />`} tools=${html`<span class="tools"><${Badge} kind=${story.state === "dead" ? "bad" : story.end ? "good" : "plain"}>${visible(story.state)}<//></span>`}
       note=${`${formatDuration(story.whole_ms)} in all${story.end_why ? `: ${visible(story.end_why)}` : ""}`}>
     <div class="waterfall" role="list">${story.spans.map((span, index) => html`<div role="listitem" key=${`w${index}`}><b>${visible(span.what)}</b>${span.why && html`<div class="soft">${visible(shorten(span.why, 200))}</div>`}</div>
       <div class="track" key=${`t${index}`} aria-hidden="true"><i class=${kindOf(span)} style=${place(span, sentMs, story.whole_ms)}></i></div>

@@ -49,6 +49,6 @@ export function Page({ query }) {
       ${filter.group ? html`<div class="tools"><${Actions} filter=${filter} /></div>` : html`<${Choices} />`}
       ${filter.group && html`<${Loaded} state=${state} absent="This server does not list retries.">${(answer) => html`<${Missing} missing=${answer.missing} />
         <${Table} label="retries" columns=${COLUMNS} rows=${answer.items} rowKey=${(row) => row.id} empty="Nothing waits for a retry." />
-        <${Pager} answer=${answer} shown=${answer.items.length} noun="message" query=${query} />`}<//>`}
+        <${Pager} answer=${answer} shown=${answer.items.length} noun="message" query=${query} onEnd=${state.more} />`}<//>`}
     <//>`;
 }

@@ -47,7 +47,7 @@ export function sendMessage(topic, message = {}) {
   });
 }
 
-export function changeTopic(topic, { title, verb, text, settings, command, danger = false }) {
+export function changeTopic(topic, { title, verb, text = "", settings, command, danger = false }) {
   openChange({
     title, verb, text, command, danger,
     apply: async () => {
@@ -95,7 +95,7 @@ function Messages({ topic, query }) {
     ${search
       ? html`<p class="actions"><button type="button" class="act" onClick=${() => run("")}>Search</button>${answer?.next && html`<button type="button" onClick=${() => run(answer.next)}>Go on</button>`}${answer && html`<span class="soft" role="status">${formatNumber(answer.scanned)} messages examined</span>`}</p>
           <${Problem} error=${error} />${answer && html`<${Table} label="messages" columns=${MESSAGES} rows=${answer.items} rowKey=${(row) => `${row.queue}/${row.offset}`} empty="No message matches so far." />`}`
-      : html`<${Loaded} state=${listed}>${(page) => html`<${Table} label="messages" columns=${MESSAGES} rows=${page.items} rowKey=${(row) => `${row.queue}/${row.offset}`} empty="No message." /><${Pager} answer=${page} shown=${page.items.length} noun="message" query=${query} />`}<//>`}`;
+      : html`<${Loaded} state=${listed}>${(page) => html`<${Missing} missing=${page.missing} /><${Table} label="messages" columns=${MESSAGES} rows=${page.items} rowKey=${(row) => `${row.queue}/${row.offset}`} empty="No message." /><${Pager} answer=${page} shown=${page.items.length} noun="message" query=${query} />`}<//>`}`;
 }
 
 export function Page({ segments, query }) {
@@ -106,7 +106,6 @@ export function Page({ segments, query }) {
       ${info && html`${!info.writable && html`<${Badge} kind="warn">closed to sends<//>`}${info.hold_delays && html`<${Badge} kind="warn">delays are held since <${Time} ms=${info.delays_held_since_ms} /><//>`}
       <${Actions} info=${info} />`}<//>
     <${Loaded} state=${state}>${() => html`
-    <${Missing} missing=${info.missing} />
     <div class="columns"><${Card} title="At a glance"><${Facts} facts=${[
       ["messages", info.messages], ["queues", info.queues], ["durability", info.durability], ["delays", info.delay],
       ["largest body", info.body_bytes_max == null ? "as the log takes" : formatSize(info.body_bytes_max)],

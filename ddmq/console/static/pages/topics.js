@@ -41,6 +41,6 @@ export function Page({ query }) {
       <div class="filters"><${Filter} name="text" label="name contains" query=${query} /><${Filter} name="internal" label="system topics" query=${query} options=${["1"]} /></div>
       <${Loaded} state=${state}>${(answer) => html`<${Missing} missing=${answer.missing} />
         <${Table} label="topics" columns=${COLUMNS} rows=${answer.items} rowKey=${(row) => row.topic} empty="No topic matches. A topic is created by its first message, or with the button above." />
-        <${Pager} answer=${answer} shown=${answer.items.length} noun="topic" query=${query} />`}<//>
+        <${Pager} answer=${answer} shown=${answer.items.length} noun="topic" query=${query} onEnd=${state.more} />`}<//>
     <//>`;
 }

@@ -56,6 +56,6 @@ export function Page({ segments, query }) {
       <div class="filters"><${Filter} name="group" label="producer group" query=${query} /></div>
       <${Loaded} state=${state}>${(answer) => html`<${Missing} missing=${answer.missing} />
         <${Table} label="transactions" columns=${COLUMNS} rows=${answer.items} rowKey=${(row) => row.transaction} empty="No transaction is open." />
-        <${Pager} answer=${answer} shown=${answer.items.length} noun="transaction" query=${query} />`}<//>
+        <${Pager} answer=${answer} shown=${answer.items.length} noun="transaction" query=${query} onEnd=${state.more} />`}<//>
     <//>`;
 }
