@@ -1,4 +1,5 @@
-"""The quotas for work that is under way, at the ports of a real server, and what they leave to others."""
+"""The quotas for work that is under way, at the ports of a real server, and what they leave to others: in one
+process, and with a process for each component."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ class QuotaServer:
         return next(row for row in rows if row["identity"] == who)
 
 
-@pytest.fixture(scope="module")
-def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuotaServer]:
+@pytest.fixture(scope="module", params=["one process", "processes"])
+def setting(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[QuotaServer]:
     folder = tmp_path_factory.mktemp("work")
     tokens = write_rights(folder / "conf", [Who("app", GRANTS), Who("small", GRANTS)])
     path = folder / "conf" / "security.yaml"
@@ -57,7 +58,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuotaServer]:
     tree["identities"]["small"]["quotas"] = QUOTAS
     path.write_text(json.dumps(tree))
     (folder / "conf" / "topics.yaml").write_text(json.dumps({"topics": {"mine": {"queues": 1}}}))
-    server = RealServer(folder, folder / "conf", False)
+    server = RealServer(folder, folder / "conf", request.param == "processes")
     try:
         yield QuotaServer(server.start(), tokens)
     finally:
