@@ -219,8 +219,10 @@ def watch(server: RealServer, ca: str, token: str, seconds: float) -> Seen:
         stop.set()
         probe.join()
     durations.sort()
-    at = [durations[math.floor(len(durations) * share)] if durations else math.inf for share in (0.5, 0.99)]
-    return Seen(len(durations), *at, durations[-1] if durations else math.inf, memory, errors)
+    p50, p99 = (
+        durations[math.floor(len(durations) * share)] if durations else math.inf for share in (0.5, 0.99)
+    )
+    return Seen(len(durations), p50, p99, max(durations, default=math.inf), memory, errors)
 
 
 def ask_ready(server: RealServer, stop: threading.Event, errors: list[str]) -> None:
