@@ -255,7 +255,7 @@ def run(
 ) -> list[str]:
     """Attack a server in each way; return what was broken."""
     names = list(ATTACKS) if attack == ALL else [attack]
-    raise_file_limit(2 * connections + SPARE_FILES)
+    raise_file_limit(connections + SPARE_FILES)
     conf = folder / "conf"
     sections = {"tls": {"certificate": "server.crt", "key": "server.key", "producer": "required"}}
     tokens = write_rights(conf, [CLIENTS], **(sections if tls else {}))
