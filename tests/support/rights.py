@@ -135,39 +135,29 @@ def is_rejected(answer: Any) -> bool:
 
 
 class AdminClient:
-    """Requests to an admin port with a token, all over one connection while the server keeps it open."""
+    """Requests to an admin port with a token."""
 
     def __init__(self, port: int, token: str = "") -> None:
+        self._port = port
         self._token = token
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
 
     def request(
         self, method: str, *path: str, body: Mapping[str, Any] | None = None, query: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Any]:  # fmt: skip
         """Status and JSON, or text, of one request."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=WAIT_S)
         sent = {"Content-Type": "application/json", **(headers or {})}
         if self._token:
             sent["Authorization"] = f"Bearer {self._token}"
-        target = "/" + "/".join(quote(segment, safe="") for segment in path) + (f"?{query}" if query else "")
-        content = None if body is None else json.dumps(body)
-        is_reused = self._connection.sock is not None
         try:
-            response, text = self._exchange(method, target, content, sent)
-        except ConnectionError:
-            if not is_reused:
-                raise
-            response, text = self._exchange(method, target, content, sent)  # it was closed while idle
+            target = (
+                "/" + "/".join(quote(segment, safe="") for segment in path) + (f"?{query}" if query else "")
+            )
+            connection.request(method, target, None if body is None else json.dumps(body), sent)
+            response = connection.getresponse()
+            text = response.read().decode()
+        finally:
+            connection.close()
         is_json = response.headers.get("Content-Type", "").startswith("application/json")
         return response.status, json.loads(text) if is_json else text
-
-    def _exchange(
-        self, method: str, target: str, content: str | None, headers: Mapping[str, str]
-    ) -> tuple[http.client.HTTPResponse, str]:
-        try:
-            self._connection.request(method, target, content, dict(headers))
-            response = self._connection.getresponse()
-            return response, response.read().decode()
-        except BaseException:
-            self._connection.close()
-            raise
