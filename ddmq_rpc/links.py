@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 from ddmq_client.idl import producer
 from ddmq_common.errors import BoundReachedError, ConfigError, DrainingError, TryLaterError
 from ddmq_common.security.callers import TOKEN_MECHANISM
-from ddmq_common.security.connecting import secure_connection
+from ddmq_common.security.connecting import check_channel, secure_connection
 from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
 from ddmq_rpc.codec import structs
 from ddmq_rpc.envelope import FrameLengthError, Frames
@@ -167,6 +167,7 @@ class CallLink(ABC, Generic[C]):
         token = b"" if self._read_token is None else self._read_token()
         if token:
             try:
+                check_channel(connection)
                 log_in(connection, token)
             except BaseException:
                 connection.close()

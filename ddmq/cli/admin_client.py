@@ -18,7 +18,7 @@ from ddmq.cli.output import json_option, reason
 from ddmq_client.core.nodes import ProxyAddress, SecureAddress, UnixAddress
 from ddmq_client.errors import OptionError
 from ddmq_client.net.admin.connection import connect_unix
-from ddmq_client.security.login import read_environment_token
+from ddmq_client.security.login import check_channel, read_environment_token
 from ddmq_client.security.tls import describe_error, secure_addresses, secure_socket
 
 TIMEOUT_S = 15.0
@@ -135,6 +135,7 @@ class AdminClient:
             payload = None if body is None else msgspec.json.encode(body)
             headers = {"Content-Type": "application/json"}
             if token := read_token():
+                check_channel(connection.sock)
                 headers["Authorization"] = f"Bearer {token}"
             connection.request(method, target, payload, headers)
             response = connection.getresponse()

@@ -25,6 +25,7 @@ import msgspec
 from ddmq.console.assets import ROOT, find_asset
 from ddmq.server.http.connection import JSON, NO_STORE, check_request
 from ddmq.server.http.encoding import accepts_gzip
+from ddmq_client.security.login import check_channel
 
 SERVERS = "servers"
 SERVERS_MAX = 100
@@ -123,6 +124,8 @@ class ConsoleGateway:
         try:
             authorization = self._make_authorization(environ)
             connection = self._connect(server, ANSWER_S)
+            if authorization:
+                check_channel(connection.sock)
             is_sent = True
             connection.request(method, target, body, headers | authorization)
             response = connection.getresponse()
@@ -150,6 +153,8 @@ class ConsoleGateway:
         Raises OSError, HTTPException, ValueError."""
         token = self._read_token() if self._code else ""
         with closing(self._connect(server, STATE_S)) as connection:
+            if token:
+                check_channel(connection.sock)
             connection.request("GET", target, headers={"Authorization": f"Bearer {token}"} if token else {})
             response = connection.getresponse()
             payload = response.read()

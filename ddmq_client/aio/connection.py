@@ -13,9 +13,10 @@ from contextlib import suppress
 
 from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameBuffer, FrameError
-from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info
+from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, SecureAddress, from_info
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_client.net.connection import CONNECT_MAX_S, make_login_frame
+from ddmq_client.security.login import check_peer
 from ddmq_client.security.tls import asyncio_options, describe_error, is_rejected_certificate
 from ddmq_client.testing.proxies import connect_protocol
 from ddmq_client.wire.login import find_login_failure
@@ -191,6 +192,8 @@ class AsyncFramedConnection:
                 _, frames = await loop.create_connection(
                     lambda: _Frames(self._frame_bytes_max), *self._address, **asyncio_options(self._address)
                 )
+            if login:
+                check_transport(frames.transport, self._address)
         except TimeoutError as error:
             raise verdicts.connect_timed_out(self.name, at_deadline=until == deadline) from error
         except OSError as error:
@@ -198,6 +201,18 @@ class AsyncFramedConnection:
         frames.login, frames.name = login, self.name
         self._frames = frames
         return frames
+
+
+def check_transport(transport: asyncio.BaseTransport | None, address: ProxyAddress) -> None:
+    """Close a connection on which others could read a token, and raise OSError."""
+    if transport is None:
+        return
+    try:
+        check_peer(transport.get_extra_info("peername"), has_tls=isinstance(address, SecureAddress))
+    except OSError:
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.abort()
+        raise
 
 
 async def resolve_addresses(

@@ -17,6 +17,7 @@ from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info, is_literal
 from ddmq_client.errors import OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
+from ddmq_client.security.login import check_channel
 from ddmq_client.security.tls import describe_error, has_unread, is_rejected_certificate, secure_socket
 from ddmq_client.testing.proxies import connect_in_process
 from ddmq_client.wire.login import encode_login, find_login_failure
@@ -146,8 +147,8 @@ class FramedConnection:
             raise verdicts.connect_timed_out(self.name, at_deadline=True)
         login = make_login_frame(self._address)
         try:
-            fresh = connect_in_process(self._address) or secure_socket(
-                self._address, socket.create_connection(self._address, timeout=remaining_s)
+            fresh = connect_in_process(self._address) or open_socket(
+                self._address, remaining_s, sends_token=bool(login)
             )
         except TimeoutError as error:
             raise verdicts.connect_timed_out(self.name, at_deadline=remaining_s < CONNECT_MAX_S) from error
@@ -157,6 +158,19 @@ class FramedConnection:
         fresh.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._buffer = FrameBuffer(self._frame_bytes_max)
         self._socket, self._login, self._awaits_login = fresh, login, False
+
+
+def open_socket(address: ProxyAddress, timeout_s: float, *, sends_token: bool) -> socket.socket:
+    """Return a socket that is connected to the address, with TLS if the address has it. Raises OSError, also
+    if others could read a token that it will carry."""
+    connected = secure_socket(address, socket.create_connection(address, timeout=timeout_s))
+    try:
+        if sends_token:
+            check_channel(connected)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
 
 
 def make_login_frame(address: ProxyAddress) -> bytes:

@@ -1,14 +1,18 @@
 """Clients log in by a token from the application, a file or the environment.
 
 The token is read again for each connection, so that it can be renewed without a restart. It is never part of
-a repr, an error or a span.
+a repr, an error or a span, and it is not sent where others can read it: over a plain connection to another
+machine, whose server would not accept it anyway.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+import ssl
 import stat
 from collections.abc import Callable, Mapping
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
 from ddmq_client.callables import check_function
@@ -16,6 +20,9 @@ from ddmq_client.errors import OptionError
 
 TOKEN_BYTES_MAX = 8192
 TOKEN, TOKEN_FILE = "DDMQ_TOKEN", "DDMQ_TOKEN_FILE"
+EXPOSED = (
+    "a token is not sent in plain text to another machine, where others could read it; set tls, or DDMQ_CA"
+)
 TokenSource = str | Callable[[], str] | None
 
 
@@ -49,6 +56,22 @@ def make_login(token: TokenSource = None, token_file: str | os.PathLike[str] | N
     if callable(token):
         check_function("token", token)
     return ClientLogin(token, token_file)
+
+
+def check_channel(connected: socket.socket) -> None:
+    """Raise OSError if others could read a token on this connection."""
+    check_peer(connected.getpeername(), has_tls=isinstance(connected, ssl.SSLSocket))
+
+
+def check_peer(peer: object, *, has_tls: bool) -> None:
+    """Raise OSError if others could read a token on a connection. `peer`: the socket address of its other
+    end; that of a Unix socket is no tuple."""
+    if has_tls or not isinstance(peer, tuple):
+        return
+    address = ip_address(str(peer[0]).partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    if not (mapped or address).is_loopback:
+        raise OSError(EXPOSED)
 
 
 def read_environment_token(environment: Mapping[str, str]) -> str:

@@ -3,6 +3,9 @@
 All processes of an installation have the same conf/security.yaml. So if a port of this process offers TLS,
 that port of another process does, too. `use_certificates` is called once, at the start of a server process.
 
+A token is sent over TLS and on this machine alone. Others could read it on a plain connection to another
+machine, whose process would not accept it anyway.
+
 On loopback the other process is on this machine; its certificate must be valid, but need not have the name
 of loopback.
 """
@@ -53,6 +56,15 @@ def secure_connection(connection: Any, port: str, host: str) -> Any:
     except BaseException:
         connection.close()
         raise
+
+
+def check_channel(connection: Any) -> None:
+    """Raise OSError if others could read a token on a connection to another process."""
+    if hasattr(connection, "pending"):  # TLS
+        return
+    host, port = connection.getpeername()[:2]
+    if not _is_loopback(host.partition("%")[0]):
+        raise OSError(f"node_token is not sent in plain text to {host}:{port}; set TLS in security.yaml")
 
 
 def is_closed(connection: Any) -> bool:

@@ -1,4 +1,5 @@
-"""Quotas and the audit log of a real server, at its Thrift ports and its admin port."""
+"""Quotas and the audit log of a real server, at its Thrift ports and its admin port: in one process, and with
+a process for each component."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ class Setting:
         return answer
 
 
-@pytest.fixture(scope="module")
-def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
+@pytest.fixture(scope="module", params=["one process", "processes"])
+def setting(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Setting]:
     folder = tmp_path_factory.mktemp("quotas")
     tokens = write_rights(folder / "conf", PEOPLE)
     path = folder / "conf" / "security.yaml"
@@ -47,7 +48,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
     tree["identities"]["small"]["quotas"] = {"requests_per_s": 3, "connections": 2}
     path.write_text(json.dumps(tree))
     (folder / "conf" / "topics.yaml").write_text(json.dumps({"topics": {"mine": {"queues": 1}}}))
-    server = RealServer(folder, folder / "conf", False)
+    server = RealServer(folder, folder / "conf", request.param == "processes")
     try:
         yield Setting(server.start(), tokens)
     finally:

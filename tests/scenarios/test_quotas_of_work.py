@@ -1,9 +1,11 @@
-"""The quotas for work that is under way, at the ports of a real server, and what they leave to others."""
+"""The quotas for work that is under way, at the ports of a real server, and what they leave to others: in one
+process, and with a process for each component."""
 
 from __future__ import annotations
 
 import http.client
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
@@ -43,13 +45,22 @@ class QuotaServer:
     def admin(self, who: str) -> AdminClient:
         return AdminClient(self.server.ports["admin"], self.tokens[who])
 
-    def usage(self, who: str) -> dict[str, Any]:
-        rows = self.admin("app").request("GET", "usage")[1]
-        return next(row for row in rows if row["identity"] == who)
+    def usage(self, who: str) -> dict[str, int]:
+        """What an identity uses of all processes together: each states its own part."""
+        processes = self.admin("app").request("GET", "processes")[1]["items"]
+        used = Counter[str]()
+        for process in processes:
+            port = int(process["addresses"]["admin"].rpartition(":")[2])
+            rows = AdminClient(port, self.tokens["app"]).request("GET", "usage")[1]
+            for row in (row for row in rows if row["identity"] == who):
+                used.update({name: value for name, value in row.items() if isinstance(value, int)})
+        return used
 
 
-@pytest.fixture(scope="module")
-def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuotaServer]:
+@pytest.fixture(scope="module", params=["one process", "processes"])
+def setting(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[QuotaServer]:
     folder = tmp_path_factory.mktemp("work")
     tokens = write_rights(folder / "conf", [Who("app", GRANTS), Who("small", GRANTS)])
     path = folder / "conf" / "security.yaml"
@@ -57,7 +68,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuotaServer]:
     tree["identities"]["small"]["quotas"] = QUOTAS
     path.write_text(json.dumps(tree))
     (folder / "conf" / "topics.yaml").write_text(json.dumps({"topics": {"mine": {"queues": 1}}}))
-    server = RealServer(folder, folder / "conf", False)
+    server = RealServer(folder, folder / "conf", request.param == "processes")
     try:
         yield QuotaServer(server.start(), tokens)
     finally:
@@ -115,9 +126,16 @@ def test_calls_that_wait_are_bounded(setting: QuotaServer) -> None:
     rejected = second.call("pull", request=request)
     check_over(rejected.code, rejected.message, "waiting_calls")
     poll = P.PollChecksRequest(producerGroup="pay", clientId="t", countMax=1, timeout=100)
-    answer = setting.producer("small").call("pollTransactionChecks", request=poll)
+    poller, waiting = setting.producer("small"), setting.producer("small")
+    if setting.server.processes:  # the process of the producer proxy counts its own calls alone
+        assert poller.call("pollTransactionChecks", request=poll).code == 0
+        poll.timeout = 20_000
+        waiting.send("pollTransactionChecks", request=poll)
+        until(lambda: setting.usage("small")["waiting_calls"] == 2)
+    answer = poller.call("pollTransactionChecks", request=poll)
     check_over(answer.code, answer.msg, "waiting_calls")
     first.__exit__()
+    waiting.__exit__()
     until(lambda: setting.usage("small")["waiting_calls"] == 0)
 
 

@@ -31,7 +31,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.metrics.catalogue import CATALOGUE
 from ddmq_common.metrics.registry import ANSWERS_S, Registry
 from ddmq_common.security.callers import Caller
-from ddmq_common.security.connecting import secure_connection
+from ddmq_common.security.connecting import check_channel, secure_connection
 
 PAGE_CHEAP_S = 0.05  # processor time; a page that takes less is made anew each time
 PAGE_RESTS = 10  # others after so many times what they took
@@ -187,6 +187,8 @@ def _fetch_answer(
     try:
         raw = socket.create_connection(tuple(address), ANSWERS_WAIT_S)
         connection.sock = secure_connection(raw, "admin", address.host)
+        if "Authorization" in headers:
+            check_channel(connection.sock)
         connection.request("GET", target, headers=headers)
         answer = msgspec.json.decode(connection.getresponse().read(), type=dict[str, Any])
         return answer if answer.keys() >= set(keys) else None

@@ -41,7 +41,7 @@ from ddmq_common.errors import (
     UnknownTopicError,
 )
 from ddmq_common.security.callers import Caller, CallerTable, LoginRejectedError
-from ddmq_common.security.connecting import secure_connection
+from ddmq_common.security.connecting import check_channel, secure_connection
 
 COUNT_MAX = 1 << 30  # of names in a listing, where nobody says
 BODY_BYTES_MAX = 1 << 20
@@ -482,6 +482,8 @@ def forward_request(address: str, request: AdminRequest, token: bytes = b"") -> 
     try:
         connection.connect()
         connection.sock = secure_connection(connection.sock, "admin", host)
+        if token:
+            check_channel(connection.sock)
         is_connected = True
         body: Any = msgspec.json.encode(request.body) if request.body else None
         headers = {"Content-Type": JSON}

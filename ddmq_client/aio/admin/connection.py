@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 
 from ddmq_client.admin.http import HttpRequest, HttpResponse, ResponseReader
+from ddmq_client.aio.connection import check_transport
 from ddmq_client.core.nodes import ProxyAddress, UnixAddress
 from ddmq_client.security.tls import asyncio_options
 
@@ -33,6 +34,8 @@ class AsyncHttpConnection:
                 if isinstance(self.address, UnixAddress)
                 else asyncio.open_connection(*self.address, **asyncio_options(self.address))
             )
+        if self.address.login is not None and self.address.login.read_token():
+            check_transport(self._writer.transport, self.address)
 
     async def call(self, request: HttpRequest, reader: ResponseReader, deadline: float) -> HttpResponse:
         """Send the request and wait for its answer. Raises OSError (TimeoutError) or HttpError."""

@@ -8,7 +8,8 @@ from contextlib import suppress
 
 from ddmq_client.admin.http import HttpRequest, HttpResponse, ResponseReader
 from ddmq_client.core.nodes import ProxyAddress, UnixAddress
-from ddmq_client.security.tls import has_unread, secure_socket
+from ddmq_client.net.connection import open_socket
+from ddmq_client.security.tls import has_unread
 
 READ_BYTES = 64 * 1024
 
@@ -42,8 +43,8 @@ class HttpConnection:
         if isinstance(self.address, UnixAddress):
             self._socket = connect_unix(self.address.host, _remaining_s(deadline))
             return
-        connected = socket.create_connection(self.address, timeout=_remaining_s(deadline))
-        self._socket = secure_socket(self.address, connected)
+        sends_token = self.address.login is not None and bool(self.address.login.read_token())
+        self._socket = open_socket(self.address, _remaining_s(deadline), sends_token=sends_token)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def call(self, request: HttpRequest, reader: ResponseReader, deadline: float) -> HttpResponse:
