@@ -84,6 +84,13 @@ class AdminServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
             spawn=PacedGreenlet.spawn,
         )
 
+    def init_socket(self) -> None:
+        """Open the listening socket. Its connections send the body of an answer without waiting until the
+        client has acknowledged the head, which takes 40 ms."""
+        super().init_socket()
+        if self.socket.family != socket.AF_UNIX:
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
     def admit_connection(self, newcomer: AdminConnection) -> bool:
         """Return whether one more connection is within the limits. If they are reached, a silent connection
         is closed instead: one of the same address if that has reached its own limit, else any."""

@@ -52,6 +52,13 @@ def answer(connection: Any) -> bytes:
     return received_bytes
 
 
+def test_no_answer_waits_for_an_acknowledgement_of_its_head(server: AdminServer) -> None:
+    with connect(server, REQUEST_HEAD + b"\r\n") as client:
+        assert client.recv(1 << 16)
+        (connection,) = server.connections
+        assert connection.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 @pytest.mark.parametrize(
     "request_bytes", [b"", b"GET /x HT", REQUEST_HEAD, REQUEST_HEAD + b"X-A: " + b"b" * 50]
 )
