@@ -8,11 +8,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.scenarios.real_server import RealServer, write_config
 from tests.support.installations import installed
 from tests.support.rights import AdminClient, TokenClient, Who, write_rights
 
-LAYOUTS = ("one process", "processes", "two servers")
+LAYOUTS = ("one process", "processes", pytest.param("two servers", marks=pytest.mark.long))
 GROUPS = {
     "team": {"topics": {"mine": {"start": "first"}}},
     "crew": {"topics": {"mine": {"model": "broadcasting"}}},
@@ -45,9 +47,9 @@ class SecuredServers:
     def producer(self, who: str = "root") -> TokenClient:
         return self.client("producer", who)
 
-    def admin(self, who: str = "root", at: int = 0) -> AdminClient:
+    def admin(self, who: str = "root", at: int = 0, host: str = "127.0.0.1") -> AdminClient:
         port = self.servers[at % len(self.servers)].ports["admin"]
-        return AdminClient(port, self.tokens[who] if who else "")
+        return AdminClient(port, self.tokens[who] if who else "", host)
 
     def audit_lines(self) -> list[dict[str, Any]]:
         """The lines that all processes have written."""

@@ -301,7 +301,7 @@ def check_matrix(setting: SecuredServers) -> None:
     """Every route by every identity: what a right is missing for is rejected, and in the audit log."""
     rejected = set()
     for at, who in enumerate(PEOPLE):
-        client = setting.admin(who.name, at)
+        client = setting.admin(who.name, at, f"127.0.1.{at + 1}")
         for attempt in ATTEMPTS:
             makes_it = {("create", "fresh"), ("create", "band")} & (attempt.needs or set())
             allowed = attempt.needs is not None and who.has_all(attempt.needs)
