@@ -74,14 +74,7 @@ check: $(STAMP)
 lint: $(STAMP)
 	@$(BESIDE) $(LINT)
 
-lint-# The console's modules, if node and tsc are there; console-types fetches tsc from npm once.
-lint-console: $(STAMP)
-	$(PY) tools/console_types.py
-
-console-types: $(STAMP)
-	@$(PY) tools/console_types.py --install
-
-format: $(STAMP)
+lint-format: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 
@@ -106,6 +99,13 @@ lint-pages: $(STAMP)
 	$(PY) tools/unasync.py --check
 	$(PY) tools/check_pages.py
 	$(PY) tools/promises.py --check
+
+# The console's modules, if node and tsc are there; console-types fetches tsc from npm once.
+lint-console: $(STAMP)
+	$(PY) tools/console_types.py
+
+console-types: $(STAMP)
+	@$(PY) tools/console_types.py --install
 
 format: $(STAMP)
 	$(VENV)/bin/ruff format .
