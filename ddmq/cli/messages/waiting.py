@@ -162,7 +162,7 @@ def hint_incomplete(answer: dict[str, Any]) -> None:
         hint(f"shards {_join_numbers(answer['not_open'])} are not open: what waits there is not among these")
     if answer["elsewhere"]:
         elsewhere = _join_numbers(answer["elsewhere"])
-        hint(f"shards {elsewhere} are held by other delay services: ask their admin ports, too")
+        hint(f"shards {elsewhere} are not among these: other delay services hold them")
 
 
 def _join_numbers(shards: list[int]) -> str:

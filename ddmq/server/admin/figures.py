@@ -128,9 +128,11 @@ def fetch_answers(
     query: Mapping[str, str] = MappingProxyType({}),
     token: bytes = b"",
     caller: Caller | None = None,
+    wait_s: float = ANSWERS_WAIT_S,
 ) -> OtherAnswers:
     """Request `path` from the processes at all `addresses`, each about itself alone. An answer without one of
-    the `keys` counts as none. `token`: of this process; `caller`: for whom it asks, None for itself."""
+    the `keys` counts as none. `token`: of this process; `caller`: for whom it asks, None for itself.
+    `wait_s`: for all answers together."""
     target = f"{path}?{urlencode({**query, FORWARDED: '1'})}"
     headers = {"Authorization": f"Bearer {token.decode()}"} if token else {}
     if caller is not None:
@@ -139,7 +141,7 @@ def fetch_answers(
         name: gevent.spawn(_fetch_answer, address, target, keys, headers)
         for name, address in addresses.items()
     }
-    gevent.joinall(list(requests.values()), timeout=ANSWERS_WAIT_S)
+    gevent.joinall(list(requests.values()), timeout=wait_s)
     answers = {name: each.value for name, each in requests.items() if each.value is not None}
     gevent.killall(list(requests.values()), block=False)
     silent = {name: str(addresses[name]) for name in requests.keys() - answers.keys()}

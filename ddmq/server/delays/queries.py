@@ -1,9 +1,10 @@
 """Answers the admin API's requests about delayed messages and their backups.
 
-Only the process that owns a shard can read it. An answer names the shards that other processes own, so that a
-partial answer is not mistaken for a complete one. A process without a delay service forwards requests to the
-admin address of an owner. Stores are read page by page in native threads, because a search for a rare topic
-among millions of messages takes a while, and the service continues meanwhile.
+Only the process that owns a shard can read it. Lists and counts are made of the answers of all owners, and
+name the shards whose owners have not answered. Other requests about all shards are answered for those of one
+process; a process without a delay service forwards them to the admin address of an owner. Stores are read
+page by page in native threads, because a search for a rare topic among millions of messages takes a while,
+and the service continues meanwhile.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from typing import Any, TypeVar
 import gevent
 
 from backend.port import Backend
+from ddmq.address import parse
 from ddmq.server.admin.contract.queries import DelayCountQuery
-from ddmq.server.admin.figures import OtherProcesses
+from ddmq.server.admin.figures import OtherAnswers, OtherProcesses, fetch_answers
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.backup import OpenShard, backup_folder, check_secret, copy_shards, make_backup
-from ddmq.server.delays.choice import Cursor, DelayChoice, format_cursor, read_choice
+from ddmq.server.delays.choice import FOREVER_MS, Cursor, DelayChoice, format_cursor, read_choice
+from ddmq.server.delays.pages import DelayPage, merge_pages
 from ddmq.server.delays.rows import describe_message
 from ddmq.server.http.pace import paced
 from ddmq.server.http.paging import ItemPage, PageRequest
@@ -49,6 +52,8 @@ SHOWN_MAX = 1_000
 COUNTED_MAX = 1_000_000
 EXAMINED_MAX = 100_000  # messages that one answer examines for a key
 CATCH_UP_S, POLL_INTERVAL_S = 3.0, 0.01  # for commands that were stored before a request
+OWNERS_WAIT_S = 10.0  # for the lists of the other owners, each of which may have to catch up first
+ORDER = PageRequest(sort="due_ms")  # of lists in form 2
 PENDING, CANCELLED = "pending", "cancelled"
 _STATES = {
     IdKind.PENDING: PENDING, IdKind.CANCELLED: CANCELLED, IdKind.TOMBSTONE: "cancelled before it was known",
@@ -184,37 +189,85 @@ class DelayQueries:
         return dict(sorted(reasons.items()))
 
     def messages(self, request: AdminRequest) -> dict[str, Any]:
-        health = self._backend.health()
-        if not health.ready:
-            raise TryLaterError(f"what waits is not known: {health.reason}")
-        service, behind = self._caught_up()
-        count = min(max(request.query.count, 1), SHOWN_MAX)
         choice = read_choice(request)
-        rows, last = self._find_messages(choice, count, describe_message)
-        answer = {"messages": rows, "next": format_cursor(last), "orders_waiting": sum(behind.values())}
-        return answer | {"held": self._list_holds(choice)} | self._missing_shards(service)
+        delay_page = self._list_messages(request, choice, min(max(request.query.count, 1), SHOWN_MAX))
+        answer = {"messages": delay_page.rows, "next": format_cursor(delay_page.last)}
+        return answer | self._describe_gaps(choice, delay_page)
 
     def page_messages(self, page: PageRequest, request: AdminRequest) -> ItemPage:
-        """Return a page of the waiting messages of the open shards, by due time."""
-        health = self._backend.health()
-        if not health.ready:
-            raise TryLaterError(f"what waits is not known: {health.reason}")
-        service, behind = self._caught_up()
+        """Return a page of the waiting messages, by due time; to another process, those of this one."""
         position = page.decode_position(tuple[int, int, int])
         choice = read_choice(request)._replace(text=page.text)
         choice = choice._replace(after=None if position is None else Cursor(*position))
-        rows, last = self._find_messages(choice, page.size, describe_message)
-        missing_shards = self._missing_shards(service)
-        more = {"orders_waiting": sum(behind.values()), "held": self._list_holds(choice)} | missing_shards
+        delay_page = self._list_messages(request, choice, page.size)
+        return ItemPage(
+            delay_page.rows,
+            None if delay_page.last is None else page.encode_position(delay_page.last),
+            delay_page.total,
+            exact=delay_page.is_exact,
+            more=self._describe_gaps(choice, delay_page),
+        )
+
+    def _describe_gaps(self, choice: DelayChoice, delay_page: DelayPage) -> dict[str, Any]:
+        return {
+            "orders_waiting": delay_page.orders_waiting, "held": self._list_holds(choice),
+            "elsewhere": list(delay_page.elsewhere), "not_open": list(delay_page.not_open),
+        }  # fmt: skip
+
+    def _list_messages(self, request: AdminRequest, choice: DelayChoice, size: int) -> DelayPage:
+        """Return a page of all owners; to another process, of this one. Raises TryLaterError."""
+        health = self._backend.health()
+        if not health.ready:
+            raise TryLaterError(f"what waits is not known: {health.reason}")
+        if request.is_forwarded:
+            return self._list_own_messages(choice, size)
+        after = {} if choice.after is None else {"after": ORDER.encode_position(choice.after)}
+        others, elsewhere = self._fetch_from_owners(
+            request, "/delay/messages", choice, size, {"form": "2"} | after,
+            "items", "orders_waiting", "not_open",
+        )  # fmt: skip
+        pages = [_read_page(answer) for answer in others.answers]
+        if self._timers is not None:
+            pages.append(self._list_own_messages(choice, size))
+        return merge_pages(pages, size, elsewhere)
+
+    def _list_own_messages(self, choice: DelayChoice, size: int) -> DelayPage:
+        service, behind = self._caught_up()
+        rows, last = self._find_messages(choice, size, _describe_at)
         counts = service.pending_counts()
         total = counts.total() if choice.topic is None else counts[choice.topic]
-        return ItemPage(
+        missing = self._missing_shards(service)
+        return DelayPage(
             rows,
-            None if last is None else page.encode_position(last),
+            last,
             total if choice._replace(after=None).includes_all else None,
-            exact=not behind and not any(missing_shards.values()),
-            more=more,
+            sum(behind.values()),
+            missing["not_open"],
+            missing["elsewhere"],
         )
+
+    def _fetch_from_owners(
+        self, request: AdminRequest, path: str, choice: DelayChoice, count: int, more: Mapping[str, str],
+        *keys: str,
+    ) -> tuple[OtherAnswers, list[int]]:  # fmt: skip
+        """Return the answers of all other owners about a choice, and the shards whose owners have not
+        answered. Raises UnsupportedError if no process with a delay service is known."""
+        owners = self.list_other_owners()
+        addresses = {address: parse(address) for address in owners.values() if address}
+        if not addresses:
+            self._service()
+        texts = {"topic": choice.topic, "key": choice.key, "text": choice.text}
+        times = {"from_ms": choice.start, "count": count} | (
+            {} if choice.end == FOREVER_MS else {"to_ms": choice.end}
+        )
+        query = {name: text for name, text in texts.items() if text is not None}
+        query.update({name: str(number) for name, number in times.items()}, **more)
+        others = fetch_answers(
+            addresses, path, *keys, query=query, token=self.read_token(), caller=request.caller,
+            wait_s=OWNERS_WAIT_S,
+        )  # fmt: skip
+        silent = [number for number, address in owners.items() if not address or address in others.silent]
+        return others, silent
 
     def is_held(self, topic: str) -> bool:
         """Return whether the delayed messages of a topic are held."""
@@ -226,7 +279,7 @@ class DelayQueries:
         return {topic: since_ms for topic, since_ms in holds.items() if choice.has_topic(topic)}
 
     def _find_messages(
-        self, choice: DelayChoice, count: int, convert: Callable[[Pending], T]
+        self, choice: DelayChoice, count: int, convert: Callable[[Cursor, Pending], T]
     ) -> tuple[list[T], Cursor | None]:
         """Return up to `count` matching messages, each converted by `convert` (its body is freed right after
         that), and the position to continue from, which is None at the end. A search by key examines at most
@@ -243,7 +296,7 @@ class DelayQueries:
                 return rows, last
             examined, last = examined + choice.is_examined, position
             if choice.matches(message):
-                rows.append(convert(message))
+                rows.append(convert(position, message))
         return rows, None
 
     def _walk_shard(
@@ -262,20 +315,48 @@ class DelayQueries:
                 yield Cursor(message.due_ms - shift_ms, shard.number, message.offset), message
 
     def count(self, request: AdminRequest) -> dict[str, Any]:
-        service, behind = self._caught_up()
+        """Return the number of waiting messages of all owners; to another process, and behind `after`, of
+        this one."""
         query: DelayCountQuery = request.query
-        choice, last = read_choice(request), None
+        choice = read_choice(request)
+        most = COUNTED_MAX if query.count is None else min(max(query.count, 1), COUNTED_MAX)
+        if request.is_forwarded or choice.after is not None:
+            return self._count_own_messages(choice, most)
+        others, elsewhere = self._fetch_from_owners(
+            request, "/delay/count", choice, most, {}, "count", "next", "orders_waiting", "not_open"
+        )
+        answers = others.answers
+        own: dict[str, Any] = {"next": None}
+        if self._timers is not None:
+            own = self._count_own_messages(choice, most)
+            answers = [own, *answers]
+        return {
+            "topic": choice.topic,
+            "count": sum(each["count"] for each in answers),
+            "exact": not elsewhere
+            and not any(each["next"] or each["not_open"] for each in answers)
+            and not any(each["orders_waiting"] for each in answers),
+            "next": own["next"],
+            "held": self._list_holds(choice),
+            "orders_waiting": sum(each["orders_waiting"] for each in answers),
+            "elsewhere": elsewhere,
+            "not_open": sorted({number for each in answers for number in each["not_open"]}),
+        }
+
+    def _count_own_messages(self, choice: DelayChoice, most: int) -> dict[str, Any]:
+        service, behind = self._caught_up()
+        last: Cursor | None = None
         if choice.includes_all:
             counts = service.pending_counts()
             number = counts.total() if choice.topic is None else counts[choice.topic]
         else:
-            most = COUNTED_MAX if query.count is None else min(max(query.count, 1), COUNTED_MAX)
             rows, last = self._find_messages(choice, most, _ignore_message)
             number = len(rows)
         missing_shards = self._missing_shards(service)
         exact = not (last or behind or any(missing_shards.values()))
         answer = {"topic": choice.topic, "count": number, "exact": exact, "next": format_cursor(last)}
-        return answer | {"held": self._list_holds(choice)} | missing_shards
+        gaps = {"held": self._list_holds(choice), "orders_waiting": sum(behind.values())}
+        return answer | gaps | missing_shards
 
     def message(self, request: AdminRequest) -> dict[str, Any]:
         """Return the state and content of one delayed message, given its delay id or its uuid."""
@@ -407,5 +488,16 @@ class DelayQueries:
         return info.queues
 
 
-def _ignore_message(_: Pending) -> None:
+def _read_page(answer: Mapping[str, Any]) -> DelayPage:
+    """Return the page that another owner lists of its shards, in form 2."""
+    behind = ORDER._replace(after=answer.get("next") or "").decode_position(tuple[int, int, int])
+    last = None if behind is None else Cursor(*behind)
+    return DelayPage(answer["items"], last, answer.get("total"), answer["orders_waiting"], answer["not_open"])
+
+
+def _describe_at(position: Cursor, message: Pending) -> dict[str, Any]:
+    return describe_message(message) | {"shard": position.shard, "offset": position.offset}
+
+
+def _ignore_message(_: Cursor, __: Pending) -> None:
     """Return nothing for a message that is only counted."""

@@ -241,7 +241,7 @@ def test_a_shard_that_fails_is_reopened_alone(tmp_path: Path) -> None:
     request = AdminRequest({}, DelaysQuery(topic="orders"), {})
     assert queries.count(request) == {
         "topic": "orders", "count": 0, "exact": False, "next": None, "held": {},
-        "elsewhere": [], "not_open": [0],
+        "orders_waiting": 0, "elsewhere": [], "not_open": [0],
     }  # fmt: skip
     assert queries.messages(request)["not_open"] == [0]
     assert rig.bodies() == [b"%d" % number for number in there], "the other one goes on"

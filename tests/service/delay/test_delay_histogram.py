@@ -91,6 +91,25 @@ def test_an_open_range_and_a_reversed_one(queries: tuple[DelayRig, DelayQueries]
     rig.close()
 
 
+def check_lists(server: RealServer, due_ms: list[int]) -> None:
+    """Assert that the server lists and counts exactly the messages with these due times, in both forms."""
+    counted = server.request("GET", "/delay/count?topic=t")[1]
+    assert (counted["count"], counted["exact"], counted["elsewhere"]) == (len(due_ms), True, [])
+    half = server.request("GET", f"/delay/count?topic=t&from_ms={due_ms[len(due_ms) // 2]}")[1]
+    assert (half["count"], half["exact"]) == (len(due_ms) - len(due_ms) // 2, True)
+    for form, items in (("1", "messages"), ("2", "items")):
+        listed, after = list[int](), ""
+        while True:
+            page = server.request("GET", f"/delay/messages?topic=t&form={form}&count=7{after}")[1]
+            listed += [row["due_ms"] for row in page[items]]
+            assert (page["elsewhere"], page["orders_waiting"]) == ([], 0)
+            assert page.get("total", len(due_ms)) == len(due_ms)
+            if page.get("next") is None:
+                break
+            after = f"&after={page['next']}"
+        assert listed == due_ms
+
+
 @pytest.mark.slow
 def test_two_servers_and_a_process_without_a_delay_service_answer_as_one(
     installation: Installation, tmp_path: Path
@@ -120,6 +139,7 @@ def test_two_servers_and_a_process_without_a_delay_service_answer_as_one(
                 assert (answer["exact"], answer["missing"]) == (True, {})
                 assert (answer["from_ms"], answer["to_ms"]) == (due, due + HOUR)
                 assert [item["count"] for item in answer["items"]] == [1] * 40 + [0] * 20
+                check_lists(each, [due + number * MINUTE for number in range(40)])
         finally:
             for other in others:
                 other.end()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from ddmq.server.admin.access import allowed_changes, allowed_plans
 from ddmq.server.admin.contract.listing import Listing
 from ddmq.server.admin.contract.structs import (
@@ -127,7 +125,7 @@ TRANSACTIONS = Listing(
 )
 DELAYS = Listing(
     delay_answers.DelayRow,
-    lambda api, r, page: api.delays.answer_anywhere(r, partial(api.delays.page_messages, page)),
+    lambda api, r, page: api.delays.page_messages(page, r),
     ("due_ms",),
     delay_answers.DelaysListing,
     first_form=("count", "after"),

@@ -27,7 +27,7 @@ from ddmq.server.admin.producer.calls import ProducerCalls
 from ddmq.server.delays.changes import change_message
 from ddmq.server.delays.queries import PENDING, DelayQueries
 from ddmq.server.http.parameters import Query
-from ddmq.server.http.routing import AdminRequest, Text, read_forwarded
+from ddmq.server.http.routing import AdminRequest, Text
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, TryLaterError
 
@@ -112,14 +112,14 @@ def _was_born_in(born_ms: int, body: DelayChoiceBody) -> bool:
 
 
 def _read_pages(delays: DelayQueries, body: DelayChoiceBody) -> Iterator[dict[str, Any]]:
-    """Yield pages of `GET /delay/messages`, wherever the delay service runs."""
+    """Yield pages of `GET /delay/messages`, of all owners."""
     after = None
     while True:
         query = DelaysQuery(
             topic=body.topic, key=body.key, from_ms=body.from_ms, to_ms=body.to_ms, count=PAGE, after=after
         )
         request = AdminRequest({}, query, {}, "GET", "/delay/messages")
-        page = read_forwarded(delays.answer_anywhere(request, delays.messages), "the delay service")
+        page = delays.messages(request)
         yield page
         after = page["next"]
         if after is None:

@@ -33,8 +33,8 @@ class DelayStandbyRow(Answer):
 
 
 class DelayScopeAnswer(Answer):
-    """The shards whose messages an answer lacks, because other processes hold them or they are not open, and
-    the topics whose delays are held."""
+    """The shards whose messages an answer lacks, because their owners have not answered or they are not open,
+    and the topics whose delays are held."""
 
     elsewhere: list[int]
     not_open: list[int]
@@ -53,11 +53,13 @@ class DelayAnswer(DelayScopeAnswer):
 
 
 class DelayRow(Answer):
-    """A delayed message that waits. `held`: it does not fire until it is released. `error`: its record is
-    damaged, so further fields are missing."""
+    """A delayed message that waits. `shard`, `offset`: where its command is, in the topic of delays. `held`:
+    it does not fire until it is released. `error`: its record is damaged, so further fields are missing."""
 
     id: OptionalText
     due_ms: int
+    shard: int
+    offset: int
     topic: str
     occurrence: int
     message_id: str
@@ -129,11 +131,13 @@ class DelayNotFoundAnswer(DelayChangeAnswer, kw_only=True):
 
 
 class DelayCountAnswer(DelayScopeAnswer):
-    """The number of delayed messages. `exact`: there are not more."""
+    """The number of delayed messages. `exact`: there are not more. `orders_waiting`: commands that have not
+    been ingested yet."""
 
     topic: str | None
     count: int
     exact: bool
+    orders_waiting: int
     next: str | None
 
 

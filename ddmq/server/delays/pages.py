@@ -1,0 +1,69 @@
+"""Merges pages of delayed messages: each owner of shards lists its own by due time, and one page is made of
+all. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from heapq import merge
+from typing import Any, NamedTuple
+
+from ddmq.server.delays.choice import Cursor
+
+Row = Mapping[str, Any]
+
+
+class DelayPage(NamedTuple):
+    """A page of delayed messages of some shards, by position.
+
+    `last`: the list is complete up to this position; None: to its end. `total`: the number of all that match;
+    None if it is not known. `orders_waiting`: commands that these shards have not ingested yet. `not_open`,
+    `elsewhere`: the shards whose messages are missing.
+    """
+
+    rows: Sequence[Row] = ()
+    last: Cursor | None = None
+    total: int | None = 0
+    orders_waiting: int = 0
+    not_open: Sequence[int] = ()
+    elsewhere: Sequence[int] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no message is missing up to `last`."""
+        return not (self.orders_waiting or self.not_open or self.elsewhere)
+
+
+def position_of(row: Row) -> Cursor:
+    """Return the position of a row in the listing of all shards."""
+    return Cursor(row["due_ms"], row["shard"], row["offset"])
+
+
+def merge_pages(pages: Sequence[DelayPage], size: int, elsewhere: Sequence[int]) -> DelayPage:
+    """Make one page of at most `size` messages out of pages that begin behind the same position.
+
+    A shard that has moved meanwhile may be on two of them; its messages are listed once. `elsewhere`: the
+    shards that are on none.
+    """
+    complete_until = min((page.last for page in pages if page.last is not None), default=None)
+    rows = list[Row]()
+    last = complete_until
+    for row in merge(*(page.rows for page in pages), key=position_of):
+        position = position_of(row)
+        if complete_until is not None and position > complete_until:
+            break
+        if rows and position == position_of(rows[-1]):
+            continue
+        if len(rows) == size:
+            last = position_of(rows[-1])
+            break
+        rows.append(row)
+    totals = [page.total for page in pages if page.total is not None]
+    return DelayPage(
+        rows,
+        last,
+        sum(totals) if len(totals) == len(pages) else None,
+        sum(page.orders_waiting for page in pages),
+        sorted({number for page in pages for number in page.not_open}),
+        elsewhere,
+    )
