@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
-JOBS ?= 4
+JOBS ?= 6
 # Byte code is kept, whatever the shell says: without it every worker and server compiles for seconds. The tests read
 # and write texts of the tree, which is UTF-8 in every locale.
 ALONE := env -u PYTHONDONTWRITEBYTECODE PYTHONUTF8=1 $(PY) -m pytest
@@ -20,7 +20,7 @@ CHECK := check-1 check-2 check-3 check-4
 help:
 	@echo "make demo    run the main job: send, kill -9, consume, prove; order keys, dead letters, resend"
 	@echo "make demo-kafka  the same on three Kafka brokers, one of which is killed (needs Java, and Maven once)"
-	@echo "make test    every test but the longest, JOBS=4 files at a time (TESTS=tests/unit: those of a folder)"
+	@echo "make test    every test but the longest, JOBS=6 files at a time (TESTS=tests/unit: those of a folder)"
 	@echo "make test-interpreted  some of them on the sources of what runs compiled"
 	@echo "make test-long  the longest (see docs/testing.md)"
 	@echo "make test-kafka  contract, recordings, scenarios, commands on a real Kafka broker (needs Java, and Maven once)"

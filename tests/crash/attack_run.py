@@ -303,10 +303,10 @@ def describe(name: str, seen: Seen, calm: Seen) -> str:
 
 
 def raise_file_limit(count: int) -> None:
-    """Allow this process, and those that it starts, so many open files."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Allow this process, and those that it starts, at least so many open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert hard >= count, f"the limit of open files is {hard}; {count} are needed"
-    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))
 
 
 def main() -> int:

@@ -30,6 +30,7 @@ class FakeServers:
         self.requests: list[tuple[str, str, str, Any, dict[str, str]]] = []
         self.silent: set[str] = set()
         self.breaks = False
+        self.address = "127.0.0.1"
 
     def connect(self, server: str, timeout_s: float) -> Any:
         if server in self.silent:
@@ -40,6 +41,10 @@ class FakeServers:
 class FakeConnection:
     def __init__(self, server: str, servers: FakeServers) -> None:
         self._server, self._servers = server, servers
+        self.sock = self
+
+    def getpeername(self) -> tuple[str, int]:
+        return self._servers.address, 9813
 
     def request(self, method: str, target: str, body: Any = None, headers: Any = None) -> None:
         self._servers.requests.append((self._server, method, target, body, headers or {}))
@@ -127,6 +132,13 @@ def test_the_token_of_the_user_goes_out_only_for_those_who_state_the_code() -> N
 def test_a_user_without_a_token_may_log_in_in_the_browser(browser: Browser) -> None:
     browser.ask("/servers/mq-1:9813/topics", HTTP_AUTHORIZATION="Bearer mine")
     assert browser.upstream.requests[0][4]["Authorization"] == "Bearer mine"
+
+
+def test_no_token_goes_in_plain_text_to_another_machine(browser: Browser) -> None:
+    browser.upstream.address = "192.0.2.1"
+    status, _, payload = browser.ask("/servers/mq-1:9813/topics", HTTP_AUTHORIZATION="Bearer mine")
+    assert (status, b"in plain text" in payload) == (503, True), payload
+    assert browser.upstream.requests == []
 
 
 @pytest.mark.parametrize(
