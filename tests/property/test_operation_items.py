@@ -75,8 +75,6 @@ class DelayModel:
 
     # --- as the admin API
 
-    messages = None
-
     def fetch_message(self, delay_id: str) -> dict[str, Any]:
         row = self.rows[delay_id]
         return {
@@ -90,10 +88,7 @@ class DelayModel:
     def is_held(self, topic: str) -> bool:
         return self.held and topic == "t"
 
-    def answer_anywhere(self, request: AdminRequest, act: Any) -> Any:
-        return self._list(request) if request.method == "GET" else self._command(request)
-
-    def _list(self, request: AdminRequest) -> Any:
+    def messages(self, request: AdminRequest) -> Any:
         query = request.query
         rows = self.waiting(query.topic, query.from_ms, query.to_ms)
         at = int(query.after or "0")
@@ -108,7 +103,7 @@ class DelayModel:
         scope = {"orders_waiting": 0, "elsewhere": [], "not_open": [], "held": held}
         return {"messages": messages, "next": more} | scope
 
-    def _command(self, request: AdminRequest) -> Any:
+    def answer_anywhere(self, request: AdminRequest, act: Any) -> Any:
         delay_id, body = request.path["id"], request.body
         row = self.rows[delay_id]
         self.commands.append((delay_id, row))
@@ -216,9 +211,9 @@ class LimitedDelayModel(DelayModel):
     def allows_due_ms(self, due_ms: int) -> bool:
         return self.is_remote or due_ms <= self.latest_ms
 
-    def _command(self, request: AdminRequest) -> Any:
+    def answer_anywhere(self, request: AdminRequest, act: Any) -> Any:
         if request.body.due_ms <= self.latest_ms:
-            return super()._command(request)
+            return super().answer_anywhere(request, act)
         if self.is_remote:
             return Text("application/json", b'{"error": "the due time is 51"}', 400)
         raise CallerError("the due time is 51")
