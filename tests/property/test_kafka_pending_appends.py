@@ -92,7 +92,7 @@ class HandProducers(AppendProducers):
     current: HandProducers
 
     def __init__(
-        self, settings: object, bridge: HandBridge, clock: Any, settle: Any, on_created: Any
+        self, settings: object, bridge: HandBridge, clock: Any, settle: Any, on_created: Any, _: Any
     ) -> None:
         self.later, self.settle = bridge.loop.run_callback, settle
         self.produced: list[tuple[int, int, HandProducer]] = []
