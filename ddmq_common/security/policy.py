@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ddmq_common.config import rules
 from ddmq_common.names import HEARTBEAT_TOPIC
 from ddmq_common.security.certificate_names import CertificateNames
-from ddmq_common.security.quotas import DEFAULTS, QuotaEntry, Quotas, combine_quotas
+from ddmq_common.security.quotas import DEFAULTS, UNLIMITED, QuotaEntry, Quotas, combine_quotas
 from ddmq_common.security.rights import (
     CLUSTER_RIGHTS,
     RightRule,
@@ -78,7 +78,8 @@ class RightDecision(NamedTuple):
     reason: str
 
 
-NOBODY = Identity("", CLIENT)
+# All who have not logged in yet are one identity, so a quota would let some of them keep the others out.
+NOBODY = Identity("", CLIENT, quotas=UNLIMITED)
 
 
 class Policy:

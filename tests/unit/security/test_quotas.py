@@ -67,6 +67,14 @@ def test_connections_and_creations_have_their_quotas() -> None:
     assert usage.count_creation(over.wait_s) is None
 
 
+def test_those_who_have_not_logged_in_do_not_keep_others_out() -> None:
+    """They are all one identity; the port closes silent connections of the address that has most."""
+    anonymous = CallerTable(lambda: 0).anonymous.usage
+    assert [anonymous.count_connection() for _ in range(DEFAULTS.connections + 1)] == [None] * (
+        DEFAULTS.connections + 1
+    )
+
+
 def test_an_identity_has_its_own_quotas_then_the_most_of_its_roles_then_the_default() -> None:
     policy = Policy(
         {
