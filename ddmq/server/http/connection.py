@@ -57,6 +57,7 @@ NO_STORE = ("Cache-Control", "no-store")
 _ERROR_HEADERS = f"Content-Type: {JSON}\r\nCache-Control: no-store\r\nConnection: close\r\n"
 PLAIN = b'{"error": "this port requires TLS; use https (commands: with DDMQ_CA in the environment)"}'
 TLS_HANDSHAKE = b"\x16"
+UNREAD_BYTES = 1 << 16  # of a plain request that is rejected
 BUSY_HEAD = f"HTTP/1.1 {BUSY_STATUS}\r\n{_ERROR_HEADERS}".encode()
 BAD_HEAD = f"HTTP/1.1 400 Bad Request\r\n{_ERROR_HEADERS}".encode()
 log = logging.getLogger("ddmq.admin")
@@ -166,6 +167,9 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
                     self.rfile = self.socket.makefile("rb", -1)
                     return True
                 if tls.required and first:
+                    self.socket.recv(
+                        UNREAD_BYTES
+                    )  # else the close resets the connection, and loses the answer
                     self.socket.sendall(BAD_HEAD + b"Content-Length: %d\r\n\r\n" % len(PLAIN) + PLAIN)
                 return bool(first) and not tls.required
         except (gevent.Timeout, OSError) as error:  # TLS errors, too
