@@ -84,7 +84,7 @@ def hold(open_one: Callable[[], socket.socket], connections: int) -> Iterator[Co
                 held[connection.fileno()] = connection
                 ended.register(connection, select.POLLIN)
         yield held.values()
-        time.sleep(PAUSE_S)
+        time.sleep(PAUSE_S)  # the pace of the attack, in a process of its own
 
 
 def attack_silently(target: Target, connections: int) -> None:
@@ -115,7 +115,7 @@ def attack_slowly(target: Target, connections: int) -> None:
         for connection, count in sent.items():
             with suppress(OSError):
                 connection.send(data[count - 1 : count])
-        time.sleep(SLOW_PAUSE_S)
+        time.sleep(SLOW_PAUSE_S)  # slowness is the attack
 
 
 def attack_without_login(target: Target, connections: int) -> None:
@@ -273,10 +273,10 @@ def run(
         broken += [f"no attack: {error}" for error in calm.errors]
         for name in names:
             with attacking(name, Target(server.ports["producer"], ca), connections):
-                time.sleep(min(seconds / 4, 5.0))  # until it is in full swing
+                begun = watch(server, ca, token, min(seconds / 4, 5.0))  # until it is in full swing
                 seen = watch(server, ca, token, seconds)
             print_line(describe(name, seen, calm))
-            broken += [f"{name}: {error}" for error in dict.fromkeys(seen.errors)]
+            broken += [f"{name}: {error}" for error in dict.fromkeys([*begun.errors, *seen.errors])]
             if seen.memory_bytes - calm.memory_bytes > GROWTH_BYTES_MAX:
                 broken.append(f"{name}: memory grew to {seen.memory_bytes >> 20} MiB")
             if judge and seen.p99 > RATIO_MAX * calm.p99:

@@ -254,7 +254,8 @@ class DelayQueries:
         answered. Raises UnsupportedError if no process with a delay service is known."""
         owners = self.list_other_owners()
         addresses = {address: parse(address) for address in owners.values() if address}
-        if not addresses:
+        if self._timers is None and not addresses:
+            self._owner_addresses()  # raises why they are not known
             self._service()
         texts = {"topic": choice.topic, "key": choice.key, "text": choice.text}
         times = {"from_ms": choice.start, "count": count} | (
