@@ -28,6 +28,8 @@ All times are store times minus `ahead_ms`. While the engine runs they follow th
 After producers were forgotten, only the newest time at which one of them was active remains: of an owner, or
 `forgotten_ms` of all. A send of that owner that was under way before that, and that is not recorded, is
 refused, because it may be stored.
+
+Keys and sequences are one module, because they share the window, the bounds and the times of their owners.
 """
 
 from __future__ import annotations

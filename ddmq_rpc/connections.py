@@ -4,7 +4,8 @@ Readable: read once, take the frame, call the handler. Answered: send at once; w
 take waits for a write watcher. While a call is open, an answer unsent, or the connection waits for its
 slice, it is `busy`: it still reads a little ahead, and so notices that the client disconnects. A connection
 handles a few frames per wake-up and spends the time slices of its address (time_slices.py). After a request
-that took long it rests for a multiple of that time, so that the others get theirs.
+that took long it rests for a multiple of that time, so that the others get theirs. The module is one class,
+because reading, answering and closing change the same state.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ caller may not browse are empty.
 
 A request that another process has passed on (`forwarded`) is accepted from nodes alone, and answered by the
 rights of the identity that it states (`ON_BEHALF`).
+
+All rules are in one module, because whoever adds a route must see those of similar routes.
 """
 
 from __future__ import annotations
