@@ -22,7 +22,7 @@ SIMILARITY_MIN = 0.5
 VALUE_CHARS = 120  # of a rejected value in an error
 DIGITS_MAX = 18  # of a number in a query, which so fits into 64 bits
 NUMBER_MAX = 10**DIGITS_MAX - 1
-FLAGS = {"1": True, "true": True, "0": False, "false": False, "": False}
+FLAGS = {"1": True, "true": True, "0": False, "false": False}
 _FIELD = re.compile(r" - at `\$\.(\w+)")
 
 
