@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq.server.delays.choice import Cursor
-from ddmq.server.delays.pages import DelayPage, merge_pages, position_of
+from ddmq.server.delays.pages import DelayPage, merge_overviews, merge_pages, position_of
 
 Message = tuple[Cursor, bool]  # its position, and whether it matches
 
@@ -69,3 +70,28 @@ def test_a_page_states_what_it_lacks() -> None:
     assert merged == DelayPage([], None, 7, 2, [1, 4], [7])
     assert not merged.is_exact
     assert merge_pages([DelayPage(), DelayPage(total=None)], 9, []).total is None
+
+
+def describe_owner(epochs: dict[int, int], pending: dict[str, int], reason: str = "") -> dict[str, Any]:
+    """An overview of one owner: its shards with their epochs, and what waits by topic."""
+    shards = [
+        {"shard": number, "epoch": epoch, "fires": True, "why": "", "pending": 0, "orders_waiting": 0}
+        for number, epoch in epochs.items()
+    ]
+    return {
+        "health": {"ready": not reason, "reason": reason}, "topics": pending, "shards": shards,
+        "standbys": [], "set_aside": {"dead": "no leader"} if reason else {}, "held": {},
+        "pending": sum(pending.values()),
+        "elsewhere": [], "not_open": [],
+    }  # fmt: skip
+
+
+def test_an_overview_adds_up_what_the_owners_say() -> None:
+    first = describe_owner({0: 7, 2: 3}, {"orders": 2, "mail": 1})
+    other = describe_owner({1: 5, 2: 4}, {"orders": 40}, "delay shard 1 does not fire")
+    merged = merge_overviews([first, other], {"mail": 9}, [3])
+    assert (merged["topics"], merged["pending"]) == ({"mail": 1, "orders": 42}, 43)
+    assert [(row["shard"], row["epoch"]) for row in merged["shards"]] == [(0, 7), (1, 5), (2, 4)]
+    assert merged["health"] == {"ready": False, "reason": "delay shard 1 does not fire"}
+    assert (merged["set_aside"], merged["held"]) == ({"dead": "no leader"}, {"mail": 9})
+    assert (merged["elsewhere"], merged["not_open"]) == ([3], [])

@@ -127,7 +127,9 @@ class OperationOnDeadLetters:
 
     def make_process(self) -> Operations:
         nothing = cast(Any, None)
-        return Operations(self.rig.backend, self.clock, lambda: nothing, nothing, nothing, nothing, "home")
+        return Operations(
+            self.rig.backend, self.clock, lambda: nothing, nothing, nothing, nothing, nothing, "home"
+        )
 
     def plan(self, action: str, chosen: dict[str, Any]) -> dict[str, Any]:
         body = {"kind": "dead_letters", "action": action, "filter": {"group": "G"} | chosen}

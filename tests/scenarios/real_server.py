@@ -230,6 +230,12 @@ class RealServer:
         assert status == 200, (status, answer)
         return answer
 
+    def describe_own_shards(self) -> dict[str, Any]:
+        """The overview of the delay shards that this process owns."""
+        status, answer = self.request("GET", "/delay?forwarded=1")
+        assert status == 200, (status, answer)
+        return dict(answer)
+
     def request(self, method: str, target: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
         """Status and JSON (or text) of one request to the admin port."""
         connection = http.client.HTTPConnection(self.host, self.ports["admin"], timeout=PATIENCE_S)

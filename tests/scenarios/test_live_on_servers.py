@@ -119,7 +119,7 @@ def test_two_servers_on_one_directory_are_watched_as_one(tmp_path: Path) -> None
         try:
             other.start()
             prepare(server)
-            until(lambda: server.admin("GET", "delay")["elsewhere"], "both own delay shards")
+            until(lambda: server.describe_own_shards()["elsewhere"], "both own delay shards")
             for _ in range(20):
                 body = {"topic": "t", "body": "tea", "delay_ms": 1_800_000}
                 server.admin("POST", "messages", body=body)

@@ -31,7 +31,7 @@ class OperationUnderTest:
         self.clock = clock or ManualClock()
         self.backend = backend or MemoryBackend(self.clock)
         self._operations = Operations(
-            self.backend, self.clock, lambda: consumer, delays, calls, retries, "home"
+            self.backend, self.clock, lambda: consumer, delays, delays, calls, retries, "home"
         )
         self.plan: dict[str, Any] = {}
 

@@ -29,6 +29,7 @@ from ddmq.server.admin.operations.plans import Plan
 from ddmq.server.admin.operations.service import Operations, no_such_operation
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.delays.choice import reads_contents
+from ddmq.server.delays.owners import DelayOwners
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.connection import JSON
 from ddmq.server.http.oversight import ForbiddenError, OverQuotaError
@@ -58,6 +59,7 @@ class AdminComponents(Protocol):
     backend: Backend
     clock: Clock
     transactions: AdminTransactions
+    delay_owners: DelayOwners
     delays: DelayQueries
     operations: Operations
     changes: RecordedChanges
@@ -259,7 +261,7 @@ def _end_transaction(api: AdminComponents, request: AdminRequest) -> Needs:
 
 def _change_delay(api: AdminComponents, request: AdminRequest) -> Needs:
     looked_up = AdminRequest({"id": request.path["id"]}, Query(), {}, "GET", "/delay/messages/{id}")
-    row = api.delays.answer_anywhere(looked_up, api.delays.message)
+    row = api.delay_owners.answer_anywhere(looked_up, api.delays.message)
     if isinstance(row, Text):
         row = msgspec.json.decode(row.payload)
     topic, caller = row.get("topic"), _get_caller(request)

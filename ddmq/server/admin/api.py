@@ -34,6 +34,8 @@ from ddmq.server.admin.routes import ROUTES, alive_answer, health_fields, ready_
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.histogram import count_next_hour
+from ddmq.server.delays.lists import DelayLists
+from ddmq.server.delays.owners import DelayOwners
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.delays.retries import RetryChanges
 from ddmq.server.findings.watch import FindingsWatch, merge_findings
@@ -105,28 +107,28 @@ class AdminApi:
         self._others = others or OtherProcesses()
         self._findings = findings or FindingsWatch(metrics, clock)
         self._groups = None if consumer is None else AdminGroups(backend, consumer, metrics, clock)
-        self.delays = DelayQueries(backend, timers, clock, backups, self._others)
-        self.calls = ProducerCalls(backend, producer, clock, self._others, self.delays.list_other_addresses)
-        self.messages = MessageSearch(backend, None if consumer is None else consumer.message_state)
+        owners = DelayOwners(backend, timers, clock, self._others.read_token)
+        self.delay_owners, self.delay_lists = owners, DelayLists(owners)
+        self.delays = DelayQueries(owners, backups)
+        self.calls = ProducerCalls(backend, producer, clock, self._others, owners.list_other_addresses)
+        state, waits = (None, None) if consumer is None else (consumer.message_state, consumer.explain_waits)
+        self.messages = MessageSearch(backend, state)
         self.transactions = AdminTransactions(backend, clock)
-        self.stories = StoryQueries(
-            backend, None if consumer is None else consumer.message_state,
-            None if consumer is None else consumer.explain_waits, self.delays.fetch_message,
-        )  # fmt: skip
+        self.stories = StoryQueries(backend, state, waits, self.delays.fetch_message)
         self.retries = RetryChanges(backend, scheduler, clock, self._others)
-        targets = self.delays, self.calls, self.retries
+        targets = self.delay_lists, self.delays, self.calls, self.retries
         self.operations = Operations(backend, clock, lambda: self.consumer, *targets, process)
         self.page = MetricsPage(metrics, clock)
         self._locks = NameLocks()
         self.changes = RecordedChanges(self, self._locks)
         self.processes = ProcessViews(
-            backend, consumer, timers, clock, self._others, self.delays.list_other_addresses,
+            backend, consumer, timers, clock, self._others, owners.list_other_addresses,
             info or ProcessInfo(process),
         )  # fmt: skip
         find_behind = None if self._groups is None else partial(self._groups.list_lags, None)
         self.live = LiveViews(
             backend, metrics, clock, lambda: health_fields(health()), self.processes, find_behind,
-            self._findings.answer, partial(count_next_hour, self.delays, clock),
+            self._findings.answer, partial(count_next_hour, owners, clock),
         )  # fmt: skip
         check_rules(ROUTES)
         self.log = LogFiles(backend, consumer, metrics, clock, self.live, self.processes)

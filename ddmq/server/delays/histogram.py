@@ -16,7 +16,7 @@ from ddmq.address import parse
 from ddmq.server.admin.contract.queries import DelayHistogramQuery
 from ddmq.server.admin.contract.structs.delay_answers import DelayHistogramAnswer, DueCount
 from ddmq.server.admin.figures import fetch_answers
-from ddmq.server.delays.queries import DelayQueries
+from ddmq.server.delays.owners import DelayOwners
 from ddmq.server.http.parameters import query_texts
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common.clock import Clock
@@ -49,7 +49,7 @@ def _count_steps(start: int, end: int, step: int) -> int:
     return -(-end // step) - start // step
 
 
-def answer_histogram(queries: DelayQueries, request: AdminRequest) -> DelayHistogramAnswer:
+def answer_histogram(owners: DelayOwners, request: AdminRequest) -> DelayHistogramAnswer:
     """Answer GET /delay/histogram; to another process, about this one alone.
 
     Without a range, it is that of all messages.
@@ -58,61 +58,61 @@ def answer_histogram(queries: DelayQueries, request: AdminRequest) -> DelayHisto
     if query.from_ms is not None and query.to_ms is not None and query.from_ms >= query.to_ms:
         raise CallerError(f"to_ms is {query.to_ms}; allowed: a time after from_ms, which is {query.from_ms}")
     if request.is_forwarded:
-        return _count_own(queries, query)
-    answer = _collect_counts(queries, query)
+        return _count_own(owners, query)
+    answer = _collect_counts(owners, query)
     if query.from_ms is not None and query.to_ms is not None:
         return answer
-    if answer.from_ms is None or not queries.list_other_owners():
+    if answer.from_ms is None or not owners.list_other_owners():
         return answer
     whole = DelayHistogramQuery(
         topic=query.topic, from_ms=answer.from_ms, to_ms=answer.to_ms, buckets=query.buckets
     )
-    return _collect_counts(queries, whole)
+    return _collect_counts(owners, whole)
 
 
-def count_next_hour(queries: DelayQueries, clock: Clock) -> int | None:
+def count_next_hour(owners: DelayOwners, clock: Clock) -> int | None:
     """Return how many delayed messages of this process's shards are overdue or due within the next hour; None
     if it owns no open shard."""
     minute = clock.wall_ms() // MINUTE_MS
-    counts = queries.count_due(None, minute, minute + HOUR, 1)
+    counts = owners.count_due(None, minute, minute + HOUR, 1)
     return sum(each.before + sum(each.counts.values()) for each in counts) if counts else None
 
 
-def _collect_counts(queries: DelayQueries, query: DelayHistogramQuery) -> DelayHistogramAnswer:
+def _collect_counts(owners: DelayOwners, query: DelayHistogramQuery) -> DelayHistogramAnswer:
     """Return the counts of all processes that own shards."""
-    owners = queries.list_other_owners()
+    addresses = owners.list_other_owners()
     others = fetch_answers(
-        {address: parse(address) for address in owners.values() if address},
+        {address: parse(address) for address in addresses.values() if address},
         "/delay/histogram", *DelayHistogramAnswer.__struct_fields__, query=query_texts(query),
-        token=queries.read_token(),
+        token=owners.read_token(),
     )  # fmt: skip
     answers = [msgspec.convert(each, DelayHistogramAnswer) for each in others.answers]
     missing = {
         f"shard {number}": f"its owner {address} does not answer" if address else "its owner is not known"
-        for number, address in owners.items()
+        for number, address in addresses.items()
         if address in others.silent or not address
     }
-    return _combine_answers([_count_own(queries, query), *answers], missing)
+    return _combine_answers([_count_own(owners, query), *answers], missing)
 
 
-def _count_own(queries: DelayQueries, query: DelayHistogramQuery) -> DelayHistogramAnswer:
+def _count_own(owners: DelayOwners, query: DelayHistogramQuery) -> DelayHistogramAnswer:
     """Return the counts of the shards of this process."""
     from_ms, to_ms = query.from_ms, query.to_ms
     if from_ms is None or to_ms is None:
-        spans = queries.count_due(query.topic, 0, 0, 1)
+        spans = owners.count_due(query.topic, 0, 0, 1)
         firsts = [span.first for span in spans if span.first is not None]
         ends = [span.end for span in spans if span.end is not None]
         from_ms = min(firsts, default=0) * MINUTE_MS if from_ms is None else from_ms
         to_ms = max(ends, default=0) * MINUTE_MS if to_ms is None else to_ms
-    missing = {f"shard {number}": why for number, why in queries.list_closed_shards().items()}
+    missing = {f"shard {number}": why for number, why in owners.list_closed_shards().items()}
     answer = DelayHistogramAnswer(
         topic=query.topic, from_ms=None, to_ms=None, step_ms=None, items=[], before=0, after=0, total=0,
-        exact=not missing and not queries.is_behind(), missing=missing,
+        exact=not missing and not owners.is_behind(), missing=missing,
     )  # fmt: skip
     if from_ms > to_ms:  # no message is due in the open range
         from_ms = to_ms = to_ms if query.from_ms is None else from_ms
     steps = choose_steps(from_ms // MINUTE_MS, -(-to_ms // MINUTE_MS), query.buckets)
-    counts = queries.count_due(query.topic, *steps)
+    counts = owners.count_due(query.topic, *steps)
     if steps.start < steps.end:
         answer.from_ms, answer.to_ms = steps.start * MINUTE_MS, steps.end * MINUTE_MS
         answer.step_ms = steps.step * MINUTE_MS

@@ -1,11 +1,11 @@
-"""Merges pages of delayed messages: each owner of shards lists its own by due time, and one page is made of
-all. Pure.
-"""
+"""Merges what the owners of shards answer: pages of delayed messages, by due time, and overviews. Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from heapq import merge
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ddmq.server.delays.choice import Cursor
@@ -67,3 +67,33 @@ def merge_pages(pages: Sequence[DelayPage], size: int, elsewhere: Sequence[int])
         sorted({number for page in pages for number in page.not_open}),
         elsewhere,
     )
+
+
+def merge_overviews(
+    overviews: Sequence[Mapping[str, Any]], holds: Mapping[str, int], elsewhere: Sequence[int]
+) -> dict[str, Any]:
+    """Make one overview of those of all owners. A shard that has moved meanwhile is described once, by its
+    newest owner; `topics` counts its messages twice until the next request. `elsewhere`: the shards that no
+    overview describes."""
+    topics, shards = Counter[str](), dict[int, Row]()
+    set_aside = dict[str, str]()
+    for overview in overviews:
+        topics.update(overview["topics"])
+        set_aside |= overview["set_aside"]
+        for row in overview["shards"]:
+            before = shards.get(row["shard"])
+            if before is None or before["epoch"] < row["epoch"]:
+                shards[row["shard"]] = row
+    standbys = [row for overview in overviews for row in overview["standbys"]]
+    healths = [overview["health"] for overview in overviews]
+    return {
+        "health": next((health for health in healths if not health["ready"]), {"ready": True, "reason": ""}),
+        "topics": dict(sorted(topics.items())),
+        "shards": [shards[number] for number in sorted(shards)],
+        "standbys": sorted(standbys, key=itemgetter("shard")),
+        "set_aside": dict(sorted(set_aside.items())),
+        "held": dict(holds),
+        "pending": topics.total(),
+        "elsewhere": list(elsewhere),
+        "not_open": sorted({number for overview in overviews for number in overview["not_open"]}),
+    }

@@ -395,7 +395,7 @@ def test_a_delay_service_alone_forwards_to_a_server_that_it_knows_or_says_where_
         assert (status, "admin port of `ddmq serve`" in answer["error"]) == (503, True), answer
         with running(tmp_path) as server:
             delay_id = send(server, "t", body="x", delay_ms=HOUR_MS)["delay_id"]
-            until(lambda: alone.admin("GET", "delay")["elsewhere"], "the server has shards, too")
+            until(lambda: alone.describe_own_shards()["elsewhere"], "the server has shards, too")
             until(lambda: alone.request("POST", "/messages", {"topic": "t", "body": "y"})[0] == 200)
             assert change(alone, delay_id, "cancel")["outcome"] == "cancelled"
             assert server.bodies("t") == ["y"]

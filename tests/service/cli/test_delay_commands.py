@@ -223,10 +223,10 @@ def test_a_backup_holds_the_shards_of_all_processes(tmp_path: Path) -> None:
         try:
             other.start()
             until(
-                lambda: all(one.admin("GET", "delay")["elsewhere"] for one in (server, other)),
+                lambda: all(one.describe_own_shards()["elsewhere"] for one in (server, other)),
                 "both have some",
             )
-            until(lambda: not other.admin("GET", "delay")["health"]["reason"], "it fires")
+            until(lambda: not other.describe_own_shards()["health"]["reason"], "it fires")
             process = ddmq("delay", "backup", "of/today", "--admin", f"127.0.0.1:{other.ports['admin']}")
             assert process.returncode == 0, process.stderr
             for secret in ({}, {"secret": ""}, {"secret": "0" * 64}):

@@ -18,7 +18,8 @@ import pytest
 from backend.completion import Completion
 from backend.records import CommitBatch, QueueRef
 from ddmq.server.admin.contract.queries import DelaysQuery
-from ddmq.server.delays.queries import DelayQueries
+from ddmq.server.delays.lists import DelayLists
+from ddmq.server.delays.owners import DelayOwners
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common.clock import ManualClock
 from ddmq_common.delays.command import SCHEDULE, Schedule, shard_of
@@ -237,13 +238,13 @@ def test_a_shard_that_fails_is_reopened_alone(tmp_path: Path) -> None:
     rig.advance(1)
     assert rig.value("ddmq_delay_ingest_lag", shard="0") == 1
     assert rig.value("ddmq_delay_ingest_lag", shard="1") == 0
-    queries = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
+    lists = DelayLists(DelayOwners(rig.backend, rig.service, rig.clock))
     request = AdminRequest({}, DelaysQuery(topic="orders"), {})
-    assert queries.count(request) == {
+    assert lists.count(request) == {
         "topic": "orders", "count": 0, "exact": False, "next": None, "held": {},
         "orders_waiting": 0, "elsewhere": [], "not_open": [0],
     }  # fmt: skip
-    assert queries.messages(request)["not_open"] == [0]
+    assert lists.messages(request)["not_open"] == [0]
     assert rig.bodies() == [b"%d" % number for number in there], "the other one goes on"
     disks.broken = False
     rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
@@ -251,7 +252,7 @@ def test_a_shard_that_fails_is_reopened_alone(tmp_path: Path) -> None:
     assert {number: shard.epoch for number, shard in rig.service.shards.items()} == epochs
     rig.ring()
     assert sorted(rig.bodies()) == sorted(b"%d" % number for number in here + there)
-    assert queries.count(request)["exact"] is True
+    assert lists.count(request)["exact"] is True
 
 
 def test_the_backlog_of_a_shard_is_reported_by_the_proxy_that_cannot_open_it() -> None:

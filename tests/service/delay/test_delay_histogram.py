@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddmq.server.admin.contract.queries import DelayHistogramQuery
 from ddmq.server.delays.histogram import DAY, STEPS, answer_histogram, choose_steps, count_next_hour
-from ddmq.server.delays.queries import DelayQueries
+from ddmq.server.delays.owners import DelayOwners
 from ddmq.server.http.routing import AdminRequest
 from ddmq_client import Producer
 from ddmq_common.errors import CallerError
@@ -43,14 +43,14 @@ def test_the_shortest_steps_that_fit_cover_the_range(start: int, length: int, bu
 
 
 @pytest.fixture
-def queries(tmp_path: Path) -> tuple[DelayRig, DelayQueries]:
+def owners(tmp_path: Path) -> tuple[DelayRig, DelayOwners]:
     rig = DelayRig(DelayConfig(shards=3))
-    return rig, DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
+    return rig, DelayOwners(rig.backend, rig.service, rig.clock)
 
 
-def ask(queries: DelayQueries, **query: object) -> dict[str, object]:
+def ask(owners: DelayOwners, **query: object) -> dict[str, object]:
     request = AdminRequest({}, DelayHistogramQuery(**query), {}, "GET", "/delay/histogram")  # type: ignore[arg-type]
-    answer = answer_histogram(queries, request)
+    answer = answer_histogram(owners, request)
     assert answer.exact
     assert not answer.missing
     return {
@@ -60,8 +60,8 @@ def ask(queries: DelayQueries, **query: object) -> dict[str, object]:
     }
 
 
-def test_shards_are_added_up_and_the_rest_is_outside(queries: tuple[DelayRig, DelayQueries]) -> None:
-    rig, delays = queries
+def test_shards_are_added_up_and_the_rest_is_outside(owners: tuple[DelayRig, DelayOwners]) -> None:
+    rig, delays = owners
     now = rig.clock.wall_ms() // HOUR * HOUR
     for number in range(30):
         rig.add(number, now + HOUR + number * MINUTE)
@@ -78,8 +78,8 @@ def test_shards_are_added_up_and_the_rest_is_outside(queries: tuple[DelayRig, De
     rig.close()
 
 
-def test_an_open_range_and_a_reversed_one(queries: tuple[DelayRig, DelayQueries]) -> None:
-    rig, delays = queries
+def test_an_open_range_and_a_reversed_one(owners: tuple[DelayRig, DelayOwners]) -> None:
+    rig, delays = owners
     assert ask(delays)["range"] == (None, None, None)
     due = rig.clock.wall_ms() + HOUR
     rig.add(1, due)
@@ -95,6 +95,10 @@ def check_lists(server: RealServer, due_ms: list[int]) -> None:
     """Assert that the server lists and counts exactly the messages with these due times, in both forms."""
     counted = server.request("GET", "/delay/count?topic=t")[1]
     assert (counted["count"], counted["exact"], counted["elsewhere"]) == (len(due_ms), True, [])
+    overview = server.admin("GET", "delay")
+    assert (overview["topics"], overview["pending"]) == ({"t": len(due_ms)}, len(due_ms))
+    assert [row["shard"] for row in overview["shards"]] == list(range(4))
+    assert (overview["elsewhere"], overview["not_open"], overview["health"]["ready"]) == ([], [], True)
     half = server.request("GET", f"/delay/count?topic=t&from_ms={due_ms[len(due_ms) // 2]}")[1]
     assert (half["count"], half["exact"]) == (len(due_ms) - len(due_ms) // 2, True)
     for form, items in (("1", "messages"), ("2", "items")):
@@ -124,7 +128,7 @@ def test_two_servers_and_a_process_without_a_delay_service_answer_as_one(
             for other in others:
                 other.start()
             server.admin("POST", "topics", "t", body={"queues": 1})
-            until(lambda: server.admin("GET", "delay")["elsewhere"], "two processes share the shards")
+            until(lambda: server.describe_own_shards()["elsewhere"], "two processes share the shards")
             with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:
                 for number in range(40):
                     producer.send(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from backend.records import CommitBatch
-from ddmq.server.delays.queries import DelayQueries
+from ddmq.server.delays.lists import DelayLists
+from ddmq.server.delays.owners import DelayOwners
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common.clock import ManualClock
 from ddmq_common.delays.command import ALREADY_FIRED, CANCELLED, LOOP, SCHEDULE, Schedule
@@ -248,16 +249,16 @@ def test_a_hold_that_cannot_be_read_holds(delay: DelayRig, value: bytes) -> None
 def test_a_held_topic_that_is_available_again_is_not_shown_as_unavailable(tmp_path: Path) -> None:
     rig = DelayRig(DelayConfig(shards=1))
     rig.make("orders")
-    queries = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
+    lists = DelayLists(DelayOwners(rig.backend, rig.service, rig.clock))
     reasons = {"orders": "a partition has no leader"}
     rig.backend.why_unavailable = lambda topic: reasons.get(topic, "")  # type: ignore[method-assign]
     add(rig, 1, 1, 1)
     set_held(rig, True)
     rig.advance(2)
-    assert queries.overview(AdminRequest({}, {}, {}))["set_aside"] == reasons
+    assert lists.overview(AdminRequest({}, {}, {}))["set_aside"] == reasons
     reasons.clear()
     rig.advance(2)
-    overview = queries.overview(AdminRequest({}, {}, {}))
+    overview = lists.overview(AdminRequest({}, {}, {}))
     assert (overview["set_aside"], list(overview["held"])) == ({}, ["orders"])
     set_held(rig, False)
     rig.advance(2)

@@ -17,7 +17,9 @@ from backend.port import Assignment, Health, Join
 from backend.records import QueueRef, ReadBatch
 from ddmq.server.admin.contract.queries import DelaysQuery
 from ddmq.server.delays.choice import DelayChoice
-from ddmq.server.delays.queries import CATCH_UP_S, PAGE_BYTES, DelayQueries
+from ddmq.server.delays.lists import PAGE_BYTES, DelayLists
+from ddmq.server.delays.owners import CATCH_UP_S, DelayOwners
+from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.routing import AdminRequest
 from ddmq.server.process.server_process import ServerProcess
 from ddmq_common.clock import ManualClock
@@ -86,9 +88,9 @@ def test_nothing_is_listed_while_the_engine_is_away(
     """An empty list would say that nothing waits."""
     away = Health(False, "the cluster does not answer")
     monkeypatch.setattr(rig.backend, "health", lambda: away)
-    queries = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
+    lists = DelayLists(DelayOwners(rig.backend, rig.service, rig.clock))
     with pytest.raises(TryLaterError, match="the cluster does not answer"):
-        queries.messages(AdminRequest({}, DelaysQuery(), {}))
+        lists.messages(AdminRequest({}, DelaysQuery(), {}))
 
 
 @pytest.mark.parametrize("count", [1, 20])
@@ -109,8 +111,8 @@ def test_a_listing_reads_a_bounded_number_of_bytes(
         return page
 
     monkeypatch.setattr(RetainedStore, "scan", counted)
-    delays = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
-    answer = delays.messages(AdminRequest({}, DelaysQuery(topic="orders", count=count), {}))
+    lists = DelayLists(DelayOwners(rig.backend, rig.service, rig.clock))
+    answer = lists.messages(AdminRequest({}, DelaysQuery(topic="orders", count=count), {}))
     assert len(answer["messages"]) == count
     assert max(pages) <= PAGE_BYTES + MIB + 1_000, "a page ends with the message that fills it"
     assert sum(pages) <= 2 * (PAGE_BYTES + MIB) + (count + 1) * 2 * MIB, "and no more pages than asked for"
@@ -121,12 +123,12 @@ def test_an_answer_looks_for_a_key_at_a_bounded_number_of_messages(
     rig: DelayRig, looked_max: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It says where to go on, and in the end each was looked at once. Bodies may have the key's text, too."""
-    monkeypatch.setattr("ddmq.server.delays.queries.EXAMINED_MAX", looked_max)
+    monkeypatch.setattr("ddmq.server.delays.lists.EXAMINED_MAX", looked_max)
     due_ms = rig.clock.wall_ms() + HOUR_MS
     for number in range(60):
         rig.add(number, due_ms + number // 5, b"rare", key=b"rare" if number % 20 == 13 else b"other")
     rig.settle()
-    delays = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
+    lists = DelayLists(DelayOwners(rig.backend, rig.service, rig.clock))
     decoded: list[int] = []
     matches = DelayChoice.matches
 
@@ -139,9 +141,9 @@ def test_an_answer_looks_for_a_key_at_a_bounded_number_of_messages(
     while after is not None or not decoded:
         decoded.append(0)
         query = DelaysQuery(topic="orders", key="rare", after=after)
-        answer = delays.messages(AdminRequest({}, query, {}))
+        answer = lists.messages(AdminRequest({}, query, {}))
         due += [row["due_ms"] for row in answer["messages"]]
-        number += delays.count(AdminRequest({}, query, {}))["count"]
+        number += lists.count(AdminRequest({}, query, {}))["count"]
         after = answer["next"]
     assert due == [due_ms + number // 5 for number in (13, 33, 53)]
     assert number == 3
@@ -164,16 +166,17 @@ def test_an_accepted_message_is_listed_at_once(tmp_path: Path) -> None:
     clock = ManualClock()
     rig = DelayRig(backend=LateReads(clock), clock=clock)
     try:
-        delays = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
+        owners = DelayOwners(rig.backend, rig.service, rig.clock)
+        lists, delays = DelayLists(owners), DelayQueries(owners, tmp_path)
         request = AdminRequest({"id": uuid_of(2)}, DelaysQuery(topic="orders"), {})
         rig.add(0, clock.wall_ms() + HOUR_MS)
-        assert delays.count(request)["count"] == 1
+        assert lists.count(request)["count"] == 1
         rig.add(1, clock.wall_ms() + HOUR_MS)
-        assert len(delays.messages(request)["messages"]) == 2
+        assert len(lists.messages(request)["messages"]) == 2
         rig.add(2, clock.wall_ms() + HOUR_MS)
         assert delays.message(request)["state"] == "pending"
         rig.add(3, clock.wall_ms() + HOUR_MS)
-        assert delays.overview(request)["pending"] == 4
+        assert lists.overview(request)["pending"] == 4
     finally:
         rig.close()
 
@@ -194,17 +197,18 @@ def test_a_query_waits_a_bounded_time_for_ingestion_on_a_slow_loop(
             clock.advance(0.3)
             gevent.sleep(0.01)
 
-    delays = DelayQueries(rig.backend, rig.service, clock, tmp_path)
+    owners = DelayOwners(rig.backend, rig.service, clock)
+    lists, delays = DelayLists(owners), DelayQueries(owners, tmp_path)
     monkeypatch.setattr(RetainedStore, "has_capacity", lambda *_, **__: False)
     rig.add(1, rig.clock.wall_ms() + HOUR_MS)
     passing = gevent.spawn(pass_on)
-    overview = delays.overview(AdminRequest({}, DelaysQuery(), {}))
+    overview = lists.overview(AdminRequest({}, DelaysQuery(), {}))
     assert CATCH_UP_S <= clock.monotonic() - began < 2 * CATCH_UP_S
     assert overview["pending"] == 0
     assert [shard["orders_waiting"] for shard in overview["shards"]] == orders_of(rig, 1)
     request = AdminRequest({"id": uuid_of(1)}, DelaysQuery(topic="orders"), {})
-    assert delays.messages(request)["orders_waiting"] == 1
-    assert delays.count(request)["exact"] is False
+    assert lists.messages(request)["orders_waiting"] == 1
+    assert lists.count(request)["exact"] is False
     with pytest.raises(TryLaterError, match="1 orders to take in"):
         delays.message(request)
     other = next(number for number in range(2, 99) if orders_of(rig, number) != orders_of(rig, 1))

@@ -140,7 +140,7 @@ def test_delays_are_held_at_one_server_and_released_at_the_other(servers: list[R
 
     def waiting(*holders: RealServer) -> int:
         """How many wait in the shards of these servers."""
-        answers = [server.request("GET", "/delay") for server in holders]
+        answers = [server.request("GET", "/delay?forwarded=1") for server in holders]
         return sum(int(answer["topics"].get("t", 0)) for status, answer in answers if status == 200)
 
     until(lambda: waiting(*servers) >= 40, lambda: f"all wait: {waiting(*servers)}")

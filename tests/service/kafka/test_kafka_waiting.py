@@ -87,7 +87,7 @@ def test_who_is_killed_is_followed_by_a_warm_store(
 
         def warm() -> bool:
             """Whether each has a part of the shards, and a standby of each other one."""
-            answers = [one.request("GET", "/delay")[1] for one in (first, second)]
+            answers = [one.describe_own_shards() for one in (first, second)]
             waits = sum(shard["pending"] for each in answers for shard in each["shards"])
             warm = [standby["warm"] for each in answers for standby in each["standbys"]]
             return waits == COUNT and len(warm) == 4 and all(warm)

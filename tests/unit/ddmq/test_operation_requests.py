@@ -37,7 +37,7 @@ class OperationsRig(DeadLettersRig):
 
     def process(self, home: str) -> Operations:
         nothing = cast(Any, None)
-        return Operations(self.backend, self.wall, lambda: nothing, nothing, nothing, nothing, home)
+        return Operations(self.backend, self.wall, lambda: nothing, nothing, nothing, nothing, nothing, home)
 
     def plan(self, action: str = "resend", **chosen: Any) -> dict[str, Any]:
         return self.here.make_plan(plan_body(action, **chosen))

@@ -125,7 +125,7 @@ TRANSACTIONS = Listing(
 )
 DELAYS = Listing(
     delay_answers.DelayRow,
-    lambda api, r, page: api.delays.page_messages(page, r),
+    lambda api, r, page: api.delay_lists.page_messages(page, r),
     ("due_ms",),
     delay_answers.DelaysListing,
     first_form=("count", "after"),

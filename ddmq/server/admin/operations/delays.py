@@ -25,6 +25,7 @@ from ddmq.server.admin.operations.storing import OperationStore
 from ddmq.server.admin.operations.target import PLAN_S, EncodeProgress, PlanDraft, shorten_fields
 from ddmq.server.admin.producer.calls import ProducerCalls
 from ddmq.server.delays.changes import change_message
+from ddmq.server.delays.lists import DelayLists
 from ddmq.server.delays.queries import PENDING, DelayQueries
 from ddmq.server.http.parameters import Query
 from ddmq.server.http.routing import AdminRequest, Text
@@ -49,7 +50,7 @@ CHANGED = {
 
 
 def plan_delays(
-    delays: DelayQueries,
+    lists: DelayLists,
     clock: Clock,
     calls: ProducerCalls,
     action: str,
@@ -66,7 +67,7 @@ def plan_delays(
     sample: list[dict[str, Any]] = []
     skipped, complete = dict[str, int](), True
     stop_at = clock.monotonic() + PLAN_S
-    for page in _read_pages(delays, body):
+    for page in _read_pages(lists, body):
         complete &= not (page["orders_waiting"] or page["elsewhere"] or page["not_open"])
         for row in page["messages"]:
             if not row["id"] or not _was_born_in(row["born_ms"], body):
@@ -111,7 +112,7 @@ def _was_born_in(born_ms: int, body: DelayChoiceBody) -> bool:
     )
 
 
-def _read_pages(delays: DelayQueries, body: DelayChoiceBody) -> Iterator[dict[str, Any]]:
+def _read_pages(lists: DelayLists, body: DelayChoiceBody) -> Iterator[dict[str, Any]]:
     """Yield pages of `GET /delay/messages`, of all owners."""
     after = None
     while True:
@@ -119,7 +120,7 @@ def _read_pages(delays: DelayQueries, body: DelayChoiceBody) -> Iterator[dict[st
             topic=body.topic, key=body.key, from_ms=body.from_ms, to_ms=body.to_ms, count=PAGE, after=after
         )
         request = AdminRequest({}, query, {}, "GET", "/delay/messages")
-        page = delays.messages(request)
+        page = lists.messages(request)
         yield page
         after = page["next"]
         if after is None:

@@ -38,6 +38,7 @@ from ddmq.server.admin.operations.storing import (
 )
 from ddmq.server.admin.operations.target import OperationTarget, PlanDraft, build_command, stated_fields
 from ddmq.server.admin.producer.calls import ProducerCalls
+from ddmq.server.delays.lists import DelayLists
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.delays.retries import RetryChanges
 from ddmq.server.http.parameters import Body, read_body
@@ -66,6 +67,7 @@ class Operations:
         backend: Backend,
         clock: Clock,
         find_consumer: Callable[[], ConsumerService],
+        delay_lists: DelayLists,
         delays: DelayQueries,
         calls: ProducerCalls,
         retries: RetryChanges,
@@ -74,6 +76,7 @@ class Operations:
         self._backend = backend
         self._clock = clock
         self._find_consumer = find_consumer
+        self._delay_lists = delay_lists
         self._delays = delays
         self._calls = calls
         self._retries = retries
@@ -218,7 +221,7 @@ class Operations:
             return plan_keys(self._find_consumer(), body.action, choice)
         if body.kind == "retries":
             return plan_retries(self._backend, self._clock, self._retries, body.action, choice)
-        return plan_delays(self._delays, self._clock, self._calls, body.action, choice, timing)
+        return plan_delays(self._delay_lists, self._clock, self._calls, body.action, choice, timing)
 
     def _complete_plan(
         self, body: OperationPlanBody, chosen: dict[str, Any], options: dict[str, Any], draft: PlanDraft

@@ -14,7 +14,7 @@ HeldTopics = Annotated[dict[str, int], Meta(description="the topics whose delays
 
 
 class DelayShardRow(Answer):
-    """A delay shard of this process. `why`: why it does not fire."""
+    """A delay shard, as its owner describes it. `why`: why it does not fire."""
 
     shard: int
     epoch: int
