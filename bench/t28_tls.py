@@ -97,9 +97,11 @@ def attacked(server: Running, kind: str, ca: Path) -> Iterator[None]:
     host, port = server.addresses["producer"]
     command = [sys.executable, "-m", "bench.t28_tls", ATTACK, kind, host, str(port), str(ca)]
     with subprocess.Popen(command) as process:
-        time.sleep(ATTACK_S)  # until it is in full swing
-        yield
-        process.kill()
+        try:
+            time.sleep(ATTACK_S)  # until it is in full swing
+            yield
+        finally:
+            process.kill()
 
 
 def measure_attacked(server: Running, tls: ssl.SSLContext, kind: str, ca: Path) -> dict[str, float]:
