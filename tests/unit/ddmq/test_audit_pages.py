@@ -69,7 +69,7 @@ def test_lines_that_are_written_between_two_pages_do_not_move_the_second_one(fol
 
 
 def test_lines_are_selected_by_identity_event_and_text(folder: Path) -> None:
-    writer = AuditFiles(folder, "producer@10.0.0.5", bytes_max=500)
+    writer = AuditFiles(folder, "producer@10.0.0.5.rejected", bytes_max=500)
     writer.append(msgspec.json.encode(AuditLine(99, "rejected", "app", reason="lacks `send orders`")) + b"\n")
     (line,) = read_all(folder, who="app")
     assert (line["process"], line["event"], line["count"]) == ("producer@10.0.0.5", "rejected", 1)

@@ -20,7 +20,7 @@ import msgspec
 
 from ddmq.server.admin.contract.queries import AuditQuery
 from ddmq_common.errors import CallerError
-from ddmq_common.security.audit import FILES_MAX, AuditLine
+from ddmq_common.security.audit import FILES_MAX, REJECTED, AuditLine
 
 COUNT_MAX = 200
 SCAN_BYTES_MAX = 1 << 20  # of one page
@@ -45,7 +45,7 @@ def list_lines(folder: Path, query: AuditQuery) -> dict[str, Any]:
             break
         scanned += reader.accept_line()
         if _is_match(line, query):
-            items.append({"process": reader.name, **msgspec.structs.asdict(line)})
+            items.append({"process": reader.name.removesuffix(f".{REJECTED}"), **msgspec.structs.asdict(line)})
     following = {reader.name: reader.position for reader in readers}
     return {"items": items, "next": _encode_positions(following) if has_more else None}
 
