@@ -42,7 +42,7 @@ function Chart({ times, lines, label }) {
         ...size(),
         legend: { show: lines.length > 1, live: false },
         scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
-        axes: [{ ...axis, values: (_, seconds) => seconds.map((each) => formatTime(each * 1_000, inUtc.value).slice(11, 19).replace(/:00$/, "")) }, { ...axis, size: 56, values: (_, values) => values.map(formatCompact) }],
+        axes: [{ ...axis, space: 80, values: (_, seconds) => seconds.map((each) => formatTime(each * 1_000, inUtc.value).slice(11, 19).replace(/:00$/, "")) }, { ...axis, size: 56, values: (_, values) => values.map(formatCompact) }],
         series: [{}, ...lines.map(([name], index) => ({ label: NAMES[name] ?? name, stroke: [colour("--chart"), colour("--warn"), colour("--good")][index % 3], width: 1.8, dash: DASHES[index % 3], spanGaps: false, points: { show: false } }))],
       };
       plot = new UPlot(options, [times, ...lines.map(([, values]) => values)], element);

@@ -8,6 +8,7 @@ import { Badge, Card, Facts, Filter, GroupLink, Head, Loaded, Missing, Name, Tim
 import { Pager, Table } from "../lib/table.js";
 import { closeTopic } from "./topic.js";
 
+const TEN_YEARS_MS = 10 * 365 * 86_400_000;
 const PROCESSES = [
   { head: "process", wide: true, cell: (row) => html`<${Name} text=${row.name} />` },
   { head: "version", cell: (row) => visible(row.version) },
@@ -68,7 +69,7 @@ function Disk() {
   return html`<${Card} title="Disk and log" id="disk" tools=${state.data?.engine === "file_log" && html`<div class="tools"><button type="button" onClick=${clean}>Clean now…</button></div>`}>
     <${Loaded} state=${state} absent="This server does not describe its log.">${(log) => html`<${Facts} facts=${[
       ["engine", log.engine], ["free", log.disk && `${formatSize(log.disk.free_bytes)} of ${formatSize(log.disk.total_bytes)}`], ["log", log.log_bytes != null && formatSize(log.log_bytes)],
-      ["grows by", log.fill_bytes_per_s != null && `${formatSize(log.fill_bytes_per_s)}/s`], ["full", log.full_at_ms != null ? html`<${Time} ms=${log.full_at_ms} />` : "not at this rate"],
+      ["grows by", log.fill_bytes_per_s != null && `${formatSize(log.fill_bytes_per_s)}/s`], ["full", log.full_at_ms && log.full_at_ms < now.value + TEN_YEARS_MS ? html`<${Time} ms=${log.full_at_ms} />` : "not at this rate"],
       ["old segments are deleted below", log.disk && formatSize(log.disk.clean_bytes)], ["sends are rejected below", log.disk && formatSize(log.disk.refuse_bytes)], ["segments", log.total],
     ]} />
       ${log.writers?.length > 0 && html`<h3>Largest topics</h3><${Table} label="largest topics" columns=${WRITERS} rows=${log.writers} rowKey=${(row) => row.topic} />`}
