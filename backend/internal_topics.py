@@ -39,7 +39,7 @@ from backend.completion import Completion, failed, succeeded
 from backend.port import Backend
 from backend.records import FLAG_ONE_GROUP, ONE_GROUP, Durability, NewRecord, StoredRecord, TopicInfo
 from ddmq_common.delays.levels import Levels
-from ddmq_common.delivery import Content, decode, encode, key_and_tags
+from ddmq_common.delivery import Content, decode, encode
 from ddmq_common.errors import DamagedError, DdmqError
 from ddmq_common.names import SCHEDULE_TOPIC
 from ddmq_common.send_identity import IDENTITY
@@ -101,7 +101,8 @@ def real_record(stored: StoredRecord) -> NewRecord:
             f"schedule record {stored.queue_id}/{stored.offset} has {REAL_TOPIC} {topic!r} and {REAL_QUEUE} "
             f"{queue!r}; a topic and a queue number are wanted"
         )
-    return _copy_record(stored, topic, int(queue), bytes(stored.delivery), system)
+    content = _decode_content(stored)
+    return _copy_record(stored, content, topic, int(queue), bytes(stored.delivery), system)
 
 
 class Dying(Protocol):
@@ -118,14 +119,20 @@ class Dying(Protocol):
 
 
 def _copy_record(
-    record: Dying, topic: str, queue_id: int, delivery: bytes, system: Mapping[str, str]
+    record: Dying,
+    content: Content | None,
+    topic: str,
+    queue_id: int,
+    delivery: bytes,
+    system: Mapping[str, str],
 ) -> NewRecord:
     """Return a copy of a message for another queue, with its message id, born time, key, tags and flags.
+    `content`: that of the message; None if its bytes do not parse.
 
     The copy has no IDENTITY, which belongs to the record that the client's send stored, and no ONE_GROUP,
     which applies only to the queue that the record was resent to.
     """
-    key, tags = key_and_tags(record.delivery)
+    key, tags = (b"", b"") if content is None else (content.key, content.tag)
     properties = {name: text for name, text in system.items() if name not in (IDENTITY, ONE_GROUP)}
     return NewRecord(
         topic,
@@ -147,6 +154,7 @@ QUEUE, OFFSET, QUEUE_CHOICE = PREFIX + "queue", PREFIX + "offset", PREFIX + "pla
 ATTEMPTS, TIME, RESENT = PREFIX + "attempts", PREFIX + "time", PREFIX + "resent"
 LEVEL, DUE = PREFIX + "level", PREFIX + "due"
 DELAY, TRANSACTION = PREFIX + "delay", PREFIX + "transaction"
+_PREFIX_BYTES, _RESENT_BYTES = PREFIX.encode(), RESENT.encode()
 
 
 class DeadLetter(NamedTuple):
@@ -184,15 +192,14 @@ def dead_record(
 
     `system`: the system properties to keep. `bare`: leave its bytes unchanged.
     """
-    content = None if bare else _decode_content(record)
-    key, tags = key_and_tags(record.delivery)
+    content = _decode_content(record)
     delivery, system_properties = bytes(record.delivery), dict(system)
-    if content is None:
+    if content is None or bare:
         system_properties |= facts
     else:
         properties = _without_facts(content) | {name.encode(): text.encode() for name, text in facts.items()}
-        delivery = encode(key, content.value, tags, properties)
-    return _copy_record(record, topic, 0, delivery, system_properties)
+        delivery = encode(content.key, content.value, content.tag, properties)
+    return _copy_record(record, content, topic, 0, delivery, system_properties)
 
 
 def read_dead_letter(record: StoredRecord) -> DeadLetter:
@@ -203,8 +210,9 @@ def read_dead_letter(record: StoredRecord) -> DeadLetter:
         texts = {
             name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
             for name, value in content.properties.items()
+            if name.startswith(_PREFIX_BYTES)
         }
-    resent = b"" if content is None else content.properties.get(RESENT.encode(), b"")
+    resent = b"" if content is None else content.properties.get(_RESENT_BYTES, b"")
     return DeadLetter(
         record,
         content,
@@ -230,16 +238,15 @@ def resent_record(dead_letter: DeadLetter, queues: int, group: str = "") -> NewR
     reaches; "": every group of the topic. It keeps message id, born time, key, tag, value and the
     application's properties. If the bytes do not parse, they are resent unchanged.
     """
-    record = dead_letter.record
-    key, tags = key_and_tags(record.delivery)
+    record, content = dead_letter.record, dead_letter.content
     delivery = bytes(record.delivery)
-    if dead_letter.content is not None:
-        properties = _without_facts(dead_letter.content)
-        properties[RESENT.encode()] = str(dead_letter.resent + 1).encode()
-        delivery = encode(key, dead_letter.content.value, tags, properties)
+    if content is not None:
+        properties = _without_facts(content)
+        properties[_RESENT_BYTES] = str(dead_letter.resent + 1).encode()
+        delivery = encode(content.key, content.value, content.tag, properties)
     system = {name: text for name, text in record.system.items() if not name.startswith(PREFIX)}
     queue_id = (dead_letter.queue_choice if dead_letter.queue_id is None else dead_letter.queue_id) % queues
-    copy = _copy_record(record, dead_letter.topic, queue_id, delivery, system)
+    copy = _copy_record(record, content, dead_letter.topic, queue_id, delivery, system)
     if group:
         copy.flags |= FLAG_ONE_GROUP
         copy.system = {**(copy.system or {}), ONE_GROUP: group}
@@ -248,11 +255,10 @@ def resent_record(dead_letter: DeadLetter, queues: int, group: str = "") -> NewR
 
 def _without_facts(content: Content) -> dict[bytes, bytes]:
     """Return the application's properties, and the count of resends."""
-    resent_name = RESENT.encode()
     return {
         name: value
         for name, value in content.properties.items()
-        if name == resent_name or not name.startswith(PREFIX.encode())
+        if not name.startswith(_PREFIX_BYTES) or name == _RESENT_BYTES
     }
 
 

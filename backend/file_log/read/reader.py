@@ -40,6 +40,7 @@ from backend.file_log.core.layout import (
     unpack_record,
 )
 from backend.file_log.segments import Segment, SegmentSet
+from backend.file_log.storage import PAGE_BYTES
 from backend.port import ReadCall
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, ShortRecord, StoredRecord
 from ddmq_common.errors import DamagedError
@@ -128,6 +129,13 @@ class RecordRange(NamedTuple):
     segment: Segment
     start: int
     size: int
+
+
+def _end_of_page(segment: Segment, view: mmap.mmap, position: int) -> int:
+    """Return the log position at the end of the page that holds the byte before `position`, or at the end of
+    the mapped file."""
+    pages = -((segment.start - position) // PAGE_BYTES)
+    return segment.start + min(pages * PAGE_BYTES, len(view))
 
 
 class LogReader:
@@ -307,19 +315,29 @@ class LogReader:
         """
         records: list[ShortRecord] = []
         find, unpack, locate = system_finder(name), REST.unpack_from, self.segments.locate
+        view: mmap.mmap | None = None  # of `segment`; its pages `[first, last)` are checked
+        segment: Segment | None = None
+        first = last = 0
         for position, offset, flags, delivery in zip(
             batch.positions, batch.offsets, batch.flags, batch.deliveries, strict=True
         ):
-            segment = locate(position)
-            if segment is None:
-                continue
+            if segment is None or not segment.start <= position < segment.end:
+                segment, view = locate(position), None
+                if segment is None:
+                    continue
             index = position - segment.start
             try:
-                view = segment.view(position, position + RECORD_BYTES)
+                if view is None or not first <= position <= last - RECORD_BYTES:
+                    view = segment.view(position, position + RECORD_BYTES)
+                    first, last = position, _end_of_page(segment, view, position + RECORD_BYTES)
                 fields = unpack(view, index + FRONT.size)
                 start, end = RECORD_BYTES + fields[14] + fields[11], fields[4] >> 8
-                value = find(segment.view(position, position + end)[index + start : index + end])
+                if position + end > last:
+                    view = segment.view(position, position + end)
+                    first, last = position, _end_of_page(segment, view, position + end)
+                value = find(view[index + start : index + end])
             except (DamagedError, OSError, ValueError):
+                view = None
                 continue
             records.append(ShortRecord(offset, fields[8], fields[7], flags, value, delivery))
         return records

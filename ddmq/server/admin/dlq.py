@@ -8,13 +8,14 @@ on the dead-letter topic, so that it lives exactly as long as the letters do. No
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from backend.internal_topics import PREFIX, DeadLetter, read_dead_letter
+from backend.internal_topics import PREFIX, REASON, DeadLetter, read_dead_letter
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
-from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
+from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus
 from ddmq.server.admin.messages import READ_BYTES_MAX
 from ddmq.server.admin.search.error_classes import classify_error
 from ddmq.server.admin.topics import WAIT_S
@@ -62,6 +63,18 @@ class DeadLetterFilter(NamedTuple):
             and self.error in (None, classify_error(dead_letter.error))
             and (self.text is None or _contains_text(dead_letter, self.text))
         )
+
+
+ALL_LETTERS = DeadLetterFilter()
+
+
+@lru_cache(maxsize=64)
+def _list_patterns(choice: DeadLetterFilter) -> list[bytes]:
+    """Return byte strings that are in the delivery of each dead letter that matches. A "#" may stand for a
+    number, and U+FFFD for bytes that are no text."""
+    error = "" if choice.error is None or "#" in choice.error else choice.error
+    texts = (choice.reason, choice.topic, error, choice.text)
+    return [text.encode("utf-8", "surrogatepass") for text in texts if text and "\ufffd" not in text]
 
 
 def _contains_text(dead_letter: DeadLetter, text: str) -> bool:
@@ -220,10 +233,14 @@ def gaps_of(backend: Backend, queue: QueueRef, limits: Bounds) -> list[tuple[int
 
 
 def read_dead_letters(
-    backend: Backend, offset_range: DeadLetterRange, opened: OpenDeadLetters, count: int | None = None
+    backend: Backend,
+    offset_range: DeadLetterRange,
+    opened: OpenDeadLetters,
+    count: int | None = None,
+    choice: DeadLetterFilter = ALL_LETTERS,
 ) -> tuple[list[DeadLetter], int]:
-    """Read one batch of open dead letters of `offset_range`, at most `count` (None: BATCH); return the batch
-    and the offset after it."""
+    """Read up to `count` (None: BATCH) open dead letters of `offset_range`; return those that may match `choice`, and the
+    offset after all of them."""
     start = next((first for first, _ in opened.runs(offset_range.at, offset_range.end)), offset_range.end)
     if start >= offset_range.end:
         return [], offset_range.end
@@ -234,12 +251,26 @@ def read_dead_letters(
         return [], min(batch.bounds.min, offset_range.end)
     if batch.status is not ReadStatus.DATA:
         return [], offset_range.end
-    records: list[StoredRecord] = [batch.record(index) for index in range(len(batch.offsets))]
+    candidates = _list_candidates(batch, choice)
     return [
-        read_dead_letter(record)
-        for record in records
-        if record.offset < offset_range.end and record.offset in opened
+        read_dead_letter(batch.record(index))
+        for index, offset in enumerate(batch.offsets)
+        if offset < offset_range.end and offset in opened and (candidates is None or offset in candidates)
     ], batch.next_offset
+
+
+def _list_candidates(batch: ReadBatch, choice: DeadLetterFilter) -> set[int] | None:
+    """Return the offsets of the records whose bytes have the texts of a filter, which takes a tenth of the
+    time that parsing them takes; None if all may match. Records with the facts outside of their bytes are
+    among them."""
+    patterns = _list_patterns(choice)
+    if not patterns:
+        return None
+    return {
+        record.offset
+        for record in batch.carried(REASON)
+        if record.value or all(pattern in record.delivery for pattern in patterns)
+    }
 
 
 def dead_letter_row(dead_letter: DeadLetter) -> dict[str, Any]:

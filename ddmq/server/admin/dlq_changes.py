@@ -13,7 +13,7 @@ On an engine that is not atomic a crash in between sends again what was sent and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,10 +33,12 @@ from ddmq.server.admin.dlq import (
     BATCH,
     DeadLetterFilter,
     DeadLetterRange,
+    OpenDeadLetters,
     list_dead_letter_queues,
     read_dead_letters,
     read_open_dead_letters,
 )
+from ddmq.server.admin.messages import READ_BYTES_MAX
 from ddmq.server.admin.topics import WAIT_S
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, CallerError, FencedError, RemoteError
@@ -47,7 +49,10 @@ from proxy_consumer.retries.retry_queues import next_generation
 
 WORK_S = 3.0
 TRIES_MAX = 8
+READ_COUNT = 25  # letters in one read, which lets no one else run
+EXAMINED_MAX = 2_000  # letters for one batch
 MakeSettings = Callable[[int, Counter[str], Counter[str]], Mapping[str, bytes]]
+_Ahead = tuple[DeadLetter | None, int]  # a letter that may be chosen, and the offset after it
 SAMPLE_MAX = 5  # letters that a dry run retains
 GROUPS_SHOWN = 100  # names of groups that one topic's resent letters reach
 
@@ -87,7 +92,7 @@ class Resend:
         discard: bool = False,
         make_settings: MakeSettings = _store_no_settings,
         batch: int = BATCH,
-        pace: Callable[[Iterable[DeadLetter]], Iterable[DeadLetter]] = iter,
+        pace: Callable[[Iterable[_Ahead]], Iterable[_Ahead]] = iter,
     ) -> None:
         self._backend = backend
         self._clock = clock
@@ -103,6 +108,7 @@ class Resend:
         self.sent: Counter[str] = Counter()  # by topic
         self.not_sent: Counter[str] = Counter()  # by why they were not sent
         self.sample: list[DeadLetter] = []  # the first ones that were chosen
+        self.match_bounds: dict[int, tuple[int, int]] = {}  # by queue: from the first match to after the last
 
     def run(self, offset_ranges: Sequence[DeadLetterRange], stop_at: float) -> list[DeadLetterRange]:
         """Resend letters, at least one batch, until `stop_at` (monotonic seconds); return the ranges that
@@ -128,10 +134,18 @@ class Resend:
         changes = backend.progress(CHANGE_LOCK_GROUP, (queue,)).wait(WAIT_S)[0]
         done_marks = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
         _, (opened,) = read_open_dead_letters(backend, (queue,))
-        dead_letters, at = read_dead_letters(backend, offset_range, opened, self._batch)
         sent: Counter[str] = Counter()
         not_sent: Counter[str] = Counter()
-        offsets, records = self._choose_dead_letters(dead_letters, sent, not_sent)
+        offsets: list[int] = []
+        records: list[NewRecord] = []
+        size, at = 0, offset_range.at
+        for dead_letter, following in self._pace(self._read_ahead(offset_range, opened)):
+            if len(offsets) == self._batch or size >= READ_BYTES_MAX:
+                break
+            at = following
+            if dead_letter is not None and self._choose_dead_letter(dead_letter, records, sent, not_sent):
+                offsets.append(dead_letter.record.offset)
+                size += len(dead_letter.record.delivery)
         if offsets and not self._dry_run:
             settings = self._make_settings(at, sent, not_sent)
             self._store_records(queue, offsets, records, (done_marks, changes), settings)
@@ -139,37 +153,41 @@ class Resend:
         self.not_sent += not_sent
         return at
 
-    def _choose_dead_letters(
-        self, dead_letters: Sequence[DeadLetter], sent: Counter[str], not_sent: Counter[str]
-    ) -> tuple[list[int], list[NewRecord]]:
-        offsets: list[int] = []
-        records: list[NewRecord] = []
-        for dead_letter in self._pace(dead_letters):
-            if not self._choice.matches(dead_letter):
-                continue
-            if self._discard:
-                offsets.append(dead_letter.record.offset)
-                sent[dead_letter.topic] += 1
-                self._add_to_sample(dead_letter)
-                continue
+    def _read_ahead(self, offset_range: DeadLetterRange, opened: OpenDeadLetters) -> Iterator[_Ahead]:
+        """Yield the open letters that may match, each with the offset after it, and None with the offset up
+        to which there are no others. Reads about EXAMINED_MAX letters."""
+        at = offset_range.at
+        while at < min(offset_range.end, offset_range.at + EXAMINED_MAX):
+            rest = offset_range._replace(at=at)
+            dead_letters, at = read_dead_letters(self._backend, rest, opened, READ_COUNT, self._choice)
+            for dead_letter in dead_letters:
+                yield dead_letter, dead_letter.record.offset + 1
+            yield None, at
+
+    def _choose_dead_letter(
+        self, dead_letter: DeadLetter, records: list[NewRecord], sent: Counter[str], not_sent: Counter[str]
+    ) -> bool:
+        """Count a letter, and append its record to `records` if it is to be sent; return whether it is to be
+        marked as done."""
+        if not self._choice.matches(dead_letter):
+            return False
+        queue_id, offset = dead_letter.record.queue_id, dead_letter.record.offset
+        self.match_bounds[queue_id] = self.match_bounds.get(queue_id, (offset,))[0], offset + 1
+        if not self._discard:
             info = self._backend.topic(dead_letter.topic) if dead_letter.topic else None
             reason = self._explain_rejection(dead_letter, info)
             if info is None or reason:
                 not_sent[reason] += 1
-                continue
-            record = resent_record(dead_letter, info.queues, self._group)
-            if len(record.delivery) > self._bytes_max:
+                return False
+            copy = resent_record(dead_letter, info.queues, self._group)
+            if len(copy.delivery) > self._bytes_max:
                 not_sent[f"larger than topic {dead_letter.topic} takes (body_bytes_max of the log)"] += 1
-                continue
-            offsets.append(dead_letter.record.offset)
-            records.append(record)
-            sent[dead_letter.topic] += 1
-            self._add_to_sample(dead_letter)
-        return offsets, records
-
-    def _add_to_sample(self, dead_letter: DeadLetter) -> None:
+                return False
+            records.append(copy)
+        sent[dead_letter.topic] += 1
         if self._dry_run and len(self.sample) < SAMPLE_MAX:
             self.sample.append(dead_letter)
+        return True
 
     def _explain_rejection(self, dead_letter: DeadLetter, info: TopicInfo | None) -> str:
         """Return why a letter must not be sent; "" if it may be sent."""

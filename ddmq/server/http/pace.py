@@ -63,6 +63,12 @@ class Account:
         while (excess_s := self.debt_s - DEBT_S) > 0:
             gevent.sleep(excess_s / SHARE_S)
 
+    def rest_if_long(self, spent_s: float) -> None:
+        """Let other greenlets run if a greenlet has used up its time slice. `spent_s`: what it has used since
+        it was resumed."""
+        if spent_s > SLICE_S:
+            gevent.sleep(YIELD_S)
+
     @contextmanager
     def listing_slot(self) -> Iterator[None]:
         """Wait for the earlier listings of this address, and hold the right to make a listing in the
@@ -137,8 +143,7 @@ def yield_if_long(more_s: float = 0.0) -> None:
         return
     account = current.account
     account.charge(more_s)
-    if time.thread_time() - current.since > SLICE_S:
-        gevent.sleep(YIELD_S)
+    account.rest_if_long(time.thread_time() - current.since)
     if account.debt_s > DEBT_S + MORE_S:
         account.pause()
 

@@ -45,7 +45,9 @@ def list_lines(folder: Path, query: AuditQuery) -> dict[str, Any]:
             break
         scanned += reader.accept_line()
         if _is_match(line, query):
-            items.append({"process": reader.name.removesuffix(f".{REJECTED}"), **msgspec.structs.asdict(line)})
+            items.append(
+                {"process": reader.name.removesuffix(f".{REJECTED}"), **msgspec.structs.asdict(line)}
+            )
     following = {reader.name: reader.position for reader in readers}
     return {"items": items, "next": _encode_positions(following) if has_more else None}
 

@@ -28,7 +28,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError
 from ddmq_common.names import find_group_name_error
 
-BATCH = 200
+BATCH = 50
 SAMPLE_FIELDS = ("queue", "offset", "id", "key", "reason", "error", "topic", "attempts", "time_ms", "preview")
 Cursor = Sequence[Sequence[int]]  # [queue number, next offset, end] of each remaining range
 
@@ -52,9 +52,21 @@ def plan_dead_letters(
         reaches={topic: list_groups_reached(backend, topic, alone) for topic in work.sent}
         if action == "resend"
         else {},
-        cursor=_make_cursor(ranges),
+        cursor=_make_cursor([*_narrow_ranges(ranges, work.match_bounds), *remaining]),
         items=[],
     )
+
+
+def _narrow_ranges(
+    ranges: Sequence[DeadLetterRange], match_bounds: Mapping[int, tuple[int, int]]
+) -> list[DeadLetterRange]:
+    """Return the parts of the examined ranges that contain all matches, so that a run does not examine the
+    rest again."""
+    return [
+        each._replace(at=match_bounds[each.queue.queue_id][0], end=match_bounds[each.queue.queue_id][1])
+        for each in ranges
+        if each.queue.queue_id in match_bounds
+    ]
 
 
 class DeadLetterTarget:

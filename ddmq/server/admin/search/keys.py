@@ -35,7 +35,7 @@ from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.service import ConsumerService
 
 COUNT_MAX = 1_000
-EXAMINED_MAX = 3_000
+EXAMINED_MAX = 2_000
 ERRORS_MAX = 100  # classes that are listed
 LOOKUPS_MAX = 100  # groups whose absent queues are looked up
 MISSING_MAX = 100  # rows
