@@ -239,8 +239,8 @@ def read_dead_letters(
     count: int | None = None,
     choice: DeadLetterFilter = ALL_LETTERS,
 ) -> tuple[list[DeadLetter], int]:
-    """Read up to `count` (None: BATCH) open dead letters of `offset_range`; return those that may match `choice`, and the
-    offset after all of them."""
+    """Read up to `count` (None: BATCH) open dead letters of `offset_range`; return those that may match
+    `choice`, and the offset after all of them."""
     start = next((first for first, _ in opened.runs(offset_range.at, offset_range.end)), offset_range.end)
     if start >= offset_range.end:
         return [], offset_range.end

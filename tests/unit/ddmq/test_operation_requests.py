@@ -12,13 +12,12 @@ import pytest
 
 from backend.records import AppendStatus, CommitBatch
 from ddmq.server.admin.contract.bodies import OperationPlanBody, OperationStartBody
-from ddmq.server.admin.operations import runner, storing
-from ddmq.server.admin.operations.dead_letters import DeadLetterTarget
+from ddmq.server.admin.operations import runner, slices, storing
+from ddmq.server.admin.operations.dead_letters import BATCH, DeadLetterTarget
 from ddmq.server.admin.operations.plans import EXPIRY_MS, PLANS_MAX
 from ddmq.server.admin.operations.service import Operations
 from ddmq.server.admin.operations.slices import wait_sliced
 from ddmq.server.admin.operations.state import INTERRUPTED_MS
-from ddmq.server.http import pace
 from ddmq.server.http.parameters import read_body
 from ddmq.server.http.routing import NoSuchOperationError
 from ddmq_common.clock import ManualClock
@@ -343,7 +342,7 @@ def test_an_operation_runs_although_old_ones_cannot_be_deleted(
 
 
 def test_others_run_while_the_items_of_a_plan_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "SLICE_S", 0.0)
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
     events: list[str] = []
     gevent.spawn_later(0, events.append, "other")
 
@@ -391,4 +390,4 @@ def test_a_stop_of_the_process_waits_for_the_batch_but_not_for_ever(
     rig.here.runner.close(20)
     assert not rig.here.runner.is_running(plan["id"])
     row = rig.here.show_operation(plan["id"])
-    assert (row["state"], row["changed"]) == ("running", 200), "one batch, and its progress is stored"
+    assert (row["state"], row["changed"]) == ("running", BATCH), "one batch, and its progress is stored"
