@@ -231,6 +231,27 @@ def test_no_method_does_what_the_matrix_forbids(setting: SecuredServers) -> None
     check_matrix(setting)
 
 
+def test_the_usage_of_all_processes_is_added_up(setting: SecuredServers) -> None:
+    """What one identity does at the producer proxy and at the consumer proxy, in whatever processes."""
+
+    def read_usage(number: int) -> dict[str, Any]:
+        rows = setting.servers[number].admin("GET", "usage")
+        return next(
+            (row for row in rows if row["identity"] == "everything"), {"connections": 0, "requests": 0}
+        )
+
+    before = read_usage(0)
+    clients = [setting.client(kind, "everything", at) for at, kind in enumerate(("producer", "consumer"))]
+    clients[0].call("sendSync", message=message())
+    clients[1].call("submit", result=RESULT)
+    for number in range(len(setting.servers)):
+        after = read_usage(number)
+        assert after["connections"] == before["connections"] + 2
+        assert after["requests"] >= before["requests"] + 2
+        listed = setting.servers[number].request("GET", "/usage?form=2&text=everything")[1]
+        assert (listed["items"][0]["connections"], listed["missing"]) == (after["connections"], {})
+
+
 @pytest.mark.kafka
 def test_no_method_does_on_kafka_what_the_matrix_forbids(tmp_path: Path) -> None:
     with secured(tmp_path, "one process", PEOPLE, "kafka") as servers:

@@ -236,10 +236,10 @@ def revoke_tokens(token_ids: tuple[str, ...], folder: Path) -> None:
 @auth.command("usage")
 @admin_options
 def show_usage(admin: AdminClient, as_json: bool) -> None:
-    """Show what each identity uses of the server's process, and what its quotas have rejected.
+    """Show what each identity uses of the server, and what its quotas have rejected.
 
-    The numbers count since the start of the process that answers. Identities that have not used it are not
-    listed.
+    The numbers are those of all processes of the server, and count since the start of each. Identities that
+    have not used it are not listed.
     """
     rows = admin.get("usage")
     if as_json:

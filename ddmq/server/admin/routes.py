@@ -30,7 +30,7 @@ from ddmq.server.admin.contract.structs import (
 )
 from ddmq.server.admin.contract.versions import group_version, topic_version
 from ddmq.server.admin.lists import table
-from ddmq.server.admin.processes.usage import list_usage
+from ddmq.server.admin.processes.usage import collect_usage
 from ddmq.server.admin.producer.sends import send_message
 from ddmq.server.admin.search import dead_letters as dlq_search
 from ddmq.server.admin.search import keys as all_keys
@@ -88,8 +88,9 @@ ROUTES: tuple[Route, ...] = (
           "health, findings, topics, groups and all counters, as printed by `ddmq stats --json`",
           lambda api, r: api.stats(r), query=None, right="metrics", answer=answers.StatsAnswer),
     Route("GET", "/usage",
-          "what each identity uses of this process, and what its quotas have rejected; empty without rights",
-          lambda api, _: list_usage(api.used_parts), right="metrics", answer=list[answers.UsageRow]),
+          "what each identity uses, and what its quotas have rejected; empty without rights",
+          lambda api, r: collect_usage(api.used_parts, api.processes, r)[0], queries.ListQuery,
+          right="metrics", answer=list[answers.UsageRow], listing=table.USAGE),
     Route("GET", "/findings",
           "what is wrong now, the most urgent first, as printed by `ddmq findings --json`",
           lambda api, r: api.list_findings(r), queries.ListQuery,

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from backend.memory import MemoryBackend
 from ddmq.server.admin.contract.queries import ClientsQuery, ListQuery
 from ddmq.server.admin.contract.route import Route
+from ddmq.server.admin.contract.structs.answers import UsageRow
 from ddmq.server.admin.figures import OtherAnswers, OtherProcesses
+from ddmq.server.admin.processes.usage import merge_usage
 from ddmq.server.admin.processes.views import ProcessInfo, ProcessViews
 from ddmq.server.admin.routes import ROUTES
 from ddmq.server.http.parameters import Query, read_query
@@ -176,3 +178,17 @@ def test_names_of_form_2_are_rejected_in_form_1() -> None:
             listing.check_form(1, [name])
     clients.check_form(1, ["count", "after", "group"])
     processes.check_form(1, ["fields"])  # as in earlier releases
+
+
+def test_usage_is_added_up_by_identity() -> None:
+    def row(identity: str, number: int, **rejected: int) -> dict[str, Any]:
+        fields = dict.fromkeys(UsageRow.__struct_fields__, number)
+        return {**fields, "identity": identity, "rejected": rejected}
+
+    first = [row("app", 3, bytes_per_s=2), row("other", 9)]
+    merged = merge_usage([first, [row("app", 4, bytes_per_s=1, created=5)], []])
+    assert [(each["identity"], each["requests"], each["in_flight"]) for each in merged] == [
+        ("other", 9, 9), ("app", 7, 7),
+    ]  # fmt: skip
+    assert merged[1]["rejected"] == {"bytes_per_s": 3, "created": 5}
+    assert first[0]["rejected"] == {"bytes_per_s": 2}, "the rows of the processes are not changed"

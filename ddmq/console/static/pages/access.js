@@ -51,7 +51,7 @@ function Identities({ query, usage }) {
     { head: "bytes", number: true, cell: (row) => html`${formatSize(used[row.identity]?.bytes ?? 0)}<div class="soft">${row.quotas.bytes_per_s ? `${formatSize(row.quotas.bytes_per_s)}/s` : "no limit"}</div>` },
     { head: "over its quotas", cell: (row) => html`<span class="warn">${Object.entries(used[row.identity]?.rejected ?? {}).map(([quota, number]) => `▲ ${quota} ${formatNumber(number)}×`).join(" ")}</span>` },
   ];
-  return html`<${Card} title="Identities" note=${usage.error ? `Usage is not shown: ${usage.error.message}.` : "Requests and bytes count since the start of the process that answers; below them, the quota."}>
+  return html`<${Card} title="Identities" note=${usage.error ? `Usage is not shown: ${usage.error.message}.` : "Requests and bytes count since the start of each process; below them, the quota."}>
     <div class="filters"><${Filter} name="text" label="name contains" query=${query} /></div>
     <${Loaded} state=${state}>${(answer) => html`<${Table} label="identities" columns=${columns} rows=${answer.items} rowKey=${(row) => row.identity} empty="No identity matches." /><${Pager} answer=${answer} shown=${answer.items.length} noun="identity" plural="identities" query=${query} />`}<//>
   <//>`;

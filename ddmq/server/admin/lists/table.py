@@ -30,6 +30,7 @@ from ddmq.server.admin.lists.names import (
 )
 from ddmq.server.admin.lists.processes import page_clients, page_processes
 from ddmq.server.admin.lists.retries import page_retries
+from ddmq.server.admin.processes.usage import page_usage
 from ddmq.server.admin.search.dead_letters import filter_of
 from ddmq.server.admin.search.keys import selection_of
 from ddmq.server.http.paging import ItemPage
@@ -45,6 +46,11 @@ PROCESSES = Listing(
     lambda api, r, page: page_processes(api.processes, r, page),
     ("name", "-name"),
     first_form=("fields",),
+)
+USAGE = Listing(
+    answers.UsageRow,
+    lambda api, r, page: page_usage(api.used_parts, api.processes, r, page),
+    ("-requests", "requests"),
 )
 CLIENTS = Listing(
     process_answers.ClientRow,

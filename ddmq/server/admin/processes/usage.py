@@ -1,11 +1,15 @@
-"""The usage of this process by each identity, for GET /usage and the metrics."""
+"""The usage of the server by each identity, for GET /usage, and of this process, for the metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from backend.port import Backend
+from ddmq.server.admin.processes.views import ProcessViews
+from ddmq.server.http.paging import ITEMS_MAX, ItemPage, PageRequest, select_page
+from ddmq.server.http.routing import AdminRequest
 from ddmq_common.metrics.catalogue import IDENTITY_USAGE
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.security.callers import CallerTable
@@ -48,6 +52,45 @@ def list_usage(parts: UsedParts) -> list[dict[str, Any]]:
         for name, each in figures.items()
     ]
     return sorted(rows, key=lambda row: (-row["requests"], row["identity"]))
+
+
+def collect_usage(
+    parts: UsedParts, views: ProcessViews, request: AdminRequest
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the rows of all processes, added up by identity, and the addresses of those that did not answer;
+    to another process, the rows of this one."""
+    rows = list_usage(parts)
+    if request.is_forwarded or parts.callers is None:
+        return rows, {}
+    others = views.fetch_answers("/usage", "items", query={"form": "2", "count": str(ITEMS_MAX)})
+    return merge_usage([rows, *(answer["items"] for answer in others.answers)]), others.silent
+
+
+def merge_usage(lists: Iterable[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Add up the rows of several processes by identity; the one with most requests comes first."""
+    merged: dict[str, dict[str, Any]] = {}
+    for row in chain.from_iterable(lists):
+        total = merged.get(row["identity"])
+        if total is None:
+            merged[row["identity"]] = {**row, "rejected": dict(row["rejected"])}
+            continue
+        for name in row.keys() - {"identity", "rejected"}:
+            total[name] += row[name]
+        for quota, number in row["rejected"].items():
+            total["rejected"][quota] = total["rejected"].get(quota, 0) + number
+    return sorted(merged.values(), key=lambda row: (-row["requests"], row["identity"]))
+
+
+def page_usage(parts: UsedParts, views: ProcessViews, request: AdminRequest, page: PageRequest) -> ItemPage:
+    """Return a page of the usage by identity, by the number of requests."""
+    rows, silent = collect_usage(parts, views, request)
+    matches = [row for row in rows if page.matches(row["identity"])]
+    selected = select_page(matches, _position_of, tuple[int, str], page)
+    return selected._replace(exact=not silent, missing=silent)
+
+
+def _position_of(row: Mapping[str, Any]) -> tuple[int, str]:
+    return row["requests"], row["identity"]
 
 
 def _count_sends(sends: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -71,9 +71,8 @@ class StatsAnswer(Answer):
 
 
 class UsageRow(Answer):
-    """The usage of this process by one identity; `identity` is empty for clients without one. `requests`,
-    `bytes`, `created` and `rejected` count since the start of the process; `open_transactions`,
-    `pending_delays`, `idempotency_keys` and `producers` are those that this process keeps."""
+    """The usage of all processes of the server by one identity; `identity` is empty for clients without one.
+    `requests`, `bytes`, `created` and `rejected` count since the start of each process."""
 
     identity: str
     connections: int
