@@ -1,7 +1,7 @@
 """Operations on dead letters: resend and purge.
 
-A plan contains the filter and the ranges of offsets that existed. The progress is stored in the commit that
-changes a batch, so its counts are exact after a crash.
+A plan contains the filter and the ranges of offsets in which letters match, and those that it had no time to
+examine. The progress is stored in the commit that changes a batch, so its counts are exact after a crash.
 """
 
 from __future__ import annotations
