@@ -49,7 +49,7 @@ from proxy_consumer.retries.retry_queues import next_generation
 
 WORK_S = 3.0
 TRIES_MAX = 8
-READ_COUNT = 25  # letters in one read, which lets no one else run
+READ_COUNT, READ_COUNT_MAX = 25, 200  # letters in one read, which lets no one else run
 EXAMINED_MAX = 2_000  # letters for one batch
 MakeSettings = Callable[[int, Counter[str], Counter[str]], Mapping[str, bytes]]
 _Ahead = tuple[DeadLetter | None, int]  # a letter that may be chosen, and the offset after it
@@ -156,10 +156,13 @@ class Resend:
     def _read_ahead(self, offset_range: DeadLetterRange, opened: OpenDeadLetters) -> Iterator[_Ahead]:
         """Yield the open letters that may match, each with the offset after it, and None with the offset up
         to which there are no others. Reads about EXAMINED_MAX letters."""
-        at = offset_range.at
+        at, count = offset_range.at, READ_COUNT
         while at < min(offset_range.end, offset_range.at + EXAMINED_MAX):
             rest = offset_range._replace(at=at)
-            dead_letters, at = read_dead_letters(self._backend, rest, opened, READ_COUNT, self._choice)
+            dead_letters, at = read_dead_letters(self._backend, rest, opened, count, self._choice)
+            count = (
+                READ_COUNT if dead_letters else min(2 * count, READ_COUNT_MAX)
+            )  # what matches takes longer
             for dead_letter in dead_letters:
                 yield dead_letter, dead_letter.record.offset + 1
             yield None, at

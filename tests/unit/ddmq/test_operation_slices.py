@@ -7,6 +7,8 @@ import pytest
 from ddmq.server.admin.operations import slices
 from ddmq.server.http.pace import SLICE_S, YIELD_S
 
+FULL_S = SLICE_S * (1 / slices.SHARE_S - 1)
+
 
 class Processor:
     """The time of a thread in which others use a share of each rest."""
@@ -28,8 +30,8 @@ class Processor:
         self.used += seconds * self._others
 
 
-@pytest.mark.parametrize(("others", "expected_s"), [(1.0, 9 * SLICE_S), (0.6, 9 * SLICE_S), (0.3, YIELD_S)])
-def test_others_get_nine_tenths_if_they_need_them(
+@pytest.mark.parametrize(("others", "expected_s"), [(1.0, FULL_S), (0.6, FULL_S), (0.3, YIELD_S)])
+def test_others_get_most_of_the_time_if_they_need_it(
     others: float, expected_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor = Processor(others)

@@ -28,7 +28,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError
 from ddmq_common.names import find_group_name_error
 
-BATCH = 50
+BATCH, PLAN_BATCH = 50, 1_000
 SAMPLE_FIELDS = ("queue", "offset", "id", "key", "reason", "error", "topic", "attempts", "time_ms", "preview")
 Cursor = Sequence[Sequence[int]]  # [queue number, next offset, end] of each remaining range
 
@@ -41,7 +41,7 @@ def plan_dead_letters(
         raise CallerError(f"to_topic goes with resend, not with {action}")
     group = body.group
     ranges = ranges_to_resend(backend, group, _read_choice(body))
-    work = _make_work(backend, clock, action, body, to_topic=to_topic, dry_run=True, batch=BATCH)
+    work = _make_work(backend, clock, action, body, to_topic=to_topic, dry_run=True, batch=PLAN_BATCH)
     remaining = work.run(ranges, clock.monotonic() + PLAN_S)
     alone = "" if _reaches_all(group, to_topic=to_topic) else group
     return PlanDraft(

@@ -1,6 +1,6 @@
 """Work of operations in short slices of processor time, between which other greenlets run.
 
-While those need the processor, an operation gets a tenth of it, and its commits take about as much again. The
+While those need the processor, an operation gets 8 % of it, and its commits take about as much again. The
 code calls `yield_if_long` or `paced` as the answer to a request does. Unlike a request, the work is charged
 to no address, so it never waits for a debt.
 """
@@ -16,7 +16,7 @@ from gevent.event import AsyncResult
 
 from ddmq.server.http.pace import SLICE_S, YIELD_S, Account, PacedGreenlet
 
-SHARE_S = 0.1  # of each second in which others need the processor
+SHARE_S = 0.08  # of each second in which others need the processor
 REST_S = 0.0005  # after which the need of others is measured again
 T = TypeVar("T")
 
