@@ -6,7 +6,6 @@ import { html } from "./html.js";
 import { inUtc, Loaded } from "./parts.js";
 
 const HEIGHT = 190;
-const DARK = matchMedia("(prefers-color-scheme: dark)");
 const DASHES = [[], [6, 4], [2, 3]]; // so that lines differ without their colours
 const NAMES = { in_per_s: "sent/s", delivered_per_s: "delivered/s", acked_per_s: "acknowledged/s", lag: "not consumed", oldest_wait_s: "oldest waits, s", failed_per_s: "failed/s" };
 let library = null;
@@ -34,7 +33,8 @@ function Chart({ times, lines, label }) {
     const size = () => ({ width: Math.max(200, element.clientWidth), height: HEIGHT });
     const resized = new ResizeObserver(() => plot?.setSize(size()));
     const redraw = () => plot?.redraw();
-    DARK.addEventListener("change", redraw);
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    dark.addEventListener("change", redraw);
     loadLibrary().then((UPlot) => {
       if (gone) return;
       const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
@@ -51,7 +51,7 @@ function Chart({ times, lines, label }) {
     return () => {
       gone = true;
       resized.disconnect();
-      DARK.removeEventListener("change", redraw);
+      dark.removeEventListener("change", redraw);
       plot?.destroy();
     };
   }, [times, lines]);
