@@ -94,7 +94,7 @@ class DueScans:
         self._crowd: frozenset[str] = frozenset()
         self._deferred_topics: set[str] = set(store.deferred_topics())
         self._coming_back: set[str] = set()  # with messages from aside in flight
-        self._released_ms: dict[str, int] = {}  # topics with messages aside whose hold ended, and when
+        self._released_ms: dict[str, int] = {}  # topics whose hold ended, and when, until none of it is aside
         self._recent = RecentKeys(RECENT_KEYS_MAX)
         self._trimmed_ms = 0
         self._round_robin_counts: dict[str, int] = {}
@@ -113,8 +113,7 @@ class DueScans:
 
     def on_released(self, topic: str, now_ms: int) -> None:
         """Fire what is due by now in due order, because the hold of the topic has ended."""
-        if topic in self._deferred_topics:
-            self._released_ms[topic] = now_ms
+        self._released_ms[topic] = now_ms
 
     def on_added(self, messages: Sequence[Pending]) -> None:
         """Register messages that have been added to the store."""

@@ -440,3 +440,19 @@ def test_a_move_lost_by_a_power_failure_ends_with_its_message() -> None:
     machine.settle(which=0, fate="stored")
     machine.fires_and_dies(step=0, applied=False, store_survives=False)
     machine.teardown()
+
+
+def test_a_new_owner_fires_what_was_released_before_it_knew_it_in_due_order() -> None:
+    """It replays the first message after the release, and the second falls due with it."""
+    machine = DelayMachine()
+    machine.begin()
+    machine.add(number=1, wait=0, series=False, closing=False)
+    machine.an_operator_holds_or_releases(topic=OPEN)
+    machine.fires_and_dies(step=0, applied=False, store_survives=False)
+    machine.an_operator_holds_or_releases(topic=OPEN)
+    machine.add(number=2, wait=0, series=False, closing=False)
+    machine.take_in_and_fire(count=1, step=0)
+    for _ in machine.process.fire_commits[:]:
+        machine.settle(which=0, fate="aside")
+    machine.take_in_and_fire(count=1, step=0)
+    machine.teardown()
