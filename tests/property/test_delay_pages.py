@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq.server.delays.choice import Cursor
-from ddmq.server.delays.pages import DelayPage, merge_overviews, merge_pages, position_of
+from ddmq.server.delays.pages import DelayPage, find_coverage, merge_overviews, merge_pages, position_of
 
 Message = tuple[Cursor, bool]  # its position, and whether it matches
 
@@ -95,3 +95,10 @@ def test_an_overview_adds_up_what_the_owners_say() -> None:
     assert merged["health"] == {"ready": False, "reason": "delay shard 1 does not fire"}
     assert (merged["set_aside"], merged["held"]) == ({"dead": "no leader"}, {"mail": 9})
     assert (merged["elsewhere"], merged["not_open"]) == ([3], [])
+
+
+def test_shards_that_move_during_a_request_are_seen() -> None:
+    assert find_coverage(4, [[2, 3], [0, 1]]) == ([], True)
+    assert find_coverage(4, [[2, 3], [0, 1, 3]]) == ([3], True), "no answer covers it"
+    assert find_coverage(4, [[3], [0, 1, 3], [0, 1, 2]]) == ([], False), "two answers cover it"
+    assert find_coverage(2, []) == ([0, 1], True)

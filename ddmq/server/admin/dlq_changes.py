@@ -13,7 +13,7 @@ On an engine that is not atomic a crash in between sends again what was sent and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,7 @@ class Resend:
 
     `discard`: mark the letters as done without sending them. `make_settings` returns settings that the commit
     of a batch includes, from the offset after the batch and the batch's counts. `batch`: letters in a commit.
-    `pace` may let other greenlets run between letters.
+    `pace` may let other greenlets run between letters. `topics`: those whose letters are sent; None: all.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class Resend:
         make_settings: MakeSettings = _store_no_settings,
         batch: int = BATCH,
         pace: Callable[[Iterable[_Ahead]], Iterable[_Ahead]] = iter,
+        topics: Container[str] | None = None,
     ) -> None:
         self._backend = backend
         self._clock = clock
@@ -103,6 +104,7 @@ class Resend:
         self._make_settings = make_settings
         self._batch = batch
         self._pace = pace
+        self._topics = topics
         can = backend.capabilities
         self._bytes_max = can.body_bytes_max + 2 * can.properties_bytes_max
         self.sent: Counter[str] = Counter()  # by topic
@@ -195,6 +197,8 @@ class Resend:
     def _explain_rejection(self, dead_letter: DeadLetter, info: TopicInfo | None) -> str:
         """Return why a letter must not be sent; "" if it may be sent."""
         topic, group = dead_letter.topic, self._group
+        if self._topics is not None and topic not in self._topics:
+            return f"topic {topic} took none of them when the plan was made"
         if not topic:
             return "it does not say which topic it comes from"
         if info is None:

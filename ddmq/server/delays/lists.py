@@ -7,7 +7,7 @@ messages takes a while, and the service continues meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import merge
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from ddmq.server.admin.contract.queries import DelayCountQuery
 from ddmq.server.delays.backup import OpenShard
 from ddmq.server.delays.choice import FOREVER_MS, Cursor, DelayChoice, format_cursor, read_choice
 from ddmq.server.delays.owners import DelayOwners
-from ddmq.server.delays.pages import DelayPage, merge_overviews, merge_pages
+from ddmq.server.delays.pages import Coverage, DelayPage, find_coverage, merge_overviews, merge_pages
 from ddmq.server.delays.rows import describe_message
 from ddmq.server.http.pace import paced
 from ddmq.server.http.paging import ItemPage, PageRequest
@@ -48,12 +48,15 @@ class DelayLists:
         """Return the topics and shards of all owners; to another process, of this one."""
         if request.is_forwarded:
             return self._describe_own_shards()
-        keys = ("health", "topics", "shards", "standbys", "set_aside", "not_open")
-        others, elsewhere = self._owners.fetch_answers(request, "/delay", {}, *keys)
-        overviews = others.answers
+        keys = ("health", "topics", "shards", "standbys", "set_aside", "not_open", "elsewhere")
+        overviews = self._owners.fetch_answers(request, "/delay", {}, *keys)
         if self._owners.timers is not None:
             overviews = [self._describe_own_shards(), *overviews]
-        return merge_overviews(overviews, list_holds(self._backend), elsewhere)
+        coverage = self._find_coverage(each["elsewhere"] for each in overviews)
+        return merge_overviews(overviews, list_holds(self._backend), coverage.missing)
+
+    def _find_coverage(self, lists: Iterable[Collection[int]]) -> Coverage:
+        return find_coverage(self._owners.count_shards(), lists)
 
     def _describe_own_shards(self) -> dict[str, Any]:
         service, behind = self._owners.catch_up()
@@ -132,13 +135,13 @@ class DelayLists:
             return self._list_own_messages(choice, size)
         after = {} if choice.after is None else {"after": ORDER.encode_position(choice.after)}
         query = _write_query(choice, size) | {"form": "2"} | after
-        others, elsewhere = self._owners.fetch_answers(
-            request, "/delay/messages", query, "items", "orders_waiting", "not_open"
+        answers = self._owners.fetch_answers(
+            request, "/delay/messages", query, "items", "orders_waiting", "not_open", "elsewhere"
         )
-        pages = [_read_page(answer) for answer in others.answers]
+        pages = [_read_page(answer) for answer in answers]
         if self._owners.timers is not None:
             pages.append(self._list_own_messages(choice, size))
-        return merge_pages(pages, size, elsewhere)
+        return merge_pages(pages, size, self._find_coverage(page.elsewhere for page in pages).missing)
 
     def _list_own_messages(self, choice: DelayChoice, size: int) -> DelayPage:
         service, behind = self._owners.catch_up()
@@ -198,31 +201,33 @@ class DelayLists:
 
     def count(self, request: AdminRequest) -> dict[str, Any]:
         """Return the number of waiting messages of all owners; to another process, and behind `after`, of
-        this one."""
+        this one. Only the count of a single owner can be continued."""
         query: DelayCountQuery = request.query
         choice = read_choice(request)
         most = COUNTED_MAX if query.count is None else min(max(query.count, 1), COUNTED_MAX)
         if request.is_forwarded or choice.after is not None:
             return self._count_own_messages(choice, most)
-        others, elsewhere = self._owners.fetch_answers(
-            request, "/delay/count", _write_query(choice, most), "count", "next", "orders_waiting", "not_open"
-        )
-        answers = others.answers
-        own: dict[str, Any] = {"next": None}
+        keys = ("count", "next", "orders_waiting", "not_open", "elsewhere")
+        answers = self._owners.fetch_answers(request, "/delay/count", _write_query(choice, most), *keys)
+        following = None
         if self._owners.timers is not None:
             own = self._count_own_messages(choice, most)
+            following = None if answers else own["next"]
             answers = [own, *answers]
+        number = sum(each["count"] for each in answers)
+        is_cut = not choice.includes_all and (number > most or any(each["next"] for each in answers))
+        coverage = self._find_coverage(each["elsewhere"] for each in answers)
+        waiting = sum(each["orders_waiting"] for each in answers)
+        closed = sorted({number for each in answers for number in each["not_open"]})
         return {
             "topic": choice.topic,
-            "count": sum(each["count"] for each in answers),
-            "exact": not elsewhere
-            and not any(each["next"] or each["not_open"] for each in answers)
-            and not any(each["orders_waiting"] for each in answers),
-            "next": own["next"],
+            "count": min(number, most) if is_cut else number,
+            "exact": not (is_cut or waiting or closed or coverage.missing) and coverage.is_single,
+            "next": following,
             "held": self._list_holds(choice),
-            "orders_waiting": sum(each["orders_waiting"] for each in answers),
-            "elsewhere": elsewhere,
-            "not_open": sorted({number for each in answers for number in each["not_open"]}),
+            "orders_waiting": waiting,
+            "elsewhere": coverage.missing,
+            "not_open": closed,
         }
 
     def _count_own_messages(self, choice: DelayChoice, most: int) -> dict[str, Any]:
@@ -254,7 +259,10 @@ def _read_page(answer: Mapping[str, Any]) -> DelayPage:
     """Return the page that another owner lists of its shards, in form 2."""
     behind = ORDER._replace(after=answer.get("next") or "").decode_position(tuple[int, int, int])
     last = None if behind is None else Cursor(*behind)
-    return DelayPage(answer["items"], last, answer.get("total"), answer["orders_waiting"], answer["not_open"])
+    return DelayPage(
+        answer["items"], last, answer.get("total"), answer["orders_waiting"], answer["not_open"],
+        answer["elsewhere"],
+    )  # fmt: skip
 
 
 def _describe_at(position: Cursor, message: Pending) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import gevent
 
 from backend.port import Backend
 from ddmq.address import parse
-from ddmq.server.admin.figures import OtherAnswers, fetch_answers
+from ddmq.server.admin.figures import fetch_answers
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.backup import OpenShard
 from ddmq.server.http.routing import AdminRequest, forward_request
@@ -90,20 +90,18 @@ class DelayOwners:
 
     def fetch_answers(
         self, request: AdminRequest, path: str, query: Mapping[str, str], *keys: str
-    ) -> tuple[OtherAnswers, list[int]]:
-        """Return the answers of all other owners to a request for `path`, and the shards whose owners have
-        not answered. Raises UnsupportedError if no process with a delay service is known."""
+    ) -> list[dict[str, Any]]:
+        """Return the answers of all other owners to a request for `path`. Raises UnsupportedError if no
+        process with a delay service is known."""
         owners = self.list_other_owners()
         addresses = {address: parse(address) for address in owners.values() if address}
         if self.timers is None and not addresses:
             self.map_addresses()  # raises why they are not known
             self.require_service()
-        others = fetch_answers(
+        return fetch_answers(
             addresses, path, *keys, query=query, token=self.read_token(), caller=request.caller,
             wait_s=OWNERS_WAIT_S,
-        )  # fmt: skip
-        silent = [number for number, address in owners.items() if not address or address in others.silent]
-        return others, silent
+        ).answers  # fmt: skip
 
     def find_shard(self, text: str) -> tuple[str, int]:
         """Return (uuid, shard) for a delay id or a uuid."""

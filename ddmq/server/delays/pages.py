@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import merge
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -37,6 +37,23 @@ class DelayPage(NamedTuple):
 def position_of(row: Row) -> Cursor:
     """Return the position of a row in the listing of all shards."""
     return Cursor(row["due_ms"], row["shard"], row["offset"])
+
+
+class Coverage(NamedTuple):
+    """Which shards the answers of all owners cover. `missing`: those that none covers. `is_single`: no shard
+    has moved meanwhile, so that two cover it."""
+
+    missing: list[int]
+    is_single: bool
+
+
+def find_coverage(shards: int, lists: Iterable[Collection[int]]) -> Coverage:
+    """Return which of so many shards are covered. `lists`: for each answer, the shards that it does not
+    cover."""
+    counts = Counter(number for missing in lists for number in range(shards) if number not in missing)
+    return Coverage(
+        [number for number in range(shards) if not counts[number]], max(counts.values(), default=0) < 2
+    )
 
 
 def merge_pages(pages: Sequence[DelayPage], size: int, elsewhere: Sequence[int]) -> DelayPage:

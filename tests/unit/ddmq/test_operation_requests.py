@@ -391,3 +391,18 @@ def test_a_stop_of_the_process_waits_for_the_batch_but_not_for_ever(
     assert not rig.here.runner.is_running(plan["id"])
     row = rig.here.show_operation(plan["id"])
     assert (row["state"], row["changed"]) == ("running", BATCH), "one batch, and its progress is stored"
+
+
+def test_what_a_plan_skipped_stays_even_if_its_topic_takes_it_now(rig: OperationsRig) -> None:
+    rig.die(3)
+    rig.die(2, "gone")
+    plan = rig.plan()
+    assert (plan["counted"], list(plan["reaches"])) == (3, ["T"])
+    rig.make("gone")
+    rig.start(plan)
+    row = rig.wait_for(plan, "done")
+    assert (row["changed"], row["skipped"]) == (
+        3,
+        {"topic gone took none of them when the plan was made": 2},
+    )
+    assert [letter["topic"] for letter in rig.show()["shown"]] == ["gone", "gone"]

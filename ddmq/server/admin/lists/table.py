@@ -50,7 +50,7 @@ PROCESSES = Listing(
 USAGE = Listing(
     answers.UsageRow,
     lambda api, r, page: page_usage(api.used_parts, api.processes, r, page),
-    ("-requests", "requests"),
+    ("identity", "-identity"),
 )
 CLIENTS = Listing(
     process_answers.ClientRow,

@@ -81,6 +81,8 @@ class DeadLetterTarget:
         self._action = plan.action
         self._body = read_body(DeadLetterChoiceBody, plan.filter)
         self._to_topic = bool(plan.options.get("to_topic"))
+        # What the plan skipped stays, even if its topic takes it now; an inexact plan may not know its topic.
+        self._topics = frozenset(plan.reaches) if plan.exact and plan.action == "resend" else None
 
     def run_batch(self, cursor: Cursor, limit: int, encode: EncodeProgress) -> tuple[BatchResult, bool]:
         """Resend or purge up to `limit` letters in one commit, which stores the progress, too."""
@@ -104,7 +106,7 @@ class DeadLetterTarget:
 
         work = _make_work(
             self._backend, self._clock, self._action, self._body, to_topic=self._to_topic, batch=limit,
-            make_settings=make_settings,
+            make_settings=make_settings, topics=self._topics,
         )  # fmt: skip
         at = work.resend_batch(first)
         if stored and work.sent:

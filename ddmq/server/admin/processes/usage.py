@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from backend.port import Backend
@@ -82,15 +83,11 @@ def merge_usage(lists: Iterable[Sequence[Mapping[str, Any]]]) -> list[dict[str, 
 
 
 def page_usage(parts: UsedParts, views: ProcessViews, request: AdminRequest, page: PageRequest) -> ItemPage:
-    """Return a page of the usage by identity, by the number of requests."""
+    """Return a page of the usage, by identity: the numbers of requests change from page to page."""
     rows, silent = collect_usage(parts, views, request)
     matches = [row for row in rows if page.matches(row["identity"])]
-    selected = select_page(matches, _position_of, tuple[int, str], page)
+    selected = select_page(matches, itemgetter("identity"), str, page)
     return selected._replace(exact=not silent, missing=silent)
-
-
-def _position_of(row: Mapping[str, Any]) -> tuple[int, str]:
-    return row["requests"], row["identity"]
 
 
 def _count_sends(sends: Mapping[str, Any], name: str) -> dict[str, Any]:
