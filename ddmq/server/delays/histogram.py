@@ -92,7 +92,10 @@ def _collect_counts(owners: DelayOwners, query: DelayHistogramQuery) -> DelayHis
         for number, address in addresses.items()
         if address in others.silent or not address
     }
-    return _combine_answers([_count_own(owners, query), *answers], missing)
+    combined = _combine_answers([_count_own(owners, query), *answers], missing)
+    has_moved = owners.list_other_owners() != addresses  # a shard then counts twice, or not at all
+    combined.exact = combined.exact and not has_moved
+    return combined
 
 
 def _count_own(owners: DelayOwners, query: DelayHistogramQuery) -> DelayHistogramAnswer:
