@@ -88,7 +88,7 @@ class DelayModel:
     def is_held(self, topic: str) -> bool:
         return self.held and topic == "t"
 
-    def messages(self, request: AdminRequest) -> Any:
+    def list_messages(self, request: AdminRequest) -> Any:
         query = request.query
         rows = self.waiting(query.topic, query.from_ms, query.to_ms)
         at = int(query.after or "0")

@@ -191,7 +191,7 @@ class Typist:
         pytest.fail(f"{command} prints\n{printed}\nand on the page\n{expected}")
 
     def _matches(self, expected: list[str], printed: str) -> bool:
-        if self._scene.timed:  # a commit within half a millisecond is no phase of a story
+        if self._scene.timed:  # a commit that begins and ends in one millisecond is no phase of a story
             expected = [line for line in expected if "the commit: written" not in line]
         patterns = [
             as_pattern("> ..." if line == "…" else self._hide(line).replace("…", "...")) for line in expected

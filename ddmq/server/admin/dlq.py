@@ -8,7 +8,6 @@ on the dead-letter topic, so that it lives exactly as long as the letters do. No
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -68,7 +67,6 @@ class DeadLetterFilter(NamedTuple):
 ALL_LETTERS = DeadLetterFilter()
 
 
-@lru_cache(maxsize=64)
 def _list_patterns(choice: DeadLetterFilter) -> list[bytes]:
     """Return byte strings that are in the delivery of each dead letter that matches. A "#" may stand for a
     number, and U+FFFD for bytes that are no text."""

@@ -197,8 +197,6 @@ class Resend:
     def _explain_rejection(self, dead_letter: DeadLetter, info: TopicInfo | None) -> str:
         """Return why a letter must not be sent; "" if it may be sent."""
         topic, group = dead_letter.topic, self._group
-        if self._topics is not None and topic not in self._topics:
-            return f"topic {topic} took none of them when the plan was made"
         if not topic:
             return "it does not say which topic it comes from"
         if info is None:
@@ -212,6 +210,8 @@ class Resend:
                 f"group {group} does not consume topic {topic} any more; subscribe it again, or resend to "
                 "the topic (--to-topic), which reaches every group there"
             )
+        if self._topics is not None and topic not in self._topics:
+            return f"topic {topic} took none of them when the plan was made"
         return ""
 
     def _store_records(

@@ -44,7 +44,7 @@ class DelayLists:
         self._owners = owners
         self._backend = owners.backend
 
-    def overview(self, request: AdminRequest) -> dict[str, Any]:
+    def describe_shards(self, request: AdminRequest) -> dict[str, Any]:
         """Return the topics and shards of all owners; to another process, of this one."""
         if request.is_forwarded:
             return self._describe_own_shards()
@@ -100,9 +100,10 @@ class DelayLists:
                 }
         return dict(sorted(reasons.items()))
 
-    def messages(self, request: AdminRequest) -> dict[str, Any]:
+    def list_messages(self, request: AdminRequest) -> dict[str, Any]:
+        """Return a page of the waiting messages, by due time, in form 1."""
         choice = read_choice(request)
-        delay_page = self._list_messages(request, choice, min(max(request.query.count, 1), SHOWN_MAX))
+        delay_page = self._collect_page(request, choice, min(max(request.query.count, 1), SHOWN_MAX))
         answer = {"messages": delay_page.rows, "next": format_cursor(delay_page.last)}
         return answer | self._describe_gaps(choice, delay_page)
 
@@ -111,7 +112,7 @@ class DelayLists:
         position = page.decode_position(tuple[int, int, int])
         choice = read_choice(request)._replace(text=page.text)
         choice = choice._replace(after=None if position is None else Cursor(*position))
-        delay_page = self._list_messages(request, choice, page.size)
+        delay_page = self._collect_page(request, choice, page.size)
         return ItemPage(
             delay_page.rows,
             None if delay_page.last is None else page.encode_position(delay_page.last),
@@ -126,7 +127,7 @@ class DelayLists:
             "elsewhere": list(delay_page.elsewhere), "not_open": list(delay_page.not_open),
         }  # fmt: skip
 
-    def _list_messages(self, request: AdminRequest, choice: DelayChoice, size: int) -> DelayPage:
+    def _collect_page(self, request: AdminRequest, choice: DelayChoice, size: int) -> DelayPage:
         """Return a page of all owners; to another process, of this one. Raises TryLaterError."""
         health = self._backend.health()
         if not health.ready:
@@ -199,7 +200,7 @@ class DelayLists:
             for message in paced(page):
                 yield Cursor(message.due_ms - shift_ms, shard.number, message.offset), message
 
-    def count(self, request: AdminRequest) -> dict[str, Any]:
+    def count_messages(self, request: AdminRequest) -> dict[str, Any]:
         """Return the number of waiting messages of all owners; to another process, and behind `after`, of
         this one. Only the count of a single owner can be continued."""
         query: DelayCountQuery = request.query

@@ -240,11 +240,11 @@ def test_a_shard_that_fails_is_reopened_alone(tmp_path: Path) -> None:
     assert rig.value("ddmq_delay_ingest_lag", shard="1") == 0
     lists = DelayLists(DelayOwners(rig.backend, rig.service, rig.clock))
     request = AdminRequest({}, DelaysQuery(topic="orders"), {})
-    assert lists.count(request) == {
+    assert lists.count_messages(request) == {
         "topic": "orders", "count": 0, "exact": False, "next": None, "held": {},
         "orders_waiting": 0, "elsewhere": [], "not_open": [0],
     }  # fmt: skip
-    assert lists.messages(request)["not_open"] == [0]
+    assert lists.list_messages(request)["not_open"] == [0]
     assert rig.bodies() == [b"%d" % number for number in there], "the other one goes on"
     disks.broken = False
     rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
@@ -252,7 +252,7 @@ def test_a_shard_that_fails_is_reopened_alone(tmp_path: Path) -> None:
     assert {number: shard.epoch for number, shard in rig.service.shards.items()} == epochs
     rig.ring()
     assert sorted(rig.bodies()) == sorted(b"%d" % number for number in here + there)
-    assert lists.count(request)["exact"] is True
+    assert lists.count_messages(request)["exact"] is True
 
 
 def test_the_backlog_of_a_shard_is_reported_by_the_proxy_that_cannot_open_it() -> None:

@@ -255,10 +255,10 @@ def test_a_held_topic_that_is_available_again_is_not_shown_as_unavailable(tmp_pa
     add(rig, 1, 1, 1)
     set_held(rig, True)
     rig.advance(2)
-    assert lists.overview(AdminRequest({}, {}, {}))["set_aside"] == reasons
+    assert lists.describe_shards(AdminRequest({}, {}, {}))["set_aside"] == reasons
     reasons.clear()
     rig.advance(2)
-    overview = lists.overview(AdminRequest({}, {}, {}))
+    overview = lists.describe_shards(AdminRequest({}, {}, {}))
     assert (overview["set_aside"], list(overview["held"])) == ({}, ["orders"])
     set_held(rig, False)
     rig.advance(2)

@@ -90,7 +90,7 @@ def test_nothing_is_listed_while_the_engine_is_away(
     monkeypatch.setattr(rig.backend, "health", lambda: away)
     lists = DelayLists(DelayOwners(rig.backend, rig.service, rig.clock))
     with pytest.raises(TryLaterError, match="the cluster does not answer"):
-        lists.messages(AdminRequest({}, DelaysQuery(), {}))
+        lists.list_messages(AdminRequest({}, DelaysQuery(), {}))
 
 
 @pytest.mark.parametrize("count", [1, 20])
@@ -112,7 +112,7 @@ def test_a_listing_reads_a_bounded_number_of_bytes(
 
     monkeypatch.setattr(RetainedStore, "scan", counted)
     lists = DelayLists(DelayOwners(rig.backend, rig.service, rig.clock))
-    answer = lists.messages(AdminRequest({}, DelaysQuery(topic="orders", count=count), {}))
+    answer = lists.list_messages(AdminRequest({}, DelaysQuery(topic="orders", count=count), {}))
     assert len(answer["messages"]) == count
     assert max(pages) <= PAGE_BYTES + MIB + 1_000, "a page ends with the message that fills it"
     assert sum(pages) <= 2 * (PAGE_BYTES + MIB) + (count + 1) * 2 * MIB, "and no more pages than asked for"
@@ -141,9 +141,9 @@ def test_an_answer_looks_for_a_key_at_a_bounded_number_of_messages(
     while after is not None or not decoded:
         decoded.append(0)
         query = DelaysQuery(topic="orders", key="rare", after=after)
-        answer = lists.messages(AdminRequest({}, query, {}))
+        answer = lists.list_messages(AdminRequest({}, query, {}))
         due += [row["due_ms"] for row in answer["messages"]]
-        number += lists.count(AdminRequest({}, query, {}))["count"]
+        number += lists.count_messages(AdminRequest({}, query, {}))["count"]
         after = answer["next"]
     assert due == [due_ms + number // 5 for number in (13, 33, 53)]
     assert number == 3
@@ -170,13 +170,13 @@ def test_an_accepted_message_is_listed_at_once(tmp_path: Path) -> None:
         lists, delays = DelayLists(owners), DelayQueries(owners, tmp_path)
         request = AdminRequest({"id": uuid_of(2)}, DelaysQuery(topic="orders"), {})
         rig.add(0, clock.wall_ms() + HOUR_MS)
-        assert lists.count(request)["count"] == 1
+        assert lists.count_messages(request)["count"] == 1
         rig.add(1, clock.wall_ms() + HOUR_MS)
-        assert len(lists.messages(request)["messages"]) == 2
+        assert len(lists.list_messages(request)["messages"]) == 2
         rig.add(2, clock.wall_ms() + HOUR_MS)
         assert delays.message(request)["state"] == "pending"
         rig.add(3, clock.wall_ms() + HOUR_MS)
-        assert lists.overview(request)["pending"] == 4
+        assert lists.describe_shards(request)["pending"] == 4
     finally:
         rig.close()
 
@@ -202,13 +202,13 @@ def test_a_query_waits_a_bounded_time_for_ingestion_on_a_slow_loop(
     monkeypatch.setattr(RetainedStore, "has_capacity", lambda *_, **__: False)
     rig.add(1, rig.clock.wall_ms() + HOUR_MS)
     passing = gevent.spawn(pass_on)
-    overview = lists.overview(AdminRequest({}, DelaysQuery(), {}))
+    overview = lists.describe_shards(AdminRequest({}, DelaysQuery(), {}))
     assert CATCH_UP_S <= clock.monotonic() - began < 2 * CATCH_UP_S
     assert overview["pending"] == 0
     assert [shard["orders_waiting"] for shard in overview["shards"]] == orders_of(rig, 1)
     request = AdminRequest({"id": uuid_of(1)}, DelaysQuery(topic="orders"), {})
-    assert lists.messages(request)["orders_waiting"] == 1
-    assert lists.count(request)["exact"] is False
+    assert lists.list_messages(request)["orders_waiting"] == 1
+    assert lists.count_messages(request)["exact"] is False
     with pytest.raises(TryLaterError, match="1 orders to take in"):
         delays.message(request)
     other = next(number for number in range(2, 99) if orders_of(rig, number) != orders_of(rig, 1))

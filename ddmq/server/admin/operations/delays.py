@@ -120,7 +120,7 @@ def _read_pages(lists: DelayLists, body: DelayChoiceBody) -> Iterator[dict[str, 
             topic=body.topic, key=body.key, from_ms=body.from_ms, to_ms=body.to_ms, count=PAGE, after=after
         )
         request = AdminRequest({}, query, {}, "GET", "/delay/messages")
-        page = lists.messages(request)
+        page = lists.list_messages(request)
         yield page
         after = page["next"]
         if after is None:
