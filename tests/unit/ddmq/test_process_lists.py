@@ -16,9 +16,11 @@ from ddmq.server.admin.contract.queries import ClientsQuery, ListQuery
 from ddmq.server.admin.contract.route import Route
 from ddmq.server.admin.contract.structs.answers import UsageRow
 from ddmq.server.admin.figures import OtherAnswers, OtherProcesses
-from ddmq.server.admin.processes.usage import merge_usage
+from ddmq.server.admin.processes import usage
+from ddmq.server.admin.processes.usage import merge_usage, page_usage
 from ddmq.server.admin.processes.views import ProcessInfo, ProcessViews
 from ddmq.server.admin.routes import ROUTES
+from ddmq.server.http.paging import PageRequest
 from ddmq.server.http.parameters import Query, read_query
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common.clock import ManualClock
@@ -192,3 +194,17 @@ def test_usage_is_added_up_by_identity() -> None:
     ]  # fmt: skip
     assert merged[1]["rejected"] == {"bytes_per_s": 3, "created": 5}
     assert first[0]["rejected"] == {"bytes_per_s": 2}, "the rows of the processes are not changed"
+
+
+def test_another_process_gets_the_usage_of_all_identities(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"identity": f"app-{number:04}"} for number in range(1_500)]
+    monkeypatch.setattr(usage, "list_usage", lambda _: rows)
+    nobody: Any = SimpleNamespace(callers=None)
+    pages = {
+        forwarded: page_usage(
+            nobody, nobody, AdminRequest({}, ListQuery(), {}, is_forwarded=forwarded), PageRequest(size=50)
+        )
+        for forwarded in (False, True)
+    }
+    assert [len(page.items) for page in pages.values()] == [50, 1_500]
+    assert [page.next is None for page in pages.values()] == [False, True]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from backend.port import Backend
 from ddmq.server.admin.processes.views import ProcessViews
-from ddmq.server.http.paging import ITEMS_MAX, ItemPage, PageRequest, select_page
+from ddmq.server.http.paging import ItemPage, PageRequest, select_page
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common.metrics.catalogue import IDENTITY_USAGE
 from ddmq_common.metrics.registry import Registry
@@ -63,7 +63,7 @@ def collect_usage(
     rows = list_usage(parts)
     if request.is_forwarded or parts.callers is None:
         return rows, {}
-    others = views.fetch_answers("/usage", "items", query={"form": "2", "count": str(ITEMS_MAX)})
+    others = views.fetch_answers("/usage", "items", query={"form": "2"})
     return merge_usage([rows, *(answer["items"] for answer in others.answers)]), others.silent
 
 
@@ -83,8 +83,11 @@ def merge_usage(lists: Iterable[Sequence[Mapping[str, Any]]]) -> list[dict[str, 
 
 
 def page_usage(parts: UsedParts, views: ProcessViews, request: AdminRequest, page: PageRequest) -> ItemPage:
-    """Return a page of the usage, by identity: the numbers of requests change from page to page."""
+    """Return a page of the usage, by identity: the numbers of requests change from page to page. Another
+    process gets all rows, to add them up."""
     rows, silent = collect_usage(parts, views, request)
+    if request.is_forwarded:
+        return ItemPage(rows, total=len(rows))
     matches = [row for row in rows if page.matches(row["identity"])]
     selected = select_page(matches, itemgetter("identity"), str, page)
     return selected._replace(exact=not silent, missing=silent)
