@@ -1,8 +1,9 @@
 """A process that fails every message it gets, whose keys park themselves: for test_parking_killed.
 
 `python -m tests.crash.parking_process DIRECTORY` opens the log there with a consumer proxy, sends MESSAGES of
-KEYS keys once, says `ready` when it begins to fail them, one line for each delivery (`N ATTEMPT`), and
-`parked` when nothing comes any more.
+KEYS keys once, and then pulls a batch and fails it for each line it reads, or without waiting once its input
+has ended. It says `next` before it reads a line, one line for each delivery (`N ATTEMPT`), and `parked` when
+nothing comes any more.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from tests.support.waits import until
 KEYS = 20
 MESSAGES = 3 * KEYS
 DELIVERIES_MAX = 3
+BATCH_MAX = 5
 CONFIG = SubscriptionDefaults(
-    start="first", order_key="KEY", retry_intervals_ms=(1,), ordered_interval_ms=1, batch_max=5,
+    start="first", order_key="KEY", retry_intervals_ms=(1,), ordered_interval_ms=1, batch_max=BATCH_MAX,
     ordered_deliveries_max=DELIVERIES_MAX, on_dead_letter="park",
 )  # fmt: skip
 QUIET = 5  # pulls that bring nothing, one after the other
@@ -51,6 +53,8 @@ def fail_everything(service: ConsumerService) -> None:
     handlers = service.service().handlers
     quiet = 0
     while quiet < QUIET:
+        print("next", flush=True)
+        sys.stdin.readline()
         request = IDL.PullRequest(
             groupId=GROUP.encode(), topic=TOPIC.encode(), maxLingerTime=100, clientId=b"me"
         )
@@ -74,7 +78,6 @@ def main(directory: Path) -> None:
     service = ConsumerService(log, ConsumerConfig(), Registry(), SystemClock(), Random())
     service.start()
     service.subscribe(GROUP, TOPIC, CONFIG).wait(PATIENCE_S)
-    print("ready", flush=True)
     fail_everything(service)
 
 

@@ -18,25 +18,44 @@ from tests.crash.failing_process import GROUP, PATIENCE_S, TOPIC, opened
 from tests.crash.parking_process import DELIVERIES_MAX, KEYS, MESSAGES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-KILLS = 6
-KILLS_MAX = 200  # until one of them has met some keys parked and others not
+BATCHES_MAX = 2  # in one life of the process
+LATE_S = 0.02  # a kill comes at most so long after the process was told to fail its last batch
+KILLS_MAX = 200  # more than a process needs that fails at least one batch in every second life
 
 
-def deliveries(directory: Path, seconds: float | None) -> list[int]:
-    """The messages that the process delivers until it is killed, after so many seconds or when all are
-    parked."""
-    command = [sys.executable, "-m", "tests.crash.parking_process", str(directory)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True)
-    with process, contextlib.suppress(subprocess.TimeoutExpired):
+def killed_while_failing(directory: Path, batches: int, late_s: float) -> list[int]:
+    """The messages that a process delivers which is killed so long after the start of its last batch."""
+    with parking_process(directory) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "ready\n"
-            process.wait(seconds)
-        finally:
-            process.send_signal(signal.SIGKILL)
-            lines = process.stdout.read().splitlines()
-    assert seconds is not None or lines[-1] == "parked"
-    return [int(line.split()[0]) for line in lines if line != "parked" and line.count(" ") == 1]
+        lines = []
+        for _ in range(batches):
+            for line in iter(process.stdout.readline, "next\n"):
+                assert line, "the process ended by itself"
+                lines.append(line)
+            process.stdin.write("\n")
+            process.stdin.flush()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(late_s)
+        process.send_signal(signal.SIGKILL)
+        return delivered_in(lines + process.stdout.readlines())
+
+
+def fail_until_parked(directory: Path) -> list[int]:
+    """The messages that a process delivers until all keys are parked."""
+    with parking_process(directory) as process:
+        output, _ = process.communicate()
+        assert output.endswith("parked\n")
+        return delivered_in(output.splitlines())
+
+
+def parking_process(directory: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.crash.parking_process", str(directory)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True)
+
+
+def delivered_in(lines: list[str]) -> list[int]:
+    return [int(line.split()[0]) for line in lines if line.count(" ") == 1]
 
 
 def used_up(directory: Path) -> set[int]:
@@ -67,16 +86,19 @@ def test_parked_keys_stay_parked_whenever_the_process_dies(tmp_path: Path) -> No
     delivered: Counter[int] = Counter()
     parked: set[int] = set()
     kills = met = 0
-    while kills < KILLS or not met:
-        assert kills < KILLS_MAX, f"no kill met keys on their way, seed {seed}"
-        heads = deliveries(tmp_path / "log", random.uniform(0.02, 0.1 + 0.03 * kills))
+    while len(parked) < KEYS:
+        assert kills < KILLS_MAX, f"{sorted(parked)} are parked after {kills} kills, seed {seed}"
+        heads = killed_while_failing(
+            tmp_path / "log", random.randint(1, BATCHES_MAX), random.uniform(0, LATE_S)
+        )
         assert not parked.intersection(heads), f"a parked head was delivered, seed {seed}"
         delivered.update(heads)
         now_parked = used_up(tmp_path / "log")
         assert parked <= now_parked
         met += 0 < len(now_parked) < KEYS
         parked, kills = now_parked, kills + 1
-    heads = deliveries(tmp_path / "log", None)
+    assert met, f"no kill met keys on their way, seed {seed}"
+    heads = fail_until_parked(tmp_path / "log")
     assert not parked.intersection(heads), f"a parked head was delivered, seed {seed}"
     delivered.update(heads)
     assert used_up(tmp_path / "log") == set(range(KEYS))
