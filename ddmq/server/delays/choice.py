@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from backend.progress.ack_map import OFFSET_END
 from ddmq.server.admin.contract.forms import FIRST
 from ddmq.server.admin.contract.queries import DelayCountQuery, DelaysQuery
@@ -28,6 +30,20 @@ class Cursor(NamedTuple):
         if shard == self.shard:
             return DueKey(self.due_ms, self.offset)
         return DueKey(self.due_ms, OFFSET_END) if shard < self.shard else DueKey(self.due_ms - 1, OFFSET_END)
+
+
+class ListPosition(msgspec.Struct, array_like=True, frozen=True):
+    """The position behind which the next page begins, as `next` of form 2 contains it. `passed`: the shards
+    whose messages a page in front of it lacks."""
+
+    due_ms: int
+    shard: int
+    offset: int
+    passed: tuple[int, ...] = ()
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(self.due_ms, self.shard, self.offset)
 
 
 class DelayChoice(NamedTuple):

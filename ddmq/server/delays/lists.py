@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 
 from ddmq.server.admin.contract.queries import DelayCountQuery
 from ddmq.server.delays.backup import OpenShard
-from ddmq.server.delays.choice import FOREVER_MS, Cursor, DelayChoice, format_cursor, read_choice
+from ddmq.server.delays.choice import (
+    FOREVER_MS,
+    Cursor,
+    DelayChoice,
+    ListPosition,
+    format_cursor,
+    read_choice,
+)
 from ddmq.server.delays.owners import DelayOwners
 from ddmq.server.delays.pages import Coverage, DelayPage, find_coverage, merge_overviews, merge_pages
 from ddmq.server.delays.rows import describe_message
@@ -108,18 +115,25 @@ class DelayLists:
         return answer | self._describe_gaps(choice, delay_page)
 
     def page_messages(self, page: PageRequest, request: AdminRequest) -> ItemPage:
-        """Return a page of the waiting messages, by due time; to another process, those of this one."""
-        position = page.decode_position(tuple[int, int, int])
-        choice = read_choice(request)._replace(text=page.text)
-        choice = choice._replace(after=None if position is None else Cursor(*position))
-        delay_page = self._collect_page(request, choice, page.size)
-        return ItemPage(
-            delay_page.rows,
-            None if delay_page.last is None else page.encode_position(delay_page.last),
-            delay_page.total,
-            exact=delay_page.is_exact,
-            more=self._describe_gaps(choice, delay_page),
+        """Return a page of the waiting messages, by due time; to another process, those of this one.
+
+        A shard that an earlier page lacks is named by all pages behind it: its messages up to there were
+        passed over.
+        """
+        position = page.decode_position(ListPosition)
+        choice = read_choice(request)._replace(
+            text=page.text, after=None if position is None else position.cursor
         )
+        passed = () if position is None else position.passed
+        delay_page = self._collect_page(request, choice, page.size).with_passed(passed)
+        following = None
+        if delay_page.last is not None:
+            lacking = {*delay_page.elsewhere, *delay_page.not_open}
+            following = page.encode_position(ListPosition(*delay_page.last, tuple(sorted(lacking))))
+        return ItemPage(
+            delay_page.rows, following, delay_page.total, delay_page.is_exact,
+            more=self._describe_gaps(choice, delay_page),
+        )  # fmt: skip
 
     def _describe_gaps(self, choice: DelayChoice, delay_page: DelayPage) -> dict[str, Any]:
         return {
@@ -258,11 +272,10 @@ def _write_query(choice: DelayChoice, count: int) -> dict[str, str]:
 
 def _read_page(answer: Mapping[str, Any]) -> DelayPage:
     """Return the page that another owner lists of its shards, in form 2."""
-    behind = ORDER._replace(after=answer.get("next") or "").decode_position(tuple[int, int, int])
-    last = None if behind is None else Cursor(*behind)
+    last = ORDER._replace(after=answer.get("next") or "").decode_position(ListPosition)
     return DelayPage(
-        answer["items"], last, answer.get("total"), answer["orders_waiting"], answer["not_open"],
-        answer["elsewhere"],
+        answer["items"], None if last is None else last.cursor, answer.get("total"),
+        answer["orders_waiting"], answer["not_open"], answer["elsewhere"],
     )  # fmt: skip
 
 

@@ -28,6 +28,10 @@ class DelayPage(NamedTuple):
     not_open: Sequence[int] = ()
     elsewhere: Sequence[int] = ()
 
+    def with_passed(self, shards: Collection[int]) -> DelayPage:
+        """Return the page as the next one of a list whose earlier pages lack the messages of `shards`."""
+        return self._replace(elsewhere=sorted({*self.elsewhere, *shards}.difference(self.not_open)))
+
     @property
     def is_exact(self) -> bool:
         """Whether no message is missing up to `last`."""
