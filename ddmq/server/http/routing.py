@@ -13,6 +13,7 @@ process.
 from __future__ import annotations
 
 import http.client
+import json
 import logging
 import math
 import re
@@ -46,6 +47,7 @@ from ddmq_common.security.connecting import check_channel, secure_connection
 COUNT_MAX = 1 << 30  # of names in a listing, where nobody says
 BODY_BYTES_MAX = 1 << 20
 BODY_S = 30.0  # for a whole body to come
+HALF_SURROGATE = r"a text has half of a surrogate pair, such as \ud83d without the half that follows it"
 CHANGE_S = 0.002  # processor time that the backend takes for a change
 NO_LISTINGS = ("/health", "/ready", "/metrics")  # wait for none to be made
 _STATUS = {
@@ -398,12 +400,24 @@ def _read_body(environ: Mapping[str, Any]) -> Mapping[str, Any]:
             text = _read(environ["wsgi.input"], length)
         body = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _HttpError(400, f"the body is not JSON: {error}") from error
+        reason = HALF_SURROGATE if _has_half_surrogate(text) else error
+        raise _HttpError(400, f"the body is not JSON: {reason}") from error
     except RecursionError as error:
         raise _HttpError(400, "the body is not JSON of any use: it is nested too deeply") from error
     if not isinstance(body, dict):
         raise _HttpError(400, "the body is not a JSON object")
     return body
+
+
+def _has_half_surrogate(text: bytes) -> bool:
+    """Return whether a text in JSON has one half of a surrogate pair, which msgspec calls truncated."""
+    try:
+        json.dumps(json.loads(text), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        return False
+    return False
 
 
 def _read(source: Any, length: int) -> bytes:

@@ -78,6 +78,20 @@ def test_bad_bodies(body: bytes, status: str) -> None:
     assert call(router_with(lambda _: 1, "POST"), "POST", "/topics/a", body)[0].startswith(status)
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (rb'{"a": "\ud83d"}', "half of a surrogate pair"),
+        (rb'{"a": "x', "truncated"),
+        (b"{'a': 1}", "malformed"),
+    ],
+)
+def test_a_body_that_is_not_json_is_told_why(body: bytes, reason: str) -> None:
+    status, answer = call(router_with(lambda _: 1, "POST"), "POST", "/topics/a", body)
+    assert status.startswith("400")
+    assert reason in answer.decode()
+
+
 def test_text_answers_keep_their_status() -> None:
     router = router_with(lambda _: Text("text/plain", b"no", 503))
     assert call(router, "GET", "/topics/a") == ("503 Service Unavailable", b"no")
