@@ -74,7 +74,7 @@ class UsageRow(Answer):
     """The usage of all processes of the server by one identity; `identity` is empty for clients without one.
     `requests`, `bytes`, `created` and `rejected` count since the start of each process."""
 
-    identity: str
+    identity: OptionalText
     connections: int
     requests: int
     bytes: int
@@ -468,7 +468,7 @@ class TransactionAnswer(Answer):
     owner: str | UnsetType = UNSET
     contents: list[PreparedMessage] | UnsetType = UNSET
     ended_ms: int | UnsetType = UNSET
-    reason: str | UnsetType = UNSET
+    reason: OptionalText | UnsetType = UNSET
 
 
 class TransactionEndedAnswer(Answer):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from ddmq.server.admin.contract.forms import OptionalText
 from ddmq.server.http.parameters import Answer
 
 Next = Annotated[str | None, Meta(description="`after` of the next page; null at the end")]
@@ -16,16 +17,16 @@ class AuthAnswer(Answer):
     `error`: why the newest security files are not in force; empty if they are."""
 
     enabled: bool
-    identity: str
-    kind: str
-    error: str
+    identity: OptionalText
+    kind: OptionalText
+    error: OptionalText
 
 
 class GrantedRuleRow(Answer):
     """A rule of an identity. `role`: the role that has it; empty for the identity's own rule."""
 
     rule: str
-    role: str
+    role: OptionalText
 
 
 class QuotasRow(Answer):
@@ -107,12 +108,12 @@ class AuditRow(Answer):
     process: str
     at_ms: int
     event: str
-    who: str
-    address: str
-    client: str
-    action: str
-    object: str
-    reason: str
+    who: OptionalText
+    address: OptionalText
+    client: OptionalText
+    action: OptionalText
+    object: OptionalText
+    reason: OptionalText
     count: Annotated[int, Meta(description="how often it happened since the line before")]
 
 

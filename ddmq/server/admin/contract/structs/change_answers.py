@@ -6,10 +6,13 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from ddmq.server.admin.contract.forms import OptionalText, absent_if
 from ddmq.server.http.parameters import Answer
 
 State = Annotated[
-    Any, Meta(description="the state of the object; null: it did not exist, or is not recorded")
+    Any,
+    Meta(description="the state of the object; null: it did not exist, or is not recorded"),
+    absent_if(None),
 ]
 
 
@@ -25,15 +28,15 @@ class ChangeAnswer(Answer):
     id: str
     at_ms: int
     who: str
-    address: str
+    address: OptionalText
     request: str
     kind: str
     object: str
     before: State
     after: State
-    final: str
-    undoes: str
-    undone_by: str
+    final: OptionalText
+    undoes: OptionalText
+    undone_by: OptionalText
     undoable: bool
 
 
