@@ -1,4 +1,4 @@
-"""T27: what TLS costs: T1's sends of 1 KiB over TLS and in plain text, and an echo server beside both.
+"""T28: what TLS costs: T1's sends of 1 KiB over TLS and in plain text, and an echo server beside both.
 
 The server's port has TLS mode `optional`, so both kinds of clients use the same process in turn. The floor of
 each series with TLS is the same series without it. The main figure is the server's processor time of a call.
