@@ -23,13 +23,26 @@ from select import POLLIN, poll
 from typing import Any
 from urllib.parse import quote
 
+from ddmq_common.security.rights import CLUSTER_RIGHTS, NAME_RIGHTS
 from tests.support.installations import Installation
 from tests.support.ports import port_of, reserved
+from tests.support.rights import Who, write_rights
 
 PATIENCE_S = 60.0
 MESSAGES_MAX = 1_000  # in one answer
 COMPONENTS = ("producer", "consumer", "admin")
+SECURED = bool(os.environ.get("TEST_SECURED"))  # servers have rights on
 _REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def secured(folder: Path, config: Path | None) -> Path:
+    """The --config folder with rights on, if it had none: all clients are one identity with all rights."""
+    config = config or folder / "secured"
+    if not (config / "security.yaml").exists():
+        named = {(right, "*") for right in NAME_RIGHTS}
+        everyone = Who("everyone", frozenset(named | {(right, "") for right in CLUSTER_RIGHTS}))
+        write_rights(config, [everyone], legacy={"127.0.0.0/8": everyone.name})
+    return config
 
 
 class NotReady(Exception):
@@ -91,6 +104,8 @@ class RealServer:
         self.data_dir = folder / "data"
         self.log_path = folder / f"{command}.log"
         self.config = installation.configured(folder, config) if installation else config
+        if SECURED:
+            self.config = secured(folder, self.config)
         self.processes = processes
         self.command = command
         alone = ("admin",) if command == "delay-service" else (command, "admin")
