@@ -62,19 +62,20 @@ _STATUS: dict[int, DelayStatus] = {
 class DelayResult(SendResult):
     """The proxy's answer to adding or changing a delayed message.
 
-    `outcome`: ddmq_client.idl.codes.DelayOutcome. `due_ms`, `fired_at_ms`: epoch milliseconds, None if not
-    stated.
+    `topic`: of a message that was added; it is not on the wire. `outcome`:
+    ddmq_client.idl.codes.DelayOutcome. `due_ms`, `fired_at_ms`: epoch milliseconds, None if not stated.
     """
 
-    __slots__ = ("due_ms", "fired_at_ms", "outcome")
+    __slots__ = ("due_ms", "fired_at_ms", "outcome", "topic")
 
+    topic: str | None
     due_ms: int | None
     fired_at_ms: int | None
     outcome: int | None
 
     def __init__(self) -> None:
         super().__init__()
-        self.due_ms = self.fired_at_ms = self.outcome = None
+        self.topic = self.due_ms = self.fired_at_ms = self.outcome = None
 
     @property
     def due_at(self) -> datetime | None:

@@ -15,7 +15,7 @@ from ddmq_client.core.sending import SEND_DELAYED, SendJob, result_of
 from ddmq_client.core.sequences import Sequences
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, check_text
 from ddmq_client.core.transactions import EndJob, PrepareJob
-from ddmq_client.delays import When
+from ddmq_client.delays import DelayResult, When
 from ddmq_client.errors import InvalidMessageError, OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code, DelayAction, TransactionAction
 from ddmq_client.outgoing import OutgoingMessage, SendResult, describe_no_message, has_key
@@ -109,13 +109,19 @@ class Outbox:
         return self._repeatable_job(encoded, deadline, encode_resend)
 
     def job_of_change(
-        self, action: DelayAction, delay: str | SendResult, deadline: float, when: When | None = None
-    ) -> SendJob:
-        """Create the job that changes a delayed message; repeating it has no further effect."""
+        self, action: DelayAction, delay: str | SendResult, topic: str | None, deadline: float,
+        when: When | None = None,
+    ) -> SendJob:  # fmt: skip
+        """Create the job that changes a delayed message; repeating it has no further effect. `topic`: where
+        it will be delivered; None: not known, or in the result of its send."""
         delay_id = delay.delay_id if isinstance(delay, SendResult) else delay
+        if topic is None and isinstance(delay, DelayResult):
+            topic = delay.topic
         if not isinstance(delay_id, str) or not delay_id:
             raise OptionError(f"{delay!r} names no delayed message; allowed: the delay_id of a delayed send")
-        return self._repeatable_job(encode_change(action, delay_id, self.settings.client_id, when), deadline)
+        return self._repeatable_job(
+            encode_change(action, delay_id, topic, self.settings.client_id, when), deadline
+        )
 
     def job_of_prepare(
         self,

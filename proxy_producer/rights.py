@@ -24,6 +24,7 @@ from proxy_producer.core.validation import CHRONOS, HEARTBEAT
 from proxy_producer.counts import SendCounts
 
 IDL = structs(producer)
+EVERY_TOPIC = b"*"  # the name that only the pattern * matches
 ALLOWED = "allowed: what the rules in security.yaml allow"
 
 
@@ -98,7 +99,10 @@ class ProducerRights:
         message = call.args.delayMessage
         if message.action == DelayAction.ADD:
             return self.find_missing_for_topic(caller_of(call), message.topic)
-        return caller_of(call).find_missing("send", message.topic)
+        caller = caller_of(call)
+        if message.topic or caller.has_right("send", EVERY_TOPIC):
+            return caller.find_missing("send", message.topic) if message.topic else None
+        return f"{caller.find_missing('send', b'')}; a change of a delayed message must state its topic"
 
     def find_missing_for_prepare(self, call: Call) -> str | None:
         caller, request = caller_of(call), call.args.request

@@ -74,7 +74,7 @@ class SendRequest:
     @property
     def own_topic(self) -> bool:
         """Return whether a change applies only to a delayed message of the stated topic."""
-        return self.call is not None
+        return self.call is not None and bool(self.topic_name)
 
     @property
     def sender_name(self) -> str:

@@ -17,7 +17,7 @@ from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
-from ddmq_client.delays import CancelOutcome, When, duration_ms, outcome_of, when_of
+from ddmq_client.delays import CancelOutcome, DelayResult, When, duration_ms, outcome_of, when_of
 from ddmq_client.errors import ClosedError, OptionError, SendError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.observer import ClientObserver, SendCall, check_observer, observe_send
@@ -83,13 +83,16 @@ class AsyncProducerBase(AsyncSends):
         """The ("host:port", whether it is in rotation) of every known proxy."""
         return self._router.nodes()
 
-    async def cancel(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
+    async def cancel(
+        self, delay: str | SendResult, *, topic: str | None = None, timeout_ms: int | None = None
+    ) -> CancelOutcome:
         """Cancel a delayed message, given by its delay_id or the result of its send; return the outcome.
 
+        `topic`: the message's, if the server checks rights and only the delay_id is given.
         Raises InvalidMessageError for a malformed delay id; NotStoredError if the cancel was not stored;
         UnknownOutcomeError if no proxy answered: then cancel again.
         """
-        return await self._change_delay(DelayAction.CANCEL, delay, None, timeout_ms)
+        return await self._change_delay(DelayAction.CANCEL, delay, topic, None, timeout_ms)
 
     async def reschedule(
         self,
@@ -97,17 +100,20 @@ class AsyncProducerBase(AsyncSends):
         *,
         delay: timedelta | None = None,
         deliver_at: datetime | None = None,
+        topic: str | None = None,
         timeout_ms: int | None = None,
     ) -> CancelOutcome:
         """Change the due time of a delayed message; for a repeated one, of its next delivery."""
         when = when_of(delay, deliver_at)
         if when is None:
             raise OptionError("neither delay nor deliver_at is set; allowed: one of them")
-        return await self._change_delay(DelayAction.RESCHEDULE, delay_id, when, timeout_ms)
+        return await self._change_delay(DelayAction.RESCHEDULE, delay_id, topic, when, timeout_ms)
 
-    async def fire_now(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
+    async def fire_now(
+        self, delay: str | SendResult, *, topic: str | None = None, timeout_ms: int | None = None
+    ) -> CancelOutcome:
         """Deliver a delayed message now, before it is due; of a repeated one, the next delivery."""
-        return await self._change_delay(DelayAction.FIRE, delay, None, timeout_ms)
+        return await self._change_delay(DelayAction.FIRE, delay, topic, None, timeout_ms)
 
     @explain_arguments("docs/client.md#many-messages")
     async def send_batch(
@@ -220,13 +226,17 @@ class AsyncProducerBase(AsyncSends):
             job = self._outbox.job_of_message(message, deadline)
         else:
             job = self._outbox.job_of_delay(message, when, deadline)
-        return (await self._sender.run(job))[0].raise_for_error()
+        result = (await self._sender.run(job))[0].raise_for_error()
+        if isinstance(result, DelayResult):
+            result.topic = message.topic
+        return result
 
     async def _change_delay(
-        self, action: DelayAction, delay: str | SendResult, when: When | None, timeout_ms: int | None
-    ) -> CancelOutcome:
+        self, action: DelayAction, delay: str | SendResult, topic: str | None, when: When | None,
+        timeout_ms: int | None,
+    ) -> CancelOutcome:  # fmt: skip
         self._check_open()
-        job = self._outbox.job_of_change(action, delay, self._deadline_after(timeout_ms), when)
+        job = self._outbox.job_of_change(action, delay, topic, self._deadline_after(timeout_ms), when)
         return outcome_of((await self._sender.run(job))[0].raise_for_error())
 
     def _check_open(self) -> None:

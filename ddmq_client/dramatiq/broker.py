@@ -173,9 +173,10 @@ class DdmqBroker(dramatiq.Broker):
         self.emit_after("enqueue", copy, None)
         return result.delay_id or ""
 
-    def cancel(self, message: dramatiq.Message[Any] | str) -> CancelOutcome:
+    def cancel(self, message: dramatiq.Message[Any] | str, *, queue_name: str | None = None) -> CancelOutcome:
         """Cancel a delayed message: one that `enqueue` or `send_with_options` returned, or a delay id.
 
+        `queue_name`: of the message, if the server checks rights and only the delay id is given.
         The outcome is the truth: `cancelled`, or already delivered and when.
         """
         options = getattr(message, "options", {})
@@ -184,7 +185,9 @@ class DdmqBroker(dramatiq.Broker):
             raise OptionError(
                 f"{message!r} has no delay id; allowed: a message enqueued with a delay, or its delay id"
             )
-        return self._get_producer().cancel(delay_id)
+        queue_name = getattr(message, "queue_name", queue_name)
+        topic = None if queue_name is None else topic_name(self.namespace, q_name(queue_name))
+        return self._get_producer().cancel(delay_id, topic=topic)
 
     def emit_after(self, signal: str, *args: Any, **kwargs: Any) -> None:
         """Run the middleware. Messages that it enqueues after an actor are stored with the
@@ -268,7 +271,7 @@ class DdmqBroker(dramatiq.Broker):
         admin, topic = self._get_admin("flush"), self._get_topic(queue_name)
         admin.create_queue_once(topic)
         for delay_id in admin.list_delayed(topic):
-            self._get_producer().cancel(delay_id)
+            self._get_producer().cancel(delay_id, topic=topic)
         admin.skip_waiting(topic)
 
     def flush_all(self) -> None:

@@ -127,16 +127,21 @@ def encoded_message(wire: Any, args: StructArgs, message: OutgoingMessage, place
     return encoded
 
 
-def encode_change(action: DelayAction, delay_id: str, client_id: str, when: When | None = None) -> bytes:
-    """Encode a cancel, a reschedule or a fire-now request for the delayed message `delay_id`."""
+def encode_change(
+    action: DelayAction, delay_id: str, topic: str | None, client_id: str, when: When | None = None
+) -> bytes:
+    """Encode a cancel, a reschedule or a fire-now request for the delayed message `delay_id`. `topic`: which
+    servers with rights want to know; None: not known."""
     wire = _WireDelay()
+    wire.topic = topic
     wire.action, wire.uniqDelayMsgId, wire.clientId = int(action), delay_id, client_id
     if when is not None:
         wire.dueMs, wire.delayMs = when.due_ms, when.delay_ms
     try:
         return encode(wire, _DELAY_MESSAGE)
     except (TypeError, ValueError) as error:
-        raise _invalid_message(f"delay id {delay_id!r} is not text that UTF-8 can carry") from error
+        what = f"delay id {delay_id!r} or topic {topic!r}"
+        raise _invalid_message(f"{what} is not text that UTF-8 can carry") from error
 
 
 def read_results(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:

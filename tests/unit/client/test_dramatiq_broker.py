@@ -25,7 +25,7 @@ class PlayedProducer:
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.sent: list[tuple[str, dramatiq.Message[Any], dict[str, Any]]] = []
-        self.cancelled: list[str] = []
+        self.cancelled: list[tuple[str, str | None]] = []
         self.error: Exception | None = None
         self.is_closed = False
 
@@ -39,8 +39,8 @@ class PlayedProducer:
         result.delay_id = "17-5-0" if is_delayed else None
         return result
 
-    def cancel(self, delay_id: str) -> str:
-        self.cancelled.append(delay_id)
+    def cancel(self, delay_id: str, *, topic: str | None) -> str:
+        self.cancelled.append((delay_id, topic))
         return "cancelled"
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ def test_there_is_no_delay_queue_and_a_delay_goes_to_the_server(
     assert broker.get_declared_delay_queues() == set()
     assert producer.sent[0][2]["delay"].total_seconds() == 60
     assert broker.cancel(sent) == "cancelled"  # type: ignore[comparison-overlap]
-    assert producer.cancelled == ["17-5-0"]
+    assert producer.cancelled == [("17-5-0", "dramatiq-default")]
     with pytest.raises(OptionError, match="delay id"):
         broker.cancel(add.send(2))
 
@@ -158,7 +158,8 @@ def test_a_schedule_is_stored_by_the_server(broker: DdmqBroker, producer: Played
     delay_id = broker.schedule(report.message(), cron="0 9 * * MON-FRI", zone="Asia/Shanghai")
     assert producer.sent[0][2] == {"tags": "report", "cron": "0 9 * * MON-FRI", "zone": "Asia/Shanghai"}
     broker.cancel(delay_id)
-    assert producer.cancelled == [delay_id]
+    broker.cancel(delay_id, queue_name="reports")
+    assert producer.cancelled == [(delay_id, None), (delay_id, "dramatiq-reports")]
     with pytest.raises(OptionError, match="no time"):
         broker.schedule(report.message())
 

@@ -20,6 +20,7 @@ from ddmq.cli.output import confirm, hint, print_json, print_line, print_notes, 
 from ddmq.cli.values import GROUP, TOPIC, parse_start
 from ddmq.settings import BY_NAME, TABLE, Setting, list_differences
 from ddmq_client.application.order_keys import unambiguous_order_keys
+from ddmq_common.names import is_internal
 from proxy_consumer.groups.changes import PAUSED
 
 _SIZE = re.compile(r"\d+\s*[KMGT]iB\Z")
@@ -264,7 +265,9 @@ def set_(
 
 
 def _hint_missing(client: AdminClient, topics: tuple[str, ...]) -> None:
-    for missing in sorted(set(topics) - {row["topic"] for row in client.get("topics", internal=1)}):
+    internal = int(any(map(is_internal, topics)))  # topics of the system are for administrators alone
+    existing = {row["topic"] for row in client.get("topics", internal=internal)}
+    for missing in sorted(set(topics) - existing):
         hint(f"note: topic {missing!r} does not exist yet; the group consumes it once it does")
 
 
