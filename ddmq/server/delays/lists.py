@@ -235,20 +235,20 @@ class DelayLists:
                 yield Cursor(message.due_ms - shift_ms, shard.number, message.offset), message
 
     def count_messages(self, request: AdminRequest) -> dict[str, Any]:
-        """Return the number of waiting messages of all owners; to another process, and behind `after`, of
-        this one. Only the count of a single owner can be continued."""
+        """Return the number of waiting messages of all owners; to another process, of this one. Only the
+        count of a single owner can be continued."""
         query: DelayCountQuery = request.query
         choice = read_choice(request)
         most = COUNTED_MAX if query.count is None else min(max(query.count, 1), COUNTED_MAX)
-        if request.is_forwarded or choice.after is not None:
+        if request.is_forwarded:
             return self._count_own_messages(choice, most)
         keys = ("count", "next", "orders_waiting", "not_open", "elsewhere")
-        answers = self._owners.fetch_answers(request, "/delay/count", _write_query(choice, most), *keys)
-        following = None
+        after = format_cursor(choice.after)
+        behind = {} if after is None else {"after": after}
+        texts = _write_query(choice, most) | behind
+        answers = self._owners.fetch_answers(request, "/delay/count", texts, *keys)
         if self._owners.timers is not None:
-            own = self._count_own_messages(choice, most)
-            following = None if answers else own["next"]
-            answers = [own, *answers]
+            answers = [self._count_own_messages(choice, most), *answers]
         number = sum(each["count"] for each in answers)
         is_cut = not choice.includes_all and (number > most or any(each["next"] for each in answers))
         coverage = self._find_coverage(each["elsewhere"] for each in answers)
@@ -258,7 +258,7 @@ class DelayLists:
             "topic": choice.topic,
             "count": min(number, most) if is_cut else number,
             "exact": not (is_cut or waiting or closed or coverage.missing) and coverage.is_single,
-            "next": following,
+            "next": answers[0]["next"] if len(answers) == 1 and not coverage.missing else None,
             "held": self._list_holds(choice),
             "orders_waiting": waiting,
             "elsewhere": coverage.missing,

@@ -12,6 +12,7 @@ from ddmq.server.admin.contract.queries import DelayCountQuery, DelaysQuery
 from ddmq.server.delays.lists import DelayLists
 from ddmq.server.delays.owners import DelayOwners
 from ddmq.server.http.paging import PageRequest
+from ddmq.server.http.parameters import read_query
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common.errors import CallerError, StorageError
 from delay_service.config import DelayConfig
@@ -143,4 +144,27 @@ def test_a_forged_position_is_the_error_of_the_client(
         moving.lists.page_messages(page._replace(after=page.encode_position(numbers)), request)
     most = page._replace(after=page.encode_position(((1 << 63) - 1,) * 3))
     assert moving.lists.page_messages(most, request._replace(is_forwarded=True)).items == []
+    moving.rig.close()
+
+
+def test_the_count_of_a_single_owner_continues_at_any_process(
+    moving: MovingShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch_answers(
+        request: AdminRequest, path: str, texts: dict[str, str], *keys: str
+    ) -> list[dict[str, Any]]:
+        forwarded = request._replace(query=read_query(DelayCountQuery, texts), is_forwarded=True)
+        return [moving.lists.count_messages(forwarded)]
+
+    elsewhere = DelayOwners(moving.rig.backend, None, moving.rig.clock)
+    monkeypatch.setattr(elsewhere, "fetch_answers", fetch_answers)
+    counts, after = [], None
+    while True:
+        query = DelayCountQuery(from_ms=1, count=12, after=after)
+        answer = DelayLists(elsewhere).count_messages(AdminRequest({}, query, {}, "GET", "/delay/count"))
+        counts.append((answer["count"], answer["exact"]))
+        after = answer["next"]
+        if after is None:
+            break
+    assert counts == [(12, False), (12, False), (6, True)]
     moving.rig.close()
