@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddmq_common.clock import Clock
+from ddmq_common.security.callers import Caller
 from ddmq_rpc.api import Call, ErrorKind, Service
 from ddmq_rpc.codec import Codec, DecodeError, Method, encode_error, encode_result, methods
 from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope, Header, HeaderError, read_header
@@ -33,7 +34,15 @@ class InProcessCall(Call):
     )
 
     def __init__(
-        self, method: Method, header: Header, args: Any, size: int, peer: str, at: float, on_answer: Answered
+        self,
+        method: Method,
+        header: Header,
+        args: Any,
+        size: int,
+        peer: str,
+        at: float,
+        on_answer: Answered,
+        caller: Caller | None = None,
     ) -> None:
         self._method = method
         self._header = header
@@ -44,7 +53,7 @@ class InProcessCall(Call):
         self.received_at = at
         self.frame_bytes = size
         self.peer = peer
-        self.caller = None
+        self.caller = caller
         self.on_abandoned = None
         self.is_answered = self.is_abandoned = self.is_rejected = False
 
@@ -106,9 +115,12 @@ class InProcessService:
         self._clock = clock
         self._codec = Codec(FRAME_BYTES_MAX, ELEMENTS_MAX, DECODE_S)
 
-    def open_call(self, frame: bytes, peer: str, on_answer: Answered) -> InProcessCall | None:
+    def open_call(
+        self, frame: bytes, peer: str, on_answer: Answered, caller: Caller | None = None
+    ) -> InProcessCall | None:
         """Start to serve one complete frame and return the open call. If the frame is invalid or its method
-        unknown, answer with an error at once and return None."""
+        unknown, answer with an error at once and return None. `caller`: for whose quotas the call counts;
+        its rights have been checked."""
         try:
             header = read_header(frame)
         except HeaderError as error:
@@ -128,7 +140,7 @@ class InProcessService:
             _answer_error(header, ErrorKind.PROTOCOL_ERROR, text, on_answer)
             return None
         now = self._clock.monotonic()
-        call = InProcessCall(method, header, args, len(frame), peer, now, on_answer)
+        call = InProcessCall(method, header, args, len(frame), peer, now, on_answer, caller)
         handler(call)
         return call
 

@@ -6,6 +6,7 @@ call. An identity at the edge of two windows may therefore send twice its quota 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from ddmq_common.token_bucket import TokenBucket
 
 WINDOW_S = 1.0
 HOUR_S = 3600.0
+_RETRY = re.compile(r"\((\w+) in security\.yaml\); retry in (\d+) ms")
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,17 @@ def build_over_quota(quota: str, what: str, allowed: int, wait_s: float) -> Over
     text = OverQuota(f"{what}; allowed: {allowed} ({quota} in security.yaml); {retry}")
     text.quota, text.wait_s = quota, wait_s
     return text
+
+
+def parse_over_quota(text: str) -> OverQuota | None:
+    """Return the sentence of `build_over_quota` that a text contains, with its quota and time; None if it
+    contains none."""
+    match = _RETRY.search(text)
+    if match is None:
+        return None
+    over = OverQuota(text)
+    over.quota, over.wait_s = match[1], int(match[2]) / 1_000
+    return over
 
 
 def describe_cause(missing: str) -> str:

@@ -175,6 +175,11 @@ def test_pending_delays_are_bounded_by_identity(setting: QuotaServer) -> None:
     check_over(answers[-1].code, answers[-1].msg, "pending_delays")
     assert delay(app).code == 0
     assert setting.usage("small")["pending_delays"] >= 2
+    later = {"topic": "mine", "body": "x", "delay_ms": 10**7}
+    status, answer = setting.admin("small").request("POST", "messages", body=later)
+    assert (status, "(pending_delays in security.yaml); retry in " in answer["error"]) == (429, True), answer
+    assert setting.admin("app").request("POST", "messages", body=later)[0] == 200
+    until(lambda: setting.usage("app")["pending_delays"] == 2, "the message counts for its sender")
 
 
 def test_keys_and_producers_are_bounded_by_identity(setting: QuotaServer) -> None:
@@ -182,6 +187,13 @@ def test_keys_and_producers_are_bounded_by_identity(setting: QuotaServer) -> Non
     assert [send(small, idempotencyKey=f"key {number}").code for number in range(2)] == [0, 0]
     rejected = send(small, idempotencyKey="key 2")
     check_over(rejected.code, rejected.msg, "idempotency_keys")
+    stated = {"topic": "mine", "body": "body", "idempotency_key": "key 3"}
+    status, answer = setting.admin("small").request("POST", "messages", body=stated)
+    assert (status, "(idempotency_keys in security.yaml); retry in " in answer["error"]) == (429, True), (
+        answer
+    )
+    again = setting.admin("small").request("POST", "messages", body=stated | {"idempotency_key": "key 1"})[1]
+    assert again["duplicate"], "the key is that of its identity, whichever port it came by"
     assert send(app, idempotencyKey="key 2").code == 0
     assert send(small, sequence=0, producerId=b"first").code == 0
     rejected = send(small, sequence=0, producerId=b"second")

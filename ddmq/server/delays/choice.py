@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from backend.progress.ack_map import OFFSET_END
 from ddmq.server.admin.contract.forms import FIRST
@@ -16,6 +17,7 @@ from ddmq_common.errors import CallerError, DamagedError
 from delay_service.store.port import DueKey, Pending
 
 FOREVER_MS = 1 << 62
+_Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Cursor(NamedTuple):
@@ -36,10 +38,10 @@ class ListPosition(msgspec.Struct, array_like=True, frozen=True):
     """The position behind which the next page begins, as `next` of form 2 contains it. `passed`: the shards
     whose messages a page in front of it lacks."""
 
-    due_ms: int
-    shard: int
-    offset: int
-    passed: tuple[int, ...] = ()
+    due_ms: _Number
+    shard: _Number
+    offset: _Number
+    passed: tuple[_Number, ...] = ()
 
     @property
     def cursor(self) -> Cursor:

@@ -22,13 +22,13 @@ from ddmq.server.delays.choice import (
     format_cursor,
     read_choice,
 )
-from ddmq.server.delays.owners import DelayOwners
+from ddmq.server.delays.owners import DelayOwners, OwnShards
 from ddmq.server.delays.pages import Coverage, DelayPage, find_coverage, merge_overviews, merge_pages
-from ddmq.server.delays.rows import describe_message
+from ddmq.server.delays.rows import CONTENT_TEXTS, describe_message
 from ddmq.server.http.pace import paced
 from ddmq.server.http.paging import ItemPage, PageRequest
 from ddmq.server.http.routing import AdminRequest
-from ddmq_common.errors import TryLaterError
+from ddmq_common.errors import DamagedError, StorageError, TryLaterError
 from ddmq_common.native_threads import in_thread
 from delay_service.core.held_messages import HELD_FROM_MS
 from delay_service.due.holds import list_holds
@@ -40,6 +40,7 @@ PAGE = 500
 PAGE_BYTES = 4 << 20
 SHOWN_MAX = 1_000
 COUNTED_MAX = 1_000_000
+READS_MAX = 4  # of the shards of this process for one answer
 EXAMINED_MAX = 100_000  # messages that one answer examines for a key
 ORDER = PageRequest(sort="due_ms")  # of lists in form 2
 
@@ -66,8 +67,9 @@ class DelayLists:
         return find_coverage(self._owners.count_shards(), lists)
 
     def _describe_own_shards(self) -> dict[str, Any]:
-        service, behind = self._owners.catch_up()
-        lags, rows = service.lags() | behind, []
+        own = self._owners.catch_up()
+        service = own.service
+        lags, rows = service.lags() | own.behind, []
         for number, shard in service.shards.items():
             context = shard.context
             pending = sum(context.store.counts().values()) if context is not None and context.running else 0
@@ -156,22 +158,40 @@ class DelayLists:
         pages = [_read_page(answer) for answer in answers]
         if self._owners.timers is not None:
             pages.append(self._list_own_messages(choice, size))
-        return merge_pages(pages, size, self._find_coverage(page.elsewhere for page in pages).missing)
+        coverage = self._find_coverage(page.elsewhere for page in pages)
+        merged = merge_pages(pages, size, coverage.missing)
+        return merged if coverage.is_single else merged._replace(total=None)  # a shard is in two totals
 
     def _list_own_messages(self, choice: DelayChoice, size: int) -> DelayPage:
-        service, behind = self._owners.catch_up()
-        rows, last = self._find_messages(choice, size, _describe_at)
-        counts = service.pending_counts()
-        total = counts.total() if choice.topic is None else counts[choice.topic]
-        missing = self._owners.list_missing_shards(service)
-        return DelayPage(
-            rows,
-            last,
-            total if choice._replace(after=None).includes_all else None,
-            sum(behind.values()),
-            missing["not_open"],
-            missing["elsewhere"],
-        )
+        def read_page(own: OwnShards) -> DelayPage:
+            counts = own.count_pending()
+            total = counts.total() if choice.topic is None else counts[choice.topic]
+            rows, last = self._find_messages(own.open, choice, size, _describe_at)
+            return DelayPage(
+                rows,
+                last,
+                total if choice._replace(after=None).includes_all else None,
+                sum(own.behind.values()),
+                own.not_open,
+                own.elsewhere,
+            )
+
+        return self._read_own_shards(read_page)
+
+    def _read_own_shards(self, read: Callable[[OwnShards], T]) -> T:
+        """Return the result of `read` for the open shards of this process. A shard that is closed meanwhile,
+        because it moves to another process, ends the read, and the others are read again. Raises
+        TryLaterError."""
+        for _ in range(READS_MAX):
+            own = self._owners.catch_up()
+            try:
+                return read(own)
+            except DamagedError:
+                raise
+            except StorageError:
+                if own.is_valid:
+                    raise
+        raise TryLaterError("delay shards are moving to another process; try again")
 
     def _list_holds(self, choice: DelayChoice) -> dict[str, int]:
         """Return since when the delayed messages of the chosen topics are held, by topic."""
@@ -179,16 +199,16 @@ class DelayLists:
         return {topic: since_ms for topic, since_ms in holds.items() if choice.has_topic(topic)}
 
     def _find_messages(
-        self, choice: DelayChoice, count: int, convert: Callable[[Cursor, Pending], T]
+        self,
+        shards: Iterable[OpenShard],
+        choice: DelayChoice,
+        count: int,
+        convert: Callable[[Cursor, Pending], T],
     ) -> tuple[list[T], Cursor | None]:
         """Return up to `count` matching messages, each converted by `convert` (its body is freed right after
         that), and the position to continue from, which is None at the end. A search by key examines at most
         EXAMINED_MAX messages per call."""
-        walks = [
-            self._walk_shard(one, choice, shift_ms)
-            for one in self._owners.list_open_shards()
-            for shift_ms in (0, HELD_FROM_MS)
-        ]
+        walks = [self._walk_shard(one, choice, shift_ms) for one in shards for shift_ms in (0, HELD_FROM_MS)]
         rows: list[T] = []
         examined, last = 0, None
         for position, message in merge(*walks, key=itemgetter(0)):
@@ -215,20 +235,20 @@ class DelayLists:
                 yield Cursor(message.due_ms - shift_ms, shard.number, message.offset), message
 
     def count_messages(self, request: AdminRequest) -> dict[str, Any]:
-        """Return the number of waiting messages of all owners; to another process, and behind `after`, of
-        this one. Only the count of a single owner can be continued."""
+        """Return the number of waiting messages of all owners; to another process, of this one. Only the
+        count of a single owner can be continued."""
         query: DelayCountQuery = request.query
         choice = read_choice(request)
         most = COUNTED_MAX if query.count is None else min(max(query.count, 1), COUNTED_MAX)
-        if request.is_forwarded or choice.after is not None:
+        if request.is_forwarded:
             return self._count_own_messages(choice, most)
         keys = ("count", "next", "orders_waiting", "not_open", "elsewhere")
-        answers = self._owners.fetch_answers(request, "/delay/count", _write_query(choice, most), *keys)
-        following = None
+        after = format_cursor(choice.after)
+        behind = {} if after is None else {"after": after}
+        texts = _write_query(choice, most) | behind
+        answers = self._owners.fetch_answers(request, "/delay/count", texts, *keys)
         if self._owners.timers is not None:
-            own = self._count_own_messages(choice, most)
-            following = None if answers else own["next"]
-            answers = [own, *answers]
+            answers = [self._count_own_messages(choice, most), *answers]
         number = sum(each["count"] for each in answers)
         is_cut = not choice.includes_all and (number > most or any(each["next"] for each in answers))
         coverage = self._find_coverage(each["elsewhere"] for each in answers)
@@ -238,7 +258,7 @@ class DelayLists:
             "topic": choice.topic,
             "count": min(number, most) if is_cut else number,
             "exact": not (is_cut or waiting or closed or coverage.missing) and coverage.is_single,
-            "next": following,
+            "next": answers[0]["next"] if len(answers) == 1 and not coverage.missing else None,
             "held": self._list_holds(choice),
             "orders_waiting": waiting,
             "elsewhere": coverage.missing,
@@ -246,19 +266,26 @@ class DelayLists:
         }
 
     def _count_own_messages(self, choice: DelayChoice, most: int) -> dict[str, Any]:
-        service, behind = self._owners.catch_up()
-        last: Cursor | None = None
-        if choice.includes_all:
-            counts = service.pending_counts()
-            number = counts.total() if choice.topic is None else counts[choice.topic]
-        else:
-            rows, last = self._find_messages(choice, most, _ignore_message)
-            number = len(rows)
-        missing_shards = self._owners.list_missing_shards(service)
-        exact = not (last or behind or any(missing_shards.values()))
-        answer = {"topic": choice.topic, "count": number, "exact": exact, "next": format_cursor(last)}
-        gaps = {"held": self._list_holds(choice), "orders_waiting": sum(behind.values())}
-        return answer | gaps | missing_shards
+        def count(own: OwnShards) -> dict[str, Any]:
+            last: Cursor | None = None
+            if choice.includes_all:
+                counts = own.count_pending()
+                number = counts.total() if choice.topic is None else counts[choice.topic]
+            else:
+                rows, last = self._find_messages(own.open, choice, most, _ignore_message)
+                number = len(rows)
+            return {
+                "topic": choice.topic,
+                "count": number,
+                "exact": not (last or own.behind or own.elsewhere or own.not_open),
+                "next": format_cursor(last),
+                "held": self._list_holds(choice),
+                "orders_waiting": sum(own.behind.values()),
+                "elsewhere": own.elsewhere,
+                "not_open": own.not_open,
+            }
+
+        return self._read_own_shards(count)
 
 
 def _write_query(choice: DelayChoice, count: int) -> dict[str, str]:
@@ -273,10 +300,17 @@ def _write_query(choice: DelayChoice, count: int) -> dict[str, str]:
 def _read_page(answer: Mapping[str, Any]) -> DelayPage:
     """Return the page that another owner lists of its shards, in form 2."""
     last = ORDER._replace(after=answer.get("next") or "").decode_position(ListPosition)
+    rows = [_restore_row(row) for row in answer["items"]]
     return DelayPage(
-        answer["items"], None if last is None else last.cursor, answer.get("total"),
-        answer["orders_waiting"], answer["not_open"], answer["elsewhere"],
+        rows, None if last is None else last.cursor, answer.get("total"), answer["orders_waiting"],
+        answer["not_open"], answer["elsewhere"],
     )  # fmt: skip
+
+
+def _restore_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of form 2 with the empty texts that form 1 has."""
+    texts = ("id",) if "error" in row else ("id", *CONTENT_TEXTS)
+    return dict.fromkeys(texts, "") | dict(row)
 
 
 def _describe_at(position: Cursor, message: Pending) -> dict[str, Any]:

@@ -6,8 +6,9 @@ all shards by all owners. The delay service continues while an answer waits for 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gevent
 
@@ -27,6 +28,38 @@ from delay_service.store.port import DelayStore, DueTimeCounts
 
 CATCH_UP_S, POLL_INTERVAL_S = 3.0, 0.01  # for commands that were stored before a request
 OWNERS_WAIT_S = 10.0  # for the answers of the other owners, each of which may have to catch up first
+
+
+class OwnShards(NamedTuple):
+    """The shards of this process that the answer to a request covers.
+
+    `open`: those that are read. `behind`: by shard, the number of commands that were stored before the
+    request and are not processed yet. `not_open`, `elsewhere`: the shards that are not read, because they are
+    not open, or because this process does not own them or has just got them.
+    """
+
+    service: DelayService
+    open: list[OpenShard]
+    behind: dict[int, int]
+    not_open: list[int]
+    elsewhere: list[int]
+
+    def count_pending(self) -> Counter[str]:
+        """Return the number of waiting messages by topic in the open shards."""
+        total = Counter[str]()
+        for shard in self.open:
+            total.update(shard.store.counts())
+        return total
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the stores of all open shards are still open."""
+        stores = {
+            number: shard.context.store
+            for number, shard in self.service.shards.items()
+            if shard.context is not None and shard.context.running
+        }
+        return all(stores.get(number) is store for number, store in self.open)
 
 
 class DelayOwners:
@@ -120,11 +153,11 @@ class DelayOwners:
             )
         return service
 
-    def catch_up(self) -> tuple[DelayService, dict[int, int]]:
+    def catch_up(self) -> OwnShards:
         """Wait until the delay service has processed every command that was stored before this request, at
-        most CATCH_UP_S. Return the service, and by shard the number of commands that are still not
-        processed."""
+        most CATCH_UP_S. Return the shards that were open all the time, for the answer to the request."""
         service = self.require_service()
+        owned = set(service.shards)
         shards = {shard.queue: shard for shard in service.shards.values() if shard.running}
         bounds = self.backend.bounds(list(shards)).wait(WAIT_S)
         ends = {
@@ -139,7 +172,17 @@ class DelayOwners:
             if self.clock.monotonic() >= give_up:
                 break
             gevent.sleep(POLL_INTERVAL_S)
-        return service, behind
+        numbers = {queue.queue_id for queue in shards}
+        open_shards = [each for each in self.list_open_shards() if each.number in numbers]
+        read = {each.number for each in open_shards}
+        not_open = [number for number in service.shards if number in owned - read]
+        return OwnShards(
+            service,
+            open_shards,
+            behind,
+            not_open,
+            [number for number in range(self.count_shards()) if number not in read.union(not_open)],
+        )
 
     def list_open_shards(self) -> list[OpenShard]:
         """Return the shards of this process that can be read. Raises UnsupportedError."""
@@ -159,7 +202,7 @@ class DelayOwners:
         raise TryLaterError(f"delay shard {number} is held by another delay service; ask its admin port")
 
     def list_missing_shards(self, service: DelayService) -> dict[str, list[int]]:
-        """Return the shards whose messages are missing from answers of this process: those of other
+        """Return the shards whose messages are missing from an overview of this process: those of other
         processes, and those that are not open now."""
         closed = [number for number, shard in service.shards.items() if not shard.running]
         return {"elsewhere": self.list_foreign_shards(service), "not_open": closed}

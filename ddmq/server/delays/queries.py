@@ -35,7 +35,7 @@ class DelayQueries:
     def message(self, request: AdminRequest) -> dict[str, Any]:
         """Return the state and content of one delayed message, given its delay id or its uuid."""
         uuid, shard = self._owners.find_shard(request.path["id"])
-        _, behind = self._owners.catch_up()
+        behind = self._owners.catch_up().behind
         store = self._owners.find_store(shard)
         state = store.ids([uuid_bytes(uuid)])[0]
         row: dict[str, Any] = {"uuid": uuid, "shard": shard, "state": "unknown"}

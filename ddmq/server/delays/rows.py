@@ -14,6 +14,7 @@ from delay_service.core.occurrences import occurrence_id
 from delay_service.store.port import Pending
 
 CHRONOS = FROM_CHRONOS.encode()
+CONTENT_TEXTS = ("repeats", "key", "tags")  # of a row; empty if the message has none
 
 
 def describe_message(message: Pending, *, with_body: bool = False) -> dict[str, Any]:

@@ -196,6 +196,14 @@ def test_usage_is_added_up_by_identity() -> None:
     assert first[0]["rejected"] == {"bytes_per_s": 2}, "the rows of the processes are not changed"
 
 
+def test_clients_without_an_identity_are_added_up_although_form_2_leaves_it_out() -> None:
+    row = {"requests": 2, "rejected": {}}
+    assert merge_usage([[{"identity": "", **row}], [row], [row]]) == [
+        {"identity": "", "requests": 6, "rejected": {}}
+    ]
+    assert merge_usage([[], [row]])[0]["identity"] == ""
+
+
 def test_another_process_gets_the_usage_of_all_identities(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"identity": f"app-{number:04}"} for number in range(1_500)]
     monkeypatch.setattr(usage, "list_usage", lambda _: rows)

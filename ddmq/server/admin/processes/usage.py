@@ -68,12 +68,14 @@ def collect_usage(
 
 
 def merge_usage(lists: Iterable[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Add up the rows of several processes by identity; the one with most requests comes first."""
+    """Add up the rows of several processes by identity; the one with most requests comes first. Rows of form
+    2 lack an empty identity."""
     merged: dict[str, dict[str, Any]] = {}
     for row in chain.from_iterable(lists):
-        total = merged.get(row["identity"])
+        identity = row.get("identity", "")
+        total = merged.get(identity)
         if total is None:
-            merged[row["identity"]] = {**row, "rejected": dict(row["rejected"])}
+            merged[identity] = {**row, "identity": identity, "rejected": dict(row["rejected"])}
             continue
         for name in row.keys() - {"identity", "rejected"}:
             total[name] += row[name]

@@ -5,6 +5,7 @@ proxy forwards the request to the admin port of one that has it. A rejection bec
 
     11, 18, 19, 30 to 38    CallerError (400)
     13, 14                  UnknownTopicError (404), or CallerError if the topic exists
+    15 of a quota                OverQuotaError (429)
     12 not stored, 15, 20, 21    TryLaterError (503)
     10, 12, no answer       UncertainOutcomeError (504)
 """
@@ -20,6 +21,7 @@ from gevent.event import AsyncResult
 from backend.port import Backend
 from ddmq.in_process.calls import InProcessService
 from ddmq.server.admin.figures import OtherProcesses
+from ddmq.server.http.oversight import OverQuotaError
 from ddmq.server.http.routing import AdminRequest, Text, UncertainOutcomeError, forward_request
 from ddmq_client.idl import producer
 from ddmq_client.idl.codes import Code
@@ -27,6 +29,8 @@ from ddmq_client.wire.wording import in_arguments
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, DdmqError, TryLaterError, UnknownTopicError
 from ddmq_common.native_threads import in_thread
+from ddmq_common.security.callers import Caller
+from ddmq_common.security.quotas import parse_over_quota
 from ddmq_rpc.api import ErrorKind
 from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
 from ddmq_rpc.codec import structs
@@ -95,15 +99,16 @@ class ProducerCalls:
         latest_s = (self._wall_ms() + self._proxy.delay.limits.delay_ms_max) // 1_000
         return TIMESTAMP_S_MIN <= due_ms // 1_000 <= latest_s
 
-    def call(self, method: str, topic: str = "", **arguments: Any) -> Any:
+    def call(self, method: str, topic: str = "", caller: Caller | None = None, **arguments: Any) -> Any:
         """Call a method of the wire, and return the struct of its answer. `topic`: the one that is sent to.
+        `caller`: for whose quotas a send counts.
 
         Raises the error of a rejection; UncertainOutcomeError if there is no answer.
         """
         assert self._service is not None
         reply: AsyncResult[bytes] = AsyncResult()
         frame = encode_call(producer, SERVICE, method, **arguments)
-        self._service.open_call(frame, CLIENT.decode(), reply.set)
+        self._service.open_call(frame, CLIENT.decode(), reply.set, caller)
         try:
             answer = decode_reply(producer, SERVICE, reply.get(timeout=ANSWER_S)).result.success
         except gevent.Timeout as error:
@@ -119,6 +124,9 @@ class ProducerCalls:
     def _error_of(self, code: int, text: str, topic: str) -> DdmqError:
         """Return the error for a rejection."""
         stated = f"{in_arguments(text)} (code {code})"
+        over = parse_over_quota(stated) if code == Code.BUSY else None
+        if over is not None:
+            return OverQuotaError(over)
         if code in _CALLER_ERRORS:
             return CallerError(stated)
         if code in (Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE):

@@ -45,9 +45,9 @@ def send_message(calls: ProducerCalls, levels: Levels, request: AdminRequest) ->
     }  # fmt: skip
     when, timeout_ms = _read_when(body), body.timeout_ms or 0
     if when is not None:
-        return _send_delayed(calls, body, when, fields, timeout_ms)
+        return _send_delayed(calls, request, when, fields, timeout_ms)
     message = IDL.Message(**fields, idempotencyKey=body.idempotency_key)
-    result = calls.call("sendSync", body.topic, message=message, timeout=timeout_ms)
+    result = calls.call("sendSync", body.topic, request.caller, message=message, timeout=timeout_ms)
     row = {
         "topic": body.topic, "queue": result.queueId, "offset": result.offset,
         "id": _decode(result.messageId), "delay_id": _decode(result.delayId), "due_ms": None,
@@ -59,8 +59,9 @@ def send_message(calls: ProducerCalls, levels: Levels, request: AdminRequest) ->
 
 
 def _send_delayed(
-    calls: ProducerCalls, body: MessageSendBody, when: When, fields: dict[str, Any], timeout_ms: int
+    calls: ProducerCalls, request: AdminRequest, when: When, fields: dict[str, Any], timeout_ms: int
 ) -> dict[str, Any]:
+    body: MessageSendBody = request.body
     if body.idempotency_key is not None:
         raise CallerError("idempotency_key of a delayed message; allowed: none")
     message = IDL.DelayMessage(
@@ -68,7 +69,7 @@ def _send_delayed(
         delayMs=when.delay_ms, cron=when.cron, zone=when.zone, periodMs=when.period_ms, repeat=when.repeat,
         occurrencesMax=when.occurrences_max, catchUp=when.catch_up, fresh=True,
     )  # fmt: skip
-    result = calls.call("sendDelaySync", body.topic, delayMessage=message, timeout=timeout_ms)
+    result = calls.call("sendDelaySync", body.topic, request.caller, delayMessage=message, timeout=timeout_ms)
     return {
         "topic": body.topic, "queue": None, "offset": None, "id": None,
         "delay_id": _decode(result.uniqDelayMsgId), "due_ms": result.dueMs,
