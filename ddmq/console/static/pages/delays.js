@@ -1,13 +1,14 @@
 // Delayed messages on a timeline of their due times; a stretch of it can be cancelled, moved, held or fired.
 import { openChange, openOperation } from "../lib/actions.js";
-import { listing, path, post, useData } from "../lib/api.js";
-import { commandLine, count, formatDuration, formatNumber, formatTime, shorten, visible } from "../lib/format.js";
+import { listing, useData } from "../lib/api.js";
+import { count, formatDuration, formatNumber, formatTime, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { now } from "../lib/live.js";
 import { Badge, Card, Chips, Filter, Head, inUtc, Loaded, Missing, Name, Time, TopicLink } from "../lib/parts.js";
 import { link, setQuery } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
 import { Timeline } from "../lib/timeline.js";
+import { holdDelays } from "./topic.js";
 
 const FILTERS = ["topic", "key", "from_ms", "to_ms"];
 const RANGES = { "1 h": 3_600_000, "1 d": 86_400_000, "1 w": 604_800_000, "30 d": 2_592_000_000, "1 y": 31_536_000_000 };
@@ -40,18 +41,6 @@ function move(filter, what) {
     apply: async (values) => {
       queueMicrotask(() => act("reschedule", filter, what, { shift_ms: Math.round(Number(values.hours) * 3_600_000) }));
       return "The plan follows.";
-    },
-  });
-}
-
-function holdTopic(topic, hold) {
-  openChange({
-    title: `${hold ? "Hold" : "Release"} the delays of ${topic}`, verb: hold ? "Hold" : "Release",
-    text: hold ? "No delayed message of this topic fires until the delays are released. Nothing is lost." : "Overdue messages fire at once.",
-    command: commandLine(`delay ${hold ? "hold" : "release"}`, [topic]),
-    apply: async () => {
-      const answer = await post(path`/topics/${topic}`, { hold_delays: hold, create: false });
-      return { text: hold ? "The delays are held." : "The delays are released.", undo: answer.undo };
     },
   });
 }
@@ -95,7 +84,7 @@ export function Page({ query }) {
   const held = holdable && holdable in (overview.data?.held ?? {});
   const what = `${count(matches.data?.count ?? 0, "delayed message")}${topic ? ` of ${topic}` : ""}`;
   const times = filter.from_ms ? `${formatTime(filter.from_ms, inUtc.value)} to ${formatTime(filter.to_ms, inUtc.value)}` : "";
-  return html`<${Head} title="Delayed messages"><div class="tools actions">${holdable && (held ? html`<button type="button" class="act" onClick=${() => holdTopic(holdable, false)}>Release ${visible(holdable)}…</button>` : html`<button type="button" onClick=${() => holdTopic(holdable, true)}>Hold ${visible(holdable)}…</button>`)}</div><//>
+  return html`<${Head} title="Delayed messages"><div class="tools actions">${holdable && (held ? html`<button type="button" class="act" onClick=${() => holdDelays(holdable, false)}>Release ${visible(holdable)}…</button>` : html`<button type="button" onClick=${() => holdDelays(holdable, true)}>Hold ${visible(holdable)}…</button>`)}</div><//>
     <${Loaded} state=${overview}>${(answer) => html`<${Overview} answer=${answer} query=${query} />`}<//>
     <${DueTimes} query=${query} topic=${topic} />
     <${Card} title="Messages" note=${times && `due ${times}`}>
