@@ -5,7 +5,7 @@ import { count, formatDuration, formatNumber, formatTime, shorten, visible } fro
 import { html } from "../lib/html.js";
 import { now } from "../lib/live.js";
 import { Badge, Card, Chips, Filter, Head, inUtc, Loaded, Missing, Name, Time, TopicLink } from "../lib/parts.js";
-import { link, setQuery } from "../lib/route.js";
+import { link, readFilter, setQuery } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
 import { Timeline } from "../lib/timeline.js";
 import { holdDelays } from "./topic.js";
@@ -68,7 +68,7 @@ function DueTimes({ query, topic }) {
     for (const each of answer.items) counts[Math.floor((each.from_ms - answer.from_ms) / answer.step_ms)] += each.count;
       return html`<${Timeline} buckets=${counts} fromMs=${answer.from_ms} stepMs=${answer.step_ms} selected=${selected} label=${`${count(counts.reduce((sum, each) => sum + each, 0), "message")} due in the next ${range}`}
         onSelect=${(start, end) => setQuery({ from_ms: Math.floor(start), to_ms: Math.ceil(end) })} />
-        <p class="soft">${answer.before ? `${formatNumber(answer.before)} are due before this range. ` : ""}${answer.after ? `${formatNumber(answer.after)} are due after it. ` : ""}Drag over a stretch to choose the messages that are due in it.</p>`;
+        <p class="soft">${answer.before ? `${formatNumber(answer.before)} are due before this range. ` : ""}${answer.after ? `${formatNumber(answer.after)} are due after it. ` : ""}The highest bar is ${count(Math.max(...counts), "message")} in ${formatDuration(answer.step_ms)}. Drag over a stretch to choose the messages that are due in it.</p>`;
     }}<//>
   <//>`;
 }
@@ -76,7 +76,7 @@ function DueTimes({ query, topic }) {
 export function Page({ query }) {
   const topic = query.get("topic");
   const overview = useData("/delay", {}, { every: 3_000 });
-  const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value).map(([name, value]) => [name, name.endsWith("_ms") ? Number(value) : value]));
+  const filter = readFilter(query, FILTERS);
   const matches = useData("/delay/count", filter, { version: "delays" });
   const list = useData("/delay/messages", listing({ ...filter, after: query.get("after") }), { version: "delays" });
   const [largest] = Object.entries(overview.data?.topics ?? {}).sort(([, left], [, right]) => right - left);

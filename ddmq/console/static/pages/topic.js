@@ -8,6 +8,7 @@ import { Badge, Card, Facts, Filter, Head, Loaded, MessageLink, Missing, Name, P
 import { link, navigate } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
 import { History } from "../lib/chart.js";
+import { DELAYS } from "../lib/words.js";
 
 const COMMAND_BODY_MAX = 1_000; // characters; a longer body is read from a file
 const MESSAGES = [
@@ -111,9 +112,9 @@ export function Page({ segments, query }) {
       <${Actions} info=${info} />`}<//>
     <${Loaded} state=${state}>${() => html`
     <div class="columns"><${Card} title="At a glance"><${Facts} facts=${[
-      ["messages", info.messages], ["queues", info.queues], ["durability", info.durability], ["delays", info.delay],
-      ["largest body", info.body_bytes_max == null ? "as the log takes" : formatSize(info.body_bytes_max)],
-      ["settings come from", info.source], ["traced", info.trace_one_in ? `one message in ${info.trace_one_in}` : "none"],
+      ["messages", info.messages], ["queues", info.queues], ["durability", info.durability], ["delays", DELAYS[info.delay]],
+      ["largest body", info.body_bytes_max == null ? "the server's limit" : formatSize(info.body_bytes_max)],
+      ["settings are kept in", info.source], ["traced", info.trace_one_in ? `one message in ${info.trace_one_in}` : "none"],
     ]} /><p><a href=${link(["delays"], { topic })}>delayed messages</a> · <a href=${link(["groups"], { text: topic })}>groups</a></p><//>
     <${Card} title="Messages per second"><${History} query=${{ topic }} series=${["in_per_s"]} /><//></div>
     <${Card} title="Messages"><${Messages} topic=${topic} query=${query} /><//>
