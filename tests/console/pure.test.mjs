@@ -16,6 +16,13 @@ test("a value that is not known is a dash", () => {
   }
 });
 
+test("a subscription drains in a time or never, unless a rate is not known", () => {
+  const rates = { arriving_per_s: 1, finished_per_s: 1 };
+  assert.equal(format.formatDrain({ ...rates, drain_s: 90 }), "1 min 30 s");
+  assert.equal(format.formatDrain({ ...rates, drain_s: null }), "never");
+  assert.equal(format.formatDrain({ ...rates, drain_s: null, finished_per_s: null }), "–");
+});
+
 test("times are relative to now, and absolute in UTC", () => {
   assert.equal(format.formatRelative(1_000, 61_000), "1 min ago");
   assert.equal(format.formatRelative(61_000, 1_000), "in 1 min");

@@ -210,8 +210,9 @@ def test_delays_are_held_from_the_link_of_the_alert(
 ) -> None:
     topic = f"news-{name}"
     world.create_topic(topic)
+    waiting = world.server.admin("GET", "delay")["topics"]
     with world.producer() as producer:
-        for _ in range(10):
+        for _ in range(1 + max(waiting.values(), default=0)):  # the page offers the topic with the most
             producer.send(topic, "soon", delay=timedelta(hours=1))
     page = console.goto("delays")
     hands.activate(page.get_by_role("button", name=f"Hold {topic}…"))

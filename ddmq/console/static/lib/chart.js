@@ -5,9 +5,9 @@ import { formatCompact, formatTime } from "./format.js";
 import { html } from "./html.js";
 import { inUtc, Loaded } from "./parts.js";
 
-const HEIGHT = 190;
+const HEIGHT = 19; // as all sizes here, in units of the root's font
 const DASHES = [[], [6, 4], [2, 3]]; // so that lines differ without their colours
-const NAMES = { in_per_s: "sent/s", delivered_per_s: "delivered/s", acked_per_s: "acknowledged/s", lag: "not consumed", oldest_wait_s: "oldest waits, s", failed_per_s: "failed/s" };
+const NAMES = { in_per_s: "sent/s", delivered_per_s: "delivered/s", acked_per_s: "acknowledged/s", lag: "not committed", oldest_wait_s: "oldest waits, s", failed_per_s: "failed/s" };
 let library = null;
 
 function loadLibrary() {
@@ -30,19 +30,20 @@ function Chart({ times, lines, label }) {
     let plot = null;
     let gone = false;
     const element = holder.current;
-    const size = () => ({ width: Math.max(200, element.clientWidth), height: HEIGHT });
+    const unit = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    const size = () => ({ width: Math.max(200, element.clientWidth), height: HEIGHT * unit });
     const resized = new ResizeObserver(() => plot?.setSize(size()));
     const redraw = () => plot?.redraw();
     const dark = matchMedia("(prefers-color-scheme: dark)");
     dark.addEventListener("change", redraw);
     loadLibrary().then((UPlot) => {
       if (gone) return;
-      const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
+      const axis = { font: `${1.2 * unit}px system-ui`, stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
       const options = {
         ...size(),
         legend: { show: lines.length > 1, live: false },
         scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
-        axes: [{ ...axis, space: 80, values: (_, seconds) => seconds.map((each) => formatTime(each * 1_000, inUtc.value).slice(11, 19).replace(/:00$/, "")) }, { ...axis, size: 56, values: (_, values) => values.map(formatCompact) }],
+        axes: [{ ...axis, space: 8 * unit, values: (_, seconds) => seconds.map((each) => formatTime(each * 1_000, inUtc.value).slice(11, 19).replace(/:00$/, "")) }, { ...axis, size: 5.6 * unit, values: (_, values) => values.map((each) => (each < 10 ? each : formatCompact(each))) }],
         series: [{}, ...lines.map(([name], index) => ({ label: NAMES[name] ?? name, stroke: [colour("--chart"), colour("--warn"), colour("--good")][index % 3], width: 1.8, dash: DASHES[index % 3], spanGaps: false, points: { show: false } }))],
       };
       plot = new UPlot(options, [times, ...lines.map(([, values]) => values)], element);

@@ -45,6 +45,16 @@ export function formatDuration(ms) {
   return `${sign}${Math.floor(seconds / size)} ${unit}` + (rest ? ` ${rest} ${UNITS[index + 1][1]}` : "");
 }
 
+/** A length of time of so many seconds; a dash if it is not known. */
+export function formatSeconds(seconds) {
+  return seconds == null ? ABSENT : formatDuration(seconds * 1_000);
+}
+
+/** In which time no message of a subscription is unfinished: a time, never, or a dash if a rate is not known. */
+export function formatDrain(row) {
+  return row.drain_s == null && row.arriving_per_s != null && row.finished_per_s != null ? "never" : formatSeconds(row.drain_s);
+}
+
 /** A time relative to another one: "3 min ago", "in 2 h". */
 export function formatRelative(ms, nowMs) {
   if (ms == null) return ABSENT;

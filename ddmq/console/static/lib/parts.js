@@ -40,7 +40,7 @@ export function GroupLink({ group }) {
 }
 
 export function MessageLink({ id, children }) {
-  return id ? html`<a href=${link(["messages", id])} class="id">${children ?? visible(id).slice(0, 12)}</a>` : ABSENT;
+  return id ? html`<a href=${link(["messages", id])} class=${children ? "" : "id"}>${children ?? visible(id).slice(0, 12)}</a>` : ABSENT;
 }
 
 /** A word about a state; its shape and word tell what its colour tells. */

@@ -33,6 +33,12 @@ export function navigate(address, { replace = false } = {}) {
 
 const CURSORS = ["after", "more"];
 
+/** The filters that are set in the address; times are numbers. */
+export function readFilter(query, names) {
+  const set = names.map((name) => [name, query.get(name)]).filter(([, value]) => value);
+  return Object.fromEntries(set.map(([name, value]) => [name, name.endsWith("_ms") ? Number(value) : value]));
+}
+
 /** Change query values of this page. The positions in lists are dropped, unless one of them is what changes. */
 export function setQuery(changes, { replace = true } = {}) {
   const query = new URLSearchParams(location.search);

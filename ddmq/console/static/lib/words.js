@@ -17,6 +17,9 @@ export const CAUSES = {
   "keys-blocked": "keys fail and block what waits behind them",
 };
 
+/** Whether a topic takes delayed messages. */
+export const DELAYS = { both: "allowed", none: "rejected", only: "required" };
+
 /** What to do about an error of the API, by its status. 0: no answer; -1: an answer that is not JSON. */
 export const ADVICE = {
   [-1]: "Perhaps something else has answered, such as a proxy between this browser and the server.",

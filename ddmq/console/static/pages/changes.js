@@ -4,7 +4,7 @@ import { openChange } from "../lib/actions.js";
 import { commandLine, count, formatNumber, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Badge, Card, Chips, Filter, Head, Loaded, Missing, Name, Time } from "../lib/parts.js";
-import { link } from "../lib/route.js";
+import { link, readFilter } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
 
 const KINDS = { done: "good", failed: "bad", running: "warn", interrupted: "warn" };
@@ -30,6 +30,7 @@ function show(value) {
   return value == null ? "" : visible(typeof value === "string" ? value : JSON.stringify(value));
 }
 
+const FILTERS = ["who", "event", "text"];
 const EVENTS = ["change", "rejected", "login", "login_rejected"];
 const EVENT_KINDS = { rejected: "bad", login_rejected: "bad" };
 const AUDIT = [
@@ -39,17 +40,17 @@ const AUDIT = [
   { head: "event", cell: (row) => html`<${Badge} kind=${EVENT_KINDS[row.event] ?? "plain"}>${row.event.replace("_", " ")}<//>${row.count > 1 && ` ${formatNumber(row.count)}×`}` },
   { head: "what", wide: true, cell: (row) => html`<code>${visible(row.action)}</code> <${Name} text=${row.object} />` },
   { head: "why", wide: true, cell: (row) => html`<span class="soft">${visible(row.reason)}</span>` },
-  { head: "at", cell: (row) => html`<span class="soft">${visible(row.process)}</span>` },
+  { head: "process", cell: (row) => html`<span class="soft">${visible(row.process)}</span>` },
 ];
 
 function Audit({ query }) {
-  const filter = Object.fromEntries(["who", "event", "text"].map((name) => [name, query.get(name)]));
+  const filter = readFilter(query, FILTERS);
   const state = useData("/auth/audit", { ...filter, count: 50, after: query.get("more") });
   const { data: rights } = useData("/auth");
   return html`<${Card} title="Audit log" note="Changes, rejected attempts and logins at all ports, newest first. Administrators can read it.">
     ${rights && !rights.enabled ? html`<p class="soft">Nothing is recorded, because rights are off: see the page <a href=${link(["access"])}>Access</a>.</p>` : html`
     <div class="filters"><${Filter} name="who" label="who" query=${query} /><${Filter} name="event" label="event" query=${query} options=${EVENTS} /><${Filter} name="text" label="contains" query=${query} /></div>
-    <${Chips} query=${query} names=${["who", "event", "text"]} />
+    <${Chips} query=${query} names=${FILTERS} />
     <${Loaded} state=${state} absent="This server has no route for its audit log.">${(answer) => html`<${Table} label="audit log" columns=${AUDIT} rows=${answer.items} rowKey=${(row) => JSON.stringify(row)} empty=${answer.next ? "No line matches so far." : "No line matches."} />
       <${Pager} answer=${answer} shown=${answer.items.length} noun="line" query=${query} cursor="more" />`}<//>`}
   <//>`;

@@ -5,10 +5,9 @@ import { listing, path, useData } from "../lib/api.js";
 import { openFailure, openOperation } from "../lib/actions.js";
 import { count, formatNumber, formatTime, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { Card, Chips, Filter, GroupLink, Head, Loaded, MessageLink, Missing, Name, Time, TopicLink } from "../lib/parts.js";
-import { link, setQuery } from "../lib/route.js";
+import { Card, Chips, Filter, GroupLink, Head, inUtc, Loaded, MessageLink, Missing, Name, Time, TopicLink } from "../lib/parts.js";
+import { link, readFilter, setQuery } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
-import { inUtc } from "../lib/parts.js";
 
 const FILTERS = ["reason", "error", "topic", "since_ms", "until_ms", "text"];
 const HOUR_MS = 3_600_000;
@@ -72,8 +71,7 @@ function Actions({ group, filter, label }) {
 }
 
 function Group({ group, query }) {
-  const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
-  const times = Object.fromEntries(Object.entries(filter).map(([name, value]) => [name, name.endsWith("_ms") ? Number(value) : value]));
+  const filter = readFilter(query, FILTERS);
   const facets = useData(path`/dlq/${group}/facets`, filter, { version: "dead_letters" });
   const oldest = query.get("order") === "oldest";
   const letters = useData(path`/dlq/${group}`, listing({ ...filter, sort: oldest ? "offset" : "-offset", after: query.get("after") }), { version: "dead_letters" });
@@ -89,7 +87,7 @@ function Group({ group, query }) {
         <${Facet} title="Hour" rows=${answer.by_hour} others=${answer.others.by_hour} name="since_ms" query=${query} show=${hour} /></div>
       ${answer.counted > 0 && (offsets.length
         ? html`<${Actions} group=${group} filter=${{ offsets }} label=${`${count(offsets.length, "dead letter")} selected:`} />`
-        : html`<${Actions} group=${group} filter=${times} label=${`All ${formatNumber(answer.counted)} that match:`} />`)}
+        : html`<${Actions} group=${group} filter=${filter} label=${`All ${formatNumber(answer.counted)} that match:`} />`)}
     <//>`}<//>
     <${Card} title="Dead letters">
       <div class="filters"><${Filter} name="text" label="key, error or body contains" query=${query} /><${Filter} name="order" label="order" query=${query} options=${["oldest"]} empty="newest first" /></div>

@@ -54,7 +54,7 @@ export function Page({ segments }) {
         ["since", message.at_ms != null && html`<${Time} ms=${message.at_ms} />`], ["topic", message.topic && html`<${TopicLink} topic=${message.topic} />`],
         ["key", message.key && html`<${Name} text=${message.key} />`], ["tags", message.tags && html`<${Name} text=${message.tags} />`],
         ["sent", message.born_ms != null && html`<${Time} ms=${message.born_ms} />`], ["repeats", message.repeats && visible(message.repeats)],
-        ["occurrence", message.occurrence], ["message id", message.message_id && html`<span class="id">${visible(message.message_id)}</span>`],
+        ["occurrence", message.repeats && message.occurrence], ["message id", message.message_id && html`<span class="id">${visible(message.message_id)}</span>`],
       ]} />
       ${Object.keys(message.properties ?? {}).length > 0 && html`<h3>Properties</h3><${Facts} facts=${Object.entries(message.properties).map(([name, value]) => [visible(name), visible(value)])} />`}
       ${message.topic && html`<h3>Body</h3><${Body} message=${message} />`}

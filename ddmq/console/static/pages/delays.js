@@ -1,13 +1,14 @@
 // Delayed messages on a timeline of their due times; a stretch of it can be cancelled, moved, held or fired.
 import { openChange, openOperation } from "../lib/actions.js";
-import { listing, path, post, useData } from "../lib/api.js";
-import { commandLine, count, formatDuration, formatNumber, formatTime, shorten, visible } from "../lib/format.js";
+import { listing, useData } from "../lib/api.js";
+import { count, formatDuration, formatNumber, formatTime, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { now } from "../lib/live.js";
 import { Badge, Card, Chips, Filter, Head, inUtc, Loaded, Missing, Name, Time, TopicLink } from "../lib/parts.js";
-import { link, setQuery } from "../lib/route.js";
+import { link, readFilter, setQuery } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
 import { Timeline } from "../lib/timeline.js";
+import { holdDelays } from "./topic.js";
 
 const FILTERS = ["topic", "key", "from_ms", "to_ms"];
 const RANGES = { "1 h": 3_600_000, "1 d": 86_400_000, "1 w": 604_800_000, "30 d": 2_592_000_000, "1 y": 31_536_000_000 };
@@ -44,18 +45,6 @@ function move(filter, what) {
   });
 }
 
-function holdTopic(topic, hold) {
-  openChange({
-    title: `${hold ? "Hold" : "Release"} the delays of ${topic}`, verb: hold ? "Hold" : "Release",
-    text: hold ? "No delayed message of this topic fires until the delays are released. Nothing is lost." : "Overdue messages fire at once.",
-    command: commandLine(`delay ${hold ? "hold" : "release"}`, [topic]),
-    apply: async () => {
-      const answer = await post(path`/topics/${topic}`, { hold_delays: hold, create: false });
-      return { text: hold ? "The delays are held." : "The delays are released.", undo: answer.undo };
-    },
-  });
-}
-
 function Overview({ answer, query }) {
   const topics = Object.entries(answer.topics).sort(([, left], [, right]) => right - left);
   const health = answer.health;
@@ -79,7 +68,7 @@ function DueTimes({ query, topic }) {
     for (const each of answer.items) counts[Math.floor((each.from_ms - answer.from_ms) / answer.step_ms)] += each.count;
       return html`<${Timeline} buckets=${counts} fromMs=${answer.from_ms} stepMs=${answer.step_ms} selected=${selected} label=${`${count(counts.reduce((sum, each) => sum + each, 0), "message")} due in the next ${range}`}
         onSelect=${(start, end) => setQuery({ from_ms: Math.floor(start), to_ms: Math.ceil(end) })} />
-        <p class="soft">${answer.before ? `${formatNumber(answer.before)} are due before this range. ` : ""}${answer.after ? `${formatNumber(answer.after)} are due after it. ` : ""}Drag over a stretch to choose the messages that are due in it.</p>`;
+        <p class="soft">${answer.before ? `${formatNumber(answer.before)} are due before this range. ` : ""}${answer.after ? `${formatNumber(answer.after)} are due after it. ` : ""}The highest bar is ${count(Math.max(...counts), "message")} in ${formatDuration(answer.step_ms)}. Drag over a stretch to choose the messages that are due in it.</p>`;
     }}<//>
   <//>`;
 }
@@ -87,7 +76,7 @@ function DueTimes({ query, topic }) {
 export function Page({ query }) {
   const topic = query.get("topic");
   const overview = useData("/delay", {}, { every: 3_000 });
-  const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value).map(([name, value]) => [name, name.endsWith("_ms") ? Number(value) : value]));
+  const filter = readFilter(query, FILTERS);
   const matches = useData("/delay/count", filter, { version: "delays" });
   const list = useData("/delay/messages", listing({ ...filter, after: query.get("after") }), { version: "delays" });
   const [largest] = Object.entries(overview.data?.topics ?? {}).sort(([, left], [, right]) => right - left);
@@ -95,7 +84,7 @@ export function Page({ query }) {
   const held = holdable && holdable in (overview.data?.held ?? {});
   const what = `${count(matches.data?.count ?? 0, "delayed message")}${topic ? ` of ${topic}` : ""}`;
   const times = filter.from_ms ? `${formatTime(filter.from_ms, inUtc.value)} to ${formatTime(filter.to_ms, inUtc.value)}` : "";
-  return html`<${Head} title="Delayed messages"><div class="tools actions">${holdable && (held ? html`<button type="button" class="act" onClick=${() => holdTopic(holdable, false)}>Release ${visible(holdable)}…</button>` : html`<button type="button" onClick=${() => holdTopic(holdable, true)}>Hold ${visible(holdable)}…</button>`)}</div><//>
+  return html`<${Head} title="Delayed messages"><div class="tools actions">${holdable && (held ? html`<button type="button" class="act" onClick=${() => holdDelays(holdable, false)}>Release ${visible(holdable)}…</button>` : html`<button type="button" onClick=${() => holdDelays(holdable, true)}>Hold ${visible(holdable)}…</button>`)}</div><//>
     <${Loaded} state=${overview}>${(answer) => html`<${Overview} answer=${answer} query=${query} />`}<//>
     <${DueTimes} query=${query} topic=${topic} />
     <${Card} title="Messages" note=${times && `due ${times}`}>

@@ -1,7 +1,7 @@
 // One group: why it is behind and what to do about it, its queues, keys, clients and settings.
 import { del, getVersioned, path, post, useData } from "../lib/api.js";
 import { openChange } from "../lib/actions.js";
-import { ABSENT, commandLine, count, formatDuration, formatNumber, formatRate, visible } from "../lib/format.js";
+import { ABSENT, commandLine, count, formatDrain, formatNumber, formatRate, formatSeconds, visible } from "../lib/format.js";
 import { History } from "../lib/chart.js";
 import { html } from "../lib/html.js";
 import { Badge, Card, Facts, Head, Loaded, Name, Time, TopicLink } from "../lib/parts.js";
@@ -14,7 +14,7 @@ const QUEUES = [
   { head: "committed", number: true, cell: (row) => formatNumber(row.committed) },
   { head: "next offset", number: true, cell: (row) => formatNumber(row.next) },
   { head: "lag", number: true, cell: (row) => formatNumber(row.lag) },
-  { head: "oldest waits", number: true, cell: (row) => (row.lag_age_s == null ? ABSENT : formatDuration(row.lag_age_s * 1_000)) },
+  { head: "oldest waits", number: true, cell: (row) => formatSeconds(row.lag_age_s) },
   { head: "in flight", number: true, cell: (row) => formatNumber(row.in_flight) },
   { head: "retrying", number: true, cell: (row) => formatNumber(row.retrying) },
   { head: "held by", cell: (row) => (row.held ? "this proxy" : visible(row.holder ?? ABSENT)) },
@@ -24,7 +24,7 @@ const CLIENTS = [
   { head: "address", cell: (row) => html`<bdi>${visible(row.address)}</bdi>` },
   { head: "topics", cell: (row) => visible(row.topics.join(", ")) },
   { head: "in flight", number: true, cell: (row) => formatNumber(row.in_flight) },
-  { head: "silent for", number: true, cell: (row) => formatDuration(row.idle_s * 1_000) },
+  { head: "silent for", number: true, cell: (row) => formatSeconds(row.idle_s) },
   { head: "since", cell: (row) => html`<${Time} ms=${row.since_ms} />` },
   { head: "connection", cell: (row) => (row.connected ? html`<${Badge} kind="good">connected<//>` : html`<${Badge}>gone<//>`) },
 ];
@@ -92,7 +92,7 @@ function unsubscribe(group, topic) {
 
 /** Queues that make no progress, and the topics that hold them up because no client pulls these. */
 function Stalled({ group, row }) {
-  return html`<div class="stalled" role="status"><p class="warn">▲ Queues ${row.queues.join(", ")} of ${visible(row.topic)} have made no progress for ${formatDuration(row.seconds * 1_000)}.${row.held_up_by.length > 0 && html` They wait for messages of ${row.held_up_by.map((topic) => html`<${TopicLink} topic=${topic} /> `)}, which no client of the group pulls: start such a client, or unsubscribe the group.`}</p>
+  return html`<div class="stalled" role="status"><p class="warn">▲ Queues ${row.queues.join(", ")} of ${visible(row.topic)} have made no progress for ${formatSeconds(row.seconds)}.${row.held_up_by.length > 0 && html` They wait for messages of ${row.held_up_by.map((topic) => html`<${TopicLink} topic=${topic} /> `)}, which no client of the group pulls: start such a client, or unsubscribe the group.`}</p>
     ${row.held_up_by.length > 0 && html`<p class="actions">${row.held_up_by.map((topic) => html`<button type="button" onClick=${() => unsubscribe(group, topic)}>Unsubscribe from ${visible(topic)}…</button>`)}</p>`}</div>`;
 }
 
@@ -100,8 +100,9 @@ function Cause({ row }) {
   const remedy = REMEDIES[row.why];
   const unfinished = row.unfinished ?? row.lag;
   if (!unfinished) return html`<p><${Badge} kind="good">up to date<//></p>`;
-  const drains = row.drain_s == null ? "at these rates it never catches up" : `it catches up in ${formatDuration(row.drain_s * 1_000)}`;
-  return html`<p><${Badge} kind=${row.why ? "warn" : "plain"}>${CAUSES[row.why] ?? "no cause is known"}<//> ${count(unfinished, "message")} unfinished: ${drains}${" "}
+  const drain = formatDrain(row);
+  const outlook = { never: "at these rates it never catches up", [ABSENT]: "its rates are not known here" }[drain] ?? `it catches up in ${drain}`;
+  return html`<p><${Badge} kind=${row.why ? "warn" : "plain"}>${CAUSES[row.why] ?? "no cause is known"}<//> ${count(unfinished, "message")} unfinished: ${outlook}${" "}
     (${formatRate(row.arriving_per_s)}/s in, ${formatRate(row.finished_per_s)}/s out). ${remedy?.text ?? ""}
     ${remedy?.page === "keys" && html` <a href=${link(["keys"], { group: row.group })}>Show the keys</a>`}</p>
     ${remedy?.setting && html`<p class="actions"><button type="button" class="act" onClick=${() => raise(row, remedy.setting, row.settings[remedy.setting])}>Change ${remedy.setting}…</button></p>`}`;

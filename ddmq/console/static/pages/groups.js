@@ -1,6 +1,6 @@
 // All subscriptions: who consumes what, how far behind, and why.
 import { listing, useData } from "../lib/api.js";
-import { ABSENT, formatDuration, formatNumber, formatRate } from "../lib/format.js";
+import { ABSENT, formatDrain, formatNumber, formatRate, formatSeconds } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Badge, Card, Filter, GroupLink, Head, Loaded, Missing, TopicLink } from "../lib/parts.js";
 import { Pager, Table } from "../lib/table.js";
@@ -11,12 +11,12 @@ const COLUMNS = [
   { head: "topic", cell: (row) => html`<${TopicLink} topic=${row.topic} />` },
   { head: "order", cell: (row) => row.order_key || "none" },
   { head: "unfinished", number: true, cell: (row) => formatNumber(row.unfinished ?? row.lag) },
-  { head: "oldest waits", number: true, cell: (row) => (row.lag_age_s == null ? ABSENT : formatDuration(row.lag_age_s * 1_000)) },
+  { head: "oldest waits", number: true, cell: (row) => formatSeconds(row.lag_age_s) },
   { head: "in flight", number: true, cell: (row) => formatNumber(row.in_flight) },
   { head: "retrying", number: true, cell: (row) => formatNumber(row.retrying) },
   { head: "in/s", number: true, cell: (row) => formatRate(row.arriving_per_s) },
   { head: "out/s", number: true, cell: (row) => formatRate(row.finished_per_s) },
-  { head: "drains in", number: true, cell: (row) => (!(row.unfinished ?? row.lag) ? ABSENT : row.drain_s == null ? "never" : formatDuration(row.drain_s * 1_000)) },
+  { head: "drains in", number: true, cell: (row) => ((row.unfinished ?? row.lag) ? formatDrain(row) : ABSENT) },
   { head: "because", wide: true, cell: (row) => CAUSES[row.why] ?? "" },
   { head: "clients", number: true, cell: (row) => formatNumber(row.clients) },
 ];

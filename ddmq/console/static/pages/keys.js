@@ -5,9 +5,10 @@ import { openOperation } from "../lib/actions.js";
 import { ABSENT, count, formatNumber, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Badge, Card, Chips, Filter, GroupLink, Head, Loaded, Missing, Name, Time, TopicLink } from "../lib/parts.js";
-import { link, setQuery } from "../lib/route.js";
+import { link, readFilter, setQuery } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
 
+const FILTERS = ["group", "state", "error", "text"];
 const STATES = ["retrying", "in flight", "parked", "ready"];
 const COLUMNS = [
   { head: "group", cell: (row) => html`<${GroupLink} group=${row.group} />` },
@@ -38,9 +39,9 @@ function Errors({ answer, group }) {
   if (!answer.by_error?.length) return null;
   return html`<${Card} title="By error" note=${group ? "" : "Choose a group to act on all keys with one error."}>
     ${answer.by_error.map((row) => html`<div class="cardhead" key=${row.error}>
-      <button type="button" class="quiet" onClick=${() => setQuery({ error: row.error })}><b>${count(row.keys, "key")}</b></button>
+      <button type="button" onClick=${() => setQuery({ error: row.error })}><b>${count(row.keys, "key")}</b></button>
       <span class="name">${visible(row.error || "no error")}</span>
-      <span class="soft">${formatNumber(row.waiting)}${row.more ? "+" : ""} wait behind them${row.failing_since_ms ? html`, failing since <${Time} ms=${row.failing_since_ms} />` : ""}</span>
+      <span class="soft">${row.more ? "at least " : ""}${count(row.waiting, "message")} behind them${row.failing_since_ms ? html`, failing since <${Time} ms=${row.failing_since_ms} />` : ""}</span>
       ${group && html`<span class="tools"><${Actions} filter=${{ group, ...(row.error ? { error: row.error } : {}) }} what=${`${count(row.keys, "key")} of ${group}`} /></span>`}
     </div>`)}
     ${answer.by_error_others > 0 && html`<p class="soft">and ${count(answer.by_error_others, "key")} with other errors</p>`}
@@ -53,7 +54,7 @@ function MissingQueues({ rows, more }) {
 }
 
 export function Page({ query }) {
-  const filter = Object.fromEntries(["group", "state", "error", "text"].map((name) => [name, query.get(name)]).filter(([, value]) => value));
+  const filter = readFilter(query, FILTERS);
   const state = useData("/keys", listing({ ...filter, after: query.get("after") }), { version: "keys" });
   const [selection, setSelection] = useState(new Set());
   const rowKey = (row) => JSON.stringify([row.group, row.key]);
@@ -66,7 +67,7 @@ export function Page({ query }) {
         <${Errors} answer=${answer} group=${query.get("group")} />
         <${Card} title="Keys">
           <div class="filters"><${Filter} name="group" label="group" query=${query} /><${Filter} name="state" label="state" query=${query} options=${STATES} /><${Filter} name="text" label="key or error contains" query=${query} /></div>
-          <${Chips} query=${query} names=${["group", "state", "error", "text"]} />
+          <${Chips} query=${query} names=${FILTERS} />
           <p class="actions" aria-live="polite">
             ${chosen.length > 0 && groups.length === 1 && html`<b>${count(chosen.length, "key")} selected</b><${Actions} filter=${{ group: groups[0], keys: chosen.map((row) => row.key) }} what=${`${count(chosen.length, "key")} of ${groups[0]}`} />`}
             ${groups.length > 1 && html`<span class="soft">Select keys of one group to act on them.</span>`}

@@ -1,7 +1,7 @@
 // The first page: is all well, what needs attention and what to do about it first, and how messages flow.
 import { listing, useData } from "../lib/api.js";
 import { openOperation } from "../lib/actions.js";
-import { ABSENT, count, formatCompact, formatDuration, formatNumber, formatRate, formatSize, visible } from "../lib/format.js";
+import { count, formatCompact, formatDrain, formatNumber, formatRate, formatSeconds, formatSize, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { problem, snapshot } from "../lib/live.js";
 import { Badge, Card, Command, GroupLink, Head, Loaded, Missing, Problem, Time, TopicLink } from "../lib/parts.js";
@@ -27,7 +27,7 @@ function firstAction(finding) {
 function Findings({ findings }) {
   const urgent = findings.filter((each) => each.severity !== "info");
   const worst = urgent.length ? (urgent.some((each) => each.severity === "critical") ? "critical" : "warning") : "";
-  const title = urgent.length ? `✗ ${count(urgent.length, "thing")} ${urgent.length === 1 ? "needs" : "need"} attention` : "✓ All well";
+  const title = urgent.length ? `${worst === "critical" ? "✗" : "▲"} ${count(urgent.length, "thing")} ${urgent.length === 1 ? "needs" : "need"} attention` : "✓ All well";
   return html`<section class=${`card full verdict ${worst}`} aria-label="verdict">
     <h1 tabindex="-1">${title}</h1>
     ${!urgent.length && html`<p class="soft">No rule of docs/alerts.md is violated.</p>`}
@@ -48,12 +48,11 @@ function Tile({ name, value, detail, values, href }) {
 function Tiles({ current }) {
   const { totals, tails } = current;
   const line = (name) => tails.values[name];
-  const oldest = totals.oldest_wait_s;
   return html`<div class="tiles full">
-    <${Tile} name="sent/s" value=${formatRate(totals.in_per_s)} detail="stored" values=${line("in_per_s")} href=${link(["topics"])} />
-    <${Tile} name="acknowledged/s" value=${formatRate(totals.acked_per_s)} detail=${`${formatRate(totals.delivered_per_s)} delivered`} values=${line("acked_per_s")} href=${link(["groups"])} />
-    <${Tile} name="not consumed" value=${formatCompact(totals.lag)} detail="by all groups" values=${line("lag")} href=${link(["groups"])} />
-    <${Tile} name="oldest waits" value=${oldest == null ? ABSENT : formatDuration(oldest * 1_000)} detail="the longest" values=${line("oldest_wait_s")} href=${link(["groups"])} />
+    <${Tile} name="sent/s" value=${formatRate(totals.in_per_s)} detail="messages" values=${line("in_per_s")} href=${link(["topics"])} />
+    <${Tile} name="acknowledged/s" value=${formatRate(totals.acked_per_s)} detail=${`${formatRate(totals.delivered_per_s)} delivered/s`} values=${line("acked_per_s")} href=${link(["groups"])} />
+    <${Tile} name="not committed" value=${formatCompact(totals.lag)} detail="by all groups" values=${line("lag")} href=${link(["groups"])} />
+    <${Tile} name="oldest waits" value=${formatSeconds(totals.oldest_wait_s)} detail="in any group" values=${line("oldest_wait_s")} href=${link(["groups"])} />
     <${Tile} name="delayed" value=${formatCompact(totals.delayed)} detail=${current.due_next_hour == null ? "not due yet" : `${formatCompact(current.due_next_hour)} due within an hour`} values=${line("delayed")} href=${link(["delays"])} />
     <${Tile} name="blocked keys" value=${formatCompact(totals.blocked_keys)} detail=${`${formatCompact(totals.retrying)} retrying`} values=${line("blocked_keys")} href=${link(["keys"])} />
     <${Tile} name="disk free" value=${formatSize(totals.disk_free_bytes)} detail=${`${formatSize(totals.log_bytes)} of messages`} values=${line("disk_free_bytes")} href=${link(["system"])} />
@@ -64,10 +63,10 @@ const BEHIND = [
   { head: "group", cell: (row) => html`<${GroupLink} group=${row.group} />` },
   { head: "topic", cell: (row) => html`<${TopicLink} topic=${row.topic} />` },
   { head: "unfinished", number: true, cell: (row) => formatNumber(row.unfinished ?? row.lag) },
-  { head: "oldest waits", number: true, cell: (row) => (row.lag_age_s == null ? ABSENT : formatDuration(row.lag_age_s * 1_000)) },
+  { head: "oldest waits", number: true, cell: (row) => formatSeconds(row.lag_age_s) },
   { head: "in/s", number: true, cell: (row) => formatRate(row.arriving_per_s) },
   { head: "out/s", number: true, cell: (row) => formatRate(row.finished_per_s) },
-  { head: "drains in", number: true, cell: (row) => (row.drain_s == null ? "never" : formatDuration(row.drain_s * 1_000)) },
+  { head: "drains in", number: true, cell: (row) => formatDrain(row) },
   { head: "because", wide: true, cell: (row) => CAUSES[row.why] ?? "" },
 ];
 
@@ -75,7 +74,7 @@ function Changes() {
   const { data } = useData("/changes", { count: 5 }, { every: 30_000 });
   if (!data?.items?.length) return null;
   return html`<${Card} title="Recent changes" tools=${html`<a class="tools" href=${link(["changes"])}>all changes</a>`}>
-    <ul class="findings">${data.items.map((each) => html`<li key=${each.id}><${Time} ms=${each.at_ms} /><span class="what"><bdi>${visible(each.object)}</bdi></span><span class="soft">${visible(each.who)}</span></li>`)}</ul>
+    <ul class="findings">${data.items.map((each) => html`<li key=${each.id}><${Time} ms=${each.at_ms} /><span class="what"><bdi>${visible(each.object)}</bdi> <span class="soft">${visible(each.who)}</span></span></li>`)}</ul>
   <//>`;
 }
 

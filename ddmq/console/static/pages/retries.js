@@ -4,7 +4,7 @@ import { openOperation } from "../lib/actions.js";
 import { formatNumber, shorten, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Card, Chips, Filter, GroupLink, Head, Loaded, MessageLink, Missing, Name, Time, TopicLink } from "../lib/parts.js";
-import { setQuery } from "../lib/route.js";
+import { readFilter, setQuery } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
 
 const FILTERS = ["group", "topic", "text"];
@@ -41,12 +41,12 @@ function Choices() {
 }
 
 export function Page({ query }) {
-  const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
+  const filter = readFilter(query, FILTERS);
   const state = useData(filter.group ? "/retries" : null, listing({ ...filter, after: query.get("after") }), { version: "retries" });
   return html`<${Head} title="Retries" />
     <${Card} note="Messages that failed and wait for their next delivery.">
       <div class="filters"><${Filter} name="group" label="group" query=${query} />${filter.group && html`<${Filter} name="text" label="contains" query=${query} />`}</div><${Chips} query=${query} names=${FILTERS} />
-      ${filter.group ? html`<div class="tools"><${Actions} filter=${filter} /></div>` : html`<${Choices} />`}
+      ${filter.group ? html`<p class="tools"><${Actions} filter=${filter} /></p>` : html`<${Choices} />`}
       ${filter.group && html`<${Loaded} state=${state} absent="This server does not list retries.">${(answer) => html`<${Missing} missing=${answer.missing} />
         <${Table} label="retries" columns=${COLUMNS} rows=${answer.items} rowKey=${(row) => row.id} empty="Nothing waits for a retry." />
         <${Pager} answer=${answer} shown=${answer.items.length} noun="message" query=${query} onEnd=${state.more} />`}<//>`}

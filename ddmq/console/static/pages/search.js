@@ -10,7 +10,7 @@ const ID = /^[0-9a-f]{32}$/i;
 
 function Matches({ title, address, query, row }) {
   const state = useData(address, listing(query, 10), { every: 60_000 });
-  return html`<${Card} title=${title}><${Loaded} state=${state}>${(answer) => html`<ul>${answer.items.map((each) => html`<li>${row(each)}</li>`)}</ul>${!answer.items.length && html`<p class="soft">none</p>`}`}<//><//>`;
+  return html`<${Card} title=${title}><${Loaded} state=${state}>${(answer) => html`<ul class="sample">${answer.items.map((each) => html`<li>${row(each)}</li>`)}</ul>${!answer.items.length && html`<p class="soft">none</p>`}`}<//><//>`;
 }
 
 export function Page({ query }) {

@@ -1,7 +1,7 @@
 // The server itself: its processes and clients, disk and log, delay shards, and the settings in force.
 import { listing, post, useData } from "../lib/api.js";
 import { openChange } from "../lib/actions.js";
-import { ABSENT, commandLine, count, formatDuration, formatNumber, formatSize, visible } from "../lib/format.js";
+import { ABSENT, commandLine, count, formatDuration, formatNumber, formatSeconds, formatSize, visible } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { now, snapshot } from "../lib/live.js";
 import { Badge, Card, Facts, Filter, GroupLink, Head, Loaded, Missing, Name, Time, TopicLink } from "../lib/parts.js";
@@ -16,14 +16,14 @@ const PROCESSES = [
   { head: "addresses", wide: true, cell: (row) => visible(Object.entries(row.addresses).map(([part, address]) => `${part} ${address}`).join(", ")) },
   { head: "up for", number: true, cell: (row) => formatDuration(now.value - row.since_ms) },
   { head: "memory", number: true, cell: (row) => formatSize(row.memory_bytes) },
-  { head: "CPU time", number: true, cell: (row) => formatDuration(row.cpu_s * 1_000) },
+  { head: "CPU time", number: true, cell: (row) => formatSeconds(row.cpu_s) },
   { head: "subscriptions", number: true, cell: (row) => formatNumber(row.subscription_count) },
   { head: "delay shards", cell: (row) => row.delay_shards.join(", ") || ABSENT },
 ];
 const CLIENTS = [
   { head: "client", wide: true, cell: (row) => html`<${Name} text=${row.client_id ?? "producers"} />` },
   { head: "kind", cell: (row) => row.kind },
-  { head: "at", cell: (row) => visible(row.process) },
+  { head: "process", cell: (row) => visible(row.process) },
   { head: "address", cell: (row) => html`<bdi>${visible(row.address ?? "")}</bdi>` },
   { head: "group", cell: (row) => (row.group ? html`<${GroupLink} group=${row.group} />` : `${count(row.connections ?? 0, "connection")}`) },
   { head: "in flight", number: true, cell: (row) => formatNumber(row.in_flight) },
@@ -32,7 +32,7 @@ const CLIENTS = [
 ];
 const WRITERS = [
   { head: "topic", wide: true, cell: (row) => html`<${TopicLink} topic=${row.topic} />` },
-  { head: "bytes", number: true, cell: (row) => formatSize(row.bytes) },
+  { head: "size", number: true, cell: (row) => formatSize(row.bytes) },
   { head: "stop it", cell: (row) => html`<button type="button" onClick=${() => closeTopic(row.topic)} aria-label=${`Close ${visible(row.topic)} to sends…`}>Close to sends…</button>` },
 ];
 const HOLDS = [

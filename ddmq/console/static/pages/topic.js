@@ -8,6 +8,7 @@ import { Badge, Card, Facts, Filter, Head, Loaded, MessageLink, Missing, Name, P
 import { link, navigate } from "../lib/route.js";
 import { Pager, Table } from "../lib/table.js";
 import { History } from "../lib/chart.js";
+import { DELAYS } from "../lib/words.js";
 
 const COMMAND_BODY_MAX = 1_000; // characters; a longer body is read from a file
 const MESSAGES = [
@@ -47,7 +48,7 @@ export function sendMessage(topic, message = {}) {
   });
 }
 
-export function changeTopic(topic, { title, verb, text = "", settings, command, danger = false }) {
+function changeTopic(topic, { title, verb, text = "", settings, command, danger = false }) {
   openChange({
     title, verb, text, command, danger,
     apply: async () => {
@@ -62,11 +63,15 @@ export function closeTopic(name) {
   changeTopic(name, { title: `Close ${name} to sends`, verb: "Close", text: "Sends are rejected until it is opened again. Stored messages stay and are delivered.", settings: { writable: false }, command: commandLine("topic set", [name], { "not-writable": true }), danger: true });
 }
 
+/** Hold or release all delays of a topic. */
+export function holdDelays(name, hold) {
+  const verb = hold ? "Hold" : "Release";
+  changeTopic(name, { title: `${verb} the delays of ${name}`, verb, text: hold ? "No delayed message of this topic fires until the delays are released. Nothing is lost." : "Overdue messages fire at once.", settings: { hold_delays: hold }, command: commandLine(`delay ${verb.toLowerCase()}`, [name]) });
+}
+
 function Actions({ info }) {
   const name = info.topic;
   const reopen = () => changeTopic(name, { title: `Open ${name} to sends`, verb: "Open", settings: { writable: true }, command: commandLine("topic set", [name], { writable: true }) });
-  const hold = () => changeTopic(name, { title: `Hold the delays of ${name}`, verb: "Hold", text: "No delayed message of this topic fires until the delays are released. Nothing is lost.", settings: { hold_delays: true }, command: commandLine("delay hold", [name]) });
-  const release = () => changeTopic(name, { title: `Release the delays of ${name}`, verb: "Release", text: "Overdue messages fire at once.", settings: { hold_delays: false }, command: commandLine("delay release", [name]) });
   const remove = () => openChange({
     title: `Delete ${name}`, verb: "Delete", danger: true,
     text: `The topic and its ${formatNumber(info.messages)} messages are deleted for good. This cannot be undone.`,
@@ -78,7 +83,7 @@ function Actions({ info }) {
     },
   });
   return html`<div class="tools actions"><button type="button" onClick=${() => sendMessage(name)}>Send…</button>
-    ${info.hold_delays ? html`<button type="button" class="act" onClick=${release}>Release delays…</button>` : html`<button type="button" onClick=${hold}>Hold delays…</button>`}
+    ${info.hold_delays ? html`<button type="button" class="act" onClick=${() => holdDelays(name, false)}>Release delays…</button>` : html`<button type="button" onClick=${() => holdDelays(name, true)}>Hold delays…</button>`}
     ${info.writable ? html`<button type="button" onClick=${() => closeTopic(name)}>Close to sends…</button>` : html`<button type="button" class="act" onClick=${reopen}>Open to sends…</button>`}
     ${!info.internal && html`<button type="button" onClick=${remove}>Delete…</button>`}</div>`;
 }
@@ -107,9 +112,9 @@ export function Page({ segments, query }) {
       <${Actions} info=${info} />`}<//>
     <${Loaded} state=${state}>${() => html`
     <div class="columns"><${Card} title="At a glance"><${Facts} facts=${[
-      ["messages", info.messages], ["queues", info.queues], ["durability", info.durability], ["delays", info.delay],
-      ["largest body", info.body_bytes_max == null ? "as the log takes" : formatSize(info.body_bytes_max)],
-      ["settings come from", info.source], ["traced", info.trace_one_in ? `one message in ${info.trace_one_in}` : "none"],
+      ["messages", info.messages], ["queues", info.queues], ["durability", info.durability], ["delays", DELAYS[info.delay]],
+      ["largest body", info.body_bytes_max == null ? "the server's limit" : formatSize(info.body_bytes_max)],
+      ["settings are kept in", info.source], ["traced", info.trace_one_in ? `one message in ${info.trace_one_in}` : "none"],
     ]} /><p><a href=${link(["delays"], { topic })}>delayed messages</a> · <a href=${link(["groups"], { text: topic })}>groups</a></p><//>
     <${Card} title="Messages per second"><${History} query=${{ topic }} series=${["in_per_s"]} /><//></div>
     <${Card} title="Messages"><${Messages} topic=${topic} query=${query} /><//>
