@@ -93,14 +93,17 @@ def _tracing_hints(backend: Backend, message_id: bytes, gathered: GatheredStory)
     topic, one_in = gathered.topic, one_in_of(backend, gathered.topic)
     if is_sampled(message_id, limit_of(one_in)):
         return [
-            f"no trace event of it is in the log (topic {topic} is traced, 1 in {one_in}; what happens gets "
-            "there within a second or so): the records alone tell"
+            f"the log has no trace event of this message yet, although topic {topic} traces 1 in {one_in}: "
+            "events arrive about a second late. Until then, this story is made from the stored records alone"
         ]
     if one_in:
-        return [f"it was not traced (of topic {topic} 1 in {one_in} is, now): the records alone tell"]
+        return [
+            f"this message was not traced (topic {topic} traces 1 in {one_in}): this story is made from the "
+            "stored records alone"
+        ]
     return [
-        f"it was not traced: the records alone tell; `ddmq topic set {topic} --trace-one-in 1` traces "
-        "what is sent from then on"
+        "this message was not traced: this story is made from the stored records alone. To trace messages "
+        f"that are sent from now on: `ddmq topic set {topic} --trace-one-in 1`"
     ]
 
 

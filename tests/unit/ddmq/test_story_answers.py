@@ -123,7 +123,10 @@ def test_without_any_trace_the_records_tell(rig: StoryRig) -> None:
 
 @pytest.mark.parametrize(
     ("one_in", "said"),
-    [(b"1", "no trace event of it is in the log"), (b"1000000", "it was not traced (of topic orders 1 in")],
+    [
+        (b"1", "the log has no trace event of this message yet"),
+        (b"1000000", "this message was not traced (topic orders traces 1 in"),
+    ],
 )
 def test_events_that_are_not_in_the_log_yet_are_no_reason_to_say_untraced(
     rig: StoryRig, one_in: bytes, said: str
