@@ -137,7 +137,7 @@ def test_a_story_is_printed_for_people(shell: Shell, topic: str) -> None:
         assert "on its way into the log" in output
         assert "? in its queue, not recorded why" in output
         assert "in all: now: not yet" in output
-        assert "--trace-one-in 1` traces what is sent" in shell.error.replace("\n", " ")
+        assert "that are sent from now on: `ddmq topic set" in shell.error.replace("\n", " ")
     assert (
         shell.json("message", topic, "--key", "k", "--story", "--group", topic)["stories"][0]["group"]
         == topic
