@@ -12,6 +12,7 @@ from ddmq_client import DelayStatus, NoSuchTopicError, Producer
 from tests.scenarios.real_server import RealServer, ddmq, write_config
 from tests.support.rights import Who, write_rights
 
+pytestmark = pytest.mark.slow
 DELAY = timedelta(hours=1)
 RIGHTS = (("send", "mine"), ("consume", "mine"), ("consume", "crew"), ("create", "crew"), ("manage", "crew"))
 NARROW = Who("narrow", frozenset(RIGHTS))
