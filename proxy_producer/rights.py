@@ -15,6 +15,7 @@ from ddmq_client.idl import producer
 from ddmq_client.idl.codes import Code, DelayAction
 from ddmq_common.security.callers import Caller
 from ddmq_common.security.quotas import OverQuota
+from ddmq_common.security.rights import EVERY_NAME
 from ddmq_rpc.api import Call, ErrorKind, MethodRule
 from ddmq_rpc.codec import structs
 from proxy_producer import wire
@@ -24,7 +25,6 @@ from proxy_producer.core.validation import CHRONOS, HEARTBEAT
 from proxy_producer.counts import SendCounts
 
 IDL = structs(producer)
-EVERY_TOPIC = b"*"  # the name that only the pattern * matches
 ALLOWED = "allowed: what the rules in security.yaml allow"
 
 
@@ -100,8 +100,10 @@ class ProducerRights:
         if message.action == DelayAction.ADD:
             return self.find_missing_for_topic(caller_of(call), message.topic)
         caller = caller_of(call)
-        if message.topic or caller.has_right("send", EVERY_TOPIC):
-            return caller.find_missing("send", message.topic) if message.topic else None
+        if message.topic:
+            return caller.find_missing("send", message.topic)
+        if caller.has_right("send", EVERY_NAME.encode()):
+            return None
         return f"{caller.find_missing('send', b'')}; a change of a delayed message must state its topic"
 
     def find_missing_for_prepare(self, call: Call) -> str | None:

@@ -37,6 +37,7 @@ CLUSTER_RIGHTS = {
 RIGHTS = {"none": "no right is needed"} | NAME_RIGHTS | CLUSTER_RIGHTS
 DESCRIBING = frozenset(("browse", "consume", "manage", "operate"))  # each of these includes describe
 PATTERN_MAX = 127
+EVERY_NAME = "*"  # the name that only the pattern * matches
 _PATTERN = re.compile(r"[A-Za-z0-9_\-%|]*\*?\Z")
 
 

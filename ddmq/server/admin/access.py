@@ -43,9 +43,9 @@ from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError
 from ddmq_common.security.callers import Caller, LoginRejectedError
+from ddmq_common.security.rights import EVERY_NAME
 from proxy_consumer.service import ConsumerService
 
-ALL = "*"  # the name that only the pattern * matches
 INTERNAL = "%"  # a name that only administrators may access
 PUSH_SETTINGS = frozenset(("actions", "push"))
 CONTENTS = ("key", "tags", "preview", "body", "body_base64", "properties", "error", "contents")
@@ -231,14 +231,14 @@ def _send(api: AdminComponents, request: AdminRequest) -> Needs:
 
 def _by_group(right: str) -> Callable[[AdminComponents, AdminRequest], Needs]:
     """Return the needs of a request that may state a group; without one it is about all groups."""
-    return lambda _, request: [(right, ALL if request.query.group is None else request.query.group)]
+    return lambda _, request: [(right, EVERY_NAME if request.query.group is None else request.query.group)]
 
 
 def _by_group_and_text(_: AdminComponents, request: AdminRequest) -> Needs:
     """Return the needs of a request for keys or dead letters: a search in their contents needs browse."""
     group = request.path.get("group") or getattr(request.query, "group", None)
     right = "describe" if getattr(request.query, "text", None) is None else "browse"
-    return [(right, ALL if group is None else group)]
+    return [(right, EVERY_NAME if group is None else group)]
 
 
 def _need_browse(_: AdminComponents, request: AdminRequest) -> Needs:
@@ -246,7 +246,10 @@ def _need_browse(_: AdminComponents, request: AdminRequest) -> Needs:
 
 
 def _resend(_: AdminComponents, request: AdminRequest) -> Needs:
-    return [("operate", request.group), ("send", ALL if request.body.topic is None else request.body.topic)]
+    return [
+        ("operate", request.group),
+        ("send", EVERY_NAME if request.body.topic is None else request.body.topic),
+    ]
 
 
 def _end_transaction(api: AdminComponents, request: AdminRequest) -> Needs:
@@ -287,16 +290,16 @@ def _backup(_: AdminComponents, request: AdminRequest) -> Needs:
 def _operation_needs(kind: str, action: str, chosen: Mapping[str, Any], to_topic: bool) -> Needs:
     """Return the needs of a plan. A filter on contents needs browse, too: its count tells them."""
     topic = chosen.get("topic")
-    topic = topic if isinstance(topic, str) and topic else ALL
+    topic = topic if isinstance(topic, str) and topic else EVERY_NAME
     if kind == "delays":
         return [("send", topic), *([("browse", topic)] if "key" in chosen else ())]
     group = chosen.get("group")
-    group = group if isinstance(group, str) else ALL
+    group = group if isinstance(group, str) else EVERY_NAME
     needs = [("operate", group)]
     if "text" in chosen:
         needs.append(("browse", group))
     if action == "resend":
-        needs.append(("send", ALL if to_topic else topic))
+        needs.append(("send", EVERY_NAME if to_topic else topic))
     return needs
 
 
@@ -314,7 +317,7 @@ def _plan_needs(plan: Plan) -> Needs:
 def _plan_names(chosen: Mapping[str, Any]) -> Needs:
     """Return the rights to describe the topic and the group that a filter states; of all without any."""
     names = [chosen[key] for key in ("group", "topic") if isinstance(chosen.get(key), str)]
-    return [("describe", name) for name in names or [ALL]]
+    return [("describe", name) for name in names or [EVERY_NAME]]
 
 
 def _show_operation(api: AdminComponents, request: AdminRequest) -> Needs:
@@ -338,10 +341,14 @@ def _change_names(change: RecordedChange) -> Needs:
     visible to those who may operate the group."""
     names = change.path
     if change.kind == "operation":
-        return _plan_names(change.after["filter"]) if isinstance(change.after, dict) else [("describe", ALL)]
+        return (
+            _plan_names(change.after["filter"])
+            if isinstance(change.after, dict)
+            else [("describe", EVERY_NAME)]
+        )
     if "group" in names:
         return [("operate" if change.kind == "key" else "describe", names["group"])]
-    return [("describe", names.get("topic", ALL))]
+    return [("describe", names.get("topic", EVERY_NAME))]
 
 
 def _show_change(api: AdminComponents, request: AdminRequest) -> Needs:
@@ -364,7 +371,7 @@ def _undo_change(api: AdminComponents, request: AdminRequest) -> Needs:
     if change.kind.startswith(("topic", "subscription", "group")):
         yield "manage", names.get("group") or names["topic"]
     else:
-        yield "operate", names.get("group", ALL)
+        yield "operate", names.get("group", EVERY_NAME)
     if change.kind == "subscription":
         yield "consume", names["topic"]
         if any(name.split(".")[0] in PUSH_SETTINGS for name in _changed_settings(change)):
@@ -469,7 +476,7 @@ def _mask_sample(may: May, row: Any) -> Any:
 _OPEN = RouteRule(lambda *_: ())
 _METRICS = _need_right("metrics")
 _ADMIN = _need_right(ADMIN)
-_DESCRIBE_ALL = RouteRule(lambda *_: [("describe", ALL)])
+_DESCRIBE_ALL = RouteRule(lambda *_: [("describe", EVERY_NAME)])
 RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/health"): _OPEN,
     ("GET", "/ready"): _OPEN,
@@ -485,7 +492,7 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/clients"): RouteRule(lambda _, request: _need_optional("describe", request.query.group)),
     ("GET", "/config"): _METRICS,
     ("GET", "/log"): _METRICS,
-    ("POST", "/log/clean"): RouteRule(lambda *_: [("manage", ALL)]),
+    ("POST", "/log/clean"): RouteRule(lambda *_: [("manage", EVERY_NAME)]),
     ("GET", "/topics"): RouteRule(
         lambda _, request: [("describe", INTERNAL)] if request.query.internal else []
     ),
@@ -536,7 +543,7 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("POST", "/delay/messages/{id}"): RouteRule(_change_delay),
     ("GET", "/delay/count"): RouteRule(_choose_delays, _keep_topics),
     ("GET", "/delay/histogram"): RouteRule(
-        lambda _, request: [("describe", ALL if request.query.topic is None else request.query.topic)]
+        lambda _, request: [("describe", EVERY_NAME if request.query.topic is None else request.query.topic)]
     ),
     ("GET", "/delay/levels"): _DESCRIBE_ALL,
     ("POST", "/delay/backup"): RouteRule(_backup),

@@ -43,8 +43,7 @@ class ListPosition(msgspec.Struct, array_like=True, frozen=True):
     offset: _Number
     passed: tuple[_Number, ...] = ()
 
-    @property
-    def cursor(self) -> Cursor:
+    def to_cursor(self) -> Cursor:
         return Cursor(self.due_ms, self.shard, self.offset)
 
 

@@ -124,7 +124,7 @@ class DelayLists:
         """
         position = page.decode_position(ListPosition)
         choice = read_choice(request)._replace(
-            text=page.text, after=None if position is None else position.cursor
+            text=page.text, after=None if position is None else position.to_cursor()
         )
         passed = () if position is None else position.passed
         delay_page = self._collect_page(request, choice, page.size).with_passed(passed)
@@ -164,8 +164,7 @@ class DelayLists:
 
     def _list_own_messages(self, choice: DelayChoice, size: int) -> DelayPage:
         def read_page(own: OwnShards) -> DelayPage:
-            counts = own.count_pending()
-            total = counts.total() if choice.topic is None else counts[choice.topic]
+            total = own.count_pending(choice.topic)
             rows, last = self._find_messages(own.open, choice, size, _describe_at)
             return DelayPage(
                 rows,
@@ -189,7 +188,8 @@ class DelayLists:
             except DamagedError:
                 raise
             except StorageError:
-                if own.is_valid:
+                still_open = self._owners.list_open_shards()
+                if all(shard in still_open for shard in own.open):
                     raise
         raise TryLaterError("delay shards are moving to another process; try again")
 
@@ -266,11 +266,10 @@ class DelayLists:
         }
 
     def _count_own_messages(self, choice: DelayChoice, most: int) -> dict[str, Any]:
-        def count(own: OwnShards) -> dict[str, Any]:
+        def count_in_shards(own: OwnShards) -> dict[str, Any]:
             last: Cursor | None = None
             if choice.includes_all:
-                counts = own.count_pending()
-                number = counts.total() if choice.topic is None else counts[choice.topic]
+                number = own.count_pending(choice.topic)
             else:
                 rows, last = self._find_messages(own.open, choice, most, _ignore_message)
                 number = len(rows)
@@ -285,7 +284,7 @@ class DelayLists:
                 "not_open": own.not_open,
             }
 
-        return self._read_own_shards(count)
+        return self._read_own_shards(count_in_shards)
 
 
 def _write_query(choice: DelayChoice, count: int) -> dict[str, str]:
@@ -302,7 +301,7 @@ def _read_page(answer: Mapping[str, Any]) -> DelayPage:
     last = ORDER._replace(after=answer.get("next") or "").decode_position(ListPosition)
     rows = [_restore_row(row) for row in answer["items"]]
     return DelayPage(
-        rows, None if last is None else last.cursor, answer.get("total"), answer["orders_waiting"],
+        rows, None if last is None else last.to_cursor(), answer.get("total"), answer["orders_waiting"],
         answer["not_open"], answer["elsewhere"],
     )  # fmt: skip
 

@@ -6,7 +6,6 @@ all shards by all owners. The delay service continues while an answer waits for 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,22 +43,10 @@ class OwnShards(NamedTuple):
     not_open: list[int]
     elsewhere: list[int]
 
-    def count_pending(self) -> Counter[str]:
-        """Return the number of waiting messages by topic in the open shards."""
-        total = Counter[str]()
-        for shard in self.open:
-            total.update(shard.store.counts())
-        return total
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether the stores of all open shards are still open."""
-        stores = {
-            number: shard.context.store
-            for number, shard in self.service.shards.items()
-            if shard.context is not None and shard.context.running
-        }
-        return all(stores.get(number) is store for number, store in self.open)
+    def count_pending(self, topic: str | None) -> int:
+        """Return the number of waiting messages of a topic in the open shards; None: of all topics."""
+        counts = [shard.store.counts() for shard in self.open]
+        return sum(sum(each.values()) if topic is None else each.get(topic, 0) for each in counts)
 
 
 class DelayOwners:

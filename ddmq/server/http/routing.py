@@ -416,7 +416,7 @@ def _has_half_surrogate(text: bytes) -> bool:
     except UnicodeEncodeError:
         return True
     except (ValueError, RecursionError):
-        return False
+        pass
     return False
 
 
