@@ -10,6 +10,7 @@ from tests.console.populated import HOSTILE_TOPIC
 from tests.console.shown_commands import check_command
 
 PATIENCE_MS = 60_000
+OPERATION_MS = 240_000  # of 10,000 items, on a busy machine
 PAGES = {  # by path: what a page of a populated server shows, as a regular expression
     "": "attention|All well",
     "topics": "orders",
@@ -33,6 +34,15 @@ PAGES = {  # by path: what a page of a populated server shows, as a regular expr
     "search?text=bill": "billing",
     f"topics/{HOSTILE_TOPIC}": "script",
 }
+COMMON_PAGES = (
+    "",
+    "groups/billing",
+    "keys",
+    "dead-letters/mailer",
+    "delays?topic=mail",
+    "messages/{message}",
+    "system",
+)
 QUIET = ("status of 404", "status of 503")  # of requests whose errors the page shows
 
 
@@ -110,15 +120,21 @@ class Console:
 
     def outcome(self) -> str:
         """Return the sentence in the open dialog about what was done."""
-        done = self.page.locator("dialog[open] .effect", has_text="one")
-        done.wait_for()
-        return str(done.inner_text())
+        return self._await_effect("one", OPERATION_MS)
 
     def outcome_of_change(self) -> str:
         """Return the sentence in the open dialog about a single change."""
-        done = self.page.locator("dialog[open] .effect", has_text="✓")
-        done.wait_for()
-        return str(done.inner_text())
+        return self._await_effect("✓")
+
+    def _await_effect(self, text: str, timeout_ms: int = PATIENCE_MS) -> str:
+        """Return the main sentence of the open dialog once it has this text."""
+        dialog = self.page.locator("dialog[open]")
+        effect = dialog.locator(".effect", has_text=text)
+        try:
+            effect.wait_for(timeout=timeout_ms)
+        except Exception as error:  # without playwright this module is imported, too
+            raise AssertionError(f"the dialog says: {dialog.all_inner_texts()}") from error
+        return str(effect.inner_text())
 
     def close_dialog(self) -> None:
         self.page.locator("dialog[open]").get_by_role("button", name="Close").click()

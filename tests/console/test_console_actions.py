@@ -11,6 +11,7 @@ from tests.console.pages import Console
 from tests.console.populated import fill_in
 from tests.console.shown_commands import check_command
 from tests.scenarios.real_server import RealServer
+from tests.support.variants import mark_others_long
 
 WRONG_DELAYS = 10
 DIALOGS = {
@@ -111,7 +112,7 @@ def open_dialog(page: Any, name: str) -> Any:
     page.wait_for_function("!document.getAnimations().length")
 
 
-@pytest.mark.parametrize("path", EXAMINED)
+@pytest.mark.parametrize("path", mark_others_long(EXAMINED, ("topics/orders", "delays?topic=mail")))
 def test_a_dialog_fits_and_has_no_obstacle(browser: Any, server: RealServer, path: str) -> None:
     with Console.open(browser, server.ports["admin"], bypass_csp=True) as console:
         page = console.goto(path)

@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.console.pages import PAGES, Console
+from tests.console.pages import COMMON_PAGES, PAGES, Console
 from tests.console.populated import FAILING_KEYS, fill_in
 from tests.scenarios.real_server import RealServer, running
+from tests.support.variants import mark_others_long
 from tests.support.waits import until
 
 LONGER_THAN_ANY_PAUSE_MS = 90_000
@@ -65,7 +66,7 @@ FAILURES: dict[str, tuple[Callable[[Api], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("failure", mark_others_long(FAILURES, ("403", "cut")))
 def test_each_page_says_what_failed_and_what_to_do(
     console: Console, server: RealServer, api: Api, failure: str
 ) -> None:
@@ -82,7 +83,7 @@ def test_each_page_says_what_failed_and_what_to_do(
         console.page.locator('main [aria-busy="true"]').first.wait_for(state="detached")
 
 
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("path", mark_others_long(PAGES, COMMON_PAGES))
 def test_a_page_keeps_its_numbers_as_old_ones_until_the_api_is_back(
     console: Console, server: RealServer, api: Api, path: str
 ) -> None:

@@ -18,7 +18,12 @@ REJECTED_ON_KAFKA = {"messages/{message}": "it keeps no index of them"}
 
 
 @pytest.fixture(
-    scope="module", params=["processes", "two servers", pytest.param("kafka", marks=pytest.mark.kafka)]
+    scope="module",
+    params=[
+        "processes",
+        pytest.param("two servers", marks=pytest.mark.long),
+        pytest.param("kafka", marks=pytest.mark.kafka),
+    ],
 )
 def servers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests.console.obstacles import find_obstacles
-from tests.console.pages import PAGES, Console
+from tests.console.pages import COMMON_PAGES, PAGES, Console
 from tests.console.populated import HOSTILE_TOPIC, fill_in
 from tests.scenarios.real_server import RealServer
+from tests.support.variants import mark_others_long
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -57,7 +58,7 @@ def test_the_ribbon_says_that_the_numbers_are_live(console: Console) -> None:
     console.page.locator(".ribbon.live").wait_for()
 
 
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("path", mark_others_long(PAGES, COMMON_PAGES))
 def test_a_page_fits_the_window_and_has_no_obstacle_for_assistive_technology(
     browser: Any, server: RealServer, path: str
 ) -> None:

@@ -221,6 +221,3 @@ class CommandOperator:
 def _options(named: Row) -> list[str]:
     """Options of a command, by the names that the admin API has for them."""
     return [word for name, value in named.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-
-FRONT_ENDS: tuple[type[Operator], ...] = (HttpOperator, CommandOperator)

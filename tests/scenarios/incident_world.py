@@ -6,6 +6,7 @@ and settings of their own. Findings appear within seconds (tests/support/soon_al
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -13,12 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ddmq_client import Consumer, Producer
-from tests.scenarios.incident_operators import Operator, Row
+from tests.scenarios.incident_operators import CommandOperator, HttpOperator, Operator, Row
 from tests.scenarios.real_server import RealServer
 from tests.support.installations import Installation
+from tests.support.variants import mark_others_long
 from tests.support.waits import until
 
 SOON = Path(__file__).resolve().parents[1] / "support/soon_alerted"
@@ -158,7 +158,17 @@ class IncidentWorld:
         return {row["id"]: row["due_ms"] for row in answer["messages"]}
 
 
-DEPLOYMENTS = ("one process", "processes", pytest.param("two servers", marks=pytest.mark.long))
+DEPLOYMENTS = ("one process", "processes", "two servers")
+FRONT_ENDS: tuple[type[Operator], ...] = (HttpOperator, CommandOperator)
+WAYS = list(itertools.product(DEPLOYMENTS, FRONT_ENDS))  # each incident is resolved in every way
+COMMON_WAYS = (("one process", HttpOperator), ("processes", CommandOperator))
+WAY_PARAMS = mark_others_long(WAYS, COMMON_WAYS)
+
+
+def describe_way(way: tuple[str, type[Operator]]) -> str:
+    """Name a way as the ids of tests do."""
+    deployment, front_end = way
+    return f"{deployment}-{front_end.__name__}"
 
 
 @contextmanager

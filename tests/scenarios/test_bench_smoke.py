@@ -16,11 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BENCHMARKS = sorted(path.stem for path in (REPOSITORY / "bench").glob("t[0-9]*_*.py"))
 KAFKA = ("t20_kafka", "t20d_kafka_subscriptions")
 COMPILED = "t24_compiled"
-LONG = (  # wait for due times, fill stores, or start a Java machine several times
-    "t06_failing_key", "t07_delay_lateness", "t08_delay_storm", "t10_cancel", "t11_memory",
-    "t11b_delay_memory", "t12c_delay_start", "t14_metrics_job", "t25_more_cores", "t26_watched",
-    "t27_large",
-)  # fmt: skip
+COMMON = ("t01_send_sync", "t03_pull", "t05_order_keys", "t09_delay_ingest", "t24_compiled", "t28_tls")
 
 
 def quick(name: str, folder: Path, *arguments: str) -> str:
@@ -39,7 +35,7 @@ def quick(name: str, folder: Path, *arguments: str) -> str:
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.long] * (name in LONG) + [pytest.mark.kafka] * (name in KAFKA)
+    return [pytest.mark.long] * (name not in (*COMMON, *KAFKA)) + [pytest.mark.kafka] * (name in KAFKA)
 
 
 @pytest.mark.slow
@@ -123,4 +119,4 @@ def test_the_report_has_a_row_per_series(tmp_path: Path) -> None:
 
 def test_there_are_benchmarks() -> None:
     assert len(BENCHMARKS) >= 7
-    assert set(BENCHMARKS) >= {*LONG, *KAFKA, COMPILED}
+    assert set(BENCHMARKS) >= {*COMMON, *KAFKA}

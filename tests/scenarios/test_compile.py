@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 
 from ddmq_common import compiled
 from ddmq_common.queue_choice import murmur2
+from tests.support.variants import mark_others_long
 from tests.support.wheels import contents, installed_alone, server_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,7 +146,7 @@ def wheel_of(folder: Path, **environment: str) -> Path:
     return server_wheel(folder, LISTED, **environment)
 
 
-@pytest.mark.parametrize("above", ["package", ".hidden", "a b"])
+@pytest.mark.parametrize("above", mark_others_long(["package", ".hidden", "a b"], ["package"]))
 def test_a_wheel_is_compiled_below_any_folder(tmp_path: Path, above: str) -> None:
     """Also below one that is a package, whether its name is one that Python takes or not."""
     (tmp_path / above).mkdir()

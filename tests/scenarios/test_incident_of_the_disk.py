@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddmq_client import Message
-from tests.scenarios.incident_operators import FRONT_ENDS, Operator
-from tests.scenarios.incident_world import DEPLOYMENTS, IncidentWorld, deployed
+from tests.scenarios.incident_operators import Operator
+from tests.scenarios.incident_world import WAY_PARAMS, IncidentWorld, deployed, describe_way
 from tests.scenarios.real_server import write_config
 from tests.scenarios.topic_writer import writing
 from tests.support.installations import Installation
@@ -19,17 +19,26 @@ from tests.support.waits import until
 FREE_BYTES = (2 << 30) + (256 << 20)  # more than the threshold of the alert
 
 
-@pytest.fixture(params=DEPLOYMENTS)
+@pytest.fixture(params=WAY_PARAMS, ids=describe_way)
+def way(request: pytest.FixtureRequest) -> tuple[str, type[Operator]]:
+    """How the servers are deployed, and what their operator uses."""
+    chosen: tuple[str, type[Operator]] = request.param
+    return chosen
+
+
+@pytest.fixture
 def world(
-    request: pytest.FixtureRequest, installation: Installation, tmp_path: Path
+    way: tuple[str, type[Operator]], installation: Installation, tmp_path: Path
 ) -> Iterator[IncidentWorld]:
     config = write_config(tmp_path / "conf", file_log={"allocate_bytes": "1MiB"})
-    with deployed(request.param, tmp_path, installation, config, disk_free=FREE_BYTES) as created:
+    with deployed(way[0], tmp_path, installation, config, disk_free=FREE_BYTES) as created:
         yield created
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda front_end: front_end.__name__)
-def test_the_largest_writer_of_a_full_disk_is_closed(world: IncidentWorld, front_end: type[Operator]) -> None:
+def test_the_largest_writer_of_a_full_disk_is_closed(
+    world: IncidentWorld, way: tuple[str, type[Operator]]
+) -> None:
+    _, front_end = way
     for topic in ("audit", "orders"):
         world.create_topic(topic)
         world.subscribe("billing", topic)

@@ -16,8 +16,14 @@ from typing import Any
 import pytest
 
 from ddmq_client import Message, Producer, ThrottledError
-from tests.scenarios.incident_operators import FRONT_ENDS, Operator
-from tests.scenarios.incident_world import DEPLOYMENTS, WITHOUT_RETRIES, IncidentWorld, deployed
+from tests.scenarios.incident_operators import Operator
+from tests.scenarios.incident_world import (
+    WAY_PARAMS,
+    WITHOUT_RETRIES,
+    IncidentWorld,
+    deployed,
+    describe_way,
+)
 from tests.scenarios.real_server import write_config
 from tests.support.installations import installed
 from tests.support.own_name import own_name
@@ -28,11 +34,18 @@ FEWER_DELAYS = 1_000
 FrontEnd = type[Operator]
 
 
-@pytest.fixture(scope="module", params=DEPLOYMENTS)
+@pytest.fixture(scope="module", params=WAY_PARAMS, ids=describe_way)
+def way(request: pytest.FixtureRequest) -> tuple[str, FrontEnd]:
+    """How the servers are deployed, and what their operator uses."""
+    chosen: tuple[str, FrontEnd] = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
 def world(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, engine: str
+    way: tuple[str, FrontEnd], tmp_path_factory: pytest.TempPathFactory, engine: str
 ) -> Iterator[IncidentWorld]:
-    deployment = str(request.param)
+    deployment, _ = way
     folder = tmp_path_factory.mktemp(deployment.replace(" ", "-"))
     config = write_config(
         folder / "conf", delay_service={"pending_count_max": count_wrong(engine, deployment)}
@@ -56,10 +69,9 @@ def unchanged_bystanders(world: IncidentWorld) -> Iterator[None]:
     assert world.observe_bystanders() == before
 
 
-@pytest.fixture(params=FRONT_ENDS, ids=lambda front_end: front_end.__name__)
-def front_end(request: pytest.FixtureRequest) -> FrontEnd:
-    chosen: FrontEnd = request.param
-    return chosen
+@pytest.fixture
+def front_end(way: tuple[str, FrontEnd]) -> FrontEnd:
+    return way[1]
 
 
 @pytest.fixture

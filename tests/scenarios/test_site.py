@@ -30,6 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.long
 def test_every_page_is_in_the_menu_and_in_the_search(site: Path) -> None:
     menu = (site / "index.html").read_text()
     search = (site / "searchindex.js").read_text()
@@ -38,6 +39,7 @@ def test_every_page_is_in_the_menu_and_in_the_search(site: Path) -> None:
         assert f'"docs/{page.stem}"' in search, page
 
 
+@pytest.mark.long
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = {script or link for script, link in LOADED.findall(page.read_text())}

@@ -164,6 +164,7 @@ def test_a_stream_resumes_at_its_checkpoint(source: SparkSession, server: RealSe
     assert in_files(source, tmp_path) == list(range(300))
 
 
+@pytest.mark.long
 def test_a_killed_stream_resumes_and_has_every_message_once(
     source: SparkSession, server: RealServer, tmp_path: Path
 ) -> None:
@@ -257,6 +258,7 @@ def test_deleted_messages_fail_a_stream_or_are_skipped(
     assert in_files(source, tmp_path) == [*range(80), *range(1_000, 1_020)]
 
 
+@pytest.mark.long
 def test_messages_that_retention_took_before_a_stream_read_them(source: SparkSession, tmp_path: Path) -> None:
     log = {"segment_bytes": "64KiB", "allocate_bytes": "64KiB", "retention": {"log_bytes_max": "128KiB"}}
     with running(tmp_path / "server", write_config(tmp_path / "conf", file_log=log)) as small:

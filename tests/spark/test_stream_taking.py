@@ -117,6 +117,7 @@ def test_a_clock_in_the_future_makes_no_line_late(rig: TakingRig) -> None:
     assert rig.take(1, rig.file(A, {1: (NOON + 10_000, 7)})) == {None: 12}
 
 
+@pytest.mark.long
 def test_a_merged_hour_adds_only_missing_intervals(rig: TakingRig) -> None:
     intervals = {seq: (NOON + seq * 10_000, 1) for seq in range(6)}
     for batch, seqs in enumerate(((0,), (1, 3))):

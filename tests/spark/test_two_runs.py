@@ -84,6 +84,7 @@ def test_the_command_names_the_running_process(
     assert "Traceback" not in errors
 
 
+@pytest.mark.long
 def test_judged_tables_need_no_table_of_the_same_run(
     spark: SparkSession, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,8 +34,8 @@ from ddmq_common.errors import CallerError, TryLaterError
 
 ITEMS_MAX = 20_000  # messages in a plan
 PAGE = 1_000
-BATCH = 64
-CONCURRENCY = 32
+BATCH = 256  # in which few syncs of the log are waited for
+CONCURRENCY = 128
 DUE_MAX_MS = 253_402_300_799_999  # the end of the year 9999
 SAMPLE_FIELDS = ("id", "due_ms", "topic", "key", "born_ms", "repeats", "preview")
 HELD = "the delays of its topic are held"
