@@ -296,13 +296,10 @@ class ConsumerService:
         group = self._directory.groups.get(name.encode())
         return None if group is None else summarize_group(group)
 
-    def subscription_names(self) -> list[tuple[str, str]]:
-        """Return the (group, topic) of every subscription, in no order."""
-        return [
-            (group.name, each.topic)
-            for group in self._directory.groups.values()
-            for each in group.subscriptions.values()
-        ]
+    def subscription_names(self) -> Sequence[tuple[str, str]]:
+        """Return the (group, topic) of every subscription, sorted. Until one is added or removed, each call
+        returns the same object."""
+        return self._directory.list_names()
 
     def count_owned_queues(self) -> dict[tuple[str, str], int]:
         """Return (group, topic) → the number of queues that this proxy owns, of those with any."""
@@ -427,11 +424,7 @@ class ConsumerService:
 
     def ordered_groups(self) -> list[str]:
         """Return the names of the groups that have an order key or parked keys, sorted."""
-        return sorted(
-            group.name
-            for group in self._directory.groups.values()
-            if group.shared.parked or any(each.config.order_key for each in group.subscriptions.values())
-        )
+        return self._directory.list_ordered_groups()
 
     def find_absent_queues(self, group: str) -> dict[str, list[QueueRef]]:
         """Return the queues of a group's ordered topics that this proxy does not own, by topic; their keys

@@ -59,6 +59,9 @@ class Directory:
         self._making: dict[Subscription, Completion[int]] = {}
         self._follow: Callable[[str, str], None] | None = None
         self._stop_watching: Callable[[], None] | None = None
+        # Sorted, for lists of 10,000 subscriptions; None after a change of groups or subscriptions.
+        self._names: tuple[tuple[str, str], ...] | None = None
+        self._names_with_order: frozenset[str] | None = None
 
     def start(self, follow: Callable[[str, str], None] | None = None) -> None:
         """Load the groups and subscriptions from the settings, and start to watch the settings.
@@ -83,6 +86,25 @@ class Directory:
     def all_subscriptions(self) -> Iterable[Subscription]:
         """Return the subscriptions of all groups."""
         return [each for group in self.groups.values() for each in group.subscriptions.values()]
+
+    def list_names(self) -> tuple[tuple[str, str], ...]:
+        """Return the (group, topic) of every subscription, sorted. Until one is added or removed, each call
+        returns the same object."""
+        if self._names is None:
+            self._names = tuple(sorted((each.group.name, each.topic) for each in self.all_subscriptions()))
+        return self._names
+
+    def list_ordered_groups(self) -> list[str]:
+        """Return the names of the groups that have an order key or parked keys, sorted."""
+        if self._names_with_order is None:
+            self._names_with_order = frozenset(
+                each.group.name for each in self.all_subscriptions() if each.config.order_key
+            )
+        parked = {group.name for group in self._orderings if group.shared.parked}
+        return sorted(self._names_with_order | parked)
+
+    def _forget_names(self) -> None:
+        self._names = self._names_with_order = None
 
     def find_subscription(self, group: str, topic: str) -> Subscription | None:
         """Return the subscription of a group to a topic, or None."""
@@ -170,6 +192,7 @@ class Directory:
         group.created_ms = int(members.get("created_ms", 0))
 
     def _subscription_changed(self, key: str, name: str, topic: str) -> None:
+        self._forget_names()
         value = self._runtime.backend.setting(key)
         subscription = self.find_subscription(name, topic)
         if value is None:
@@ -199,6 +222,7 @@ class Directory:
             for pull in group.waiting:
                 if pull.topic is None:
                     pull.give_up()
+        self._forget_names()
         return group.add(topic, config)
 
     def defaults_changed(self) -> None:
@@ -215,6 +239,7 @@ class Directory:
 
     def drop_group(self, group: Group) -> None:
         """Remove a deleted group: answer its waiting pulls empty and release its queues."""
+        self._forget_names()
         for subscription in list(group.subscriptions.values()):
             group.remove(subscription.topic)
         self.groups.pop(group.name.encode(), None)
@@ -323,6 +348,7 @@ class Directory:
         return self._runtime.backend.setting(subscription_key(name, topic)) is not None
 
     def _undo_creation(self, group: Group, subscription: Subscription) -> None:
+        self._forget_names()
         if group.subscriptions.get(subscription.topic.encode()) is subscription:
             group.remove(subscription.topic)
         if not group.subscriptions and self._runtime.backend.setting(group_key(group.name)) is None:

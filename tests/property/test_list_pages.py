@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq.server.http.paging import PageRequest, select_page
+from ddmq.server.http.paging import PageRequest, select_page, slice_page
 from ddmq_common.errors import CallerError
 
 NAMES = st.text("abcé\x00", max_size=4)
@@ -44,6 +44,22 @@ def test_a_walk_lists_what_was_there_all_the_time_once(
     assert page.next is None, "the walk ends"
     assert listed == sorted(set(listed), reverse=descending), "each once, in order"
     assert {item for item in stable if request.matches(item[1])} <= set(listed)
+
+
+@given(
+    items=st.sets(st.tuples(st.integers(0, 3), NAMES), max_size=20),
+    after=st.none() | st.tuples(st.integers(0, 3), NAMES),
+    size=st.integers(1, 5),
+    descending=st.booleans(),
+)
+def test_a_slice_of_sorted_items_is_the_page_that_is_selected_from_all(
+    items: set[Item], after: Item | None, size: int, descending: bool
+) -> None:
+    request = PageRequest(size, "rank", descending)
+    if after is not None:
+        request = request._replace(after=request.encode_position(after))
+    selected = select_page(items, lambda item: item, tuple[int, str], request)
+    assert slice_page(sorted(items), tuple[int, str], request) == selected
 
 
 @pytest.mark.parametrize("after", ["x", "", "bm9uZQ", "WyJyYW5rIiwxXQ", "é", "W10"])

@@ -176,11 +176,11 @@ class AdminGroups:
                 subscriptions.append(row | {"clients": self._count_clients(each)})
         return subscriptions
 
-    def list_names(self, group: str | None = None) -> list[tuple[str, str]]:
-        """Return the (group, topic) of all subscriptions, or of those of one group. Raises
+    def list_names(self, group: str | None = None) -> Sequence[tuple[str, str]]:
+        """Return the (group, topic) of all subscriptions, or of those of one group, sorted. Raises
         NoSuchGroupError."""
         if group is not None:
-            return [(group, topic) for topic in require_group(self._consumer, group).topics]
+            return sorted((group, topic) for topic in require_group(self._consumer, group).topics)
         return self._consumer.subscription_names()
 
     def describe_subscriptions(

@@ -148,8 +148,12 @@ def yield_if_long(more_s: float = 0.0) -> None:
         account.pause()
 
 
-def paced(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items, and let other greenlets run between them if this one has run for long."""
-    for each in items:
+def paced(items: Iterable[T], step: int = 1) -> Iterator[T]:
+    """Yield the items, and let other greenlets run between them if this one has run for long.
+
+    `step`: how many items of little work are yielded between two looks at the clock.
+    """
+    for number, each in enumerate(items, 1):
         yield each
-        yield_if_long()
+        if not number % step:
+            yield_if_long()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import heapq
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
@@ -67,6 +68,11 @@ class PageRequest(NamedTuple):
         payload = msgspec.json.encode((self.order, position))
         return base64.urlsafe_b64encode(payload).decode().rstrip("=")
 
+    @property
+    def is_filtered(self) -> bool:
+        """Whether some of the names may not be selected."""
+        return self.allows is not None or self.text is not None
+
     def matches(self, *names: str) -> bool:
         """Return whether one of the names contains the requested text."""
         return self.text is None or any(self.text in name for name in names)
@@ -74,7 +80,7 @@ class PageRequest(NamedTuple):
     def select_names(self, names: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
         """Return the (group, topic) of this list: those that the caller may see, and that contain the
         requested text."""
-        if self.allows is None and self.text is None:
+        if not self.is_filtered:
             return names
         return [name for name in names if self.selects(*name)]
 
@@ -98,6 +104,25 @@ class ItemPage(NamedTuple):
     exact: bool = True
     missing: Mapping[str, str] = MappingProxyType({})
     more: Mapping[str, Any] = MappingProxyType({})
+
+
+def slice_page(positions: Sequence[Any], kind: Any, page: PageRequest) -> ItemPage:
+    """Select the page from items that are their own positions, each once and in ascending order.
+
+    Unlike `select_page`, this does not examine the items of other pages. `kind`: the type of positions.
+    """
+    after = page.decode_position(kind)
+    if page.descending:
+        end = len(positions) if after is None else bisect_left(positions, after)
+        start = max(0, end - page.size)
+        items = list(reversed(positions[start:end]))
+        has_more = start > 0
+    else:
+        start = 0 if after is None else bisect_right(positions, after)
+        items = list(positions[start : start + page.size])
+        has_more = start + page.size < len(positions)
+    following = page.encode_position(items[-1]) if has_more and items else None
+    return ItemPage(items, following, len(positions))
 
 
 def select_page(

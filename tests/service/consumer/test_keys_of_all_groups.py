@@ -206,6 +206,33 @@ def test_lookups_of_missing_queues_are_bounded(rig: ConsumerRig, monkeypatch: py
     assert (answer["missing_more"], answer["exact"]) == (3, False)
 
 
+def test_subscriptions_and_ordered_groups_are_listed_as_they_are_after_each_change(rig: ConsumerRig) -> None:
+    """The lists are kept between changes."""
+
+    def expect(names: list[tuple[str, str]], ordered: list[str]) -> None:
+        rig.advance(1)  # the proxy follows what is stored
+        for _ in range(2):
+            assert list(rig.service.subscription_names()) == names
+            assert rig.service.ordered_groups() == ordered
+
+    expect([], [])
+    for topic in ("T1", "T2"):
+        rig.topic(topic)
+    rig.subscribe("B", "T1", ORDERED)
+    expect([("B", "T1")], ["B"])
+    rig.subscribe("A", "T2")
+    expect([("A", "T2"), ("B", "T1")], ["B"])
+    rig.wait(rig.service.change_subscription("A", "T2", {"order_key": "KEY"}))
+    expect([("A", "T2"), ("B", "T1")], ["A", "B"])
+    rig.wait(rig.service.order_keys("A").park("a1"))
+    rig.wait(rig.service.change_subscription("A", "T2", {}, ["order_key"]))
+    expect([("A", "T2"), ("B", "T1")], ["A", "B"])  # a key is parked
+    rig.wait(rig.service.order_keys("A").replay("a1"))
+    expect([("A", "T2"), ("B", "T1")], ["B"])
+    rig.wait(rig.service.delete_group("A"))
+    expect([("B", "T1")], ["B"])
+
+
 def test_a_group_without_an_order_key_has_no_keys(rig: ConsumerRig) -> None:
     rig.ready(3)
     assert rig.service.ordered_groups() == []

@@ -6,7 +6,7 @@ longer than a page may take. Therefore they are refreshed in the background, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import gevent
 
@@ -20,6 +20,7 @@ FRESH_S = 5.0  # for so long, lags are not refreshed
 FEW = 200  # subscriptions for whose lags a page waits
 PAGE_WAIT_S = 0.01  # for the lags of more
 Name = tuple[str, str]  # group, topic
+LagPosition = tuple[int, str, str]  # lag, group, topic
 
 
 class LagOrder:
@@ -30,32 +31,52 @@ class LagOrder:
         self._read_group = read_group
         self._clock = clock
         self._lags: dict[Name, int] = {}
+        self._names: Sequence[Name] = ()  # of the last refresh
+        self._order: list[LagPosition] = []  # of these names
+        self._is_complete = False  # the last refresh read all of these lags
         self._refreshed_at = float("-inf")
         self._refresh: gevent.Greenlet | None = None
 
-    def read_lags(self, names: Sequence[Name]) -> tuple[dict[Name, int], bool]:
-        """Return the known lags, and whether they are those of all these subscriptions and at most FRESH_S
-        old."""
-        if self._is_fresh(names):
-            return self._lags, True
-        if self._refresh is None or self._refresh.ready():
-            self._refresh = gevent.spawn(self._refresh_lags, sorted({group for group, _ in names}))
-        self._refresh.join(WAIT_S if len(names) <= FEW else PAGE_WAIT_S)
-        return self._lags, self._is_fresh(names)
+    def read_order(self, names: Sequence[Name]) -> tuple[Sequence[LagPosition], bool]:
+        """Return all subscriptions by lag, the smallest first, and whether each lag is known and at most
+        FRESH_S old. A lag that is not known counts as 0.
 
-    def _is_fresh(self, names: Iterable[Name]) -> bool:
-        if self._clock.monotonic() - self._refreshed_at >= FRESH_S:
-            return False
-        return all(name in self._lags for name in names)
+        `names`: of all subscriptions; the same object as before, unless one was added or removed.
+        """
+        if not self._is_fresh(names):
+            if self._refresh is None or self._refresh.ready():
+                self._refresh = gevent.spawn(self._refresh_lags, names)
+            self._refresh.join(WAIT_S if len(names) <= FEW else PAGE_WAIT_S)
+        if names is self._names:
+            return self._order, self._is_fresh(names)
+        return self._sort_names(names), False
 
-    def _refresh_lags(self, groups: Sequence[str]) -> None:
-        lags: dict[Name, int] = {}
-        for group in iterate_sliced(groups):
-            try:
-                each_lag = {(each.group, each.topic): each.lag for each in self._read_group(group)}
-            except (DdmqError, TimeoutError):
-                continue  # it was deleted meanwhile, or the backend does not answer: it keeps its last lag
-            lags |= each_lag
-            self._lags |= each_lag
-        self._lags = lags
+    def read_order_of_group(self, group: str, names: Sequence[Name]) -> tuple[Sequence[LagPosition], bool]:
+        """Return the subscriptions of one group like `read_order`, with the lags of this moment."""
+        is_read = self._read_lags(group)
+        return self._sort_names(names), is_read
+
+    def _is_fresh(self, names: Sequence[Name]) -> bool:
+        age_s = self._clock.monotonic() - self._refreshed_at
+        return names is self._names and self._is_complete and age_s < FRESH_S
+
+    def _sort_names(self, names: Sequence[Name]) -> list[LagPosition]:
+        return sorted((self._lags.get(name, 0), *name) for name in names)
+
+    def _refresh_lags(self, names: Sequence[Name]) -> None:
+        groups = sorted({group for group, _ in names})
+        unread = [group for group in iterate_sliced(groups) if not self._read_lags(group)]
+        existing = set(names)
+        self._lags = {name: lag for name, lag in self._lags.items() if name in existing}
+        self._order, self._names = self._sort_names(names), names
+        self._is_complete = not unread
         self._refreshed_at = self._clock.monotonic()
+
+    def _read_lags(self, group: str) -> bool:
+        """Read the lags of a group; return False if it was deleted, or the backend does not answer: its last
+        lags stay."""
+        try:
+            self._lags |= {(each.group, each.topic): each.lag for each in self._read_group(group)}
+        except (DdmqError, TimeoutError):
+            return False
+        return True

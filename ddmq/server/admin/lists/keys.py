@@ -7,6 +7,7 @@ from typing import Any
 from backend.port import Backend
 from ddmq.server.admin import keys
 from ddmq.server.admin.search.keys import (
+    KEYS_STEP,
     MISSING_MAX,
     KeyPosition,
     KeySelection,
@@ -32,7 +33,7 @@ def page_keys(
         keys.require_group(consumer, selection.group)
     names = consumer.ordered_groups() if selection.group is None else [selection.group]
     after = _read_position(page)
-    keys_page = collect_page(paced(walk_keys(consumer, names, after)), selection, page.size)
+    keys_page = collect_page(paced(walk_keys(consumer, names, after), KEYS_STEP), selection, page.size)
     missing, unchecked = find_missing(backend, consumer, clock, names)
     by_error = keys_page.counts.as_rows()
     more = {
@@ -56,7 +57,7 @@ def page_group_keys(consumer: ConsumerService, group: str, page: PageRequest) ->
     keys.load_keys(consumer, group)
     selection = KeySelection(group=group, text=page.text)
     walk = walk_keys(consumer, [group], _read_position(page))
-    keys_page = collect_page(paced(walk), selection, page.size)
+    keys_page = collect_page(paced(walk, KEYS_STEP), selection, page.size)
     return ItemPage(
         complete_rows(consumer, keys_page),
         None if keys_page.next is None else page.encode_position(tuple(keys_page.next)),

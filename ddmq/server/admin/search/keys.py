@@ -36,6 +36,7 @@ from proxy_consumer.service import ConsumerService
 
 COUNT_MAX = 1_000
 EXAMINED_MAX = 2_000
+KEYS_STEP = 16  # that are examined between two looks at the clock
 ERRORS_MAX = 100  # classes that are listed
 LOOKUPS_MAX = 100  # groups whose absent queues are looked up
 MISSING_MAX = 100  # rows
@@ -296,7 +297,7 @@ def list_keys(
     if selection.group is not None:
         keys.require_group(consumer, selection.group)
     names = consumer.ordered_groups() if selection.group is None else [selection.group]
-    page = collect_page(paced(walk_keys(consumer, names, after)), selection, count)
+    page = collect_page(paced(walk_keys(consumer, names, after), KEYS_STEP), selection, count)
     missing, unchecked = find_missing(backend, consumer, clock, names)
     by_error = page.counts.as_rows()
     return {
