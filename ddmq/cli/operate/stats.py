@@ -161,7 +161,8 @@ def print_lag(rows: Sequence[dict[str, Any]]) -> None:
 
 def nobody_text(row: Mapping[str, Any]) -> str:
     """Describe a subscription that is behind and that no client consumes."""
-    wait = "1 message waits" if row["lag"] == 1 else f"{row['lag']:,} messages wait"
+    count = row["lag"] if row.get("unfinished") is None else row["unfinished"]
+    wait = "1 message waits" if count == 1 else f"{count:,} messages wait"
     return f"{wait}, and no client pulls it at this proxy; is the consumer running?"
 
 
