@@ -108,6 +108,27 @@ def lock_owner(directory: Path) -> str:
     return text.partition(",")[0] or "unknown"
 
 
+def find_lock_owner(directory: Path) -> str | None:
+    """Return the process that holds the lock now, formatted like `pid 12 on host h`; None if no process holds
+    it, or if the lock file cannot be read.
+
+    For an instant it takes a shared lock, so that a server which starts in that instant tries again.
+    """
+    try:
+        fd = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return lock_owner(directory)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return None
+
+
 def _write_owner(fd: int, wall_ms: int) -> None:
     text = f"pid {os.getpid()} on host {socket.gethostname()}, since {wall_ms} ms\n"
     os.ftruncate(fd, 0)

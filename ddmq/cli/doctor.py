@@ -280,7 +280,15 @@ def check_data_dir(data_dir: Path) -> CheckResult:
         return CheckResult("directory", FAILED, f"{target} is not writable", "change its owner or mode")
     if data_dir.exists() and (error := find_folder_error(data_dir)):
         return CheckResult("directory", FAILED, error.partition(";")[0], error.rpartition("; ")[2])
-    return CheckResult("directory", OK, str(data_dir) if data_dir.exists() else f"{data_dir} (will be made)")
+    if not data_dir.exists():
+        return CheckResult("directory", OK, f"{data_dir} (will be made)")
+    from backend.file_log.lock import find_lock_owner
+
+    owner = find_lock_owner(data_dir)
+    if owner is None:
+        return CheckResult("directory", OK, str(data_dir))
+    summary = f"{data_dir}, in use by a server ({owner})"
+    return CheckResult("directory", OK, summary, "another server with this directory joins that one")
 
 
 def disk_space(target: Path, config: Configuration) -> CheckResult:

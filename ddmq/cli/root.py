@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 
 import click
 from click.shell_completion import get_completion_class
@@ -91,7 +92,27 @@ COMMANDS = {
     "completion": ("ddmq.cli.root", "completion", "Print the shell completion script."),
 }
 
-
+SUGGESTIONS_MAX = 3
+RESUMES, STOPS, DELETES = ("resume", "release"), ("pause", "hold"), ("delete", "cancel", "purge", "revoke")
+SYNONYMS = {  # words of other tools, and what the commands here are called
+    **dict.fromkeys(("unpause", "continue", "start", "unfreeze"), (*RESUMES, "serve")),
+    "unhold": ("release",),
+    **dict.fromkeys(("unpark", "unblock"), ("replay", "skip")),
+    **dict.fromkeys(("stop", "suspend", "freeze"), STOPS),
+    **dict.fromkeys(("remove", "rm", "drop", "del"), DELETES),
+    **dict.fromkeys(("clear", "empty"), ("purge",)),
+    "ls": ("list",),
+    **dict.fromkeys(("describe", "info", "get"), ("show",)),
+    "status": ("show", "stats", "findings"),
+    **dict.fromkeys(("add", "new", "make"), ("create",)),
+    "create": ("add", "plan"),
+    **dict.fromkeys(("update", "alter", "edit", "change"), ("set", "reschedule")),
+    **dict.fromkeys(("retry", "redrive", "requeue"), ("resend", "replay")),
+    **dict.fromkeys(("publish", "produce", "put"), ("send",)),
+    **dict.fromkeys(("consume", "receive", "read", "subscribe"), ("pull", "tail")),
+    "peek": ("tail", "message"),
+    "run": ("serve",),
+}  # fmt: skip
 SECTIONS = {  # of the help; a command that is in none of them stands at the end
     "Use messages": ("send", "pull", "tail", "message", "delay"),
     "Run servers": (
@@ -221,8 +242,57 @@ def _print_error(text: str) -> None:
 
 def _one_line(error: click.UsageError) -> str:
     """Return one line that states the error in the command line, and the command that shows its help."""
-    text = " ".join(error.format_message().split()).removesuffix(".")
+    message = error.format_message()
+    if isinstance(error, click.exceptions.NoSuchCommand):
+        suggestions = " or ".join(f"`{each}`" for each in suggest_commands(error))
+        message = f"No such command {error.command_name!r}" + (
+            f". Did you mean {suggestions}?" if suggestions else ""
+        )
+    text = " ".join(message.split()).removesuffix(".")
     return text if error.ctx is None else f"{text}; see `{error.ctx.command_path} --help`"
+
+
+def suggest_commands(error: click.exceptions.NoSuchCommand) -> list[str]:
+    """Return the command lines that the user may have meant, such as `ddmq group resume`.
+
+    They are the first of these that exist: synonyms in the same group, commands of that name in other groups
+    or without a group, names of the same group that are almost the same, and synonyms in other groups.
+    """
+    context = error.ctx
+    if context is None or not isinstance(context.command, click.Group):
+        return []
+    word, group, path = error.command_name, context.command, context.command_path
+    names = [name for name, _ in _visible_commands(group, context)]
+    synonyms = [name for name in SYNONYMS.get(word, ()) if name in names]
+    if synonyms:
+        return [f"{path} {name}" for name in synonyms][:SUGGESTIONS_MAX]
+    others = [each for each in _all_commands(context.find_root()) if each.rpartition(" ")[0] != path]
+    suggestions = (
+        [each for each in others if each.rpartition(" ")[2] == word]
+        or [f"{path} {name}" for name in get_close_matches(word, names)]
+        or [each for name in SYNONYMS.get(word, ()) for each in others if each.endswith(f" {name}")]
+    )
+    return suggestions[:SUGGESTIONS_MAX]
+
+
+def _visible_commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    for name in group.list_commands(context):
+        try:
+            command = group.get_command(context, name)
+        except ImportError:  # a package is missing that only this command needs
+            continue
+        if command is not None and not command.hidden:
+            yield name, command
+
+
+def _all_commands(root: click.Context) -> Iterator[str]:
+    """Yield the command lines of all commands and of those of their groups: `ddmq lag`, `ddmq auth usage`."""
+    assert isinstance(root.command, click.Group)
+    for name, command in _visible_commands(root.command, root):
+        path = f"{root.command_path} {name}"
+        yield path
+        if isinstance(command, click.Group):
+            yield from (f"{path} {below}" for below, _ in _visible_commands(command, root))
 
 
 @click.command()

@@ -269,7 +269,7 @@ RULES = (
             metrics.LAG, (metrics.DELIVERED, metrics.FETCHED, metrics.PUSHES), 10 * MINUTE_S, SUBSCRIPTION,
             unless=metrics.PAUSED,
         ),
-        "{group} has {value message} waiting in {topic}, and none is delivered",
+        "{group} is {value message} behind in {topic}, and none is delivered",
         "Check whether consumers run; delete a group that is no longer used.",
         SHOW_GROUP, GROUP_PAGE, for_s=10 * MINUTE_S,
     ),

@@ -7,6 +7,7 @@ without undoing each other's change.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -188,11 +189,11 @@ class GroupOrdering:
         """Move the head to the dead letters; completes when it is stored there, or need not be any more.
 
         Results of a client that holds it are late from then on. Raises CallerError if the key is not blocked
-        here.
+        here, or is parked and has no message here.
         """
         heads = self._find_heads(key)
         if not heads:
-            raise self._not_here(key)
+            raise self._nothing_to_skip(key) if key in self.parked_keys else self._not_here(key)
         rows = self._describe_heads(heads)
         moves = [self._skip_head(head) for head in heads]
         for queue in dict.fromkeys(head.queue for head in heads):
@@ -221,6 +222,13 @@ class GroupOrdering:
         return CallerError(
             f"key {key[:200]} of group {self._group.name} is not blocked or parked at this proxy; "
             "`ddmq group keys` lists those that are"
+        )
+
+    def _nothing_to_skip(self, key: str) -> CallerError:
+        group, key = self._group.name, key[:200]
+        return CallerError(
+            f"key {key} of group {group} is parked, but no message of it waits at this proxy, so there is "
+            f"nothing to skip; `ddmq group replay {group} {shlex.quote(key)}` lets it go on"
         )
 
     # --- queries

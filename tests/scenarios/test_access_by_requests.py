@@ -59,7 +59,8 @@ def test_a_token_that_was_made_by_a_request_logs_in_until_it_is_revoked(installe
 
 def test_a_token_is_refused_for_nobody_and_for_a_time_that_is_over(installed: AccessSetting) -> None:
     status, answer = installed.ask("root", "POST", "auth", "tokens", identity="nobody")
-    assert (status, "allowed: app, root, server" in answer["error"]) == (400, True)
+    assert (status, "allowed: app, root, server; to make a new one" in answer["error"]) == (400, True)
+    assert f"add it below `identities:` in {installed.conf / 'security.yaml'} on" in answer["error"]
     status, answer = installed.ask("root", "POST", "auth", "tokens", identity="app", expires_ms=1)
     assert (status, "a time after now" in answer["error"]) == (400, True)
 

@@ -117,6 +117,13 @@ class Election:
         self._face = ElectedBackend(backend, self.close, self._drain)
         if not self.is_writer:
             self._keeper = gevent.spawn(self._keep_session)
+            if self._may_write:
+                log.info(
+                    "another server process already uses %s and writes it (%s); this one joins it, and may"
+                    " take over when that one ends",
+                    self._directory,
+                    lock_owner(self._directory),
+                )
         return self._face
 
     def close(self) -> None:

@@ -42,11 +42,19 @@ from ddmq.cli.messages.waiting import (
 from ddmq.cli.output import confirm, hint, print_json, print_line
 from ddmq.cli.values import NAME, TOPIC
 from ddmq_client import CancelOutcome, DelayStatus
+from ddmq_common.names import find_topic_name_error
 
 AT_ONCE = 16  # requests under way, when many messages are cancelled
 SHOWN = 20  # messages that a dry run lists
 MISSING_FIELDS = ("orders_waiting", "elsewhere", "not_open")
 _CANCELLING = DelayChange(CANCEL)
+
+
+def _reject_text(_: click.Context, __: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(
+            "there is no --text here; --key, --from and --to choose among those of --topic"
+        )
 
 
 @click.command(short_help="Cancel messages: by id, or those of a topic.")
@@ -55,6 +63,7 @@ _CANCELLING = DelayChange(CANCEL)
     "--topic", type=TOPIC, help="Cancel the messages that wait for this topic, including those that repeat."
 )
 @choice_options
+@click.option("--text", hidden=True, expose_value=False, callback=_reject_text, help="Not supported.")
 @click.option("--dry-run", is_flag=True, help="Only count and show what --topic would cancel.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @timeout_option
@@ -249,7 +258,16 @@ def request_changes(
 ) -> list[CancelOutcome | str]:
     """Request the change of each id; return for each its outcome, or the text of the error if there is no
     outcome."""
-    return [find_delay_id_error(one) or requests.request_change(one, change) for one in ids]
+    return [_find_id_error(one, change) or requests.request_change(one, change) for one in ids]
+
+
+def _find_id_error(text: str, change: DelayChange) -> str | None:
+    """Return why the text is not the id of a delayed message; for a cancel also what cancels those of a topic
+    of that name."""
+    error = find_delay_id_error(text)
+    if error is None or change.action != CANCEL or find_topic_name_error(text) is not None:
+        return error
+    return f"{error}; to cancel all of topic {text}: `ddmq delay cancel --topic {text}`"
 
 
 def print_outcomes(

@@ -285,6 +285,7 @@ def _send_delayed(
 def _print_outcomes(rows: list[dict[str, Any]], stored: int, failed: int, timing: dict[str, Any]) -> None:
     zone, now = zone_of(timing.get("zone")), datetime.now(UTC)
     repeated = "first " if "cron" in timing or "every" in timing else ""
+    now_ms = now.timestamp() * 1e3
     for row in rows:
         if row["error"] is not None:
             hint(f"message {row['message']} not stored: {row['error']}")
@@ -293,8 +294,10 @@ def _print_outcomes(rows: list[dict[str, Any]], stored: int, failed: int, timing
         when = (
             format_due(datetime.fromtimestamp(due / 1000, UTC), now, zone) if due is not None else "when due"
         )
+        if "deliver_at" in timing and due is not None and due <= now_ms:
+            when += ", in the past, so it is delivered at once"
         print_line(f"{repeated}due {when}, id {row['id']}")
-    due_at_once = bool(rows) and rows[0]["due_ms"] is not None and rows[0]["due_ms"] <= now.timestamp() * 1e3
+    due_at_once = bool(rows) and rows[0]["due_ms"] is not None and rows[0]["due_ms"] <= now_ms
     if stored == 1 and not failed and not (due_at_once and not repeated):
         hint(f"`ddmq delay cancel {rows[0]['id']}` takes it back")
     elif stored > SHOWN_MAX or failed:

@@ -142,14 +142,17 @@ def create_token(identity: str, name: str, expires: str | None, out: Path | None
       ddmq auth token create billing --name laptop --expires 90d --config conf
       ddmq auth token create server --out conf/node.token --config conf
     """
-    from ddmq_common.security.files import change_tokens
+    from ddmq_common.security.files import SECURITY_FILE, change_tokens
     from ddmq_common.security.policy import list_names
     from ddmq_common.security.tokens import NEVER_EXPIRES, RANDOM_BYTES, make_token
 
     rights = _load(folder)
     if identity not in rights.policy.identities:
         allowed = list_names(rights.policy.identities)
-        raise click.ClickException(f"there is no identity {identity!r}; allowed: {allowed}")
+        raise click.ClickException(
+            f"there is no identity {identity!r}; allowed: {allowed}; to make a new one, add it below "
+            f"`identities:` in {folder / SECURITY_FILE}"
+        )
     now_ms = _now_ms()
     try:
         expires_ms = NEVER_EXPIRES if expires is None else now_ms + read_duration(expires)

@@ -29,6 +29,7 @@ PLAN_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.5
 GROUPS_NAMED = 5
 ENDED = ("stopped", "done", "failed", "interrupted")
+WRONG_TOKEN = "the token is not that of operation"  # begins the server's error
 ID = Name()
 Command = TypeVar("Command", bound=Callable[..., Any])
 rate_option = click.option(
@@ -230,14 +231,18 @@ def _start_plan(
     as_json: bool,
 ) -> None:
     operation = plan["id"]
-    if not as_json:
+    is_empty = plan["state"] == "planned" and not _has_changes(plan)
+    shows_first = is_empty or not yes  # without a question, an error should not stand below a long sample
+    if shows_first and not as_json:
         _print_plan(plan)
-    if plan["state"] == "planned" and not _has_changes(plan):
+    if is_empty:
         return print_json(plan) if as_json else hint("there is nothing to change; nothing was started")
     if not yes:
         remaining = "" if plan["state"] == "planned" else f", {plan['remaining']:,} remain"
         confirm(f"{_name_action(plan).capitalize()} {_count_items(plan, plan['counted'])}{remaining}?")
-    row = admin.post("operations", operation, "start", body={"token": token, "rate": rate})
+    row = _request_start(admin, operation, token, rate)
+    if not shows_first and not as_json:
+        _print_plan(plan)
     if wait:
         row = _wait_for_end(admin, operation, quiet=as_json)
     if as_json:
@@ -249,6 +254,17 @@ def _start_plan(
     if row["state"] == "failed":
         raise click.ClickException(row["error"])
     return None
+
+
+def _request_start(admin: AdminClient, operation: str, token: str, rate: int | None) -> dict[str, Any]:
+    """Start the operation on the server, and return it. Raises click.ClickException."""
+    try:
+        return dict(admin.post("operations", operation, "start", body={"token": token, "rate": rate}))
+    except click.ClickException as error:
+        if WRONG_TOKEN not in error.message:
+            raise
+        text = f"{WRONG_TOKEN} {operation}; `ddmq op plan` printed it behind the id, for `ddmq op start`"
+        raise click.ClickException(text) from error
 
 
 def _wait_for_end(admin: AdminClient, operation: str, *, quiet: bool) -> dict[str, Any]:

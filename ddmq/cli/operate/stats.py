@@ -118,9 +118,17 @@ def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> No
 
 @click.command()
 @click.argument("group", type=GROUP, required=False)
+@click.option("--group", "group_option", type=GROUP, hidden=True, help="GROUP, as other commands name it.")
 @watch_options("", 2.0)
 @admin_options
-def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_json: bool) -> None:
+def lag(
+    group: str | None,
+    group_option: str | None,
+    watch: bool,
+    interval: float,
+    admin: AdminClient,
+    as_json: bool,
+) -> None:
     """Show how far behind each group (or GROUP alone) is, the furthest first.
 
     "lag": messages from the first unfinished one of each queue on; "unfinished": those of them that are not
@@ -135,7 +143,9 @@ def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_
       ddmq lag
       ddmq lag billing --watch
     """
-    fetch = partial(admin.get, "lag", group=group)
+    if group_option and group:
+        raise click.UsageError("name the group once: GROUP or --group")
+    fetch = partial(admin.get, "lag", group=group or group_option)
     if as_json:
         return _print_stream(fetch, interval if watch else None)
     if watch:
@@ -161,7 +171,8 @@ def print_lag(rows: Sequence[dict[str, Any]]) -> None:
 
 def nobody_text(row: Mapping[str, Any]) -> str:
     """Describe a subscription that is behind and that no client consumes."""
-    wait = "1 message waits" if row["lag"] == 1 else f"{row['lag']:,} messages wait"
+    count = row["lag"] if row.get("unfinished") is None else row["unfinished"]
+    wait = "1 message waits" if count == 1 else f"{count:,} messages wait"
     return f"{wait}, and no client pulls it at this proxy; is the consumer running?"
 
 

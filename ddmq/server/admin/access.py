@@ -41,13 +41,14 @@ from ddmq.server.http.routing import (
 )
 from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common.clock import Clock
-from ddmq_common.errors import CallerError
+from ddmq_common.errors import CallerError, DdmqError
 from ddmq_common.security.callers import Caller, LoginRejectedError
 from ddmq_common.security.rights import EVERY_NAME
 from proxy_consumer.service import ConsumerService
 
 INTERNAL = "%"  # a name that only administrators may access
 PUSH_SETTINGS = frozenset(("actions", "push"))
+NO_IDENTITY = "the request has no identity: it needs a token (the header Authorization: Bearer TOKEN)"
 CONTENTS = ("key", "tags", "preview", "body", "body_base64", "properties", "error", "contents")
 Needs = Iterable[tuple[str, str]]  # rights and names, all of which are needed
 May = Callable[[str, str], bool]
@@ -72,12 +73,14 @@ class AdminComponents(Protocol):
 class RouteRule(NamedTuple):
     """The rights that a route needs. `narrow`: leaves out of an answer what the caller may not see.
     `conceals`: the right without which `narrow` answers as if the object did not exist. `count_created`:
-    returns how many topics and subscriptions the request makes."""
+    returns how many topics and subscriptions the request makes. `is_public`: requests without an identity are
+    answered; others are rejected, also if their answer would only be empty."""
 
     needs: Callable[[AdminComponents, AdminRequest], Needs]
     narrow: Callable[[May, Any], Any] | None = None
     conceals: str = ""
     count_created: Callable[[AdminComponents, AdminRequest], int] | None = None
+    is_public: bool = False
 
 
 class ConcealedError(Exception):
@@ -104,11 +107,12 @@ def answer_allowed(
     if caller is None:
         return answer(request)
     rule = RULES[route.method, route.path]
+    if not caller.name and not rule.is_public:
+        raise LoginRejectedError(_describe_no_identity(api, rule, request))
     try:
-        for right, name in rule.needs(api, request):
-            missing = caller.find_missing(right, name.encode("utf-8", "replace"))
-            if missing is not None:
-                raise ForbiddenError(missing) if caller.name else LoginRejectedError(missing)
+        missing = _find_missing(api, rule, request)
+        if missing is not None:
+            raise ForbiddenError(missing)
         if rule.count_created is not None and not request.on_behalf:
             over = caller.usage.count_creation(api.clock.monotonic(), rule.count_created(api, request))
             if over is not None:
@@ -116,6 +120,24 @@ def answer_allowed(
         return answer(request)
     except ConcealedError as concealed:
         return concealed.answer
+
+
+def _find_missing(api: AdminComponents, rule: RouteRule, request: AdminRequest) -> str | None:
+    """Return the sentence about the first missing right of a request; None if its caller has all of them."""
+    caller = _get_caller(request)
+    sentences = (
+        caller.find_missing(right, name.encode("utf-8", "replace"))
+        for right, name in rule.needs(api, request)
+    )
+    return next((each for each in sentences if each is not None), None)
+
+
+def _describe_no_identity(api: AdminComponents, rule: RouteRule, request: AdminRequest) -> str:
+    """Return why a request without an identity is rejected; it does not say whether an object exists."""
+    try:
+        return _find_missing(api, rule, request) or NO_IDENTITY
+    except (ConcealedError, DdmqError):
+        return NO_IDENTITY
 
 
 def narrow_for(route: Route, request: AdminRequest) -> Callable[[Any], Any] | None:
@@ -473,14 +495,15 @@ def _mask_sample(may: May, row: Any) -> Any:
     return row | {"sample": _mask_contents(may, row["sample"])}
 
 
+_PUBLIC = RouteRule(lambda *_: (), is_public=True)
 _OPEN = RouteRule(lambda *_: ())
 _METRICS = _need_right("metrics")
 _ADMIN = _need_right(ADMIN)
 _DESCRIBE_ALL = RouteRule(lambda *_: [("describe", EVERY_NAME)])
 RULES: dict[tuple[str, str], RouteRule] = {
-    ("GET", "/health"): _OPEN,
-    ("GET", "/ready"): _OPEN,
-    ("GET", "/openapi.json"): _OPEN,
+    ("GET", "/health"): _PUBLIC,
+    ("GET", "/ready"): _PUBLIC,
+    ("GET", "/openapi.json"): _PUBLIC,
     ("GET", "/metrics"): _METRICS,
     ("GET", "/stats"): _METRICS,
     ("GET", "/usage"): _METRICS,
@@ -555,7 +578,7 @@ RULES: dict[tuple[str, str], RouteRule] = {
     ("GET", "/changes"): _OPEN,
     ("GET", "/changes/{id}"): RouteRule(_show_change),
     ("POST", "/changes/{id}/undo"): RouteRule(_undo_change),
-    ("GET", "/auth"): _OPEN,
+    ("GET", "/auth"): _PUBLIC,
     ("GET", "/auth/identities"): _OPEN,
     ("GET", "/auth/tokens"): _OPEN,
     ("POST", "/auth/tokens"): _ADMIN,

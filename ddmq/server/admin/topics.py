@@ -111,7 +111,10 @@ def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
     if name == names.HEARTBEAT_TOPIC:
         raise CallerError(f"topic {name!r} is for heartbeats, which nothing stores; choose another name")
     if backend.topic(name) is not None:
-        raise TopicExistsError(f"topic {name!r} exists; `ddmq topic set {name} …` changes it")
+        raise TopicExistsError(
+            f"topic {name!r} exists; `ddmq topic set {name} …` changes it (in the admin API, a body with"
+            ' "create": false)'
+        )
     entry = build(TopicEntry, settings, ConfigLocation("request", name))
     _check_body(backend, f"topic {name!r}: ", entry)
     return _put_topic(backend, clock, info_of(name, entry, "log"))

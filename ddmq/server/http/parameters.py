@@ -22,6 +22,13 @@ SIMILARITY_MIN = 0.5
 VALUE_CHARS = 120  # of a rejected value in an error
 DIGITS_MAX = 18  # of a number in a query, which so fits into 64 bits
 NUMBER_MAX = 10**DIGITS_MAX - 1
+SYNONYMS = {  # names of other APIs, and of the first form of lists, by the name here
+    "count": ("limit", "page_size", "per_page", "size", "max"),
+    "after": ("cursor", "next", "page", "page_token"),
+    "sort": ("order", "order_by", "sort_by"),
+    "text": ("q", "search", "filter", "query"),
+    "fields": ("columns", "select"),
+}
 FLAGS = {"1": True, "true": True, "0": False, "false": False}
 _FIELD = re.compile(r" - at `\$\.(\w+)")
 
@@ -44,15 +51,17 @@ B = TypeVar("B", bound=Body)
 
 
 def check_names(kind: str, names: Iterable[str], allowed: Iterable[str]) -> None:
-    """Raise CallerError for the first name that is not allowed, with the nearest allowed one.
+    """Raise CallerError for the first name that is not allowed, with its synonym or the nearest allowed one.
 
     `kind`: "query name" or "body key".
     """
     allowed = sorted(allowed)
     for name in sorted(names):
         if name not in allowed:
-            close = difflib.get_close_matches(name[:VALUE_CHARS], allowed, n=1, cutoff=SIMILARITY_MIN)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            suggestions = [
+                each for each in allowed if name in SYNONYMS.get(each, ())
+            ] or difflib.get_close_matches(name[:VALUE_CHARS], allowed, n=1, cutoff=SIMILARITY_MIN)
+            hint = f"; did you mean {suggestions[0]!r}?" if suggestions else ""
             allowed_names = ", ".join(allowed) if allowed else "none"
             raise CallerError(
                 f"{name[:VALUE_CHARS]!r} is no {kind} of this request{hint} (allowed: {allowed_names})"

@@ -82,7 +82,10 @@ def test_a_token_for_a_file_is_private_and_not_shown(folder: Path, tmp_path: Pat
     again = ddmq(folder, "token", "create", "app", "--out", str(path))
     assert "allowed: a new file" in again.output
     assert len(json.loads(ddmq(folder, "token", "list", "--json").output)) == 1
-    assert "there is no identity 'nobody'" in ddmq(folder, "token", "create", "nobody").output
+    assert (
+        "there is no identity 'nobody'; allowed: app, root; to make a new one, add it below `identities:` in "
+        f"{folder / 'security.yaml'}"
+    ) in ddmq(folder, "token", "create", "nobody").output
 
 
 def test_identities_are_listed_with_their_rules(folder: Path) -> None:

@@ -118,6 +118,12 @@ def test_dead_letters_are_exported_and_the_export_is_resumed(
     path.write_text("no letters\n")
     error = shell.refused("dlq", "export", group, "--output", str(path), "--resume")
     assert error == "the last line of the file is no exported dead letter"
+    shell("dlq", "resend", group, "--all")
+    changes = shell.json("changes")["items"]
+    assert (changes[0]["object"], changes[0]["after"]["resent"]) == (f"dead letters of {group}", {topic: 3})
+    shell("dlq", "resend", group, "--all")
+    shell("dlq", "purge", group, "--all", "--yes")
+    assert shell.json("changes")["items"] == changes, "nothing was resent or purged"
 
 
 def test_the_admin_client_plans_starts_and_undoes(shell: Shell, topic: str) -> None:

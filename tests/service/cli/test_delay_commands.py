@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -66,6 +66,28 @@ def test_a_message_that_never_was(shell):
     assert "cancelled before it was known" in shell("delay", "show", ident)
     assert "nothing is known" in shell.refused("delay", "show", ident.replace("b42", "c42"))
     assert "'x' is not a delay id; ids look like" in shell.refused("delay", "show", "x")
+
+
+def test_a_topic_in_place_of_an_id_names_the_command_for_all_of_a_topic(shell, topic):
+    for command, told in (("cancel", True), ("fire", False)):
+        shell("delay", command, topic, code=1)
+        assert f"'{topic}' is not a delay id; ids look like" in shell.error
+        more = f"; to cancel all of topic {topic}: `ddmq delay cancel --topic {topic}`"
+        assert (more in shell.error) is told
+    shell("delay", "cancel", "no/topic", code=1)
+    assert "topic no/topic" not in shell.error
+    text = shell.refused("delay", "cancel", "--topic", topic, "--text", "x", code=2)
+    assert "there is no --text here; --key, --from and --to choose among those of --topic" in text
+
+
+def test_a_due_time_in_the_past_is_said_to_be_one(shell, topic):
+    shell("topic", "create", topic)
+    past = ("--at", "2026-01-01T00:00", "--zone", "UTC")
+    assert re.search(
+        r"ago\), in the past, so it is delivered at once, id ", shell("delay", "add", topic, "x", *past)
+    )
+    for timing in (("--delay", "1ms"), ("--at", f"{datetime.now(UTC) + timedelta(days=1):%Y-%m-%dT%H:%M}Z")):
+        assert "in the past" not in shell("delay", "add", topic, "x", *timing)
 
 
 def test_a_listing_continues_after_its_cursor_over_all_shards(shell, topic):

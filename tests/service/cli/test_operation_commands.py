@@ -127,6 +127,19 @@ def test_requests_that_are_rejected(shell: Shell, topic: str) -> None:
     assert wait_for(server, planned)["changed"] == 1
 
 
+def test_a_wrong_token_is_reported_alone(shell: Shell, topic: str) -> None:
+    shell("delay", "add", topic, "tea", "--delay", "1h")
+    planned = plan(shell.server, "delays", "cancel", {"topic": topic})
+    assert shell.refused("op", "start", planned["id"], "wrong", "--yes") == (
+        f"the token is not that of operation {planned['id']}; `ddmq op plan` printed it behind the id, for "
+        "`ddmq op start`"
+    )
+    output = shell("op", "start", planned["id"], planned["token"], "--yes", "--wait")
+    assert (
+        output.index("cancel: 1 delayed message") < output.index("sample") < output.index("done: 1 delayed")
+    )
+
+
 def test_an_operation_continues_when_the_client_has_left(shell: Shell, topic: str) -> None:
     server, group = shell.server, f"g-{topic}"
     bury(server, group, topic, [str(number) for number in range(30)])

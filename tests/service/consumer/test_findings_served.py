@@ -60,7 +60,7 @@ def test_messages_that_nobody_consumes_are_found_and_are_none_with_a_consumer(
     pass_time(rig, view, 14)
     items = {item["id"]: item for item in view.items()}
     assert set(items) == {"DdmqNobodyConsumes", "DdmqLagOld"}
-    assert items["DdmqNobodyConsumes"]["text"] == ("G has 3 messages waiting in T, and none is delivered")
+    assert items["DdmqNobodyConsumes"]["text"] == ("G is 3 messages behind in T, and none is delivered")
     assert items["DdmqLagOld"]["command"] == "ddmq lag G"
     rig.pull(count=5)
     rig.submit(build_result([1, 2, 3]))

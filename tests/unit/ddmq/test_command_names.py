@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from ddmq.cli.admin_client import AdminClient
 from ddmq.cli.old_names import add_old_name, count_option
-from ddmq.cli.root import COMMANDS, SECTIONS, root
+from ddmq.cli.root import COMMANDS, SECTIONS, root, run
 
 
 def test_every_command_stands_in_one_section_of_the_help() -> None:
@@ -132,3 +132,44 @@ def test_the_old_name_of_a_command_runs_it_and_names_the_new_one() -> None:
     assert "ddmq shop update is called ddmq shop set now" in result.stderr
     assert CliRunner().invoke(shop, ["set", "a"]).stderr == ""
     assert "update" not in CliRunner().invoke(shop, ["--help"]).output
+
+
+@pytest.mark.parametrize(
+    ("line", "suggestions"),
+    [
+        ("group unpause work", "`ddmq group resume`"),
+        ("group continue work", "`ddmq group resume`"),
+        ("delay unhold mail", "`ddmq delay release`"),
+        ("topic hold mail", "`ddmq delay hold`"),
+        ("topic unhold mail", "`ddmq delay release`"),
+        ("group lag work", "`ddmq lag`"),
+        ("usage", "`ddmq auth usage`"),
+        ("resume work", "`ddmq group resume`"),
+        ("start", "`ddmq serve`"),
+        ("group lst", "`ddmq group list` or `ddmq group set`"),
+        ("auth token remove 1", "`ddmq auth token revoke`"),
+        ("delay create mail tea", "`ddmq delay add`"),
+        ("topic update-all", ""),
+        ("qqqq", ""),
+    ],
+)
+def test_a_command_that_does_not_exist_names_those_that_were_meant(
+    line: str, suggestions: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = line.split()
+    assert run(words) == 2
+    (text,) = capsys.readouterr().err.splitlines()
+    assert text.startswith("Error: No such command '")
+    assert (f". Did you mean {suggestions}?; see `ddmq " in text) if suggestions else "mean" not in text
+    for name in re.findall("`ddmq ([^`]+)`", suggestions):
+        assert f"ddmq {name}" in ALL, "it exists"
+
+
+def test_lag_accepts_its_group_as_an_option_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: list[dict[str, Any]] = []
+    monkeypatch.setattr(AdminClient, "get", lambda _, *path, **query: queries.append(query) or [])
+    for line in (["lag", "work"], ["lag", "--group", "work"]):
+        assert CliRunner().invoke(root, line).exit_code == 0
+    assert queries == [{"group": "work"}] * 2
+    result = CliRunner().invoke(root, ["lag", "work", "--group", "work"])
+    assert "name the group once" in result.stderr

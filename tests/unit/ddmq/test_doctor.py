@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from backend.file_log.lock import DirectoryLock
 from ddmq.address import HostPort
 from ddmq.check_result import FAILED, OK, WARNING, CheckResult
 from ddmq.cli.doctor import NEEDED, run_checks
@@ -30,6 +31,18 @@ def test_the_directory_is_the_configurations(tmp_path: Path, conf: Path) -> None
     (tmp_path / "log").write_text("a file is in the way")
     result = findings(None, conf)["directory"]
     assert (result.status, result.summary) == (FAILED, f"{tmp_path / 'log'} is not a folder")
+
+
+def test_a_server_that_uses_the_directory_is_named(tmp_path: Path, conf: Path) -> None:
+    (tmp_path / "log").mkdir(mode=0o700)
+    assert findings(None, conf)["directory"].summary == str(tmp_path / "log")
+    lock = DirectoryLock.acquire(tmp_path / "log", 0)
+    try:
+        result = findings(None, conf)["directory"]
+    finally:
+        lock.release()
+    assert (result.status, result.remedy) == (OK, "another server with this directory joins that one")
+    assert result.summary.startswith(f"{tmp_path / 'log'}, in use by a server (pid ")
 
 
 def test_with_a_wrong_configuration_nobody_knows_which_directory(conf: Path) -> None:

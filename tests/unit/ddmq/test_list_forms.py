@@ -189,7 +189,12 @@ def test_the_list_is_filtered_and_states_its_total(served: ServedBackend) -> Non
         ("/topics", {"form": 2, "after": "orders"}, "after is 'orders'; allowed: `next` of"),
         ("/topics", {"form": 2, "fields": "topik"}, "'topik' is no field of this request; did you mean"),
         ("/topics", {"form": 3}, "form is '3'; allowed: 1, 2"),
-        ("/dlq/G", {"form": 2, "from": 3}, "from is not for form 2 of this list"),
+        ("/dlq/G", {"form": 2, "from": 3}, "from is not for form 2 of this list (allowed: count,"),
+        ("/dlq/G", {"form": 2, "order": "newest"}, "order is not for form 2 of this list; use sort"),
+        ("/topics", {"form": 2, "limit": 3}, "'limit' is no query name of this request; did you mean 'count"),
+        ("/topics", {"form": 2, "cursor": "x"}, "did you mean 'after'?"),
+        ("/topics", {"form": 2, "order": "topic"}, "did you mean 'sort'?"),
+        ("/topics", {"form": 2, "qqqqq": "x"}, "'qqqqq' is no query name of this request (allowed: after,"),
         ("/topics/t", {"fields": "quues"}, "did you mean 'queues'?"),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from rich.console import Console
 from ddmq.cli.messages.pull import _queue_number
 from ddmq.cli.operate.groups.group import GROUP_COLUMNS, GROUP_SPARE, group_cells
 from ddmq.cli.operate.groups.group_show import stall_text
-from ddmq.cli.operate.stats import LAG_COLUMNS, LAG_SPARE, build_view, lag_cells, print_lag
+from ddmq.cli.operate.stats import LAG_COLUMNS, LAG_SPARE, build_view, lag_cells, nobody_text, print_lag
 from ddmq.cli.output import (
     cell,
     count_queues,
@@ -192,6 +192,21 @@ def test_columns_that_can_be_spared_give_way_to_names_those_without_a_number_fir
     spare = {name: name.replace("/", " /").split() for name in (*LAG_SPARE, "in flight")}
     assert {name for name, heading_words in spare.items() if set(heading_words) <= set(words)} == shown
     assert ("no room here" in captured.err) == (len(shown) <= len(LAG_SPARE))
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ({"unfinished": 4}, "4 messages wait, and"),
+        ({"unfinished": 1}, "1 message waits, and"),
+        ({"unfinished": None}, "11 messages wait, and"),
+        ({}, "11 messages wait, and"),  # a server of the release before
+    ],
+)
+def test_the_note_on_a_group_without_consumers_counts_unfinished_messages(
+    counts: dict[str, Any], text: str
+) -> None:
+    assert nobody_text({"lag": 11} | counts).startswith(text)
 
 
 def test_states_have_colours_on_a_terminal_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:

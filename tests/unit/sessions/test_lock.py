@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 
-from backend.file_log.lock import LOCK_FILE, DirectoryInUseError, DirectoryLock, lock_owner
+from backend.file_log.lock import LOCK_FILE, DirectoryInUseError, DirectoryLock, find_lock_owner, lock_owner
 from ddmq_common.errors import StorageError
 
 
@@ -48,3 +49,12 @@ def test_a_directory_that_is_not_there_is_a_storage_error(tmp_path: Path) -> Non
     with pytest.raises(StorageError, match=r"cannot open the lock file .*gone"):
         DirectoryLock.acquire(tmp_path / "gone", 1)
     assert lock_owner(tmp_path / "gone") == "unknown"
+
+
+def test_the_present_owner_is_found_without_taking_the_lock(tmp_path: Path) -> None:
+    assert find_lock_owner(tmp_path) is None, "never locked"
+    lock = DirectoryLock.acquire(tmp_path, 0)
+    assert find_lock_owner(tmp_path) == lock_owner(tmp_path) == f"pid {os.getpid()} on host {gethostname()}"
+    lock.release()
+    assert find_lock_owner(tmp_path) is None
+    DirectoryLock.acquire(tmp_path, 0).release()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +42,18 @@ def test_the_first_process_writes_and_the_others_are_members(tmp_path: Path) -> 
     assert member.capabilities == writer.capabilities
     assert abs(member.clock_ms() - CLOCK.wall_ms()) < 60_000
     assert member.health().ready
+
+
+def test_a_process_that_joins_another_logs_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    home = house(tmp_path)
+    with caplog.at_level(logging.INFO):
+        home.enter()
+        home.enter(may_write=False)
+        assert "already uses" not in caplog.text, "the first server, and a tool"
+        home.enter()
+    assert (
+        f"another server process already uses {tmp_path} and writes it (pid {os.getpid()} on" in caplog.text
+    )
 
 
 def test_the_face_leads_straight_to_the_backend_of_the_moment() -> None:

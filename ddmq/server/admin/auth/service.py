@@ -21,7 +21,7 @@ from ddmq_common.errors import CallerError, UnsupportedError
 from ddmq_common.native_threads import in_thread
 from ddmq_common.security import policy
 from ddmq_common.security.callers import CallerTable
-from ddmq_common.security.files import SecurityFiles, change_tokens, last_uses_ms
+from ddmq_common.security.files import SECURITY_FILE, SecurityFiles, change_tokens, last_uses_ms
 from ddmq_common.security.policy import Identity, list_names
 from ddmq_common.security.tokens import (
     NEVER_EXPIRES,
@@ -112,7 +112,10 @@ class AccessControl:
             raise CallerError("a token is shown over TLS or to this machine alone")
         if body.identity not in callers.policy.identities:
             allowed = list_names(callers.policy.identities)
-            raise CallerError(f"there is no identity {body.identity!r}; allowed: {allowed}")
+            raise CallerError(
+                f"there is no identity {body.identity!r}; allowed: {allowed}; to make a new one, add it "
+                f"below `identities:` in {files.folder / SECURITY_FILE} on the server"
+            )
         now_ms = self._clock.wall_ms()
         if body.expires_ms is not None and body.expires_ms <= now_ms:
             raise CallerError(f"expires_ms is {body.expires_ms}; allowed: a time after now, or null")

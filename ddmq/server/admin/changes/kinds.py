@@ -41,12 +41,14 @@ class ChangeableServer(Protocol):
 
 class ChangeKind:
     """A kind of changes that are recorded. `name`: of the object, with the names of the path in braces.
-    `final`: why such a change cannot be undone. `shown`: the keys of the answer that are recorded."""
+    `final`: why such a change cannot be undone. `shown`: the keys of the answer that are recorded. `counted`:
+    the key of the answer that counts the changed objects."""
 
-    def __init__(self, name: str, final: str = "", shown: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str, final: str = "", shown: tuple[str, ...] = (), counted: str = "") -> None:
         self._name = name
         self._final = final
         self._shown = shown
+        self._counted = counted
 
     def names_of(self, request: AdminRequest) -> Names:
         """Return the names of the object: those in the path."""
@@ -59,6 +61,10 @@ class ChangeKind:
     def is_change(self, request: AdminRequest) -> bool:
         """Return whether the request changes something, and is no dry run."""
         return not getattr(request.body, "dry_run", False)
+
+    def has_changed(self, answer: Any) -> bool:
+        """Return whether the request has changed anything, as far as its answer says it."""
+        return not self._counted or bool(answer[self._counted])
 
     def read_before(self, server: ChangeableServer, names: Names) -> Any:
         """Return the state before the change; None if there is no object."""
@@ -268,9 +274,11 @@ CHANGE_KINDS: dict[str, ChangeKind] = {
     "group deleted": GroupSubscriptions("group {group}", "the progress of the group was deleted"),
     "offsets": OffsetResets("the offsets of group {group} on topic {topic}"),
     "key": KeyActions("key {key} of group {group}"),
-    "dead letters resent": ChangeKind("dead letters of {group}", SENT, ("resent", "kept", "to_topic")),
+    "dead letters resent": ChangeKind(
+        "dead letters of {group}", SENT, ("resent", "kept", "to_topic"), counted="resent"
+    ),
     "dead letters purged": ChangeKind(
-        "dead letters of {group}", "discarded dead letters stay discarded", ("purged",)
+        "dead letters of {group}", "discarded dead letters stay discarded", ("purged",), counted="purged"
     ),
     "transaction": ChangeKind("transaction {id}", "the end of a transaction is final", ("state",)),
     "operation": ChangeKind(

@@ -58,6 +58,8 @@ class RecordedChanges:
         names = kind.names_of(request)
         before = self._read_before(kind, names)
         answer = make()
+        if not kind.has_changed(answer):
+            return answer
         try:
             after = as_state(kind.read_after(self._server, names, request, answer))
             change = self._build_change(kind_name, names, request, before, after)

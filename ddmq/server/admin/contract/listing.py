@@ -12,6 +12,7 @@ from ddmq.server.http.parameters import VALUE_CHARS, Answer
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common.errors import CallerError
 
+REPLACEMENTS = {"limit": "count", "order": "sort"}  # in form 2
 PAGE_NAMES = ("count", "after", "sort", "text", "fields")
 
 
@@ -40,7 +41,9 @@ class Listing:
             if form == FIRST and name in others:
                 raise CallerError(f"{name} is not for form 1 of this list; add form=2")
             if form != FIRST and name in self.replaced:
-                raise CallerError(f"{name} is not for form 2 of this list; allowed: {', '.join(PAGE_NAMES)}")
+                use = f"; use {REPLACEMENTS[name]}" if name in REPLACEMENTS else ""
+                allowed = ", ".join(PAGE_NAMES)
+                raise CallerError(f"{name} is not for form 2 of this list{use} (allowed: {allowed})")
 
     def read_page(self, query: Any) -> PageRequest:
         """Return the page that a query asks for. Raises CallerError."""
