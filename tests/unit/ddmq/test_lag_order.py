@@ -14,8 +14,8 @@ from ddmq_common.errors import RemoteError
 NAMES = [("a", "t"), ("b", "t"), ("c", "t")]
 
 
-class Groups:
-    """Groups with one subscription each, to the topic t. `silent`: those whose lag cannot be read."""
+class LagSource:
+    """LagSource with one subscription each, to the topic t. `silent`: those whose lag cannot be read."""
 
     def __init__(self, **lags: int) -> None:
         self.lags = lags
@@ -28,8 +28,8 @@ class Groups:
 
 
 @pytest.fixture
-def groups() -> Groups:
-    return Groups(a=3, b=1, c=2)
+def groups() -> LagSource:
+    return LagSource(a=3, b=1, c=2)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def order(groups: Groups, clock: ManualClock) -> LagOrder:
+def order(groups: LagSource, clock: ManualClock) -> LagOrder:
     return LagOrder(groups.read_group, clock)
 
 
@@ -46,7 +46,7 @@ def test_the_smallest_lag_is_first(order: LagOrder) -> None:
     assert order.read_order(NAMES) == ([(1, "b", "t"), (2, "c", "t"), (3, "a", "t")], True)
 
 
-def test_lags_are_read_again_after_a_while(order: LagOrder, groups: Groups, clock: ManualClock) -> None:
+def test_lags_are_read_again_after_a_while(order: LagOrder, groups: LagSource, clock: ManualClock) -> None:
     order.read_order(NAMES)
     groups.lags["b"] = 9
     assert order.read_order(NAMES)[0][0] == (1, "b", "t")
@@ -54,14 +54,14 @@ def test_lags_are_read_again_after_a_while(order: LagOrder, groups: Groups, cloc
     assert order.read_order(NAMES) == ([(2, "c", "t"), (3, "a", "t"), (9, "b", "t")], True)
 
 
-def test_a_new_subscription_is_in_the_next_order(order: LagOrder, groups: Groups) -> None:
+def test_a_new_subscription_is_in_the_next_order(order: LagOrder, groups: LagSource) -> None:
     order.read_order(NAMES)
     groups.lags["d"] = 7
     assert order.read_order([*NAMES, ("d", "t")])[0][-1] == (7, "d", "t")
 
 
 def test_a_lag_that_cannot_be_read_stays_and_makes_the_order_inexact(
-    order: LagOrder, groups: Groups, clock: ManualClock
+    order: LagOrder, groups: LagSource, clock: ManualClock
 ) -> None:
     order.read_order(NAMES)
     groups.silent.add("a")
@@ -72,7 +72,7 @@ def test_a_lag_that_cannot_be_read_stays_and_makes_the_order_inexact(
     assert order.read_order(NAMES)[1]
 
 
-def test_a_group_is_read_at_each_request(order: LagOrder, groups: Groups) -> None:
+def test_a_group_is_read_at_each_request(order: LagOrder, groups: LagSource) -> None:
     order.read_order(NAMES)
     groups.lags["a"] = 5
     assert order.read_order_of_group("a", NAMES[:1]) == ([(5, "a", "t")], True)
