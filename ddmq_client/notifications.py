@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from ddmq_client.callables import check_function, check_result
 from ddmq_client.core.acks import UnappliedResult
 from ddmq_client.errors import PullError, SubscriptionError
-from ddmq_client.idl.codes import Code
 from ddmq_client.printable import printable
 from ddmq_client.received import LateResult, message_position
-from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyCallError
+from ddmq_client.wire.consuming import is_permanent
 
 _log = logging.getLogger("ddmq_client.consumer")
 OnLate = Callable[[LateResult], object]
@@ -82,7 +81,7 @@ class FirstAnswer:
 
         `trying`: another pull is in progress, so that only errors count which it cannot resolve.
         """
-        if self.came or self.failure is None or (trying and not self._is_permanent(self.failure)):
+        if self.came or self.failure is None or (trying and not is_permanent(self.failure)):
             return
         kind = SubscriptionError if isinstance(self.failure, SubscriptionError) else PullError
         raise kind(f"no consumer proxy has answered yet: {str(self.failure) or repr(self.failure)}")
@@ -94,13 +93,3 @@ class FirstAnswer:
         A server that cannot be reached raises nothing: it may be restarting.
         """
         self.check(trying=True)
-
-    @staticmethod
-    def _is_permanent(error: BaseException) -> bool:
-        """Return whether another attempt would fail as well."""
-        if isinstance(error, ProxyCallError):
-            return error.kind == UNKNOWN_METHOD
-        return isinstance(error, PullError) and error.code in _PERMANENT_CODES
-
-
-_PERMANENT_CODES = (Code.ILLEGAL_MESSAGE, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)

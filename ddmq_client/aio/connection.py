@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from ddmq_client.core import verdicts
-from ddmq_client.core.frames import FrameBuffer, FrameError
+from ddmq_client.core.frames import FrameBuffer, FrameError, HttpAnswerError
 from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, SecureAddress, from_info
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_client.net.connection import CONNECT_MAX_S, make_login_frame
@@ -172,6 +172,8 @@ class AsyncFramedConnection:
                 return await answer
         except TimeoutError as error:
             raise verdicts.timed_out(self.name, loop.time() - started) from error
+        except HttpAnswerError as error:
+            raise verdicts.wrong_server(self.name, error) from error
         except (OSError, FrameError) as error:
             if is_rejected_certificate(error):
                 raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error

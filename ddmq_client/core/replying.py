@@ -78,6 +78,7 @@ class ReplyJob:
         self._messages = messages
         self._tries = 0
         self._uncertain = False
+        self._permanent = False  # the last proxy would answer another call in the same way
         self._completed = False
 
     def attempt_deadline(self, now: float) -> float:
@@ -94,6 +95,7 @@ class ReplyJob:
     def take_answer(self, answer: ReplyAnswer, proxy: str) -> None:
         """Record the answer of a proxy."""
         self._tries += 1
+        self._permanent = False
         code, text, outcome = answer.code, in_arguments(answer.text or ""), answer.outcome
         if code == Code.OK:
             for result in answer.results:
@@ -115,6 +117,7 @@ class ReplyJob:
     def take_failure(self, verdict: CallVerdict, text: str, proxy: str) -> None:
         """Record an attempt that got no answer."""
         self._tries += 1
+        self._permanent = verdict in verdicts.PERMANENT
         self._retry_on(verdicts.RULES[verdict].error(text, None, proxy))
 
     def on_unsupported(self, text: str) -> None:
@@ -126,7 +129,7 @@ class ReplyJob:
 
         `elsewhere`: whether a proxy has not been tried yet.
         """
-        if self._completed:
+        if self._completed or (self._permanent and not elsewhere):
             return None
         wait = 0.0 if elsewhere else min(PAUSE_FIRST_S * 2.0 ** min(self._tries, 10), PAUSE_MAX_S)
         return wait if now + wait < self.deadline else None

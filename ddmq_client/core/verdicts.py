@@ -12,6 +12,7 @@ or idempotency key, and is also where the application allowed duplicates ("if al
     LEAVING       20                                       NotStoredError        anywhere           out
     UNAVAILABLE   21, unknown method, protocol error       NotStoredError        another proxy      fine
     NOT_SENT      no connection, frame not written whole   NotStoredError        anywhere           out
+    WRONG_SERVER  an HTTP server answers                   NotStoredError        another proxy      out
     UNKNOWN       10, 12, internal error, other codes      UnknownOutcomeError   if allowed         fine
     LOST          connection ended or garbled answer       UnknownOutcomeError   if allowed         out
     TIMED_OUT     no answer in time (out after three)      UnknownOutcomeError   if allowed         fine
@@ -44,6 +45,7 @@ class CallVerdict(Enum):
     LEAVING = "leaving"
     UNAVAILABLE = "unavailable"
     NOT_SENT = "not sent"
+    WRONG_SERVER = "wrong server"
     UNKNOWN = "unknown"
     LOST = "lost"
     TIMED_OUT = "timed out"
@@ -72,10 +74,14 @@ RULES: dict[CallVerdict, Rule] = {
     CallVerdict.LEAVING: Rule(NotStoredError, ResendTarget.ANYWHERE),
     CallVerdict.UNAVAILABLE: Rule(NotStoredError, ResendTarget.ELSEWHERE),
     CallVerdict.NOT_SENT: Rule(NotStoredError, ResendTarget.ANYWHERE),
+    CallVerdict.WRONG_SERVER: Rule(NotStoredError, ResendTarget.ELSEWHERE),
     CallVerdict.UNKNOWN: Rule(UnknownOutcomeError, ResendTarget.IF_ALLOWED),
     CallVerdict.LOST: Rule(UnknownOutcomeError, ResendTarget.IF_ALLOWED),
     CallVerdict.TIMED_OUT: Rule(UnknownOutcomeError, ResendTarget.IF_ALLOWED),
 }
+
+# The server would answer another call in the same way.
+PERMANENT = frozenset((CallVerdict.WRONG_SERVER,))
 
 _CODES: dict[int, CallVerdict] = {
     Code.OK: CallVerdict.STORED,
@@ -134,6 +140,11 @@ def not_written(name: str, error: object) -> CallFailed:
 def answer_lost(name: str, error: object) -> CallFailed:
     """Return the failure of a call whose request was written and which got no valid answer."""
     return CallFailed(CallVerdict.LOST, f"no answer from {name}: {error}")
+
+
+def wrong_server(name: str, error: object) -> CallFailed:
+    """Return the failure of a call to a server that is no proxy, so that it has not carried out the call."""
+    return CallFailed(CallVerdict.WRONG_SERVER, f"no answer from {name}: {error}")
 
 
 def timed_out(name: str, waited_s: float) -> CallFailed:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ddmq_client.core import verdicts
-from ddmq_client.core.frames import FrameBuffer, FrameError
+from ddmq_client.core.frames import FrameBuffer, FrameError, HttpAnswerError
 from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info, is_literal
 from ddmq_client.errors import OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
@@ -125,6 +125,8 @@ class FramedConnection:
             return payload
         except TimeoutError as error:
             raise verdicts.timed_out(self.name, time.monotonic() - started) from error
+        except HttpAnswerError as error:
+            raise verdicts.wrong_server(self.name, error) from error
         except (OSError, FrameError) as error:
             if is_rejected_certificate(error):
                 raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error

@@ -339,8 +339,9 @@ class Consumer:
         """Handle messages until SIGTERM or Ctrl-C, or until `stop` is called; then stop, as `stop` does.
 
         Starts the consumer if necessary. Raises PullError if the first pulls are rejected for good (no such
-        group, another filter) or go to a producer port, so that a wrong configuration shows at the start. A
-        server that cannot be reached, or does not answer, causes a warning in the log; `run` waits for it.
+        group, another filter) or go to a producer or admin port, so that a wrong configuration shows at the
+        start. A server that cannot be reached, or does not answer, causes a warning in the log; `run` waits
+        for it.
         Signals are handled on the main thread only; a second signal has its former effect.
         """
         check("stop_timeout_ms", stop_timeout_ms, 0, TIMEOUT_MS_MAX)

@@ -10,12 +10,13 @@ from ddmq_client.core import frames
 from ddmq_client.core.acks import NO_DELAY, AckBatch, OriginResults, UnappliedResult
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.settings import ConsumerSettings
-from ddmq_client.core.verdicts import CallFailed
+from ddmq_client.core.verdicts import PERMANENT, CallFailed
 from ddmq_client.errors import PullError, SubscriptionError
 from ddmq_client.idl import consumer as idl
+from ddmq_client.idl.codes import Code
 from ddmq_client.received import FetchedQueue, Message, Origin
 from ddmq_client.wire.codec import Specs, decode, encode
-from ddmq_client.wire.producing import ProxyCallError, answer_at
+from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyCallError, answer_at
 
 SPECS = Specs()
 SPECS.register_struct(
@@ -223,7 +224,17 @@ def _result_element(results: OriginResults) -> Any:
 NOWHERE = Origin("", "", "")
 CLUSTER = "R_default"  # required by the wire, but not read
 FAILURES = (CallFailed, FrameError, ProxyCallError, PullError)  # the errors of a call that got no result
+_PERMANENT_CODES = (Code.ILLEGAL_MESSAGE, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)
 Offsets = Mapping[str, Mapping[str, int]]
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Return whether another call to the same server would fail as well."""
+    if isinstance(error, ProxyCallError):
+        return error.kind == UNKNOWN_METHOD
+    if isinstance(error, CallFailed):
+        return error.verdict in PERMANENT
+    return isinstance(error, PullError) and error.code in _PERMANENT_CODES
 
 
 class FetchSettings(NamedTuple):

@@ -20,6 +20,7 @@ from ddmq_client import (
     NotStoredError,
     Producer,
     PullError,
+    RangeReader,
     UnavailableError,
     UnknownChangeError,
 )
@@ -28,6 +29,7 @@ from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.testing import TestBroker
 from tests.support.ports import port_of, reserved
 
+HTTP_ANSWER = b"HTTP/1.1 400 Bad Request\r\n\r\n"
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "client.md"
 ROW = re.compile(
     r"^\| (?P<cause>.+) \| (?P<effect>raises `PullError`|logs a warning and waits.*) \|$", re.MULTILINE
@@ -79,9 +81,30 @@ def test_on_error_and_the_log_name_the_port(broker: TestBroker, caplog: pytest.L
     assert "seems to be a producer port" in caplog.text
 
 
+@pytest.mark.parametrize("kind", [Producer, AsyncProducer])
+def test_a_send_to_the_admin_port_is_certainly_not_stored(kind: Any) -> None:
+    async def send() -> None:
+        producer = kind(address)
+        answer = producer.send("orders", b"one espresso")
+        if kind is AsyncProducer:
+            await answer
+
+    with answering(HTTP_ANSWER) as address, pytest.raises(NotStoredError, match="is this an admin port"):
+        asyncio.run(send())
+
+
+def test_a_range_reader_at_the_admin_port_does_not_wait() -> None:
+    with (
+        answering(HTTP_ANSWER) as address,
+        RangeReader(address, "archive", "orders", timeout_ms=600_000) as reader,
+        pytest.raises(PullError, match="is this an admin port"),
+    ):
+        reader.bounds()
+
+
 def test_an_http_server_is_named_as_such() -> None:
     with pytest.raises(FrameError, match="an HTTP server answers; is this an admin port"):
-        FrameBuffer(1 << 20).feed_bytes(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        FrameBuffer(1 << 20).feed_bytes(HTTP_ANSWER)
 
 
 @contextmanager
@@ -106,7 +129,7 @@ def answering(answer: bytes) -> Iterator[str]:
 
 def test_the_log_of_a_consumer_at_the_admin_port_names_the_port(caplog: pytest.LogCaptureFixture) -> None:
     with (
-        answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address,
+        answering(HTTP_ANSWER) as address,
         Consumer(address, "billing", "orders") as consumer,
         pytest.raises(PullError, match="is this an admin port"),
     ):
@@ -145,6 +168,16 @@ def run_asyncio_at_producer_port(broker: TestBroker) -> None:
     asyncio.run(AsyncConsumer(broker.producers, "billing", "orders", handler=handle).run())
 
 
+def run_at_admin_port(_: TestBroker) -> None:
+    with answering(HTTP_ANSWER) as address:
+        Consumer(address, "billing", "orders", handler=print).run()
+
+
+def run_broadcasting_at_admin_port(_: TestBroker) -> None:
+    with answering(HTTP_ANSWER) as address:
+        Consumer(address, "billing", "orders", handler=print, model="broadcasting").run()
+
+
 def run_at_closed_port(_: TestBroker) -> None:
     called = threading.Event()
     with closing(reserved()) as port:
@@ -163,6 +196,7 @@ def run_at_closed_port(_: TestBroker) -> None:
 CAUSES: dict[str, tuple[Callable[[TestBroker], None], ...]] = {
     "the pulls are rejected": (run_rejected,),
     "the address is a producer port": (run_at_producer_port, run_asyncio_at_producer_port),
+    "the address is an admin port": (run_at_admin_port, run_broadcasting_at_admin_port),
     "no connection can be made": (run_at_closed_port,),
 }
 
