@@ -5,7 +5,8 @@ ClientError
     ClosedError             the producer or consumer has been closed, the transaction has ended
     SendError               one message was not confirmed
         InvalidMessageError     the message is wrong as it stands: sending it again changes nothing
-        NoSuchTopicError        the topic is unknown there, or not allowed for this client
+        NoSuchTopicError        the topic is unknown there
+            NotAllowedError         this client has not logged in, or its identity lacks the right
         NotStoredError          certainly not stored: safe to send again
             ThrottledError          refused by a rate limit or a bound of the proxy (code 15)
             BusyError               refused by a bound of this client; nothing was sent
@@ -69,6 +70,13 @@ class InvalidMessageError(SendError):
 
 class NoSuchTopicError(SendError):
     """The topic does not exist, or is not allowed for this client (codes 13, 14)."""
+
+
+class NotAllowedError(NoSuchTopicError):
+    """The client has not logged in, or its identity lacks the right that the text names (code 13).
+
+    The topic may exist or not.
+    """
 
 
 class NotStoredError(SendError):

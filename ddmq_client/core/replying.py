@@ -9,7 +9,8 @@ stored, or that it never was.
     stored, now or before             the results
     the lease has expired             LeaseOverError: nothing is stored
     finished, perhaps by another call UnknownOutcomeError
-    rejected (11, 13, 18, 19)         InvalidMessageError, NoSuchTopicError: nothing is stored
+    rejected (11, 13, 18, 19)         InvalidMessageError, NoSuchTopicError (NotAllowedError): nothing is
+                                      stored
     not now (14, 15, 20, 21)          retry; after the deadline NotStoredError, ThrottledError
     uncertain (10, 12), no answer     retry; after the deadline UnknownOutcomeError
 """
@@ -108,11 +109,11 @@ class ReplyJob:
         elif code in _RETRYABLE:
             self._retry_on(_RETRYABLE[Code(code)](text, code, proxy))
         else:
-            rule = verdicts.RULES[verdicts.of_code(code)]
-            if rule.error is UnknownOutcomeError:
-                self._retry_on(UnknownOutcomeError(text, code, proxy))
+            error = verdicts.build_error(verdicts.of_code(code), text, code, proxy)
+            if isinstance(error, UnknownOutcomeError):
+                self._retry_on(error)
             else:
-                self._end(rule.error(text, code, proxy))
+                self._end(error)
 
     def take_failure(self, verdict: CallVerdict, text: str, proxy: str) -> None:
         """Record an attempt that got no answer."""

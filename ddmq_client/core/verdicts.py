@@ -7,7 +7,7 @@ or idempotency key, and is also where the application allowed duplicates ("if al
     verdict       from                                     error                 resend             proxy
     STORED        code 0 (1 from old proxies)              -                     -                  fine
     INVALID       11, 18, 19, 30 to 38                     InvalidMessageError   never              fine
-    NO_TOPIC      13, 14                                   NoSuchTopicError      never              fine
+    NO_TOPIC      13, 14                                   NoSuchTopicError (*)  never              fine
     THROTTLED     15                                       ThrottledError        anywhere           fine
     LEAVING       20                                       NotStoredError        anywhere           out
     UNAVAILABLE   21, unknown method, protocol error       NotStoredError        another proxy      fine
@@ -16,6 +16,8 @@ or idempotency key, and is also where the application allowed duplicates ("if al
     UNKNOWN       10, 12, internal error, other codes      UnknownOutcomeError   if allowed         fine
     LOST          connection ended or garbled answer       UnknownOutcomeError   if allowed         out
     TIMED_OUT     no answer in time (out after three)      UnknownOutcomeError   if allowed         fine
+
+(*) NotAllowedError, if the text of the answer names a missing right.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import NamedTuple
 from ddmq_client.errors import (
     InvalidMessageError,
     NoSuchTopicError,
+    NotAllowedError,
     NotStoredError,
     SendError,
     ThrottledError,
@@ -33,6 +36,7 @@ from ddmq_client.errors import (
 )
 from ddmq_client.idl.codes import Code
 from ddmq_client.printable import printable
+from ddmq_client.wire.wording import explain_missing_login, is_right_missing
 
 
 class CallVerdict(Enum):
@@ -108,6 +112,14 @@ def of_code(code: int) -> CallVerdict:
 def of_error_kind(kind: int) -> CallVerdict:
     """Return the verdict of a Thrift application exception that came instead of an answer."""
     return _ERROR_KINDS.get(kind, CallVerdict.UNKNOWN)
+
+
+def build_error(verdict: CallVerdict, text: str, code: int | None, proxy: str) -> SendError:
+    """Build the error of a message with this verdict. `text`, `code`: the answer of the proxy."""
+    kind = RULES[verdict].error
+    if kind is NoSuchTopicError and is_right_missing(text):
+        return NotAllowedError(explain_missing_login(text), code, proxy)
+    return kind(text, code, proxy)
 
 
 class CallFailed(Exception):

@@ -165,8 +165,9 @@ class Sends(ABC):
 
         The result of a delayed message (except by `level`) is a DelayResult with `delay_id` and `due_at`.
 
-        Raises InvalidMessageError, NoSuchTopicError or NotStoredError (ThrottledError, BusyError) if the
-        message is certainly not stored, UnknownOutcomeError if it may be stored, and ClosedError.
+        Raises InvalidMessageError, NoSuchTopicError (NotAllowedError) or NotStoredError (ThrottledError,
+        BusyError) if the message is certainly not stored, UnknownOutcomeError if it may be stored, and
+        ClosedError.
         """
         try:
             when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)

@@ -17,6 +17,7 @@ from ddmq_client.idl.codes import Code
 from ddmq_client.received import FetchedQueue, Message, Origin
 from ddmq_client.wire.codec import Specs, decode, encode
 from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyCallError, answer_at
+from ddmq_client.wire.wording import explain_missing_login
 
 SPECS = Specs()
 SPECS.register_struct(
@@ -61,7 +62,7 @@ class _Method:
         error = getattr(value, "error", None)
         if error is not None:
             kind = PullError if getattr(error, "option", None) is None else SubscriptionError
-            raise kind(error.message or "pull refused", error.code)
+            raise kind(explain_missing_login(error.message or "pull refused"), error.code)
         if value.success is None:
             raise FrameError("answer without a result")
         return value.success
@@ -288,7 +289,7 @@ def read_fetched(payload: bytes, sequence_id: int) -> list[FetchedQueue]:
     """
     answer = _FETCH.answer(payload, sequence_id)
     if answer.error is not None:
-        raise PullError(answer.error, answer.code)
+        raise PullError(explain_missing_login(answer.error), answer.code)
     return [
         FetchedQueue(
             one.topic or "",

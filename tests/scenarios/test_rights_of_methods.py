@@ -15,7 +15,7 @@ import pytest
 from ddmq_client import (
     Admin,
     Consumer,
-    NoSuchTopicError,
+    NotAllowedError,
     NotStoredError,
     OptionError,
     OutgoingMessage,
@@ -454,7 +454,7 @@ def test_the_clients_log_in_with_a_token_a_file_or_the_environment(
         sender.send("mine", b"again")
         assert len(reads) == 1
     other = Producer(producer_at, token=setting.tokens["no-send-mine"], timeout_ms=5_000)
-    with other, pytest.raises(NoSuchTopicError, match="lacks the right `send mine`"):
+    with other, pytest.raises(NotAllowedError, match="lacks the right `send mine`"):
         other.send("mine", b"x")
     wrong = token[:-1] + ("0" if token[-1] != "0" else "1")
     with Producer(producer_at, token=wrong, timeout_ms=500) as stranger:
