@@ -10,6 +10,7 @@ ClientError
         NotStoredError          certainly not stored: safe to send again
             ThrottledError          refused by a rate limit or a bound of the proxy (code 15)
             BusyError               refused by a bound of this client; nothing was sent
+            LoginError              the login was rejected, or impossible; a PullError, too
         UnknownOutcomeError     may or may not be stored: sending it again may make a duplicate
     LeaseOverError          an acknowledgement with messages came too late: none of them is stored
     PullError               the consumer proxy refused the pull
@@ -110,6 +111,14 @@ class LeaseOverError(ProxyError):
 
 class PullError(ProxyError):
     """The consumer proxy refused the pull: the request is invalid or not allowed."""
+
+
+class LoginError(NotStoredError, PullError):
+    """The proxy rejected the login of this client, or the client cannot log in; nothing was sent.
+
+    The token is not known, has expired or was revoked, cannot be read, or would be readable by others. It is
+    read again for each connection, so that a new token is used without a restart.
+    """
 
 
 class SubscriptionError(PullError, OptionError):

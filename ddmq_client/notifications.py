@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ddmq_client.callables import check_function, check_result
 from ddmq_client.core.acks import UnappliedResult
-from ddmq_client.errors import PullError, SubscriptionError
+from ddmq_client.errors import LoginError, PullError, SubscriptionError
 from ddmq_client.printable import printable
 from ddmq_client.received import LateResult, message_position
 from ddmq_client.wire.consuming import is_permanent
@@ -83,6 +83,8 @@ class FirstAnswer:
         """
         if self.came or self.failure is None or (trying and not is_permanent(self.failure)):
             return
+        if isinstance(self.failure, LoginError):
+            raise LoginError(self.failure.text, None, self.failure.proxy)
         kind = SubscriptionError if isinstance(self.failure, SubscriptionError) else PullError
         raise kind(f"no consumer proxy has answered yet: {str(self.failure) or repr(self.failure)}")
 

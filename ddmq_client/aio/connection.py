@@ -16,7 +16,7 @@ from ddmq_client.core.frames import FrameBuffer, FrameError, HttpAnswerError
 from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, SecureAddress, from_info
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_client.net.connection import CONNECT_MAX_S, make_login_frame
-from ddmq_client.security.login import check_peer
+from ddmq_client.security.login import ExposedTokenError, check_peer
 from ddmq_client.security.tls import asyncio_options, describe_error, is_rejected_certificate
 from ddmq_client.testing.proxies import connect_protocol
 from ddmq_client.wire.login import find_login_failure
@@ -198,6 +198,8 @@ class AsyncFramedConnection:
                 check_transport(frames.transport, self._address)
         except TimeoutError as error:
             raise verdicts.connect_timed_out(self.name, at_deadline=until == deadline) from error
+        except ExposedTokenError as error:
+            raise verdicts.login_impossible(self.name, error) from error
         except OSError as error:
             raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error
         frames.login, frames.name = login, self.name
@@ -206,7 +208,7 @@ class AsyncFramedConnection:
 
 
 def check_transport(transport: asyncio.BaseTransport | None, address: ProxyAddress) -> None:
-    """Close a connection on which others could read a token, and raise OSError."""
+    """Close a connection on which others could read a token, and raise ExposedTokenError."""
     if transport is None:
         return
     try:

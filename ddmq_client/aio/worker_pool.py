@@ -40,6 +40,7 @@ from ddmq_client.wire.consuming import (
     read_submitted,
     settle_frame,
     submit_frame,
+    to_login_error,
 )
 from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyCallError
 
@@ -234,9 +235,10 @@ class AsyncPuller:
         started = self._clock()
         try:
             answer = await self._call(batch, linger_ms, acks)
-        except FAILURES as error:
-            if isinstance(error, PullError):
-                error.proxy = self._source.proxy.name
+        except FAILURES as failure:
+            error = to_login_error(failure, self._source.proxy.name)
+            if isinstance(failure, PullError):
+                failure.proxy = self._source.proxy.name
             else:
                 self._connection.close()
             self._coordinator.pull_failed(self._source, acks, error)

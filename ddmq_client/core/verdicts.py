@@ -12,6 +12,7 @@ or idempotency key, and is also where the application allowed duplicates ("if al
     LEAVING       20                                       NotStoredError        anywhere           out
     UNAVAILABLE   21, unknown method, protocol error       NotStoredError        another proxy      fine
     NOT_SENT      no connection, frame not written whole   NotStoredError        anywhere           out
+    LOGIN_FAILED  login rejected, no usable token          LoginError            another proxy      out
     WRONG_SERVER  an HTTP server answers                   NotStoredError        another proxy      out
     UNKNOWN       10, 12, internal error, other codes      UnknownOutcomeError   if allowed         fine
     LOST          connection ended or garbled answer       UnknownOutcomeError   if allowed         out
@@ -27,6 +28,7 @@ from typing import NamedTuple
 
 from ddmq_client.errors import (
     InvalidMessageError,
+    LoginError,
     NoSuchTopicError,
     NotAllowedError,
     NotStoredError,
@@ -49,6 +51,7 @@ class CallVerdict(Enum):
     LEAVING = "leaving"
     UNAVAILABLE = "unavailable"
     NOT_SENT = "not sent"
+    LOGIN_FAILED = "login failed"
     WRONG_SERVER = "wrong server"
     UNKNOWN = "unknown"
     LOST = "lost"
@@ -78,14 +81,15 @@ RULES: dict[CallVerdict, Rule] = {
     CallVerdict.LEAVING: Rule(NotStoredError, ResendTarget.ANYWHERE),
     CallVerdict.UNAVAILABLE: Rule(NotStoredError, ResendTarget.ELSEWHERE),
     CallVerdict.NOT_SENT: Rule(NotStoredError, ResendTarget.ANYWHERE),
+    CallVerdict.LOGIN_FAILED: Rule(LoginError, ResendTarget.ELSEWHERE),
     CallVerdict.WRONG_SERVER: Rule(NotStoredError, ResendTarget.ELSEWHERE),
     CallVerdict.UNKNOWN: Rule(UnknownOutcomeError, ResendTarget.IF_ALLOWED),
     CallVerdict.LOST: Rule(UnknownOutcomeError, ResendTarget.IF_ALLOWED),
     CallVerdict.TIMED_OUT: Rule(UnknownOutcomeError, ResendTarget.IF_ALLOWED),
 }
 
-# The server would answer another call in the same way.
-PERMANENT = frozenset((CallVerdict.WRONG_SERVER,))
+# Another call to the same server would end in the same way.
+PERMANENT = frozenset((CallVerdict.LOGIN_FAILED, CallVerdict.WRONG_SERVER))
 
 _CODES: dict[int, CallVerdict] = {
     Code.OK: CallVerdict.STORED,
@@ -152,6 +156,11 @@ def not_written(name: str, error: object) -> CallFailed:
 def answer_lost(name: str, error: object) -> CallFailed:
     """Return the failure of a call whose request was written and which got no valid answer."""
     return CallFailed(CallVerdict.LOST, f"no answer from {name}: {error}")
+
+
+def login_impossible(name: str, error: object) -> CallFailed:
+    """Return the failure of a call before which this client cannot log in."""
+    return CallFailed(CallVerdict.LOGIN_FAILED, f"cannot log in at {name}: {error}")
 
 
 def wrong_server(name: str, error: object) -> CallFailed:

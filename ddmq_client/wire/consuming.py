@@ -10,8 +10,8 @@ from ddmq_client.core import frames
 from ddmq_client.core.acks import NO_DELAY, AckBatch, OriginResults, UnappliedResult
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.settings import ConsumerSettings
-from ddmq_client.core.verdicts import PERMANENT, CallFailed
-from ddmq_client.errors import PullError, SubscriptionError
+from ddmq_client.core.verdicts import PERMANENT, CallFailed, CallVerdict
+from ddmq_client.errors import LoginError, PullError, SubscriptionError
 from ddmq_client.idl import consumer as idl
 from ddmq_client.idl.codes import Code
 from ddmq_client.received import FetchedQueue, Message, Origin
@@ -229,12 +229,21 @@ _PERMANENT_CODES = (Code.ILLEGAL_MESSAGE, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE
 Offsets = Mapping[str, Mapping[str, int]]
 
 
+def to_login_error(error: Exception, proxy: str) -> Exception:
+    """Convert a failed login into the error that the application gets; return any other error unchanged."""
+    if isinstance(error, CallFailed) and error.verdict is CallVerdict.LOGIN_FAILED:
+        return LoginError(error.text, None, proxy)
+    return error
+
+
 def is_permanent(error: BaseException) -> bool:
     """Return whether another call to the same server would fail as well."""
     if isinstance(error, ProxyCallError):
         return error.kind == UNKNOWN_METHOD
     if isinstance(error, CallFailed):
         return error.verdict in PERMANENT
+    if isinstance(error, LoginError):
+        return True
     return isinstance(error, PullError) and error.code in _PERMANENT_CODES
 
 
