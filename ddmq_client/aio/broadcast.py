@@ -17,6 +17,7 @@ from ddmq_client.aio.worker_pool import AsyncWorkerPool
 from ddmq_client.core.nodes import Pace, ProxyAddress, describe_unresolved
 from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
+from ddmq_client.notifications import PullFailures
 from ddmq_client.offsets_file import OffsetsFile
 from ddmq_client.received import FetchedQueue
 from ddmq_client.wire.consuming import (
@@ -52,6 +53,7 @@ class AsyncBroadcastPuller:
         self._source = Source(coordinator.get_proxy("broadcast"), None)
         self._connection: AsyncFramedConnection | None = None
         self._pace = Pace(coordinator.settings.linger_ms / 1000, random.random)
+        self._failures = PullFailures(coordinator.notifications)
         self._saved_at = 0.0
         self.activity = AsyncActivity(self._run, "ddmq-broadcast")
 
@@ -100,8 +102,8 @@ class AsyncBroadcastPuller:
             name = "" if self._connection is None else self._connection.name
             error = to_login_error(failure, name)
             self._coordinator.pull_failed(self._source, None, error)
-            if not (self._pace.is_failing or self._coordinator.pulling_stopped or self._source.closing):
-                self._coordinator.notifications.report_pull_error(name, error)
+            if not (self._coordinator.pulling_stopped or self._source.closing):
+                self._failures.report(name, error, self._clock(), repeated=self._pace.is_failing)
             if isinstance(failure, PullError):
                 failure.proxy = name
             else:

@@ -31,6 +31,7 @@ from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection, resolve_addresses
 from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.sync import Activity, Condition, Handle, Lock, get_clock, join_activities
+from ddmq_client.notifications import PullFailures
 from ddmq_client.wire.consuming import (
     FAILURES,
     Pulled,
@@ -211,6 +212,7 @@ class Puller:
         self._clock = get_clock()
         self._connection = FramedConnection(address)
         self._pace = Pace(pulls.linger_ms / 1000, random.random)
+        self._failures = PullFailures(coordinator.notifications)
         self.activity = Activity(self._run, f"ddmq-pull-{address}")
 
     def end(self) -> None:
@@ -266,10 +268,8 @@ class Puller:
     def _log_failure(self, error: Exception) -> None:
         if self._coordinator.pulling_stopped or self._source.closing:
             return
-        if self._pace.is_failing:
-            _log.debug("pull from %s failed: %s", self._source.proxy.name, error)
-        else:
-            self._coordinator.notifications.report_pull_error(self._source.proxy.name, error)
+        repeated = self._pace.is_failing
+        self._failures.report(self._source.proxy.name, error, self._clock(), repeated=repeated)
 
 
 CLOSING_TRIES = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddmq_client import Consumer, LoginError, Producer
+from ddmq_client import Consumer, LoginError, Producer, SendError
 from ddmq_common.security.files import TOKENS_FILE, write_tokens
 from tests.scenarios.real_server import RealServer, ddmq, write_config
 from tests.support.rights import Who, write_rights
@@ -40,10 +40,11 @@ class RevokingServer:
             producer.send("mine", b"tea")
 
     def is_rejected(self) -> bool:
+        """Whether a send is rejected; its connection may be closed while the token is being revoked."""
         try:
             self.send()
-        except LoginError:
-            return True
+        except SendError as error:
+            return isinstance(error, LoginError)
         return False
 
     def revoke(self) -> None:
@@ -82,3 +83,39 @@ def test_a_consumer_with_a_revoked_token_does_not_start(secured: RevokingServer)
     consumer = Consumer(secured.consumer, "crew", "mine", handler=print, token_file=secured.token_file)
     with pytest.raises(LoginError, match=REJECTED):
         consumer.run()
+
+
+def test_a_running_consumer_says_that_its_token_was_revoked(
+    secured: RevokingServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    secured.send()
+    errors: list[Exception] = []
+    with Consumer(
+        secured.consumer,
+        "crew",
+        "mine",
+        handler=print,
+        start="first",
+        token_file=secured.token_file,
+        on_error=errors.append,
+    ) as consumer:
+        until(lambda: consumer.counts().acked, "a message was handled")
+        secured.revoke()
+        until(lambda: any(isinstance(error, LoginError) for error in errors), "on_error was called")
+        assert REJECTED in caplog.text
+
+
+def test_a_pull_says_that_the_token_was_revoked(secured: RevokingServer) -> None:
+    with Consumer(secured.consumer, "crew", "mine", token_file=secured.token_file) as consumer:
+        assert consumer.pull(timeout_ms=100) == []
+        secured.revoke()
+        until(secured.is_rejected, "the token is revoked")
+
+        def pull() -> LoginError | None:
+            try:
+                consumer.pull(timeout_ms=200)
+            except LoginError as error:
+                return error
+            return None
+
+        assert REJECTED in str(until(pull, "a pull is rejected"))
