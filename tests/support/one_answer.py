@@ -1,4 +1,4 @@
-"""A server that gives each connection the same answer, and closes it."""
+"""A server that gives each connection one answer, and closes it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class OneAnswer:
 
 
 @contextmanager
-def answering(answer: bytes) -> Iterator[OneAnswer]:
-    """Run a server that answers each connection with `answer`."""
+def answering(*answers: bytes) -> Iterator[OneAnswer]:
+    """Run a server that gives the first connection the first answer, and so on; later ones get the last."""
 
     def serve() -> None:
         with suppress(OSError):
@@ -35,7 +35,7 @@ def answering(answer: bytes) -> Iterator[OneAnswer]:
                 server.connections += 1
                 with accepted:
                     accepted.recv(1 << 16)
-                    accepted.sendall(answer)
+                    accepted.sendall(answers[min(server.connections, len(answers)) - 1])
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = OneAnswer(f"127.0.0.1:{listener.getsockname()[1]}")

@@ -4,6 +4,7 @@ down."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from ipaddress import IPv4Address
@@ -14,6 +15,7 @@ import pytest
 
 from ddmq_client import (
     Consumer,
+    Decision,
     FetchConsumer,
     LoginError,
     NotStoredError,
@@ -21,6 +23,7 @@ from ddmq_client import (
     Producer,
     PullError,
     RangeReader,
+    UndecidedTransaction,
 )
 from ddmq_client.aio import AsyncConsumer, AsyncFetchConsumer, AsyncProducer
 from ddmq_client.core.verdicts import CallVerdict
@@ -28,6 +31,7 @@ from ddmq_client.idl.codes import Code
 from ddmq_client.testing import TestBroker
 from ddmq_client.wire.login import find_login_failure
 from tests.support.one_answer import answering, login_answer
+from tests.support.waits import until
 
 REJECTED = login_answer(Code.TOPIC_REFUSED, b"the token was revoked")
 MESSAGE = OutgoingMessage("orders", b"one espresso")
@@ -143,6 +147,22 @@ def test_a_login_above_a_quota_is_tried_again() -> None:
             producer.send_message(MESSAGE, timeout_ms=PATIENCE_MS)
         assert not isinstance(caught.value, LoginError)
         assert server.connections == 3
+
+
+def test_the_poll_for_checks_says_that_its_token_was_revoked(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "ddmq_client.producer")
+
+    def decide(transaction: UndecidedTransaction) -> Decision:
+        return Decision.NOT_KNOWN_YET
+
+    with (
+        answering(b"", REJECTED) as server,
+        Producer(server.address, producer_group="shop", check=decide, token="old"),
+    ):
+        until(lambda: server.connections > 3, "the poll was repeated")
+    texts = [record.getMessage() for record in caplog.records]
+    assert ["connection closed" in text or "token was revoked" in text for text in texts] == [True, True]
+    assert "token was revoked" in texts[1]
 
 
 def test_an_answer_without_a_reason_is_a_rejection() -> None:
