@@ -5,10 +5,12 @@ ClientError
     ClosedError             the producer or consumer has been closed, the transaction has ended
     SendError               one message was not confirmed
         InvalidMessageError     the message is wrong as it stands: sending it again changes nothing
-        NoSuchTopicError        the topic is unknown there, or not allowed for this client
+        NoSuchTopicError        the topic is unknown there
+            NotAllowedError         this client has not logged in, or its identity lacks the right
         NotStoredError          certainly not stored: safe to send again
             ThrottledError          refused by a rate limit or a bound of the proxy (code 15)
             BusyError               refused by a bound of this client; nothing was sent
+            LoginError              the login was rejected, or impossible; a PullError, too
         UnknownOutcomeError     may or may not be stored: sending it again may make a duplicate
     LeaseOverError          an acknowledgement with messages came too late: none of them is stored
     PullError               the consumer proxy refused the pull
@@ -71,6 +73,13 @@ class NoSuchTopicError(SendError):
     """The topic does not exist, or is not allowed for this client (codes 13, 14)."""
 
 
+class NotAllowedError(NoSuchTopicError):
+    """The client has not logged in, or its identity lacks the right that the text names (code 13).
+
+    The topic may exist or not.
+    """
+
+
 class NotStoredError(SendError):
     """The message is certainly not stored; it is safe to send it again, later or to another proxy."""
 
@@ -102,6 +111,14 @@ class LeaseOverError(ProxyError):
 
 class PullError(ProxyError):
     """The consumer proxy refused the pull: the request is invalid or not allowed."""
+
+
+class LoginError(NotStoredError, PullError):
+    """The proxy rejected the login of this client, or the client cannot log in; nothing was sent.
+
+    The token is not known, has expired or was revoked, cannot be read, or would be readable by others. It is
+    read again for each connection, so that a new token is used without a restart.
+    """
 
 
 class SubscriptionError(PullError, OptionError):

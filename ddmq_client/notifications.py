@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 
 from ddmq_client.callables import check_function, check_result
 from ddmq_client.core.acks import UnappliedResult
-from ddmq_client.errors import PullError, SubscriptionError
-from ddmq_client.idl.codes import Code
+from ddmq_client.errors import LoginError, PullError, SubscriptionError
 from ddmq_client.printable import printable
 from ddmq_client.received import LateResult, message_position
-from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyCallError
+from ddmq_client.wire.consuming import is_permanent
 
 _log = logging.getLogger("ddmq_client.consumer")
+REPEAT_S = 60.0  # between the warnings about rejected pulls of one consumer
 OnLate = Callable[[LateResult], object]
 OnError = Callable[[Exception], object]
 
@@ -27,6 +27,7 @@ class ConsumerNotifications:
         self._on_late = on_late
         self._on_error = on_error
         self._noticed: set[str] = set()
+        self._repeat_at = 0.0  # when the next repeated rejection is logged
 
     def report_late(self, late: Sequence[UnappliedResult], lost: Sequence[UnappliedResult]) -> None:
         """Report results that did not count, and leases that ended during handling."""
@@ -41,10 +42,20 @@ class ConsumerNotifications:
         for each in late if self._on_late is not None else ():
             self._call("on_late", self._on_late, LateResult(*each.origin, each.offset, each.finished))
 
-    def report_pull_error(self, proxy: str, error: Exception) -> None:
-        """Report a failed pull, if the pull before it did not fail."""
+    def report_pull_error(self, proxy: str, error: Exception, now: float) -> None:
+        """Report the first of some failed pulls, or the first rejection among them. `now`: monotonic
+        seconds."""
         _log.warning("pull from %s failed: %s", proxy, error)
+        self._repeat_at = now + REPEAT_S
         self._call("on_error", self._on_error, error)
+
+    def repeat_pull_error(self, proxy: str, error: Exception, now: float) -> None:
+        """Log a further failed pull: a rejection as a warning once a minute, because waiting does not help
+        against it."""
+        level = logging.DEBUG
+        if isinstance(error, PullError) and now >= self._repeat_at:
+            level, self._repeat_at = logging.WARNING, now + REPEAT_S
+        _log.log(level, "pull from %s still fails: %s", proxy, error)
 
     def log_notice(self, proxy: str, text: str) -> None:
         """Log a warning of a proxy, each text once."""
@@ -61,6 +72,24 @@ class ConsumerNotifications:
             check_result(name, function(argument), ends=False)
         except Exception:
             _log.exception("the application's function raised")
+
+
+class PullFailures:
+    """Reports the failed pulls of one puller: the first after a success, and the first that is rejected. When
+    a token is revoked, the connection is closed first, and only the next pull is rejected."""
+
+    def __init__(self, notifications: ConsumerNotifications) -> None:
+        self._notifications = notifications
+        self._was_rejected = False
+
+    def report(self, proxy: str, error: Exception, now: float, *, repeated: bool) -> None:
+        """Report a failed pull. `repeated`: the pull before it failed, too. `now`: monotonic seconds."""
+        is_rejected = isinstance(error, PullError)
+        if repeated and (self._was_rejected or not is_rejected):
+            self._notifications.repeat_pull_error(proxy, error, now)
+        else:
+            self._notifications.report_pull_error(proxy, error, now)
+        self._was_rejected = is_rejected or (repeated and self._was_rejected)
 
 
 class FirstAnswer:
@@ -82,8 +111,10 @@ class FirstAnswer:
 
         `trying`: another pull is in progress, so that only errors count which it cannot resolve.
         """
-        if self.came or self.failure is None or (trying and not self._is_permanent(self.failure)):
+        if self.came or self.failure is None or (trying and not is_permanent(self.failure)):
             return
+        if isinstance(self.failure, LoginError):
+            raise LoginError(self.failure.text, None, self.failure.proxy)
         kind = SubscriptionError if isinstance(self.failure, SubscriptionError) else PullError
         raise kind(f"no consumer proxy has answered yet: {str(self.failure) or repr(self.failure)}")
 
@@ -94,13 +125,3 @@ class FirstAnswer:
         A server that cannot be reached raises nothing: it may be restarting.
         """
         self.check(trying=True)
-
-    @staticmethod
-    def _is_permanent(error: BaseException) -> bool:
-        """Return whether another attempt would fail as well."""
-        if isinstance(error, ProxyCallError):
-            return error.kind == UNKNOWN_METHOD
-        return isinstance(error, PullError) and error.code in _PERMANENT_CODES
-
-
-_PERMANENT_CODES = (Code.ILLEGAL_MESSAGE, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)

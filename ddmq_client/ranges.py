@@ -21,7 +21,7 @@ from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import ProxyAddress, parse_addresses
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text, topic_names
 from ddmq_client.core.verdicts import CallFailed
-from ddmq_client.errors import ClosedError, OptionError, PullError
+from ddmq_client.errors import ClosedError, LoginError, OptionError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT, Code
 from ddmq_client.net.connection import FramedConnection, resolve_in_time
 from ddmq_client.process import Home, new_client_id
@@ -29,7 +29,7 @@ from ddmq_client.received import FetchedQueue, Message, fetched_here, queue_numb
 from ddmq_client.security.login import TokenSource
 from ddmq_client.security.profiles import choose_connection
 from ddmq_client.security.tls import TlsOptions, secure_addresses
-from ddmq_client.wire.consuming import FetchSettings, fetch_frame, read_fetched
+from ddmq_client.wire.consuming import FetchSettings, fetch_frame, is_permanent, read_fetched, to_login_error
 from ddmq_client.wire.producing import ProxyCallError
 
 LINGER_MS_MAX = 30_000
@@ -199,6 +199,7 @@ class RangeReader:
             return fetch_frame(self._settings, offsets, batch, linger_ms, sequence_id)
 
         while True:
+            failures: list[Exception] = []
             for connection in self._list_connections(deadline):
                 latest = time.monotonic() + linger_s + self._timeout_s / TRIES_MIN
                 try:
@@ -209,8 +210,13 @@ class RangeReader:
                         raise
                     failure = error
                 except ELSEWHERE as error:
-                    failure = error
+                    failure = to_login_error(error, connection.name)
+                failures.append(failure)
                 self._drop_connection()
+            if failures and all(map(is_permanent, failures)):
+                if isinstance(failure, LoginError):
+                    raise failure
+                raise PullError(f"no proxy of {self._join_names()} serves this reader: {failure}")
             if time.monotonic() + pause >= deadline:
                 raise PullError(
                     f"in {self._timeout_s:g} s no proxy of {self._join_names()} answered: {failure}"

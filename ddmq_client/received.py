@@ -9,7 +9,9 @@ that time anew). All methods may be called from any thread.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -127,10 +129,10 @@ class DeliveryContext:
     """The data that the messages of one answer share: their origin, and the receiver of their outcomes.
 
     `lease_s`: the duration of the lease and of each extension. `lease_stated`: whether the proxy has stated
-    it.
+    it. `created_at`: the wall-clock time of the arrival, in epoch seconds.
     """
 
-    __slots__ = ("arrived_at", "lease_s", "lease_stated", "origin", "settling", "source")
+    __slots__ = ("arrived_at", "created_at", "lease_s", "lease_stated", "origin", "settling", "source")
 
     def __init__(
         self,
@@ -145,6 +147,7 @@ class DeliveryContext:
         self.lease_stated = lease_stated
         self.origin = origin
         self.arrived_at = arrived_at  # monotonic seconds
+        self.created_at = time.time()
         self.source = source  # what brought it
         self.settling = settling
 
@@ -212,14 +215,13 @@ class Message:
         return self.delivery.origin.group
 
     @property
-    def leased_at(self) -> float:
-        """The time when the lease began or was last extended, in seconds of `time.monotonic`."""
-        return self.delivery.arrived_at if self.extended_at is None else self.extended_at
-
-    @property
-    def expires_at(self) -> float:
-        """The time when the lease ends, in monotonic seconds; it is extended while a handler runs."""
-        return self.leased_at + self.delivery.lease_s
+    def expires_at(self) -> datetime | None:
+        """The time when the lease ends, in UTC; it is extended while a handler runs. None without a lease."""
+        delivery = self.delivery
+        if delivery.lease_s == math.inf:
+            return None
+        valid_s = get_lease_end(self) - delivery.arrived_at
+        return datetime.fromtimestamp(delivery.created_at, UTC) + timedelta(seconds=valid_s)
 
     def text(self) -> str:
         """Return the body decoded as UTF-8. Raises UnicodeDecodeError (a ValueError)."""
@@ -289,6 +291,16 @@ class Message:
 
     def __repr__(self) -> str:
         return f"Message({self.position}, key={self.key!r}, {len(self.body)} bytes, attempt={self.attempt})"
+
+
+def get_lease_start(message: Message) -> float:
+    """Return the time when the message's lease began or was last extended, in monotonic seconds."""
+    return message.delivery.arrived_at if message.extended_at is None else message.extended_at
+
+
+def get_lease_end(message: Message) -> float:
+    """Return the time when the message's lease ends, in monotonic seconds; infinite without a lease."""
+    return get_lease_start(message) + message.delivery.lease_s
 
 
 class FetchedQueue(NamedTuple):

@@ -33,6 +33,7 @@ from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.errors import ClientError, ClosedError, OptionError
 from ddmq_client.idl.codes import Code, TransactionAction
+from ddmq_client.notifications import REPEAT_S
 from ddmq_client.transactions import Check, CheckCounts, Decision, UndecidedTransaction
 from ddmq_client.wire.producing import ProxyCallError
 from ddmq_client.wire.transactions import poll_frame, read_checks
@@ -42,6 +43,7 @@ POLL_MS = 10_000  # for which a proxy holds a poll
 ANSWER_S = 5.0  # for its answer, beyond that
 CHECKS_MAX = 16  # of one poll
 DECISION_S = 10.0  # to report a decision
+REJECTIONS = verdicts.PERMANENT | {CallVerdict.NO_TOPIC, CallVerdict.INVALID}
 ACTIONS = {
     Decision.COMMITTED: TransactionAction.COMMIT,
     Decision.ROLLED_BACK: TransactionAction.ROLLBACK,
@@ -65,6 +67,7 @@ class AsyncChecks:
         self._polling: AsyncActivity | None = None
         self._connection: AsyncFramedConnection | None = None
         self._failing = False
+        self._repeat_at = 0.0  # when the next repeated rejection is logged
         self._closed = False
 
     @property
@@ -149,7 +152,7 @@ class AsyncChecks:
             transactions = await self._read_answer(node)
         except CallFailed as error:
             verdict = error.verdict
-            self._record_failure(f"{node.name}: {error}")
+            self._record_failure(f"{node.name}: {error}", is_rejected=verdict in REJECTIONS)
         except FrameError as error:
             verdict = CallVerdict.LOST
             self._record_failure(f"{node.name}: {error}")
@@ -178,16 +181,17 @@ class AsyncChecks:
         group = self._settings.producer_group or ""
         return poll_frame(group, self._settings.client_id, CHECKS_MAX, POLL_MS, sequence_id)
 
-    def _record_failure(self, text: str) -> None:
-        """Count a failed poll; log the first one after a success."""
+    def _record_failure(self, text: str, *, is_rejected: bool = False) -> None:
+        """Count a failed poll; log the first one after a success, and a rejection again once a minute."""
         if self._closed:
             return
         with self._lock:
             self._counts.poll_errors += 1
-        if not self._failing:
+        if not self._failing or (is_rejected and now() >= self._repeat_at):
             _log.warning(
                 "the poll for checks of producer group %s failed: %s", self._settings.producer_group, text
             )
+            self._repeat_at = now() + REPEAT_S if is_rejected else 0.0
         self._failing = True
 
     async def _settle_transaction(self, transaction: UndecidedTransaction) -> None:

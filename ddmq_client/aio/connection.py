@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from ddmq_client.core import verdicts
-from ddmq_client.core.frames import FrameBuffer, FrameError
+from ddmq_client.core.frames import FrameBuffer, FrameError, HttpAnswerError
 from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, SecureAddress, from_info
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_client.net.connection import CONNECT_MAX_S, make_login_frame
-from ddmq_client.security.login import check_peer
+from ddmq_client.security.login import ExposedTokenError, check_peer
 from ddmq_client.security.tls import asyncio_options, describe_error, is_rejected_certificate
 from ddmq_client.testing.proxies import connect_protocol
 from ddmq_client.wire.login import find_login_failure
@@ -172,6 +172,8 @@ class AsyncFramedConnection:
                 return await answer
         except TimeoutError as error:
             raise verdicts.timed_out(self.name, loop.time() - started) from error
+        except HttpAnswerError as error:
+            raise verdicts.wrong_server(self.name, error) from error
         except (OSError, FrameError) as error:
             if is_rejected_certificate(error):
                 raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error
@@ -196,6 +198,8 @@ class AsyncFramedConnection:
                 check_transport(frames.transport, self._address)
         except TimeoutError as error:
             raise verdicts.connect_timed_out(self.name, at_deadline=until == deadline) from error
+        except ExposedTokenError as error:
+            raise verdicts.login_impossible(self.name, error) from error
         except OSError as error:
             raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error
         frames.login, frames.name = login, self.name
@@ -204,7 +208,7 @@ class AsyncFramedConnection:
 
 
 def check_transport(transport: asyncio.BaseTransport | None, address: ProxyAddress) -> None:
-    """Close a connection on which others could read a token, and raise OSError."""
+    """Close a connection on which others could read a token, and raise ExposedTokenError."""
     if transport is None:
         return
     try:

@@ -126,7 +126,8 @@ class AsyncConsumer:
     client_id      name in the proxies' logs; made from host and process when absent
     on_late        called with a LateResult for each ack or fail that did not count because the lease had
                    ended; these are also logged and counted (`counts().late`)
-    on_error       called with the error when pulls begin to fail: refused (PullError), or not answered
+    on_error       called with the error when pulls begin to fail: rejected (PullError, LoginError), or not
+                   answered
     serializer     converts each body into `message.value`: see ddmq_client.serializers. A message whose body
                    it rejects with a ValueError becomes a dead letter, with the reason, and no handler sees it
     observer       is called for messages that are handed out and handled: see ddmq_client.observer, and
@@ -338,8 +339,9 @@ class AsyncConsumer:
         """Handle messages until SIGTERM or Ctrl-C, or until `stop` is called; then stop, as `stop` does.
 
         Starts the consumer if necessary. Raises PullError if the first pulls are rejected for good (no such
-        group, another filter) or go to a producer port, so that a wrong configuration shows at the start. A
-        server that cannot be reached, or does not answer, causes a warning in the log; `run` waits for it.
+        group, another filter, a failed login) or go to a producer or admin port, so that a wrong
+        configuration shows at the start. A server that cannot be reached, or does not answer, causes a
+        warning in the log; `run` waits for it.
         Signals are handled on the main thread only; a second signal has its former effect.
         """
         check("stop_timeout_ms", stop_timeout_ms, 0, TIMEOUT_MS_MAX)

@@ -51,6 +51,7 @@ from ddmq_client.wire.consuming import (
     leave_frame,
     read_acked,
     read_fetched,
+    to_login_error,
 )
 
 LINGER_MS_MAX = 30_000
@@ -255,7 +256,7 @@ class AsyncFetchConsumer:
         except Exception as error:
             if not isinstance(error, PullError):
                 connection.close()
-            outcome = error
+            outcome = to_login_error(error, name)
         except BaseException:  # interrupted, or cancelled by whoever cancels everything
             with self._lock:
                 if self._since.get(name) == started:

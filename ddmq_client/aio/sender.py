@@ -18,7 +18,7 @@ from ddmq_client.core.nodes import Node
 from ddmq_client.core.sending import SendJob
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.delays import When, when_of
-from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError, SendError
+from ddmq_client.errors import BusyError, ClosedError, LoginError, NotStoredError, OptionError, SendError
 from ddmq_client.observer import ClientObserver, SendCall, observe_send
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
 from ddmq_client.wire.producing import ProxyCallError, read_results
@@ -78,8 +78,11 @@ class AsyncJobSender:
                 await self._write(node, make_frame, deadline)
                 return
             except CallFailed as error:
-                failure = NotStoredError(error.text, None, node.name)
-                self._router.record_outcome(node, error.verdict, tried)
+                login_failed = error.verdict is CallVerdict.LOGIN_FAILED
+                failure = (LoginError if login_failed else NotStoredError)(error.text, None, node.name)
+                elsewhere = self._router.record_outcome(node, error.verdict, tried)
+                if login_failed and not elsewhere:
+                    break
         raise failure or NotStoredError(self._router.describe_unresolved())
 
     async def _attempt_send(self, job: SendJob, node: Node, read: Read) -> bool:
@@ -164,8 +167,9 @@ class AsyncSends(ABC):
 
         The result of a delayed message (except by `level`) is a DelayResult with `delay_id` and `due_at`.
 
-        Raises InvalidMessageError, NoSuchTopicError or NotStoredError (ThrottledError, BusyError) if the
-        message is certainly not stored, UnknownOutcomeError if it may be stored, and ClosedError.
+        Raises InvalidMessageError, NoSuchTopicError (NotAllowedError) or NotStoredError (ThrottledError,
+        BusyError, LoginError) if the message is certainly not stored, UnknownOutcomeError if it may be
+        stored, and ClosedError.
         """
         try:
             when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)

@@ -30,6 +30,7 @@ from ddmq_client.core.nodes import (
 )
 from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
 from ddmq_client.errors import PullError
+from ddmq_client.notifications import PullFailures
 from ddmq_client.wire.consuming import (
     FAILURES,
     Pulled,
@@ -40,6 +41,7 @@ from ddmq_client.wire.consuming import (
     read_submitted,
     settle_frame,
     submit_frame,
+    to_login_error,
 )
 from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyCallError
 
@@ -209,6 +211,7 @@ class AsyncPuller:
         self._clock = get_clock()
         self._connection = AsyncFramedConnection(address)
         self._pace = Pace(pulls.linger_ms / 1000, random.random)
+        self._failures = PullFailures(coordinator.notifications)
         self.activity = AsyncActivity(self._run, f"ddmq-pull-{address}")
 
     def end(self) -> None:
@@ -234,9 +237,10 @@ class AsyncPuller:
         started = self._clock()
         try:
             answer = await self._call(batch, linger_ms, acks)
-        except FAILURES as error:
-            if isinstance(error, PullError):
-                error.proxy = self._source.proxy.name
+        except FAILURES as failure:
+            error = to_login_error(failure, self._source.proxy.name)
+            if isinstance(failure, PullError):
+                failure.proxy = self._source.proxy.name
             else:
                 self._connection.close()
             self._coordinator.pull_failed(self._source, acks, error)
@@ -263,10 +267,8 @@ class AsyncPuller:
     def _log_failure(self, error: Exception) -> None:
         if self._coordinator.pulling_stopped or self._source.closing:
             return
-        if self._pace.is_failing:
-            _log.debug("pull from %s failed: %s", self._source.proxy.name, error)
-        else:
-            self._coordinator.notifications.report_pull_error(self._source.proxy.name, error)
+        repeated = self._pace.is_failing
+        self._failures.report(self._source.proxy.name, error, self._clock(), repeated=repeated)
 
 
 CLOSING_TRIES = 3

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddmq_client.core.instance_offsets import Offsets
-from ddmq_client.errors import OptionError, PullError
+from ddmq_client.errors import LoginError, OptionError, PullError
 from ddmq_client.received import FetchedQueue, fetched_here, queue_number
 
 _OFFSETS_ALLOWED = "allowed: {'TOPIC': {QUEUE_ID: OFFSET}}, the next offset of each queue"
@@ -71,6 +71,8 @@ class Round:
         self._unanswered.discard(proxy)
         if isinstance(outcome, PullError):
             outcome.proxy = proxy
+            if isinstance(outcome, LoginError):
+                self._assignments.drop_proxy(proxy)
             if answer.started >= self._started:
                 self._rejection, self._silent = outcome, False
         elif isinstance(outcome, Exception):

@@ -37,6 +37,10 @@ class FrameError(Exception):
         super().__init__(printable(text))
 
 
+class HttpAnswerError(FrameError):
+    """An HTTP server answers, which has not understood the request."""
+
+
 class ReplyHead(NamedTuple):
     """The head of an answer: the call that it answers, and the position of its struct."""
 
@@ -214,7 +218,7 @@ class FrameBuffer:
         size = int.from_bytes(buffer[:4], "big")
         if size > self._frame_bytes_max:
             if buffer.startswith(b"HTTP"):
-                raise FrameError("an HTTP server answers; is this an admin port? Check the address")
+                raise HttpAnswerError("an HTTP server answers; is this an admin port? Check the address")
             raise FrameError(f"answer announces {size} bytes; at most {self._frame_bytes_max} are accepted")
         if len(buffer) < 4 + size:
             return None

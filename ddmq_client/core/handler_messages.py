@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from ddmq_client.core.prefetch_buffer import LEASE_FRACTION
-from ddmq_client.received import Message
+from ddmq_client.received import Message, get_lease_start
 
 
 class HandlerMessages:
@@ -51,4 +51,4 @@ class HandlerMessages:
 
 def keep_at(message: Message) -> float:
     """Return the time at which to extend the lease of a message in a handler."""
-    return message.leased_at + message.delivery.lease_s * LEASE_FRACTION
+    return get_lease_start(message) + message.delivery.lease_s * LEASE_FRACTION

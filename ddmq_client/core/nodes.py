@@ -3,10 +3,11 @@
 An address is "host:port", several with commas, or a list; `[::1]:9613` for IPv6. A name stands for every
 address it resolves to; resolving is the shell's work. Times are arguments (monotonic seconds).
 
-A node goes out of rotation when a connection to it fails or ends, when it says that it is leaving, or after
-three time-outs in a row. It stays out for a back-off that doubles from 1 s to 30 s, with jitter; then a probe
-(a heartbeat) is due, and its success puts the node back. While every node is out, the one that is due
-first is used all the same: trying is better than refusing. Callers that share a Rotation lock it themselves.
+A node goes out of rotation when a connection to it fails or ends, when it says that it is leaving, when it
+rejects the login or is no proxy, or after three time-outs in a row. It stays out for a back-off that doubles
+from 1 s to 30 s, with jitter; then a probe (a heartbeat) is due, and its success puts the node back. While
+every node is out, the one that is due first is used all the same: trying is better than refusing. Callers
+that share a Rotation lock it themselves.
 
 A puller pauses before its next pull: not after messages, or after an empty answer that took the proxy the
 linger time. An empty answer that came at once (a group unknown there, a proxy that cannot wait) is followed
@@ -20,7 +21,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
-from ddmq_client.core.verdicts import CallVerdict
+from ddmq_client.core.verdicts import PERMANENT, CallVerdict
 from ddmq_client.errors import OptionError
 
 if TYPE_CHECKING:
@@ -173,6 +174,9 @@ BACKOFF_MAX_S = 30.0
 TIME_OUTS_MAX = 3
 
 
+_OUT_OF_ROTATION = frozenset((CallVerdict.NOT_SENT, CallVerdict.LOST, CallVerdict.LEAVING)) | PERMANENT
+
+
 class Node:
     """One proxy at one resolved address."""
 
@@ -282,7 +286,7 @@ class Rotation:
             node.time_outs += 1
             if node.time_outs >= TIME_OUTS_MAX:
                 self._take_out(node, now)
-        elif verdict in (CallVerdict.NOT_SENT, CallVerdict.LOST, CallVerdict.LEAVING):
+        elif verdict in _OUT_OF_ROTATION:
             self._take_out(node, now)
         else:
             self._put_back(node)

@@ -22,7 +22,15 @@ from math import inf
 
 from ddmq_client.core.acks import AckBatch, PendingAcks
 from ddmq_client.core.instance_offsets import InstanceOffsets
-from ddmq_client.received import DeliveryContext, FetchedQueue, Message, Origin, Outcome, Settling
+from ddmq_client.received import (
+    DeliveryContext,
+    FetchedQueue,
+    Message,
+    Origin,
+    Outcome,
+    Settling,
+    get_lease_end,
+)
 
 WAIT_S = 1.0  # a message that waits longer, or a third of its lease, returns for other consumers
 LEASE_FRACTION = 1 / 3
@@ -224,7 +232,7 @@ class PrefetchBuffer:
             message = self._waiting.popleft()
             source: Source = message.delivery.source
             source.waiting -= 1
-            if message.expires_at < now:
+            if get_lease_end(message) < now:
                 source.open -= 1
                 self.counts.expired += 1
             else:
@@ -324,7 +332,7 @@ class PrefetchBuffer:
 
     def is_over(self, message: Message) -> bool:
         """Return whether the message's lease has expired, as far as this client knows."""
-        return message.lost or (message.delivery.lease_stated and message.expires_at < self._clock())
+        return message.lost or (message.delivery.lease_stated and get_lease_end(message) < self._clock())
 
     def extend(self, message: Message) -> bool:
         """Record a lease extension; return False if the message is settled or has no lease."""

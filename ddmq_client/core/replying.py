@@ -9,7 +9,8 @@ stored, or that it never was.
     stored, now or before             the results
     the lease has expired             LeaseOverError: nothing is stored
     finished, perhaps by another call UnknownOutcomeError
-    rejected (11, 13, 18, 19)         InvalidMessageError, NoSuchTopicError: nothing is stored
+    rejected (11, 13, 18, 19)         InvalidMessageError, NoSuchTopicError (NotAllowedError): nothing is
+                                      stored
     not now (14, 15, 20, 21)          retry; after the deadline NotStoredError, ThrottledError
     uncertain (10, 12), no answer     retry; after the deadline UnknownOutcomeError
 """
@@ -78,6 +79,7 @@ class ReplyJob:
         self._messages = messages
         self._tries = 0
         self._uncertain = False
+        self._permanent = False  # the last proxy would answer another call in the same way
         self._completed = False
 
     def attempt_deadline(self, now: float) -> float:
@@ -94,6 +96,7 @@ class ReplyJob:
     def take_answer(self, answer: ReplyAnswer, proxy: str) -> None:
         """Record the answer of a proxy."""
         self._tries += 1
+        self._permanent = False
         code, text, outcome = answer.code, in_arguments(answer.text or ""), answer.outcome
         if code == Code.OK:
             for result in answer.results:
@@ -106,15 +109,16 @@ class ReplyJob:
         elif code in _RETRYABLE:
             self._retry_on(_RETRYABLE[Code(code)](text, code, proxy))
         else:
-            rule = verdicts.RULES[verdicts.of_code(code)]
-            if rule.error is UnknownOutcomeError:
-                self._retry_on(UnknownOutcomeError(text, code, proxy))
+            error = verdicts.build_error(verdicts.of_code(code), text, code, proxy)
+            if isinstance(error, UnknownOutcomeError):
+                self._retry_on(error)
             else:
-                self._end(rule.error(text, code, proxy))
+                self._end(error)
 
     def take_failure(self, verdict: CallVerdict, text: str, proxy: str) -> None:
         """Record an attempt that got no answer."""
         self._tries += 1
+        self._permanent = verdict in verdicts.PERMANENT
         self._retry_on(verdicts.RULES[verdict].error(text, None, proxy))
 
     def on_unsupported(self, text: str) -> None:
@@ -126,7 +130,7 @@ class ReplyJob:
 
         `elsewhere`: whether a proxy has not been tried yet.
         """
-        if self._completed:
+        if self._completed or (self._permanent and not elsewhere):
             return None
         wait = 0.0 if elsewhere else min(PAUSE_FIRST_S * 2.0 ** min(self._tries, 10), PAUSE_MAX_S)
         return wait if now + wait < self.deadline else None

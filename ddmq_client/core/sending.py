@@ -277,8 +277,11 @@ class SendJob:
         rule = verdicts.RULES[verdict]
         if rule.error is UnknownOutcomeError:
             self._maybe_stored.add(at)
-        kind = UnknownOutcomeError if at in self._maybe_stored else rule.error
-        self.results[at] = result_of(kind(text, code, proxy))
+        if at in self._maybe_stored:
+            error: SendError = UnknownOutcomeError(text, code, proxy)
+        else:
+            error = verdicts.build_error(verdict, text, code, proxy)
+        self.results[at] = result_of(error)
         if at in self._maybe_stored and not self._is_resend_safe(at):
             return False
         if rule.resend is ResendTarget.ELSEWHERE:

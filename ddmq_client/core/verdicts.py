@@ -7,14 +7,18 @@ or idempotency key, and is also where the application allowed duplicates ("if al
     verdict       from                                     error                 resend             proxy
     STORED        code 0 (1 from old proxies)              -                     -                  fine
     INVALID       11, 18, 19, 30 to 38                     InvalidMessageError   never              fine
-    NO_TOPIC      13, 14                                   NoSuchTopicError      never              fine
+    NO_TOPIC      13, 14                                   NoSuchTopicError (*)  never              fine
     THROTTLED     15                                       ThrottledError        anywhere           fine
     LEAVING       20                                       NotStoredError        anywhere           out
     UNAVAILABLE   21, unknown method, protocol error       NotStoredError        another proxy      fine
     NOT_SENT      no connection, frame not written whole   NotStoredError        anywhere           out
+    LOGIN_FAILED  login rejected, no usable token          LoginError            another proxy      out
+    WRONG_SERVER  an HTTP server answers                   NotStoredError        another proxy      out
     UNKNOWN       10, 12, internal error, other codes      UnknownOutcomeError   if allowed         fine
     LOST          connection ended or garbled answer       UnknownOutcomeError   if allowed         out
     TIMED_OUT     no answer in time (out after three)      UnknownOutcomeError   if allowed         fine
+
+(*) NotAllowedError, if the text of the answer names a missing right.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from typing import NamedTuple
 
 from ddmq_client.errors import (
     InvalidMessageError,
+    LoginError,
     NoSuchTopicError,
+    NotAllowedError,
     NotStoredError,
     SendError,
     ThrottledError,
@@ -32,6 +38,7 @@ from ddmq_client.errors import (
 )
 from ddmq_client.idl.codes import Code
 from ddmq_client.printable import printable
+from ddmq_client.wire.wording import explain_missing_login, is_right_missing
 
 
 class CallVerdict(Enum):
@@ -44,6 +51,8 @@ class CallVerdict(Enum):
     LEAVING = "leaving"
     UNAVAILABLE = "unavailable"
     NOT_SENT = "not sent"
+    LOGIN_FAILED = "login failed"
+    WRONG_SERVER = "wrong server"
     UNKNOWN = "unknown"
     LOST = "lost"
     TIMED_OUT = "timed out"
@@ -72,10 +81,15 @@ RULES: dict[CallVerdict, Rule] = {
     CallVerdict.LEAVING: Rule(NotStoredError, ResendTarget.ANYWHERE),
     CallVerdict.UNAVAILABLE: Rule(NotStoredError, ResendTarget.ELSEWHERE),
     CallVerdict.NOT_SENT: Rule(NotStoredError, ResendTarget.ANYWHERE),
+    CallVerdict.LOGIN_FAILED: Rule(LoginError, ResendTarget.ELSEWHERE),
+    CallVerdict.WRONG_SERVER: Rule(NotStoredError, ResendTarget.ELSEWHERE),
     CallVerdict.UNKNOWN: Rule(UnknownOutcomeError, ResendTarget.IF_ALLOWED),
     CallVerdict.LOST: Rule(UnknownOutcomeError, ResendTarget.IF_ALLOWED),
     CallVerdict.TIMED_OUT: Rule(UnknownOutcomeError, ResendTarget.IF_ALLOWED),
 }
+
+# Another call to the same server would end in the same way.
+PERMANENT = frozenset((CallVerdict.LOGIN_FAILED, CallVerdict.WRONG_SERVER))
 
 _CODES: dict[int, CallVerdict] = {
     Code.OK: CallVerdict.STORED,
@@ -102,6 +116,14 @@ def of_code(code: int) -> CallVerdict:
 def of_error_kind(kind: int) -> CallVerdict:
     """Return the verdict of a Thrift application exception that came instead of an answer."""
     return _ERROR_KINDS.get(kind, CallVerdict.UNKNOWN)
+
+
+def build_error(verdict: CallVerdict, text: str, code: int | None, proxy: str) -> SendError:
+    """Build the error of a message with this verdict. `text`, `code`: the answer of the proxy."""
+    kind = RULES[verdict].error
+    if kind is NoSuchTopicError and is_right_missing(text):
+        return NotAllowedError(explain_missing_login(text), code, proxy)
+    return kind(text, code, proxy)
 
 
 class CallFailed(Exception):
@@ -134,6 +156,16 @@ def not_written(name: str, error: object) -> CallFailed:
 def answer_lost(name: str, error: object) -> CallFailed:
     """Return the failure of a call whose request was written and which got no valid answer."""
     return CallFailed(CallVerdict.LOST, f"no answer from {name}: {error}")
+
+
+def login_impossible(name: str, error: object) -> CallFailed:
+    """Return the failure of a call before which this client cannot log in."""
+    return CallFailed(CallVerdict.LOGIN_FAILED, f"cannot log in at {name}: {error}")
+
+
+def wrong_server(name: str, error: object) -> CallFailed:
+    """Return the failure of a call to a server that is no proxy, so that it has not carried out the call."""
+    return CallFailed(CallVerdict.WRONG_SERVER, f"no answer from {name}: {error}")
 
 
 def timed_out(name: str, waited_s: float) -> CallFailed:

@@ -11,7 +11,7 @@ import threading
 import time
 from math import inf
 
-from ddmq_client.received import Message
+from ddmq_client.received import Message, get_lease_start
 
 LEASE_FRACTION = 1 / 3
 
@@ -69,4 +69,4 @@ class LeaseKeeper:
 
 def extension_due(message: Message) -> float:
     """Return the time at which to extend the message's lease, in monotonic seconds."""
-    return message.leased_at + (message.expires_at - message.leased_at) * LEASE_FRACTION
+    return get_lease_start(message) + message.delivery.lease_s * LEASE_FRACTION

@@ -18,9 +18,17 @@ from ddmq_client.net.connection import FramedConnection, resolve_addresses
 from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.sync import Activity, Handle, get_clock, run_blocking
 from ddmq_client.net.worker_pool import WorkerPool
+from ddmq_client.notifications import PullFailures
 from ddmq_client.offsets_file import OffsetsFile
 from ddmq_client.received import FetchedQueue
-from ddmq_client.wire.consuming import FAILURES, FetchSettings, PullSettings, fetch_frame, read_fetched
+from ddmq_client.wire.consuming import (
+    FAILURES,
+    FetchSettings,
+    PullSettings,
+    fetch_frame,
+    read_fetched,
+    to_login_error,
+)
 
 SAVE_EVERY_S = 1.0
 _log = logging.getLogger("ddmq_client.consumer")
@@ -46,6 +54,7 @@ class BroadcastPuller:
         self._source = Source(coordinator.get_proxy("broadcast"), None)
         self._connection: FramedConnection | None = None
         self._pace = Pace(coordinator.settings.linger_ms / 1000, random.random)
+        self._failures = PullFailures(coordinator.notifications)
         self._saved_at = 0.0
         self.activity = Activity(self._run, "ddmq-broadcast")
 
@@ -90,13 +99,14 @@ class BroadcastPuller:
         started = self._clock()
         try:
             queues = self._call(batch, linger_ms)
-        except FAILURES as error:
-            self._coordinator.pull_failed(self._source, None, error)
+        except FAILURES as failure:
             name = "" if self._connection is None else self._connection.name
-            if not (self._pace.is_failing or self._coordinator.pulling_stopped or self._source.closing):
-                self._coordinator.notifications.report_pull_error(name, error)
-            if isinstance(error, PullError):
-                error.proxy = name
+            error = to_login_error(failure, name)
+            self._coordinator.pull_failed(self._source, None, error)
+            if not (self._coordinator.pulling_stopped or self._source.closing):
+                self._failures.report(name, error, self._clock(), repeated=self._pace.is_failing)
+            if isinstance(failure, PullError):
+                failure.proxy = name
             else:
                 self._proxy_index += 1
                 self._drop_connection()

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ddmq_client.core import verdicts
-from ddmq_client.core.frames import FrameBuffer, FrameError
+from ddmq_client.core.frames import FrameBuffer, FrameError, HttpAnswerError
 from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info, is_literal
 from ddmq_client.errors import OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
-from ddmq_client.security.login import check_channel
+from ddmq_client.security.login import ExposedTokenError, check_channel
 from ddmq_client.security.tls import describe_error, has_unread, is_rejected_certificate, secure_socket
 from ddmq_client.testing.proxies import connect_in_process
 from ddmq_client.wire.login import encode_login, find_login_failure
@@ -125,6 +125,8 @@ class FramedConnection:
             return payload
         except TimeoutError as error:
             raise verdicts.timed_out(self.name, time.monotonic() - started) from error
+        except HttpAnswerError as error:
+            raise verdicts.wrong_server(self.name, error) from error
         except (OSError, FrameError) as error:
             if is_rejected_certificate(error):
                 raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error
@@ -152,6 +154,8 @@ class FramedConnection:
             )
         except TimeoutError as error:
             raise verdicts.connect_timed_out(self.name, at_deadline=remaining_s < CONNECT_MAX_S) from error
+        except ExposedTokenError as error:
+            raise verdicts.login_impossible(self.name, error) from error
         except OSError as error:
             raise verdicts.not_connected(self.name, describe_error(error, self._address)) from error
         fresh.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -179,7 +183,7 @@ def make_login_frame(address: ProxyAddress) -> bytes:
     try:
         token = b"" if address.login is None else address.login.read_token()
     except OptionError as error:
-        raise verdicts.not_connected(str(address), error) from error
+        raise verdicts.login_impossible(str(address), error) from error
     return encode_login(token) if token else b""
 
 

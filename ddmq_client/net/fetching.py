@@ -52,6 +52,7 @@ from ddmq_client.wire.consuming import (
     leave_frame,
     read_acked,
     read_fetched,
+    to_login_error,
 )
 
 LINGER_MS_MAX = 30_000
@@ -245,7 +246,7 @@ class FetchConsumer:
         except Exception as error:
             if not isinstance(error, PullError):
                 connection.close()
-            outcome = error
+            outcome = to_login_error(error, name)
         except BaseException:  # interrupted, or cancelled by whoever cancels everything
             with self._lock:
                 if self._since.get(name) == started:

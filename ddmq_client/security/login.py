@@ -23,6 +23,12 @@ TOKEN, TOKEN_FILE = "DDMQ_TOKEN", "DDMQ_TOKEN_FILE"
 EXPOSED = (
     "a token is not sent in plain text to another machine, where others could read it; set tls, or DDMQ_CA"
 )
+
+
+class ExposedTokenError(OSError):
+    """A token is not sent, because others could read it on this connection."""
+
+
 TokenSource = str | Callable[[], str] | None
 
 
@@ -59,19 +65,19 @@ def make_login(token: TokenSource = None, token_file: str | os.PathLike[str] | N
 
 
 def check_channel(connected: socket.socket) -> None:
-    """Raise OSError if others could read a token on this connection."""
+    """Raise ExposedTokenError if others could read a token on this connection."""
     check_peer(connected.getpeername(), has_tls=isinstance(connected, ssl.SSLSocket))
 
 
 def check_peer(peer: object, *, has_tls: bool) -> None:
-    """Raise OSError if others could read a token on a connection. `peer`: the socket address of its other
-    end; that of a Unix socket is no tuple."""
+    """Raise ExposedTokenError if others could read a token on a connection. `peer`: the socket address of its
+    other end; that of a Unix socket is no tuple."""
     if has_tls or not isinstance(peer, tuple):
         return
     address = ip_address(str(peer[0]).partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     if not (mapped or address).is_loopback:
-        raise OSError(EXPOSED)
+        raise ExposedTokenError(EXPOSED)
 
 
 def read_environment_token(environment: Mapping[str, str]) -> str:

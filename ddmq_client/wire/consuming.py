@@ -10,12 +10,14 @@ from ddmq_client.core import frames
 from ddmq_client.core.acks import NO_DELAY, AckBatch, OriginResults, UnappliedResult
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.settings import ConsumerSettings
-from ddmq_client.core.verdicts import CallFailed
-from ddmq_client.errors import PullError, SubscriptionError
+from ddmq_client.core.verdicts import PERMANENT, CallFailed, CallVerdict
+from ddmq_client.errors import LoginError, PullError, SubscriptionError
 from ddmq_client.idl import consumer as idl
+from ddmq_client.idl.codes import Code
 from ddmq_client.received import FetchedQueue, Message, Origin
 from ddmq_client.wire.codec import Specs, decode, encode
-from ddmq_client.wire.producing import ProxyCallError, answer_at
+from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyCallError, answer_at
+from ddmq_client.wire.wording import explain_missing_login
 
 SPECS = Specs()
 SPECS.register_struct(
@@ -60,7 +62,7 @@ class _Method:
         error = getattr(value, "error", None)
         if error is not None:
             kind = PullError if getattr(error, "option", None) is None else SubscriptionError
-            raise kind(error.message or "pull refused", error.code)
+            raise kind(explain_missing_login(error.message or "pull refused"), error.code)
         if value.success is None:
             raise FrameError("answer without a result")
         return value.success
@@ -223,7 +225,26 @@ def _result_element(results: OriginResults) -> Any:
 NOWHERE = Origin("", "", "")
 CLUSTER = "R_default"  # required by the wire, but not read
 FAILURES = (CallFailed, FrameError, ProxyCallError, PullError)  # the errors of a call that got no result
+_PERMANENT_CODES = (Code.ILLEGAL_MESSAGE, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)
 Offsets = Mapping[str, Mapping[str, int]]
+
+
+def to_login_error(error: Exception, proxy: str) -> Exception:
+    """Convert a failed login into the error that the application gets; return any other error unchanged."""
+    if isinstance(error, CallFailed) and error.verdict is CallVerdict.LOGIN_FAILED:
+        return LoginError(error.text, None, proxy)
+    return error
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Return whether another call to the same server would fail as well."""
+    if isinstance(error, ProxyCallError):
+        return error.kind == UNKNOWN_METHOD
+    if isinstance(error, CallFailed):
+        return error.verdict in PERMANENT
+    if isinstance(error, LoginError):
+        return True
+    return isinstance(error, PullError) and error.code in _PERMANENT_CODES
 
 
 class FetchSettings(NamedTuple):
@@ -277,7 +298,7 @@ def read_fetched(payload: bytes, sequence_id: int) -> list[FetchedQueue]:
     """
     answer = _FETCH.answer(payload, sequence_id)
     if answer.error is not None:
-        raise PullError(answer.error, answer.code)
+        raise PullError(explain_missing_login(answer.error), answer.code)
     return [
         FetchedQueue(
             one.topic or "",

@@ -6,6 +6,7 @@ from ddmq_client.core import frames, verdicts
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.idl import producer as idl
+from ddmq_client.idl.codes import Code
 from ddmq_client.printable import printable
 from ddmq_client.wire.codec import Specs, decode, encode
 
@@ -42,15 +43,18 @@ def find_login_failure(name: str, payload: bytes) -> CallFailed | None:
     try:
         head = frames.reply_head(payload)
         if head.kind == frames.EXCEPTION:
-            return _build_failure(name, "the proxy does not know logins; it is of an older release")
+            return _reject_login(name, "the proxy does not know logins; it is of an older release")
         answer = decode(payload, head.body_at, _RESULT).success
     except FrameError as error:
         return verdicts.answer_lost(name, error)
     if answer is None or answer.code:
         text = "no reason" if answer is None else printable(answer.msg[:TEXT_CHARS_MAX])
-        return _build_failure(name, f"the login was rejected: {text}")
+        text = f"the login was rejected: {text}"
+        if answer is not None and answer.code == Code.BUSY:  # a quota, which may soon have capacity
+            return CallFailed(CallVerdict.NOT_SENT, f"{name}: {text}")
+        return _reject_login(name, text)
     return None
 
 
-def _build_failure(name: str, text: str) -> CallFailed:
-    return CallFailed(CallVerdict.NOT_SENT, f"{name}: {text}")
+def _reject_login(name: str, text: str) -> CallFailed:
+    return CallFailed(CallVerdict.LOGIN_FAILED, f"{name}: {text}")

@@ -40,6 +40,24 @@ def in_arguments(text: str) -> str:
     return text
 
 
+_RIGHT_MISSING = " lacks the right `"
+_LOGIN_MISSING = f"a connection without an identity{_RIGHT_MISSING}"
+_HOW_TO_LOG_IN = (
+    "; log in with a token (token_file=, DDMQ_TOKEN_FILE), a client certificate (tls=, DDMQ_CERT)"
+    " or a profile (profile=, DDMQ_PROFILE)"
+)
+
+
+def is_right_missing(text: str) -> bool:
+    """Return whether a rejection states that the caller lacks a right."""
+    return _RIGHT_MISSING in text
+
+
+def explain_missing_login(text: str) -> str:
+    """Add how to log in to a rejection whose reason is that the caller has not logged in."""
+    return text + _HOW_TO_LOG_IN if _LOGIN_MISSING in text else text
+
+
 _PRODUCER_METHODS = (b"sendSync", b"sendBatch", b"sendDelaySync")
 _CONSUMER_METHODS = (b"pull", b"submit", b"fetch", b"ack", b"getConsumeStats")
 

@@ -15,8 +15,8 @@ import pytest
 from ddmq_client import (
     Admin,
     Consumer,
-    NoSuchTopicError,
-    NotStoredError,
+    LoginError,
+    NotAllowedError,
     OptionError,
     OutgoingMessage,
     Producer,
@@ -454,11 +454,11 @@ def test_the_clients_log_in_with_a_token_a_file_or_the_environment(
         sender.send("mine", b"again")
         assert len(reads) == 1
     other = Producer(producer_at, token=setting.tokens["no-send-mine"], timeout_ms=5_000)
-    with other, pytest.raises(NoSuchTopicError, match="lacks the right `send mine`"):
+    with other, pytest.raises(NotAllowedError, match="lacks the right `send mine`"):
         other.send("mine", b"x")
     wrong = token[:-1] + ("0" if token[-1] != "0" else "1")
     with Producer(producer_at, token=wrong, timeout_ms=500) as stranger:
-        with pytest.raises(NotStoredError, match="the login was rejected") as caught:
+        with pytest.raises(LoginError, match="the login was rejected") as caught:
             stranger.send("mine", b"x")
         assert wrong not in str(caught.value) + repr(stranger) + repr(vars(stranger))
     with Consumer(consumer_at, "team", "mine", token_file=file) as consumer:
@@ -467,7 +467,7 @@ def test_the_clients_log_in_with_a_token_a_file_or_the_environment(
         assert any(topic.name == "mine" for topic in admin.list_topics())
     file.chmod(0o644)
     sender = Producer(producer_at, token_file=file, timeout_ms=500)
-    with sender, pytest.raises(NotStoredError, match="others may read the token"):
+    with sender, pytest.raises(LoginError, match="others may read the token"):
         sender.send("mine", b"x")
     monkeypatch.setenv("DDMQ_TOKEN", token)
     with Producer(producer_at) as sender:

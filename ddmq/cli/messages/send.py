@@ -64,7 +64,11 @@ STOPPED = (
 @click.option("--delay-level", type=Integer(0, LEVEL_MAX),
               help="Deliver after this delay level of RocketMQ: 1 = 1 s, 5 = 1 min, … 18 = 2 h.")  # fmt: skip
 @click.option("--shard-key", help="Messages with the same shard key go to the same queue, in order.")
-@click.option("--queue", type=Integer(0), help="Send to this queue (modulo the number of queues).")
+@click.option(
+    "--queue",
+    type=Integer(0),
+    help="Send to this queue. The number is taken modulo the number of queues: of 4 queues, 99 is queue 3.",
+)
 @click.option("--idempotency-key-prefix", "prefix", metavar="TEXT",
               help="Message N has idempotency key TEXT/N: a run that is repeated within the window (an hour"
               " by default) stores only what is missing. A server knows 500,000 keys of one topic by"

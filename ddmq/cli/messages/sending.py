@@ -24,6 +24,7 @@ from ddmq_client import (
     DelayResult,
     DelayStatus,
     InvalidMessageError,
+    LoginError,
     OutgoingMessage,
     Producer,
     SendError,
@@ -209,9 +210,11 @@ class Patience:
 
 
 def _is_unanswered(error: BaseException | None) -> bool:
-    """Return whether an error means that no proxy answered, rather than that the client rejected the message
-    itself."""
-    return isinstance(error, SendError) and error.code is None and not isinstance(error, InvalidMessageError)
+    """Return whether an error means that no proxy answered, rather than that a proxy rejected the login, or
+    the client the message."""
+    if not isinstance(error, SendError) or error.code is not None:
+        return False
+    return not isinstance(error, InvalidMessageError | LoginError)
 
 
 def client_of(address: HostPort, timeout_ms: int) -> Producer:

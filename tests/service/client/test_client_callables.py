@@ -457,7 +457,7 @@ def test_a_callback_of_a_consumer(caplog: pytest.LogCaptureFixture, argument: st
         if argument == "on_late":
             notifications.report_late([UnappliedResult(Origin("g", "t", "q"), 1, 2, False)], [])
         else:
-            notifications.report_pull_error("proxy", ValueError("x"))
+            notifications.report_pull_error("proxy", ValueError("x"), 0.0)
     assert f"{argument} returned <" in caplog.text
 
 

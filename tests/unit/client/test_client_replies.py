@@ -272,6 +272,14 @@ def test_retryable_answers_are_retried(code: int, error: type[Exception]) -> Non
     assert one.error is None
 
 
+def test_a_server_that_is_no_proxy_is_tried_once() -> None:
+    one = job()
+    one.take_failure(CallVerdict.WRONG_SERVER, "an HTTP server answers", "p:1")
+    assert one.next_wait(0.0, True) == 0.0, "elsewhere at once"
+    assert one.next_wait(0.0, False) is None
+    assert type(one.error) is NotStoredError
+
+
 def test_what_was_unknown_once_stays_so_until_somebody_knows() -> None:
     one = job()
     one.take_failure(CallVerdict.LOST, "it broke", "p:1")

@@ -110,9 +110,8 @@ def test_where_each_code_is_resent(code: int) -> None:
     assert all(wait > 0.0 for (alone, _), wait in waits.items() if wait is not None and alone)
 
 
-STEPS = st.sampled_from(
-    [0, 10, 11, 12, 13, 15, 20, 21, CallVerdict.NOT_SENT, CallVerdict.LOST, CallVerdict.TIMED_OUT]
-)
+FAILED_CALLS = (CallVerdict.NOT_SENT, CallVerdict.WRONG_SERVER, CallVerdict.LOST, CallVerdict.TIMED_OUT)
+STEPS = st.sampled_from([0, 10, 11, 12, 13, 15, 20, 21, *FAILED_CALLS])
 
 
 @FIXED
@@ -142,6 +141,17 @@ def test_a_job_against_a_model(
         assert step == 0
     else:
         assert isinstance(outcome.error, UnknownOutcomeError) == unknown, "unknown once is unknown for good"
+
+
+def test_a_server_that_is_no_proxy_is_tried_once() -> None:
+    job = job_of(1)
+    job.begin(NODES[0])
+    job.take_failure(NODES[0], CallVerdict.WRONG_SERVER, "an HTTP server answers", True)
+    assert job.next_wait(0.0, True) == 0.0, "another proxy at once"
+    job.begin(NODES[1])
+    job.take_failure(NODES[1], CallVerdict.WRONG_SERVER, "an HTTP server answers", False)
+    assert job.next_wait(0.0, False) is None
+    assert type(job.results[0].error) is NotStoredError
 
 
 def test_only_the_certainly_unstored_messages_of_a_batch_are_resent() -> None:
@@ -238,7 +248,9 @@ def test_round_robin_and_avoiding(rotation: Rotation) -> None:
     assert not rotation.has_fresh({a, b, c})
 
 
-@pytest.mark.parametrize("verdict", [CallVerdict.NOT_SENT, CallVerdict.LOST, CallVerdict.LEAVING])
+@pytest.mark.parametrize(
+    "verdict", [CallVerdict.NOT_SENT, CallVerdict.WRONG_SERVER, CallVerdict.LOST, CallVerdict.LEAVING]
+)
 def test_out_after_a_failure_back_after_a_probe(rotation: Rotation, verdict: CallVerdict) -> None:
     a = rotation.nodes[0]
     rotation.record_outcome(a, verdict, now=0.0)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,15 @@ from ddmq_client import (
     NotStoredError,
     Producer,
     PullError,
+    RangeReader,
     UnavailableError,
     UnknownChangeError,
 )
 from ddmq_client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
 from ddmq_client.core.frames import FrameBuffer, FrameError
+from ddmq_client.idl.codes import Code
 from ddmq_client.testing import TestBroker
+from tests.support.one_answer import HTTP_ANSWER, answering, login_answer
 from tests.support.ports import port_of, reserved
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "client.md"
@@ -79,35 +81,36 @@ def test_on_error_and_the_log_name_the_port(broker: TestBroker, caplog: pytest.L
     assert "seems to be a producer port" in caplog.text
 
 
+@pytest.mark.parametrize("kind", [Producer, AsyncProducer])
+def test_a_send_to_the_admin_port_is_certainly_not_stored(kind: Any) -> None:
+    async def send() -> None:
+        producer = kind(server.address)
+        answer = producer.send("orders", b"one espresso")
+        if kind is AsyncProducer:
+            await answer
+
+    with answering(HTTP_ANSWER) as server, pytest.raises(NotStoredError, match="is this an admin port"):
+        asyncio.run(send())
+
+
+def test_a_range_reader_at_the_admin_port_does_not_wait() -> None:
+    with (
+        answering(HTTP_ANSWER) as server,
+        RangeReader(server.address, "archive", "orders", timeout_ms=600_000) as reader,
+        pytest.raises(PullError, match="is this an admin port"),
+    ):
+        reader.bounds()
+
+
 def test_an_http_server_is_named_as_such() -> None:
     with pytest.raises(FrameError, match="an HTTP server answers; is this an admin port"):
-        FrameBuffer(1 << 20).feed_bytes(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-
-@contextmanager
-def answering(answer: bytes) -> Iterator[str]:
-    """Yield the address of a server that answers each connection with `answer`, and closes it."""
-
-    def serve() -> None:
-        with suppress(OSError):
-            while True:
-                accepted, _ = listener.accept()
-                with accepted:
-                    accepted.recv(1 << 16)
-                    accepted.sendall(answer)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(20)
+        FrameBuffer(1 << 20).feed_bytes(HTTP_ANSWER)
 
 
 def test_the_log_of_a_consumer_at_the_admin_port_names_the_port(caplog: pytest.LogCaptureFixture) -> None:
     with (
-        answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address,
-        Consumer(address, "billing", "orders") as consumer,
+        answering(HTTP_ANSWER) as server,
+        Consumer(server.address, "billing", "orders") as consumer,
         pytest.raises(PullError, match="is this an admin port"),
     ):
         consumer.pull(timeout_ms=1_000)
@@ -117,12 +120,12 @@ def test_the_log_of_a_consumer_at_the_admin_port_names_the_port(caplog: pytest.L
 @pytest.mark.parametrize("kind", [Admin, AsyncAdmin])
 def test_an_admin_client_at_the_port_of_a_proxy_names_the_port(kind: Any) -> None:
     async def call(method: str, *arguments: str) -> None:
-        admin = kind(address)
+        admin = kind(server.address)
         answer = getattr(admin, method)(*arguments)
         if kind is AsyncAdmin:
             await answer
 
-    with answering(b"") as address:
+    with answering(b"") as server:
         hint = "connection ended before an answer; check the address, the admin port is 9813 by default"
         with pytest.raises(UnavailableError, match=hint):
             asyncio.run(call("list_topics"))
@@ -145,6 +148,21 @@ def run_asyncio_at_producer_port(broker: TestBroker) -> None:
     asyncio.run(AsyncConsumer(broker.producers, "billing", "orders", handler=handle).run())
 
 
+def run_at_admin_port(_: TestBroker) -> None:
+    with answering(HTTP_ANSWER) as server:
+        Consumer(server.address, "billing", "orders", handler=print).run()
+
+
+def run_broadcasting_at_admin_port(_: TestBroker) -> None:
+    with answering(HTTP_ANSWER) as server:
+        Consumer(server.address, "billing", "orders", handler=print, model="broadcasting").run()
+
+
+def run_with_rejected_login(_: TestBroker) -> None:
+    with answering(login_answer(Code.TOPIC_REFUSED, b"the token was revoked")) as server:
+        Consumer(server.address, "billing", "orders", handler=print, token="old").run()
+
+
 def run_at_closed_port(_: TestBroker) -> None:
     called = threading.Event()
     with closing(reserved()) as port:
@@ -162,7 +180,9 @@ def run_at_closed_port(_: TestBroker) -> None:
 
 CAUSES: dict[str, tuple[Callable[[TestBroker], None], ...]] = {
     "the pulls are rejected": (run_rejected,),
+    "the login is rejected": (run_with_rejected_login,),
     "the address is a producer port": (run_at_producer_port, run_asyncio_at_producer_port),
+    "the address is an admin port": (run_at_admin_port, run_broadcasting_at_admin_port),
     "no connection can be made": (run_at_closed_port,),
 }
 

@@ -10,11 +10,13 @@ from ddmq_client.notifications import FirstAnswer
 from ddmq_client.wire.producing import UNKNOWN_METHOD, ProxyCallError
 
 OTHER_SERVICE = ProxyCallError(UNKNOWN_METHOD, "unknown method 'pull'")
+WRONG_SERVER = CallFailed(CallVerdict.WRONG_SERVER, "an HTTP server answers")
 UNREACHABLE = CallFailed(CallVerdict.NOT_SENT, "cannot connect")
 
 
 @pytest.mark.parametrize(
-    ("trying", "error"), [(False, OTHER_SERVICE), (True, OTHER_SERVICE), (False, UNREACHABLE)]
+    ("trying", "error"),
+    [(False, OTHER_SERVICE), (True, OTHER_SERVICE), (True, WRONG_SERVER), (False, UNREACHABLE)],
 )
 def test_an_error_raises_unless_an_attempt_in_progress_may_succeed(trying: bool, error: Exception) -> None:
     first = FirstAnswer()

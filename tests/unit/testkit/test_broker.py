@@ -463,3 +463,11 @@ with TestBroker() as broker:
 @pytest.mark.slow
 def test_it_works_under_gevents_monkey_patching() -> None:
     subprocess.run([sys.executable, "-c", GEVENT], check=True, timeout=300)
+
+
+def test_a_client_that_logs_in_is_accepted_as_by_a_server_without_rights() -> None:
+    with TestBroker() as broker:
+        with Producer(broker.producers, token="mine") as producer:
+            producer.send("orders", b"one espresso")
+        with Consumer(broker.consumers, "billing", "orders", start="first", token="mine") as consumer:
+            assert [message.body for message in consumer.pull()] == [b"one espresso"]

@@ -146,10 +146,21 @@ def test_a_dead_letter_is_one() -> None:
     assert read_outcome(message).delay is None
 
 
+def test_a_message_states_when_its_lease_ends_as_a_datetime() -> None:
+    created_at = datetime.now(UTC)
+    expires_at = make_message(lease=timedelta(seconds=30)).expires_at
+    assert expires_at is not None
+    assert expires_at.utcoffset() == timedelta()
+    assert timedelta(seconds=29.9) < expires_at - created_at < timedelta(seconds=60)
+    assert make_message().expires_at is None, "its lease lasts for ever"
+
+
 def test_extensions_are_counted() -> None:
     message = make_message(lease=timedelta(seconds=30))
     before = message.expires_at
+    assert before is not None
     assert message.extend()
+    assert message.expires_at is not None
     assert message.expires_at >= before
     assert read_outcome(message).extensions == 1
 
