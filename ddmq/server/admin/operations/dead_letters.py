@@ -28,7 +28,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError
 from ddmq_common.names import find_group_name_error
 
-BATCH, PLAN_BATCH = 50, 1_000
+BATCH, PLAN_BATCH = 100, 1_000
 SAMPLE_FIELDS = ("queue", "offset", "id", "key", "reason", "error", "topic", "attempts", "time_ms", "preview")
 Cursor = Sequence[Sequence[int]]  # [queue number, next offset, end] of each remaining range
 
