@@ -129,7 +129,7 @@ def test_files_with_every_fault(
     """Read by the workers, or handed to them."""
     monkeypatch.setattr(read, "LOCAL", local)
     samples = tmp_path / "a b%20c+d#e"
-    shape = Shape(samples=4_000, seed=5, faults=0.3, interval_ms=20_000, topics=1, groups=1)
+    shape = Shape(samples=1_500, seed=5, faults=0.3, interval_ms=20_000, topics=1, groups=1)
     assert len(write(shape, samples).faults) == len(FAULTS)
     assert same_both_ways(spark, sorted(samples.glob("date=*/hour=*")))
 
@@ -137,7 +137,7 @@ def test_files_with_every_fault(
 def test_long_files_are_read_in_chunks(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = Shape(samples=2_000, seed=6, faults=0.3, interval_ms=20_000, topics=1, groups=1)
+    shape = Shape(samples=1_000, seed=6, faults=0.3, interval_ms=20_000, topics=1, groups=1)
     write(shape, tmp_path)
     sizes = sorted(path.stat().st_size for path in tmp_path.rglob("*.jsonl"))
     monkeypatch.setattr(read, "FILE_BYTES_MAX", sizes[len(sizes) // 2])

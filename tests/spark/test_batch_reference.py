@@ -11,7 +11,7 @@ from bench.samples_generator import FAULTS, Shape, write
 from metrics_job.batch import run_batch
 from tests.spark import reference, tables_read
 
-SHAPE = Shape(samples=4_000, seed=11, faults=0.3, interval_ms=20_000, topics=1, groups=2)
+SHAPE = Shape(samples=2_000, seed=11, faults=0.3, interval_ms=20_000, topics=1, groups=2)
 pytestmark = pytest.mark.timeout(900)
 PERIODS = {"minute": reference.MINUTE_MS, "hour": reference.HOUR_MS}
 
