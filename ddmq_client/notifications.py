@@ -82,7 +82,7 @@ class PullFailures:
         self._notifications = notifications
         self._was_rejected = False
 
-    def report(self, proxy: str, error: Exception, now: float, *, repeated: bool) -> None:
+    def report_failure(self, proxy: str, error: Exception, now: float, *, repeated: bool) -> None:
         """Report a failed pull. `repeated`: the pull before it failed, too. `now`: monotonic seconds."""
         is_rejected = isinstance(error, PullError)
         if repeated and (self._was_rejected or not is_rejected):

@@ -103,7 +103,7 @@ class AsyncBroadcastPuller:
             error = to_login_error(failure, name)
             self._coordinator.pull_failed(self._source, None, error)
             if not (self._coordinator.pulling_stopped or self._source.closing):
-                self._failures.report(name, error, self._clock(), repeated=self._pace.is_failing)
+                self._failures.report_failure(name, error, self._clock(), repeated=self._pace.is_failing)
             if isinstance(failure, PullError):
                 failure.proxy = name
             else:

@@ -269,7 +269,7 @@ class Puller:
         if self._coordinator.pulling_stopped or self._source.closing:
             return
         repeated = self._pace.is_failing
-        self._failures.report(self._source.proxy.name, error, self._clock(), repeated=repeated)
+        self._failures.report_failure(self._source.proxy.name, error, self._clock(), repeated=repeated)
 
 
 CLOSING_TRIES = 3

@@ -29,7 +29,6 @@ PLAN_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.5
 GROUPS_NAMED = 5
 ENDED = ("stopped", "done", "failed", "interrupted")
-WRONG_TOKEN = "the token is not that of operation"  # begins the server's error
 ID = Name()
 Command = TypeVar("Command", bound=Callable[..., Any])
 rate_option = click.option(
@@ -240,7 +239,7 @@ def _start_plan(
     if not yes:
         remaining = "" if plan["state"] == "planned" else f", {plan['remaining']:,} remain"
         confirm(f"{_name_action(plan).capitalize()} {_count_items(plan, plan['counted'])}{remaining}?")
-    row = _request_start(admin, operation, token, rate)
+    row = admin.post("operations", operation, "start", body={"token": token, "rate": rate})
     if not shows_first and not as_json:
         _print_plan(plan)
     if wait:
@@ -254,17 +253,6 @@ def _start_plan(
     if row["state"] == "failed":
         raise click.ClickException(row["error"])
     return None
-
-
-def _request_start(admin: AdminClient, operation: str, token: str, rate: int | None) -> dict[str, Any]:
-    """Start the operation on the server, and return it. Raises click.ClickException."""
-    try:
-        return dict(admin.post("operations", operation, "start", body={"token": token, "rate": rate}))
-    except click.ClickException as error:
-        if WRONG_TOKEN not in error.message:
-            raise
-        text = f"{WRONG_TOKEN} {operation}; `ddmq op plan` printed it behind the id, for `ddmq op start`"
-        raise click.ClickException(text) from error
 
 
 def _wait_for_end(admin: AdminClient, operation: str, *, quiet: bool) -> dict[str, Any]:

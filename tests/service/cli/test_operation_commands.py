@@ -131,8 +131,8 @@ def test_a_wrong_token_is_reported_alone(shell: Shell, topic: str) -> None:
     shell("delay", "add", topic, "tea", "--delay", "1h")
     planned = plan(shell.server, "delays", "cancel", {"topic": topic})
     assert shell.refused("op", "start", planned["id"], "wrong", "--yes") == (
-        f"the token is not that of operation {planned['id']}; `ddmq op plan` printed it behind the id, for "
-        "`ddmq op start`"
+        f"the token is not that of operation {planned['id']}; `ddmq op plan` printed it behind the id, and "
+        "the response to POST /operations contains it"
     )
     output = shell("op", "start", planned["id"], planned["token"], "--yes", "--wait")
     assert (

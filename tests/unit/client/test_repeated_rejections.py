@@ -27,7 +27,7 @@ class Reports:
     def report(self, error: Exception, now: float, *, repeated: bool = True) -> list[str]:
         """Report a failed pull; return the warnings about it."""
         self._caplog.clear()
-        self.failures.report("a:1", error, now, repeated=repeated)
+        self.failures.report_failure("a:1", error, now, repeated=repeated)
         return [record.getMessage() for record in self._caplog.records]
 
 
@@ -54,7 +54,7 @@ def test_a_rejection_is_logged_again_once_a_minute(reports: Reports) -> None:
 def test_all_pullers_of_a_consumer_repeat_one_warning(reports: Reports) -> None:
     other = PullFailures(reports.notifications)
     reports.report(REJECTED, 0.0, repeated=False)
-    other.report("b:1", PullError("no such group"), 1.0, repeated=False)
+    other.report_failure("b:1", PullError("no such group"), 1.0, repeated=False)
     assert reports.report(REJECTED, 60.0) == []
     assert reports.report(REJECTED, 61.0) == ["pull from a:1 still fails: the login was rejected"]
 

@@ -56,7 +56,8 @@ class Plan(msgspec.Struct, frozen=True):
         """Raise ConflictError unless this is the plan's token."""
         if not hmac.compare_digest(token.encode(errors="replace"), self.token.encode()):
             raise ConflictError(
-                f"the token is not that of operation {self.id}; the response to POST /operations contains it"
+                f"the token is not that of operation {self.id}; `ddmq op plan` printed it behind the id, and "
+                "the response to POST /operations contains it"
             )
 
 
